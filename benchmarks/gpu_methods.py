@@ -18,12 +18,11 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from normlens.frozen.tiles import FeedForwardJob, tail_of
-from normlens.gpu.by_source import ByPair, InOneKernel
-from normlens.gpu.choice import by_source, hidden_rows_of
+from normlens.gpu.feed_forward import ByPair, InOneKernel, by_source
 from normlens.gpu.matrices import Matrices
 from normlens.gpu.sizes import PRECISIONS
 from normlens.gpu.stage import Stage
-from normlens.plan.costs import KernelCosts
+from normlens.plan.kernels import KernelStage, hidden_row_costs
 
 LONG = [Shape("BERT-base", n) for n in (512, 1024, 2048, 4096)]
 SMOL = Shape("SmolLM2", 256, d=576, m=1536, heads=9, gated=True, causal=True, batch=4)
@@ -107,7 +106,7 @@ def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
                 busy(partial(run, job, precision, method)) for method in ("by source", "matrices")
             ]
             stage = stage_of(job, precision)
-            costs = KernelCosts(stage.shape, stage.precision)
+            costs = KernelStage(stage.shape, stage.precision)
             measured.append(times_by_method[0] / times_by_method[1])
             expected.append(costs.by_source / costs.matrices)
         cells = [f"{m:.2f} ({e:.2f})" for m, e in zip(measured, expected, strict=True)]
@@ -135,8 +134,9 @@ def hidden_rows(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
                 busy(partial(run, job, precision, method))
                 for method in ("in one kernel", "by pair")
             ]
-            rows = hidden_rows_of(stage_of(job, precision))
-            expected = rows.cost_of_mixing / rows.cost_of_storing
+            stage = stage_of(job, precision)
+            mixing, storing = hidden_row_costs(stage.texts, stage.shape, stage.precision)
+            expected = mixing / storing
             cells.append(f"{times_by_method[0] / times_by_method[1]:.2f} ({expected:.2f})")
         causal = ", causal" if shape.causal else ""
         cells = [shape.name, f"{shape.batch} × {shape.n}{causal}", *cells]

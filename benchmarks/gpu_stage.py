@@ -30,7 +30,7 @@ from normlens.frozen.stage import run_feed_forward
 from normlens.frozen.tiles import FeedForwardJob, feed_forward_norms
 from normlens.gpu.sizes import PRECISIONS
 from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
-from normlens.plan import method
+from normlens.plan import costs as method
 
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
 UNFUSED_TILE = {"SOURCES": 128, "TARGETS": 128}

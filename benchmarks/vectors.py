@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 
 import normlens
-from normlens.explain.batch_run import BatchRun
+from normlens.explain.network import FrozenNetwork
 from normlens.frozen.layer import FrozenLayer
-from normlens.trace.run import reading
+from normlens.trace.run import model_inputs, reading
 
 PASSES = 4  # of the n frozen forward passes, which are all alike
 LARGEST = {False: 1.5, True: 0.75}  # by whether the model is causal
@@ -25,10 +25,11 @@ LARGEST = {False: 1.5, True: 0.75}  # by whether the model is causal
 
 def frozen_layers(lens: normlens.Lens, ids: list[int]) -> list[FrozenLayer]:
     """Every layer of the model, frozen at one text."""
-    run = BatchRun(lens, lens.encode(input_ids=ids), "ig", 1 << 40)
+    batch = lens.encode(input_ids=ids)
+    network = FrozenNetwork(lens, batch, "ig", 1 << 40)
     with reading(lens.model, lens.adapter):
-        run.forward(lens.model, run.inputs())
-        return [run.read.layer(index) for index in range(len(run.read))]
+        network.forward(lens.model, model_inputs(lens.adapter, batch, lens.device))
+        return [network.layer(index) for index in range(len(network))]
 
 
 def one_source(layers: list[FrozenLayer]) -> Callable[[], None]:

@@ -25,6 +25,7 @@ if not torch.cuda.is_available():
     # Triton reads it when it is first imported: its interpreter then runs kernels on the CPU.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+pytest_plugins = ["layer_problems"]
 pytest.register_assert_rewrite("reference")
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment] # see quick_ray
 

@@ -252,8 +252,8 @@ def affine(step: Norm | Projection, parts: Parts) -> Parts:
     if isinstance(step, Norm):
         return norm(step, parts)
     weight, bias = step.linear.weight, step.linear.bias
-    unowned = parts.bias @ weight
-    return Parts(parts.owned @ weight, unowned if bias is None else unowned + bias)
+    bias_part = parts.bias @ weight
+    return Parts(parts.owned @ weight, bias_part if bias is None else bias_part + bias)
 
 
 def norm(step: Norm, parts: Parts) -> Parts:
@@ -290,11 +290,12 @@ def feed_forward(ff: FeedForward, parts: Parts, rule: str) -> Parts:
     inputs = [ff.up] if ff.gate is None else [ff.gate, ff.up]
     tokens = [(parts.owned @ linear.weight).transpose(0, 1) for linear in inputs]  # (j, i, m)
     bias = [linear(parts.bias) for linear in inputs]  # (i, m)
-    shares, unowned = RULES[rule](hidden(ff), tokens, bias)
+    shares, bias_part = RULES[rule](hidden(ff), tokens, bias)
     down = ff.down.weight
-    unowned = unowned @ down
+    bias_part = bias_part @ down
     return Parts(
-        (shares @ down).transpose(0, 1), unowned if ff.down.bias is None else unowned + ff.down.bias
+        (shares @ down).transpose(0, 1),
+        bias_part if ff.down.bias is None else bias_part + ff.down.bias,
     )
 
 

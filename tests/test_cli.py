@@ -243,6 +243,21 @@ def test_every_format_is_written(ending: str, model: Path, tmp_path: Path, shell
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("ending", ["safetensors", "csv", "json"])
+def test_heads_are_written_whichever_scopes_are(
+    ending: str, model: Path, tmp_path: Path, shell: Shell
+) -> None:
+    path = tmp_path / f"maps.{ending}"
+    shell("map", TEXT, "--model", model, "--scope", "FF", "--heads", "--words", "--out", path)
+    if ending == "csv":
+        frame = pd.read_csv(path)
+        scopes = set(frame[frame["head"].notna()]["scope"])
+    else:
+        opened = json.loads(path.read_text()) if ending == "json" else vars(normlens.open(path))
+        scopes = set(opened["heads"])
+    assert scopes == {"ATTN-W", "ATTN-N"}
+
+
 def test_pictures_are_drawn_as_told(model: Path, tmp_path: Path, shell: Shell) -> None:
     path = tmp_path / "maps.svg"
     options = ("--normalise", "source", "--colour", "linear")
@@ -265,6 +280,11 @@ def test_written_maps_are_those_of_the_library(model: Path, tmp_path: Path, shel
     expected = normlens.load(model).maps(TEXT)
     for scope, values in normlens.open(path).arrays.items():
         np.testing.assert_array_equal(values, expected[scope])
+
+
+def test_a_device_map_that_there_is_not(model: Path, shell: Shell) -> None:
+    line = shell.error("map", TEXT, "--model", model, "--device-map", "everywhere")
+    assert "unknown --device-map 'everywhere'; choose one of: auto, balanced" in line
 
 
 def test_existing_output_needs_force(model: Path, tmp_path: Path, shell: Shell) -> None:
@@ -320,6 +340,7 @@ def test_a_full_disk_leaves_nothing_behind(
         (("--text", "a", "--layers", "3-1"), ["--layers '3-1'"]),
         (("--text", "a", "--layers", "1,,2"), ["--layers '1,,2'"]),
         (("--text", "a", "--layers", "-1"), ["--layers '-1'"]),
+        (("--text", "a", "--scope", ""), ["--scope names nothing; leave it out to take all"]),
         (("--text", "a", "--nonlinearity", "magic"), ["'magic'", "ig, ig-bias, gradient, shapley"]),
         (("--text", "a", "--precision", "half"), ["--precision 'half'", "float32, tf32, bfloat16"]),
         (("--text", "a", "--samples", "0"), ["--samples must be at least 1, not 0"]),

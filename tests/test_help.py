@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from normlens import errors
-from normlens.cli import help as pages
 from normlens.cli import main
+from normlens.cli import tools as pages
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import InputError, NormLensError
 

@@ -16,19 +16,15 @@ FILES = {
 }
 #: Pairs in which a function imports what imports its module, and why.
 CIRCLES = {
-    # A method that makes its own class again, from files or by computing (which needs torch).
-    ("normlens.results.store", "normlens.results.maps"),
-    ("normlens.results.store", "normlens.results.explanation"),
-    ("normlens.results.store", "normlens.results.explanation"),
-    ("normlens.results.store", "normlens.results.cosine"),
+    # A method that makes its own class again by computing (which needs torch).
     ("normlens.corpus.runs.results", "normlens.corpus.runs.runs"),
     # The kernels need Triton, which is optional.
-    ("normlens.frozen.stage", "normlens.gpu.choice"),
-    ("normlens.frozen.stage", "normlens.gpu.operands"),
+    ("normlens.frozen.stage", "normlens.gpu.feed_forward"),
+    ("normlens.frozen.stage", "normlens.gpu.rows"),
     ("normlens.frozen.stage", "normlens.gpu.stage"),
-    ("normlens.frozen.norm", "normlens.gpu.operands"),
-    ("normlens.frozen.rules", "normlens.gpu.operands"),
-    ("normlens.frozen.norm_maps", "normlens.gpu.operands"),
+    ("normlens.frozen.norm", "normlens.gpu.rows"),
+    ("normlens.frozen.activations", "normlens.gpu.rows"),
+    ("normlens.frozen.norm_maps", "normlens.gpu.rows"),
 }
 
 

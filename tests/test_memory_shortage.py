@@ -16,7 +16,7 @@ from test_text import wordpiece
 import normlens
 from normlens.errors import MemoryLimitError, is_out_of_memory, process_limit
 from normlens.models.tiny import tiny_model
-from normlens.plan.memory import device_memory, free_memory
+from normlens.plan.costs import device_memory, free_memory
 
 #: Of oneDNN, which says no more, when a product gets no memory.
 NO_PRIMITIVE = "could not create a primitive"

@@ -16,10 +16,8 @@ import pytest
 import normlens
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import InputError, OptionError
-from normlens.frozen.rules import GATED_RULES, PLAIN_RULES
+from normlens.inputs.encode import RawInput
 from normlens.options import (
-    RULES,
-    SHAPLEY,
     AnalysisOptions,
     LoadOptions,
     Option,
@@ -39,8 +37,9 @@ def test_the_stub_is_what_the_signatures_say() -> None:
     """After a change of an option: ``python tools/write_keywords.py``."""
     tool = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "write_keywords.py"))
     assert tool["PATH"].read_text("utf-8") == tool["stub"]()
+    inputs = [item for item in fields(RawInput) if item.name not in ("source", "target")]
     assert tool["keywords"]()["AnalysisKeywords"] == {
-        item.name: item.type for item in fields(AnalysisOptions)
+        item.name: item.type for item in (*inputs, *fields(AnalysisOptions))
     }
     assert tool["keywords"]()["RunKeywords"]["measures"] == "str | Sequence[str | Measure] | None"
 
@@ -106,13 +105,9 @@ def test_an_option_is_named_as_python_or_the_shell_names_it() -> None:
     assert (str(arrived), arrived.as_typed) == (str(error), error.as_typed)
 
 
-def test_every_rule_has_a_name_and_every_name_a_rule() -> None:
-    assert set(RULES) == {*PLAIN_RULES, SHAPLEY} == {*GATED_RULES, SHAPLEY}
-
-
 def test_the_server_asks_for_the_rule_as_the_options_do() -> None:
     pytest.importorskip("fastapi")
-    from normlens.serve.jobs import AnalysisRequest
+    from normlens.serve.analyses import AnalysisRequest
 
     asked = AnalysisRequest.model_fields["rule"]
     assert asked.default == AnalysisOptions().nonlinearity

@@ -12,7 +12,7 @@ from shell import Shell
 
 import normlens
 from normlens.errors import InputError, MissingDependencyError
-from normlens.inputs import pairs as targets
+from normlens.inputs import encode as targets
 from normlens.loading import hub
 from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import tiny_model
@@ -35,6 +35,20 @@ def slow() -> normlens.Lens:
 
 
 # Texts --------------------------------------------------------------------------------------------
+
+
+def test_a_mask_of_a_target_without_its_ids_is_refused(lens):
+    with pytest.raises(InputError, match="decoder_attention_mask belongs to token ids"):
+        lens.maps("the house", "la maison", decoder_attention_mask=[1, 0])
+
+
+def test_scopes_from_a_generator_are_asked_of_both_stacks(lens):
+    listed, made = (
+        lens.maps("the house", "la maison", scopes=scopes, layers=0)
+        for scopes in (["ATTN-N", "FF"], (name for name in ("ATTN-N", "FF")))
+    )
+    assert made.scopes == listed.scopes
+    assert made.encoder.scopes == listed.encoder.scopes
 
 
 def test_a_target_is_shifted_to_the_right(lens):

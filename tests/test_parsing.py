@@ -65,8 +65,9 @@ def test_what_are_no_layers(typed):
 
 def test_scopes():
     assert parse_scopes(["ATTN-W, LN1", "ff"]) == ["ATTN-W", "LN1", "ff"]
-    assert parse_scopes(["all"]) is None
-    assert parse_scopes([]) is None
+    assert parse_scopes(["all"]) == "all"
+    with pytest.raises(InputError, match="scope names nothing; leave it out to take all"):
+        parse_scopes([" , "])
 
 
 def test_batch_sizes():

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import normlens
 from normlens.errors import InputError, NormLensWarning
-from normlens.inputs.text import Encoded, encode_ids, encode_texts, pad
+from normlens.inputs.text import Encoded, Reader, pad
 from normlens.models.tiny import tiny_model
 
 LIMIT = 48
@@ -58,7 +58,7 @@ def unigram(split: bool, prepend: str = "always") -> PreTrainedTokenizerFast:
 
 
 def encode(text: Any, tokenizer: Any, limit: int | None = LIMIT, truncate: bool = False) -> Encoded:
-    return encode_texts([text], tokenizer, limit, truncate)[0]
+    return Reader(tokenizer, limit=limit).read(text, truncate)
 
 
 def words_of(encoded: Encoded) -> list[tuple[str, str | None]]:
@@ -217,6 +217,22 @@ def test_a_pair_is_read_with_its_segments(lens):
     np.testing.assert_allclose(again["FF"], maps["FF"], rtol=1e-5)
     plain = lens.maps(input_ids=maps.token_ids)
     assert np.abs(plain["FF"] - maps["FF"]).max() > 1e-3
+
+
+def test_a_pair_is_refused_where_nothing_would_stand_between_its_texts():
+    lens = normlens.load(tiny_model("gpt2", vocab_size=300), byte_level())
+    with pytest.raises(InputError, match="puts nothing between the two texts of a pair"):
+        lens.maps(("hello", " world"))
+    with pytest.raises(InputError, match="puts nothing between"):
+        lens.encode(["hello", ("hello", " world")])
+    assert lens.maps("hello world").text == "hello world"
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
+def test_masks_and_types_of_a_text_are_refused(lens, name):
+    """A text has no padding that a mask could leave out, and its tokenizer gives its types."""
+    with pytest.raises(InputError, match=f"{name} belongs to token ids; give input_ids="):
+        lens.maps("the dogs", **{name: [1, 1, 1, 1]})
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -452,7 +468,7 @@ def test_masks_may_be_booleans(lens):
 
 
 def test_padding_goes_to_the_right():
-    batch, _ = encode_ids([[5, 6, 7], [8]], None, [[0, 1, 1], [1]], None, None, None)
+    batch, _ = Reader(None).read_ids([[5, 6, 7], [8]], None, [[0, 1, 1], [1]])
     inputs = pad(batch, 9, torch.device("cpu"))
     assert inputs["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
     assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -460,7 +476,7 @@ def test_padding_goes_to_the_right():
 
 
 def test_labels_of_ids_without_a_tokenizer():
-    (encoded,), many = encode_ids([5, 6], None, None, None, None, None)
+    (encoded,), many = Reader(None).read_ids([5, 6])
     assert encoded.tokens == ["5", "6"]
     assert encoded.special == [False, False]
     assert encoded.words is None

@@ -96,7 +96,7 @@ def test_sources_are_the_targets_unless_said_otherwise():
 @pytest.mark.parametrize("group", ["arrays", "mixing", "heads", "standard_error"])
 def test_arrays_that_do_not_fit_their_labels_are_refused(group, maps):
     wrong = {name: array[..., 1:] for name, array in maps.groups[group].items()}
-    with pytest.raises(InputError, match=rf"{group} of .* for 2 layers, 4 targets and"):
+    with pytest.raises(InputError, match=rf"'{group}/.*' has shape .* for layer 2, .*target 4"):
         replace(maps, **{group: wrong})
 
 
@@ -202,13 +202,13 @@ def change_header(path, change) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda meta: meta["sources"]["tokens"].pop(),
-        lambda meta: meta["sources"].pop("special"),
-        lambda meta: meta["sources"].update(tokens="text"),
-        lambda meta: meta["sources"].update(more=[]),
-        lambda meta: meta["sources"]["token_words"].__setitem__(1, 99),
-        lambda meta: meta.update(sources=None),
-        lambda meta: meta.pop("sources"),
+        lambda meta: meta["source_axis"]["raw_tokens"].pop(),
+        lambda meta: meta["source_axis"].pop("special"),
+        lambda meta: meta["source_axis"].update(raw_tokens="text"),
+        lambda meta: meta["source_axis"].update(more=[]),
+        lambda meta: meta["source_axis"]["token_words"].__setitem__(1, 99),
+        lambda meta: meta.update(source_axis=None),
+        lambda meta: meta.pop("source_axis"),
         lambda meta: meta.update(coverage=[]),
         lambda meta: meta.update(coverage={"arrays/ATTN-N": [2]}),
         lambda meta: meta.update(coverage={"arrays/ATTN-N": [1]}),
@@ -281,7 +281,9 @@ def test_the_amplified_pairs_in_a_picture_have_both_labels():
     arrays = {scope: np.ones_like(array) for scope, array in maps.arrays.items()}
     arrays["ATTNRESCROSS-N"][:, 2, 3] = 9
     figure = replace(maps, arrays=arrays).plot_amplification("ATTN", "CROSS", 3)
-    assert "mot → ##known" in [text.get_text() for text in figure.texts]
+    listed = [text.get_text() for axes in figure.axes for text in axes.texts]
+    listed += [text.get_text() for text in figure.texts]
+    assert any(line.endswith("mot → ##known") for text in listed for line in text.splitlines())
 
 
 def test_the_viewer_gets_rows_and_columns(maps):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from normlens.cli.help import SITE_PAGES
+from normlens.cli.tools import SITE_PAGES
 
 pytest.importorskip("hatchling", reason="the build backend is not installed")
 metadata = pytest.importorskip("packaging.metadata")

@@ -25,12 +25,15 @@ from os import PathLike
 from typing import TypedDict
 
 from normlens.corpus.measures import Measure
-from normlens.inputs.encode import Features
-from normlens.inputs.text import Ids
+from normlens.explain.explainer import Positions, Targets, Tokens
+from normlens.inputs.signals import Features
+from normlens.inputs.text import Ids, Side
+from normlens.lens import Direction
 from normlens.pipeline.progress import Progress
 '''
 #: What `explain` is asked, and what is given instead of a text.
 QUESTION = ("target", "contrast", "token", "position", "direction")
+SIGNALS = ("truncate", "sampling_rate")
 IDS = (
     "input_ids",
     "attention_mask",
@@ -60,13 +63,15 @@ def keywords() -> dict[str, dict[str, str]]:
     return {
         "AnalysisKeywords": options_of(maps),
         "TextKeywords": _keywords_of(maps, (*named, *IDS)),
-        "IdKeywords": _keywords_of(
-            maps, (*named, "input_ids", "input_features", "truncate", "sampling_rate")
-        ),
+        "IdKeywords": _keywords_of(maps, ("self", "text", *SIGNALS, "input_ids", "input_features")),
+        "NoTextKeywords": _keywords_of(maps, ("self", "text", *SIGNALS)),
         "ExplainKeywords": options_of(explain),
         "QuestionKeywords": _keywords_of(explain, (*named, *QUESTION, *IDS)),
-        "AnyQuestionKeywords": _keywords_of(explain, (*named, *QUESTION)),
+        "AnyQuestionKeywords": _keywords_of(explain, ("self", "text")),
         "CosineKeywords": options_of(normlens.Lens.cosine),
+        "PairKeywords": _keywords_of(normlens.Lens.cosine, ("self", "a", "b")),
+        "EncodeKeywords": options_of(normlens.Lens.encode),
+        "EncodePairsKeywords": options_of(normlens.Lens.encode_pairs),
         "ExecutionKeywords": _keywords_of(Execution),
         "RunKeywords": options_of(normlens.run),
         "EvaluateKeywords": options_of(normlens.evaluate),

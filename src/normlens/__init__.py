@@ -22,15 +22,14 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
     from normlens.loading.load import load
     from normlens.models.base import Adapter, register
-    from normlens.results.cosine import Cosine
-    from normlens.results.explanation import Explanation, Explanations
+    from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
     from normlens.results.store import open
 
 # torch and transformers take seconds to import: a name brings its module when it is first used.
 _HOMES = {
     "Adapter": "normlens.models.base",
-    "Cosine": "normlens.results.cosine",
+    "Cosine": "normlens.results.explanation",
     "Explanation": "normlens.results.explanation",
     "Explanations": "normlens.results.explanation",
     "Lens": "normlens.lens",

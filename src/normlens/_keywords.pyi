@@ -6,11 +6,21 @@ from os import PathLike
 from typing import TypedDict
 
 from normlens.corpus.measures import Measure
-from normlens.inputs.encode import Features
-from normlens.inputs.text import Ids
+from normlens.explain.explainer import Positions, Targets, Tokens
+from normlens.inputs.signals import Features
+from normlens.inputs.text import Ids, Side
+from normlens.lens import Direction
 from normlens.pipeline.progress import Progress
 
 class AnalysisKeywords(TypedDict, total=False):
+    input_ids: Ids | None
+    attention_mask: Ids | None
+    token_type_ids: Ids | None
+    decoder_input_ids: Ids | None
+    decoder_attention_mask: Ids | None
+    input_features: Features | None
+    sampling_rate: int | None
+    truncate: bool
     scopes: str | Iterable[str] | None
     layers: int | Iterable[int] | None
     heads: bool
@@ -44,6 +54,7 @@ class TextKeywords(TypedDict, total=False):
     origin: str
 
 class IdKeywords(TypedDict, total=False):
+    target: Side | None
     attention_mask: Ids | None
     token_type_ids: Ids | None
     decoder_input_ids: Ids | None
@@ -64,7 +75,39 @@ class IdKeywords(TypedDict, total=False):
     map_dtype: str
     origin: str
 
+class NoTextKeywords(TypedDict, total=False):
+    target: Side | None
+    input_ids: Ids | None
+    attention_mask: Ids | None
+    token_type_ids: Ids | None
+    decoder_input_ids: Ids | None
+    decoder_attention_mask: Ids | None
+    input_features: Features | None
+    out: str | PathLike[str] | None
+    overwrite: bool
+    progress: Progress | bool | None
+    scopes: str | Iterable[str] | None
+    layers: int | Iterable[int] | None
+    heads: bool
+    statistics: bool
+    nonlinearity: str
+    samples: int
+    seed: int
+    batch_size: int | str
+    memory_limit: int | float | str | None
+    precision: str
+    map_dtype: str
+    origin: str
+
 class ExplainKeywords(TypedDict, total=False):
+    input_ids: Ids | None
+    attention_mask: Ids | None
+    token_type_ids: Ids | None
+    decoder_input_ids: Ids | None
+    decoder_attention_mask: Ids | None
+    input_features: Features | None
+    sampling_rate: int | None
+    truncate: bool
     nonlinearity: str
     flow: bool | None
     heads: bool
@@ -87,6 +130,11 @@ class QuestionKeywords(TypedDict, total=False):
     memory_limit: int | float | str | None
 
 class AnyQuestionKeywords(TypedDict, total=False):
+    target: Targets | Side
+    contrast: Targets
+    token: Tokens
+    position: Positions
+    direction: Direction | None
     layer: int | None
     input_ids: Ids | None
     attention_mask: Ids | None
@@ -109,6 +157,28 @@ class CosineKeywords(TypedDict, total=False):
     nonlinearity: str
     batch_size: int | str
     memory_limit: int | float | str | None
+
+class PairKeywords(TypedDict, total=False):
+    truncate: bool
+    progress: Progress | bool | None
+    nonlinearity: str
+    batch_size: int | str
+    memory_limit: int | float | str | None
+
+class EncodeKeywords(TypedDict, total=False):
+    input_ids: Ids | None
+    attention_mask: Ids | None
+    token_type_ids: Ids | None
+    sampling_rate: int | None
+    truncate: bool
+
+class EncodePairsKeywords(TypedDict, total=False):
+    input_ids: Ids | None
+    attention_mask: Ids | None
+    decoder_input_ids: Ids | None
+    decoder_attention_mask: Ids | None
+    input_features: Features | None
+    truncate: bool
 
 class ExecutionKeywords(TypedDict, total=False):
     device: str

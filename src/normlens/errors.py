@@ -72,6 +72,12 @@ class NormLensWarning(UserWarning):
     """Something a user should know of a result that is right all the same."""
 
 
+def require(fits: object, message: str) -> None:
+    """Raise an InputError with this message unless something holds."""
+    if not fits:
+        raise InputError(message)
+
+
 def valid_choice(value: str, choices: list[str] | tuple[str, ...], what: str) -> str:
     """Return `value` if it is one of `choices`, else raise an error that lists them."""
     if value not in choices:
@@ -154,6 +160,7 @@ class Need:
 
 PICTURES = Need("pictures need", ("matplotlib",))
 IMAGES = Need("images need", ("PIL",))
+XARRAY = Need("labelled arrays need", ("xarray",))
 TABLES = Need("reading a run's tables needs", ("duckdb",))
 REPORT = Need("the report needs", ("duckdb", "matplotlib", "jinja2"))
 PAGE_SERVER = Need("the page needs", ("fastapi", "uvicorn"))
@@ -186,10 +193,8 @@ def check_installed(*needs: Need, extra: str | None = None, instead: str = "") -
 def extra_for(modules: Iterable[str], preferred: str | None = None) -> str:
     """The extra that brings all of these modules, or the extras that do together."""
     wanted = set(modules)
-    if preferred is not None and wanted <= set(EXTRAS[preferred]):
-        return preferred
-    for extra, brought in EXTRAS.items():
-        if wanted <= set(brought):
+    for extra in [preferred, *EXTRAS] if preferred else EXTRAS:
+        if wanted <= set(EXTRAS[extra]):
             return extra
     chosen = []
     while wanted:

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from normlens.gpu.matmul import formed, splits, times, times_plus
+from normlens.gpu.lazy_tensor import formed
+from normlens.gpu.matmul import splits, times, times_plus
 from normlens.scopes import WEIGHT_SCOPES
 
 # A linear map of a model, and where the model computes it.
@@ -46,6 +47,8 @@ def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
             changes[entry.name] = value.detach() if stays else value.detach().to(dtype)
         elif is_dataclass(value):
             changes[entry.name] = cast(value, dtype, split)
+        elif isinstance(value, tuple):
+            changes[entry.name] = tuple([cast(each, dtype, split) for each in value])
     return replace(component, **changes)  # type: ignore[type-var]
 
 
@@ -81,11 +84,9 @@ class Linear:
         return replace(whole, weight=weight, bias=bias, part=lambda y: whole.part(y) * scale)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.is_scaled:
-            return replace(self, scale=1.0)(x) * self.scale
-        if self.bias is None:
-            return times(x, self.weight)
-        return times_plus(x, self.weight, self.bias)
+        w, b = self.weight, self.bias
+        y = times(x, w) if b is None else times_plus(x, w, b)
+        return y * self.scale if self.is_scaled else y
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +112,12 @@ class Reach:
     back: int | None = None
     ahead: int | None = None
 
+    @property
+    def integers(self) -> tuple[int, int]:
+        """How many tokens back and ahead a target sees, for kernels: no limit is a large number."""
+        far = 1 << 29
+        return far if self.back is None else self.back, far if self.ahead is None else self.ahead
+
     def mask(self, n: int, device: torch.device | None = None) -> Tensor:
         """Which (target, source) pairs attention allows, as (n, n) booleans."""
         position = torch.arange(n, device=device)
@@ -131,8 +138,11 @@ class Reach:
 
     def pairs(self, n: int) -> int:
         """How many pairs the mask allows."""
-        far = [n - 1 if reach is None else min(reach, n - 1) for reach in (self.back, self.ahead)]
-        return n + sum(k * n - k * (k + 1) // 2 for k in far)
+        pairs = n
+        for reach in (self.back, self.ahead):
+            far = n - 1 if reach is None else min(reach, n - 1)
+            pairs += far * n - far * (far + 1) // 2
+        return pairs
 
     def then(self, other: Reach) -> Reach:
         """How far a target sees through this reach and another one behind it."""
@@ -165,6 +175,16 @@ class FeedForward:
     limit: float | None = None
 
     symbol = "FF"
+
+    @property
+    def inputs(self) -> tuple[Linear, ...]:
+        """The input projections: up, or gate and up."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
+
+    @property
+    def projections(self) -> tuple[Tensor, ...]:
+        """The weights (d, m) of the input projections."""
+        return tuple(linear.weight for linear in self.inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,10 +262,6 @@ class Branch:
     through: tuple[Projection | Norm, ...] = ()  # only before the attention
 
     symbol = ""
-
-    def to(self, dtype: torch.dtype, split: bool) -> Branch:
-        """The same with all weights in `dtype`."""
-        return Branch(tuple(cast(step, dtype, split) for step in self.through))
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,31 +344,66 @@ Step = (
 )
 
 
+def blocks_of(step: Step) -> tuple[FeedForward, ...]:
+    """The feed-forward blocks of a step: its own, or those that stand for its experts."""
+    if isinstance(step, Experts):
+        return step.examples
+    if isinstance(step, ParallelFeedForward):
+        return (step.feed_forward,)
+    return (step,) if isinstance(step, FeedForward) else ()
+
+
 class Layer:
     """One layer: its steps in the order in which the model runs them."""
 
     def __init__(self, steps: Sequence[Step], reach: Reach = Reach()):
-        self.steps = tuple(steps)
-        self.reach = reach
-        kinds = [type(step) for step in self.steps]
-        blocks = [index for index, kind in enumerate(kinds) if kind in (FeedForward, Experts)]
-        if Attention not in kinds:
+        self.steps, self.reach = tuple(steps), reach
+        attentions: list[Attention] = []
+        blocks: list[FeedForward | Experts] = []
+        before: list[Linear] = []  # of projections: before the attention, and behind it
+        behind: list[Linear] = []
+        open_branches = 0
+        for step in self.steps:
+            if isinstance(step, Attention):
+                attentions.append(step)
+                if blocks:
+                    raise ValueError("a feed-forward block before an attention is not supported")
+            elif isinstance(step, (FeedForward, Experts)):
+                blocks.append(step)
+            elif isinstance(step, Projection):
+                (behind if attentions else before).append(step.linear)
+            elif isinstance(step, Branch):
+                if step.through and attentions:
+                    raise ValueError("a Branch has steps of its own only before the Attention")
+                before += [each.linear for each in step.through if isinstance(each, Projection)]
+                open_branches += 1
+            elif isinstance(step, Residual):
+                open_branches -= 1
+        if not attentions:
             raise ValueError("a layer has an Attention")
-        last_attention = len(kinds) - 1 - kinds[::-1].index(Attention)
-        if blocks and blocks[0] < last_attention:
-            raise ValueError("a feed-forward block before an attention is not supported")
-        if self.by_source and (len(self.attentions) > 1 or Experts in kinds):
+        if open_branches:
+            raise ValueError("a layer needs one Branch for each Residual")
+        #: Every attention, in order, and the first of them.
+        self.attentions, self.attention = tuple(attentions), attentions[0]
+        if [step.source for step in attentions].count(None) > 1:
+            raise ValueError("a layer has one Attention over its own tokens")
+        #: The first feed-forward block behind the attention, if there is one, and as experts.
+        self.feed_forward = blocks[0] if blocks else None
+        self.experts = self.feed_forward if isinstance(self.feed_forward, Experts) else None
+        #: Whether parts behind the feed-forward block are followed as vectors, source by source.
+        #: They are where more follows than tiles and kernels know: a second block, or a projection.
+        self.by_source = len(blocks) > 1 or bool(behind)
+        if self.by_source and (len(attentions) > 1 or self.experts is not None):
             raise ValueError(
                 "a layer with several FeedForward steps, or a Projection behind its Attention, has "
                 "one Attention and no Experts"
             )
-        if any(isinstance(s, Branch) and s.through for s in self.steps[last_attention:]):
-            raise ValueError("a Branch has steps of its own only before the Attention")
-        self_attentions = [step for step in self.attentions if step.source is None]
-        if len(self_attentions) > 1:
-            raise ValueError("a layer has one Attention over its own tokens")
-        if kinds.count(Branch) != kinds.count(Residual):
-            raise ValueError("a layer needs one Branch for each Residual")
+        #: The linear maps of every projection, those of branches included.
+        self.projections = before + behind
+        #: The size of the vectors behind the layer, and of the widest on the way through it.
+        self.d_model = (behind or [self.attention.output])[-1].weight.shape[1]
+        sizes = [max(linear.weight.shape) for linear in self.projections]
+        self.width = max(self.attention.output.weight.shape[1], *sizes, 0)
 
     def to(self, dtype: torch.dtype, split: bool = False) -> Layer:
         """The same layer with all weights in `dtype` (the same tensors where they are already).
@@ -360,64 +411,6 @@ class Layer:
         With `split`, matrices stay as they are where products with them are split.
         """
         return Layer([cast(step, dtype, split) for step in self.steps], self.reach)
-
-    @property
-    def attentions(self) -> tuple[Attention, ...]:
-        """Every attention, in order."""
-        return tuple(step for step in self.steps if isinstance(step, Attention))
-
-    @property
-    def attention(self) -> Attention:
-        """The first attention."""
-        return self.attentions[0]
-
-    @property
-    def feed_forward(self) -> FeedForward | Experts | None:
-        """The first feed-forward block behind the attention, if there is one."""
-        return next((step for step in self.steps if isinstance(step, (FeedForward, Experts))), None)
-
-    @property
-    def by_source(self) -> bool:
-        """Whether parts behind the feed-forward block are followed as vectors, source by source.
-
-        They are where more follows than tiles and kernels know: a second block, or a projection.
-        """
-        blocks = sum(isinstance(step, (FeedForward, Experts)) for step in self._behind)
-        return blocks > 1 or any(isinstance(step, Projection) for step in self._behind)
-
-    @property
-    def _behind(self) -> tuple[Step, ...]:
-        """The first attention, and every step behind it."""
-        return self.steps[self.steps.index(self.attention) :]
-
-    @property
-    def d_model(self) -> int:
-        """The size of the vectors behind the layer."""
-        last = [
-            self.attention.output,
-            *(s.linear for s in self._behind if isinstance(s, Projection)),
-        ]
-        return last[-1].weight.shape[1]
-
-    @property
-    def width(self) -> int:
-        """The size of the widest vectors on the way through the layer."""
-        sizes = [max(linear.weight.shape) for linear in self.projections]
-        return max(self.attention.output.weight.shape[1], *sizes, 0)
-
-    @property
-    def projections(self) -> list[Linear]:
-        """The linear maps of every projection, those of branches included."""
-        steps = [
-            each for s in self.steps for each in (s.through if isinstance(s, Branch) else (s,))
-        ]
-        return [step.linear for step in steps if isinstance(step, Projection)]
-
-    @property
-    def experts(self) -> Experts | None:
-        """The feed-forward block, if it is a mixture of experts."""
-        block = self.feed_forward
-        return block if isinstance(block, Experts) else None
 
     def routed(self, routing: Routing) -> Layer:
         """The same layer with the routing of one run."""
@@ -434,25 +427,18 @@ class Layer:
         behind = () if block is None else self.steps[self.steps.index(block) :]
         return next((step for step in behind if isinstance(step, Norm)), None)
 
-    @property
+    @cached_property
     def linear_maps(self) -> list[Linear]:
         """Every linear map of the layer, in the order of its steps."""
         maps: list[Linear | None] = []
         for step in self.steps:
             if isinstance(step, Attention):
-                latent = [] if step.latent is None else [step.latent.down]
-                maps += [*latent, step.value, step.output]
-                continue
-            beside = step.through if isinstance(step, Branch) else (step,)
-            maps += [each.linear for each in beside if isinstance(each, Projection)]
-            blocks: tuple[FeedForward, ...] = ()
-            if isinstance(step, FeedForward):
-                blocks = (step,)
-            elif isinstance(step, ParallelFeedForward):
-                blocks = (step.feed_forward,)
-            elif isinstance(step, Experts):
-                blocks = step.examples
-            for block in blocks:
+                latent = None if step.latent is None else step.latent.down
+                maps += [latent, step.value, step.output]
+            for each in step.through if isinstance(step, Branch) else (step,):
+                if isinstance(each, Projection):
+                    maps.append(each.linear)
+            for block in blocks_of(step):
                 maps += [block.gate, block.up, block.down]
         return [linear for linear in maps if linear is not None]
 
@@ -484,25 +470,21 @@ class Layer:
             names[index] = name if kind[1] else f"({name})"
         return names
 
-    @property
+    @cached_property
     def scopes(self) -> tuple[str, ...]:
         """The scopes of this layer: those of weights alone, then one per prefix."""
-        cross = any(attention.source is not None for attention in self.attentions)
-        weights = WEIGHT_SCOPES if cross else WEIGHT_SCOPES[:2]
-        return (*weights, *self.scope_of_step.values())
+        own = [step.source for step in self.attentions] == [None]
+        return (*(WEIGHT_SCOPES[:2] if own else WEIGHT_SCOPES), *self.scope_of_step.values())
 
     @property
     def component_sequence(self) -> str:
         """The components in order, as text; those before the attention are in brackets."""
         words: list[str] = []
-        for step in self.steps:
-            if isinstance(step, Branch):
-                continue
-            before_attention = isinstance(step, (Norm, Projection)) and "ATTN" not in words
+        for index, step in enumerate(self.steps):
             if isinstance(step, ParallelFeedForward):
                 words.append("∥ FF" if step.norm is None else "∥ (LN) FF")
-            else:
-                words.append(f"({step.symbol})" if before_attention else step.symbol)
+            elif not isinstance(step, Branch):
+                words.append(step.symbol if index in self.scope_of_step else f"({step.symbol})")
         return " ".join(words)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -16,16 +16,21 @@ from numpy.typing import NDArray
 from torch import nn
 
 from normlens.errors import SMALLER, InputError, shortage_explained
-from normlens.explain.ask import Positions, Targets, Tokens, ask
-from normlens.explain.cosines import check_texts, cosines, text_pairs
+from normlens.explain.explainer import Positions, Targets, Tokens, ask
 from normlens.explain.questions import Target
+from normlens.explain.whole_vectors import check_texts, cosines, text_pairs
 from normlens.frozen.head_products import ProductStore, refresh_products
-from normlens.gpu.transfer import Outbox
-from normlens.inputs.encode import Features, check_stacks, encode_any, encode_one
-from normlens.inputs.iterables import as_list
-from normlens.inputs.pairs import GivenPairs, Side, SourceTarget, encode_pairs
+from normlens.gpu.transfer import DeviceTransfer
+from normlens.inputs.encode import (
+    RawInput,
+    SourceTarget,
+    check_stacks,
+    encode_any,
+    encode_one,
+    encode_pairs,
+)
 from normlens.inputs.signals import Signal, takes_signals
-from normlens.inputs.text import Encoded, Ids, Item, Pair, Text, Texts, Tokenizer, sequences_of
+from normlens.inputs.text import Encoded, Side, Text, Texts, Tokenizer
 from normlens.layers import Layer
 from normlens.loading.sentences import Pooling
 from normlens.models import adapt
@@ -42,18 +47,18 @@ from normlens.options import (
     expected_in_words,
     parse_bytes,
     shows_fields_of,
+    split_keywords,
 )
 from normlens.pipeline.batches import check_finite, components_in_words, scopes_of
 from normlens.pipeline.call import Analyser, check_memory_limit
-from normlens.pipeline.guard import Guard
+from normlens.pipeline.comparisons import Float32Check, warn_of_padding
 from normlens.pipeline.progress import Progress, layers_shown
 from normlens.pipeline.recordings import Recordings
 from normlens.pipeline.stack_run import layers_by_stack, stacks_of
-from normlens.plan.memory import DEFAULT_PREPARED
-from normlens.results import formats, store
-from normlens.results.cosine import Cosine
-from normlens.results.explanation import Explanation, Explanations
-from normlens.results.files import GrowingFile, sealed
+from normlens.plan.costs import DEFAULT_PREPARED
+from normlens.results import store
+from normlens.results.explanation import Cosine, Explanation, Explanations
+from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
 
 if TYPE_CHECKING:
@@ -63,8 +68,12 @@ if TYPE_CHECKING:
         AnalysisKeywords,
         AnyQuestionKeywords,
         CosineKeywords,
+        EncodeKeywords,
+        EncodePairsKeywords,
         ExplainKeywords,
         IdKeywords,
+        NoTextKeywords,
+        PairKeywords,
         QuestionKeywords,
         TextKeywords,
     )
@@ -80,7 +89,7 @@ ENDING = ".safetensors"
 ROOM, ROOM_OF_LAYER, LABELS = 1 << 17, 1 << 10, 8
 
 
-def check_request(items: Sequence[Item], origin: str, out: str | PathLike[str]) -> None:
+def check_request(items: Sequence[Encoded], origin: str, out: str | PathLike[str]) -> None:
     """Raise unless these maps can be written to this file one layer after the other."""
     path = Path(out)
     if path.suffix.lower() != ENDING:
@@ -100,24 +109,24 @@ def check_request(items: Sequence[Item], origin: str, out: str | PathLike[str]) 
 
 
 def write_maps(
-    analyser: Analyser, item: Item, out: str | PathLike[str], *, overwrite: bool
+    analyser: Analyser, item: Encoded, out: str | PathLike[str], *, overwrite: bool
 ) -> Maps:
     """Write the maps of one text to a new file and return them; they stay there until used."""
     path = fspath(out)
     with store.writing(path, overwrite=overwrite) as temporary:
         file = GrowingFile(temporary, _header_room(analyser, item))
         (maps,) = replace(analyser, file=file).maps([item], 1)
-        tensors, header = formats.saved_maps(maps)
-        file.finish(tensors, sealed(tensors, header))
+        tensors, header = store.saved(maps)
+        file.finish(tensors, header)
         del maps, tensors  # their arrays are in the file that gets its name now
     return store.open_as(Maps, path, mapped=True)
 
 
-def _header_room(analyser: Analyser, item: Item) -> int:
+def _header_room(analyser: Analyser, item: Encoded) -> int:
     """Bytes that the header of a text's maps takes at most."""
     labels = [
         (each.tokens, each.ids, each.special, each.words, each.word_labels, each.text)
-        for each in sequences_of(item)
+        for each in item.sequences
     ]
     layers = sum(len(stack.request.layers) for stack in analyser.stacks)
     return ROOM + ROOM_OF_LAYER * layers + LABELS * len(json.dumps(labels, default=str))
@@ -128,20 +137,11 @@ def _header_room(analyser: Analyser, item: Item) -> int:
 
 #: Any linear reading of a vector.
 Direction = Sequence[float] | torch.Tensor | NDArray[np.floating]
-
-
-def _check_pair_question(lens: Lens, position: object, direction: object, layer: object) -> None:
-    """Raise for what is asked of models of one stack only."""
-    if position is not None:
-        raise InputError(
-            f"{lens.name} is an encoder–decoder: say which token of its target is explained with "
-            "token=…, not with position"
-        )
-    if direction is not None or layer is not None:
-        raise InputError(
-            "a direction is read in models of one stack; of an encoder–decoder ask for a token of "
-            "its target (token=…, contrast=…)"
-        )
+#: One input, or several.
+Given: TypeAlias = Text | Texts | Side | list[SourceTarget] | Signal | list[Signal]
+#: The inputs that encoder–decoders alone have, and those that they do not have.
+OF_TWO_STACKS = ("decoder_input_ids", "decoder_attention_mask", "input_features")
+OF_ONE_STACK = ("token_type_ids", "sampling_rate")
 
 
 # A lens on a model: from texts, pictures and sound to maps.
@@ -178,7 +178,7 @@ class Lens:
         self.weights_are_steady = False
         self.recordings = Recordings()
         #: What was compared with float32, where the model runs in half precision.
-        self.guard = Guard(self)
+        self.float32_check = Float32Check(self)
         check_finite(self.model, self.name)
 
     # What the model is --------------------------------------------------------------------------
@@ -264,43 +264,21 @@ class Lens:
     ) -> list[Maps]: ...
 
     @overload
-    def maps(
-        self, *, target: Side | None = ..., input_ids: list[int], **options: Unpack[IdKeywords]
-    ) -> Maps: ...
+    def maps(self, *, input_ids: list[int], **options: Unpack[IdKeywords]) -> Maps: ...
 
     @overload
-    def maps(
-        self,
-        *,
-        target: Side | None = ...,
-        input_ids: list[list[int]],
-        **options: Unpack[IdKeywords],
-    ) -> list[Maps]: ...
+    def maps(self, *, input_ids: list[list[int]], **options: Unpack[IdKeywords]) -> list[Maps]: ...
 
     @overload
-    def maps(
-        self,
-        *,
-        target: Side | None = ...,
-        input_ids: Ids | None = ...,
-        input_features: Features | None = ...,
-        **options: Unpack[IdKeywords],
-    ) -> Maps | list[Maps]: ...
+    def maps(self, **options: Unpack[NoTextKeywords]) -> Maps | list[Maps]: ...
 
     @shows_fields_of(AnalysisOptions)
+    @shows_fields_of(RawInput, without=("source",), before="out")
     def maps(
         self,
-        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = None,
+        text: Given | None = None,
         target: Side | None = None,
         *,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        token_type_ids: Ids | None = None,
-        decoder_input_ids: Ids | None = None,
-        decoder_attention_mask: Ids | None = None,
-        input_features: Features | None = None,
-        sampling_rate: int | None = None,
-        truncate: bool = False,
         out: str | PathLike[str] | None = None,
         overwrite: bool = False,
         progress: Progress | bool | None = None,
@@ -332,18 +310,10 @@ class Lens:
         the nonlinearity, precision, memory.
         """
         check_keywords(Lens.maps, options)
-        chosen = AnalysisOptions(**options)
-        given = GivenPairs(
-            text,
-            target,
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            input_features,
-            sampling_rate,
-        )
-        items, many = encode_any(self, given, token_type_ids, truncate=truncate)
+        inputs, others = split_keywords(options, RawInput)
+        chosen = AnalysisOptions(**others)
+        items, many = encode_any(self, RawInput(text, target, **inputs))
+        warn_of_padding(self, items)
         if out is not None and many:
             raise InputError("`out` takes the maps of one text; call it for each of several")
         with layers_shown(progress, self.device.type) as advance:
@@ -379,22 +349,15 @@ class Lens:
 
     @overload
     def explain(
-        self,
-        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = ...,
-        *,
-        target: Targets | Side = ...,
-        contrast: Targets = ...,
-        token: Tokens = ...,
-        position: Positions = ...,
-        direction: Direction | None = ...,
-        **options: Unpack[AnyQuestionKeywords],
+        self, text: Given | None = ..., **options: Unpack[AnyQuestionKeywords]
     ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
 
     @shows_fields_of(ExplainOptions)
+    @shows_fields_of(RawInput, without=("source",), before="progress")
     @shortage_explained("this explanation", SMALLER)
     def explain(
         self,
-        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = None,
+        text: Given | None = None,
         *,
         target: Targets | Side = None,
         contrast: Targets = None,
@@ -402,14 +365,6 @@ class Lens:
         position: Positions = None,
         direction: Direction | None = None,
         layer: int | None = None,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        token_type_ids: Ids | None = None,
-        decoder_input_ids: Ids | None = None,
-        decoder_attention_mask: Ids | None = None,
-        input_features: Features | None = None,
-        sampling_rate: int | None = None,
-        truncate: bool = False,
         progress: Progress | bool | None = None,
         **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
@@ -435,19 +390,20 @@ class Lens:
         them: the rule for activations, flow maps by layer, head and scope, memory.
         """
         check_keywords(Lens.explain, options)
-        chosen = ExplainOptions(**options)
-        given = GivenPairs(
-            text,
-            target,
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            input_features,
-            sampling_rate,
-        )
+        inputs, others = split_keywords(options, RawInput)
+        chosen = ExplainOptions(**others)
+        given = RawInput(text, target, **inputs)
         if self.two_stacks:
-            _check_pair_question(self, position, direction, layer)
+            if position is not None:
+                raise InputError(
+                    f"{self.name} is an encoder–decoder: say which token of its target is "
+                    "explained with token=…, not with position"
+                )
+            if direction is not None or layer is not None:
+                raise InputError(
+                    "a direction is read in models of one stack; of an encoder–decoder ask for a "
+                    "token of its target (token=…, contrast=…)"
+                )
             read_head(self.adapter)  # before the model generates, which it could not without one
         elif token is not None:
             raise InputError(
@@ -456,7 +412,8 @@ class Lens:
             )
         else:
             given = replace(given, target=None)  # here it is the word that is explained
-        items, many = encode_any(self, given, token_type_ids, truncate=truncate)
+        items, many = encode_any(self, given)
+        warn_of_padding(self, items)
         with layers_shown(progress, self.device.type) as advance:
             return ask(
                 self,
@@ -472,25 +429,10 @@ class Lens:
             )
 
     @overload
-    def cosine(
-        self,
-        a: str,
-        b: str,
-        *,
-        truncate: bool = ...,
-        progress: Progress | bool | None = ...,
-        **options: Unpack[CosineKeywords],
-    ) -> Cosine: ...
+    def cosine(self, a: str, b: str, **options: Unpack[PairKeywords]) -> Cosine: ...
 
     @overload
-    def cosine(
-        self,
-        a: list[tuple[str, str]],
-        *,
-        truncate: bool = ...,
-        progress: Progress | bool | None = ...,
-        **options: Unpack[CosineKeywords],
-    ) -> list[Cosine]: ...
+    def cosine(self, a: list[tuple[str, str]], **options: Unpack[PairKeywords]) -> list[Cosine]: ...
 
     @shows_fields_of(CosineOptions)
     @shortage_explained("this cosine", SMALLER)
@@ -525,50 +467,35 @@ class Lens:
 
     # What it works with --------------------------------------------------------------------------
 
+    @shows_fields_of(RawInput, without=("source", "target", *OF_TWO_STACKS))
     def encode(
         self,
         text: Text | Texts | Signal | list[Signal] | None = None,
-        *,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        token_type_ids: Ids | None = None,
-        sampling_rate: int | None = None,
-        truncate: bool = False,
+        **options: Unpack[EncodeKeywords],
     ) -> list[Encoded]:
         """Texts, token ids, pictures or sounds as `analyse` takes them."""
-        given = GivenPairs(
-            as_list(text), None, input_ids, attention_mask, sampling_rate=sampling_rate
-        )
-        return encode_one(self, given, token_type_ids, truncate=truncate)[0]
+        check_keywords(Lens.encode, options)
+        encoded, _ = encode_one(self, RawInput(text, **options))
+        warn_of_padding(self, encoded)
+        return encoded
 
+    @shows_fields_of(RawInput, without=OF_ONE_STACK)
     def encode_pairs(
         self,
         source: Side | list[str] | list[SourceTarget] | SourceTarget | None = None,
         target: Side | None = None,
-        *,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        decoder_input_ids: Ids | None = None,
-        decoder_attention_mask: Ids | None = None,
-        input_features: Features | None = None,
-        truncate: bool = False,
-    ) -> list[Pair]:
+        **options: Unpack[EncodePairsKeywords],
+    ) -> list[Encoded]:
         """Sources and targets of an encoder–decoder as `analyse` takes them; see `maps`."""
-        given = GivenPairs(
-            source,
-            target,
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            input_features,
-        )
-        return encode_pairs(self, given, truncate=truncate)[0]
+        check_keywords(Lens.encode_pairs, options)
+        pairs, _ = encode_pairs(self, RawInput(source, target, **options))
+        warn_of_padding(self, pairs)
+        return pairs
 
     @shortage_explained("this analysis", SMALLER)
     def analyse(
         self,
-        encoded: Sequence[Item],
+        encoded: Sequence[Encoded],
         options: AnalysisOptions = AnalysisOptions(),
         *,
         arrays: bool = True,
@@ -592,8 +519,8 @@ class Lens:
         if self._products is not None:
             layers = [stack.first + k for stack in stacks for k in stack.request.layers]
             refresh_products(self._products, self, layers)
-        outbox = Outbox(self.device) if self.device.type == "cuda" else None
-        analyser = Analyser(self, stacks, self._products, progress, outbox)
+        transfer = DeviceTransfer(self.device) if self.device.type == "cuda" else None
+        analyser = Analyser(self, stacks, self._products, progress, transfer)
         if out is not None:
             return [write_maps(analyser, encoded[0], out, overwrite=overwrite)]
         return analyser.maps(encoded, options.batch_size)

@@ -18,7 +18,7 @@ from normlens.errors import InputError, OptionError, check_choice, listed, valid
 
 IG = "ig"
 SHAPLEY = "shapley"
-#: `normlens.frozen.rules` and `normlens.frozen.shapley` compute them.
+#: `normlens.frozen.activations` and `normlens.frozen.shapley` compute them.
 RULES = (IG, "ig-bias", "gradient", SHAPLEY)
 
 #: Why no layers can be composed under that rule.
@@ -42,6 +42,9 @@ NOT_FOR_EXPERTS = (
 
 
 AUTO = "auto"
+#: The memory limit of the feed-forward stage, in bytes: larger tiles are not faster. It is the same
+#: on every machine, because the sizes of tiles decide the last digits.
+DEFAULT_LIMIT = 1 << 28
 #: The precision in which a checkpoint was saved.
 CHECKPOINT = "checkpoint"
 #: Precisions of a model's weights, by torch's names.
@@ -115,10 +118,12 @@ def parse_layers(text: str) -> LayerRanges | None:
     return LayerRanges(ranges)
 
 
-def parse_scopes(typed: Iterable[str]) -> list[str] | None:
-    """Names that were repeated or separated by commas, as one list; None is all."""
+def parse_scopes(typed: Iterable[str]) -> str | list[str]:
+    """Names that were repeated or separated by commas, as one list, or "all"."""
     names = [name.strip() for given in typed for name in given.split(",") if name.strip()]
-    return None if not names or names == ["all"] else names
+    if not names:
+        raise OptionError("scope", "{option} names nothing; leave it out to take all")
+    return "all" if names == ["all"] else names
 
 
 def parse_batch_size(value: int | str) -> int | str:
@@ -195,8 +200,12 @@ def names_of(kind: Any) -> tuple[str, ...]:
     return tuple(item.name for item in fields(kind))
 
 
-def shows_fields_of(*kinds: Any, without: tuple[str, ...] = ()) -> Callable[[F], F]:
+def shows_fields_of(
+    *kinds: Any, without: tuple[str, ...] = (), before: str | None = None
+) -> Callable[[F], F]:
     """Decorator: the signature of a function shows fields where it takes ``**options`` of them.
+
+    They stand at the end, or before one of the parameters.
 
     Notebooks and `help` then list the options with their defaults, `check_keywords` reads them, and
     ``tools/write_keywords.py`` writes their types; the call is left as it is.
@@ -204,7 +213,7 @@ def shows_fields_of(*kinds: Any, without: tuple[str, ...] = ()) -> Callable[[F],
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         shown = [
             inspect.Parameter(
                 item.name,
@@ -214,11 +223,12 @@ def shows_fields_of(*kinds: Any, without: tuple[str, ...] = ()) -> Callable[[F],
             )
             for kind in kinds
             for item in fields(kind)
-            if item.name not in without
+            if item.name not in (*without, *signature.parameters)
         ]
-        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*kept, *shown]
-        )
+        names = [each.name for each in parameters]
+        place = len(names) if before is None else names.index(before)
+        parameters[place:place] = shown
+        vars(function)["__signature__"] = signature.replace(parameters=parameters)
         return function
 
     return decorate
@@ -238,6 +248,13 @@ def split_keywords(given: Mapping[str, Any], kind: Any) -> tuple[dict[str, Any],
     """The keywords that are fields of a dataclass, and the others."""
     own = {name: value for name, value in given.items() if name in names_of(kind)}
     return own, {name: value for name, value in given.items() if name not in own}
+
+
+def keep_iterators(options: Any) -> None:
+    """Replace generators by lists, because each stack of a model reads the options again."""
+    for name in names_of(type(options)):
+        if isinstance(value := getattr(options, name), Iterator):
+            object.__setattr__(options, name, list(value))
 
 
 # Settings of a decomposition.
@@ -350,18 +367,14 @@ class AnalysisOptions:
     ).field(LAYER)
 
     def __post_init__(self) -> None:
+        keep_iterators(self)
         valid_choice(self.nonlinearity, RULES, "rule for the nonlinearity")
         check_choice(self.precision, PRECISIONS, "precision")
         check_choice(self.map_dtype, MAP_DTYPES, "map_dtype")
         at_least_one(self.samples, "samples")
         whole(self.seed, "seed")
         parse_bytes(self.memory_limit)
-        if self.batch_size != AUTO:
-            if isinstance(self.batch_size, str):
-                raise OptionError(
-                    "batch_size", f"{{option}} is a number or 'auto', not {self.batch_size!r}"
-                )
-            at_least_one(self.batch_size, "batch_size")
+        check_batch_size(self.batch_size)
         check_choice(self.origin, ORIGINS, "origin")
         if self.origin == INPUT:
             self._check_whole_way()
@@ -385,9 +398,6 @@ class AnalysisOptions:
     @property
     def settings(self) -> Settings:
         """The same for the algebra."""
-
-        from normlens.plan.memory import DEFAULT_LIMIT
-
         return Settings(
             rule=self.nonlinearity,
             heads=self.heads,
@@ -458,6 +468,15 @@ def at_least_one(value: int, option: str) -> int:
     return operator.index(value)
 
 
+def check_batch_size(value: int | str) -> None:
+    """Raise unless this is a number of sequences from 1, or "auto"."""
+    if isinstance(value, str):
+        if value != AUTO:
+            raise OptionError("batch_size", f"{{option}} is a number or 'auto', not {value!r}")
+    else:
+        at_least_one(value, "batch_size")
+
+
 def _is_whole(value: object) -> bool:
     """Python's and NumPy's whole numbers, without truth values."""
     return not isinstance(value, bool) and hasattr(value, "__index__")
@@ -470,6 +489,11 @@ def _is_whole(value: object) -> bool:
 
 #: Rules that make of an activation something linear, which layers can be composed of.
 LINEAR_RULES = tuple(rule for rule in RULES if rule != SHAPLEY)
+LINEAR_RULE = Option(
+    f"How activations are passed on: {listed(LINEAR_RULES, 'or')}.", metavar="RULE"
+)
+TEXTS = Option("Texts at a time.", metavar="N", typed=str, parse=parse_batch_size)
+MEMORY = Option("Memory beside the model's own, for example 512MB.", metavar="SIZE", typed=str)
 
 
 @dataclass(frozen=True)
@@ -486,9 +510,7 @@ class ExplainOptions:
       beyond it layers run twice, and fewer scores are carried back together.
     """
 
-    nonlinearity: str = Option(
-        f"How activations are passed on: {listed(LINEAR_RULES, 'or')}.", metavar="RULE"
-    ).field(IG)
+    nonlinearity: str = LINEAR_RULE.field(IG)
     flow: bool | None = Option(
         "How much of the score goes where in each layer. Default: unless the text is very long.",
         flags=("--flow/--no-flow",),
@@ -502,24 +524,16 @@ class ExplainOptions:
         parse=parse_scopes,
     ).field(None)
     first_piece: bool = Option("Accept the first token of a target that is several.").field(False)
-    batch_size: int | str = Option(
-        "Texts at a time.", metavar="N", typed=str, parse=parse_batch_size
-    ).field(AUTO)
-    memory_limit: int | float | str | None = Option(
-        "Memory beside the model's own, for example 512MB.", metavar="SIZE", typed=str
-    ).field(None)
+    batch_size: int | str = TEXTS.field(AUTO)
+    memory_limit: int | float | str | None = MEMORY.field(None)
 
     def __post_init__(self) -> None:
+        keep_iterators(self)
         if self.nonlinearity == SHAPLEY:
             raise InputError(NOT_LINEAR)
         valid_choice(self.nonlinearity, LINEAR_RULES, "rule for the nonlinearity")
         parse_bytes(self.memory_limit)
-        if self.batch_size != AUTO:
-            if isinstance(self.batch_size, str):
-                raise OptionError(
-                    "batch_size", f"{{option}} is a number or 'auto', not {self.batch_size!r}"
-                )
-            at_least_one(self.batch_size, "batch_size")
+        check_batch_size(self.batch_size)
 
 
 # What a cosine may be asked for: one set of options for Python and shell.
@@ -534,20 +548,9 @@ class CosineOptions:
     - `memory_limit` ("512MB") bounds what the tokens' vectors take beside the model's own memory.
     """
 
-    nonlinearity: str = Option(
-        f"How activations are passed on: {listed(LINEAR_RULES, 'or')}.", metavar="RULE"
-    ).field(IG)
-    batch_size: int | str = Option(
-        "Texts at a time.", metavar="N", typed=str, parse=parse_batch_size
-    ).field(AUTO)
-    memory_limit: int | float | str | None = Option(
-        "Memory beside the model's own, for example 512MB.", metavar="SIZE", typed=str
-    ).field(None)
+    nonlinearity: str = LINEAR_RULE.field(IG)
+    batch_size: int | str = TEXTS.field(AUTO)
+    memory_limit: int | float | str | None = MEMORY.field(None)
 
     def __post_init__(self) -> None:
-        # The same rules hold for explanations.
-        ExplainOptions(
-            nonlinearity=self.nonlinearity,
-            batch_size=self.batch_size,
-            memory_limit=self.memory_limit,
-        )
+        ExplainOptions(**vars(self))  # the same rules hold

@@ -17,7 +17,7 @@ from normlens.alignment.word_links import pharaoh, word_links
 from normlens.corpus.engines import worker
 from normlens.corpus.runs.errors import AllFailedError, RunError
 from normlens.errors import InputError, NormLensError
-from normlens.inputs import pairs
+from normlens.inputs import encode
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 PAIRS = [
@@ -152,7 +152,7 @@ def test_links_from_contributions_to_logits(lens, data, gold, tmp_path):
         answers = lens.explain(source, target=target, token="all")
         links = []
         for j in range(len(target)):
-            places = [k for k, word in enumerate(pair.target.words) if word == j]
+            places = [k for k, word in enumerate(pair.words) if word == j]
             mean = np.mean([answers[k - 1].source.contributions for k in places], axis=0)
             sums = [
                 sum(mean[k] for k, word in enumerate(pair.source.words) if word == i)
@@ -174,7 +174,7 @@ def test_contributions_need_a_head(tiny, data, tmp_path):
 
 
 def test_a_generated_target_is_aligned_by_its_words(lens, tmp_path, monkeypatch):
-    monkeypatch.setattr(pairs, "MOST_GENERATED", 8)
+    monkeypatch.setattr(encode, "MOST_GENERATED", 8)
     path = tmp_path / "sources.txt"
     path.write_text("the house\n")
     tokenizer = fast_tokenizer()

@@ -56,6 +56,14 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 # What it prints -----------------------------------------------------------------------------------
 
 
+def test_all_scopes_can_be_kept(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "why.safetensors"
+    shell("explain", TEXT, "--model", models["causal"], "--scope", "all", "--out", path)
+    why: Any = normlens.open(path)
+    whole = normlens.load(models["causal"])
+    assert set(why.flows) >= {scope for scope in whole.scopes if scope.endswith("-N")}
+
+
 def test_it_prints_what_lens_explain_says(models: dict[str, Path], shell: Shell) -> None:
     out = shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--contrast", "cat")
     why: Any = normlens.load(models["causal"]).explain(TEXT, target="mat", contrast="cat")

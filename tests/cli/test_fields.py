@@ -10,8 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from normlens import cli
-from normlens.cli.parameters import Fields, TypedFields, with_field_options
+from normlens.cli.parameters import Fields, as_typer_reads, described
 from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.loading.embedded import DEFAULT
 from normlens.options import (
     AnalysisOptions,
     CosineOptions,
@@ -60,7 +61,7 @@ def calls() -> list[Any]:
 
 
 def test_a_dataclass_is_made_of_what_was_typed(calls: list[Any]) -> None:
-    @with_field_options
+    @as_typer_reads
     def draw(*, text: str = "a", drawing: Drawing, quiet: bool = False) -> None:
         """Draw."""
         calls.append((text, drawing, quiet))
@@ -85,7 +86,7 @@ def test_a_dataclass_is_made_of_what_was_typed(calls: list[Any]) -> None:
 
 
 def test_wrong_values_are_refused_as_the_dataclass_refuses_them(calls: list[Any]) -> None:
-    @with_field_options
+    @as_typer_reads
     def draw(*, drawing: Drawing) -> None:
         calls.append(drawing)
 
@@ -98,8 +99,8 @@ def test_wrong_values_are_refused_as_the_dataclass_refuses_them(calls: list[Any]
 
 
 def test_what_was_typed_alone(calls: list[Any]) -> None:
-    @with_field_options
-    def draw(*, given: Annotated[dict[str, Any], TypedFields(of=(Drawing, LoadOptions))]) -> None:
+    @as_typer_reads
+    def draw(*, given: Annotated[dict[str, Any], Fields(of=(Drawing, LoadOptions))]) -> None:
         calls.append(given)
 
     run(draw)
@@ -108,12 +109,12 @@ def test_what_was_typed_alone(calls: list[Any]) -> None:
 
 
 def test_help_tells_names_texts_and_defaults() -> None:
-    @with_field_options
+    @as_typer_reads
     def draw(*, drawing: Annotated[Drawing, Fields(panel="How it is drawn")]) -> None:
         """Draw."""
 
-    @with_field_options
-    def again(*, given: Annotated[dict[str, Any], TypedFields(of=(Drawing,))]) -> None:
+    @as_typer_reads
+    def again(*, given: Annotated[dict[str, Any], Fields(of=(Drawing,))]) -> None:
         """Draw again."""
 
     printed = run(draw, "--help")[1]
@@ -127,10 +128,10 @@ def test_help_tells_names_texts_and_defaults() -> None:
 
 
 def test_some_fields_and_all_but_some() -> None:
-    @with_field_options
+    @as_typer_reads
     def some(*, drawing: Annotated[Drawing, Fields(only=("width",))]) -> None: ...
 
-    @with_field_options
+    @as_typer_reads
     def others(*, drawing: Annotated[Drawing, Fields(without=("width",))]) -> None: ...
 
     assert "--width" in run(some, "--help")[1]
@@ -142,12 +143,12 @@ def test_some_fields_and_all_but_some() -> None:
 def test_fields_that_are_not_there_and_names_that_are_taken() -> None:
     with pytest.raises(TypeError, match="no field 'height'"):
 
-        @with_field_options
+        @as_typer_reads
         def draw(*, drawing: Annotated[Drawing, Fields(without=("height",))]) -> None: ...
 
     with pytest.raises(ValueError, match="width"):
 
-        @with_field_options
+        @as_typer_reads
         def twice(*, width: int = 1, drawing: Drawing) -> None: ...
 
 
@@ -158,6 +159,45 @@ def flags_of(command: str) -> dict[str, Any]:
     """The names of a command's options, with click's objects."""
     group: Any = typer.main.get_command(cli.app)
     return {parameter.name: parameter for parameter in group.commands[command].params}
+
+
+def test_every_option_of_every_command_has_help() -> None:
+    group: Any = typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        assert command.help, name
+        assert command.epilog.startswith(f"Example: normlens {name}"), name
+        for parameter in command.params:
+            assert parameter.help, (name, parameter.name)
+            assert parameter.metavar or parameter.is_flag, (name, parameter.name)
+
+
+def test_help_names_the_default_model() -> None:
+    assert flags_of("map")["model"].help.endswith(f"Default: {DEFAULT}.")
+
+
+def test_docstrings_describe_options() -> None:
+    def draw(
+        shape: str, sizes: list[int] | None = None, *, width: int = 3, filled: bool = False
+    ) -> None:
+        """Draw.
+
+        Options:
+            shape SHAPE|all[,…]: What: a circle, or
+                all.
+            width N (--wide, -w): How wide: 1, 2 or 3.
+            filled: Fill it.
+        """
+
+    assert described(draw.__doc__) == {
+        "shape": Option("What: a circle, or all.", "SHAPE|all[,…]"),
+        "width": Option("How wide: 1, 2 or 3.", "N", ("--wide", "-w")),
+        "filled": Option("Fill it."),
+    }
+    assert described(None) == {}
+    printed = run(as_typer_reads(draw), "--help")[1]
+    assert "SHAPE|all[,…]" in printed
+    assert "--wide" in printed
+    assert "--no-filled" not in printed
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_one_scope_is_printed_with_the_sequence_that_it_reads(folder, maps, shel
 
 
 def test_a_generated_target_is_said(folder, shell, monkeypatch, tmp_path):
-    monkeypatch.setattr("normlens.inputs.pairs.MOST_GENERATED", 8)
+    monkeypatch.setattr("normlens.inputs.encode.MOST_GENERATED", 8)
     words = ("map", SOURCE, "--device", "cpu", "--model", folder, "--scope", "CROSS-N")
     assert "target (generated" in shell(*words)
     assert "target (generated" in shell(*words, "--out", tmp_path / "maps.csv")

@@ -169,8 +169,8 @@ def _through(
         else:
             entering = start if step.norm is None else _norm(step.norm, start)
             beta = None if step.norm is None else step.norm.beta
-            unowned = torch.zeros_like(x) if beta is None else beta.expand_as(x)
-            pair = pair + _feed_forward(step.feed_forward, entering, unowned, rule)
+            bias_part = torch.zeros_like(x) if beta is None else beta.expand_as(x)
+            pair = pair + _feed_forward(step.feed_forward, entering, bias_part, rule)
         if index in real:
             pair = torch.stack([pair[0], real[index][0].double()])
         outputs.append(pair[0])

@@ -14,9 +14,9 @@ from whole_examples import frozen_network
 
 import normlens
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
-from normlens.explain.cosines import cosines, sentence_parts
-from normlens.explain.network import Wanted, carry, entering
-from normlens.explain.questions import Reading, start
+from normlens.explain.backward import carry, start
+from normlens.explain.questions import Question
+from normlens.explain.whole_vectors import cosines, sentence_parts
 from normlens.layers import FIRST, LAST, MEAN, Dense, Elementwise, Linear
 from normlens.loading.sentences import Pooling
 from normlens.options import CosineOptions
@@ -62,13 +62,13 @@ def test_one_texts_tokens_are_what_the_adjoint_says(family, reads, rule, tiny):
     ):
         with frozen_network(lens.model, [ids], rule) as network:
             position = {MEAN: None, FIRST: 0, LAST: len(ids) - 1}[reads]
-            asked = Reading(position, direction=other / size)
-            begun = start(asked, head, network.last[0].double(), rule, len(network))
-            back = carry(network, entering([[begun]]), Wanted(flow=False))
-        expected = back.nodes[0][0, 0].numpy()
+            asked = Question(0, position, direction=other / size)
+            begun = start(asked, head, network.last[0][0].double(), rule)
+            back = carry(network, begun.gradient[None, None])
+        expected = back[0].nodes[0][0, 0].numpy()
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
-        unowned = sum(float(share.sum()) for share in back.unowned.values())
-        assert bias == pytest.approx(unowned + sum(begun.unowned.values()), abs=1e-9)
+        bias_part = sum(float(share.sum()) for each in back for share in each.bias_part.values())
+        assert bias == pytest.approx(bias_part + sum(begun.bias_part.values()), abs=1e-9)
 
 
 def own_vector(lens, pooling, ids) -> torch.Tensor:
@@ -116,7 +116,7 @@ def test_half_precision_keeps_its_tolerance(dtype, tiny):
 
 
 def test_parts_that_miss_the_cosine_are_an_error(tiny, monkeypatch):
-    from normlens.explain import cosines as sentences
+    from normlens.explain import whole_vectors as sentences
 
     def wrong(head, output):
         return output[0]

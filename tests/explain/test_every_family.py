@@ -133,7 +133,7 @@ def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
         kind = type(step).__name__
         if kind == "Branch":
             beside = v
-            for inner, frozen_inner in zip(step.through, made.through, strict=True):
+            for inner, frozen_inner in zip(step.through, made.steps, strict=True):
                 if type(inner).__name__ == "Projection":
                     beside = beside @ inner.linear.weight
                 else:
@@ -148,7 +148,9 @@ def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
         elif kind == "Attention":
             if step.latent is not None:
                 v = _norm(
-                    step.latent.norm, v @ step.latent.down.weight, made.latent.inverse_deviation
+                    step.latent.norm,
+                    v @ step.latent.down.weight,
+                    made.reading.steps[1].inverse_deviation,
                 )
             v = _attend(step, v, trace.alphas[0])
         elif kind == "FeedForward":
@@ -159,7 +161,7 @@ def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
             inner = start
             if step.norm is not None:
                 inner = _norm(step.norm, inner, made.norm.inverse_deviation)
-            v = v + _block(step.feed_forward, inner, made.block.neurons.slopes)
+            v = v + _block(step.feed_forward, inner, made.chain.steps[-1].neurons.slopes)
     return v
 
 
@@ -188,7 +190,9 @@ def _mixture(made, v):
         picked = torch.zeros(len(used.rows), v.shape[1], dtype=v.dtype)
         picked[range(len(used.rows)), used.rows] = 1
         inner = picked @ v * used.inside
-        total = total + picked.T @ (_block(used.ff, inner, used.neurons.slopes) * used.outside)
+        total = total + picked.T @ (
+            _block(used.block.ff, inner, used.neurons.slopes) * used.outside
+        )
     return total
 
 

@@ -14,7 +14,10 @@ from safetensors import safe_open
 
 import normlens
 from normlens.errors import InputError, MapsFileError
-from normlens.results.formats import EACH, SHARED
+
+#: What a header holds: every field that is no array.
+ARRAYS = {"nodes", "components", "heads", "head_flow", "cross_heads"}
+FIELDS = sorted({each.name for each in fields(normlens.Explanation)} - ARRAYS)
 
 IDS = [5, 17, 31, 8, 44]
 
@@ -95,11 +98,19 @@ def test_round_trip_of_each_next_token(lens, path):
     assert normlens.Explanations.load(path) == several
 
 
-def test_explanations_of_two_texts_do_not_share_a_file(lens, why, path):
+def test_what_explanations_share_is_written_once(lens, path):
+    lens.explain(input_ids=IDS, position="all").save(path)
+    with safe_open(path, framework="numpy") as file:
+        listed = json.loads(file.metadata()["explanations"])["explanations"]
+    assert listed["shared"]["token_ids"] == IDS
+    assert not any("token_ids" in own for own in listed["each"])
+
+
+def test_explanations_of_two_texts(lens, why, path):
     other = lens.explain(input_ids=IDS[:3], target=3)
-    with pytest.raises(InputError, match="not of one text"):
-        normlens.Explanations([why, other]).save(path)
-    assert not path.exists()
+    both = normlens.Explanations([why, other])
+    both.save(path)
+    assert normlens.open(path) == both
 
 
 def test_the_file_is_plain_safetensors(why, path):
@@ -107,7 +118,7 @@ def test_the_file_is_plain_safetensors(why, path):
     with safe_open(path, framework="numpy") as file:
         assert file.metadata()["format"] == "normlens-explanation"
         np.testing.assert_array_equal(file.get_tensor("nodes"), why.nodes)
-        np.testing.assert_array_equal(file.get_tensor("flow"), why.flow)
+        np.testing.assert_array_equal(file.get_tensor("flows/"), why.flow)
 
 
 def test_an_existing_file_stays(why, path):
@@ -139,10 +150,11 @@ def rewrite(result, path, change) -> None:
     with safe_open(path, framework="numpy") as file:
         header = dict(file.metadata())
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    meta = json.loads(header["explanation"])
+    name = type(result).__name__.lower()
+    meta = json.loads(header[name])
     change(tensors, header, meta)
-    if header.get("explanation") not in (None, "{"):
-        header["explanation"] = json.dumps(meta)
+    if header.get(name) not in (None, "{"):
+        header[name] = json.dumps(meta)
     save_crafted(tensors, path, metadata=header)
 
 
@@ -153,16 +165,12 @@ def refused(path) -> str:
     return str(raised.value)
 
 
-def first(meta):
-    return meta["each"][0]
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda tensors, header, meta: tensors.pop("nodes"),
         lambda tensors, header, meta: tensors.pop("components"),
-        lambda tensors, header, meta: tensors.pop("flow/ATTN-N"),
+        lambda tensors, header, meta: tensors.pop("flows/ATTN-N"),
         lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"][0]),
         lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"][:1]),
         lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"][:, :2]),
@@ -170,36 +178,29 @@ def first(meta):
         lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"].astype(np.int64)),
         lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"] + 1),
         lambda tensors, header, meta: tensors.update(heads=tensors["heads"][:, :0]),
-        lambda tensors, header, meta: tensors.update(flow=tensors["flow"][:, :2]),
-        lambda tensors, header, meta: tensors.update(head_flow=tensors["flow"]),
-        lambda tensors, header, meta: tensors.update({"flow/LN-N": tensors["flow"]}),
+        lambda tensors, header, meta: tensors.update({"flows/": tensors["flows/"][:, :2]}),
+        lambda tensors, header, meta: tensors.update(head_flow=tensors["flows/"]),
+        lambda tensors, header, meta: tensors.update({"flows/LN-N": tensors["flows/"]}),
         lambda tensors, header, meta: tensors.update({"0/nodes": tensors["nodes"]}),
         lambda tensors, header, meta: tensors.update(surprise=tensors["nodes"]),
         lambda tensors, header, meta: header.update(explanation="{"),
         lambda tensors, header, meta: header.pop("explanation"),
         lambda tensors, header, meta: header.pop("version"),
         lambda tensors, header, meta: header.update(format="normlens-explanations"),
-        lambda tensors, header, meta: meta.pop("shared"),
         lambda tensors, header, meta: meta.update(surprise=1),
-        lambda tensors, header, meta: meta.update(each=[]),
-        lambda tensors, header, meta: meta.update(each={}),
-        lambda tensors, header, meta: meta.update(each=[1]),
-        lambda tensors, header, meta: meta.update(each=meta["each"] * 2),
-        lambda tensors, header, meta: meta["shared"].update(surprise=1),
-        lambda tensors, header, meta: meta["shared"].update(tokens=["one"]),
-        lambda tensors, header, meta: meta["shared"].update(token_ids=[1]),
-        lambda tensors, header, meta: meta["shared"].update(component_names=["ATTN"]),
-        lambda tensors, header, meta: meta["shared"].update(component_names=["ATTN", "ATTN"]),
-        lambda tensors, header, meta: meta["shared"].update(scopes=["nonsense"]),
-        lambda tensors, header, meta: first(meta).update(surprise=1),
-        lambda tensors, header, meta: first(meta).update(value=first(meta)["value"] + 1),
-        lambda tensors, header, meta: first(meta).update(position=99),
-        lambda tensors, header, meta: first(meta).update(layer=99),
-        lambda tensors, header, meta: first(meta).update(probability=1.5),
-        lambda tensors, header, meta: first(meta)["biases"].append([99, "LN", 0.0]),
-        lambda tensors, header, meta: first(meta)["biases"].append([0, "LN"]),
-        lambda tensors, header, meta: first(meta)["biases"].append(["tail", "LN", 0.0]),
-        lambda tensors, header, meta: first(meta)["provenance"].update(note=3),
+        lambda tensors, header, meta: meta.update(raw_tokens=["one"]),
+        lambda tensors, header, meta: meta.update(token_ids=[1]),
+        lambda tensors, header, meta: meta.update(component_names=["ATTN"]),
+        lambda tensors, header, meta: meta.update(component_names=["ATTN", "ATTN"]),
+        lambda tensors, header, meta: meta.update(flows=["", "nonsense"]),
+        lambda tensors, header, meta: meta.update(value=meta["value"] + 1),
+        lambda tensors, header, meta: meta.update(position=99),
+        lambda tensors, header, meta: meta.update(layer=99),
+        lambda tensors, header, meta: meta.update(probability=1.5),
+        lambda tensors, header, meta: meta["biases"].append([99, "LN", 0.0]),
+        lambda tensors, header, meta: meta["biases"].append([0, "LN"]),
+        lambda tensors, header, meta: meta["biases"].append(["tail", "LN", 0.0]),
+        lambda tensors, header, meta: meta["provenance"].update(note=3),
     ],
 )
 def test_a_damaged_file(change, why, path):
@@ -231,14 +232,12 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-@pytest.mark.parametrize(
-    ("part", "field"), [*(("shared", name) for name in SHARED), *(("each", name) for name in EACH)]
-)
-def test_a_field_of_another_type(value, part, field, why, path):
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_of_another_type(value, field, why, path):
     """It is refused in one line, or it can be shown, merged and saved."""
 
     def change(tensors, header, meta):
-        (meta[part] if part == "shared" else first(meta))[field] = value
+        meta[field] = value
 
     rewrite(why, path, change)
     try:
@@ -254,20 +253,46 @@ def test_a_field_of_another_type(value, part, field, why, path):
     assert normlens.open(path) == again
 
 
-@pytest.mark.parametrize("name", [*SHARED, *EACH])
+@pytest.mark.parametrize("name", FIELDS)
 def test_a_missing_field(name, why, path):
     def change(tensors, header, meta):
-        (meta["shared"] if name in SHARED else first(meta)).pop(name)
+        meta.pop(name)
 
     rewrite(why, path, change)
     assert name in refused(path)
 
 
+SEVERAL = "explanations/"
+
+
 @pytest.mark.parametrize("key", ["9/nodes", "x/nodes", "nodes", "²/nodes", "-1/nodes"])
 def test_an_array_of_no_explanation(key, lens, path):
     several = lens.explain(input_ids=IDS, position="all", flow=False)
-    rewrite(several, path, lambda tensors, *_: tensors.update({key: tensors["0/nodes"]}))
+    more = {SEVERAL + key: several[0].nodes}
+    rewrite(several, path, lambda tensors, *_: tensors.update(more))
     assert "is no array of" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda listed: listed.pop("shared"),
+        lambda listed: listed.update(surprise=1),
+        lambda listed: listed.update(each=[]),
+        lambda listed: listed.update(each={}),
+        lambda listed: listed.update(each=[1]),
+        lambda listed: listed.update(shared=[1]),
+        lambda listed: listed.update(each=listed["each"] * 2),
+        lambda listed: listed["shared"].update(surprise=1),
+        lambda listed: listed["each"][0].update(surprise=1),
+    ],
+)
+def test_a_damaged_list_of_explanations(change, lens, path):
+    several = lens.explain(input_ids=IDS, position="all", flow=False)
+    rewrite(several, path, lambda *_: None)
+    assert normlens.open(path) == several
+    rewrite(several, path, lambda tensors, header, meta: change(meta["explanations"]))
+    refused(path)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
@@ -288,6 +313,7 @@ def test_numbers_that_lose_their_sum_are_refused_and_rounding_is_not(why, path):
     rounded = replace(why, nodes=why.nodes.astype(np.float64) * (1 + 1e-7))
     rounded.save(path)
     assert normlens.open(path) == rounded
-    wrong = replace(why, nodes=why.nodes * 1.01)
-    wrong.save(path, overwrite=True)
+    with pytest.raises(InputError, match="sum to"):
+        replace(why, nodes=why.nodes * 1.01).save(path, overwrite=True)
+    rewrite(why, path, lambda tensors, *_: tensors.update(nodes=tensors["nodes"] * 1.01))
     assert "sum to" in refused(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,18 +11,18 @@ import torch
 from heads import every_head, headed
 from pair_models import FAMILIES, TARGET, generating, source_of
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import normlens
 from normlens.cli.map import completeness
 from normlens.errors import CompletenessError, UnsupportedModelError
+from normlens.explain import network
 from normlens.families.bert import Bert
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.feedforward import FrozenFeedForward, FrozenParallelFeedForward
-from normlens.frozen.network import FrozenDense
-from normlens.frozen.norm import FrozenBranch, FrozenNorm
-from normlens.frozen.parts import Bias
-from normlens.frozen.step import Scored
-from normlens.layers import ANY, CAUSAL, Linear
+from normlens.frozen.norm import FrozenBranch, FrozenNorm, FrozenProjection
+from normlens.frozen.parts import Scored
+from normlens.layers import ANY, CAUSAL
 from normlens.models.base import read_head
 from normlens.models.tiny import (
     tiny_config,
@@ -31,9 +30,8 @@ from normlens.models.tiny import (
     tiny_model,
     tiny_signal_families,
 )
-from normlens.pipeline import guard as guarding
-from normlens.pipeline.guard import TOLERANCE, Guard
-from normlens.trace import wide_copies
+from normlens.pipeline import comparisons
+from normlens.pipeline.comparisons import TOLERANCE, Float32Check
 
 IDS = [5, 17, 31, 8, 44, 23, 12]
 HALF = [torch.bfloat16, torch.float16]
@@ -49,16 +47,21 @@ def explained(lens: Any, **options: Any) -> Any:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The copies in float32 that are made from now on, by class."""
-    made: list[str] = []
-    copied = wide_copies._copied
+    """What runs in float32 from now on: blocks by class, and "the end"."""
+    ran: list[str] = []
+    run_again, end = comparisons.run_again, comparisons.end_in_float32
 
-    def count(adapter: Any, module: nn.Module, twins: Any) -> Any:
-        made.append(type(module).__name__)
-        return copied(adapter, module, twins)
+    def count(adapter: Any, index: int, block: nn.Module, call: Any) -> Any:
+        ran.append(type(block).__name__)
+        return run_again(adapter, index, block, call)
 
-    monkeypatch.setattr(wide_copies, "_copied", count)
-    return made
+    def count_end(*given: Any) -> Any:
+        ran.append("the end")
+        return end(*given)
+
+    monkeypatch.setattr(comparisons, "run_again", count)
+    monkeypatch.setattr(network, "end_in_float32", count_end)
+    return ran
 
 
 # No false alarm -----------------------------------------------------------------------------------
@@ -73,12 +76,10 @@ def test_every_family_agrees_with_itself_in_float32(family, dtype):
     lens.maps(input_ids=[IDS, IDS[:4]])  # padded
     if task is not None:
         explained(lens)
-    compared = list(lens.guard.compared.values())
-    missing = {one.name: one.reason for one in compared if one.reason is not None}
-    assert list(missing) == (["the head"] if family == "squeezebert" else [])
-    errors = [one.error for one in compared if one.reason is None]
-    assert max(errors) < TOLERANCE / 20
-    assert len(errors) <= lens.n_layers + 1
+    compared = list(lens.float32_check.compared.values())
+    assert not [one.reason for one in compared if one.reason is not None]
+    assert max(one.error for one in compared) < TOLERANCE / 20
+    assert len(compared) <= 2 * lens.n_layers + 1
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -86,9 +87,9 @@ def test_every_family_agrees_with_itself_in_float32(family, dtype):
 def test_both_stacks_agree_with_themselves_in_float32(family, dtype):
     lens = normlens.load(generating(family, dtype), tokenizer=False)
     why = lens.explain(**source_of(family), decoder_input_ids=TARGET)
-    names = [one.name for one in lens.guard.compared.values()]
+    names = [one.name for one in lens.float32_check.compared.values()]
     assert names == ["encoder layer 0", "decoder layer 0", "the head"]
-    assert max(one.error for one in lens.guard.compared.values()) < TOLERANCE / 20
+    assert max(one.error for one in lens.float32_check.compared.values()) < TOLERANCE / 20
     said = why.provenance["compared_with_float32"]
     assert said == f"2 of {lens.n_layers} layers and the head ran again in float32"
 
@@ -98,7 +99,7 @@ def test_pictures_and_sound_agree_with_float32(family):
     values = torch.randn(3, 12, 12) if "image_size" in tiny_config(family) else torch.randn(270)
     lens = normlens.load(tiny_model(family).to(torch.bfloat16), tokenizer=False)
     lens.maps(values)
-    assert all(one.error < TOLERANCE / 20 for one in lens.guard.compared.values())
+    assert all(one.error < TOLERANCE / 20 for one in lens.float32_check.compared.values())
 
 
 @pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient", "shapley"])
@@ -106,8 +107,8 @@ def test_every_rule_is_compared(rule):
     for family in ("bert", "llama", "gpt_neox", "mobilebert", "gpt_oss", "mixtral"):
         lens = normlens.load(tiny_model(family).to(torch.bfloat16), tokenizer=False)
         lens.maps(input_ids=IDS, nonlinearity=rule, scopes="ATTN-N")
-        assert {of for of, _ in lens.guard.compared} == {rule}
-        assert all(one.error < TOLERANCE / 20 for one in lens.guard.compared.values())
+        assert {of for of, _ in lens.float32_check.compared} == {rule}
+        assert all(one.error < TOLERANCE / 20 for one in lens.float32_check.compared.values())
 
 
 # Lost terms ---------------------------------------------------------------------------------------
@@ -122,16 +123,15 @@ def without_output_bias_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def lose(self: FrozenAttention, parts: Any) -> Any:
         behind = on_parts(self, parts)
-        return replace(behind, bias=Bias.none(behind.own))
+        return replace(behind, bias=None)
 
     monkeypatch.setattr(FrozenAttention, "on_parts", lose)
 
 
 def without_down_bias_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    affine = FrozenFeedForward.affine
     monkeypatch.setattr(
-        FrozenFeedForward,
-        "outgoing",
-        property(lambda self: Bias.dense(self.neurons.bias @ self.ff.down.weight)),
+        FrozenFeedForward, "affine", lambda self, v: affine(self, v) - self.ff.down.bias
     )
 
 
@@ -141,22 +141,22 @@ def without_value_bias_in_scores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_beta_beside_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(self: FrozenParallelFeedForward, g: Any) -> Scored:
-        block = self.block.score(g)
-        norm = self.norm.score(block.arriving)
-        return Scored(norm.arriving, block.passed, block.unowned)
+        norm, block = self.chain.steps
+        block = block.score(g)
+        norm = norm.score(block.arriving)
+        return Scored(norm.arriving, block.passed, block.bias_part)
 
     monkeypatch.setattr(FrozenParallelFeedForward, "score", lose)
 
 
 def without_up_bias_in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    through = Bias.through
-    monkeypatch.setattr(Bias, "through", lambda self, linear: through(self, Linear(linear.weight)))
+    monkeypatch.setattr(FrozenFeedForward, "own", property(lambda self: self.neurons.constant))
 
 
 def without_biases_of_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     score = FrozenBranch.score
     monkeypatch.setattr(
-        FrozenBranch, "score", lambda self, g: replace(score(self, g), unowned=None)
+        FrozenBranch, "score", lambda self, g: replace(score(self, g), bias_part=None)
     )
 
 
@@ -168,7 +168,7 @@ def without_beta_by_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_bias_of_the_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FrozenDense, "unowned", None)
+    monkeypatch.setattr(FrozenProjection, "bias_part", None)
 
 
 def maps_of(lens: Any) -> Any:
@@ -199,7 +199,7 @@ def test_a_lost_term_that_rounding_hides_is_missed(lose, family, task, call, mon
     lens = normlens.load(model, tokenizer=False)
     lose(monkeypatch)
     with monkeypatch.context() as without:
-        without.setattr(Guard, "is_due", lambda *_: False)
+        without.setattr(Float32Check, "is_due", lambda *_: False)
         call(lens)  # its own tolerance lets it pass
     for _ in range(2):  # what failed is not taken for done
         with pytest.raises(CompletenessError, match="misses its own modules run in float32") as at:
@@ -237,20 +237,20 @@ def test_one_layer_of_each_kind_runs_again_and_once(monkeypatch):
         **first.provenance,
         "completeness": pytest.approx(0, abs=0.1),
     }
-    explained(lens)
-    assert made[2:] == ["Gemma2ForCausalLM"]
+    explained(lens)  # which reads scores, not parts
+    assert made[2:] == ["Gemma2DecoderLayer", "Gemma2DecoderLayer", "the end"]
     explained(lens)
     lens.maps(input_ids=[IDS, IDS[:3]])
-    assert len(made) == 3
-    assert "Guard(layer 0 (ig): " in repr(lens.guard)
+    assert len(made) == 5
+    assert "Float32Check(layer 0 (ig): " in repr(lens.float32_check)
 
 
 def test_layers_that_were_not_asked_for_are_compared_when_they_are():
     lens = normlens.load(tiny_model("modernbert").to(torch.bfloat16), tokenizer=False)
     lens.maps(input_ids=IDS, layers=[0])
-    assert [one.name for one in lens.guard.compared.values()] == ["layer 0"]
+    assert [one.name for one in lens.float32_check.compared.values()] == ["layer 0"]
     lens.maps(input_ids=IDS)
-    assert [one.name for one in lens.guard.compared.values()] == ["layer 0", "layer 1"]
+    assert [one.name for one in lens.float32_check.compared.values()] == ["layer 0", "layer 1"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -264,10 +264,10 @@ def test_other_precisions_have_their_own_tolerance(dtype, monkeypatch):
 
 def test_nothing_is_compared_while_work_is_recorded(monkeypatch):
     lens = normlens.load(tiny_model("bert").to(torch.bfloat16), tokenizer=False)
-    assert lens.guard.is_due("ig", "anything")
+    assert lens.float32_check.is_due("ig", "anything")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert not lens.guard.is_due("ig", "anything")
+    assert not lens.float32_check.is_due("ig", "anything")
 
 
 def test_threads_compare_once(monkeypatch):
@@ -295,23 +295,70 @@ def test_the_model_stays_as_it_is():
 def test_layers_of_one_kind_may_hold_other_numbers():
     layers = normlens.load(tiny_model("gpt2"), tokenizer=False).layers
     other = normlens.load(tiny_model("gpt2", activation_function="relu"), tokenizer=False).layers
-    assert guarding.kind_of(layers[0]) == guarding.kind_of(layers[1])
-    assert guarding.kind_of(layers[0]) != guarding.kind_of(other[0])
+    assert comparisons.kind_of(layers[0]) == comparisons.kind_of(layers[1])
+    assert comparisons.kind_of(layers[0]) != comparisons.kind_of(other[0])
 
 
 # What cannot be compared --------------------------------------------------------------------------
 
 
+class OnlyHalf(nn.Module):
+    """Stands for a kernel that has no float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            raise RuntimeError("fused_gelu is not implemented for Float")
+        return nn.functional.gelu(x)
+
+
 def test_why_a_layer_was_not_compared_is_said():
     model = headed("bert", "MaskedLM", torch.bfloat16)
-    model.bert.encoder.layer[0].lock = threading.Lock()
+    for layer in model.bert.encoder.layer:
+        layer.intermediate.intermediate_act_fn = OnlyHalf()
     lens = normlens.load(model, tokenizer=False)
     maps = lens.maps(input_ids=IDS)
     said = maps.provenance["compared_with_float32"]
-    assert said == "not compared: layer 0: cannot pickle '_thread.lock' object"
+    assert said == "not compared: layer 0: fused_gelu is not implemented for Float"
     assert said in completeness(maps)
     both = explained(lens).provenance["compared_with_float32"]
     assert both == f"the head ran again in float32; {said}"
+
+
+@pytest.mark.parametrize("error", [AttributeError("ours"), UnsupportedModelError("ours")])
+def test_a_fault_of_the_tracing_is_no_reason(error, monkeypatch):
+    lens = normlens.load(tiny_model("bert").to(torch.bfloat16), tokenizer=False)
+    run_again = comparisons.run_again
+
+    def fail(*given: Any) -> None:
+        run_again(*given)
+        raise error
+
+    monkeypatch.setattr(comparisons, "run_again", fail)
+    with pytest.raises(type(error), match="ours"):
+        lens.maps(input_ids=IDS)
+    assert not lens.float32_check.compared
+
+
+def test_no_copy_of_a_large_matrix_is_made(monkeypatch):
+    """A vocabulary's matrix is converted piece by piece, for the positions that are asked for."""
+    monkeypatch.setattr(comparisons, "PIECE", 1 << 8)
+    lens = normlens.load(headed("llama", "CausalLM", torch.bfloat16), tokenizer=False)
+    matrix = lens.adapter.whole.lm_head.weight
+    assert matrix.numel() > 2 * comparisons.PIECE
+    large: list[Any] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+            result = function(*args, **(kwargs or {}))
+            wide = isinstance(result, torch.Tensor) and result.dtype == torch.float32
+            if wide and matrix.shape[0] in result.shape and matrix.shape[1] in result.shape:
+                large.append(function)
+            return result
+
+    with Watch():
+        explained(lens)
+    assert [one.name for one in lens.float32_check.compared.values()] == ["layer 0", "the head"]
+    assert not large
 
 
 def test_quantised_weights_are_not_compared():
@@ -332,8 +379,8 @@ def test_a_cache_that_a_head_switches_on_is_off():
 def test_vectors_of_texts_are_compared(minilm, monkeypatch):
     lens = normlens.load("minilm", device="cpu", dtype="bfloat16")
     lens.cosine("A small house.", "A tiny home.")
-    assert [one.name for one in lens.guard.compared.values()] == ["layer 0", "the pooling"]
+    assert [one.name for one in lens.float32_check.compared.values()] == ["layer 0", "the pooling"]
     lost = normlens.load("minilm", device="cpu", dtype="bfloat16")
-    monkeypatch.setattr(FrozenNorm, "unowned", None)
+    monkeypatch.setattr(FrozenNorm, "bias_part", None)
     with pytest.raises(CompletenessError, match="in vectors and biases"):
         lost.cosine("A small house.", "A tiny home.")

@@ -8,7 +8,7 @@ from frozen_copies import frozen_outputs
 from heads import tried_families
 from whole_examples import everything, frozen_network
 
-from normlens.explain.network import Wanted, carry
+from normlens.explain.backward import carry
 from normlens.layers import Reach
 from normlens.models import adapt
 
@@ -40,9 +40,9 @@ def test_the_way_forward_and_the_way_back_agree(family, rule, tiny):
             w = direction(network.x(0)[0].shape, layer)
             last = max(step for place, step in found.vectors if place == layer)
             forward = torch.einsum("id,kid->k", w, found.vectors[layer, last][:, 0])
-            back = carry(network, {layer: w[None, None]}, Wanted(flow=False))
-            assert_close(forward, back.nodes[0][0, 0])
-            bias = sum(float(share.sum()) for share in back.unowned.values())
+            back = carry(network, w[None, None], layer)
+            assert_close(forward, back[0].nodes[0][0, 0])
+            bias = sum(float(share.sum()) for each in back for share in each.bias_part.values())
             assert float((w * found.biases[layer, last][0]).sum()) == pytest.approx(bias, abs=1e-9)
 
 
@@ -66,7 +66,7 @@ def test_autograd_through_a_frozen_copy_agrees_behind_every_step(family, rule, t
 def test_tokens_and_bias_are_the_models_own_vectors(family, tiny):
     with frozen_network(tiny(family), BATCH) as network:
         found = everything(network)
-        lengths = network.lengths
+        (lengths,) = network.lengths
         assert {layer for layer, _ in found.real} == set(range(len(network)))
     # RMSNorm and some softmaxes compute in float32 whatever the model is in.
     tolerance = 1e-9 if family in ("bert", "distilbert", "gpt2", "opt", "roberta") else 1e-5
@@ -108,7 +108,7 @@ def test_chunks_groups_and_layers_that_run_again_change_nothing(family, tiny):
 def test_causal_models_compute_the_lower_triangle_alone(family, tiny):
     with frozen_network(tiny(family), [IDS]) as network:
         found = everything(network, limit=1)
-        causal = network.adapter.causal
+        causal = network.lens.causal
     assert found.widest == len(IDS) - causal
     for vectors in found.vectors.values():
         sizes = vectors[:, 0].norm(dim=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlens.explain.network import FrozenNetwork, push
+import normlens
+from normlens.explain.network import FrozenNetwork
+from normlens.explain.whole_vectors import push
 from normlens.frozen.network import Sources
-from normlens.models import adapt
-from normlens.trace.run import reading, run_traced
+from normlens.trace.run import reading
 
 PADDING = 1
 
@@ -24,15 +25,15 @@ def frozen_network(
 ) -> Iterator[FrozenNetwork]:
     """A model that has run on token ids, padded on the right."""
     width = max(map(len, batch))
-    adapter = adapt(model)
+    lens = normlens.load(model)
     lengths = [len(ids) for ids in batch]
-    network = FrozenNetwork(adapter, lengths, rule, torch.float64, kept)
+    network = FrozenNetwork(lens, lens.encode(input_ids=batch), rule, kept)
     inputs = {
         "input_ids": torch.tensor([ids + [PADDING] * (width - len(ids)) for ids in batch]),
         "attention_mask": torch.tensor([[1] * n + [0] * (width - n) for n in lengths]),
     }
-    with reading(adapter.model, adapter):
-        run_traced(adapter, adapter.model, inputs, range(len(adapter.blocks())), network.visit)
+    with reading(lens.model, lens.adapter):
+        network.forward(lens.model, inputs)
         yield network
 
 
@@ -56,13 +57,13 @@ class Everything:
         if sources.first:
             self.widest = max(self.widest, sources.vectors.shape[2])
 
-    def bias(self, layer: int, step: int, bias: Tensor, real: Tensor | None) -> None:
+    def bias(self, layer: int, real: Mapping[int, Tensor], step: int, bias: Tensor) -> None:
         self.biases[layer, step] = bias
-        if real is not None:
-            self.real[layer, step] = real
+        if step in real:
+            self.real[layer, step] = real[step]
 
 
 def everything(network: FrozenNetwork, limit: int = 1 << 30) -> Everything:
     found = Everything(network.x(0).shape[1])
-    push([network], len(network) - 1, limit, [found])
+    push(network, len(network) - 1, limit, found)  # type: ignore[arg-type]
     return found

@@ -12,7 +12,7 @@ import normlens
 from normlens.errors import (
     InputError,
 )
-from normlens.explain.cosines import cosines, sentence_parts
+from normlens.explain.whole_vectors import cosines, sentence_parts
 from normlens.faithfulness.methods.base import MethodOptions
 from normlens.faithfulness.methods.frozen_network import explanations
 from normlens.faithfulness.methods.names import NAMES

@@ -12,7 +12,7 @@ from tidy import assert_tidy, words
 from normlens.errors import InputError, MissingDependencyError
 from normlens.figures.matrices import with_biases
 from normlens.results.axes import TokenAxis
-from normlens.results.cosine import Cosine
+from normlens.results.explanation import Cosine
 from normlens.results.exports import save_figure
 
 pytest.importorskip("matplotlib")

@@ -11,7 +11,7 @@ from explanation_examples import LONG, SCRIPTS, SHORT, explanation, explanations
 from tidy import assert_tidy, words
 
 from normlens.errors import InputError, MissingDependencyError
-from normlens.figures.flow import FEW, Edges
+from normlens.figures.explanations import FEW, Edges
 from normlens.results.exports import save_figure
 from normlens.results.words import LONGEST, rows_of
 

@@ -119,7 +119,7 @@ def test_an_encoder_says_what_it_is(maps: normlens.Maps) -> None:
 
 
 def test_a_generated_target_is_said(lens: normlens.Lens, monkeypatch: Any) -> None:
-    monkeypatch.setattr("normlens.inputs.pairs.MOST_GENERATED", 8)
+    monkeypatch.setattr("normlens.inputs.encode.MOST_GENERATED", 8)
     made = lens.maps(SOURCE, scopes=["CROSS-N"])
     assert "The target is the model's own (generated" in words(made.plot())
 
@@ -206,7 +206,7 @@ def test_amplified_pairs_name_their_sequence(maps: normlens.Maps) -> None:
     assert_tidy(figure)
     best = maps.top_pairs(count=1).query("layer == 1").iloc[0]
     label = f"{best['source_token']} ({best['source_sequence']}) → {best['target_token']}"
-    assert label in words(figure).splitlines()
+    assert any(line.endswith(label) for line in words(figure).splitlines())
     (axes,) = panels(figure)
     assert len(maps.encoder.tokens) - 0.5 in lines(axes)
 

@@ -14,7 +14,7 @@ import normlens
 from normlens.errors import InputError
 from normlens.figures.patches import COVER, overlay
 from normlens.models.tiny import tiny_model
-from normlens.results.routing import PatchGrid
+from normlens.results.axes import PatchGrid
 
 
 @pytest.fixture(scope="module")

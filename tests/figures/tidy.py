@@ -7,8 +7,12 @@ from typing import Any
 
 
 def words(figure: Any) -> str:
-    """Everything written outside the panels."""
-    return "\n".join(text.get_text() for text in figure.texts)
+    """Everything written outside the panels, and what panels are called."""
+    texts = list(figure.texts)
+    for axes in figure.axes:
+        texts += [axes._left_title, axes._right_title, *axes.texts]
+        texts += [axes.xaxis.label, axes.yaxis.label]
+    return "\n".join(text.get_text() for text in texts)
 
 
 def every_text(figure: Any) -> list[Any]:

@@ -250,7 +250,8 @@ def test_mobilebert_in_every_form(overrides, components):
 def test_mobilebert_runs_texts_of_one_length_together():
     """The embeddings of neighbours are part of a token's, and padding would be one."""
     lens = normlens.load(tiny_model("mobilebert"))
-    texts = [IDS, IDS[:3], IDS[::-1], IDS[2:5]]
+    ids = (IDS, IDS[:3], IDS[::-1], IDS[2:5])
+    texts = [lens.encode(input_ids=each)[0] for each in ids]
     assert sorted(batches(lens, texts, 4)) == [[0, 2], [1, 3]]
     alone = normlens.load(tiny_model("mobilebert", trigram_input=False))
     assert list(batches(alone, texts, 4)) == [[1, 3, 0, 2]]

@@ -18,7 +18,7 @@ from normlens.layers import Experts
 from normlens.measures.tensors import expansion_rates
 from normlens.models import adapt
 from normlens.models.tiny import scramble, tiny_config
-from normlens.plan import method as plans
+from normlens.plan import costs as plans
 from normlens.plan.costs import MATRICES, TILES
 from normlens.trace.run import trace
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import normlens
 from normlens.errors import UnsupportedModelError
-from normlens.gpu import matmul
+from normlens.gpu.lazy_tensor import LazyTensor, formed
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -180,9 +180,9 @@ def test_weights_are_formed_one_layer_at_a_time(monkeypatch):
     most = []
 
     def noted(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, matmul.LateTensor):
+        if not isinstance(tensor, LazyTensor):
             return tensor
-        values = matmul.formed(tensor).numpy().copy()  # alive as long as a tensor has its memory
+        values = formed(tensor).numpy().copy()  # alive as long as a tensor has its memory
         held.append(weakref.ref(values))
         most.append(sum(ref() is not None for ref in held))
         return torch.from_numpy(values)

@@ -17,8 +17,7 @@ from normlens.errors import InputError, UnsupportedModelError
 from normlens.models import adapt
 from normlens.models.tiny import scramble, tiny_config, tiny_model, tiny_signal_families
 from normlens.models.unwrapping import model_of
-from normlens.serve.jobs import Limits
-from normlens.serve.models import ServedModels
+from normlens.serve.analyses import Limits, ServedModels
 
 every_family = pytest.mark.parametrize("family", tiny_signal_families())
 
@@ -270,7 +269,7 @@ def test_a_part_is_named_by_its_path(tmp_path):
     for source in (model, tmp_path):
         with pytest.raises(InputError, match="those inside are text_model, vision_model"):
             normlens.load(source, part="tower")
-    with pytest.raises(InputError, match="leave part out"):
+    with pytest.raises(InputError, match="there are none inside it"):
         normlens.load(part="vision_model")
 
 

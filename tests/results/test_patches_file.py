@@ -42,9 +42,9 @@ def test_maps_without_a_picture_keep_their_grid(results, tmp_path):
     [
         ({"rows": 4}, "12 patches from token 1 on, of 10"),
         ({"rows": 0}, "0 patches"),
-        ({"first": -1}, "'grid' is not an object with rows"),
-        ({"columns": "3"}, "'grid' is not an object with rows"),
-        (None, "'picture' is there without a grid"),
+        ({"first": -1}, "'first' is not int"),
+        ({"columns": "3"}, "'columns' is not int"),
+        (None, "'grid/picture' is no array"),
     ],
 )
 def test_altered_grids_are_refused(kind, change, message, results, tmp_path):
@@ -61,8 +61,8 @@ def test_altered_grids_are_refused(kind, change, message, results, tmp_path):
 )
 def test_altered_pictures_are_refused(kind, picture, results, tmp_path):
     path = results[kind].save(tmp_path / "it.safetensors")
-    _alter(path, {}, {"picture": picture})
-    with pytest.raises(MapsFileError, match="'picture' has shape"):
+    _alter(path, {}, {"grid/picture": picture})
+    with pytest.raises(MapsFileError, match="picture"):
         normlens.open(path)
 
 
@@ -72,9 +72,8 @@ def _alter(path, change, tensors):
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     name = "maps" if "maps" in header else "explanation"
     meta = json.loads(header[name])
-    fields = meta if name == "maps" else meta["shared"]
     if change is None:
-        del fields["grid"]
+        meta["grid"] = None
     else:
-        fields["grid"] |= change
+        meta["grid"] |= change
     save_crafted(arrays | tensors, path, metadata={**header, name: json.dumps(meta)})

@@ -8,14 +8,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from crafted_files import save_crafted
 from reference import observe
 
 import normlens
 from normlens.errors import InputError, MapsFileError
 from normlens.models import adapt
 from normlens.results import exports
-from normlens.results.routing import Routing
-from normlens.results.store import write
+from normlens.results.axes import Routing
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 
@@ -105,7 +105,7 @@ def test_an_altered_file_is_refused_in_one_line(maps, tmp_path, name, change):
     tensors = {key: array for key, array in tensors.items() if key != name}
     if altered is not None:
         tensors[name] = np.ascontiguousarray(altered)
-    write(tensors, header, path, overwrite=True)
+    save_crafted(tensors, path, metadata=header)
     with pytest.raises(MapsFileError) as raised:
         normlens.open(path)
     assert "\n" not in str(raised.value)

@@ -18,8 +18,7 @@ pytest.importorskip("httpx")
 from serving import ON_CPU, PATIENCE, Site, StepwiseModels
 
 from normlens.models.tiny import scramble, tiny_config
-from normlens.serve.jobs import Limits
-from normlens.serve.models import ServedModels
+from normlens.serve.analyses import Limits, ServedModels
 
 
 @pytest.fixture(scope="session")

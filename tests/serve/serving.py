@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 
 from normlens.options import LoadOptions
-from normlens.serve.jobs import Limits, Question
-from normlens.serve.models import ServedModels
+from normlens.serve.analyses import Limits, Question, ServedModels
 from normlens.serve.server import PageServer
 
 PATIENCE = 60.0

@@ -13,8 +13,7 @@ from serving import ON_CPU, Site, StepwiseModels
 
 import normlens
 from normlens.loading import load as loading
-from normlens.serve.jobs import Limits
-from normlens.serve.models import ServedModels
+from normlens.serve.analyses import Limits, ServedModels
 from normlens.viewer import pages, payload
 from normlens.viewer import payload as container
 
@@ -44,7 +43,7 @@ def detail(answer: httpx.Response) -> str:
 
 def test_the_page_and_its_script(site: Site) -> None:
     answer = site.http.get("")
-    assert answer.text == pages.shell(mode="serve")
+    assert answer.text == pages.shell()
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     script = site.http.get("static/viewer.js")
     assert script.text == pages.script()

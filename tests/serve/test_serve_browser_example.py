@@ -9,8 +9,7 @@ from urllib.parse import quote
 import pytest
 from serving import ON_CPU, Site, StepwiseModels, watched
 
-from normlens.serve.jobs import Limits
-from normlens.serve.models import TEXT, ServedModels
+from normlens.serve.analyses import TEXT, Limits, ServedModels
 
 SHOWN = '.normlens[data-busy="false"][data-items="{}"]'
 # The contrast of a button's text with its ground, after WCAG 2.

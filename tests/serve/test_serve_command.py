@@ -27,26 +27,26 @@ SRC = Path(server.__file__).parents[2]
 ENDLESS = """
 import itertools, sys, time
 from normlens import cli
-from normlens.serve import models, server
+from normlens.serve import analyses, server
 
 def answer(self, question, progress):
     for _ in itertools.count():
         progress(1, 2)
         time.sleep(0.01)
 
-models.ServedModels.answer = answer
+analyses.ServedModels.answer = answer
 """
 # One that never comes back.
 STUCK = """
 import sys, threading
 from normlens import cli
-from normlens.serve import models, server
+from normlens.serve import analyses, server
 
 def answer(self, question, progress):
     progress(1, 2)
     threading.Event().wait()
 
-models.ServedModels.answer = answer
+analyses.ServedModels.answer = answer
 server.PATIENCE = 0.1
 """
 RUN = "sys.exit(cli.main(sys.argv[1:]))"

@@ -21,8 +21,7 @@ import pytest
 from serving import ON_CPU, PATIENCE, Site
 from test_serve_command import started
 
-from normlens.serve.jobs import Limits
-from normlens.serve.models import ServedModels
+from normlens.serve.analyses import Limits, ServedModels
 from normlens.serve.server import ShortageLog, most_connections
 
 HURRIED = Limits(connections=8, request_seconds=0.5, stall_seconds=0.5)
@@ -222,16 +221,16 @@ def test_a_shortage_of_descriptors_is_one_line(caplog: pytest.LogCaptureFixture)
 FEW_FILES = """
 import resource, sys
 from normlens import cli
-from normlens.serve import models, server
+from normlens.serve import analyses, server
 
 server.most_connections = lambda limits: 10_000
-describe = models.ServedModels.describe
+describe = analyses.ServedModels.describe
 
 def describe_and_limit(self):
     describe(self)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
-models.ServedModels.describe = describe_and_limit
+analyses.ServedModels.describe = describe_and_limit
 """
 
 

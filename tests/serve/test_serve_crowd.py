@@ -11,8 +11,7 @@ import pytest
 from serving import ON_CPU, PATIENCE, Site
 from test_serve_api import header
 
-from normlens.serve.jobs import Limits
-from normlens.serve.models import ServedModels
+from normlens.serve.analyses import Limits, ServedModels
 
 VISITORS = 100
 # Different texts, with different numbers of tokens.

@@ -13,8 +13,7 @@ import pytest
 from serving import ON_CPU, Site
 
 import normlens
-from normlens.serve.jobs import Limits
-from normlens.serve.models import TEXT, Description, ServedModels, example_of
+from normlens.serve.analyses import TEXT, Description, Limits, ServedModels, example_of
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_the_example_is_analysed_before_anybody_asks(opened: Site) -> None:
     assert opened.wait(id)["state"] == "done"
     # Only now is the answer at hand for certain; the queue was empty before.
     assert opened.status(opened.submit(TEXT))["state"] == "done"
-    assert [job.question.text for job in opened.jobs._finished.values()] == [TEXT] * 3
+    assert [job.question.text for job in opened.jobs._jobs.values()] == [TEXT] * 3
 
 
 def test_heads_are_there_when_they_are_asked_for(opened: Site, folder: str) -> None:

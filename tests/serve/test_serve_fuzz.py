@@ -24,8 +24,7 @@ from schemathesis.specs.openapi.checks import (  # noqa: E402
     unsupported_method,
 )
 
-from normlens.serve.jobs import Limits  # noqa: E402
-from normlens.serve.models import ServedModels  # noqa: E402
+from normlens.serve.analyses import Limits, ServedModels  # noqa: E402
 
 BOUNDED = settings(
     max_examples=50,

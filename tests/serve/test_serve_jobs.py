@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlens.serve.jobs import AnalysisRequest, Job, Jobs, Limits, QueueFullError, Stopped
+from normlens.serve.analyses import AnalysisRequest, Job, Jobs, Limits, QueueFullError, Stopped
 
 
 class Clock:

@@ -15,8 +15,7 @@ from test_serve_api import detail, header
 import normlens
 from normlens.errors import UnsupportedModelError
 from normlens.models.tiny import tiny_config
-from normlens.serve.jobs import Limits
-from normlens.serve.models import ServedModels
+from normlens.serve.analyses import Limits, ServedModels
 from normlens.viewer import encode
 from normlens.viewer.payload import encode_explanations
 

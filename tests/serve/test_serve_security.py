@@ -10,8 +10,8 @@ import httpx
 import pytest
 from serving import Site
 
+from normlens.serve.analyses import Limits
 from normlens.serve.app import HEADERS, Hosts
-from normlens.serve.jobs import Limits
 
 PATHS = ("", "static/viewer.js", "api/models", "api/analyses/x", "openapi.json", "nowhere")
 

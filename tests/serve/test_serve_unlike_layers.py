@@ -8,8 +8,7 @@ from unlike_examples import _own_registry, unlike  # noqa: F401
 
 import normlens
 from normlens.errors import UnsupportedModelError
-from normlens.serve.jobs import Limits
-from normlens.serve.models import ServedModels
+from normlens.serve.analyses import Limits, ServedModels
 
 
 def test_layers_that_differ_are_refused_before_anybody_asks(monkeypatch):

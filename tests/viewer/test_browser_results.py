@@ -13,7 +13,6 @@ import pytest
 from viewer_examples import hostile_cosine, hostile_explanation
 
 from normlens.results.explanation import Explanation, Explanations
-from normlens.viewer import cosine_html, explanation_html
 
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 UNNAMED = """() => {
@@ -37,7 +36,7 @@ def why_html(why: Explanation, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def pair_html(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cosine_html(hostile_cosine(), tmp_path_factory.mktemp("pair") / "pair.html")
+    return hostile_cosine().to_html(tmp_path_factory.mktemp("pair") / "pair.html")
 
 
 def number(text: str) -> float:
@@ -187,7 +186,7 @@ def test_one_of_several_is_chosen(viewer: Any, tmp_path: Path) -> None:
 
 
 def test_without_flow_the_page_says_so(viewer: Any, why: Explanation, tmp_path: Path) -> None:
-    viewer.open(explanation_html(replace(why, flows={}), tmp_path / "short.html"))
+    viewer.open(replace(why, flows={}).to_html(tmp_path / "short.html"))
     assert "made without flow maps" in viewer.page.inner_text(".missing")
     assert "cannot be drawn" in viewer.page.inner_text(".result > .note")
     viewer.choose("view", "components")

@@ -12,8 +12,8 @@ from test_payload import decode, header_of
 from viewer_examples import hostile_maps
 
 from normlens.errors import InputError
+from normlens.results.axes import PatchGrid, Routing
 from normlens.results.maps import Maps
-from normlens.results.routing import PatchGrid, Routing
 from normlens.viewer import encode
 
 

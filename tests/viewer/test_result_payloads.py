@@ -19,7 +19,7 @@ from viewer_examples import hostile_cosine, hostile_explanation, hostile_maps
 
 from normlens.errors import InputError, OutputError
 from normlens.results.explanation import Explanations
-from normlens.viewer import cosine_html, encode, explanation_html, pages
+from normlens.viewer import encode, pages
 from normlens.viewer.notebook import fitted_explanations
 from normlens.viewer.payload import encode_cosines, encode_explanations
 
@@ -135,15 +135,15 @@ def test_odd_requests_are_refused() -> None:
 
 def test_pages_hold_no_markup_of_tokens_and_are_not_overwritten(tmp_path: Path) -> None:
     several = Explanations([hostile_explanation(), hostile_explanation(layers=2)])
-    for write, what in ((explanation_html, several), (cosine_html, hostile_cosine())):
-        path = write(what, tmp_path / f"{write.__name__}.html")  # type: ignore[operator]
+    for what in (several, hostile_cosine()):
+        path = what.to_html(tmp_path / f"{type(what).__name__}.html")
         text = path.read_text()
         assert "alert(" not in re.sub(r"<title>.*?</title>", "", text, flags=re.S)
         assert len(re.findall("</script", text)) == 2
-        write(what, path)  # type: ignore[operator]
+        what.to_html(path)
         path.write_text("somebody else's page")
         with pytest.raises(OutputError, match="exists"):
-            write(what, path)  # type: ignore[operator]
+            what.to_html(path)
     assert several.to_html(tmp_path / "again.html").read_text().count("and 1 more") == 1
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from normlens.results.axes import TokenAxis
-from normlens.results.cosine import Cosine
-from normlens.results.explanation import Explanation
+from normlens.results.explanation import Cosine, Explanation
 from normlens.results.maps import Maps
 
 

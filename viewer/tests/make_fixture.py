@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from normlens.figures.colours import clipped_end, scale_end
-from normlens.results.axes import TokenAxis, plain
-from normlens.results.cosine import Cosine
-from normlens.results.explanation import Explanation
+from normlens.results.axes import PatchGrid, Routing, TokenAxis, plain
+from normlens.results.explanation import Cosine, Explanation
 from normlens.results.maps import Maps
-from normlens.results.routing import PatchGrid, Routing
 from normlens.viewer.payload import encode, encode_cosines, encode_explanations
 
 SCOPES = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N"]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normlens.errors import InputError
 from normlens.models.unwrapping import check_weights, explain_failure
-from normlens.trace.locking import alone_with_model
+from normlens.trace.locking import exclusive
 from normlens.trace.patches import other_forwards, plain_options
 from normlens.trace.run import reading, without_autocast
 
@@ -36,7 +36,7 @@ def model_ready(lens: Lens, work: Callable[[], T]) -> T:
             check_weights(lens.model, lens.layers)
             return work()
 
-    return alone_with_model(whole, ready)
+    return exclusive(whole, ready)
 
 
 def body_pass(lens: Lens, inputs: Mapping[str, Tensor]) -> Any:

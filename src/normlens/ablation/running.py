@@ -27,7 +27,7 @@ from normlens.ablation.statistics import Statistics
 from normlens.errors import MemoryLimitError, NormLensError, is_out_of_memory, process_limit
 from normlens.models.unwrapping import padding_spoils
 from normlens.pipeline.progress import Progress
-from normlens.plan.memory import GIB
+from normlens.plan.costs import GIB
 from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from normlens.ablation.passes import last_vectors
 from normlens.ablation.questions import Outcome, Question
 from normlens.ablation.token_losses import negative_log_likelihood
 from normlens.errors import InputError
-from normlens.explain.cosines import through_steps
 from normlens.explain.rollouts import cosine_distance
+from normlens.explain.whole_vectors import through_steps
 from normlens.inputs.text import Encoded
 from normlens.layers import FIRST, LAST, MEAN, SEQUENCES
 

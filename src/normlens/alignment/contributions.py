@@ -9,8 +9,8 @@ import numpy as np
 
 from normlens.alignment.options import EXPLAIN, OUTPUT
 from normlens.alignment.readings import Reading
-from normlens.explain.ask import ask
-from normlens.inputs.text import Pair
+from normlens.explain.explainer import ask
+from normlens.inputs.text import Encoded
 from normlens.options import ExplainOptions
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def explained(
-    lens: Lens, pairs: Sequence[Pair], batch_size: int | str
+    lens: Lens, pairs: Sequence[Encoded], batch_size: int | str
 ) -> Iterator[tuple[int, Reading, float]]:
     """Each pair's place, contributions and completeness error.
 
@@ -30,7 +30,7 @@ def explained(
     )
     answers = ask(lens, pairs, True, options, position="all")
     for place, (pair, answer) in enumerate(zip(pairs, answers, strict=True)):
-        scores = np.zeros((1, len(pair.target), len(pair.source)))
+        scores = np.zeros((1, len(pair), len(pair.sequences[0])))
         for why in answer:
             scores[0, why.position] = why.source.contributions
         worst = max(float(why.completeness) for why in answer)

@@ -19,7 +19,7 @@ from normlens.alignment.word_links import WordPlaces, pharaoh
 from normlens.corpus.measures.base import Item, Needs
 from normlens.corpus.measures.model_measure import BoundMeasure, ModelMeasure
 from normlens.errors import InputError, check_choice
-from normlens.inputs.text import Pair
+from normlens.inputs.text import Encoded
 from normlens.measures.alignment import Link, count_links
 from normlens.options import AnalysisOptions
 from normlens.scopes import components_of
@@ -104,17 +104,16 @@ class _Alignment(BoundMeasure):
 
     def batch_rows(self, items: Sequence[Item], clock: Clock) -> list[dict[str, pa.Table] | str]:
         encoded: list[Any] = [item.encoded for item in items]
-        pairs = [Pair(one.source, one) for one in encoded]
         readings: list[list[Reading]] = [[] for _ in items]
         worst = [0.0] * len(items)
         if self.chosen.scopes:
             with clock.on("maps"):
-                for place, maps in enumerate(self._maps(pairs)):
-                    readings[place] += self._of_maps(maps, len(pairs[place].source))
+                for place, maps in enumerate(self._maps(encoded)):
+                    readings[place] += self._of_maps(maps, len(encoded[place].source))
                     worst[place] = max(worst[place], maps.completeness)
         if self.chosen.explains:
             with clock.on("explanations"):
-                for place, reading, error in explained(self.lens, pairs, self.batch_size):
+                for place, reading, error in explained(self.lens, encoded, self.batch_size):
                     readings[place].append(reading)
                     worst[place] = max(worst[place], error)
         with clock.on("alignment"):
@@ -123,7 +122,7 @@ class _Alignment(BoundMeasure):
                 for item, read, error in zip(items, readings, worst, strict=True)
             ]
 
-    def _maps(self, pairs: Sequence[Pair]) -> list[Maps]:
+    def _maps(self, pairs: Sequence[Encoded]) -> list[Maps]:
         options = AnalysisOptions(
             scopes=list(self.chosen.scopes.values()),
             layers=self.chosen.layers,

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -51,19 +51,65 @@ def console_for(*, stderr: bool = False) -> Console:
     """A terminal, or a pipe whose lines are never broken."""
     console = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
-        console = Console(stderr=stderr, highlight=False, emoji=False, markup=False, width=1 << 16)
+        console.width = 1 << 16
     return console
 
 
+def say(*lines: str, style: str = "") -> None:
+    """Print lines of text."""
+    for line in lines:
+        console_for().print(Text(line, style=style))
+
+
+def new_table(
+    columns: Iterable[str], rows: Iterable[Iterable[str | Text]], left: Collection[int] = (0,)
+) -> Table:
+    """A plain table; `left` are the places of columns of words, and the others are numbers."""
+    names = list(columns)
+    table = Table(box=box.SIMPLE_HEAD, show_header=any(names))
+    for place, name in enumerate(names):
+        is_left = place in left or place - len(names) in left
+        table.add_column(Text(name), justify="left" if is_left else "right", overflow="fold")
+    for row in rows:
+        # Tokens such as [CLS] would be taken for markup if they were passed as strings.
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
+
+
+def print_table(
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str | Text]],
+    left: Collection[int] = (0,),
+) -> None:
+    """Print a plain table below its title; without a title, alone."""
+    if title:
+        say(f"\n{title}")  # as a table's own title it would be broken at the table's width
+    console_for().print(new_table(columns, rows, left))
+
+
 @contextmanager
-def status(message: str, quiet: bool) -> Iterator[None]:
-    """A sign of life on a terminal; nothing anywhere else."""
-    console = console_for(stderr=True)
-    if quiet or not console.is_terminal:
-        yield
-        return
-    with console.status(f"{message} …"):
-        yield
+def status(message: str, quiet: bool) -> Iterator[Progress | None]:
+    """A sign of life on a terminal; elsewhere stderr gets a line now and then about layers.
+
+    Gives what to tell of each layer. Nothing is printed to stdout, and nothing at all about work
+    that is done at once.
+    """
+    console, said = console_for(stderr=True), time.monotonic()
+
+    def line(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= LINE_EVERY:
+            said = time.monotonic()
+            console.print(f"{message}: layer {done} of {total}")
+
+    if quiet:
+        yield None
+    elif console.is_terminal:
+        with console.status(f"{message} …") as shown:
+            yield lambda done, total: shown.update(f"{message}: layer {done} of {total} …")
+    else:
+        yield line
 
 
 def load_lens(model: str | None, tokenizer: str | None, loading: LoadOptions, quiet: bool) -> Lens:
@@ -72,54 +118,6 @@ def load_lens(model: str | None, tokenizer: str | None, loading: LoadOptions, qu
 
     with status(f"loading {model or DEFAULT}", quiet):
         return load(model, tokenizer, **asdict(loading))
-
-
-@contextmanager
-def layers_status(message: str, quiet: bool) -> Iterator[Progress | None]:
-    """What to tell of each layer: a terminal shows it, elsewhere stderr gets a line now and then.
-
-    Nothing is printed to stdout, and nothing at all about work that is done at once.
-    """
-    console = console_for(stderr=True)
-    if quiet:
-        yield None
-    elif console.is_terminal:
-        with console.status(f"{message} …") as shown:
-            yield lambda done, total: shown.update(f"{message}: layer {done} of {total} …")
-    else:
-        yield _now_and_then(message, console)
-
-
-def _now_and_then(message: str, console: Console) -> Progress:
-    said = time.monotonic()
-
-    def say(done: int, total: int) -> None:
-        nonlocal said
-        if time.monotonic() - said >= LINE_EVERY:
-            said = time.monotonic()
-            console.print(f"{message}: layer {done} of {total}")
-
-    return say
-
-
-def new_table(*columns: str, left: int = 1) -> Table:
-    """A plain table: the first `left` columns are words, the others numbers."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for index, column in enumerate(columns):
-        justify: Any = "left" if index < left else "right"
-        table.add_column(Text(column), justify=justify, overflow="fold")
-    return table
-
-
-def print_table(console: Console, title: str, table: Table) -> None:
-    # As a table's own title it would be broken at the table's width.
-    console.print(Text(f"\n{title}"))
-    console.print(table)
-
-
-def add_row(table: Table, *cells: str) -> None:
-    # Tokens such as [CLS] would be taken for markup if they were passed as strings.
-    table.add_row(*(Text(cell) for cell in cells))
 
 
 # What commands write: files, judged before the work is done, or JSON on standard output.
@@ -132,20 +130,25 @@ def print_json(document: dict[str, Any]) -> None:
     """Print a document in one line, as JSON that any program reads."""
     # A stream that cannot say ρ would replace it by a question mark.
     plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") != "utf8"
-    sys.stdout.write(json.dumps(document, ensure_ascii=plain, allow_nan=False))
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    print(json.dumps(document, ensure_ascii=plain, allow_nan=False), flush=True)
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go: to a file, to standard output as JSON, or there in words."""
+    """Where results go: to a file, to standard output as JSON, or there in words.
 
-    out: Path | None
-    as_json: bool
-    force: bool
-    quiet: bool
-    lines: bool  # a file for each of several inputs
+    Options:
+        out FILE (--out, -o): .safetensors, .html, .csv, .json, .png, .svg or .pdf; - is JSON on
+            stdout. With --lines a file for each line: maps-1.png, …
+        as_json (--json): Print the result as JSON; with --lines, a line for each.
+        force (--force, -f): Overwrite what is there.
+        quiet (--quiet, -q): Print results alone.
+    """
+
+    out: Path | None = None
+    as_json: bool = False
+    force: bool = False
+    quiet: bool = False
 
     def __post_init__(self) -> None:
         if self.as_json and self.out not in (None, STDOUT):
@@ -164,17 +167,17 @@ class Output:
         """The file to write, if one is asked for."""
         return None if self.printed else self.out
 
-    def check(self, drawing: Iterable[str] = ()) -> None:
+    def check(self, lines: bool, drawing: Iterable[str] = ()) -> None:
         """Raise now what would otherwise fail at the end; `drawing` names options of pictures."""
         from normlens.results import exports as export
         from normlens.results import store
 
-        if self.file is None:
-            return
-        export.check_format(self.file, drawing)
-        with file_errors(self.file):
-            first = self.file_of(1 if self.lines else None)
-            store.check_output(first, overwrite=self.force or self.lines)
+        if self.file is not None:
+            export.check_format(self.file, drawing)
+            with file_errors(self.file):
+                store.check_output(
+                    self.file_of(1 if lines else None), overwrite=self.force or lines
+                )
 
     def file_of(self, line: int | None) -> Path:
         """The file of one of several results: ``maps-3.png`` for the third line."""
@@ -228,12 +231,9 @@ _DRAWN = (".png", ".svg", ".pdf")
 
 def check_result_needs(model: str | None, out: Path | None, image: Path | None = None) -> None:
     """Raise now for packages that a result's model, its file or its input will need."""
-    needs = list(_of_model(model or DEFAULT))
-    if out is not None and out.suffix.lower() in _DRAWN:
-        needs.append(PICTURES)
-    if image is not None:
-        needs.append(IMAGES)
-    check_installed(*needs)
+    drawn = out is not None and out.suffix.lower() in _DRAWN
+    needs = [PICTURES] * drawn + [IMAGES] * (image is not None)
+    check_installed(*_of_model(model or DEFAULT), *needs)
 
 
 def check_run_needs(
@@ -247,15 +247,13 @@ def check_run_needs(
 
     `instead` says how to do without the packages of the results.
     """
-    needs = list(() if model is None else _of_model(model))
-    if execution.get("engine") == "ray":
-        needs.append(RAY)
+    needs = [*_of_model(model), *[RAY] * (execution.get("engine") == "ray")]
     check_installed(*needs, *results, extra=extra, instead="" if missing(needs) else instead)
 
 
-def _of_model(name: str) -> Iterator[Need]:
+def _of_model(name: str | None) -> Iterator[Need]:
     """What reading an embedded model's weights needs; one that is not there says so by itself."""
-    if is_embedded(name) and EMBEDDED[name].installed:
+    if name is not None and is_embedded(name) and EMBEDDED[name].installed:
         yield Need(f"the embedded model {name!r} needs", EMBEDDED[name].extras)
 
 
@@ -263,7 +261,6 @@ def _of_model(name: str) -> Iterator[Need]:
 
 
 STDIN = "-"
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -284,63 +281,71 @@ class Given:
             raise InputError(f"line {self.line}: {error}") from error
 
 
-def read_inputs(
-    texts: Sequence[str | None],
-    pair: str | None,
-    file: str | None,
-    image: Path | None = None,
-    *,
-    lines: bool = False,
-) -> Iterator[Given]:
-    """The text, pair or picture that was given, or with `lines` each line of a file or of stdin.
+@dataclass(frozen=True)
+class Inputs:
+    """What is read: a text, a pair, a picture, or the lines of a file.
 
-    One input is read and judged at once; lines are read as they are asked for, but for the first.
+    Options:
+        text TEXT (--text, -t): The same, as an option.
+        pair TEXT: A second text, for models that read pairs.
+        target_text TEXT: Encoder–decoders: the target that the decoder reads. Default: what the
+            model generates.
+        file FILE: Read the text from a file; - is stdin.
+        lines: Each line of the file, or of stdin, is a text; the model is loaded once.
+        image FILE: Instead of a text: a picture, for models that see.
     """
-    if not lines:
-        return iter([Given(_read_input(texts, pair, file, image))])
-    if pair is not None or image is not None:
-        raise InputError("--lines reads one text from each line; leave --pair and --image out")
-    typed, name = _source(texts, file)
-    if typed is not None:
-        raise InputError("--lines reads texts from a file or a pipe; add --file FILE, or give -")
-    every = _read_lines(name)
-    first = next(every, None)
-    if first is None:
-        raise InputError(f"{_called(name)} holds no text; write one in each line")
-    return chain([first], every)
 
+    text: str | None = None
+    pair: str | None = None
+    target_text: str | None = None
+    file: str | None = None
+    lines: bool = False
+    image: Path | None = None
 
-def _read_input(
-    texts: Sequence[str | None], pair: str | None, file: str | None, image: Path | None
-) -> str | tuple[str, str] | Path:
-    """The text or pair that was given, typed or in a file, or the picture."""
-    if image is not None:
-        if any(given is not None for given in (*texts, pair, file)):
+    def read(self, typed: str | None) -> Iterator[Given]:
+        """The text, pair or picture that was given, or with `lines` each line of a file.
+
+        One input is read and judged at once; lines are read as they are asked for, but for the
+        first.
+        """
+        texts = [text for text in (typed, self.text, self.file) if text is not None]
+        if not self.lines:
+            return iter([Given(self._picture(texts) if self.image else self._text(texts))])
+        if self.pair is not None or self.image is not None:
+            raise InputError("--lines reads one text from each line; leave --pair and --image out")
+        typed, name = self._source(texts)
+        if typed is not None:
+            raise InputError(
+                "--lines reads texts from a file or a pipe; add --file FILE, or give -"
+            )
+        every = _read_lines(name)
+        first = next(every, None)
+        if first is None:
+            raise InputError(f"{_called(name)} holds no text; write one in each line")
+        return chain([first], every)
+
+    def _picture(self, texts: list[str]) -> Path:
+        assert self.image is not None
+        if texts or self.pair is not None:
             raise InputError("give a text or an --image, not both")
-        if not image.is_file():
-            raise InputError(f"there is no file {str(image)!r}; --image names a picture")
-        return image
-    typed, name = _source(texts, file)
-    first = _read_file(name) if typed is None else typed
-    check_text(first)
-    if pair is None:
-        return first
-    check_text(pair)
-    return first, pair
+        if not self.image.is_file():
+            raise InputError(f"there is no file {str(self.image)!r}; --image names a picture")
+        return self.image
 
+    def _text(self, texts: list[str]) -> str | tuple[str, str]:
+        typed, name = self._source(texts)
+        first = check_text(_read_file(name) if typed is None else typed)
+        return first if self.pair is None else (first, check_text(self.pair))
 
-def _source(texts: Sequence[str | None], file: str | None) -> tuple[str | None, str]:
-    """The text that was typed, or None and the file to read it from; ``-`` is stdin."""
-    given = [text for text in (*texts, file) if text is not None]
-    if not given and _is_piped():
-        return None, STDIN
-    if len(given) != 1:
-        raise InputError(
-            'give one text, as "…" or with --text "…", with --file FILE, or through a pipe'
-        )
-    if file is not None or given == [STDIN]:
-        return None, given[0]
-    return given[0], ""
+    def _source(self, texts: list[str]) -> tuple[str | None, str]:
+        """The text that was typed, or None and the file to read it from; ``-`` is stdin."""
+        if not texts and _is_piped():
+            return None, STDIN
+        if len(texts) != 1:
+            raise InputError(
+                'give one text, as "…" or with --text "…", with --file FILE, or through a pipe'
+            )
+        return (None if self.file is not None or texts == [STDIN] else texts[0]), texts[0]
 
 
 def _is_piped() -> bool:
@@ -352,10 +357,11 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-def check_text(text: str, name: str = "text") -> None:
-    """Raise for a text that is empty."""
+def check_text(text: str, name: str = "text") -> str:
+    """Return a text, or raise an error if it is empty."""
     if not text.strip():
         raise InputError(f"the {name} is empty; give at least one word")
+    return text
 
 
 @contextmanager
@@ -387,7 +393,7 @@ def _read_lines(name: str) -> Iterator[Given]:
     with _opened(name) as stream:
         for number, data in enumerate(stream, start=1):
             try:
-                text = data.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip()
+                text = data.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError as error:
                 raise InputError(
                     f"line {number} of {_called(name)} is not UTF-8 text; convert it"

@@ -1,4 +1,8 @@
-"""``normlens run``, ``status``, ``check`` and ``query``: measure a corpus, and look at its run."""
+"""``normlens run``, ``status``, ``check`` and ``query``: measure a corpus, and look at its run.
+
+Options:
+    run RUN: The run's folder or URL.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +11,28 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from normlens.cli import parameters
-from normlens.cli.common import add_row, check_run_needs, console_for, new_table
-from normlens.cli.parameters import TypedFields, option, with_field_options
+from normlens.cli.common import check_run_needs, console_for, new_table, print_table
+from normlens.cli.parameters import Fields
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError, SomeFailedWarning
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.options import FILE_SIZE, Execution, RunOptions
-from normlens.corpus.runs.progress import clock
 from normlens.errors import TABLES, InputError, NormLensError, check_installed
 from normlens.loading.embedded import DEFAULT
 from normlens.results.words import write_csv
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import RenderableType
 
     from normlens.corpus.runs.results import Run
@@ -78,12 +75,6 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 }
 
 
-def examples_for(tables: Iterable[str]) -> list[tuple[str, str]]:
-    """The questions that a run with these tables can answer."""
-    there = set(tables)
-    return [example for table, example in EXAMPLES.items() if table in there]
-
-
 # Watching a run: a live view on a terminal, lines in a pipe.
 
 
@@ -117,28 +108,32 @@ def watch_run(run: Run, as_json: bool = False) -> None:
 
 def _view(watched: Watched) -> RenderableType:
     status, activity = watched.status, watched.activity
-    parts: list[RenderableType] = [Text(line) for line in str(status).splitlines()[:1]]
-    parts += [
-        Text(f"state      {watched.state}" + (f" ({watched.running})" if watched.running else "")),
+    running = f" ({watched.running})" if watched.running else ""
+    parts: list[RenderableType] = [
+        *map(Text, str(status).splitlines()[:1]),
+        Text(f"state      {watched.state}{running}"),
         ProgressBar(total=max(1, status.sequences), completed=status.done, width=60),
         Text(watched.line()),
     ]
     if activity is None:
-        return Group(*parts, *(Text(line) for line in watched.activity_lines()))
-    table = new_table("worker", "device", "shards", "sequences/s", "failed", "last", left=2)
-    for worker in activity.workers[:SHOWN]:
-        ago = f"{clock(max(0.0, time.time() - worker.last))} ago"
-        numbers = (str(worker.shards), f"{worker.rate:.1f}", str(worker.failures), ago)
-        add_row(table, worker.name, worker.device, *numbers)
-    hidden = len(activity.workers) - SHOWN
-    more = [Text(f"and {hidden} more workers")] if hidden > 0 else []
-    return Group(*parts, Text(watched.activity_lines()[1]), table, *more)
+        return Group(*parts, *map(Text, watched.activity_lines()))
+    columns = ("worker", "device", "shards", "sequences/s", "failed", "last")
+    rows = (
+        [
+            *(worker.name, worker.device, str(worker.shards), f"{worker.rate:.1f}"),
+            str(worker.failures),
+            f"{progress.clock(max(0.0, time.time() - worker.last))} ago",
+        ]
+        for worker in activity.workers[:SHOWN]
+    )
+    parts += [Text(watched.activity_lines()[1]), new_table(columns, rows, left=(0, 1))]
+    if (hidden := len(activity.workers) - SHOWN) > 0:
+        parts.append(Text(f"and {hidden} more workers"))
+    return Group(*parts)
 
 
 # ``normlens run``: measure a corpus, or go on with a run that was stopped.
 
-
-# torch takes seconds to import, so only a command that needs it does it.
 
 #: Exit status of a run in which some sequences failed.
 SOME_FAILED = 3
@@ -146,68 +141,67 @@ SOME_FAILED = 3
 INTERRUPTED = 130
 
 
-@with_field_options
 def run_command(
     *,
-    model: parameters.Model = None,
-    data: parameters.RunData = None,
-    out: Annotated[
-        str | None, option("RUN", "New folder (or fsspec URL) for the run.", "--out", "-o")
-    ] = None,
-    resume: Annotated[
-        str | None, option("RUN", "Finish the run in this folder; it knows its options.")
-    ] = None,
-    options: Annotated[dict[str, Any], TypedFields(of=(RunOptions, Execution))],
-    quiet: parameters.NoProgress = False,
+    model: str | None = None,
+    data: str | None = None,
+    out: str | None = None,
+    resume: str | None = None,
+    options: Annotated[dict[str, Any], Fields(of=(RunOptions, Execution))],
+    quiet: bool = False,
 ) -> None:
     """Measure every sequence of a corpus; stop and resume at any time.
 
     A sequence that cannot be analysed is a row of the table `failures`; the exit status is 3 then.
+
+    Example: normlens run --model minilm --data sample --out my-run && normlens query my-run
+    "SELECT layer, avg(ratio) FROM mixing GROUP BY layer"
+
+    Options:
+        data DATA (--data, -d): File, folder, pattern or named data set.
+        out RUN (--out, -o): New folder (or fsspec URL) for the run.
+        resume RUN: Finish the run in this folder; it knows its options.
+        quiet (--quiet, -q): Print no progress.
     """
-    check_run_needs(model or (DEFAULT if resume is None else None), options)
+    model = model or (DEFAULT if resume is None else None)
+    check_run_needs(model, options)
 
     from normlens.corpus.runs import runs
 
-    asked = Asked("run", "run", model, data, out, resume, quiet, default=DEFAULT)
-    report_run(asked.carry_out(runs.run, runs.resume, **options), quiet)
+    report_run(
+        do_run(runs.run, runs.resume, "run", model, data, out, resume, quiet, options), quiet
+    )
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A new run, or one to go on with, as a command line asks for it."""
+def do_run(
+    begin: Callable[..., Run],
+    go_on: Callable[..., Run],
+    noun: str,
+    model: str | None,
+    data: str | None,
+    out: str | None,
+    resume: str | None,
+    quiet: bool,
+    options: Mapping[str, Any],
+) -> Run:
+    """Do a new run, or go on with one; Ctrl-C says how to go on, and exits with 130.
 
-    command: str
-    noun: str  # what the command calls its runs
-    model: str | None
-    data: str | None
-    out: str | None
-    resume: str | None
-    quiet: bool
-    default: str | None = None  # the model of a new run that names none
-
-    def carry_out(
-        self, begin: Callable[..., Run], go_on: Callable[..., Run], **options: Any
-    ) -> Run:
-        """Do the run with its progress shown; Ctrl-C says how to go on, and exits with 130."""
-        if (self.out is None) == (self.resume is None):
-            raise InputError(
-                f"give --out for a new {self.noun} or --resume for one that was stopped"
-            )
-        model, data = self.model, self.data
-        if self.resume is None:
-            model = model or self.default
-        try:
-            with shown_progress(self.quiet) as shown, warnings.catch_warnings():
-                warnings.simplefilter("ignore", SomeFailedWarning)  # `report_run` says it
-                if self.resume is not None:
-                    return go_on(self.resume, model=model, data=data, progress=shown, **options)
-                if model is None or data is None:
-                    needed = "--data" if self.default else "--model, --data"
-                    raise InputError(f"a new {self.noun} needs {needed} and --out")
-                return begin(model, data, self.out, progress=shown, **options)
-        except KeyboardInterrupt:
-            print(_stopped(self.resume or self.out or "", self.command), file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
+    `noun` is what the command calls its runs; the command is called like the function `begin`.
+    """
+    if (out is None) == (resume is None):
+        raise InputError(f"give --out for a new {noun} or --resume for one that was stopped")
+    try:
+        with shown_progress(quiet) as shown, warnings.catch_warnings():
+            warnings.simplefilter("ignore", SomeFailedWarning)  # `report_run` says it
+            if resume is not None:
+                return go_on(resume, model=model, data=data, progress=shown, **options)
+            if model is None or data is None:
+                needed = "--data" if noun == "run" else "--model, --data"
+                raise InputError(f"a new {noun} needs {needed} and --out")
+            return begin(model, data, out, progress=shown, **options)
+    except KeyboardInterrupt:
+        print(_stopped(resume or out or "", begin.__name__), file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager
@@ -252,31 +246,30 @@ def report_run(run: Run, quiet: bool) -> None:
 NOT_SOUND = 1
 SHOWN_ROWS = 40
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's folder or URL.")]
 
+def status_command(run: str, *, watch: bool = False, as_json: bool = False) -> None:
+    """How far a run is: done, left, rate, failures, workers, and where the time goes.
 
-def status_command(
-    run: RunArgument,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on showing it until the run ends.")
-    ] = False,
-    as_json: parameters.Json = False,
-) -> None:
-    """How far a run is: done, left, rate, failures, workers, and where the time goes."""
+    Example: normlens status my-run
+
+    Options:
+        watch (--watch, -w): Go on showing it until the run ends.
+    """
     from normlens.corpus.runs.results import Run
 
     opened = Run.open(run)
     if watch:
         watch_run(opened, as_json)
-        return
-    watched = opened.watched()
-    _print(watched, as_json)
+    else:
+        _print(opened.watched(), as_json)
 
 
-def check_command(run: RunArgument, as_json: parameters.Json = False) -> None:
+def check_command(run: str, *, as_json: bool = False) -> None:
     """Read all files of a run: which are missing, damaged or stray?
 
     One line for each; the exit status is 1 if there is one.
+
+    Example: normlens check my-run
     """
     from normlens.corpus.runs.results import Run
 
@@ -286,42 +279,43 @@ def check_command(run: RunArgument, as_json: parameters.Json = False) -> None:
         raise typer.Exit(NOT_SOUND)
 
 
-def compact_command(
-    run: RunArgument,
-    file_size: Annotated[
-        float, option("MB", "Size of the files; they have from half to twice.")
-    ] = FILE_SIZE,
-    as_json: parameters.Json = False,
-) -> None:
+def compact_command(run: str, *, file_size: float = FILE_SIZE, as_json: bool = False) -> None:
     """Join the files of a run's finished shards: few large ones instead of many small ones.
 
     A run does this by itself while it goes on. The tables stay the same, bit for bit.
+
+    Example: normlens compact my-run
+
+    Options:
+        file_size MB: Size of the files; they have from half to twice.
     """
     from normlens.corpus.runs.results import Run
 
-    result = Run.open(run).compact(file_size=file_size)
-    _print(result, as_json)
+    _print(Run.open(run).compact(file_size=file_size), as_json)
 
 
 def query_command(
-    run: RunArgument,
-    sql: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SQL", help="A query over the run's tables. Without: the tables, and examples."
-        ),
-    ] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, a row per object.")] = False,
-    out: Annotated[
-        Path | None, option("FILE", ".csv, .json, .jsonl or .parquet.", "--out", "-o")
-    ] = None,
-    force: parameters.Force = False,
-    measures: Annotated[
-        str | None, option("LIST", "Your own measures (module:name) that merge tables.")
-    ] = None,
+    run: str,
+    sql: str | None = None,
+    *,
+    csv: bool = False,
+    as_json: bool = False,
+    out: Path | None = None,
+    force: bool = False,
+    measures: str | None = None,
 ) -> None:
-    """Ask a run's tables in SQL (DuckDB)."""
+    """Ask a run's tables in SQL (DuckDB).
+
+    Example: normlens query my-run
+    "SELECT scope_a, scope_b, avg(rho) FROM similarity GROUP BY ALL" --csv
+
+    Options:
+        sql SQL: A query over the run's tables. Without: the tables, and examples.
+        csv: As CSV.
+        as_json (--json): As JSON, a row per object.
+        out FILE (--out, -o): .csv, .json, .jsonl or .parquet.
+        measures LIST: Your own measures (module:name) that merge tables.
+    """
     from normlens.corpus.runs.results import Run
 
     if sql is not None:
@@ -344,7 +338,18 @@ def query_command(
     elif as_json:
         print(frame.to_json(orient="records", indent=1, double_precision=15))
     else:
-        _print_table(frame)
+        words = [place for place, dtype in enumerate(frame.dtypes) if dtype.kind not in "iuf"]
+        rows = (map(_cell, row) for row in frame.head(SHOWN_ROWS).itertuples(index=False))
+        print_table("", map(str, frame.columns), rows, left=words)
+        if len(frame) > SHOWN_ROWS:
+            print(
+                f"{SHOWN_ROWS} of {len(frame)} rows; --csv, --json or --out give all",
+                file=sys.stderr,
+            )
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _print(result: Any, as_json: bool) -> None:
@@ -354,7 +359,7 @@ def _print(result: Any, as_json: bool) -> None:
 def _print_tables(run: str, tables: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
     """List a run's tables with their columns, and questions that they answer."""
     columns = {table: list(described["columns"]) for table, described in tables.items()}
-    examples = examples_for(columns)
+    examples = [example for table, example in EXAMPLES.items() if table in columns]
     if as_json:
         queries = [{"question": question, "sql": sql} for question, sql in examples]
         print(json.dumps({"tables": columns, "examples": queries}, indent=1))
@@ -363,22 +368,3 @@ def _print_tables(run: str, tables: Mapping[str, Mapping[str, Any]], as_json: bo
         print(f"{table}({', '.join(names)})")
     for question, sql in examples:
         print(f"\n# {question}\nnormlens query {shlex.quote(run)} {shlex.quote(sql)}")
-
-
-def _print_table(frame: pd.DataFrame) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in frame.columns:
-        numeric = frame[name].dtype.kind in "iuf"
-        table.add_column(str(name), justify="right" if numeric else "left", overflow="fold")
-    for row in frame.head(SHOWN_ROWS).itertuples(index=False):
-        table.add_row(*(_cell(value) for value in row))
-    console = Console()
-    console.print(table)
-    if len(frame) > SHOWN_ROWS:
-        print(
-            f"{SHOWN_ROWS} of {len(frame)} rows; --csv, --json or --out give all", file=sys.stderr
-        )
-
-
-def _cell(value: object) -> str:
-    return escape(f"{value:.4g}" if isinstance(value, float) else str(value))

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import tempfile
 import webbrowser
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.console import Console
-from rich.table import Table
-
 from normlens import scopes
-from normlens.cli import parameters
-from normlens.cli.common import (
-    Given,
-    Output,
-    add_row,
-    check_result_needs,
-    check_text,
-    console_for,
-    file_errors,
-    layers_status,
-    load_lens,
-    new_table,
-    print_table,
-    read_inputs,
-)
-from normlens.cli.parameters import Fields, option, with_field_options
+from normlens.cli import common
+from normlens.cli.common import print_table, say
+from normlens.cli.parameters import Fields
 from normlens.errors import InputError, valid_choice
 from normlens.options import LAYER, AnalysisOptions, LoadOptions, cost_in_words
 from normlens.results.words import STACKS, by_stack
-from normlens.scopes import consecutive, holds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from normlens.inputs.text import Item
     from normlens.lens import Lens
     from normlens.results.maps import Maps
 
@@ -52,42 +34,35 @@ PRINTED_PAIRS = 3
 
 def show_maps(maps: Maps) -> None:
     """Print what the maps are of, and what they say in short."""
-    console = console_for()
-    about = maps.provenance
-    if maps.stack:
-        console.print(
-            f"{about['model']} ({about['model_type']}), {about['dtype']} on {about['device']}"
-        )
-    else:
-        console.print(
-            f"{about['model']} ({about['model_type']}): {layers_in_words(maps)} of "
-            f"{about['components']}, {about['dtype']} on {about['device']}"
-        )
-        console.print(f"{len(maps.tokens)} tokens: {' '.join(maps.tokens)}")
+    about, two = maps.provenance, bool(maps.stack)
+    layers = "" if two else f": {layers_in_words(maps)} of {about['components']}"
+    say(f"{about['model']} ({about['model_type']}){layers}, {about['dtype']} on {about['device']}")
+    if not two:
+        say(f"{len(maps.tokens)} tokens: {' '.join(maps.tokens)}")
         if maps.source_axis is not None:
-            console.print(f"{len(maps.sources)} sources: {' '.join(maps.source_tokens)}")
+            say(f"{len(maps.sources)} sources: {' '.join(maps.source_tokens)}")
     if others := _source_alone(maps):
-        console.print(f"source, {len(others)} tokens: {' '.join(others)}")
-    for one in by_stack(maps) if maps.stack else []:
-        console.print(
+        say(f"source, {len(others)} tokens: {' '.join(others)}")
+    for one in by_stack(maps) if two else []:
+        say(
             f"{one.stack}: {layers_in_words(one)} of {one.provenance['components']}; "
             f"{_sequence(one)}, {len(one.tokens)} tokens: {' '.join(one.tokens)}"
         )
-    console.print(completeness(maps))
+    say(completeness(maps))
     if maps.origin_in_words:
-        console.print(f"{maps.origin_in_words}, through all layers; what no token owns is left out")
+        say(f"{maps.origin_in_words}, through all layers; what no token owns is left out")
     if "outside_scopes" in about:
-        console.print(f"outside every scope: {about['outside_scopes']}")
+        say(f"outside every scope: {about['outside_scopes']}")
     if any(one.heads for one in by_stack(maps)):
-        console.print("head-level maps: keep them with --out maps.safetensors (or .csv, .json)")
+        say("head-level maps: keep them with --out maps.safetensors (or .csv, .json)")
     if maps.routing is not None:
-        console.print(f"{maps.routing!r}; --routing experts.csv writes it")
+        say(f"{maps.routing!r}; --routing experts.csv writes it")
     for one in by_stack(maps):
         if len(one.scopes) == 1:
-            _show_scope(console, one)
+            _show_scope(one)
         else:
-            _show_similarity(console, one)
-            _show_amplification(console, one)
+            _show_similarity(one)
+            _show_amplification(one)
 
 
 def sizes_in_words(maps: Maps) -> str:
@@ -95,14 +70,13 @@ def sizes_in_words(maps: Maps) -> str:
     if not maps.stack:
         return f"{len(maps.tokens)} tokens, {layers_in_words(maps)}, {len(maps.scopes)} scopes"
     others = _source_alone(maps)
-    return "; ".join(
-        [f"source of {len(others)} tokens"] * bool(others)
-        + [
-            f"{_sequence(one)} of {len(one.tokens)} tokens, {one.stack} {layers_in_words(one)}, "
-            f"{len(one.scopes)} scopes"
-            for one in by_stack(maps)
-        ]
-    )
+    words = [f"source of {len(others)} tokens"] if others else []
+    words += [
+        f"{_sequence(one)} of {len(one.tokens)} tokens, {one.stack} {layers_in_words(one)}, "
+        f"{len(one.scopes)} scopes"
+        for one in by_stack(maps)
+    ]
+    return "; ".join(words)
 
 
 def _source_alone(maps: Maps) -> list[str]:
@@ -125,81 +99,77 @@ def layers_in_words(maps: Maps) -> str:
     return scopes.layers_in_words(maps.layers)
 
 
-def _titled(maps: Maps, title: str) -> str:
-    return f"{maps.stack.capitalize()}: {title[0].lower()}{title[1:]}" if maps.stack else title
-
-
 def completeness(maps: Maps) -> str:
+    """How exactly parts and biases make the model's own vectors."""
     if not any(scope.endswith("-N") for scope in maps.scopes):
         return "completeness: not measured, because attention weights have no parts"
-    cost = cost_in_words(str(maps.provenance.get("dtype")))
-    compared = maps.provenance.get("compared_with_float32")
+    return completeness_words(
+        maps.completeness, maps.provenance, "bias against the model's own vectors"
+    )
+
+
+def completeness_words(error: float, about: dict[str, Any], against: str) -> str:
+    """How exactly the parts of a result and its biases make what the model itself says."""
+    tolerance, compared = about.get("tolerance"), about.get("compared_with_float32")
     return (
-        f"completeness: {maps.completeness:.1e}{cost} (worst relative error of parts + bias "
-        f"against the model's own vectors; tolerance {maps.provenance['tolerance']:.0e}"
+        f"completeness: {error:.1e}{cost_in_words(str(about.get('dtype')))} "
+        f"(worst relative error of parts + {against}"
+        f"{'' if tolerance is None else f'; tolerance {tolerance:.0e}'}"
         f"{f'; {compared}' if compared else ''})"
     )
 
 
-def _show_similarity(console: Console, maps: Maps) -> None:
-    steps = consecutive(maps.scopes)
+def _titled(maps: Maps, title: str) -> str:
+    return f"{maps.stack.capitalize()}: {title[0].lower()}{title[1:]}" if maps.stack else title
+
+
+def _show_similarity(maps: Maps) -> None:
+    steps = scopes.consecutive(maps.scopes)
     if not steps:
         return
     from_weights = {"ATTN-W": "ATTN-W → ATTN-N", "CROSS-W": "CROSS-W → CROSS-N"}
-    heads = [from_weights.get(step.before, f"→ {step.component}") for step in steps]
-    title = "Similarity of each scope to the one before (Spearman's ρ)"
-    table = new_table("layer", *heads)
+    names = [from_weights.get(step.before, f"→ {step.component}") for step in steps]
     columns = [maps.similarity(step.before, step.after) for step in steps]
-    for index, layer in enumerate(maps.layers):
-        add_row(table, str(layer), *(_rho(column[index]) for column in columns))
-    print_table(console, _titled(maps, title), table)
+    rows = (
+        [str(layer), *("–" if rho != rho else f"{rho:.2f}" for rho in row)]
+        for layer, *row in zip(maps.layers, *columns, strict=True)
+    )
+    title = "Similarity of each scope to the one before (Spearman's ρ)"
+    print_table(_titled(maps, title), ["layer", *names], rows)
 
 
-def _rho(value: float) -> str:
-    return "–" if value != value else f"{value:.2f}"
-
-
-def _show_amplification(console: Console, maps: Maps) -> None:
+def _show_amplification(maps: Maps) -> None:
     for before, after in maps.feed_forward_pairs():
-        layers = maps.layers_of(before, after)
+        amplified = maps.choose(maps.layers_of(before, after), [before, after])
+        rows = _pairs(amplified, amplified.amplification(before, after), PRINTED_PAIRS, "+.3f")
         title = f"Pairs that the feed-forward block amplifies most ({before} → {after})"
-        table = new_table("layer", "source → target, FF-amp", left=2)
-        amplified = maps.choose(layers, [before, after])
-        values = amplified.amplification(before, after)
-        _add_pairs(table, amplified, values, PRINTED_PAIRS, "+.3f")
-        print_table(console, _titled(maps, title), table)
+        print_table(_titled(maps, title), ["layer", "source → target, FF-amp"], rows, (0, 1))
 
 
-def _show_scope(console: Console, maps: Maps) -> None:
+def _show_scope(maps: Maps) -> None:
     """The one chosen scope: its map where it fits, else its largest pairs."""
     scope = maps.scopes[0]
-    shown = _with_parts(maps, scope)
-    if max(len(shown.targets), len(shown.sources)) > PRINTED_TOKENS:
-        title = f"Largest values of {scope} between two tokens"
-        table = new_table("layer", "source → target, value", left=2)
-        _add_pairs(table, shown.choose(scopes=scope), shown[scope], 2 * PRINTED_PAIRS, ".3g")
-        print_table(console, _titled(maps, title), table)
+    own, other = scopes.holds(scope)
+    if len(set(maps.source_sequences)) > 1 and maps.stack and not (own and other):
+        maps = maps.sources_of("decoder" if own else "encoder")  # it has no parts of the others
+    if max(len(maps.targets), len(maps.sources)) > PRINTED_TOKENS:
+        rows = _pairs(maps.choose(scopes=scope), maps[scope], 2 * PRINTED_PAIRS, ".3g")
+        title = _titled(maps, f"Largest values of {scope} between two tokens")
+        print_table(title, ["layer", "source → target, value"], rows, (0, 1))
         return
-    whose = dict.fromkeys(shown.source_sequences) if maps.stack else {}
+    whose = dict.fromkeys(maps.source_sequences) if maps.stack else {}
     sources = f": {', then '.join(f'the {name}' for name in whose)}" if whose else ""
     stack = f"{maps.stack.capitalize()}: " if maps.stack else ""
-    for layer in shown.layers_of(scope):
+    for layer in maps.layers_of(scope):
         title = f"{stack}{scope}, layer {layer} (rows are targets, columns sources{sources})"
-        table = new_table("", *shown.source_tokens)
-        for target, row in zip(shown.tokens, shown.at(scope, layer), strict=True):
-            add_row(table, target, *(f"{value:.3g}" for value in row))
-        print_table(console, title, table)
+        cells = (
+            [target, *(f"{value:.3g}" for value in row)]
+            for target, row in zip(maps.tokens, maps.at(scope, layer), strict=True)
+        )
+        print_table(title, ["", *maps.source_tokens], cells)
 
 
-def _with_parts(maps: Maps, scope: str) -> Maps:
-    """The maps with the columns of those sequences that a scope has parts of."""
-    if not maps.stack or len(set(maps.source_sequences)) < 2:
-        return maps
-    own, other = holds(scope)
-    return maps if own and other else maps.sources_of("decoder" if own else "encoder")
-
-
-def _add_pairs(table: Table, maps: Maps, values: NDArray[Any], count: int, form: str) -> None:
+def _pairs(maps: Maps, values: NDArray[Any], count: int, form: str) -> Iterator[list[str]]:
     """A row per layer with the pairs of the largest values, (layer, i, j)."""
     from normlens.measures import strongest_pairs
 
@@ -213,138 +183,115 @@ def _add_pairs(table: Table, maps: Maps, values: NDArray[Any], count: int, form:
             f"{sources[pair.source]} → {maps.tokens[pair.target]} {pair.value:{form}}"
             for pair in pairs
         ]
-        add_row(table, str(layer), "   ".join(words) or "–")
+        yield [str(layer), "   ".join(words) or "–"]
 
 
 # ``normlens map``: attribution maps of a text.
 
 
-#: Flags whose name differs from that of the option of a picture.
-_FLAGS = {"diagonal": "--no-diagonal", "heads_of": "--heads-of"}
+@dataclass(frozen=True)
+class Drawing:
+    r"""What pictures of maps may be told.
+
+    Options:
+        normalise AXIS: In pictures, sums to 1: source, target or none.
+        colour SCALE: In pictures: clipped (a square root that outliers and i = j do not stretch;
+            default), sqrt or linear.
+        no_diagonal: In pictures: leave out the pairs i = j.
+        heads_of SCOPE: In pictures: the single heads of ATTN-N or ATTN-W; adds --heads.
+        sources SEQUENCE: In pictures of a decoder: sources of the encoder or of the decoder alone.
+        row TOKEN: In pictures of an image: what this token receives from each patch, such as
+            \[CLS] or 3,4 (row and column from 1). Default: the first token.
+        column TOKEN: In pictures of an image: what each patch receives from this token.
+    """
+
+    normalise: str | None = None
+    colour: str | None = None
+    no_diagonal: bool = False
+    heads_of: str | None = None
+    sources: str | None = None
+    row: str | None = None
+    column: str | None = None
 
 
-@with_field_options
 def map_command(
+    sentence: str | None = None,
     *,
-    sentence: Annotated[
-        str | None,
-        typer.Argument(metavar="TEXT", help="The text to analyse; - reads standard input."),
-    ] = None,
-    text: parameters.Text = None,
-    pair: parameters.Pair = None,
-    target_text: parameters.TargetText = None,
-    file: parameters.File = None,
-    lines: parameters.Lines = False,
-    image: parameters.Image = None,
-    model: parameters.Model = None,
-    tokenizer: parameters.Tokenizer = None,
+    inputs: common.Inputs,
+    model: str | None = None,
+    tokenizer: str | None = None,
     analysis: Annotated[AnalysisOptions, Fields(without=("batch_size",))],
-    words: parameters.Words = False,
-    no_special_tokens: Annotated[
-        bool, typer.Option("--no-special-tokens", help="Leave out \\[CLS], \\[SEP], <s>, …")
-    ] = False,
+    words: bool = False,
+    no_special_tokens: bool = False,
     loading: LoadOptions,
-    truncate: parameters.Truncate = False,
-    out: parameters.Out = None,
-    as_json: parameters.ResultJson = False,
-    normalise: Annotated[
-        str | None, option("AXIS", "In pictures, sums to 1: source, target or none.")
-    ] = None,
-    colour: Annotated[
-        str | None,
-        option(
-            "SCALE",
-            "In pictures: clipped (a square root that outliers and i = j do not stretch; "
-            "default), sqrt or linear.",
-        ),
-    ] = None,
-    no_diagonal: Annotated[
-        bool, typer.Option("--no-diagonal", help="In pictures: leave out the pairs i = j.")
-    ] = False,
-    heads_of: Annotated[
-        str | None,
-        option("SCOPE", "In pictures: the single heads of ATTN-N or ATTN-W; adds --heads."),
-    ] = None,
-    sources: Annotated[
-        str | None,
-        option(
-            "SEQUENCE", "In pictures of a decoder: sources of the encoder or of the decoder alone."
-        ),
-    ] = None,
-    row: Annotated[
-        str | None,
-        option(
-            "TOKEN",
-            "In pictures of an image: what this token receives from each patch, such as "
-            "\\[CLS] or 3,4 (row and column from 1). Default: the first token.",
-        ),
-    ] = None,
-    column: Annotated[
-        str | None,
-        option("TOKEN", "In pictures of an image: what each patch receives from this token."),
-    ] = None,
-    stack: Annotated[
-        str | None, option("STACK", "Encoder–decoders: the maps of the encoder or decoder alone.")
-    ] = None,
-    routing: Annotated[
-        Path | None,
-        option(
-            "FILE.csv",
-            "Of a mixture of experts: write which experts each token used, with weights.",
-        ),
-    ] = None,
-    force: parameters.Force = False,
-    quiet: parameters.Quiet = False,
+    truncate: bool = False,
+    output: common.Output,
+    drawing: Annotated[dict[str, Any], Fields(of=(Drawing,))],
+    stack: str | None = None,
+    routing: Path | None = None,
 ) -> None:
-    """Attribution maps of a text: written to a file, or summed up here. Without --out it prints
+    r"""Attribution maps of a text: written to a file, or summed up here. Without --out it prints
     how similar each scope is to the one before and which pairs the feed-forward block amplifies
     most; with one --scope, the map itself. An encoder–decoder takes a source and --target-text, a
     model that sees an --image.
+
+    In the list: Attribution maps of a text: written to a file, or summed up here.
+
+    Example: normlens map --text "She teaches soap opera history." --layers 0,2-4
+    --out maps.safetensors
+
+    Options:
+        sentence TEXT: The text to analyse; - reads standard input.
+        no_special_tokens: Leave out \[CLS], \[SEP], <s>, …
+        stack STACK: Encoder–decoders: the maps of the encoder or decoder alone.
+        routing FILE.csv: Of a mixture of experts: write which experts each token used, with
+            weights.
     """
-    check_result_needs(model, out, image)
-    output = Output(out, as_json, force, quiet, lines)
-    inputs = read_inputs([sentence, text], pair, file, image, lines=lines)
-    if target_text is not None:
-        check_text(target_text, "target")
+    common.check_result_needs(model, output.out, inputs.image)
+    target, quiet = inputs.target_text, output.quiet
+    each_input = inputs.read(sentence)
+    if target is not None:
+        common.check_text(target, "target")
     if stack is not None:
         valid_choice(stack, STACKS, "--stack")
-    if lines and (target_text is not None or routing is not None):
+    if inputs.lines and (target is not None or routing is not None):
         raise InputError("--lines is for texts alone; leave --target-text and --routing out")
-    drawing = _drawing(normalise, colour, sources)
-    named = {"row": row, "column": column, "heads_of": heads_of}
-    drawing |= {name: value for name, value in named.items() if value is not None}
-    if no_diagonal:
+    _check_drawing(drawing, output)
+    if drawing.pop("no_diagonal", False):
         drawing["diagonal"] = False
-    if drawing and output.file is None:
-        flags = [_FLAGS.get(name, f"--{name}") for name in drawing]
-        raise InputError(f"only pictures follow {' and '.join(flags)}; add --out maps.png")
-    output.check(drawing)
-    if heads_of is not None:
+    output.check(inputs.lines, drawing)
+    if "heads_of" in drawing:
         analysis = replace(analysis, heads=True)
 
     from normlens.results import exports as export
+    from normlens.results import store
 
     if routing is not None:
-        _check_routing(routing, force)
-    lens = load_lens(model, tokenizer, loading, quiet)
-    _check_stacks(lens, pair, {"target-text": target_text, "stack": stack, "sources": sources})
+        export.check_routing(routing)
+        store.check_output(routing, overwrite=output.force)
+    lens = common.load_lens(model, tokenizer, loading, quiet)
+    of_two = {"target-text": target, "stack": stack, "sources": drawing.get("sources")}
+    _check_stacks(lens, inputs, of_two)
+    encode = partial(lens.encode, truncate=truncate)
+    if lens.two_stacks:
+        encode = partial(lens.encode_pairs, target=target, truncate=truncate)
     changed = words or no_special_tokens or stack is not None or analysis.origin != LAYER
     # Maps that stay as they are go to their file layer by layer.
     place = output.file
     streams = place is not None and place.suffix.lower() == ".safetensors" and not changed
-    for given in inputs:
-        with given.named(), layers_status("computing maps", quiet) as advance:
+    for given in each_input:
+        with given.named(), common.status("computing maps", quiet) as advance:
             (maps,) = lens.analyse(
-                _encoded(lens, given, target_text, truncate),
+                encode(given.value),
                 analysis,
                 out=output.file_of(given.line) if streams else None,
-                overwrite=force,
+                overwrite=output.force,
                 progress=advance,
             )
         maps = maps if stack is None else by_stack(maps, stack)[0]
         if routing is not None:
-            with file_errors(routing):
-                export.write_routing(maps, routing, overwrite=force)
+            with common.file_errors(routing):
+                export.write_routing(maps, routing, overwrite=output.force)
             if not (quiet or output.printed):
                 print(f"wrote {routing}: {maps.routing!r}")
         maps = maps.words() if words else maps
@@ -359,18 +306,11 @@ def map_command(
         )
 
 
-def _encoded(lens: Lens, given: Given, target: str | None, truncate: bool) -> Sequence[Item]:
-    """The input as the lens reads it."""
-    if not lens.two_stacks:
-        return lens.encode(given.value, truncate=truncate)
-    if not isinstance(given.value, str):
-        raise InputError(f"{lens.name} reads texts; --image is for models that see")
-    return lens.encode_pairs(given.value, target, truncate=truncate)
-
-
-def _check_stacks(lens: Lens, pair: str | None, of_two: dict[str, str | None]) -> None:
+def _check_stacks(lens: Lens, inputs: common.Inputs, of_two: dict[str, str | None]) -> None:
     """Raise for options of encoder–decoders where there is one stack, and the other way round."""
-    if lens.two_stacks and pair is not None:
+    if lens.two_stacks and inputs.image is not None:
+        raise InputError(f"{lens.name} reads texts; --image is for models that see")
+    if lens.two_stacks and inputs.pair is not None:
         raise InputError(
             f"--pair is for models that read two texts as one; {lens.name} is an encoder–decoder: "
             "give the decoder's text as --target-text"
@@ -380,53 +320,46 @@ def _check_stacks(lens: Lens, pair: str | None, of_two: dict[str, str | None]) -
             raise InputError(f"--{name} is for encoder–decoders; {lens.name} reads one text")
 
 
-def _drawing(normalise: str | None, colour: str | None, sources: str | None) -> dict[str, Any]:
-    """What was said about pictures, judged before a model is loaded."""
+def _check_drawing(drawing: dict[str, Any], output: common.Output) -> None:
+    """Judge what was said about pictures before a model is loaded."""
     from normlens.figures import COLOUR_SCALES
     from normlens.measures.maps import AXES
 
-    given = {"normalise": normalise, "colour": colour, "sources": sources}
     choices = {"normalise": AXES, "colour": tuple(COLOUR_SCALES), "sources": STACKS}
-    return {
-        name: valid_choice(value, choices[name], f"--{name}")
-        for name, value in given.items()
-        if value is not None
-    }
-
-
-def _check_routing(path: Path, force: bool) -> None:
-    """Judge the file of a routing before a model is loaded."""
-    from normlens.results import exports as export
-    from normlens.results import store
-
-    export.check_routing(path)
-    store.check_output(path, overwrite=force)
+    for name in choices:
+        if name in drawing:
+            valid_choice(drawing[name], choices[name], f"--{name}")
+    if drawing and output.file is None:
+        flags = [f"--{name.replace('_', '-')}" for name in drawing]
+        raise InputError(f"only pictures follow {' and '.join(flags)}; add --out maps.png")
 
 
 # ``normlens view``: maps files in the browser.
 
 
 def view_command(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help="Maps files (.safetensors), one or more.")
-    ],
-    out: Annotated[
-        Path | None, option("FILE", "Write this .html and open no browser.", "--out", "-o")
-    ] = None,
-    precision: Annotated[
-        int | None, option("BITS", "32, 16 or 8. Default: 32 for small maps, else 16.")
-    ] = None,
-    largest: Annotated[
-        float, option("MB", "Layers are left out of a larger file; 0 keeps them all.")
-    ] = 60.0,
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Write the file and say where it is.")
-    ] = False,
-    force: parameters.Force = False,
-    quiet: parameters.Quiet = False,
+    files: list[Path],
+    *,
+    out: Path | None = None,
+    precision: int | None = None,
+    largest: float = 60.0,
+    no_browser: bool = False,
+    force: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Maps files as one HTML page, which works from disk without network. Several files can be
     compared: two texts, or two models.
+
+    In the list: Maps files as an interactive page, in the browser or in one HTML file.
+
+    Example: normlens view maps.safetensors --out soap.html
+
+    Options:
+        files FILE…: Maps files (.safetensors), one or more.
+        out FILE (--out, -o): Write this .html and open no browser.
+        precision BITS: 32, 16 or 8. Default: 32 for small maps, else 16.
+        largest MB: Layers are left out of a larger file; 0 keeps them all.
+        no_browser: Write the file and say where it is.
     """
     from normlens.results import store
     from normlens.results.maps import Maps
@@ -437,12 +370,9 @@ def view_command(
             raise InputError(f"{str(out)!r} is not the name of an HTML file; end it in .html")
         store.check_output(out, overwrite=force)
     maps = [Maps.load(file) for file in files]
-    browse = out is None and not no_browser
-    if out is None:
-        out = Path(tempfile.mkdtemp(prefix="normlens-")) / f"{files[0].stem}.html"
-    path = to_html(maps, out, precision=precision, largest=largest or None, overwrite=force)
-    size = path.stat().st_size / 1e6
+    path = out or Path(tempfile.mkdtemp(prefix="normlens-")) / f"{files[0].stem}.html"
+    path = to_html(maps, path, precision=precision, largest=largest or None, overwrite=force)
     if not quiet:
-        print(f"wrote {path} ({size:.1f} MB)")
-    if browse:
+        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    if out is None and not no_browser:
         webbrowser.open(path.resolve().as_uri())

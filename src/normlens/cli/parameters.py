@@ -1,90 +1,56 @@
-"""What can be typed: options that commands share, and options from the fields of dataclasses."""
+"""What can be typed: a command's arguments and options, from its signature and its docstring.
+
+A command is a function. What stands before ``*`` in its signature is an argument, what stands
+behind it an option; types and defaults are those of the signature, and the rest is read from the
+docstring: the help, the command's line in the list of commands, an example, and for each option the
+placeholder of its value, its flags where they are not ``--its-name``, and its help. Options that
+several commands of a module share are described in the docstring of the module, and those of all
+modules here.
+
+A parameter that is a dataclass stands for its fields:
+
+    def my_command(*, analysis: Annotated[AnalysisOptions, Fields(without=("seed",))]): ...
+
+Each field that carries an `Option`, or that the dataclass's docstring describes, becomes an option
+of the command. A field more is therefore an option more, in every command that takes its dataclass.
+
+Options:
+    model NAME (--model, -m): Hub name, local folder, or embedded model. Default: minilm.
+    tokenizer NAME: Another tokenizer: hub name or folder.
+    quiet (--quiet, -q): Print results alone.
+    force (--force, -f): Overwrite what is there.
+    as_json (--json): Print JSON.
+    words: Merge subwords into words.
+    truncate: Take the beginning of a text that is too long.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import Field, dataclass, fields, is_dataclass
-from pathlib import Path
+from functools import cache
+from textwrap import dedent
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from normlens.loading.embedded import DEFAULT
 from normlens.options import Option, names_of, option_of
 
-
-def option(metavar: str, help: str, *flags: str) -> Any:
-    """An option that takes a value; without `flags` it is called like its parameter."""
-    return typer.Option(*flags, metavar=metavar, help=help)
-
-
-# Options that several commands share and no dataclass has.
+#: One option in a docstring: its name, the placeholder, its flags, its help.
+_ENTRY = re.compile(r"(\w+)(?: ([^\s(]\S*?))?(?: \((.+?)\))?: (.*)")
+#: Options of dataclasses that stand at the end of --help.
+_LAST = ("force", "quiet")
 
 
-Model = Annotated[
-    str | None,
-    option(
-        "NAME", f"Hub name, local folder, or embedded model. Default: {DEFAULT}.", "--model", "-m"
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results alone.")]
-NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite what is there.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Tokenizer = Annotated[str | None, option("NAME", "Another tokenizer: hub name or folder.")]
-Text = Annotated[str | None, option("TEXT", "The same, as an option.", "--text", "-t")]
-Pair = Annotated[str | None, option("TEXT", "A second text, for models that read pairs.")]
-Image = Annotated[Path | None, option("FILE", "Instead of a text: a picture, for models that see.")]
-TargetText = Annotated[
-    str | None,
-    option(
-        "TEXT",
-        "Encoder–decoders: the target that the decoder reads. Default: what the model generates.",
-    ),
-]
-File = Annotated[str | None, option("FILE", "Read the text from a file; - is stdin.")]
-Lines = Annotated[
-    bool,
-    typer.Option(
-        "--lines", help="Each line of the file, or of stdin, is a text; the model is loaded once."
-    ),
-]
-ResultJson = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON; with --lines, a line for each.")
-]
-Words = Annotated[bool, typer.Option("--words", help="Merge subwords into words.")]
-Truncate = Annotated[
-    bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
-]
-Out = Annotated[
-    Path | None,
-    option(
-        "FILE",
-        ".safetensors, .html, .csv, .json, .png, .svg or .pdf; - is JSON on stdout. With "
-        "--lines a file for each line: maps-1.png, …",
-        "--out",
-        "-o",
-    ),
-]
-Page = Annotated[
-    bool, typer.Option("--page/--no-page", help="Build the page when the tables are done.")
-]
-RUN_MODEL = option("NAME", "Hub name, folder or embedded model.", "--model", "-m")
-RunModel = Annotated[str | None, RUN_MODEL]
-RUN_DATA = option("DATA", "File, folder, pattern or named data set.", "--data", "-d")
-RunData = Annotated[str | None, RUN_DATA]
-
-
-# Commands whose options are the fields of dataclasses.
-#
-# A command says which dataclass it takes, and gets an instance of it:
-#
-#     @with_field_options
-#     def my_command(*, analysis: Annotated[AnalysisOptions, Fields(without=("seed",))]): ...
-#
-# Each field that carries an `Option` becomes an option of the command, with the field's name, type
-# and default. A field more is therefore an option more, in every command that takes its dataclass.
+@cache
+def described(docstring: str | None) -> dict[str, Option]:
+    """The options that a docstring describes, by the names of their parameters."""
+    _, _, listed = inspect.cleandoc(docstring or "").partition("\nOptions:\n")
+    entries = (" ".join(entry.split()) for entry in re.split(r"\n(?=\S)", dedent(listed)))
+    matches = [match for entry in entries if (match := _ENTRY.fullmatch(entry))]
+    return {m[1]: Option(m[4], m[2], tuple(m[3].split(", ")) if m[3] else ()) for m in matches}
 
 
 @dataclass(frozen=True)
@@ -94,120 +60,93 @@ class Fields:
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     panel: str | None = None  # the box of --help in which they stand
-
-
-@dataclass(frozen=True)
-class TypedFields(Fields):
-    """The parameter is a dictionary of those fields of dataclasses that were typed.
-
-    It is for calls that must know what was given, such as `resume`.
-    """
-
+    #: These dataclasses' fields make a dictionary of what was typed, for calls such as `resume`
+    #: that must know what was given.
     of: tuple[Any, ...] = ()
 
+    def items(self, *kinds: Any) -> list[tuple[Field[Any], Option, Any]]:
+        """The fields of these dataclasses that the command takes, with options and types."""
+        unknown = {*self.only, *self.without}.difference(*map(names_of, kinds))
+        if unknown:
+            raise TypeError(f"there is no field {unknown.pop()!r} among those of {kinds}")
+        return [
+            (item, option, get_type_hints(kind)[item.name])
+            for kind in kinds
+            for item in fields(kind)
+            if (option := option_of(item) or described(kind.__doc__).get(item.name)) is not None
+            and item.name not in self.without
+            and (not self.only or item.name in self.only)
+        ]
 
-def with_field_options(command: Callable[..., None]) -> Callable[..., None]:
+    def parameter(self, item: Field[Any], option: Option, kind: Any) -> inspect.Parameter:
+        """A field as typer reads it; None is an option that was not typed."""
+        default, help_text, typed = None, option.help, option.typed or kind
+        if not self.of and option.typed is None:
+            default = item.default
+        elif isinstance(item.default, str | int | float) and not isinstance(item.default, bool):
+            help_text = f"{help_text} Default: {item.default}."
+        shown = _as_typed(item.name, option, default, help=help_text, rich_help_panel=self.panel)
+        return _keyword(item.name, shown, typed if default is not None else typed | None)
+
+
+def _as_typed(name: str, option: Option, default: Any, **more: Any) -> Any:
+    flags = option.flags or (f"--{name.replace('_', '-')}",)
+    return typer.Option(default, *flags, metavar=option.metavar, **{"help": option.help, **more})
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def as_typer_reads(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each field of the dataclasses among its parameters."""
-    groups: dict[str, _Group] = {}
+    options = described(__doc__) | described(inspect.getmodule(command).__doc__)
+    options |= described(command.__doc__)
+    groups: dict[str, tuple[Callable[..., Any], list[tuple[Field[Any], Option, Any]]]] = {}
     parameters: list[inspect.Parameter] = []
+    last: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        group = _group(hints[name])
-        if group is None:
-            parameters.append(parameter.replace(kind=_KEYWORD, annotation=hints[name]))
-        else:
-            groups[name] = group
-            parameters += group.parameters()
+        hint = hints[name]
+        kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        choice = next((extra for extra in extras if isinstance(extra, Fields)), Fields())
+        if choice.of or is_dataclass(kind):
+            items = choice.items(*(choice.of or (kind,)))
+            groups[name] = dict if choice.of else kind, items
+            for item in items:
+                (last if item[0].name in _LAST else parameters).append(choice.parameter(*item))
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        if not isinstance(default, typer.models.OptionInfo):
+            option = options.get(name, Option(""))
+            default = (
+                _as_typed(name, option, default)
+                if parameter.kind is parameter.KEYWORD_ONLY
+                else typer.Argument(
+                    default, metavar=option.metavar, help=option.help, show_default=False
+                )
+            )
+        parameters.append(_keyword(name, default, hint))
 
     def call(**typed: Any) -> None:
-        values = {name: group.value(typed) for name, group in groups.items()}
+        values = {name: make(**_values(items, typed)) for name, (make, items) in groups.items()}
         command(**typed, **values)
 
     # A signature refuses two options of one name.
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    signature = inspect.Signature([*parameters, *last])
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
     call.__doc__, call.__name__ = command.__doc__, command.__name__
     return call
 
 
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A field with its type and its option."""
-
-    field: Field[Any]
-    type: Any
-    option: Option
-
-    def parameter(self, *, may_default: bool, panel: str | None) -> inspect.Parameter:
-        """The field as typer reads it; without `may_default`, None says that it was not typed."""
-        shows_default = may_default and self.option.typed is None
-        default = self.field.default if shows_default else None
-        typed = self.type if self.option.typed is None else self.option.typed
-        name = self.field.name
-        described = typer.Option(
-            *(self.option.flags or (f"--{name.replace('_', '-')}",)),
-            metavar=self.option.metavar,
-            help=self.option.help if shows_default else self._help_with_default(),
-            rich_help_panel=panel,
-        )
-        accepted: Any = typed if default is not None else typed | None
-        annotation = Annotated[accepted, described]
-        return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
-
-    def _help_with_default(self) -> str:
-        default = self.field.default
-        tells = isinstance(default, str | int | float) and not isinstance(default, bool)
-        return f"{self.option.help} Default: {default}." if tells else self.option.help
-
-
-@dataclass(frozen=True)
-class _Group:
-    """The options that stand for one parameter of a command."""
-
-    items: tuple[_Item, ...]
-    make: Callable[..., Any]
-    choice: Fields
-
-    def parameters(self) -> list[inspect.Parameter]:
-        may_default = not isinstance(self.choice, TypedFields)
-        panel = self.choice.panel
-        return [item.parameter(may_default=may_default, panel=panel) for item in self.items]
-
-    def value(self, typed: dict[str, Any]) -> Any:
-        """The parameter's value, made of what was typed; its options are taken out of `typed`."""
-        values = {}
-        for item in self.items:
-            value, parse = typed.pop(item.field.name), item.option.parse
-            # An option that may be repeated and was not typed is None or an empty list.
-            if value is not None and value != []:
-                values[item.field.name] = value if parse is None else parse(value)
-        return self.make(**values)
-
-
-def _group(hint: Any) -> _Group | None:
-    """The options that a parameter of this type stands for; None for a plain parameter."""
-    kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    choice = next((extra for extra in extras if isinstance(extra, Fields)), Fields())
-    if isinstance(choice, TypedFields):
-        return _Group(_items(choice.of, choice), dict, choice)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _Group(_items((kind,), choice), kind, choice)
-    return None
-
-
-def _items(kinds: tuple[Any, ...], choice: Fields) -> tuple[_Item, ...]:
-    """The fields of these dataclasses that the command takes."""
-    unknown = {*choice.only, *choice.without}.difference(*map(names_of, kinds))
-    if unknown:
-        raise TypeError(f"there is no field {unknown.pop()!r} among those of {kinds}")
-    return tuple(
-        _Item(item, get_type_hints(kind)[item.name], option)
-        for kind in kinds
-        for item in fields(kind)
-        if (option := option_of(item)) is not None
-        and item.name not in choice.without
-        and (not choice.only or item.name in choice.only)
-    )
+def _values(items: list[tuple[Field[Any], Option, Any]], typed: dict[str, Any]) -> dict[str, Any]:
+    """The values of the fields that were typed, which are taken out of `typed`."""
+    values = {}
+    for item, option, _ in items:
+        value = typed.pop(item.name)
+        # An option that may be repeated and was not typed is None or an empty list.
+        if value is not None and value != []:
+            values[item.name] = value if option.parse is None else option.parse(value)
+    return values

@@ -2,347 +2,146 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from normlens.errors import (
+    InputError,
     MemoryLimitError,
     UnsupportedModelError,
     is_out_of_memory,
     process_limit,
 )
-from normlens.explain.batch_run import BatchRun, Packed, Said
-from normlens.explain.cosines import text_vector
+from normlens.explain.backward import (
+    ModelScores,
+    Packer,
+    Passed,
+    Start,
+    ask_for_places,
+    carry,
+    check_layers,
+    start,
+)
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
-from normlens.explain.questions import Question, Reading, Start, label_of, start
-from normlens.frozen.scores import Errors
-from normlens.gpu.graphs import TELLS, Captured, Inputs, ModelState, described
-from normlens.inputs.text import Item, Pair, texts_among, texts_of
-from normlens.layers import LAST, SENTENCES, Head
-from normlens.models.base import read_head
-from normlens.models.parts import TwoStacks
-from normlens.options import ExplainOptions, parse_bytes
-from normlens.pipeline.batches import SCORE_TOLERANCE, batches, check_scores, provenance
+from normlens.explain.questions import Question, QuestionReader, Target, label_of
+from normlens.explain.whole_vectors import text_vector
+from normlens.frozen.scores import SCORES, Errors
+from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, Inputs, ModelState, described
+from normlens.inputs.text import Encoded
+from normlens.layers import LAST, OF_CLASSES, OF_TOKENS, SENTENCES, Head
+from normlens.options import DEFAULT_LIMIT, ExplainOptions, parse_bytes
+from normlens.pipeline.batches import (
+    SCORE_TOLERANCE,
+    batches,
+    provenance,
+    scopes_of,
+)
 from normlens.pipeline.layer_results import reads_others
 from normlens.pipeline.progress import Progress
 from normlens.pipeline.stack_run import token_axis
-from normlens.plan.memory import DEFAULT_LIMIT
-from normlens.results.explanation import Explanation
-from normlens.trace.locking import alone_with_model
-from normlens.trace.run import reading, without_autocast
+from normlens.results.explanation import Explanation, Explanations
+from normlens.scopes import is_among, resolve
+from normlens.trace.locking import exclusive
+from normlens.trace.run import model_inputs, reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
 
-# How much an explanation keeps and carries back at once.
+# From a call of `Lens.explain` to questions, and from their answers to its result.
 
 
+#: One of a kind, or a list with one for each text.
+Targets: TypeAlias = Target | Sequence[Target | None] | None
+Positions: TypeAlias = int | str | Sequence[int | str | None] | None
+#: Which token of the target is explained: its place from 0, a word, or "all".
+Token: TypeAlias = int | str
+Tokens: TypeAlias = Token | Sequence[Token | None] | None
+
+
+def ask(
+    lens: Lens,
+    items: Sequence[Encoded],
+    many: bool,
+    options: ExplainOptions,
+    progress: Progress | None = None,
+    *,
+    target: Targets = None,
+    contrast: Targets = None,
+    position: Positions | Tokens = None,
+    direction: Any = None,
+    layer: int | None = None,
+) -> Any:
+    """Answer what a call of `Lens.explain` asks; a list where any part of it was a list.
+
+    Of an encoder–decoder, `position` says which token of the target is explained, and there is
+    neither a `target` nor a `direction`.
+    """
+    if direction is not None and (target is not None or contrast is not None):
+        raise InputError("give a target or a direction, not both")
+    if direction is None and layer is not None:
+        raise InputError("layer goes with direction=…; a target is read at the model's end")
+    reader = QuestionReader(lens, options, direction, layer)
+    given = [range(len(items)) if many else 0, target, contrast, position]
+    lists = [value for value in given[1:] if isinstance(value, (list, tuple))]
+    lengths = {*([len(items)] if many else []), *map(len, lists)}
+    several = lengths - {1} or lengths
+    if len(several) > 1:
+        raise InputError(
+            "texts, targets, contrasts, positions or tokens in lists must be equally long, not "
+            f"{', '.join(map(str, sorted(several)))}"
+        )
+    if 0 in lengths and lists:
+        raise InputError("a list of targets, contrasts, positions or tokens is empty")
+    count = next(iter(several), 1)
+    # One value for each question: a value that is none or alone in a list stands for all.
+    columns: list[list[Any]] = [
+        list(value) * (count if len(value) == 1 else 1)
+        if isinstance(value, (list, tuple, range))
+        else [value] * count
+        for value in given
+    ]
+    read = [reader.read(index, items[index], *rest) for index, *rest in zip(*columns, strict=True)]
+    flat = [each for one in read for each in (one if isinstance(one, list) else [one])]
+    found = iter(Explainer(lens, reader.head, options, progress).explain(items, flat))
+    answers = [
+        Explanations([next(found) for _ in one]) if isinstance(one, list) else next(found)
+        for one in read
+    ]
+    return answers if many or lists else answers[0]
+
+
+# One call: batches through the model and back.
+
+
+#: Questions that are answered together: one about each of several texts, or several about one.
+Work = Sequence[tuple[Encoded, Question]]
 #: Flow maps of one score are kept without being asked for up to this size.
 FLOW_BYTES = 1 << 27
-
-
-@dataclass(frozen=True)
-class Room:
-    """The memory of one call's explanations."""
-
-    lens: Lens
-    options: ExplainOptions
-
-    @property
-    def limit(self) -> int:
-        """The memory, in bytes, that an explanation may take beside the model's own."""
-        return parse_bytes(self.options.memory_limit) or DEFAULT_LIMIT
-
-    @property
-    def kept_bytes(self) -> int:
-        """How much attention the forward pass may keep; what it does not keep is computed again.
-
-        A GPU whose memory holds the model has room for as much as half of that.
-        """
-        if self.options.memory_limit is None and self.lens.device.type == "cuda":
-            return sum(parameter.nbytes for parameter in self.lens.model.parameters()) // 2
-        return self.limit // KEPT_SHARE
-
-    def keeps_flow(self, n: int) -> bool:
-        """Whether flow maps of texts of n tokens are kept."""
-        if self.options.flow is not None:
-            return self.options.flow
-        return self.lens.n_layers * n * n * self.lens.compute_dtype.itemsize <= FLOW_BYTES
-
-    def at_once(self, n: int, b: int) -> int:
-        """How many scores of each of b texts of n tokens are carried back together."""
-        maps = self.keeps_flow(n) or self.options.heads
-        layers = self.lens.layers
-        widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
-        heads, d = layers[0].attention.heads, layers[0].width
-        each = n * (4 * widest + 8 * d)
-        if maps:
-            each += 3 * heads * n * n
-        return max(1, self.limit // (2 * b * each * self.lens.compute_dtype.itemsize))
-
-
-# Scores as the model itself returns them.
-
-
-@dataclass(frozen=True)
-class ModelScores:
-    """What the model returned: scores or vectors of sequences, of all positions, or of some."""
-
-    values: Tensor  # (b, c) or (b, position, c)
-    places: list[int] | None  # the positions that are there; None: all of them
-
-    @classmethod
-    def of_output(cls, output: Any, places: list[int] | None) -> ModelScores:
-        """What a model with a head returned."""
-        logits = getattr(output, "logits", None)
-        return cls(output.prediction_logits if logits is None else logits, places)
-
-    def of(self, b: int, position: int | None) -> Tensor:
-        """The scores of one sequence, at one of its positions where it has several."""
-        if self.values.dim() == 2:
-            return self.values[b]
-        assert position is not None
-        return self.values[b, position if self.places is None else self.places.index(position)]
-
-    def of_all(self, positions: Sequence[int | None]) -> Tensor:
-        """The scores (b, c) of every sequence, each at one of its positions."""
-        if self.values.dim() == 2:
-            return self.values
-        places = [
-            p if self.places is None or p is None else self.places.index(p) for p in positions
-        ]
-        rows = torch.arange(len(places), device=self.values.device)
-        return self.values[rows, torch.tensor(places, device=self.values.device)]
-
-
-def chooses_positions(model: Any) -> bool:
-    """Whether a model can be asked for the scores of some positions only.
-
-    A classifier of sequences may take the argument, too, and look for its last token among all.
-    """
-    kinds = [kind.__name__ for kind in type(model).__mro__]
-    of_sequences = any(name.endswith("ForSequenceClassification") for name in kinds)
-    return not of_sequences and "logits_to_keep" in inspect.signature(model.forward).parameters
-
-
-def ask_for_places(
-    model: Any, inputs: dict[str, Any], positions: Iterable[int | None]
-) -> list[int] | None:
-    """Ask a model for the scores of some positions only, if it can choose; returns which."""
-    places = sorted({position for position in positions if position is not None})
-    if not places or not chooses_positions(model):
-        return None
-    inputs["logits_to_keep"] = torch.tensor(places, device=inputs["input_ids"].device)
-    return places
-
-
-# From the numbers of one score to the explanation that a user gets.
-
-
-def explanation(
-    lens: Lens,
-    head: Head,
-    options: ExplainOptions,
-    item: Item,
-    question: Question,
-    said: Said,
-    packed: Packed,
-) -> Explanation:
-    """The answer to one question."""
-    names = [label_of(column, head, lens.tokenizer) for column in said.columns]
-    completeness = max(packed.errors)
-    probabilities = said.probabilities or (None, None)
-
-    def second(values: Sequence[Any]) -> Any:
-        return values[1] if len(names) > 1 else None
-
-    return Explanation(
-        task="direction" if question.direction is not None else head.task,
-        position=question.position,
-        layer=question.layer,
-        target=names[0] if names else None,
-        target_id=said.columns[0] if names else None,
-        contrast=second(names),
-        contrast_id=second(said.columns),
-        value=said.value,
-        target_value=said.scores[0] if names else None,
-        contrast_value=second(said.scores),
-        probability=probabilities[0],
-        contrast_probability=second(probabilities),
-        nodes=packed.nodes,
-        component_names=packed.component_names,
-        components=packed.components,
-        heads=packed.heads,
-        biases=packed.bias,
-        flows=packed.flows,
-        head_flow=packed.head_flow,
-        completeness=completeness,
-        provenance=_provenance(lens, head, options, completeness, item),
-        cross_heads=packed.cross_heads,
-        **_labels(lens, item),
-    )
-
-
-def _labels(lens: Lens, item: Item) -> dict[str, Any]:
-    """The tokens of a sequence, or of both of a pair, and which of them are whose."""
-    if isinstance(item, Pair):
-        assert isinstance(lens.adapter, TwoStacks)
-        axis, text = token_axis(item.source).followed_by(token_axis(item.target)), texts_of(item)
-        two: dict[str, Any] = {
-            "encoder_tokens": len(item.source),
-            "encoder_layers": len(lens.adapter.encoder_blocks()),
-        }
-    else:
-        axis, text, two = token_axis(item), item.text, {"grid": item.grid}
-    return {
-        "raw_tokens": axis.raw_tokens,
-        "token_ids": axis.token_ids,
-        "special": axis.special,
-        "token_words": axis.token_words,
-        "word_labels": axis.word_labels,
-        "text": text,
-        **two,
-    }
-
-
-def _provenance(
-    lens: Lens, head: Head, options: ExplainOptions, completeness: float, item: Item
-) -> dict[str, Any]:
-    said = provenance(lens, options.nonlinearity, completeness, SCORE_TOLERANCE[lens.dtype])
-    said["head"] = type(lens.adapter.whole).__name__
-    if isinstance(item, Pair):
-        said["target"] = item.generated or "given"
-    if head.note is not None:
-        said["note"] = head.note
-    return said
-
-
-# Explanations of one shape on a GPU: the passes through the model and back, recorded.
-#
-# A short text's way through the model and back is thousands of small kernels, which take longer to
-# launch than to run. Between the two passes Python reads where the way back begins.
-
-
-#: Numbers of a layer's weights times tokens up to which launching takes longer than running.
-WORK = 2e11
-#: Tokens of a batch up to which its attention is recorded.
-TOKENS = 2048
-
-
-class RecordedPasses:
-    """Both passes of a batch, with the tensors that they read and write."""
-
-    pending = False  # whoever replays them reads the results before the next replay
-
-    def __init__(
-        self,
-        explainer: Explainer,
-        batch: list[Item],
-        questions: Sequence[Question],
-        asked: list[list[int]],
-        inputs: Inputs,
-        places: list[int] | None,
-        state: ModelState,
-    ):
-        self.state, self.used = state, threading.Lock()
-
-        def forward(given: dict[str, Any]) -> tuple[BatchRun, ModelScores]:
-            begun = explainer.begun(batch)
-            return begun, explainer.forward(begun, given, places)
-
-        def back(given: dict[str, Any]) -> BatchRun:
-            # Pinned memory must not be given back while work is captured, so each has its own.
-            again = run.afresh()
-            explainer.carry(again, _with(starts, given))
-            return again
-
-        adapter = explainer.lens.adapter
-        with reading(adapter.whole, adapter):
-            self._forward = Captured(forward, inputs)
-            run, scores = self._forward.replay(inputs)
-            starts = starts_of(explainer.rows(run, scores, questions, asked))
-            self._back = Captured(back, _gradients(starts))
-        self.bytes = self._forward.bytes + self._back.bytes
-
-    def replay(
-        self,
-        explainer: Explainer,
-        inputs: Inputs,
-        questions: Sequence[Question],
-        asked: list[list[int]],
-    ) -> tuple[BatchRun, Rows] | None:
-        """Start both passes on other inputs; the run has the results when the GPU is done.
-
-        None if the model is no longer the one that was recorded, which is found out meanwhile.
-        """
-        run, scores = self._forward.replay(inputs)
-        if not self.state.holds():
-            return None
-        rows = explainer.rows(run, scores, questions, asked)
-        return self._back.replay(_gradients(starts_of(rows))), rows
-
-
-def starts_of(rows: Rows) -> list[list[Start]]:
-    """The starts by score and text; every text has as many questions as the others."""
-    return [[row[t][1] for row in rows] for t in range(len(rows[0]))]
-
-
-def _gradients(starts: Sequence[Sequence[Start]]) -> dict[str, Tensor]:
-    return {
-        f"{t}.{b}": start.gradient for t, row in enumerate(starts) for b, start in enumerate(row)
-    }
-
-
-def _with(starts: Sequence[Sequence[Start]], gradients: Inputs) -> list[list[Start]]:
-    return [
-        [replace(start, gradient=gradients[f"{t}.{b}"]) for b, start in enumerate(row)]
-        for t, row in enumerate(starts)
-    ]
-
-
-def passes_key(
-    explainer: Explainer,
-    batch: Sequence[Item],
-    asked: Sequence[Sequence[Question]],
-    inputs: Inputs,
-) -> Hashable | None:
-    """What batches have in common that recorded passes can stand for; None: this one has none."""
-    lens, sequences = explainer.lens, texts_among(batch)
-    if not TELLS or len(sequences) < len(batch):
-        return None
-    tokens = sum(map(len, sequences))
-    largest = max(
-        sum(linear.weight.numel() for linear in layer.linear_maps) for layer in lens.layers
-    )
-    if tokens > TOKENS or tokens * largest > WORK:
-        return None
-    return (
-        "passes",
-        repr(explainer.options),
-        explainer.head.task,
-        tuple(len(sequence) for sequence in sequences),
-        described(inputs),
-        tuple(tuple((question.position, question.layer) for question in row) for row in asked),
-    )
-
-
-# One call of `Lens.explain`: batches through the model and back, checked and packed up.
-
-
-#: For each text, its questions: their places, where the way back begins, what the model says.
-Rows = list[list[tuple[int, Start, Said]]]
-#: Answers, each with the place of its question.
-Answers = list[tuple[int, Explanation]]
 #: Scores of a head that are compared with float32, beside the one that is asked for.
 COLUMNS = 8
+#: Recorded are batches of up to so many tokens, and tokens times numbers of a layer's weights: a
+#: short text's thousands of small kernels take longer to launch than to run.
+TOKENS, WORK = 2048, 2e11
+
+
+@dataclass(frozen=True)
+class Score:
+    """One question's number as the model itself says it, and where its way back begins."""
+
+    question: Question  # with the target that the model chose, if it was to choose
+    start: Start
+    value: float
+    scores: tuple[float, ...] = ()  # the target's, and the contrast's
+    probabilities: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -354,17 +153,20 @@ class Explainer:
     options: ExplainOptions
     progress: Progress | None = None
 
-    def explain(self, encoded: Sequence[Item], questions: Sequence[Question]) -> list[Explanation]:
+    def explain(
+        self, encoded: Sequence[Encoded], questions: Sequence[Question]
+    ) -> list[Explanation]:
         """The answers, in the order of the questions."""
         answers: dict[int, Explanation] = {}
         for indices in self._batches(encoded, questions):
-            answers |= dict(self._answers(encoded, questions, indices))
+            work = [(encoded[questions[i].sequence], questions[i]) for i in indices]
+            answers |= zip(indices, self._answers(work), strict=True)
         return [answers[index] for index in range(len(questions))]
 
     def _batches(
-        self, encoded: Sequence[Item], questions: Sequence[Question]
+        self, encoded: Sequence[Encoded], questions: Sequence[Question]
     ) -> Iterator[list[int]]:
-        """Questions that are answered together: about one text, or one about each of several."""
+        """Questions that are answered together."""
         of_text: dict[int, list[int]] = {}
         for index, question in enumerate(questions):
             of_text.setdefault(question.sequence, []).append(index)
@@ -376,128 +178,97 @@ class Explainer:
         else:
             texts = [encoded[questions[index].sequence] for index in single]
             for places in batches(self.lens, texts, self.options.batch_size):
-                yield [single[place] for place in places]
+                yield sorted(single[place] for place in places)
         yield from (indices for indices in of_text.values() if len(indices) > 1)
 
-    def _answers(
-        self, encoded: Sequence[Item], questions: Sequence[Question], indices: list[int]
-    ) -> Answers:
+    def _answers(self, work: Work) -> list[Explanation]:
         """Answer questions together; where memory runs out, the halves one after the other.
 
         Recordings give back theirs before.
         """
         lens = self.lens
-        sequences = sorted({questions[index].sequence for index in indices})
-        batch = [encoded[sequence] for sequence in sequences]
-        asked = [[i for i in indices if questions[i].sequence == s] for s in sequences]
 
-        def run() -> Answers:
+        def run() -> list[Explanation]:
             with torch.no_grad(), without_autocast(lens.device):
-                answers = self._replayed(batch, questions, asked)
+                answers = self._replayed(work)
                 if answers is not None:
                     return answers
                 with reading(lens.adapter.whole, lens.adapter):
-                    return self._run(batch, questions, asked)
+                    return self._run(work)
 
         try:
-            return alone_with_model(lens.adapter.whole, run)
+            return exclusive(lens.adapter.whole, run)
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
                 raise
             had_recordings = lens.recordings.forget()
-            if len(indices) == 1 and not had_recordings:
+            if len(work) == 1 and not had_recordings:
                 raise MemoryLimitError(
-                    f"an explanation of {len(batch[0])} tokens does not fit into the memory of "
-                    f"{lens.device}; use a shorter text, flow=False, or another device"
+                    f"an explanation of {work[0][0].longest} tokens does not fit into the memory "
+                    f"of {lens.device}; use a shorter text, flow=False, or another device"
                     f"{process_limit()}"
                 ) from None
         if had_recordings:
-            return self._answers(encoded, questions, indices)
-        half = len(indices) // 2
-        parts = indices[:half], indices[half:]
-        return [answer for part in parts for answer in self._answers(encoded, questions, part)]
+            return self._answers(work)
+        half = len(work) // 2
+        return self._answers(work[:half]) + self._answers(work[half:])
 
-    def _run(
-        self, batch: list[Item], questions: Sequence[Question], asked: list[list[int]]
-    ) -> Answers:
+    def _run(self, work: Work) -> list[Explanation]:
         """Run the model on a batch once and carry back every question about it."""
-        run = self.begun(batch)
-        inputs, places = self._inputs(run, [questions[i] for row in asked for i in row])
-        rows = self.rows(run, self.forward(run, inputs, places), questions, asked)
-        errors = partial(self._head_errors, run, inputs, places, questions, asked)
-        if any(questions[index].layer is None for row in asked for index in row):
-            self.lens.guard.once(self.options.nonlinearity, self.head.task, "the head", errors)
-        answers: Answers = []
-        at_once = self._room.at_once(run.tokens, len(batch))
-        for first in range(0, max(map(len, rows)), at_once):
-            chunk = [row[first : first + at_once] for row in rows]
-            self.carry(run, starts_of(chunk), self.progress)
-            answers += self._packed(run, batch, questions, chunk)
+        inputs, places = self._inputs(work)
+        network, returned = self.forward(work, inputs, places)
+        scores = self.scores(network, returned, work)
+        if scores[0].question.layer is None:
+            errors = partial(self._head_errors, network, inputs, places, work)
+            rule, task = self.options.nonlinearity, self.head.task
+            self.lens.float32_check.once(rule, task, "the head", errors)
+        answers: list[Explanation] = []
+        at_once = self._at_once(network.tokens, network.texts)
+        for first in range(0, len(scores), at_once):
+            chunk = scores[first : first + at_once]
+            passed = self.back(network, chunk, gradients(chunk), self.progress)
+            answers += self._packed(work[first:], network, chunk, passed)
         return answers
 
-    def _replayed(
-        self, batch: list[Item], questions: Sequence[Question], asked: list[list[int]]
-    ) -> Answers | None:
+    def _replayed(self, work: Work) -> list[Explanation] | None:
         """The same by recorded kernels, where questions of this kind are recorded."""
-        if self.lens.device.type != "cuda" or self.progress is not None:
+        recordings, model = self.lens.recordings, self.lens.adapter.whole
+        if self.lens.device.type != "cuda" or not HAS_GRAPH_EVENTS or self.progress is not None:
             return None
-        run = self.begun(batch)
-        inputs, places = self._inputs(run, [questions[i] for row in asked for i in row])
-        key = passes_key(self, batch, [[questions[i] for i in row] for row in asked], inputs)
-        if key is None or self._room.at_once(run.tokens, len(batch)) < max(map(len, asked)):
+        inputs, places = self._inputs(work)
+        lengths = [len(item) for item in texts_of(work)]
+        layers, tokens = self.lens.layers, sum(lengths)
+        numbers = max(sum(linear.weight.numel() for linear in each.linear_maps) for each in layers)
+        if self.lens.two_stacks or tokens > TOKENS or tokens * numbers > WORK:
             return None
-        recordings = self.lens.recordings
-        record = partial(RecordedPasses, self, batch, questions, asked, inputs, places)
-        with recordings.lent(self.lens.adapter.whole, key, record) as passes:
+        if self._at_once(max(lengths), len(lengths)) < len(work):
+            return None
+        asked = tuple((question.position, question.layer) for _, question in work)
+        kind = "passes", repr(self.options), self.head.task
+        key = *kind, tuple(lengths), described(inputs), asked
+        record = partial(RecordedPasses, self, work, inputs, places)
+        with recordings.acquire(model, key, record) as passes:
             if passes is None:
                 return None
-            replayed = passes.replay(self, inputs, questions, asked)
+            replayed = passes.replay(self, work, inputs)
             if replayed is not None:
-                run, rows = replayed
-                return self._packed(run, batch, questions, rows)
+                return self._packed(work, *replayed)
         recordings.forget()
         return None
 
-    def rows(
-        self,
-        run: BatchRun,
-        scores: ModelScores,
-        questions: Sequence[Question],
-        asked: list[list[int]],
-    ) -> Rows:
-        """For each text of a batch, where the way back of each question about it begins."""
-        return [
-            [(index, *self._start(run.read, b, questions[index], scores)) for index in row]
-            for b, row in enumerate(asked)
-        ]
+    def _inputs(self, work: Work) -> tuple[dict[str, Any], list[int] | None]:
+        """The model's inputs, and the positions that it is asked for where it can choose."""
+        adapter = self.lens.adapter
+        inputs = model_inputs(adapter, texts_of(work), self.lens.device)
+        if self.head.output is None:
+            return inputs, None
+        positions = (question.position for _, question in work)
+        return inputs, ask_for_places(adapter.whole, inputs, positions)
 
-    def carry(
-        self, run: BatchRun, starts: Sequence[Sequence[Start]], progress: Progress | None = None
-    ) -> None:
-        """Carry scores back through the model."""
-        flow = self._room.keeps_flow(run.tokens)
-        run.carry(starts, flow, self.options.heads, self._scopes, progress)
-
-    def _packed(
-        self, run: BatchRun, batch: list[Item], questions: Sequence[Question], rows: Rows
-    ) -> Answers:
-        """Check what was carried back and pack it up."""
-        lens = self.lens
-        run.wait()
-        run.check(lens.dtype)
-        answers: Answers = []
-        for b, row in enumerate(rows):
-            for t, (index, began, said) in enumerate(row):
-                packed = run.pack(t, b, began, said.value)
-                check_scores(packed.errors, lens.dtype, run.layer_names)
-                answer = explanation(
-                    lens, self.head, self.options, batch[b], questions[index], said, packed
-                )
-                answers.append((index, answer))
-        return answers
-
-    def begun(self, batch: list[Item]) -> BatchRun:
-        """A batch before the model has run."""
+    def forward(
+        self, work: Work, inputs: dict[str, Any], places: list[int] | None
+    ) -> tuple[FrozenNetwork, ModelScores]:
+        """Run the model."""
         lens = self.lens
         if not lens.two_stacks and any(map(reads_others, lens.layers)):
             raise UnsupportedModelError(
@@ -505,30 +276,108 @@ class Explainer:
                 "of the score, too; describe it as an encoder–decoder "
                 "(normlens.models.parts.TwoStacks)"
             )
-        return BatchRun(lens, batch, self.options.nonlinearity, self._room.kept_bytes)
+        limit = parse_bytes(self.options.memory_limit)
+        kept_bytes = (limit or DEFAULT_LIMIT) // KEPT_SHARE
+        if limit is None and lens.device.type == "cuda":
+            # A GPU whose memory holds the model has room for as much as half of that.
+            kept_bytes = sum(parameter.nbytes for parameter in lens.model.parameters()) // 2
+        network = FrozenNetwork(lens, texts_of(work), self.options.nonlinearity, kept_bytes)
+        output = network.forward(self._model, inputs, SCORES)
+        return network, self._returned(network, output, places)
 
-    def _inputs(
-        self, run: BatchRun, questions: list[Question]
-    ) -> tuple[dict[str, Any], list[int] | None]:
-        """The model's inputs, and the positions that it is asked for where it can choose."""
-        inputs: dict[str, Any] = dict(run.inputs())
-        if self.head.output is None:
-            return inputs, None
-        whole = self.lens.adapter.whole
-        return inputs, ask_for_places(whole, inputs, [q.position for q in questions])
+    def scores(self, network: FrozenNetwork, returned: ModelScores, work: Work) -> list[Score]:
+        """The score of each question."""
+        return [
+            self._score(network, k % network.texts, question, returned)
+            for k, (_, question) in enumerate(work)
+        ]
 
-    def forward(
-        self, run: BatchRun, inputs: dict[str, Any], places: list[int] | None
-    ) -> ModelScores:
-        """Run the model."""
-        return self._scores(run, run.forward(self._model, inputs), places)
+    def back(
+        self,
+        network: FrozenNetwork,
+        scores: Sequence[Score],
+        g: Tensor,
+        progress: Progress | None = None,
+    ) -> list[Passed]:
+        """Carry the gradients g (score, n, d) of scores back through the model."""
+        return carry(
+            network,
+            g.unflatten(0, (-1, network.texts)),
+            scores[0].question.layer,
+            flow_maps=self._keeps_flow(network.tokens),
+            by_head=self.options.heads,
+            scopes=self._scopes(network.firsts),
+            progress=progress,
+        )
+
+    def _packed(
+        self, work: Work, network: FrozenNetwork, scores: Sequence[Score], passed: Sequence[Passed]
+    ) -> list[Explanation]:
+        """Check what was carried back and pack it up."""
+        if self.lens.device.type == "cuda":
+            torch.cuda.synchronize(self.lens.device)
+        check_layers(network, passed)
+        answers = []
+        for k, ((item, _), score) in enumerate(zip(work, scores, strict=False)):
+            packer = Packer(network, passed, divmod(k, network.texts))
+            packed = packer.fields(score.start, score.value)
+            answers.append(self._explanation(item, score, packed, network.firsts[-1]))
+        return answers
+
+    def _explanation(
+        self, item: Encoded, score: Score, packed: dict[str, Any], encoder_layers: int
+    ) -> Explanation:
+        """The answer to one question."""
+        lens, question = self.lens, score.question
+        tolerance, rule = SCORE_TOLERANCE[lens.dtype], self.options.nonlinearity
+        said = provenance(lens, rule, packed["completeness"], tolerance)
+        said["head"] = type(lens.adapter.whole).__name__
+        axis, two = token_axis(item), dict[str, Any]()
+        if item.source is not None:
+            said["target"] = item.generated or "given"
+            two = {"encoder_tokens": len(item.source), "encoder_layers": encoder_layers}
+            axis = token_axis(item.source).followed_by(axis)
+        if self.head.note is not None:
+            said["note"] = self.head.note
+
+        def both(values: Sequence[Any]) -> list[Any]:
+            return [*values, None, None][:2]
+
+        columns = [column for column, _ in question.columns]
+        labels = [label_of(column, self.head, lens.tokenizer) for column in columns]
+        target, contrast = both(labels)
+        target_id, contrast_id = both(columns)
+        target_value, contrast_value = both(score.scores)
+        probability, contrast_probability = both(score.probabilities)
+        return Explanation(
+            task="direction" if question.direction is not None else self.head.task,
+            position=question.position,
+            layer=question.layer,
+            value=score.value,
+            target=target,
+            target_id=target_id,
+            target_value=target_value,
+            probability=probability,
+            contrast=contrast,
+            contrast_id=contrast_id,
+            contrast_value=contrast_value,
+            contrast_probability=contrast_probability,
+            provenance=said,
+            text=item.whole_text,
+            grid=item.grid,
+            **axis.labels,
+            **packed,
+            **two,
+        )
 
     @property
     def _model(self) -> nn.Module:
         adapter = self.lens.adapter
         return adapter.model if self.head.output is None else adapter.whole
 
-    def _scores(self, run: BatchRun, output: Any, places: list[int] | None) -> ModelScores:
+    def _returned(
+        self, network: FrozenNetwork, output: Any, places: list[int] | None
+    ) -> ModelScores:
         """The scores, or vectors, in what the model returned."""
         if self.head.output is not None:
             return ModelScores.of_output(output, places)
@@ -537,85 +386,144 @@ class Explainer:
             vectors = torch.stack(
                 [
                     text_vector(self._head, vectors[b, :n].to(self.lens.compute_dtype))
-                    for b, n in enumerate(run.read.lengths)
+                    for b, n in enumerate(network.lengths[-1])
                 ]
             )
         return ModelScores(vectors, None)
 
     def _head_errors(
         self,
-        run: BatchRun,
+        network: FrozenNetwork,
         inputs: dict[str, Any],
         places: list[int] | None,
-        questions: Sequence[Question],
-        asked: list[list[int]],
+        work: Work,
     ) -> Errors:
         """How far the frozen head misses the scores that its own modules give in float32."""
-        output, adapter, errors = run.in_float32(self._model, inputs)
-        yield from errors
-        head = replace(self.head, body=tuple(adapter.end()))
-        wide = replace(self, head=head if head.output is None else read_head(adapter))
-        scores, last = wide._scores(run, output, places), run.read.last
-        assert last is not None
-        count = 0 if head.output is None else head.output.weight.shape[1]
+        output = network.in_float32(self._model, inputs)
+        yield from network.end_errors(output)
+        returned = self._returned(network, output, places)
+        count = 0 if self.head.output is None else self.head.output.weight.shape[1]
         others = range(0, count, max(1, count // COLUMNS))
-        for b, row in enumerate(asked):
-            asks = [questions[i] for i in row if questions[i].layer is None]
-            asks += [replace(asks[0], target=c, contrast=None) for c in others if asks]
+        for b in range(network.texts):
+            questions = [question for _, question in work[b :: network.texts]]
+            asks = [*questions, *(replace(questions[0], target=c, contrast=None) for c in others)]
             missed, sizes = [0.0], [torch.finfo(torch.float32).tiny]
             for question in asks:
-                began, said = wide._start(run.read, b, question, scores)
-                owned = float((began.gradient * last[b].to(began.gradient)).sum())
-                shares = [owned, *began.unowned.values()]
-                missed += [abs(began.value - said.value), abs(sum(shares) - said.value)]
-                sizes += map(abs, [said.value, *began.columns, *shares])
+                score = self._score(network, b, question, returned)
+                g, value = score.start.gradient, score.value
+                owned = float((g * network.last[-1][b, : len(g)].to(g)).sum())
+                shares = [owned, *score.start.bias_part.values()]
+                missed += [abs(score.start.value - value), abs(sum(shares) - value)]
+                sizes += map(abs, [value, *score.start.columns, *shares])
             yield "scores", max(missed) / max(sizes)
 
-    def _start(
-        self, network: FrozenNetwork, b: int, question: Question, scores: ModelScores
-    ) -> tuple[Start, Said]:
-        """Where the way back of one question begins, and what the model itself says there."""
-        n = network.lengths[b]
-        inside = question.layer is not None and question.layer < len(network) - 1
-        assert network.last is not None
-        if inside and question.layer is not None:
-            last = network.x(question.layer + 1)
-        else:
-            last = network.last.to(self.lens.compute_dtype)
-        columns: list[tuple[int, float]] = []
-        if question.direction is None:
-            own = scores.of(b, question.position).double()
-            target = int(own.argmax()) if question.target is None else question.target
-            columns = [(target, 1.0)]
-            if question.contrast is not None:
-                columns.append((question.contrast, -1.0))
-            said = Said.of(own, columns, self.head)
-        asked = Reading(question.position, tuple(columns), question.direction, question.layer)
-        began = start(asked, self._head, last[b, :n], network.rule, len(network))
-        if question.direction is not None:
-            value = began.value
-            if question.layer is None:
-                own = scores.of(b, question.position).double()
-                value = float(own @ question.direction.to(own))
-            said = Said(value)
-        width = last.shape[1] - n
-        gradient = torch.nn.functional.pad(began.gradient, (0, 0, 0, width))
-        return replace(began, gradient=gradient), said
+    def _score(
+        self, network: FrozenNetwork, b: int, question: Question, returned: ModelScores
+    ) -> Score:
+        """One question's number, as the model itself says it, and where its way back begins."""
+        last, layer, direction = network.last[-1], question.layer, question.direction
+        if layer is not None and layer + 1 < len(network):
+            last = network.x(layer + 1)
+        last = last[b, : network.lengths[-1][b]].to(self.lens.compute_dtype)
+        own = last if layer is not None else returned.of(b, question.position).double()
+        if direction is None and question.target is None:
+            question = replace(question, target=int(own.argmax()))
+        began = start(question, self._head, last, network.rule)
+        if direction is not None:
+            said = began.value if layer is not None else float(own @ direction.to(own))
+            return Score(question, began, said)
+        scores = tuple(float(own[column]) for column, _ in question.columns)
+        value = sum(sign * s for (_, sign), s in zip(question.columns, scores, strict=True))
+        probabilities: tuple[float, ...] = ()
+        # A regression has none, nor have scores that are not compared with each other.
+        if self.head.task in (*OF_TOKENS, *OF_CLASSES) and self.head.exclusive and len(own) > 1:
+            total = torch.logsumexp(own, 0)
+            probabilities = tuple(float((own[c] - total).exp()) for c, _ in question.columns)
+        return Score(question, began, value, scores, probabilities)
 
     @cached_property
     def _head(self) -> Head:
         return self.head.to(self.lens.compute_dtype)
 
-    @cached_property
-    def _scopes(self) -> list[str]:
-        """The scopes that are asked for, as they were called."""
-        scopes = self.options.scopes
-        if scopes is None:
-            return []
-        if scopes == "all":
-            return self.lens.scopes
-        return [scopes] if isinstance(scopes, str) else list(scopes)
+    def _scopes(self, firsts: Sequence[int]) -> frozenset[str]:
+        """The scopes that are meant in any stack; one that none has is an error."""
+        layers, asked = self.lens.layers, self.options.scopes or ()
+        if asked == "all":
+            return frozenset(self.lens.scopes)
+        names = [asked] if isinstance(asked, str) else list(asked)
+        stacks = [scopes_of(layers[i:j]) for i, j in pairwise([*firsts, len(layers)])]
+        for name in names:
+            if not any(is_among(name, scopes) for scopes in stacks):
+                resolve(name, self.lens.scopes)  # raises, and lists them all
+        found = ((name, scopes) for scopes in stacks for name in names if is_among(name, scopes))
+        return frozenset(resolve(name, scopes) for name, scopes in found)
 
-    @cached_property
-    def _room(self) -> Room:
-        return Room(self.lens, self.options)
+    # How much is kept and carried back at once.
+
+    def _keeps_flow(self, n: int) -> bool:
+        """Whether flow maps of texts of n tokens are kept."""
+        if self.options.flow is not None:
+            return self.options.flow
+        return self.lens.n_layers * n * n * self.lens.compute_dtype.itemsize <= FLOW_BYTES
+
+    def _at_once(self, n: int, texts: int) -> int:
+        """How many scores of texts of n tokens are carried back together, as many of each."""
+        layers = self.lens.layers
+        widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
+        each = n * (4 * widest + 8 * layers[0].width)
+        if self._keeps_flow(n) or self.options.heads:
+            each += 3 * layers[0].attention.heads * n * n
+        limit = parse_bytes(self.options.memory_limit) or DEFAULT_LIMIT
+        return texts * max(1, limit // (2 * texts * each * self.lens.compute_dtype.itemsize))
+
+
+def texts_of(work: Work) -> list[Encoded]:
+    """The texts that questions are about, each once."""
+    texts = [item for item, _ in work]
+    return texts if work[0][1].sequence != work[-1][1].sequence else texts[:1]
+
+
+def gradients(scores: Sequence[Score]) -> Tensor:
+    """The gradients (score, n, d) of scores, padded."""
+    return pad_sequence([score.start.gradient for score in scores], batch_first=True)
+
+
+class RecordedPasses:
+    """Both passes of a batch as CUDA graphs, with the tensors that they read and write.
+
+    Between the two Python reads where the way back begins.
+    """
+
+    pending = False  # whoever replays them reads the results before the next replay
+
+    def __init__(
+        self,
+        explainer: Explainer,
+        work: Work,
+        inputs: Inputs,
+        places: list[int] | None,
+        state: ModelState,
+    ):
+        self.state, self.used = state, threading.Lock()
+        adapter = explainer.lens.adapter
+        with reading(adapter.whole, adapter):
+            self._forward = Captured(lambda given: explainer.forward(work, given, places), inputs)
+            network, returned = self._forward.replay(inputs)
+            scores = explainer.scores(network, returned, work)
+            self._back = Captured(
+                lambda given: explainer.back(network, scores, given["g"]), {"g": gradients(scores)}
+            )
+        self.bytes = self._forward.bytes + self._back.bytes
+
+    def replay(
+        self, explainer: Explainer, work: Work, inputs: Inputs
+    ) -> tuple[FrozenNetwork, list[Score], list[Passed]] | None:
+        """Start both passes on other inputs; the results are there when the GPU is done.
+
+        None if the model is no longer the one that was recorded, which is found out meanwhile.
+        """
+        network, returned = self._forward.replay(inputs)
+        if not self.state.holds():
+            return None
+        scores = explainer.scores(network, returned, work)
+        return network, scores, self._back.replay({"g": gradients(scores)})

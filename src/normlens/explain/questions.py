@@ -1,4 +1,4 @@
-"""Questions about a text: what a target means, where it is read, and along which direction."""
+"""Questions about a text: targets, contrasts, positions and directions, checked before the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,153 +15,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.errors import InputError, parse_json, reason_of, system_reason
-from normlens.frozen.activations import activation
-from normlens.frozen.network import FrozenReadout
-from normlens.frozen.rules import PLAIN_RULES
-from normlens.inputs.text import Encoded, tokenise
-from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Head, Linear
-from normlens.results.axes import readable_tokens
+from normlens.inputs.text import TARGET, Encoded, Reader, tokenise
+from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Head
+from normlens.models.base import read_head
+from normlens.options import ExplainOptions
+from normlens.results.axes import SPACE, readable_tokens
 
-# From what a user calls a target, a word or a label, to a column of a head's output.
-
-
-Target = int | str
-
-
-def column_of(
-    target: Target,
-    head: Head,
-    tokenizer: Any,
-    sequence: Encoded,
-    position: int | None,
-    first_piece: bool,
-    what: str = "target",
-) -> int:
-    """The column of the head's output that `target` means at one position of a sequence."""
-    assert head.output is not None
-    count = head.output.weight.shape[1]
-    if not isinstance(target, str):
-        return _index(target, count, head, what)
-    if head.task not in OF_TOKENS:
-        return _label(target, count, head, what)
-    if tokenizer is None:
-        raise InputError(
-            f"{what} {target!r} is a word and this lens has no tokenizer; give the token's id"
-        )
-    pieces = _pieces(target, head, tokenizer, sequence, position)
-    return one_token(target, pieces, tokenizer, count, first_piece, what)
-
-
-def one_token(
-    target: str, pieces: list[int], tokenizer: Any, count: int, first_piece: bool, what: str
-) -> int:
-    """The token that a word's `pieces` are, or an error where the model cannot say it at once."""
-    if not pieces:
-        raise InputError(f"the tokenizer makes no token of {what} {target!r}; give another word")
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown is not None and unknown in pieces:
-        raise InputError(
-            f"{what} {target!r} is not in the vocabulary; give another word, or a token's id"
-        )
-    if len(pieces) > 1 and not first_piece:
-        shown = " + ".join(readable(tokenizer, pieces))
-        raise InputError(
-            f"{what} {target!r} is {len(pieces)} tokens ({shown}) and a model predicts one at a "
-            f"time; take the first with first_piece=True (--first-piece), or give another word"
-        )
-    if pieces[0] >= count:
-        raise InputError(f"{what} {target!r} has id {pieces[0]} and the model predicts {count} ids")
-    return pieces[0]
-
-
-def label_of(column: int, head: Head, tokenizer: Any) -> str:
-    """What people call a column of the head's output."""
-    if head.task not in OF_TOKENS:
-        return head.labels.get(column, str(column))
-    if tokenizer is None:
-        return str(column)
-    return readable(tokenizer, [column])[0]
-
-
-def readable(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Tokens as people read them."""
-    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(ids))]
-    special = set(getattr(tokenizer, "all_special_ids", ()))
-    return readable_tokens(tokens, [i in special for i in ids])
-
-
-def _index(target: Any, count: int, head: Head, what: str) -> int:
-    if isinstance(target, bool) or not hasattr(target, "__index__"):
-        raise InputError(f"{what} is a word, a label or a number, not {target!r}")
-    index = int(target)
-    if not 0 <= index < count:
-        named = "token ids" if head.task in OF_TOKENS else "classes"
-        raise InputError(
-            f"{what} {index} is out of range; the model's {named} are 0 to {count - 1}"
-        )
-    return index
-
-
-def _label(target: str, count: int, head: Head, what: str) -> int:
-    by_name = {name.casefold(): index for index, name in head.labels.items()}
-    wanted = target.strip().casefold()
-    if wanted in by_name:
-        return by_name[wanted]
-    if wanted.isdecimal() and int(wanted) < count:
-        return int(wanted)
-    names = ", ".join(head.labels.get(index, str(index)) for index in range(min(count, 40)))
-    raise InputError(f"unknown {what} {target!r}; this model's labels are: {names}")
-
-
-def _pieces(
-    word: str, head: Head, tokenizer: Any, sequence: Encoded, position: int | None
-) -> list[int]:
-    """The tokens of a word where it would stand in the text."""
-    text = sequence.text
-    if isinstance(text, str):
-        if head.task == CAUSAL and position == len(sequence) - 1:
-            pieces = _behind(text, word, tokenizer, sequence)
-            if pieces:
-                return pieces
-        mask = getattr(tokenizer, "mask_token", None)
-        if head.task == MASKED and mask and text.count(mask) == 1:
-            pieces = _instead(text.replace(mask, word), tokenizer, sequence, position)
-            if pieces:
-                return pieces
-    return _ids(tokenizer, word, False)
-
-
-def _behind(text: str, word: str, tokenizer: Any, sequence: Encoded) -> list[int]:
-    """The tokens that `word` adds to the text, if the text's own stay as they are."""
-    longer = _ids(tokenizer, text + word, True)
-    same = longer[: len(sequence.ids)] == sequence.ids
-    return longer[len(sequence.ids) :] if same else []
-
-
-def _instead(text: str, tokenizer: Any, sequence: Encoded, position: int | None) -> list[int]:
-    """The tokens that stand where the mask stood, if all others stay as they are."""
-    filled = _ids(tokenizer, text, True)
-    before = sequence.ids[:position]
-    behind = sequence.ids[len(before) + 1 :]
-    stop = len(filled) - len(behind)
-    same = filled[: len(before)] == before and filled[stop:] == behind
-    return filled[len(before) : stop] if same else []
-
-
-def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
-    return list(tokenise(tokenizer, text, add_special_tokens=special)["input_ids"])
-
-
-# Questions: what a user asks about texts, judged before the model runs.
-
+if TYPE_CHECKING:
+    from normlens.lens import Lens
 
 #: Explain each next token of a text in turn.
 ALL = "all"
 
+Target = int | str
+
 
 @dataclass(frozen=True)
 class Question:
-    """One number of one sequence; a target of None is what the model says."""
+    """One number of one sequence; a target of None is what the model says.
+
+    It is a score of the head, or the difference of two, or a vector's share of `direction` at
+    `position` behind layer `layer` or the model's last step.
+    """
 
     sequence: int  # which of the sequences
     position: int | None  # None: every position, as the head pools them
@@ -169,6 +44,174 @@ class Question:
     contrast: int | None = None
     direction: Tensor | None = None  # (d,)
     layer: int | None = None
+
+    @property
+    def columns(self) -> list[tuple[int, float]]:
+        """The head's scores that the number is made of, with their signs."""
+        signed = (self.target, 1.0), (self.contrast, -1.0)
+        return [(column, sign) for column, sign in signed if column is not None]
+
+
+class QuestionReader:
+    """Reads what a call of `Lens.explain` asks of each text."""
+
+    def __init__(self, lens: Lens, options: ExplainOptions, direction: Any, layer: Any):
+        self.lens, self.options, self.layer = lens, options, None
+        self.direction: Tensor | None = None
+        if direction is None:
+            self.head = read_head(lens.adapter)
+            return
+        end, width = tuple(lens.adapter.end()), lens.layers[-1].d_model
+        for step in end:
+            linear = getattr(step, "linear", None)
+            width = width if linear is None else linear.weight.shape[1]
+        if layer is not None:
+            count = lens.n_layers
+            if not _is_index(layer) or not -count <= layer < count:
+                raise InputError(
+                    f"layer {layer!r} is out of range; the model has layers 0 to {count - 1}"
+                )
+            self.layer = int(layer) % count
+            width = lens.layers[self.layer].d_model
+        self.direction = direction_of(direction, width)
+        self.head = Head("direction", ANY, end)
+
+    def read(
+        self, index: int, item: Encoded, target: Any, contrast: Any, position: Any
+    ) -> Question | list[Question]:
+        """What is asked about an item of this index; a list if each token is asked for in turn.
+
+        Of an encoder–decoder, the token behind position p is token p of the target.
+        """
+        following = [*item.ids[1:], item.end]
+        if position == ALL and self.direction is None:
+            self._check_all(item, target, contrast)
+            # What is behind the last position is part of the target only if it is known.
+            places = range(len(item) - (item.end is None))
+            return [self._question(index, item, following[k], None, k) for k in places]
+        if item.source is not None:
+            place = self._token_place(item, position)
+            return self._question(index, item, following[place], contrast, place)
+        if isinstance(position, str):
+            raise InputError(
+                f"position is a number or {ALL!r}, not {position!r}"
+                if self.direction is None
+                else "a direction is read at one position, a number; give several in a list"
+            )
+        if self.direction is not None and position is None and self.lens.causal:
+            position = len(item) - 1
+        pad_id = getattr(self.lens.adapter.config, "pad_token_id", None)
+        read = place_of(position, self.head, item, self.lens.tokenizer, pad_id)
+        if self.direction is not None:
+            return Question(index, read, direction=self.direction, layer=self.layer)
+        return self._question(index, item, target, contrast, read)
+
+    def _check_all(self, item: Encoded, target: Any, contrast: Any) -> None:
+        """Refuse what cannot be asked of each token in turn."""
+        alone = len(item) < 2 and item.end is None
+        if item.source is not None:
+            if contrast is not None:
+                raise InputError("token='all' explains each token in turn, so leave contrast out")
+            if alone:
+                raise InputError(
+                    "the target has no token that could be explained; give a longer one"
+                )
+        elif self.head.task != CAUSAL:
+            raise InputError(
+                f"position='all' explains next tokens; this model is a {self.head.task}"
+            )
+        elif target is not None or contrast is not None:
+            raise InputError(
+                "position='all' explains each next token of the text, so leave target and contrast "
+                "out"
+            )
+        elif alone:
+            raise InputError("the text has one token, so it has no next one; give a longer text")
+
+    def _question(
+        self, index: int, item: Encoded, target: Any, contrast: Any, place: int | None
+    ) -> Question:
+        lens, first_piece = self.lens, self.options.first_piece
+        columns = [
+            None
+            if word is None
+            else column_of(word, self.head, lens.tokenizer, item, place, first_piece, what)
+            for what, word in (("target", target), ("contrast", contrast))
+        ]
+        if columns[0] is not None and columns[0] == columns[1]:
+            raise InputError(
+                f"{'target' if item.source is None else 'token'} and contrast are the same, so "
+                "there is no difference to explain"
+            )
+        return Question(index, place, columns[0], columns[1])
+
+    def _token_place(self, item: Encoded, token: Any) -> int:
+        """The position that predicts the token of the target that `token` names."""
+        count, special = len(item), item.special
+        if token is None:  # the last one of the text, or what the model says where there is none
+            ordinary = [k for k in range(1, count) if not (special and special[k])]
+            return ordinary[-1] - 1 if ordinary else count - 1
+        if isinstance(token, str):
+            return self._word_place(item, token)
+        if not _is_index(token):
+            raise InputError(f"token is a place, a word or {ALL!r}, not {token!r}")
+        if not -count <= int(token) < count:
+            raise InputError(
+                f"token {token} is out of range; the target's tokens are 0 to {count - 1} "
+                f"({self._shown(item)})"
+            )
+        return int(token) % count
+
+    def _word_place(self, item: Encoded, word: str) -> int:
+        wanted = word.strip()
+        pieces: dict[Any, list[int]] = {}  # places of the tokens of each word of that name
+        for k in range(1, len(item)):
+            of_word = None if item.words is None else item.words[k]
+            if of_word is not None and item.word_labels[of_word] == wanted:
+                pieces.setdefault(of_word, []).append(k)
+        if not pieces:
+            shown = self._readable(item.ids)
+            names = (wanted, SPACE + wanted)
+            pieces = {k: [k] for k in range(1, len(item)) if shown[k] in names}
+        if not pieces:
+            raise InputError(
+                f"the target has no token {word!r}; its tokens are {self._shown(item)}. Ask why it "
+                "is not there with contrast=…"
+            )
+        if len(pieces) > 1:
+            places = ", ".join(str(places[0] - 1) for places in pieces.values())
+            raise InputError(
+                f"{word!r} stands {len(pieces)} times in the target; say which one is meant by its "
+                f"place: token={places.replace(', ', ' or ')}"
+            )
+        (places_of_word,) = pieces.values()
+        if len(places_of_word) > 1 and not self.options.first_piece:
+            parts = " + ".join(self._readable([item.ids[k] for k in places_of_word]))
+            raise InputError(
+                f"{word!r} is {len(places_of_word)} tokens of the target ({parts}) and a model "
+                f"predicts one at a time; name one by its place (token={places_of_word[0] - 1} to "
+                f"{places_of_word[-1] - 1}), or take the first with first_piece=True "
+                "(--first-piece)"
+            )
+        return places_of_word[0] - 1
+
+    def _readable(self, ids: Sequence[int]) -> list[str]:
+        if self.lens.tokenizer is None:
+            return [str(token) for token in ids]
+        return readable(self.lens.tokenizer, ids)
+
+    def _shown(self, item: Encoded) -> str:
+        """The target's tokens in words, without the one that starts it."""
+        end = [] if item.end is None else [item.end]
+        return " ".join(self._readable([*item.ids[1:], *end]))
+
+
+def _is_index(value: Any) -> bool:
+    """Whether a value is a whole number."""
+    return not isinstance(value, bool) and hasattr(value, "__index__")
+
+
+# Where a score is read, and the column of the head's output that a word or a label means.
 
 
 def place_of(
@@ -203,7 +246,7 @@ def last_token(ids: Sequence[int], pad_id: int | None) -> int:
 
 def checked_position(position: Any, n: int) -> int:
     """A position from 0, negative ones from the end."""
-    if isinstance(position, bool) or not hasattr(position, "__index__"):
+    if not _is_index(position):
         raise InputError(f"position is a whole number, not {position!r}")
     if not -n <= int(position) < n:
         raise InputError(f"position {position} is out of range; the text has tokens 0 to {n - 1}")
@@ -229,6 +272,108 @@ def _mask(sequence: Encoded, tokenizer: Any) -> int:
     return places[0]
 
 
+def column_of(
+    target: Target,
+    head: Head,
+    tokenizer: Any,
+    sequence: Encoded,
+    position: int | None,
+    first_piece: bool,
+    what: str = "target",
+) -> int:
+    """The column of the head's output that `target` means at one position of a sequence."""
+    assert head.output is not None
+    count = head.output.weight.shape[1]
+    if not isinstance(target, str):
+        if not _is_index(target):
+            raise InputError(f"{what} is a word, a label or a number, not {target!r}")
+        if not 0 <= int(target) < count:
+            named = "token ids" if head.task in OF_TOKENS else "classes"
+            raise InputError(
+                f"{what} {int(target)} is out of range; the model's {named} are 0 to {count - 1}"
+            )
+        return int(target)
+    if head.task not in OF_TOKENS:
+        return _label(target, count, head, what)
+    if tokenizer is None:
+        raise InputError(
+            f"{what} {target!r} is a word and this lens has no tokenizer; give the token's id"
+        )
+    pieces = _pieces(target, head, tokenizer, sequence, position)
+    if not pieces:
+        raise InputError(f"the tokenizer makes no token of {what} {target!r}; give another word")
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is not None and unknown in pieces:
+        raise InputError(
+            f"{what} {target!r} is not in the vocabulary; give another word, or a token's id"
+        )
+    if len(pieces) > 1 and not first_piece:
+        shown = " + ".join(readable(tokenizer, pieces))
+        raise InputError(
+            f"{what} {target!r} is {len(pieces)} tokens ({shown}) and a model predicts one at a "
+            f"time; take the first with first_piece=True (--first-piece), or give another word"
+        )
+    if pieces[0] >= count:
+        raise InputError(f"{what} {target!r} has id {pieces[0]} and the model predicts {count} ids")
+    return pieces[0]
+
+
+def _label(target: str, count: int, head: Head, what: str) -> int:
+    by_name = {name.casefold(): index for index, name in head.labels.items()}
+    wanted = target.strip().casefold()
+    if wanted in by_name:
+        return by_name[wanted]
+    if wanted.isdecimal() and int(wanted) < count:
+        return int(wanted)
+    names = ", ".join(head.labels.get(index, str(index)) for index in range(min(count, 40)))
+    raise InputError(f"unknown {what} {target!r}; this model's labels are: {names}")
+
+
+def _pieces(
+    word: str, head: Head, tokenizer: Any, sequence: Encoded, position: int | None
+) -> list[int]:
+    """The tokens of a word where it would stand in the text, if the text's own stay as they are."""
+    if sequence.source is not None:
+        return Reader(tokenizer, TARGET).plain_ids(word)
+    text, mask = sequence.text, getattr(tokenizer, "mask_token", None)
+    before, behind, longer = sequence.ids, list[int](), None
+    if head.task == CAUSAL and position == len(sequence) - 1 and isinstance(text, str):
+        longer = text + word
+    elif head.task == MASKED and mask and isinstance(text, str) and text.count(mask) == 1:
+        longer = text.replace(mask, word)
+        assert position is not None
+        before, behind = before[:position], before[position + 1 :]
+    if longer is not None:
+        ids = _ids(tokenizer, longer, True)
+        stop = len(ids) - len(behind)
+        if stop > len(before) and ids[: len(before)] == before and ids[stop:] == behind:
+            return ids[len(before) : stop]
+    return _ids(tokenizer, word, False)
+
+
+def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
+    return list(tokenise(tokenizer, text, add_special_tokens=special)["input_ids"])
+
+
+def label_of(column: int, head: Head, tokenizer: Any) -> str:
+    """What people call a column of the head's output."""
+    if head.task not in OF_TOKENS:
+        return head.labels.get(column, str(column))
+    if tokenizer is None:
+        return str(column)
+    return readable(tokenizer, [column])[0]
+
+
+def readable(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Tokens as people read them."""
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(ids))]
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    return readable_tokens(tokens, [i in special for i in ids])
+
+
+# Directions: vectors that a score is read along.
+
+
 def direction_of(direction: Any, d: int) -> Tensor:
     """A direction as a vector of d finite numbers."""
     try:
@@ -243,140 +388,22 @@ def direction_of(direction: Any, d: int) -> Tensor:
     return vector
 
 
-# Readings: which number is explained, as a linear function of the vectors behind a layer.
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One number: a score of the head, the difference of two, or a vector's share of another.
-
-    `columns` are the head's scores with their signs; `direction` (d,) is read instead at `position`
-    behind layer `layer`, or behind the model's last step.
-    """
-
-    position: int | None = None  # None: every position, as the head pools them
-    columns: tuple[tuple[int, float], ...] = ()
-    direction: Tensor | None = None
-    layer: int | None = None
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where the way back begins: the gradient at one layer's output, and the biases behind it."""
-
-    layer: int  # the gradient stands behind this layer
-    gradient: Tensor  # (n, d)
-    unowned: dict[str, float]  # what no token owns behind it, by component
-    value: float  # the score by the algebra
-    columns: tuple[float, ...]  # the head's scores that it consists of, by the algebra
-
-
-def start(reading: Reading, head: Head | None, last: Tensor, rule: str, count: int) -> Start:
-    """The beginning of one reading's way back from the vectors `last` (n, d) of one sequence.
-
-    `last` is behind layer `reading.layer`, or behind the last of `count` layers.
-    """
-    if reading.direction is not None and reading.layer is not None:
-        assert reading.position is not None
-        gradient = torch.zeros_like(last)
-        gradient[reading.position] = reading.direction.to(last)
-        value = float(last[reading.position].double() @ reading.direction.to(last).double())
-        return Start(reading.layer, gradient, {}, value, ())
-    assert head is not None
-    pools = head.pools(reading.position, len(last))
-    bodies = [FrozenReadout.at(head.body, last[pool], rule) for pool in pools]  # (tokens, d)
-    pooled, pooled_bias = (
-        torch.cat([vectors.mean(0) for vectors in each])
-        for each in ([body.output for body in bodies], [body.bias for body in bodies])
-    )
-    steps = FrozenReadout.at(head.steps, pooled, rule, pooled_bias)
-    unowned: dict[str, float] = {}
-    columns: tuple[float, ...] = ()
-    if reading.direction is not None:
-        weight = reading.direction.to(last)
-        value = float(steps.output.double() @ weight.double())
-    else:
-        assert head.output is not None
-        weight, bias, columns = _columns(head.output, head.soft_cap, reading.columns, steps, rule)
-        unowned["OUT"] = bias
-        signs = [sign for _, sign in reading.columns]
-        value = sum(sign * score for sign, score in zip(signs, columns, strict=True))
-    g, of_steps = steps.score(weight)
-    gradient, of_bodies = torch.zeros_like(last), []
-    for pool, body, share in zip(pools, bodies, g.chunk(len(pools)), strict=True):
-        spread = (share / len(body.output)).expand_as(body.output)
-        of_pool, of_body = body.score(spread)
-        gradient[pool] += of_pool
-        of_bodies += of_body
-    names = _step_names(head)
-    in_body = names[: len(head.body)] * len(pools)
-    for name, of_step in zip(
-        [*in_body, *names[len(head.body) :]], [*of_bodies, *of_steps], strict=True
-    ):
-        if of_step is not None:
-            unowned[name] = unowned.get(name, 0.0) + float(of_step.double().sum())
-    return Start(count - 1, gradient, unowned, value, columns)
-
-
-def _columns(
-    output: Linear,
-    cap: float | None,
-    columns: tuple[tuple[int, float], ...],
-    steps: FrozenReadout,
-    rule: str,
-) -> tuple[Tensor, float, tuple[float, ...]]:
-    """The weight (d,) and bias of signed scores, and the scores themselves."""
-    y = steps.output
-    chosen = torch.tensor([column for column, _ in columns], device=y.device)
-    scale = output.scale[chosen].to(y) if isinstance(output.scale, Tensor) else output.scale
-    weights = output.weight[:, chosen].to(y) * scale  # (d, c)
-    bias = torch.zeros(len(columns)) if output.bias is None else output.bias[chosen]
-    biases = bias.to(y) * scale
-    signs = torch.tensor([sign for _, sign in columns]).to(y)
-    scores = y @ weights + biases
-    slopes = torch.ones_like(scores)
-    capped = scores
-    if cap is not None:
-        # c · tanh(z/c): the rule's slope of tanh at z/c.
-        of_bias = steps.bias @ weights + biases
-        tanh = PLAIN_RULES[rule](activation("tanh"), scores / cap, lambda: of_bias / cap)
-        (slopes,), capped = tanh.slopes, tanh.hidden * cap
-    remainder = capped - slopes * (scores - biases)
-    weight = weights @ (slopes * signs)
-    return weight, float((remainder * signs).double().sum()), tuple(capped.double().tolist())
-
-
-def _step_names(head: Head) -> list[str]:
-    """The names of the head's steps, numbered where one comes several times."""
-    symbols = [step.symbol for step in (*head.body, *head.steps)]
-    return [
-        symbol + (str(symbols[: place + 1].count(symbol)) if symbols.count(symbol) > 1 else "")
-        for place, symbol in enumerate(symbols)
-    ]
-
-
-# Directions from files: vectors that a score is read along.
-
-
 FORMATS = (".npy", ".json", ".txt")
 
 
 def read_direction(path: Path) -> NDArray[np.float64]:
     """A vector from a NumPy file, a JSON list, or numbers that spaces and lines separate."""
-    if path.suffix.lower() not in FORMATS:
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
         raise InputError(f"--direction takes a {', '.join(FORMATS)} file, not {str(path)!r}")
     try:
-        return np.asarray(_values(path), dtype=np.float64)
+        if kind == ".npy":
+            return np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
+        text = path.read_text("utf-8")
+        return np.asarray(parse_json(text) if kind == ".json" else text.split(), dtype=np.float64)
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {system_reason(error)}") from error
     except (ValueError, TypeError, EOFError, MemoryError, json.JSONDecodeError) as error:
         raise InputError(
             f"{str(path)!r} holds no vector of numbers ({reason_of(error)})"
         ) from error
-
-
-def _values(path: Path) -> Any:
-    if path.suffix.lower() == ".npy":
-        return np.load(path, allow_pickle=False)
-    text = path.read_text("utf-8")
-    return parse_json(text) if path.suffix.lower() == ".json" else text.split()

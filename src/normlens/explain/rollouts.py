@@ -21,21 +21,23 @@ from torch import Tensor, nn
 
 from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError, valid_choice
 from normlens.frozen.layer import FrozenLayer, freeze
-from normlens.frozen.network import source_memory, source_parts, unowned_bias
+from normlens.frozen.network import source_parts
 from normlens.frozen.norm import FrozenNorm
 from normlens.frozen.norm_maps import layer_maps
+from normlens.frozen.parts import relative_error
 from normlens.inputs.text import Encoded, Text, Texts
 from normlens.layers import Layer, Linear, Norm
 from normlens.measures import rollout
-from normlens.options import NOT_LINEAR, RULES, SHAPLEY, AnalysisOptions, parse_bytes
+from normlens.options import DEFAULT_LIMIT, NOT_LINEAR, RULES, SHAPLEY, AnalysisOptions, parse_bytes
 from normlens.pipeline.batches import batches, check_completeness, launched
-from normlens.plan.memory import DEFAULT_LIMIT, relative_error
+from normlens.pipeline.layer_results import reads_others
+from normlens.plan.costs import source_memory
 from normlens.results.maps import Maps
 from normlens.results.rolled import rolled_out
 from normlens.scopes import WEIGHT_SCOPES, resolve
-from normlens.trace.locking import alone_with_model
+from normlens.trace.locking import exclusive
 from normlens.trace.patches import Hooks
-from normlens.trace.recorder import Call, LayerTrace
+from normlens.trace.recorder import LayerTrace
 from normlens.trace.run import model_inputs, reading, run_traced, trace, without_autocast
 
 if TYPE_CHECKING:
@@ -63,19 +65,9 @@ class RolloutOptions:
         return parse_bytes(self.memory_limit) or DEFAULT_LIMIT
 
 
-@dataclass(frozen=True)
-class BatchMaps:
-    """One map of every layer for a batch, and how far parts and bias missed the model's vectors."""
-
-    layers: list[Tensor]  # each (b, i, j)
-    errors: list[tuple[int, str, Tensor]]  # layer, scope, worst relative error
-
-
-#: Maps of a batch of sequences.
-OfBatch = Callable[[list[Encoded]], BatchMaps]
-#: The map (b, i, j) of a traced layer with sequences of these lengths, and the worst relative error
-#: of its parts and bias.
-OfLayer = Callable[[LayerTrace, Sequence[int]], tuple[Tensor, Tensor]]
+#: One map (b, i, j) of every layer of a batch, and how far its parts and bias miss the model's
+#: vectors, where it has parts.
+LayerMap: TypeAlias = tuple[Tensor, Tensor | None]
 
 
 def sequences(lens: Lens, text: Given, options: RolloutOptions) -> tuple[list[Encoded], bool]:
@@ -88,100 +80,83 @@ def sequences(lens: Lens, text: Given, options: RolloutOptions) -> tuple[list[En
     return lens.encode(text, truncate=options.truncate), isinstance(text, list)  # type: ignore[arg-type]
 
 
-def as_given(maps: list[Maps], many: bool) -> Maps | list[Maps]:
-    """A list for a list, and the one result for a single text."""
-    return maps if many else maps[0]
+def check_stack(lens: Lens) -> None:
+    """Refuse models whose layers cannot be multiplied: what enters one did not leave the last."""
+    if (outside := lens.adapter.outside_scopes()) is not None:
+        raise InputError(f"the layers of {lens.name} cannot be rolled out: {outside}")
+    if any(map(reads_others, lens.layers)):
+        raise InputError(
+            f"the layers of {lens.name} read another sequence, which a rollout cannot follow"
+        )
 
 
 def rolled_maps(
     lens: Lens,
-    encoded: Sequence[Encoded],
-    of_batch: OfBatch,
+    given: tuple[list[Encoded], bool],
     options: RolloutOptions,
+    of_batch: Callable[[list[Encoded]], list[LayerMap]],
     *,
     scope: str,
     method: str,
     normalise: bool = True,
     rule: str = "ig",
-) -> list[Maps]:
-    """The rollout of what `of_batch` makes of every layer, for each sequence.
+) -> Maps | list[Maps]:
+    """The rollout of what `of_batch` makes of every layer; a list of texts gives a list.
 
     The maps are called `scope`: what of a layer they see; `rule` is that of the nonlinearity. The
     lens analyses the texts first, as far as the attention, so that a model that is not what its
     adapter says is refused.
     """
     check_stack(lens)
+    encoded, many = given
     attention = AnalysisOptions(scopes="ATTN-N", nonlinearity=rule, batch_size=options.batch_size)
-    analysed = lens.analyse(encoded, attention)
-    labels = {id(sequence): maps for sequence, maps in zip(encoded, analysed, strict=True)}
+    labels = dict(zip(map(id, encoded), lens.analyse(encoded, attention), strict=True))
 
-    def finish(batch: list[Encoded], maps: BatchMaps) -> list[Maps]:
-        return _packed(lens, [labels[id(sequence)] for sequence in batch], maps, scope)
+    def finish(batch: list[Encoded], maps: list[LayerMap]) -> list[Maps]:
+        errors = [
+            (k, scope, float(error)) for k, (_, error) in enumerate(maps) if error is not None
+        ]
+        check_completeness(errors, lens.dtype)
+        stacked = torch.stack([layer for layer, _ in maps], dim=1).cpu().numpy()  # (b, layer, i, j)
+        done = []
+        for sequence, array in zip(batch, stacked, strict=True):
+            own, n = labels[id(sequence)], len(sequence)
+            worst = max([own.completeness, *(error for *_, error in errors)])
+            about = {**own.provenance, "completeness": worst}
+            arrays = {scope: array[:, :n, :n].copy()}
+            own = replace(own, arrays=arrays, completeness=worst, provenance=about)
+            done.append(rolled_out(own, scope, method=method, residual=0.0, normalise=normalise))
+        return done
 
     results: dict[int, Maps] = {}
-    for indices in batches(lens, encoded, options.batch_size):
-        done = launched([encoded[i] for i in indices], of_batch, finish, lens.device)()
-        for place, maps in zip(indices, done, strict=True):
-            results[place] = rolled_out(
-                maps, scope, method=method, residual=0.0, normalise=normalise
-            )
-    return [results[place] for place in range(len(encoded))]
+    for places in batches(lens, encoded, options.batch_size):
+        batch = [encoded[place] for place in places]
+        results |= zip(places, launched(batch, of_batch, finish, lens.device)(), strict=True)
+    maps = [results[place] for place in range(len(encoded))]
+    return maps if many else maps[0]
 
 
-def traced_maps(lens: Lens, batch: Sequence[Encoded], scope: str, of_layer: OfLayer) -> BatchMaps:
+def traced_maps(
+    lens: Lens,
+    of_layer: Callable[[LayerTrace, Sequence[int]], tuple[Tensor, Tensor]],
+    batch: Sequence[Encoded],
+) -> list[LayerMap]:
     """Run the model on a batch once and take a map of every layer as it is traced.
 
-    `of_layer` is given layers in the algebra's precision.
+    `of_layer` is given layers in the algebra's precision, with the lengths of the sequences.
     """
-    lengths = [len(sequence) for sequence in batch]
-    maps = BatchMaps([], [])
+    lengths, dtype = [len(sequence) for sequence in batch], lens.compute_dtype
+    maps: list[LayerMap] = []
 
     def consume(traced: LayerTrace) -> None:
-        dtype = lens.compute_dtype
-        traced = replace(
-            traced,
-            layer=traced.layer.to(dtype),
-            x=traced.x.to(dtype),
-            alphas=tuple(alpha.to(dtype) for alpha in traced.alphas),
-        )
-        of_pairs, error = of_layer(traced, lengths)
-        maps.layers.append(of_pairs)
-        maps.errors.append((traced.index, scope, error))
+        layer, x = traced.layer.to(dtype), traced.x.to(dtype)
+        alphas = tuple(alpha.to(dtype) for alpha in traced.alphas)
+        maps.append(of_layer(replace(traced, layer=layer, x=x, alphas=alphas), lengths))
 
     inputs = model_inputs(lens.adapter, batch, lens.device)
     with without_autocast(lens.device):
         trace(lens.adapter, inputs, range(lens.n_layers), consume)
     return maps
-
-
-def check_stack(lens: Lens) -> None:
-    """Refuse models whose layers cannot be multiplied: what enters one did not leave the last."""
-    if (outside := lens.adapter.outside_scopes()) is not None:
-        raise InputError(f"the layers of {lens.name} cannot be rolled out: {outside}")
-    if any(attention.source for layer in lens.layers for attention in layer.attentions):
-        raise InputError(
-            f"the layers of {lens.name} read another sequence, which a rollout cannot follow"
-        )
-
-
-def _packed(lens: Lens, labelled: list[Maps], maps: BatchMaps, scope: str) -> list[Maps]:
-    """The maps of each sequence of a batch, with the labels that the lens gave it."""
-    numbers = [(layer, name, float(error)) for layer, name, error in maps.errors]
-    check_completeness(numbers, lens.dtype)
-    stacked = torch.stack(maps.layers, dim=1).cpu().numpy()  # (b, layer, i, j)
-    packed = []
-    for labels, array in zip(labelled, stacked, strict=True):
-        n = len(labels.tokens)
-        worst = max([labels.completeness, *(error for *_, error in numbers)])
-        packed.append(
-            replace(
-                labels,
-                arrays={scope: array[:, :n, :n].copy()},
-                completeness=worst,
-                provenance={**labels.provenance, "completeness": worst},
-            )
-        )
-    return packed
 
 
 # ALTI: how much closer to a target's vector a source's part brings it, in the L1 norm.
@@ -221,23 +196,12 @@ def alti(
         raise InputError(f"ALTI compares vectors; {name} has none: take a scope that ends in -N")
     if valid_choice(nonlinearity, RULES, "rule for the nonlinearity") == SHAPLEY:
         raise InputError(NOT_LINEAR)
-    encoded, many = sequences(lens, text, options)
+    given = sequences(lens, text, options)
     if options.memory_limit is not None:
-        _check_limit(lens, max(map(len, encoded), default=0), options.limit)
-
-    def of_layer(traced: LayerTrace, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return contributions_of_layer(traced, lengths, name, nonlinearity, options.limit)
-
-    maps = rolled_maps(
-        lens,
-        encoded,
-        lambda batch: traced_maps(lens, batch, name, of_layer),
-        options,
-        scope=name,
-        method="alti",
-        rule=nonlinearity,
-    )
-    return as_given(maps, many)
+        _check_limit(lens, max(map(len, given[0]), default=0), options.limit)
+    of_layer = partial(contributions_of_layer, scope=name, rule=nonlinearity, limit=options.limit)
+    of_batch = partial(traced_maps, lens, of_layer)
+    return rolled_maps(lens, given, options, of_batch, scope=name, method="alti", rule=nonlinearity)
 
 
 def contributions_of_layer(
@@ -250,21 +214,14 @@ def contributions_of_layer(
     layer, x = traced.layer, traced.x
     (last,) = (step for step, name in layer.scope_of_step.items() if name == scope)
     vectors: dict[int, Tensor] = {}
-    frozen = freeze(
-        layer,
-        x,
-        traced.alphas,
-        lengths,
-        rule,
-        until=last,
-        parts=False,
-        observe=vectors.__setitem__,
-    )
+    given = layer, x, traced.alphas, lengths, rule
+    frozen = freeze(*given, until=last, observe=vectors.__setitem__)
     y = vectors[last]
     b, n, _ = x.shape
     at_once = max(1, limit // source_memory(layer, b, n, x.element_size()))
     pairs = x.new_zeros(b, n, n)
-    total = unowned_bias(frozen)
+    bias = frozen.biases[last]
+    total = torch.zeros_like(y) if bias is None else bias
     for first in range(0, n, at_once):
         stop = min(first + at_once, n)
         parts = source_parts(frozen, first, stop)
@@ -275,7 +232,7 @@ def contributions_of_layer(
 
 def _check_limit(lens: Lens, n: int, limit: int) -> None:
     """Raise where a memory limit of the user's does not hold the parts of one source."""
-    itemsize = torch.empty(0, dtype=lens.compute_dtype).element_size()
+    itemsize = lens.compute_dtype.itemsize
     least = max(source_memory(layer, 1, n, itemsize) for layer in lens.layers)
     if limit < least:
         raise MemoryLimitError(
@@ -302,17 +259,11 @@ def globenc(
 ) -> Maps | list[Maps]:
     """GlobEnc of a text, as maps [layer, target, source]; a list gives a list."""
     check_globenc_layers(lens)
-    encoded, many = sequences(lens, text, options)
-    maps = rolled_maps(
-        lens,
-        encoded,
-        lambda batch: traced_maps(lens, batch, SCOPE, norms_of_layer),
-        options,
-        scope=SCOPE,
-        method="globenc",
-        normalise=False,
+    given = sequences(lens, text, options)
+    of_batch = partial(traced_maps, lens, norms_of_layer)
+    return rolled_maps(
+        lens, given, options, of_batch, scope=SCOPE, method="globenc", normalise=False
     )
-    return as_given(maps, many)
 
 
 def check_globenc_layers(lens: Lens) -> None:
@@ -358,73 +309,52 @@ def value_zeroing(
 ) -> Maps | list[Maps]:
     """Value zeroing of a text, as maps [layer, target, source]; a list gives a list."""
     check_value_zeroing_layers(lens)
-    encoded, many = sequences(lens, text, options)
-    maps = rolled_maps(
-        lens,
-        encoded,
-        lambda batch: distances(lens, batch, options.limit),
-        options,
-        scope=lens.scopes[-1],
-        method="value-zeroing",
-    )
-    return as_given(maps, many)
+    of_batch = partial(zeroed_maps, lens, options.limit)
+    given, scope = sequences(lens, text, options), lens.scopes[-1]
+    return rolled_maps(lens, given, options, of_batch, scope=scope, method="value-zeroing")
 
 
-def distances(lens: Lens, batch: Sequence[Encoded], limit: int) -> BatchMaps:
+def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerMap]:
     """The distances of every layer for a batch, as many sources at a time as `limit` bytes hold."""
     inputs = model_inputs(lens.adapter, batch, lens.device)
     b, n = inputs["input_ids"].shape
     copies = min(n, max(1, limit // (b * _copy_memory(lens, n))))
     # The model itself makes the masks and positions that a block is called with for many copies.
     repeated = {name: value.repeat_interleave(copies, 0) for name, value in inputs.items()}
-    visited: list[_Visited] = []
+    visited: list[LayerTrace] = []
 
     def visit(traced: LayerTrace) -> None:
-        visited.append(_Visited.of(traced, copies))
+        args, kwargs = traced.call[0][1:], dict(traced.call[1])
+        kwargs.pop("hidden_states", None)
+        # Copied: a view would keep the vectors of all copies.
+        x, output = (v.detach()[::copies].clone() for v in (traced.x, traced.output))
+        call = args, kwargs
+        visited.append(replace(traced, call=call, x=x, output=output, alphas=(), real={}, rows={}))
 
-    def run() -> list[Tensor]:
+    def run() -> list[LayerMap]:
         model = lens.adapter.model
         with without_autocast(lens.device), reading(model, lens.adapter):
             run_traced(lens.adapter, model, repeated, range(lens.n_layers), visit)
-            return [block.distances(copies, lens.compute_dtype) for block in visited]
+            return [(_distances(one, copies, lens.compute_dtype), None) for one in visited]
 
-    return BatchMaps(alone_with_model(lens.adapter.model, run), [])
+    return exclusive(lens.adapter.model, run)
 
 
-@dataclass(frozen=True)
-class _Visited:
-    """A block that the model ran on copies of a batch: enough to run it again."""
-
-    block: nn.Module
-    layer: Layer
-    call: Call  # without the vectors, of which one copy is enough
-    x: Tensor  # (b, j, d)
-    output: Tensor  # (b, i, d)
-
-    @classmethod
-    def of(cls, traced: LayerTrace, copies: int) -> _Visited:
-        args, kwargs = traced.call
-        others = {name: value for name, value in kwargs.items() if name != "hidden_states"}
-        # Copied: a view would keep the vectors of all copies.
-        x, output = (v.detach()[::copies].clone() for v in (traced.x, traced.output))
-        return cls(traced.block, traced.layer, (args[1:], others), x, output)
-
-    def distances(self, copies: int, dtype: torch.dtype) -> Tensor:
-        """``1 − cos(y_i, y_i with v_j = 0)``, (b, i, j)."""
-        b, n, _ = self.x.shape
-        args, kwargs = self.call
-        y = self.output.to(dtype)[:, None]  # (b, 1, i, d)
-        pairs = y.new_zeros(b, n, n)
-        for first in range(0, n, copies):
-            count = min(copies, n - first)
-            x = self.x.repeat_interleave(copies, 0)
-            with zeroed_values(self.layer.attention.value, b, copies, first, count):
-                out = self.block(x, *args, **kwargs)
-            out = out[0] if isinstance(out, (tuple, list)) else out
-            changed = out.view(b, copies, n, -1)[:, :count].to(dtype)
-            pairs[..., first : first + count] = cosine_distance(y, changed).transpose(1, 2)
-        # Where attention cannot look, copies of a vector differ by rounding alone.
-        return pairs * self.layer.reach.mask(n, pairs.device)
+def _distances(ran: LayerTrace, copies: int, dtype: torch.dtype) -> Tensor:
+    """``1 − cos(y_i, y_i with v_j = 0)``, (b, i, j), of a layer that the model has run."""
+    b, n, _ = ran.x.shape
+    args, kwargs = ran.call
+    y = ran.output.to(dtype)[:, None]  # (b, 1, i, d)
+    pairs = y.new_zeros(b, n, n)
+    for first in range(0, n, copies):
+        count = min(copies, n - first)
+        with zeroed_values(ran.layer.attention.value, b, copies, first, count):
+            out = ran.block(ran.x.repeat_interleave(copies, 0), *args, **kwargs)
+        out = out[0] if isinstance(out, (tuple, list)) else out
+        changed = out.view(b, copies, n, -1)[:, :count].to(dtype)
+        pairs[..., first : first + count] = cosine_distance(y, changed).transpose(1, 2)
+    # Where attention cannot look, copies of a vector differ by rounding alone.
+    return pairs * ran.layer.reach.mask(n, pairs.device)
 
 
 @contextmanager
@@ -502,7 +432,7 @@ def rollout_of_scope(
         scopes=name, batch_size=options.batch_size, memory_limit=options.memory_limit
     )
     maps = [one.rollout(name) for one in lens.analyse(encoded, of_scope)]
-    return as_given(maps, many)
+    return maps if many else maps[0]
 
 
 def rollout_of_weights(

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import MemoryLimitError, is_out_of_memory, process_limit
-from normlens.explain.cosines import text_vector
-from normlens.explain.explainer import ModelScores, ask_for_places, chooses_positions
+from normlens.explain.backward import ModelScores, ask_for_places, chooses_positions
+from normlens.explain.whole_vectors import text_vector
 from normlens.faithfulness.variants import Variant
 from normlens.layers import ANY, LAST, Head
 from normlens.models.unwrapping import check_chunks, check_weights
-from normlens.options import AUTO
+from normlens.options import AUTO, DEFAULT_LIMIT
 from normlens.pipeline.batches import batches
-from normlens.plan.costs import SHARE
-from normlens.plan.memory import DEFAULT_LIMIT, device_memory
-from normlens.trace.locking import alone_with_model
+from normlens.plan.costs import SHARE, device_memory
+from normlens.trace.locking import exclusive
 from normlens.trace.patches import Hooks, plain_options
 from normlens.trace.run import model_inputs, reading, without_autocast
 
@@ -48,7 +47,7 @@ def alone(lens: Lens, work: Callable[[], T], *, gradients: bool = False) -> T:
                 stack.enter_context(torch.enable_grad())
             return work()
 
-    return alone_with_model(lens.adapter.whole, run)
+    return exclusive(lens.adapter.whole, run)
 
 
 def by_batches(

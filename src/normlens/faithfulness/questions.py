@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.explain.cosines import check_texts
 from normlens.explain.questions import column_of, label_of, place_of
+from normlens.explain.whole_vectors import check_texts
 from normlens.faithfulness.outputs import by_batches, logits, sentence_head, text_vectors
 from normlens.faithfulness.variants import Variant, replaced, whole_text, with_ids, without
 from normlens.inputs.text import Encoded

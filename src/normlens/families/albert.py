@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import (
-    ANY,
-    FIRST,
-    MASKED,
-    SEQUENCES,
-    Attention,
-    Elementwise,
-    FeedForward,
-    Head,
-    Step,
-)
-from normlens.models.base import Adapter, dense, layer_norm, linear, register, sublayers, transform
+from normlens.layers import Head, Step
+from normlens.models import base
 from normlens.models.tiny import ENCODER
 
 
-@register("albert", tiny=dict(ENCODER, embedding_size=8, num_hidden_layers=3))
-class Albert(Adapter):
+@base.register("albert", tiny=dict(ENCODER, embedding_size=8, num_hidden_layers=3))
+class Albert(base.Adapter):
     def blocks(self) -> list[Any]:
         # Layer i runs group ⌊i / (layers / groups)⌋, each group its inner layers in turn.
         config, encoder = self.config, self.model.encoder
@@ -33,34 +23,20 @@ class Albert(Adapter):
 
     def masked_head(self, model: Any) -> Head | None:
         head = model.predictions
-        steps = transform(head.dense, self.config.hidden_act, layer_norm(head.LayerNorm))
-        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+        return self.words_head(head.dense, self.config.hidden_act, head.LayerNorm, head.decoder)
 
     def sequence_head(self, model: Any) -> Head | None:
-        pooler = dense(self.model.pooler)
-        return self.classifier(SEQUENCES, FIRST, model.classifier, pooler, Elementwise("tanh"))
+        return self.pooled_head(self.model.pooler, "tanh", model.classifier)
 
     def steps(self, block: Any) -> list[Step]:
         attention = block.attention
         heads = attention.num_attention_heads
-        attend = Attention(
-            value=linear(attention.value),
-            output=linear(attention.dense),
-            heads=heads,
-            groups=heads,
-            weights=attention,
-            module=attention.dense,
-        )
-        feed_forward = FeedForward(
-            up=linear(block.ffn),
-            down=linear(block.ffn_output),
-            activation=self.config.hidden_act,
-            module=block.ffn_output,
-        )
-        return sublayers(
+        attend = base.attention_of(attention, attention.value, attention.dense, heads)
+        feed_forward = base.feed_forward_of(block.ffn, block.ffn_output, self.config.hidden_act)
+        return base.sublayers(
             [
-                (layer_norm(attention.LayerNorm), attend),
-                (layer_norm(block.full_layer_layer_norm), feed_forward),
+                (base.layer_norm(attention.LayerNorm), attend),
+                (base.layer_norm(block.full_layer_layer_norm), feed_forward),
             ],
             norm_first=False,
         )

@@ -1,12 +1,12 @@
-"""Arcee: Llama's block with squared ReLU and no gate."""
+"""Arcee and Nemotron: Llama's block with squared ReLU and no gate."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from normlens.families.llama import Llama
-from normlens.layers import FeedForward
-from normlens.models.base import linear, register
+from normlens.layers import FeedForward, Norm
+from normlens.models.base import feed_forward_of, layer_norm, register
 from normlens.models.tiny import GROUPED
 
 
@@ -14,9 +14,10 @@ from normlens.models.tiny import GROUPED
 class Arcee(Llama):
     def feed_forward(self, block: Any) -> FeedForward:
         mlp = block.mlp
-        return FeedForward(
-            up=linear(mlp.up_proj),
-            down=linear(mlp.down_proj),
-            activation=self.activation,
-            module=mlp.down_proj,
-        )
+        return feed_forward_of(mlp.up_proj, mlp.down_proj, self.activation)
+
+
+@register("nemotron", tiny=dict(GROUPED, attention_bias=True, mlp_bias=True))
+class Nemotron(Arcee):
+    def norm(self, module: Any) -> Norm:
+        return layer_norm(module, offset=1.0)

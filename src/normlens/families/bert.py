@@ -6,28 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.errors import UnsupportedModelError
-from normlens.layers import (
-    ANY,
-    CAUSAL,
-    FIRST,
-    MASKED,
-    SEQUENCES,
-    Attention,
-    Elementwise,
-    FeedForward,
-    Head,
-    Linear,
-    Norm,
-    Step,
-)
-from normlens.models.base import Adapter, dense, layer_norm, linear, register, sublayers, transform
+from normlens.layers import CAUSAL, Attention, FeedForward, Head, Linear, Norm, Step
+from normlens.models import base
 from normlens.models.tiny import ENCODER
 
 
-@register("bert", tiny=ENCODER)
-@register("ernie", tiny=dict(ENCODER, use_task_id=True))
-@register("layoutlm", tiny=dict(ENCODER, max_2d_position_embeddings=8))
-class Bert(Adapter):
+@base.register("bert", tiny=ENCODER)
+@base.register("ernie", tiny=dict(ENCODER, use_task_id=True))
+@base.register("layoutlm", tiny=dict(ENCODER, max_2d_position_embeddings=8))
+class Bert(base.Adapter):
     norm_first = False
 
     @property
@@ -41,29 +28,21 @@ class Bert(Adapter):
         return list(self.model.encoder.layer)
 
     def masked_head(self, model: Any) -> Head | None:
-        head = model.cls.predictions
-        norm = layer_norm(head.transform.LayerNorm)
-        steps = transform(head.transform.dense, self.config.hidden_act, norm)
-        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+        head, inner = model.cls.predictions, model.cls.predictions.transform
+        return self.words_head(inner.dense, self.config.hidden_act, inner.LayerNorm, head.decoder)
 
     def causal_head(self, model: Any) -> Head | None:
         masked = self.masked_head(model)
         return None if masked is None else replace(masked, task=CAUSAL)
 
     def sequence_head(self, model: Any) -> Head | None:
-        pooler = dense(self.model.pooler.dense)
-        return self.classifier(SEQUENCES, FIRST, model.classifier, pooler, Elementwise("tanh"))
+        return self.pooled_head(self.model.pooler.dense, "tanh", model.classifier)
 
     def attention(self, block: Any) -> Attention:
         attention = block.attention
         heads = attention.self.num_attention_heads
-        return Attention(
-            value=linear(attention.self.value),
-            output=linear(attention.output.dense),
-            heads=heads,
-            groups=heads,
-            weights=attention.self,
-            module=attention.output.dense,
+        return base.attention_of(
+            attention.self, attention.self.value, attention.output.dense, heads
         )
 
     @property
@@ -71,20 +50,17 @@ class Bert(Adapter):
         return self.config.hidden_act
 
     def feed_forward(self, block: Any) -> FeedForward:
-        return FeedForward(
-            up=linear(block.intermediate.dense),
-            down=linear(block.output.dense),
-            activation=self.activation,
-            module=block.output.dense,
-        )
+        return base.feed_forward_of(block.intermediate.dense, block.output.dense, self.activation)
 
     def norms(self, block: Any) -> tuple[Norm, Norm]:
         """The norm of the attention, and the one of the feed-forward block."""
-        return layer_norm(block.attention.output.LayerNorm), layer_norm(block.output.LayerNorm)
+        return base.layer_norm(block.attention.output.LayerNorm), base.layer_norm(
+            block.output.LayerNorm
+        )
 
     def steps(self, block: Any) -> list[Step]:
         first, second = self.norms(block)
-        return sublayers(
+        return base.sublayers(
             [
                 (first, self.attention(block)),
                 (second, self.feed_forward(block)),
@@ -93,34 +69,31 @@ class Bert(Adapter):
         )
 
 
-@register("electra", tiny=dict(ENCODER, embedding_size=8))
+@base.register("electra", tiny=dict(ENCODER, embedding_size=8))
 class Electra(Bert):
     def masked_head(self, model: Any) -> Head | None:
         head = model.generator_predictions
-        steps = transform(head.dense, "gelu", layer_norm(head.LayerNorm))
-        return Head(MASKED, ANY, steps=steps, output=linear(model.generator_lm_head))
+        return self.words_head(head.dense, "gelu", head.LayerNorm, model.generator_lm_head)
 
     def sequence_head(self, model: Any) -> Head | None:
         head = model.classifier
-        first = dense(head.dense)
-        return self.classifier(SEQUENCES, FIRST, head.out_proj, first, Elementwise("gelu"))
+        return self.pooled_head(head.dense, "gelu", head.out_proj)
 
 
-@register("dpr", tiny=ENCODER)
+@base.register("dpr", tiny=ENCODER)
 class Dpr(Bert):
     def __init__(self, model: Any):
         super().__init__(getattr(model, "bert_model", model))  # the encoder returns only a tuple
 
 
-@register("rembert", tiny=dict(ENCODER, input_embedding_size=8, output_embedding_size=12))
+@base.register("rembert", tiny=dict(ENCODER, input_embedding_size=8, output_embedding_size=12))
 class RemBert(Bert):
     def masked_head(self, model: Any) -> Head | None:
         head = model.cls.predictions
-        steps = transform(head.dense, self.config.hidden_act, layer_norm(head.LayerNorm))
-        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+        return self.words_head(head.dense, self.config.hidden_act, head.LayerNorm, head.decoder)
 
 
-@register("roformer", tiny=dict(ENCODER, embedding_size=8))
+@base.register("roformer", tiny=dict(ENCODER, embedding_size=8))
 class RoFormer(Bert):
     def __init__(self, model: Any):
         super().__init__(model)
@@ -131,24 +104,22 @@ class RoFormer(Bert):
             )
 
     def sequence_head(self, model: Any) -> Head | None:
-        head, activation = model.classifier, Elementwise(self.config.hidden_act)
-        return self.classifier(SEQUENCES, FIRST, head.out_proj, dense(head.dense), activation)
+        head = model.classifier
+        return self.pooled_head(head.dense, self.config.hidden_act, head.out_proj)
 
 
-@register("roberta", "xlm-roberta", "camembert", "data2vec-text", tiny=ENCODER)
+@base.register("roberta", "xlm-roberta", "camembert", "data2vec-text", tiny=ENCODER)
 class Roberta(Bert):
     def masked_head(self, model: Any) -> Head | None:
         head = model.lm_head
-        steps = transform(head.dense, "gelu", layer_norm(head.layer_norm))
-        return Head(MASKED, ANY, steps=steps, output=self.masked_output(head))
+        return self.words_head(head.dense, "gelu", head.layer_norm, self.masked_output(head))
 
     def masked_output(self, head: Any) -> Linear:
-        return linear(head.decoder)
+        return base.linear(head.decoder)
 
     def sequence_head(self, model: Any) -> Head | None:
         head = model.classifier
-        first = dense(head.dense)
-        return self.classifier(SEQUENCES, FIRST, head.out_proj, first, Elementwise("tanh"))
+        return self.pooled_head(head.dense, "tanh", head.out_proj)
 
     def max_positions(self) -> int:
         # The first padding_idx + 1 rows of the position table are not positions.

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import MEAN, PATCHES, FeedForward, Head, HeadStep, Step
-from normlens.models.base import (
-    Adapter,
-    layer_norm,
-    linear,
-    projected_attention,
-    register,
-    sublayers,
-)
+from normlens.layers import MEAN, PATCHES, Head, HeadStep, Step
+from normlens.models import base
 from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import ENCODER, IMAGE
 
 
-class Tower(Adapter):
+class Tower(base.Adapter):
     """Either of two towers."""
 
     def blocks(self) -> list[Any]:
         return list(self.model.encoder.layers)
 
     def steps(self, block: Any) -> list[Step]:
-        mixing, mlp = projected_attention(block.self_attn), block.mlp
-        feed_forward = FeedForward(
-            up=linear(mlp.fc1),
-            down=linear(mlp.fc2),
-            activation=self.config.hidden_act,
-            module=mlp.fc2,
-        )
-        norms = layer_norm(block.layer_norm1), layer_norm(block.layer_norm2)
-        return sublayers(zip(norms, (mixing, feed_forward), strict=True), norm_first=True)
+        mixing, mlp = base.projected_attention(block.self_attn), block.mlp
+        feed_forward = base.feed_forward_of(mlp.fc1, mlp.fc2, self.config.hidden_act)
+        norms = base.layer_norm(block.layer_norm1), base.layer_norm(block.layer_norm2)
+        return base.sublayers(zip(norms, (mixing, feed_forward), strict=True), norm_first=True)
 
 
-@register("clip_vision_model", tiny=IMAGE)
+@base.register("clip_vision_model", tiny=IMAGE)
 class ClipVision(Tower, ImageEncoder):
     interpolates = True
 
@@ -45,17 +33,17 @@ class ClipVision(Tower, ImageEncoder):
         return self.image_classifier(PATCHES, model.classifier)
 
 
-@register("clip_text_model", tiny=ENCODER)
+@base.register("clip_text_model", tiny=ENCODER)
 class ClipText(Tower):
     @property
     def causal(self) -> bool:  # type: ignore[override]
         return bool(getattr(self.config, "is_causal", True))
 
     def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.final_layer_norm)]
+        return [base.layer_norm(self.model.final_layer_norm)]
 
 
-@register("siglip_vision_model", tiny=IMAGE)
+@base.register("siglip_vision_model", tiny=IMAGE)
 class SiglipVision(Tower, ImageEncoder):
     interpolates = True
 
@@ -63,7 +51,7 @@ class SiglipVision(Tower, ImageEncoder):
         return []
 
     def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.post_layernorm)]
+        return [base.layer_norm(self.model.post_layernorm)]
 
     def image_head(self, model: Any) -> Head | None:
         return self.image_classifier(MEAN, model.classifier)
@@ -74,9 +62,9 @@ class SiglipVision(Tower, ImageEncoder):
         return "an attention behind the last layer pools the patches into the picture's one vector"
 
 
-@register("siglip_text_model", "siglip2_text_model", tiny=ENCODER)
+@base.register("siglip_text_model", "siglip2_text_model", tiny=ENCODER)
 class SiglipText(Tower):
     reads_padding = True  # trained so, and pooled at the last token, whichever that is
 
     def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.final_layer_norm)]
+        return [base.layer_norm(self.model.final_layer_norm)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.families.llama import Llama
+from normlens.families.llama import MIXED, Llama
 from normlens.layers import Branch, Head, Norm, ParallelFeedForward, Residual, Step
 from normlens.models.base import layer_norm, register, scaled_scores
 from normlens.models.tiny import GROUPED
@@ -35,7 +35,7 @@ class Cohere(Llama):
         GROUPED,
         attention_bias=True,
         sliding_window=3,
-        layer_types=["sliding_attention", "full_attention"],
+        layer_types=MIXED,
     ),
 )
 class Cohere2(Cohere):

@@ -1,4 +1,4 @@
-"""DeBERTa (v1): disentangled attention with one projection, whose biases are added outside it."""
+"""DeBERTa: BERT's block with disentangled attention, whose positions are inside α."""
 
 from __future__ import annotations
 
@@ -6,11 +6,54 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.errors import UnsupportedModelError
-from normlens.families.deberta_v2 import DebertaV2
-from normlens.layers import Attention
-from normlens.models.base import interleaved_values, linear, register
+from normlens.families.bert import Bert
+from normlens.layers import Attention, Head, Linear
+from normlens.models.base import attention_of, interleaved_values, register
 from normlens.models.reading import read_tensor
 from normlens.models.tiny import ENCODER
+
+
+@register(
+    "deberta-v2",
+    tiny=dict(
+        ENCODER,
+        relative_attention=True,
+        position_buckets=4,
+        pos_att_type=["p2c", "c2p"],
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+    ),
+)
+class DebertaV2(Bert):
+    causal = False
+
+    def masked_head(self, model: Any) -> Head | None:
+        if model.legacy:
+            return super().masked_head(model)
+        # The words' embeddings are the output, beside a bias of the head's own.
+        head = model.lm_predictions.lm_head
+        words = self.model.embeddings.word_embeddings.weight
+        output = Linear(words.detach().T, head.bias.detach())
+        return self.words_head(head.dense, self.config.hidden_act, head.LayerNorm, output)
+
+    def sequence_head(self, model: Any) -> Head | None:
+        return self.pooled_head(model.pooler.dense, self.config.pooler_hidden_act, model.classifier)
+
+    def outside_scopes(self) -> str | None:
+        if getattr(self.model.encoder, "conv", None) is None:
+            return None
+        return (
+            f"a convolution over {self.config.conv_kernel_size} tokens mixes tokens between layers "
+            "0 and 1; what layer 1 calls a token is already a blend of its neighbours"
+        )
+
+    def attention(self, block: Any) -> Attention:
+        attention = block.attention
+        heads = attention.self.num_attention_heads
+        # The module returns its weights only on request; they all pass through the dropout.
+        return attention_of(
+            attention.self.dropout, attention.self.value_proj, attention.output.dense, heads
+        )
 
 
 @register(
@@ -25,6 +68,8 @@ from normlens.models.tiny import ENCODER
     ),
 )
 class Deberta(DebertaV2):
+    """The first one: a single projection, whose biases are added outside it."""
+
     def attention(self, block: Any) -> Attention:
         attention = block.attention
         if attention.self.talking_head:
@@ -34,12 +79,10 @@ class Deberta(DebertaV2):
             )
         heads = attention.self.num_attention_heads
         value = interleaved_values(attention.self.in_proj, heads)
-        return Attention(
-            value=replace(value, bias=read_tensor(attention.self, "v_bias"), bias_outside=True),
-            output=linear(attention.output.dense),
-            heads=heads,
-            groups=heads,
-            # The module returns its weights only on request; they all pass through the dropout.
-            weights=attention.self.dropout,
-            module=attention.output.dense,
+        # The module returns its weights only on request; they all pass through the dropout.
+        return attention_of(
+            attention.self.dropout,
+            replace(value, bias=read_tensor(attention.self, "v_bias"), bias_outside=True),
+            attention.output.dense,
+            heads,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from normlens.families.llama import Llama
 from normlens.layers import Attention, Latent
-from normlens.models.base import columns, head_columns, linear, register, rms_norm
+from normlens.models.base import attention_of, columns, head_columns, register, rms_norm
 from normlens.models.tiny import EXPERTS
 
 _LATENT = dict(
@@ -41,12 +41,10 @@ class DeepSeek(Llama):
         attention, heads = block.self_attn, self.config.num_attention_heads
         # kv_a gives the compressed vector and a rotary key, kv_b each head's key and value.
         down = columns(attention.kv_a_proj_with_mqa, 0, attention.kv_lora_rank)
-        return Attention(
-            value=head_columns(attention.kv_b_proj, heads, attention.qk_nope_head_dim),
-            output=linear(attention.o_proj),
-            heads=heads,
-            groups=heads,
-            weights=attention,
-            module=attention.o_proj,
+        return attention_of(
+            attention,
+            head_columns(attention.kv_b_proj, heads, attention.qk_nope_head_dim),
+            attention.o_proj,
+            heads,
             latent=Latent(down, rms_norm(attention.kv_a_layernorm)),
         )

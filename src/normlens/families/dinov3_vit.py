@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normlens.families.dinov2 import Dinov2WithRegisters
 from normlens.layers import FeedForward, HeadStep
-from normlens.models.base import layer_norm, linear, register, scaled
+from normlens.models.base import feed_forward_of, layer_norm, linear, register
 from normlens.models.tiny import IMAGE
 
 
@@ -22,10 +22,10 @@ class DINOv3ViT(Dinov2WithRegisters):
 
     def feed_forward(self, block: Any, factor: float | Tensor) -> FeedForward:
         mlp = block.mlp
-        return FeedForward(
-            up=linear(mlp.up_proj),
-            down=scaled(linear(mlp.down_proj), factor),
-            activation=self.config.hidden_act,
+        return feed_forward_of(
+            mlp.up_proj,
+            mlp.down_proj,
+            self.config.hidden_act,
             gate=linear(mlp.gate_proj) if self.config.use_gated_mlp else None,
-            module=mlp.down_proj,
+            scale=factor,
         )

@@ -4,59 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import (
-    ANY,
-    FIRST,
-    MASKED,
-    SEQUENCES,
-    Attention,
-    Elementwise,
-    FeedForward,
-    Head,
-    Step,
-)
-from normlens.models.base import Adapter, dense, layer_norm, linear, register, sublayers, transform
+from normlens.layers import Head, Step
+from normlens.models import base
 
 
-@register(
+@base.register(
     "distilbert",
     tiny=dict(
         vocab_size=64, dim=16, n_layers=2, n_heads=4, hidden_dim=24, max_position_embeddings=48
     ),
 )
-class DistilBert(Adapter):
+class DistilBert(base.Adapter):
     def blocks(self) -> list[Any]:
         return list(self.model.transformer.layer)
 
     def masked_head(self, model: Any) -> Head | None:
-        norm = layer_norm(model.vocab_layer_norm)
-        steps = transform(model.vocab_transform, self.config.activation, norm)
-        return Head(MASKED, ANY, steps=steps, output=linear(model.vocab_projector))
+        norm, words = model.vocab_layer_norm, model.vocab_projector
+        return self.words_head(model.vocab_transform, self.config.activation, norm, words)
 
     def sequence_head(self, model: Any) -> Head | None:
-        first = dense(model.pre_classifier)
-        return self.classifier(SEQUENCES, FIRST, model.classifier, first, Elementwise("relu"))
+        return self.pooled_head(model.pre_classifier, "relu", model.classifier)
 
     def steps(self, block: Any) -> list[Step]:
         attention, ffn = block.attention, block.ffn
-        attend = Attention(
-            value=linear(attention.v_lin),
-            output=linear(attention.out_lin),
-            heads=attention.n_heads,
-            groups=attention.n_heads,
-            weights=attention,
-            module=attention.out_lin,
-        )
-        feed_forward = FeedForward(
-            up=linear(ffn.lin1),
-            down=linear(ffn.lin2),
-            activation=self.config.activation,
-            module=ffn.lin2,
-        )
-        return sublayers(
+        attend = base.attention_of(attention, attention.v_lin, attention.out_lin, attention.n_heads)
+        feed_forward = base.feed_forward_of(ffn.lin1, ffn.lin2, self.config.activation)
+        return base.sublayers(
             [
-                (layer_norm(block.sa_layer_norm), attend),
-                (layer_norm(block.output_layer_norm), feed_forward),
+                (base.layer_norm(block.sa_layer_norm), attend),
+                (base.layer_norm(block.output_layer_norm), feed_forward),
             ],
             norm_first=False,
         )

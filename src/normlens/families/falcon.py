@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import (
-    Attention,
-    Branch,
-    FeedForward,
-    HeadStep,
-    ParallelFeedForward,
-    Residual,
-    Step,
-)
-from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
+from normlens.layers import Attention, Branch, HeadStep, ParallelFeedForward, Residual, Step
+from normlens.models import base
 
 
-@register(
+@base.register(
     "falcon",
     tiny=dict(
         vocab_size=64,
@@ -32,12 +24,12 @@ from normlens.models.base import Decoder, interleaved_values, layer_norm, linear
         eos_token_id=2,
     ),
 )
-class Falcon(Decoder):
+class Falcon(base.Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)
 
     def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.ln_f)]
+        return [base.layer_norm(self.model.ln_f)]
 
     def max_positions(self) -> int | None:
         return None if self.config.alibi else self.config.max_position_embeddings
@@ -45,29 +37,33 @@ class Falcon(Decoder):
     def attention(self, block: Any) -> Attention:
         attention = block.self_attention
         heads, groups = attention.num_heads, attention.num_kv_heads
-        return Attention(
-            # Each group has the queries of its heads, then one key and one value.
-            value=interleaved_values(attention.query_key_value, groups, heads // groups + 2),
-            output=linear(attention.dense),
-            heads=heads,
-            groups=groups,
-            weights=attention,
-            module=attention.dense,
+        # Each group has the queries of its heads, then one key and one value.
+        return base.attention_of(
+            attention,
+            base.interleaved_values(attention.query_key_value, groups, heads // groups + 2),
+            attention.dense,
+            heads,
+            groups,
         )
 
     def steps(self, block: Any) -> list[Step]:
         config, attention, mlp = self.config, self.attention(block), block.mlp
-        feed_forward = FeedForward(
-            up=linear(mlp.dense_h_to_4h),
-            down=linear(mlp.dense_4h_to_h),
-            activation=config.activation,
-            module=mlp.dense_4h_to_h,
-        )
+        feed_forward = base.feed_forward_of(mlp.dense_h_to_4h, mlp.dense_4h_to_h, config.activation)
         if not (config.new_decoder_architecture or config.parallel_attn):
-            first: list[Step] = [layer_norm(block.input_layernorm), attention]
-            second: list[Step] = [layer_norm(block.post_attention_layernorm), feed_forward]
-            return [Branch(), *first, Residual(), Branch(), *second, Residual()]
+            first: list[Step] = [base.layer_norm(block.input_layernorm), attention]
+            second: list[Step] = [
+                base.layer_norm(block.post_attention_layernorm),
+                feed_forward,
+            ]
+            return [
+                Branch(),
+                *first,
+                Residual(),
+                Branch(),
+                *second,
+                Residual(),
+            ]
         two = hasattr(block, "ln_mlp")
-        norm = layer_norm(block.ln_attn if two else block.input_layernorm)
-        beside = ParallelFeedForward(feed_forward, layer_norm(block.ln_mlp) if two else norm)
+        norm = base.layer_norm(block.ln_attn if two else block.input_layernorm)
+        beside = ParallelFeedForward(feed_forward, base.layer_norm(block.ln_mlp) if two else norm)
         return [Branch(), norm, attention, beside, Residual()]

@@ -5,29 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.layers import Attention, FeedForward, HeadStep, Step
-from normlens.models.base import Decoder, columns, layer_norm, linear, register, sublayers
+from normlens.models import base
 from normlens.models.tiny import GPT
 
 
-@register("gpt2", tiny=GPT)
-class GPT2(Decoder):
+@base.register("gpt2", tiny=GPT)
+class GPT2(base.Decoder):
     norm_first = True
 
     def blocks(self) -> list[Any]:
         return list(self.model.h)
 
     def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.ln_f)]
+        return [base.layer_norm(self.model.ln_f)]
 
     def attention(self, block: Any) -> Attention:
         attention, d = block.attn, self.config.hidden_size
-        return Attention(
-            value=columns(attention.c_attn, 2 * d, 3 * d),
-            output=linear(attention.c_proj),
-            heads=attention.num_heads,
-            groups=attention.num_heads,
-            weights=attention,
-            module=attention.c_proj,
+        return base.attention_of(
+            attention,
+            base.columns(attention.c_attn, 2 * d, 3 * d),
+            attention.c_proj,
+            attention.num_heads,
         )
 
     @property
@@ -36,18 +34,13 @@ class GPT2(Decoder):
 
     def feed_forward(self, block: Any) -> FeedForward:
         mlp = block.mlp
-        return FeedForward(
-            up=linear(mlp.c_fc),
-            down=linear(mlp.c_proj),
-            activation=self.activation,
-            module=mlp.c_proj,
-        )
+        return base.feed_forward_of(mlp.c_fc, mlp.c_proj, self.activation)
 
     def steps(self, block: Any) -> list[Step]:
-        return sublayers(
+        return base.sublayers(
             [
-                (layer_norm(block.ln_1), self.attention(block)),
-                (layer_norm(block.ln_2), self.feed_forward(block)),
+                (base.layer_norm(block.ln_1), self.attention(block)),
+                (base.layer_norm(block.ln_2), self.feed_forward(block)),
             ],
             norm_first=self.norm_first,
         )

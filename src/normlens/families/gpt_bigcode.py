@@ -6,7 +6,7 @@ from typing import Any
 
 from normlens.families.gpt2 import GPT2
 from normlens.layers import Attention
-from normlens.models.base import columns, interleaved_values, linear, register
+from normlens.models.base import attention_of, columns, interleaved_values, register
 from normlens.models.tiny import GPT
 
 
@@ -20,11 +20,6 @@ class GPTBigCode(GPT2):
             if attention.multi_query
             else interleaved_values(attention.c_attn, attention.num_heads)
         )
-        return Attention(
-            value=value,
-            output=linear(attention.c_proj),
-            heads=attention.num_heads,
-            groups=attention.kv_heads,
-            weights=attention,
-            module=attention.c_proj,
+        return attention_of(
+            attention, value, attention.c_proj, attention.num_heads, attention.kv_heads
         )

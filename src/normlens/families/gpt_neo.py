@@ -6,7 +6,7 @@ from typing import Any
 
 from normlens.families.gpt2 import GPT2
 from normlens.layers import Attention
-from normlens.models.base import linear, register
+from normlens.models.base import attention_of, register
 
 
 @register(
@@ -31,11 +31,4 @@ class GPTNeo(GPT2):
 
     def attention(self, block: Any) -> Attention:
         attention = block.attn.attention
-        return Attention(
-            value=linear(attention.v_proj),
-            output=linear(attention.out_proj),
-            heads=attention.num_heads,
-            groups=attention.num_heads,
-            weights=attention,
-            module=attention.out_proj,
-        )
+        return attention_of(attention, attention.v_proj, attention.out_proj, attention.num_heads)

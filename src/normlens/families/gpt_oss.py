@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.errors import UnsupportedModelError
-from normlens.families.llama import Qwen
+from normlens.families.llama import MIXED, Qwen
 from normlens.layers import Attention, Experts
 from normlens.models.base import register
 from normlens.models.parts import StackedExperts, routed
@@ -22,7 +22,7 @@ _ACTIVATIONS = {1.702: "quick_gelu", 1.0: "silu"}
         EXPERTS,
         attention_bias=True,
         sliding_window=3,
-        layer_types=["sliding_attention", "full_attention"],
+        layer_types=MIXED,
         swiglu_limit=0.5,
         rope_parameters=dict(rope_type="default", rope_theta=10000.0),
     ),

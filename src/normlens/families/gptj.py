@@ -4,58 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import (
-    Attention,
-    Branch,
-    FeedForward,
-    HeadStep,
-    Linear,
-    ParallelFeedForward,
-    Residual,
-    Step,
-)
-from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
+from normlens.layers import Branch, HeadStep, Linear, ParallelFeedForward, Residual, Step
+from normlens.models import base
 from normlens.models.tiny import GPT
 
 
-@register("gptj", tiny=dict(GPT, rotary_dim=2))
-class GPTJ(Decoder):
+@base.register("gptj", tiny=dict(GPT, rotary_dim=2))
+class GPTJ(base.Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)
 
     def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.ln_f)]
+        return [base.layer_norm(self.model.ln_f)]
 
     def value(self, attention: Any) -> Linear:
-        return linear(attention.v_proj)
+        return base.linear(attention.v_proj)
 
     def steps(self, block: Any) -> list[Step]:
         attention, mlp = block.attn, block.mlp
         heads = attention.num_attention_heads
-        feed_forward = FeedForward(
-            up=linear(mlp.fc_in),
-            down=linear(mlp.fc_out),
-            activation=self.config.activation_function,
-            module=mlp.fc_out,
-        )
+        feed_forward = base.feed_forward_of(mlp.fc_in, mlp.fc_out, self.config.activation_function)
         return [
             Branch(),
-            layer_norm(block.ln_1),
-            Attention(
-                value=self.value(attention),
-                output=linear(attention.out_proj),
-                heads=heads,
-                groups=heads,
-                weights=attention,
-                module=attention.out_proj,
-            ),
-            ParallelFeedForward(feed_forward, layer_norm(block.ln_1)),
+            base.layer_norm(block.ln_1),
+            base.attention_of(attention, self.value(attention), attention.out_proj, heads),
+            ParallelFeedForward(feed_forward, base.layer_norm(block.ln_1)),
             Residual(),
         ]
 
 
-@register("codegen", tiny=dict(GPT, rotary_dim=2))
+@base.register("codegen", tiny=dict(GPT, rotary_dim=2))
 class CodeGen(GPTJ):
     def value(self, attention: Any) -> Linear:
         # The projection was laid out for four devices, each with its queries, values and keys.
-        return interleaved_values(attention.qkv_proj, 4, place=1)
+        return base.interleaved_values(attention.qkv_proj, 4, place=1)

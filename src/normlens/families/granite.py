@@ -1,4 +1,4 @@
-"""Granite: Llama's block with a factor behind each branch."""
+"""Granite: Llama's block with a factor behind each branch; mixtures have experts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from normlens.families.llama import Llama
 from normlens.layers import Attention, Experts, FeedForward, Head
-from normlens.models.base import register, scaled, scaled_scores
-from normlens.models.tiny import GROUPED
+from normlens.models.base import columns, feed_forward_of, register, scaled, scaled_scores
+from normlens.models.parts import StackedExperts, routed
+from normlens.models.tiny import EXPERTS, GROUPED
 
 
 @register(
@@ -38,3 +39,41 @@ class Granite(Llama):
 
     def causal_head(self, model: Any) -> Head | None:
         return scaled_scores(super().causal_head(model), 1 / self.config.logits_scaling)
+
+
+_FACTORS = dict(
+    EXPERTS,
+    attention_bias=True,
+    residual_multiplier=0.3,
+    embedding_multiplier=5.0,
+    attention_multiplier=0.4,
+    logits_scaling=4.0,
+)
+
+
+@register("granitemoeshared", tiny=dict(_FACTORS, shared_intermediate_size=20))
+@register("granitemoe", tiny=_FACTORS)
+class GraniteMoe(Granite):
+    def feed_forward(self, block: Any) -> FeedForward | Experts:
+        mixture = block.block_sparse_moe
+        experts = routed(
+            mixture,
+            StackedExperts(mixture.experts, self.activation),
+            self.config.num_experts_per_tok,
+            scale=block.residual_multiplier,
+        )
+        shared = getattr(block, "shared_mlp", None)
+        if shared is None:
+            return experts
+        # The layer adds what the shared expert returns to what the module of the others returns, so
+        # that no module returns the sum.
+        return replace(experts, shared=self.fused(shared), module=None)
+
+    def fused(self, mlp: Any) -> FeedForward:
+        m = mlp.output_linear.weight.shape[1]
+        return feed_forward_of(
+            columns(mlp.input_linear, m, 2 * m),
+            mlp.output_linear,
+            self.activation,
+            gate=columns(mlp.input_linear, 0, m),
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.layers import Attention, Branch, Experts, FeedForward, HeadStep, Norm, Residual, Step
-from normlens.models.base import Decoder, linear, register, rms_norm
+from normlens.models.base import Decoder, attention_of, feed_forward_of, register, rms_norm
 from normlens.models.parts import SHARED, StackedExperts, routed
 from normlens.models.tiny import GROUPED
 
@@ -32,13 +32,12 @@ class Llama(Decoder):
 
     def attention(self, block: Any) -> Attention:
         attention, config = block.self_attn, self.config
-        return Attention(
-            value=linear(attention.v_proj),
-            output=linear(attention.o_proj),
-            heads=config.num_attention_heads,
-            groups=config.num_key_value_heads,
-            weights=attention,
-            module=attention.o_proj,
+        return attention_of(
+            attention,
+            attention.v_proj,
+            attention.o_proj,
+            config.num_attention_heads,
+            config.num_key_value_heads,
         )
 
     @property
@@ -62,13 +61,7 @@ class Llama(Decoder):
 
     def gated(self, mlp: Any) -> FeedForward:
         """The block of a layer, or an expert that all tokens share."""
-        return FeedForward(
-            gate=linear(mlp.gate_proj),
-            up=linear(mlp.up_proj),
-            down=linear(mlp.down_proj),
-            activation=self.activation,
-            module=mlp.down_proj,
-        )
+        return feed_forward_of(mlp.up_proj, mlp.down_proj, self.activation, gate=mlp.gate_proj)
 
     def steps(self, block: Any) -> list[Step]:
         return [

@@ -6,7 +6,7 @@ from typing import Any
 
 from normlens.families.bert import Roberta
 from normlens.layers import Attention, Norm
-from normlens.models.base import layer_norm, linear, register
+from normlens.models.base import attention_of, layer_norm, register
 from normlens.models.tiny import ENCODER
 
 
@@ -17,15 +17,8 @@ class MPNet(Roberta):
     def attention(self, block: Any) -> Attention:
         attention = block.attention.attn
         heads = attention.num_attention_heads
-        return Attention(
-            value=linear(attention.v),
-            output=linear(attention.o),
-            heads=heads,
-            groups=heads,
-            # The module returns its weights only on request; they all pass the dropout.
-            weights=attention.dropout,
-            module=attention.o,
-        )
+        # The module returns its weights only on request; they all pass through the dropout.
+        return attention_of(attention.dropout, attention.v, attention.o, heads)
 
     def norms(self, block: Any) -> tuple[Norm, Norm]:
         return layer_norm(block.attention.LayerNorm), layer_norm(block.output.LayerNorm)

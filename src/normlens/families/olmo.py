@@ -1,13 +1,13 @@
-"""OLMo: Llama's block with LayerNorms that have no weights."""
+"""OLMo: Llama's block with LayerNorms without weights; from OLMo 2 on norms behind each branch."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from normlens.families.llama import Llama
-from normlens.layers import Norm
+from normlens.families.llama import MIXED, Llama
+from normlens.layers import Branch, Norm, Residual, Step
 from normlens.models.base import register
-from normlens.models.tiny import GROUPED
+from normlens.models.tiny import EXPERTS, GROUPED
 
 
 @register("olmo", tiny=dict(GROUPED, attention_bias=True, clip_qkv=100.0))
@@ -16,3 +16,42 @@ class Olmo(Llama):
 
     def norm(self, module: Any) -> Norm:
         return Norm(None, None, 1e-5, True, module)  # its ε is written into its code
+
+
+@register("flex_olmo", tiny=EXPERTS)  # with experts in place of the block
+@register("olmo2", tiny=GROUPED)
+class Olmo2(Llama):
+    def steps(self, block: Any) -> list[Step]:
+        return [
+            Branch(),
+            self.attention(block),
+            self.norm(block.post_attention_layernorm),
+            Residual(),
+            Branch(),
+            self.feed_forward(block),
+            self.norm(block.post_feedforward_layernorm),
+            Residual(),
+        ]
+
+
+@register(
+    "olmo3",
+    tiny=dict(
+        GROUPED,
+        attention_bias=True,
+        sliding_window=3,
+        layer_types=MIXED,
+    ),
+)
+class Olmo3(Olmo2):
+    def window(self, block: Any) -> int | None:
+        return self.sliding_window(block.self_attn)
+
+
+@register(
+    "exaone4",
+    tiny=dict(GROUPED, sliding_window=3, layer_types=MIXED),
+)
+class Exaone4(Olmo2):
+    def window(self, block: Any) -> int | None:
+        return self.config.sliding_window if block.self_attn.is_sliding else None

@@ -6,7 +6,7 @@ from typing import Any
 
 from normlens.families.gpt2 import GPT2
 from normlens.layers import Attention, HeadStep
-from normlens.models.base import columns, linear, register
+from normlens.models.base import attention_of, columns, register
 from normlens.models.tiny import GPT
 
 
@@ -20,14 +20,12 @@ class OpenAIGPT(GPT2):
 
     def attention(self, block: Any) -> Attention:
         attention, d = block.attn, self.config.n_embd
-        return Attention(
-            value=columns(attention.c_attn, 2 * d, 3 * d),
-            output=linear(attention.c_proj),
-            heads=attention.n_head,
-            groups=attention.n_head,
-            # The module returns its weights only on request; they all pass the dropout.
-            weights=attention.attn_dropout,
-            module=attention.c_proj,
+        # The module returns its weights only on request; they all pass through the dropout.
+        return attention_of(
+            attention.attn_dropout,
+            columns(attention.c_attn, 2 * d, 3 * d),
+            attention.c_proj,
+            attention.n_head,
         )
 
     @property

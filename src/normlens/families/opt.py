@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import FeedForward, HeadStep, Step
-from normlens.models.base import (
-    Decoder,
-    dense,
-    layer_norm,
-    linear,
-    projected_attention,
-    register,
-    sublayers,
-)
+from normlens.layers import HeadStep, Step
+from normlens.models import base
 from normlens.models.tiny import DECODER
 
 
-@register(
+@base.register(
     "opt",
     tiny=dict(
         vocab_size=64,
@@ -29,7 +21,7 @@ from normlens.models.tiny import DECODER
         word_embed_proj_dim=16,
     ),
 )
-class OPT(Decoder):
+class OPT(base.Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.decoder.layers)
 
@@ -37,9 +29,9 @@ class OPT(Decoder):
         decoder = self.model.decoder
         steps: list[HeadStep] = []
         if decoder.final_layer_norm is not None:
-            steps.append(layer_norm(decoder.final_layer_norm))
+            steps.append(base.layer_norm(decoder.final_layer_norm))
         if decoder.project_out is not None:
-            steps.append(dense(decoder.project_out))
+            steps.append(base.dense(decoder.project_out))
         return steps
 
     def norm_first(self, block: Any) -> bool:
@@ -50,29 +42,24 @@ class OPT(Decoder):
         return self.config.activation_function
 
     def steps(self, block: Any) -> list[Step]:
-        attend = projected_attention(block.self_attn)
-        feed_forward = FeedForward(
-            up=linear(block.fc1),
-            down=linear(block.fc2),
-            activation=self.activation,
-            module=block.fc2,
-        )
-        return sublayers(
+        attend = base.projected_attention(block.self_attn)
+        feed_forward = base.feed_forward_of(block.fc1, block.fc2, self.activation)
+        return base.sublayers(
             [
-                (layer_norm(block.self_attn_layer_norm), attend),
-                (layer_norm(block.final_layer_norm), feed_forward),
+                (base.layer_norm(block.self_attn_layer_norm), attend),
+                (base.layer_norm(block.final_layer_norm), feed_forward),
             ],
             norm_first=self.norm_first(block),
         )
 
 
-@register("biogpt", tiny=DECODER)
+@base.register("biogpt", tiny=DECODER)
 class BioGpt(OPT):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)
 
     def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.layer_norm)]
+        return [base.layer_norm(self.model.layer_norm)]
 
     def norm_first(self, block: Any) -> bool:
         return True

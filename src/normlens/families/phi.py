@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import (
-    Attention,
-    Branch,
-    FeedForward,
-    HeadStep,
-    ParallelFeedForward,
-    Residual,
-    Step,
-)
-from normlens.models.base import Decoder, layer_norm, linear, register
+from normlens.layers import Branch, HeadStep, ParallelFeedForward, Residual, Step
+from normlens.models.base import Decoder, attention_of, feed_forward_of, layer_norm, register
 from normlens.models.tiny import DECODER
 
 
@@ -27,22 +19,16 @@ class Phi(Decoder):
 
     def steps(self, block: Any) -> list[Step]:
         attention, mlp = block.self_attn, block.mlp
-        feed_forward = FeedForward(
-            up=linear(mlp.fc1),
-            down=linear(mlp.fc2),
-            activation=self.config.hidden_act,
-            module=mlp.fc2,
-        )
+        feed_forward = feed_forward_of(mlp.fc1, mlp.fc2, self.config.hidden_act)
         return [
             Branch(),
             layer_norm(block.input_layernorm),
-            Attention(
-                value=linear(attention.v_proj),
-                output=linear(attention.dense),
-                heads=self.config.num_attention_heads,
-                groups=self.config.num_key_value_heads,
-                weights=attention,
-                module=attention.dense,
+            attention_of(
+                attention,
+                attention.v_proj,
+                attention.dense,
+                self.config.num_attention_heads,
+                self.config.num_key_value_heads,
             ),
             ParallelFeedForward(feed_forward, layer_norm(block.input_layernorm)),
             Residual(),

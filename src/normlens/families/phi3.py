@@ -6,7 +6,7 @@ from typing import Any
 
 from normlens.families.llama import Mistral
 from normlens.layers import Attention, FeedForward
-from normlens.models.base import columns, linear, register
+from normlens.models.base import attention_of, columns, feed_forward_of, linear, register
 from normlens.models.tiny import DECODER
 
 
@@ -16,13 +16,12 @@ class Phi3(Mistral):
         attention, config = block.self_attn, self.config
         values = config.num_key_value_heads * attention.head_dim
         width = linear(attention.qkv_proj).weight.shape[1]
-        return Attention(
-            value=columns(attention.qkv_proj, width - values, width),
-            output=linear(attention.o_proj),
-            heads=config.num_attention_heads,
-            groups=config.num_key_value_heads,
-            weights=attention,
-            module=attention.o_proj,
+        return attention_of(
+            attention,
+            columns(attention.qkv_proj, width - values, width),
+            attention.o_proj,
+            config.num_attention_heads,
+            config.num_key_value_heads,
         )
 
     def feed_forward(self, block: Any) -> FeedForward:
@@ -32,10 +31,9 @@ class Phi3(Mistral):
 def fused_gate(mlp: Any, activation: str) -> FeedForward:
     """A gated block whose first projection gives the gate and then the values that it gates."""
     m = linear(mlp.down_proj).weight.shape[0]
-    return FeedForward(
+    return feed_forward_of(
+        columns(mlp.gate_up_proj, m, 2 * m),
+        mlp.down_proj,
+        activation,
         gate=columns(mlp.gate_up_proj, 0, m),
-        up=columns(mlp.gate_up_proj, m, 2 * m),
-        down=linear(mlp.down_proj),
-        activation=activation,
-        module=mlp.down_proj,
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from normlens.families.bert import Bert, Roberta
-from normlens.layers import Head, HeadStep, Linear, Norm
+from normlens.layers import HeadStep, Linear, Norm
 from normlens.models.base import layer_norm, linear, register
 from normlens.models.tiny import ENCODER
 
@@ -18,10 +17,6 @@ class MegatronBert(Bert):
     def end(self) -> list[HeadStep]:
         return [layer_norm(self.model.encoder.ln)]
 
-    def masked_head(self, model: Any) -> Head | None:
-        head = super().masked_head(model)
-        return None if head is None else replace(head, body=tuple(self.end()))
-
     def norms(self, block: Any) -> tuple[Norm, Norm]:
         return layer_norm(block.attention.ln), layer_norm(block.ln)
 
@@ -32,10 +27,6 @@ class RobertaPreLayerNorm(Roberta):
 
     def end(self) -> list[HeadStep]:
         return [layer_norm(self.model.LayerNorm)]
-
-    def masked_head(self, model: Any) -> Head | None:
-        head = super().masked_head(model)
-        return None if head is None else replace(head, body=tuple(self.end()))
 
     def norms(self, block: Any) -> tuple[Norm, Norm]:
         return layer_norm(block.attention.LayerNorm), layer_norm(block.intermediate.LayerNorm)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
 from normlens.families.bert import Bert
-from normlens.gpu.matmul import formed, late
+from normlens.gpu.lazy_tensor import formed, lazy_tensor
 from normlens.layers import Attention, FeedForward, Linear, Norm
 from normlens.models.base import Change, layer_norm, register
 from normlens.models.reading import UnreadableModule, read_tensor, without_adapters
@@ -69,7 +69,7 @@ class SqueezeBert(Bert):
     def norms(self, block: Any) -> tuple[Norm, Norm]:
         return layer_norm(block.post_attention.layernorm), layer_norm(block.output.layernorm)
 
-    def stand_ins(self) -> dict[tuple[nn.Module, str], Change]:
+    def forward_patches(self) -> dict[tuple[nn.Module, str], Change]:
         encoder, blocks = self.model.encoder, self.blocks()
         for block in blocks:
             self._check_hooks(block.attention.query, block.attention.key)
@@ -145,7 +145,7 @@ def convolution(module: Any) -> Linear:
     matrix = weight.squeeze(-1).T
     if base.groups > 1:
         shape = base.in_channels, base.out_channels
-        matrix = late(shape, weight.dtype, partial(_block_diagonal, weight, base.groups))
+        matrix = lazy_tensor(shape, weight.dtype, partial(_block_diagonal, weight, base.groups))
     return Linear(matrix, read_tensor(base, "bias"), module)
 
 

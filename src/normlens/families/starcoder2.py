@@ -6,7 +6,7 @@ from typing import Any
 
 from normlens.families.llama import Mistral
 from normlens.layers import FeedForward, Norm
-from normlens.models.base import layer_norm, linear, register
+from normlens.models.base import feed_forward_of, layer_norm, register
 from normlens.models.tiny import DECODER
 
 
@@ -17,9 +17,4 @@ class Starcoder2(Mistral):
 
     def feed_forward(self, block: Any) -> FeedForward:
         mlp = block.mlp
-        return FeedForward(
-            up=linear(mlp.c_fc),
-            down=linear(mlp.c_proj),
-            activation=self.activation,
-            module=mlp.c_proj,
-        )
+        return feed_forward_of(mlp.c_fc, mlp.c_proj, self.activation)

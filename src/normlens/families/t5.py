@@ -1,7 +1,7 @@
-"""T5, mT5 and Flan-T5: RMSNorms first, no biases, relative positions inside α.
+"""T5, mT5, Flan-T5 and UMT5: RMSNorms first, no biases, relative positions inside α.
 
-The first layer's table of relative positions serves all layers, and scores are not divided by the
-square root of a head's width. Both act on α alone, which is read as it is.
+The first layer's table of relative positions serves all layers of T5, and scores are not divided by
+the square root of a head's width. Both act on α alone, which is read as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from normlens.layers import Attention, FeedForward, Head, HeadStep, Norm, Step
-from normlens.models.base import linear, register, rms_norm, sublayers
+from normlens.models import base
 from normlens.models.parts import ENCODER, TwoStacks
 
 TINY = dict(
@@ -33,8 +33,8 @@ TINY = dict(
 )
 
 
-@register("mt5", tiny=dict(TINY, feed_forward_proj="gated-gelu"))
-@register("t5", tiny=dict(TINY, feed_forward_proj="relu"))
+@base.register("mt5", tiny=dict(TINY, feed_forward_proj="gated-gelu"))
+@base.register("t5", tiny=dict(TINY, feed_forward_proj="relu"))
 class T5(TwoStacks):
     #: The place of α among the outputs of an attention, whose second output is the position bias.
     weights_at = 2
@@ -46,10 +46,10 @@ class T5(TwoStacks):
         return list(self.model.decoder.block)
 
     def encoder_end(self) -> list[HeadStep]:
-        return [rms_norm(self.model.encoder.final_layer_norm)]
+        return [base.rms_norm(self.model.encoder.final_layer_norm)]
 
     def end(self) -> list[HeadStep]:
-        return [rms_norm(self.model.decoder.final_layer_norm)]
+        return [base.rms_norm(self.model.decoder.final_layer_norm)]
 
     def generating_head(self, model: Any) -> Head:
         head = super().generating_head(model)
@@ -82,33 +82,30 @@ class T5(TwoStacks):
     def steps(self, block: Any) -> list[Step]:
         first, *cross, last = block.layer
         parts: list[tuple[Norm, Step]] = [
-            (rms_norm(first.layer_norm), self.attention(first.SelfAttention))
+            (base.rms_norm(first.layer_norm), self.attention(first.SelfAttention))
         ]
         parts += [
-            (rms_norm(layer.layer_norm), self.attention(layer.EncDecAttention, ENCODER))
+            (base.rms_norm(layer.layer_norm), self.attention(layer.EncDecAttention, ENCODER))
             for layer in cross
         ]
-        parts.append((rms_norm(last.layer_norm), self.feed_forward(last.DenseReluDense)))
-        return sublayers(parts, norm_first=True)
+        parts.append((base.rms_norm(last.layer_norm), self.feed_forward(last.DenseReluDense)))
+        return base.sublayers(parts, norm_first=True)
 
     def attention(self, module: Any, source: str | None = None) -> Attention:
-        return Attention(
-            value=linear(module.v),
-            output=linear(module.o),
-            heads=module.n_heads,
-            groups=module.n_heads,
-            weights=module,
-            module=module.o,
-            source=source,
-            weights_at=self.weights_at,
+        return base.attention_of(
+            module, module.v, module.o, module.n_heads, source=source, weights_at=self.weights_at
         )
 
     def feed_forward(self, module: Any) -> FeedForward:
         gated = hasattr(module, "wi_0")
-        return FeedForward(
-            up=linear(module.wi_1 if gated else module.wi),
-            down=linear(module.wo),
-            activation=self.config.dense_act_fn,
-            gate=linear(module.wi_0) if gated else None,
-            module=module.wo,
+        return base.feed_forward_of(
+            module.wi_1 if gated else module.wi,
+            module.wo,
+            self.config.dense_act_fn,
+            gate=base.linear(module.wi_0) if gated else None,
         )
+
+
+@base.register("umt5", tiny=dict(TINY, feed_forward_proj="gated-gelu"))
+class UMT5(T5):
+    weights_at = 1

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from normlens.errors import UnsupportedModelError
 from normlens.layers import FIRST_TWO, MEAN, Attention, FeedForward, Head, HeadStep, Linear, Step
-from normlens.models.base import layer_norm, linear, register, scaled, sublayers
+from normlens.models import base
 from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import IMAGE
 
 
-@register("vit", "vit_msn", tiny=IMAGE)
+@base.register("vit", "vit_msn", tiny=IMAGE)
 class ViT(ImageEncoder):
     interpolates = True
 
@@ -23,7 +23,7 @@ class ViT(ImageEncoder):
         return list(self.model.layers)
 
     def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.layernorm)]
+        return [base.layer_norm(self.model.layernorm)]
 
     def factors(self, block: Any) -> tuple[float | Tensor, float | Tensor]:
         """What the outputs of the attention and of the feed-forward block are multiplied by."""
@@ -32,23 +32,11 @@ class ViT(ImageEncoder):
     def attention(self, block: Any, factor: float | Tensor) -> Attention:
         attention = block.attention
         heads = self.config.num_attention_heads
-        return Attention(
-            value=linear(attention.v_proj),
-            output=scaled(linear(attention.o_proj), factor),
-            heads=heads,
-            groups=heads,
-            weights=attention,
-            module=attention.o_proj,
-        )
+        return base.attention_of(attention, attention.v_proj, attention.o_proj, heads, scale=factor)
 
     def feed_forward(self, block: Any, factor: float | Tensor) -> FeedForward:
         mlp = block.mlp
-        return FeedForward(
-            up=linear(mlp.fc1),
-            down=scaled(linear(mlp.fc2), factor),
-            activation=self.config.hidden_act,
-            module=mlp.fc2,
-        )
+        return base.feed_forward_of(mlp.fc1, mlp.fc2, self.config.hidden_act, scale=factor)
 
     def norms(self, block: Any) -> tuple[Any, Any]:
         return block.layernorm_before, block.layernorm_after
@@ -56,25 +44,25 @@ class ViT(ImageEncoder):
     def steps(self, block: Any) -> list[Step]:
         of_attention, of_feed_forward = self.factors(block)
         parts = self.attention(block, of_attention), self.feed_forward(block, of_feed_forward)
-        norms = map(layer_norm, self.norms(block))
-        return sublayers(zip(norms, parts, strict=True), norm_first=True)
+        norms = map(base.layer_norm, self.norms(block))
+        return base.sublayers(zip(norms, parts, strict=True), norm_first=True)
 
 
-@register("deit", tiny=IMAGE)
+@base.register("deit", tiny=IMAGE)
 class DeiT(ViT):
     def prefix(self) -> list[str]:
         return ["[CLS]", "[DIST]"]
 
     def teacher_head(self, model: Any) -> Head | None:
         """The mean of two classifiers, one of [CLS] and one of [DIST]."""
-        both = linear(model.cls_classifier), linear(model.distillation_classifier)
-        weight = torch.cat([linear.weight for linear in both])
-        bias = sum(linear.bias for linear in both if linear.bias is not None)
+        both = base.linear(model.cls_classifier), base.linear(model.distillation_classifier)
+        weight = torch.cat([each.weight for each in both])
+        bias = sum(each.bias for each in both if each.bias is not None)
         output = Linear(weight, bias if isinstance(bias, Tensor) else None, scale=0.5)
         return replace(self.image_classifier(FIRST_TWO, model.cls_classifier), output=output)
 
 
-@register("vit_mae", tiny=dict(IMAGE, mask_ratio=0.0))
+@base.register("vit_mae", tiny=dict(IMAGE, mask_ratio=0.0))
 class ViTMAE(ViT):
     def call_options(self, values: Tensor) -> dict[str, Any]:
         if self.config.mask_ratio:
@@ -89,7 +77,7 @@ class ViTMAE(ViT):
         return {"noise": noise, **super().call_options(values)}
 
 
-@register("ijepa", tiny=IMAGE)
+@base.register("ijepa", tiny=IMAGE)
 class IJepa(ViT):
     def prefix(self) -> list[str]:
         return []

@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.errors import UnsupportedModelError
-from normlens.layers import MEAN, SEQUENCES, FeedForward, Head, HeadStep, Step
-from normlens.models.base import dense, layer_norm, linear, projected_attention, register, sublayers
+from normlens.layers import MEAN, SEQUENCES, Head, HeadStep, Step
+from normlens.models import base
 from normlens.models.parts import SoundEncoder
 from normlens.models.tiny import SOUND
 
 
-@register("wav2vec2", "unispeech", "unispeech-sat", tiny=dict(SOUND, do_stable_layer_norm=True))
-@register("hubert", "data2vec-audio", tiny=SOUND)
+@base.register(
+    "wav2vec2", "unispeech", "unispeech-sat", tiny=dict(SOUND, do_stable_layer_norm=True)
+)
+@base.register("hubert", "data2vec-audio", tiny=SOUND)
 class Wav2Vec2(SoundEncoder):
     @property
     def norm_first(self) -> bool:
@@ -28,7 +30,7 @@ class Wav2Vec2(SoundEncoder):
                 "convolutions behind the last layer turn its frames into fewer (add_adapter), so "
                 "nothing behind it can be traced back to frames"
             )
-        return [layer_norm(self.model.encoder.layer_norm)] if self.norm_first else []
+        return [base.layer_norm(self.model.encoder.layer_norm)] if self.norm_first else []
 
     def steps(self, block: Any) -> list[Step]:
         if getattr(block, "adapter_layer", None) is not None:
@@ -36,15 +38,12 @@ class Wav2Vec2(SoundEncoder):
                 "each of this model's layers has a second feed-forward block, an adapter behind "
                 "the first (adapter_attn_dim), and no scope has a place for it"
             )
-        mixing, feed_forward = projected_attention(block.attention), block.feed_forward
-        last = FeedForward(
-            up=linear(feed_forward.intermediate_dense),
-            down=linear(feed_forward.output_dense),
-            activation=self.config.hidden_act,
-            module=feed_forward.output_dense,
+        mixing, feed_forward = base.projected_attention(block.attention), block.feed_forward
+        last = base.feed_forward_of(
+            feed_forward.intermediate_dense, feed_forward.output_dense, self.config.hidden_act
         )
-        norms = layer_norm(block.layer_norm), layer_norm(block.final_layer_norm)
-        return sublayers(zip(norms, (mixing, last), strict=True), norm_first=self.norm_first)
+        norms = base.layer_norm(block.layer_norm), base.layer_norm(block.final_layer_norm)
+        return base.sublayers(zip(norms, (mixing, last), strict=True), norm_first=self.norm_first)
 
     def outside_scopes(self) -> str | None:
         kernel = self.config.num_conv_pos_embeddings
@@ -58,7 +57,7 @@ class Wav2Vec2(SoundEncoder):
         if self.config.use_weighted_layer_sum:
             return None  # it reads every layer
         head = self.classifier(SEQUENCES, MEAN, model.classifier)
-        return replace(head, body=(*head.body, dense(model.projector)))
+        return replace(head, body=(*head.body, base.dense(model.projector)))
 
     def token_head(self, model: Any) -> Head | None:
         return None if self.config.use_weighted_layer_sum else super().token_head(model)

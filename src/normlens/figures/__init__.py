@@ -6,8 +6,7 @@ arguments and in pictures.
 
 from normlens.figures.canvas import require_matplotlib
 from normlens.figures.colours import COLOUR_SCALES
-from normlens.figures.explanations import plot_explanation
-from normlens.figures.flow import plot_flow
+from normlens.figures.explanations import plot_explanation, plot_flow
 from normlens.figures.lines import plot_shares, plot_similarity
 from normlens.figures.map_grids import (
     head_scope,

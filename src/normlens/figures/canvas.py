@@ -1,106 +1,108 @@
-"""The sheet of a picture: size in inches, headings, small print, captions, fonts."""
+"""The page of a picture: its panels, heading and small print, its fonts and its words."""
 
 from __future__ import annotations
 
 import io
+import textwrap
 import unicodedata
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from normlens.errors import MissingDependencyError, quoted
+from normlens.errors import InputError, MissingDependencyError, quoted
 from normlens.options import cost_in_words
 from normlens.results.rolled import rollout_words
 from normlens.scopes import components_of, consecutive
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.inputs.text import Text
+    from normlens.results.explanation import Cosine, Explanation
     from normlens.results.maps import Maps
+
+
+# Okabe and Ito's colours, which people with colour-blindness tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
+INK, FAINT, FRAME = "#1a1a1a", "#5f5f5f", "#9a9a9a"
+# Sizes of text in points, lengths in inches.
+HEADING, TEXT, TITLE, NOTE = 10.0, 8.5, 8.0, 6.5
+LARGEST_TICK, SMALLEST_TICK = 7.5, 5.5
+MARGIN = 0.15
+BAR = 0.07  # the width of a colour bar
+_TICKS = {
+    "color": FRAME,
+    "labelcolor": INK,
+    "labelsize": NOTE,
+    "major.size": 2,
+    "major.width": 0.5,
+    "major.pad": 1.5,
+}
+#: Thin frames, short ticks and small numbers.
+_STYLE = {
+    "axes.linewidth": 0.5,
+    "axes.edgecolor": FRAME,
+    **{f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()},
+}
+
+
+def require_matplotlib() -> None:
+    """Raise an error that names what to install where Matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "pictures need matplotlib; run: pip install 'normlens[viz]'"
+        ) from error
+
+
+def check_at_least_one(**options: int) -> None:
+    """Raise unless every option is 1 or more."""
+    for name, value in options.items():
+        if value < 1:
+            raise InputError(f"{name} must be at least 1, not {value}")
 
 
 # Fonts that can draw every character of a picture, and how much room its texts take.
 
 
-@dataclass(frozen=True)
-class Fonts:
-    """Font families that together draw every character of a figure; □ for those that none has."""
+def families_for(texts: Iterable[str]) -> list[str]:
+    """The user's font, then Matplotlib's, then installed fonts that the texts still need."""
+    from matplotlib import rcParams
 
-    families: tuple[str, ...]
-    missing: frozenset[int]
-
-    def drawable(self, text: str) -> str:
-        return text.translate(dict.fromkeys(self.missing, "□"))
-
-    def properties(self, size: float, weight: str = "normal") -> Any:
-        from matplotlib.font_manager import FontProperties
-
-        return FontProperties(family=list(self.families), size=size, weight=weight)
-
-    def width(self, text: str, size: float, weight: str = "normal") -> float:
-        from matplotlib.textpath import text_to_path
-
-        properties = self.properties(size, weight)
-        points = text_to_path.get_text_width_height_descent(
-            self.drawable(text), properties, ismath=False
-        )[0]
-        # Hinting makes letters wider than they are drawn, the more so the fewer the pixels.
-        return 1.05 * float(points) / 72
-
-    def cut(self, text: str, size: float, width: float, weight: str = "normal") -> str:
-        """Cut `text` to the beginning that fits into `width`."""
-        if self.width(text, size, weight) <= width:
-            return text
-        low, high = 0, len(text)
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.width(text[:middle] + "…", size, weight) <= width
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return text[:low].rstrip() + "…"
-
-    def wrap(self, text: str, size: float, width: float, lines: int) -> list[str]:
-        """Break `text` between words into at most `lines` lines."""
-        words = text.split(" ")
-        wrapped: list[str] = []
-        while words and len(wrapped) < lines - 1:
-            count = 1
-            while count < len(words) and (self.width(" ".join(words[: count + 1]), size) <= width):
-                count += 1
-            wrapped.append(self.cut(" ".join(words[:count]), size, width))
-            words = words[count:]
-        return [*wrapped, self.cut(" ".join(words), size, width)] if words else wrapped
+    fallbacks = {_font_with(character) for text in texts for character in text}
+    needed = sorted(fallbacks - {None, "DejaVu Sans"}, key=str)
+    return list(dict.fromkeys([*rcParams["font.family"], "DejaVu Sans", *map(str, needed)]))
 
 
-def fonts_for(texts: Iterable[str]) -> Fonts:
-    """Choose the user's font, then Matplotlib's, then installed fonts that the texts still need.
+def drawable(text: str) -> str:
+    """Replace the characters that no installed font has, which Matplotlib would warn about."""
+    return "".join(c if c == "\n" or _font_with(c) else "□" for c in text)
 
-    matplotlib warns at every drawing about a character that no font has, so those are replaced, and
-    one warning says so.
-    """
-    from matplotlib import get_cachedir, rcParams
-    from matplotlib.font_manager import FontProperties, findfont, fontManager
 
-    families = list(dict.fromkeys([*rcParams["font.family"], "DejaVu Sans"]))
-    needed = {ord(character) for text in texts for character in text}
-    for family in families:
-        needed -= _letters(str(findfont(FontProperties(family=[family]))))
-    for entry in fontManager.ttflist if needed else []:
-        # matplotlib's own "Last Resort" has a box for every character of Unicode.
-        if not entry.name.startswith("Last Resort") and needed & _letters(str(entry.fname)):
-            families.append(entry.name)
-            needed -= _letters(str(entry.fname))
+@cache
+def _font_with(character: str) -> str | None:
+    """Find an installed font that has a character, Matplotlib's own first."""
+    from matplotlib import get_cachedir
+    from matplotlib.font_manager import findfont, fontManager
+
+    if ord(character) in _letters(str(findfont("DejaVu Sans"))):
+        return "DejaVu Sans"
+    for entry in fontManager.ttflist:
+        # Matplotlib's own "Last Resort" has a box for every character of Unicode.
+        if not entry.name.startswith("Last Resort") and ord(character) in _letters(entry.fname):
+            return str(entry.name)
     # Spaces and control characters have no glyph anywhere.
-    if any(unicodedata.category(chr(character))[0] not in "CZ" for character in needed):
+    if unicodedata.category(character)[0] not in "CZ":
         # The same words at the same place, which Python shows once.
         warnings.warn(
             "no installed font has some characters of this text, which are drawn as □; install one "
             f"that has them and delete Matplotlib's list of fonts in {get_cachedir()!r}",
             stacklevel=1,
         )
-    return Fonts(tuple(families), frozenset(needed))
+    return None
 
 
 @cache
@@ -115,57 +117,141 @@ def _letters(path: str) -> frozenset[int]:
         return frozenset()
 
 
-# A picture measured in inches: the sheet, its heading, and the small print below.
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """The width of a text in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(family=families_for([text]), size=size, weight=weight)
+    points = text_to_path.get_text_width_height_descent(drawable(text), font, ismath=False)[0]
+    # Hinting makes letters wider than they are drawn, the more so the fewer the pixels.
+    return 1.05 * float(points) / 72
 
 
-# Okabe and Ito's colours, which people with colour-blindness tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vPX"
-INK, FAINT, FRAME = "#1a1a1a", "#5f5f5f", "#9a9a9a"
-# Sizes of text in points, lengths in inches.
-HEADING, TEXT, TITLE, NOTE = 10.0, 8.5, 8.0, 6.5
-LARGEST_TICK, SMALLEST_TICK = 7.5, 5.5
-MARGIN = 0.15
+def wrap(text: str, size: float, width: float, lines: int, weight: str = "normal") -> list[str]:
+    """Break a text into at most `lines` lines of a width in inches; cut the rest."""
+    whole = drawable(text[:2000])
+    total = text_width(whole, size, weight)
+    if total <= width:
+        return [whole]
+    count = max(2, int(1.3 * len(whole) * width / total))  # characters
+    while True:
+        wrapped = textwrap.wrap(whole, count)
+        if len(wrapped) > lines:
+            wrapped[lines - 1 :] = [wrapped[lines - 1][: count - 1].rstrip() + "…"]
+        if count == 2 or all(text_width(line, size, weight) <= width for line in wrapped):
+            return wrapped
+        count = max(2, int(0.97 * count))
 
 
-def require_matplotlib() -> None:
-    """Raise an error that names what to install where Matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            "pictures need matplotlib; run: pip install 'normlens[viz]'"
-        ) from error
+# A figure whose panels have a given size, with words above and below them.
 
 
-class Sheet:
-    """A figure measured in inches from its top left corner, so that nothing overlaps."""
+class Page:
+    """A figure with panels of given sizes in inches, a heading above them, small print below.
 
-    def __init__(self, width: float, height: float, fonts: Fonts):
+    Matplotlib's constrained layout makes room for what is written around the panels. The page grows
+    until the panels have their sizes, and is laid out once, so that all file formats look alike.
+    """
+
+    def __init__(
+        self, heading: str, lines: Sequence[str], widths: Sequence[float], heights: Sequence[float]
+    ):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        self.width, self.height, self.fonts = width, height, fonts
-        self.figure = Figure(figsize=(width, height), facecolor="white")
+        self.heading, self.lines = heading, lines
+        self.widths, self.heights = widths, heights
+        size = (1.2 * sum(widths) + 2, 1.2 * sum(heights) + 2)
+        self.figure = Figure(figsize=size, facecolor="white", layout="constrained")
         FigureCanvasAgg(self.figure)
         # Jupyter knows how to show a figure only once pyplot was imported.
         vars(self.figure)["_repr_png_"] = partial(_png, self.figure)
-
-    def axes(self, x: float, y: float, width: float, height: float) -> Any:
-        box = (x / self.width, 1 - (y + height) / self.height)
-        return self.figure.add_axes((*box, width / self.width, height / self.height))
-
-    def text(
-        self, x: float, y: float, text: str, size: float, weight: str = "normal", **style: Any
-    ) -> Any:
-        return self.figure.text(
-            x / self.width,
-            1 - y / self.height,
-            self.fonts.drawable(text),
-            fontproperties=self.fonts.properties(size, weight),
-            parse_math=False,
-            **{"va": "top", "color": INK, **style},
+        self.grid = self.figure.add_gridspec(
+            len(heights), len(widths), width_ratios=widths, height_ratios=heights
         )
+        self.strips: list[tuple[str, Any, Callable[[Any, float], float]]] = []
+
+    def axes(self, row: int | slice = 0, column: int = 0) -> Any:
+        """Add the axes of one panel."""
+        from matplotlib import rc_context
+
+        with rc_context(_STYLE):
+            return self.figure.add_subplot(self.grid[row, column])
+
+    def add_strip(self, name: str, draw: Callable[[Any, float], float]) -> None:
+        """Add something between heading and panels, as wide as the page.
+
+        `draw` takes axes and a width in inches and returns the height that it takes.
+        """
+        self.strips.append((name, self.figure.add_axes((0, 0, 1, 1)), draw))
+
+    def finish(self, notes: Sequence[str], narrowest: float = 4.0) -> Figure:
+        """Lay the page out and write heading and notes."""
+        figure = self.figure
+        self._set_fonts()
+        layout: Any = figure.get_layout_engine()
+        layout.set(w_pad=0.05, h_pad=0.05)
+        layout.execute(figure)
+        panel = next(axes for axes in figure.axes if axes.get_subplotspec() is not None)
+        place: Any = panel.get_subplotspec()
+        wanted = self.widths[place.colspan.start], self.heights[place.rowspan.start]
+        size = figure.get_size_inches()
+        box = panel.get_position(original=True)
+        width = size[0] - sum(self.widths) * (box.width * size[0] / wanted[0] - 1)
+        height = size[1] - sum(self.heights) * (box.height * size[1] / wanted[1] - 1)
+
+        width, height = round(width, 4), round(height, 4)
+        room = max(width, narrowest)
+        lines = [line for text in self.lines for line in wrap(text, TEXT, room, 2)]
+        small = [line for note in notes for line in wrap(note, NOTE, room, 4)]
+        strips = [(name, axes, draw(axes, room)) for name, axes, draw in self.strips]
+        above = 0.24 + 0.16 * len(lines) + 0.08
+        below = MARGIN + 0.1 + 0.125 * len(small)
+        top = MARGIN + above + sum(tall + (0.16 if name else 0) for name, _, tall in strips)
+        across, down = room + 2 * MARGIN, top + height + below
+        figure.set_size_inches(across, down)
+        layout.set(rect=(MARGIN / across, below / down, width / across, height / down))
+        layout.execute(figure)
+        figure.set_layout_engine("none")
+        for axes in figure.axes:  # the solver's last digits differ from one time to the next
+            box = axes.get_position(original=True)
+            axes.set_position([round(edge, 5) for edge in box.bounds], which="both")
+
+        def write(y: float, text: str, size: float, **style: Any) -> None:
+            figure.text(MARGIN / across, 1 - y / down, text, size=size, va="top", **style)
+
+        [first] = wrap(self.heading, HEADING, room, 1, "bold")
+        write(MARGIN, first, HEADING, weight="bold")
+        for row, line in enumerate(lines):
+            write(MARGIN + 0.24 + 0.16 * row, line, TEXT)
+        y = MARGIN + above
+        for name, axes, tall in strips:
+            if name:
+                write(y, name, TITLE, weight="bold")
+                y += 0.16
+            axes.set_position((MARGIN / across, 1 - (y + tall) / down, room / across, tall / down))
+            y += tall
+        for row, line in enumerate(small):
+            write(down - below + 0.1 + 0.125 * row, line, NOTE, color=FAINT)
+        self._set_fonts()
+        return figure
+
+    def _set_fonts(self) -> None:
+        """Write all texts in fonts that have their characters, and none as mathematics."""
+        from matplotlib.text import Text
+        from matplotlib.ticker import FixedLocator
+
+        for axes in self.figure.axes:
+            for axis in (axes.xaxis, axes.yaxis):
+                labels = [label.get_text() for label in axis.get_ticklabels()]
+                shown = list(map(drawable, labels))
+                if shown != labels and isinstance(axis.get_major_locator(), FixedLocator):
+                    axis.set_ticklabels(shown)
+        texts: list[Any] = self.figure.findobj(Text)
+        families = families_for(text.get_text() for text in texts)
+        for text in texts:
+            text.set(fontfamily=families, parse_math=False, text=drawable(text.get_text()))
 
 
 def _png(figure: Figure) -> tuple[bytes, dict[str, int]]:
@@ -176,78 +262,65 @@ def _png(figure: Figure) -> tuple[bytes, dict[str, int]]:
     return buffer.getvalue(), {"width": width, "height": height}
 
 
-class Head:
-    """Heading and lines of text above the panels."""
-
-    def __init__(
-        self,
-        heading: str,
-        texts: Sequence[str],
-        fonts: Fonts,
-        width: float,
-    ):
-        room = width - 2 * MARGIN
-        self.heading = fonts.cut(heading, HEADING, room, "bold")
-        self.lines = [line for text in texts for line in fonts.wrap(text, TEXT, room, 2)]
-        self.height = 0.24 + 0.16 * len(self.lines) + 0.08
-
-    def draw(self, sheet: Sheet) -> None:
-        sheet.text(MARGIN, MARGIN, self.heading, HEADING, "bold")
-        for number, line in enumerate(self.lines):
-            sheet.text(MARGIN, MARGIN + 0.24 + 0.16 * number, line, TEXT)
+def figure_of(ax: Axes) -> Figure:
+    """Find the figure that the axes belong to."""
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise InputError("these axes belong to no figure")
+    return figure
 
 
-class Notes:
-    """Small print below the panels."""
+# The look of axes.
 
-    def __init__(self, notes: Sequence[str], fonts: Fonts, width: float):
-        room = width - 2 * MARGIN
-        self.lines = [line for note in notes for line in fonts.wrap(note, NOTE, room, 4)]
-        self.height = 0.1 + 0.125 * len(self.lines)
 
-    def draw(self, sheet: Sheet, y: float) -> None:
-        for number, line in enumerate(self.lines):
-            sheet.text(MARGIN, y + 0.1 + 0.125 * number, line, NOTE, color=FAINT)
+def bold_title(axes: Any, title: str, size: float = TITLE, pad: float = 4) -> None:
+    """Write the title of a panel above its left corner."""
+    axes.set_title(title, loc="left", size=size, weight="bold", pad=pad)
+
+
+def thin_frame(axes: Any, sides: Sequence[str] = ("left", "right", "top", "bottom")) -> None:
+    """Draw thin grey lines at some sides of a panel."""
+    for side, spine in axes.spines.items():
+        spine.set(visible=side in sides, linewidth=0.5, color=FRAME)
+
+
+def number_axis(axis: Any, count: int = 5, words: str = "") -> None:
+    """Give an axis few and small numbers, and say what they measure."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(tick))
+    axis.set_label_text(words, size=NOTE)
+
+
+def legend_above(axes: Any) -> None:
+    """Draw the legend in one line above a panel."""
+    style: dict[str, Any] = {"handlelength": 0.8, "handleheight": 0.8, "borderaxespad": 0.2}
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 9}
+    axes.legend(frameon=False, fontsize=TITLE, **place, **style)
 
 
 # Words about maps: headings, notes and numbers as they are written.
-
-
-class Result(Protocol):
-    """What every result says of itself."""
-
-    @property
-    def provenance(self) -> dict[str, Any]: ...
-
-
-class TextResult(Protocol):
-    """What a result says of the one text that it is about."""
-
-    @property
-    def text(self) -> Text | None: ...
 
 
 def additions(names: Sequence[str]) -> dict[str, str]:
     """Say what each panel adds to the one that its scope extends."""
     words = {"ATTN-W": "weights", "ATTNRES-W": "½ + ½ identity", "CROSS-W": "weights"}
     before = {step.after: step.before for step in consecutive(names)}
-    added: dict[str, str] = {}
     for scope in names:
-        parts, below = components_of(scope), before.get(scope, "")
-        if parts[-1] in ("ATTN", "CROSS") and scope not in words:
-            words[scope] = "weights × values"
-        new = parts[len(components_of(below)) :] if below else parts[-1:]
-        added[scope] = words.get(scope) or "+ " + " ".join(new)
-    return added
+        parts = components_of(scope)
+        known = len(components_of(before[scope])) if scope in before else -1
+        is_attention = parts[-1] in ("ATTN", "CROSS")
+        new = "weights × values" if is_attention else "+ " + " ".join(parts[known:])
+        words.setdefault(scope, new)
+    return words
 
 
 def unit(maps: Maps, scope: str, normalise: str) -> str:
     """Say what a scope's colours measure."""
     if normalise != "none":
-        return {
-            "source": "share of each source's column",
-            "target": "share of each target's row",
-        }[normalise]
+        line = {"source": "column", "target": "row"}[normalise]
+        return f"share of each {normalise}'s {line}"
     if (how := rollout_words(maps)) is not None:
         return how
     return "norm of the part ‖F_i(x_j)‖" if scope.endswith("-N") else "attention weight"
@@ -261,7 +334,7 @@ def measured(maps: Maps, names: Sequence[str], normalise: str) -> str:
     return ", ".join(f"{unit} (-{letter})" for unit, letter in kinds.items())
 
 
-def model_name(result: Result) -> str:
+def model_name(result: Maps | Explanation | Cosine) -> str:
     return str(result.provenance.get("model") or "model")
 
 
@@ -275,7 +348,7 @@ def stack_words(maps: Maps, words: str) -> str:
     return f"{maps.stack} {words}" if maps.stack else words
 
 
-def text_lines(result: TextResult) -> list[str]:
+def text_lines(result: Maps | Explanation) -> list[str]:
     """Quote the text in one line; no line without a text."""
     return [" ".join(quoted(result.text))] if result.text is not None else []
 
@@ -295,18 +368,12 @@ def generated_note(maps: Maps) -> list[str]:
 def made(facts: Mapping[str, Any], completeness: float | None, what: str = "contributions") -> str:
     """Say in one line how the numbers were made, and how exactly."""
     cost = cost_in_words(str(facts.get("dtype")))
-    words = [
-        "completeness not measured"
-        if completeness is None
-        else f"completeness {completeness:.1e}{cost}"
-    ]
+    exactly = "not measured" if completeness is None else f"{completeness:.1e}{cost}"
+    words = [f"completeness {exactly}"]
     if "dtype" in facts:
-        model_dtype, own_dtype = facts["dtype"], facts.get("compute_dtype", facts["dtype"])
-        words.append(
-            str(model_dtype)
-            if model_dtype == own_dtype
-            else f"{model_dtype} ({what} in {own_dtype})"
-        )
+        own = facts.get("compute_dtype", facts["dtype"])
+        other = "" if own == facts["dtype"] else f" ({what} in {own})"
+        words.append(f"{facts['dtype']}{other}")
     if "nonlinearity" in facts:
         words.append(f"rule {facts['nonlinearity']}")
     if "normlens" in facts.get("versions", {}):

@@ -1,23 +1,14 @@
-"""Colour scales, colour bars, tick labels, and the columns that a picture shows."""
+"""Colour scales for values and for numbers with a sign, and colour bars."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError, valid_choice
-from normlens.figures.canvas import FRAME, INK, NOTE, SMALLEST_TICK, Fonts, Sheet, tick
-from normlens.results.words import OWN_SEQUENCE
-from normlens.scopes import holds
-
-if TYPE_CHECKING:
-    from normlens.results.maps import Maps
-
+from normlens.figures.canvas import INK, NOTE, number_axis
 
 # From values to colours: where a scale ends, and what lies beyond it.
 #
@@ -76,7 +67,6 @@ def colour_norm(colour: str, top: float) -> Any:
     """How values from 0 to `top` become places on the scale, as Matplotlib takes it."""
     from matplotlib.colors import Normalize, PowerNorm
 
-    valid_choice(colour, tuple(COLOUR_SCALES), "colour scale")
     return Normalize(0, top) if colour == "linear" else PowerNorm(0.5, 0, top)
 
 
@@ -107,6 +97,37 @@ def scale_notes(
     return [f"{sentence}; what is beyond its end is {marked}." if beyond else f"{sentence}."]
 
 
+def palette_named(cmap: str) -> Any:
+    """A colour map of Matplotlib."""
+    from matplotlib import colormaps
+
+    if cmap not in colormaps:
+        raise InputError(
+            f"unknown colour map {cmap!r}; matplotlib has viridis, cividis, magma, RdBu_r, …"
+        )
+    return colormaps[cmap]
+
+
+def colour_bar(
+    axes: Any, norm: Any, palette: Any, height: float, *, name: str = "", beyond: str = ""
+) -> None:
+    """Draw the colours of a scale with their numbers, `height` inches of them.
+
+    `beyond` is the colour of what is beyond the scale, if anything is; it stands at the end.
+    """
+    from matplotlib.cm import ScalarMappable
+
+    if beyond:
+        palette = palette.with_extremes(over=beyond)
+    scale = ScalarMappable(norm, palette)
+    extend = "max" if beyond else "neither"
+    bar = axes.figure.colorbar(scale, cax=axes, extend=extend, extendrect=True)
+    number_axis(axes.yaxis, min(4, max(1, int(height / 0.3))))
+    axes.minorticks_off()
+    bar.outline.set_linewidth(0.4)
+    bar.set_label(name, fontsize=NOTE)
+
+
 # Colours of numbers with a sign: red above 0, blue below, as people with colour-blindness see.
 
 
@@ -122,30 +143,19 @@ class SignedColours:
     """
 
     def __init__(self, values: Any, cmap: str = DIVERGING, scale: str = "linear"):
-        from matplotlib import colormaps
         from matplotlib.colors import FuncNorm, Normalize
 
         valid_choice(scale, tuple(SIGNED_SCALES), "colour scale")
-
-        if cmap not in colormaps:
-            raise InputError(
-                f"unknown colour map {cmap!r}; matplotlib has RdBu_r, PuOr_r, coolwarm, …"
-            )
+        self.cmap, self.palette = cmap, palette_named(cmap)
         finite = np.abs(np.asarray(values, dtype=float))
-        finite = finite[np.isfinite(finite)]
-        self.largest = float(finite.max(initial=0.0)) or 1.0
-        self.cmap = cmap
+        self.largest = float(finite[np.isfinite(finite)].max(initial=0.0)) or 1.0
         limits = -self.largest, self.largest
-        self.norm: Any = (
-            Normalize(*limits)
-            if scale == "linear"
-            else FuncNorm((_signed_root, _signed_square), *limits)
-        )
-        self._colours = colormaps[cmap]
+        roots = lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x)
+        self.norm: Any = Normalize(*limits) if scale == "linear" else FuncNorm(roots, *limits)
 
     def of(self, value: float) -> tuple[float, float, float]:
         """The colour of one value."""
-        red, green, blue, _ = self._colours(self.norm(value))
+        red, green, blue, _ = self.palette(self.norm(value))
         return float(red), float(green), float(blue)
 
     def ink(self, value: float) -> str:
@@ -154,195 +164,6 @@ class SignedColours:
         return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else INK
 
 
-def _signed_root(values: Any) -> Any:
-    return np.sign(values) * np.sqrt(np.abs(values))
-
-
-def _signed_square(values: Any) -> Any:
-    return np.sign(values) * np.square(values)
-
-
 def sign_colour(value: float) -> str:
     """The colour of a line by its sign alone."""
     return POSITIVE if value >= 0 else NEGATIVE
-
-
-# A colour bar beside a panel.
-
-
-BAR_GAP, BAR_WIDTH, BAR_TICKS = 0.06, 0.07, 0.36  # inches
-
-
-def colour_bar(
-    sheet: Sheet,
-    image: Any,
-    x: float,
-    y: float,
-    height: float,
-    name: str = "",
-    *,
-    beyond: str = "",
-) -> None:
-    """Draw the colours of an image with their numbers, and what they measure.
-
-    `beyond` is the colour of what is beyond the scale, if anything is; it stands at the end.
-    """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes = sheet.axes(x, y, BAR_WIDTH, height)
-    palette = image.cmap.with_extremes(over=beyond) if beyond else image.cmap
-    extend = "max" if beyond else "neither"
-    shown = ScalarMappable(image.norm, palette)
-    bar = sheet.figure.colorbar(shown, cax=axes, extend=extend, extendrect=True)
-    bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(tick))
-    bar.ax.minorticks_off()
-    bar.ax.tick_params(labelsize=NOTE, length=1.5, width=0.5, pad=1.5, colors=INK)
-    bar.outline.set_linewidth(0.4)
-    if name:
-        bar.set_label(name, fontsize=NOTE, color=INK)
-
-
-# Tokens and axis words at the edges of heat maps.
-
-
-TARGET = "target i (output)"
-SOURCE = "source j (input)"
-
-
-def axis_words(maps: Maps) -> tuple[str, str]:
-    """What the axes of targets and sources are called; of two sequences, whose tokens they show."""
-    if not maps.stack:
-        return TARGET, SOURCE
-    shown = dict.fromkeys(maps.source_sequences or [maps.stack])
-    sources = f"({next(iter(shown))})" if len(shown) == 1 else f": {' | '.join(shown)}"
-    return f"target i ({maps.stack})", f"source j {sources}".replace(" :", ":")
-
-
-@dataclass(frozen=True)
-class Ticks:
-    """Which tokens are labelled, how, and the room that the labels take."""
-
-    positions: list[int]
-    labels: list[str]
-    size: float
-    room: float
-    stride: int
-
-    @classmethod
-    def fitting(cls, labels: list[str], side: float, fonts: Fonts, largest: float) -> Ticks:
-        cell = 72 * side / len(labels)  # points per token
-        size = min(max(0.85 * cell, SMALLEST_TICK), largest)
-        stride = max(1, math.ceil(1.1 * size / cell))
-        positions = list(range(0, len(labels), stride))
-        shown = [labels[i] for i in positions]
-        room = max(fonts.width(label, size) for label in shown) + 0.06
-        return cls(positions, [fonts.drawable(label) for label in shown], size, room, stride)
-
-
-def left_out_note(targets: Ticks, sources: Ticks, whose: str = "") -> list[str]:
-    """A note where there is no room for every token's label, in the maps of `whose` stack."""
-    where = f" in the {whose}'s maps" if whose else ""
-    if targets.stride == sources.stride:
-        every = {"token": targets.stride}
-    else:
-        every = {"target": targets.stride, "source": sources.stride}
-    return [
-        f"Every {_ordinal(stride)} {what} is labelled{where}."
-        for what, stride in every.items()
-        if stride > 1
-    ]
-
-
-def _ordinal(number: int) -> str:
-    return {2: "second", 3: "third"}.get(number, f"{number}th")
-
-
-def label_edges(
-    axes: Any,
-    left: Ticks | None,
-    below: Ticks | None,
-    fonts: Fonts,
-    side: float,
-    word_size: float,
-    words: tuple[str, str] = (TARGET, SOURCE),
-) -> None:
-    """Targets and the axis word at the left edge, sources below the panel, where they are given.
-
-    `words` are those of the targets' axis and of the sources'.
-    """
-    longest = max(fonts.width(word, word_size) for word in words)
-    size = min(word_size, word_size * (side + 0.08) / longest)
-    word = {"fontproperties": fonts.properties(size), "color": INK, "va": "center"}
-    axes.set_xticks([] if below is None else below.positions)
-    axes.set_yticks([] if left is None else left.positions)
-    if below is not None:
-        axes.set_xticklabels(below.labels, rotation=90, **_tick_style(below, fonts))
-        axes.set_xlabel(words[1], **word)
-        axes.xaxis.set_label_coords(0.5, -(below.room + 0.1) / side)
-    if left is not None:
-        axes.set_yticklabels(left.labels, **_tick_style(left, fonts))
-        axes.set_ylabel(words[0], **word)
-        axes.yaxis.set_label_coords(-(left.room + 0.1) / side, 0.5)
-    if below is not None or left is not None:
-        axes.tick_params(length=1.5, width=0.5, pad=1.5, color=FRAME)
-
-
-def _tick_style(ticks: Ticks, fonts: Fonts) -> dict[str, Any]:
-    return {"fontproperties": fonts.properties(ticks.size), "parse_math": False, "color": INK}
-
-
-# Which columns a picture shows where sources are two sequences, and where these meet.
-
-
-@dataclass(frozen=True)
-class ShownColumns:
-    """The sources that a picture shows: all, or those of one sequence."""
-
-    maps: Maps  # with these columns alone
-    places: NDArray[np.intp]
-    sequence: str | None = None
-
-    @classmethod
-    def of(cls, maps: Maps, sources: str | None) -> ShownColumns:
-        """All columns, or those of the sequence called `sources`, "encoder" or "decoder"."""
-        if sources is None:
-            return cls(maps, np.arange(len(maps.sources)))
-        shown = maps.sources_of(sources)
-        return cls(shown, np.flatnonzero(np.array(maps.source_sequences) == sources), sources)
-
-    def cut(self, values: Any) -> Any:
-        """Values (…, j) of all columns, for those that are shown."""
-        return values[..., self.places]
-
-    def scopes(self, names: Sequence[str]) -> list[str]:
-        """The scopes that have parts of what is shown."""
-        if self.sequence is None:
-            return list(names)
-        own = self.sequence == OWN_SEQUENCE
-        shown = [name for name in names if holds(name)[0 if own else 1]]
-        if not shown:
-            raise InputError(
-                f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no parts of the "
-                f"{self.sequence}'s tokens; choose other scopes, or show all sources"
-            )
-        return shown
-
-    @property
-    def divided(self) -> float | None:
-        """Where the line between two sequences stands, in columns; None if there is one."""
-        sequences = self.maps.source_sequences
-        if len(set(sequences)) < 2:
-            return None
-        return sequences.index(OWN_SEQUENCE) - 0.5
-
-    @property
-    def blank_note(self) -> list[str]:
-        """A note on columns that stay blank in some of the panels."""
-        if self.divided is None or not self.maps.stack:
-            return []
-        return [
-            "A line divides the encoder's tokens from the decoder's; a scope is blank where it has "
-            "no parts of a sequence."
-        ]

@@ -1,42 +1,18 @@
-"""Pictures of an explanation: tokens on colours, bars, and patches of a picture."""
+"""Pictures of an explanation: tokens on colours, bars, patches of a picture, the flow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from normlens.errors import InputError
-from normlens.figures.canvas import (
-    FAINT,
-    FRAME,
-    INK,
-    LARGEST_TICK,
-    MARGIN,
-    NOTE,
-    TITLE,
-    Fonts,
-    Head,
-    Notes,
-    Sheet,
-    cut_label,
-    fonts_for,
-    made,
-    model_name,
-    require_matplotlib,
-    text_lines,
-    tick,
-)
-from normlens.figures.colours import (
-    BAR_GAP,
-    BAR_TICKS,
-    BAR_WIDTH,
-    DIVERGING,
-    NO_TOKEN,
-    SignedColours,
-    colour_bar,
-)
-from normlens.figures.heat_maps import figure_of
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.figures import canvas
+from normlens.figures.colours import DIVERGING, NO_TOKEN, SignedColours, colour_bar, sign_colour
+from normlens.figures.heat_maps import label_tokens, left_out_note
 from normlens.figures.patches import draw_overlay, picture_note, shape_of
 from normlens.results.words import (
     NO_TOKEN_WORDS,
@@ -55,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from normlens.results.explanation import Explanation
-    from normlens.results.routing import PatchGrid
 
 
 # A strip of tokens, each on the colour of its number, broken into lines like a text.
@@ -64,83 +39,48 @@ if TYPE_CHECKING:
 _PAD, _GAP, _HEIGHT, _LINE = 0.045, 0.025, 0.19, 0.235  # inches
 
 
-@dataclass(frozen=True)
-class _Chip:
-    label: str
-    x: float
-    line: int
-    width: float
+def draw_strip(
+    tokens: Sequence[str],
+    values: Sequence[float] | NDArray[np.floating],
+    remainder: float | None,
+    colours: SignedColours,
+    axes: Any,
+    room: float,
+    read_at: int | None = None,
+) -> float:
+    """Draw tokens on the colours of their values into `room` inches; return the height.
 
+    The last field is what no token owns, unless that is None. A dark frame marks `read_at`.
+    """
+    from matplotlib.patches import Rectangle
 
-class TokenStrip:
-    """Tokens with their numbers as colours; the last field is what no token owns, unless None."""
-
-    def __init__(
-        self,
-        tokens: Sequence[str],
-        values: Sequence[float],
-        remainder: float | None,
-        colours: SignedColours,
-        fonts: Fonts,
-        width: float,
-        read_at: int | None = None,
-    ):
-        self.values = list(values)
-        self.colours, self.fonts, self.read_at = colours, fonts, read_at
-        self.size = 8.5 if len(tokens) <= 400 else 6.5
-        self.room = width - 2 * MARGIN
-        labels = list(tokens)
-        if remainder is not None:
-            number = signed_number(remainder, decimals(max(colours.largest, abs(remainder))))
-            labels.append(f"{NO_TOKEN_WORDS} {number}")
-        self.chips = self._laid_out(labels)
-        self.height = _LINE * (self.chips[-1].line + 1) + 0.04
-
-    def _laid_out(self, labels: Sequence[str]) -> list[_Chip]:
-        chips, x, line = [], 0.0, 0
-        for place, label in enumerate(labels):
-            shown = self.fonts.cut(label, self.size, self.room - 2 * _PAD)
-            width = self.fonts.width(shown, self.size) + 2 * _PAD
-            x += 0.08 if place == len(self.values) and x else 0.0
-            if x and x + width > self.room:
-                x, line = 0.0, line + 1
-            chips.append(_Chip(shown, x, line, width))
-            x += width + _GAP
-        return chips
-
-    def draw(self, sheet: Sheet, y: float) -> None:
-        """Draw it with its upper edge at `y` inches."""
-        axes = sheet.axes(MARGIN, y, self.room, self.height)
-        axes.set(xlim=(0, self.room), ylim=(self.height, 0))
-        axes.set(xticks=[], yticks=[])
-        axes.axis("off")
-        for place, chip in enumerate(self.chips[: len(self.values)]):
-            value = self.values[place]
-            read = place == self.read_at
-            edge, width = (INK, 1.1) if read else (FRAME, 0.3)
-            fill, ink = self.colours.of(value), self.colours.ink(value)
-            self._chip(axes, chip, fill, ink, edgecolor=edge, linewidth=width)
-        style = {"edgecolor": FAINT, "linewidth": 0.6, "linestyle": (0, (3, 2))}
-        for chip in self.chips[len(self.values) :]:
-            self._chip(axes, chip, "white", INK, **style)
-
-    def _chip(self, axes: Any, chip: _Chip, fill: Any, ink: str, **edge: Any) -> None:
-        from matplotlib.patches import Rectangle
-
-        y = chip.line * _LINE + 0.02
-        axes.add_patch(
-            Rectangle((chip.x, y), chip.width, _HEIGHT, facecolor=fill, clip_on=False, **edge)
-        )
-        axes.text(
-            chip.x + chip.width / 2,
-            y + _HEIGHT / 2,
-            self.fonts.drawable(chip.label),
-            ha="center",
-            va="center_baseline",
-            color=ink,
-            fontproperties=self.fonts.properties(self.size),
-            parse_math=False,
-        )
+    size = 8.5 if len(tokens) <= 400 else 6.5
+    labels = list(tokens)
+    if remainder is not None:
+        places = decimals(max(colours.largest, abs(remainder)))
+        labels.append(f"{NO_TOKEN_WORDS} {signed_number(remainder, places)}")
+    x, y = 0.0, 0.02
+    for place, label in enumerate(labels):
+        [shown] = canvas.wrap(label, size, room - 2 * _PAD, 1)
+        width = canvas.text_width(shown, size) + 2 * _PAD
+        if x and x + width > room:
+            x, y = 0.0, y + _LINE
+        fill: Any = "white"
+        ink, edge, thick, dashes = canvas.INK, canvas.FAINT, 0.6, "--"
+        if place < len(tokens):
+            value = float(values[place])
+            fill, ink, dashes = colours.of(value), colours.ink(value), "-"
+            edge, thick = (canvas.INK, 1.1) if place == read_at else (canvas.FRAME, 0.3)
+        box = Rectangle((x, y), width, _HEIGHT, clip_on=False, facecolor=fill)
+        box.set(edgecolor=edge, linewidth=thick, linestyle=dashes)
+        axes.add_patch(box)
+        middle = x + width / 2, y + _HEIGHT / 2
+        axes.text(*middle, shown, ha="center", va="center_baseline", color=ink, size=size)
+        x += width + _GAP
+    height = y + _LINE + 0.02
+    axes.set(xlim=(0, room), ylim=(height, 0), xticks=[], yticks=[])
+    axes.axis("off")
+    return height
 
 
 # Bars of signed contributions: one per token, and always one for what no token owns.
@@ -149,135 +89,35 @@ class TokenStrip:
 ROW = 0.165  # inches
 
 
-def draw_bars(
-    axes: Any,
-    bars: Sequence[Row],
-    colours: SignedColours,
-    fonts: Fonts | None,
-    width: float,
-) -> None:
-    """Draw bars from the top down, with their numbers, into axes that are `width` inches wide."""
-    values = [bar.value for bar in bars]
-    places = decimals(max(map(abs, values)))
-    for row, bar in enumerate(bars):
-        if bar.is_heading:
+def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
+    """Draw bars from the top down, with their numbers."""
+    places = decimals(max(abs(row.value) for row in rows))
+    for place, row in enumerate(rows):
+        if row.is_heading:
             continue
-        own = bar.token is not None
-        axes.barh(
-            row,
-            bar.value,
+        of_token = row.token is not None
+        bar = axes.barh(
+            place,
+            row.value,
             height=0.78,
-            color=colours.of(bar.value) if own else "white",
-            edgecolor=FRAME if own else NO_TOKEN,
-            linewidth=0.4 if own else 0.8,
-            hatch=None if own else "////" if bar.of_no_token else "....",
+            color=colours.of(row.value) if of_token else "white",
+            edgecolor=canvas.FRAME if of_token else NO_TOKEN,
+            linewidth=0.4 if of_token else 0.8,
+            hatch=None if of_token else "////" if row.of_no_token else "....",
         )
-    _number(axes, bars, places, fonts, width)
-    axes.axvline(0, color=INK, linewidth=0.6)
-    axes.set_ylim(len(bars) - 0.4, -0.6)
-    labels = [bar.label for bar in bars]
-    style: dict[str, Any] = {"parse_math": False, "color": INK}
-    if fonts is not None:
-        style["fontproperties"] = fonts.properties(LARGEST_TICK)
-        labels = [fonts.drawable(label) for label in labels]
-    axes.set_yticks(range(len(bars)), labels, **style)
-    for label, bar in zip(axes.get_yticklabels(), bars, strict=True):
-        if bar.is_heading:
-            label.set_fontweight("bold")
-
-
-def _number(axes: Any, bars: Sequence[Row], places: int, fonts: Fonts | None, width: float) -> None:
-    """Numbers at the ends of the bars, and limits that leave room for them."""
-    values = [bar.value for bar in bars]
-    numbers = [signed_number(value, places) for value in values]
-    longest = max(map(len, numbers))
-    room = 0.06 + (0.075 * longest if fonts is None else max(fonts.width(n, NOTE) for n in numbers))
-    low, high = min(0.0, *values), max(0.0, *values)
-    low, high = (low, high) if high > low else (0.0, 1.0)
-    left, right = (room if low < 0 else 0.02), (room if high > 0 else 0.02)
-    unit = (high - low) / max(width - left - right, 0.2 * width)  # per inch
-    axes.set_xlim(low - left * unit, high + right * unit)
-    for row, (bar, value, number) in enumerate(zip(bars, values, numbers, strict=True)):
-        if bar.is_heading:
-            continue
-        side = -1 if value < 0 else 1
-        axes.annotate(
-            number,
-            (value, row),
-            xytext=(2.5 * side, 0),
-            textcoords="offset points",
-            ha="left" if side > 0 else "right",
-            va="center_baseline",
-            fontsize=NOTE,
-            color=INK,
-        )
-
-
-def style_bars(axes: Any) -> None:
-    """Thin lines, and few numbers below."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(tick))
-    axes.tick_params(axis="x", labelsize=NOTE, length=2, width=0.5, color=FRAME, colors=INK)
-    axes.tick_params(axis="y", length=0, pad=3)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_linewidth(0.5)
-        spine.set_color(FRAME)
-
-
-# An explanation of a picture: contributions laid over it, and the strongest as bars.
-
-
-_SIDE = 3.4  # inches of the picture's longer side
-_PICTURE_BARS = 2.6
-_LONGEST = 18  # bars
-_PICTURE_AXIS_WORDS = 0.42
-
-
-def plot_explained_picture(why: Explanation, grid: PatchGrid, cmap: str) -> Figure:
-    """Draw what each patch contributes to the score, over the picture.
-
-    The bars beside it sum to the score: the strongest tokens, all others, and what no token owns.
-    """
-    colours = SignedColours(why.contributions, cmap)
-    bars = explained_rows(why, _LONGEST)
-    heading = f"{model_name(why)}: {why.question}"
-    about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
-    notes = [
-        "Colour and bars: what each patch contributes to the score, red above 0, blue below.",
-        *picture_note(grid),
-        made(why.provenance, why.completeness),
-    ]
-    fonts = fonts_for([*why.tokens, heading, *about, *notes, "□…−–"])
-    width, height = (_SIDE * share for share in shape_of(grid))
-    labels = max(fonts.width(bar.label, LARGEST_TICK) for bar in bars) + 0.08
-    left = MARGIN + width + BAR_GAP + BAR_WIDTH + BAR_TICKS + 0.25 + labels
-    sheet_width = left + _PICTURE_BARS + MARGIN
-    head, foot = Head(heading, about, fonts, sheet_width), Notes(notes, fonts, sheet_width)
-    top = MARGIN + head.height + 0.1
-    tall = ROW * len(bars)
-    bottom = top + max(height, tall + _PICTURE_AXIS_WORDS)
-    sheet = Sheet(sheet_width, bottom + foot.height + MARGIN, fonts)
-    head.draw(sheet)
-    axes = sheet.axes(MARGIN, top, width, height)
-    image = draw_overlay(axes, grid, grid.of(why.contributions), colours.norm, cmap)
-    colour_bar(sheet, image, MARGIN + width + BAR_GAP, top, height)
-    axes = sheet.axes(left, top, _PICTURE_BARS, tall)
-    draw_bars(axes, bars, colours, fonts, _PICTURE_BARS)
-    style_bars(axes)
-    axes.set_xlabel("contribution to the score", fontproperties=fonts.properties(NOTE), labelpad=2)
-    foot.draw(sheet, bottom)
-    return sheet.figure
+        label = signed_number(row.value, places)
+        axes.bar_label(bar, [label], padding=2.5, fontsize=canvas.NOTE)
+    axes.axvline(0, color=canvas.INK, linewidth=0.6)
+    longest = max(len(signed_number(row.value, places)) for row in rows)
+    axes.margins(x=0.03 * longest)  # for the numbers
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows], parse_math=False)
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if row.is_heading else "normal")
+    axes.set_xlabel("contribution to the score")
 
 
 # An explanation: its tokens on the colours of their contributions, and the same as bars.
-
-
-_WIDTH = 6.6
-_AXIS_WORDS = 0.42
-_LABEL = 0.16  # above the strip of one of two sequences
 
 
 def plot_explanation(
@@ -290,66 +130,229 @@ def plot_explanation(
     matplotlib; labels longer than `max_label` characters are cut. `ax` takes the bars into axes of
     yours. Of a picture the contributions of its patches are laid over it.
     """
-    require_matplotlib()
-    if max_label < 1:
-        raise InputError(f"max_label must be at least 1, not {max_label}")
+    canvas.require_matplotlib()
+    canvas.check_at_least_one(max_label=max_label)
     colours = SignedColours(why.contributions, cmap)
-    bars = [
-        row if row.token is None else replace(row, label=cut_label(row.label, max_label))
-        for row in explained_rows(why)
+    patches = ax is None and why.grid is not None
+    rows = [
+        row if row.token is None else replace(row, label=canvas.cut_label(row.label, max_label))
+        for row in (explained_rows(why, 18) if patches else explained_rows(why))
     ]
     if ax is not None:
-        draw_bars(ax, bars, colours, None, ax.get_window_extent().width / figure_of(ax).dpi)
+        draw_bars(ax, rows, colours)
         ax.set_title(why.question, parse_math=False)
-        ax.set_xlabel("contribution to the score")
-        return figure_of(ax)
+        return canvas.figure_of(ax)
 
-    if why.grid is not None:
-        return plot_explained_picture(why, why.grid, cmap)
-    heading = f"{model_name(why)}: {why.question}"
+    heading = f"{canvas.model_name(why)}: {why.question}"
     about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
-    if why.has_two_sequences:
-        about.append(share_words(why))
-    notes = [
-        "Colour and bars: what each token contributes to the score, red above 0, blue below."
-        + ("" if why.position is None else " A dark frame marks the token where it is read."),
-        made(why.provenance, why.completeness),
-    ]
-    fonts = fonts_for([*why.tokens, heading, *text_lines(why), *about, *notes, "□…−–"])
-    head = Head(heading, [*text_lines(why), *about], fonts, _WIDTH)
-    strips = _strips(why, colours, fonts)
-    strips_height = sum(strip.height + (_LABEL if name else 0) for name, strip in strips)
-    foot = Notes(notes, fonts, _WIDTH)
-    left = MARGIN + max(fonts.width(bar.label, LARGEST_TICK) for bar in bars) + 0.08
-    height = ROW * len(bars)
-    top = MARGIN + head.height + strips_height + 0.12
-    sheet = Sheet(_WIDTH, top + height + _AXIS_WORDS + foot.height + MARGIN, fonts)
-    head.draw(sheet)
-    y = MARGIN + head.height
-    for name, strip in strips:
-        if name:
-            sheet.text(MARGIN, y, name, TITLE, "bold")
-            y += _LABEL
-        strip.draw(sheet, y)
-        y += strip.height
-    width = _WIDTH - left - MARGIN
-    axes = sheet.axes(left, top, width, height)
-    draw_bars(axes, bars, colours, fonts, width)
-    style_bars(axes)
-    axes.set_xlabel("contribution to the score", fontproperties=fonts.properties(NOTE), labelpad=2)
-    foot.draw(sheet, top + height + _AXIS_WORDS)
-    return sheet.figure
+    made_how = canvas.made(why.provenance, why.completeness)
+    tall = ROW * len(rows)
+    if why.grid is not None:
+        width, height = (3.4 * share for share in shape_of(why.grid))
+        page = canvas.Page(heading, about, [width, canvas.BAR, 3.0], [max(height, tall)])
+        axes, bar = page.axes(), page.axes(0, 1)
+        values = why.grid.of(why.contributions)
+        palette = draw_overlay(axes, why.grid, values, colours.norm, cmap)
+        colour_bar(bar, colours.norm, palette, height)
+        bar.set(box_aspect=height / canvas.BAR, anchor="NW")
+        bars = page.axes(0, 2)
+        what, notes = "patch", picture_note(why.grid)
+    else:
+        shares = [share_words(why)] if why.has_two_sequences else []
+        page = canvas.Page(heading, [*canvas.text_lines(why), *about, *shares], [5.1], [tall])
+        for part in why.sequences:
+            last = part is why.sequences[-1]
+            read_at = why.read_at - part.first if last and why.read_at is not None else None
+            rest = why.remainder if last else None
+            strip = partial(draw_strip, part.tokens, part.contributions, rest, colours)
+            page.add_strip(part.name, partial(strip, read_at=read_at))
+        bars = page.axes()
+        what, notes = "token", []
+        if why.position is not None:
+            notes = ["A dark frame marks the token where it is read."]
+    draw_bars(bars, rows, colours)
+    canvas.number_axis(bars.xaxis, 6, "contribution to the score")
+    bars.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
+    canvas.thin_frame(bars, ["bottom"])
+    first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
+    return page.finish([first, *notes, made_how], narrowest=6.3)
 
 
-def _strips(why: Explanation, colours: SignedColours, fonts: Fonts) -> list[tuple[str, TokenStrip]]:
-    """A strip for each sequence, with its name where there are two."""
-    strips = []
-    for part in why.sequences:
-        last = part is why.sequences[-1]
-        read_at = None if why.read_at is None else why.read_at - part.first
-        values = list(map(float, part.contributions))
-        remainder = why.remainder if last else None
-        read_here = read_at if last else None
-        strip = TokenStrip(part.tokens, values, remainder, colours, fonts, _WIDTH, read_here)
-        strips.append((part.name, strip))
-    return strips
+# The edges of a flow picture: which are drawn, how wide, and what the others carry.
+
+
+CARRIED = 0.95  # of all that flows, by the edges that are drawn
+FEW = 100  # edges that are drawn whatever they carry
+MOST = 1500  # edges in one picture
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The strongest edges of a flow map, weakest first."""
+
+    layer: NDArray[np.intp]
+    target: NDArray[np.intp]
+    source: NDArray[np.intp]
+    value: NDArray[np.floating]
+    left_out: int
+    share_left_out: float  # of Σ |flow|
+
+    @classmethod
+    def of(cls, flow: NDArray[np.floating], most: int = MOST) -> Edges:
+        """The fewest edges of a flow map (layer, i, j) that carry most of it."""
+        sizes = np.abs(np.nan_to_num(flow)).ravel()
+        order = np.argsort(-sizes, kind="stable")
+        carried = np.cumsum(sizes[order], dtype=np.float64)
+        total = float(carried[-1]) if len(carried) else 0.0
+        there = int(np.count_nonzero(sizes))
+        needed = int(np.searchsorted(carried, CARRIED * total)) + 1
+        count = min(max(needed, FEW), most, there)
+        chosen = order[:count][::-1]  # the widest are drawn last
+        layer, target, source = np.unravel_index(chosen, flow.shape)
+        lost = 1 - float(carried[count - 1]) / total if count else 0.0
+        values = flow[layer, target, source]
+        return cls(layer, target, source, values, there - count, max(lost, 0.0))
+
+    @property
+    def note(self) -> str:
+        """What the picture leaves out."""
+        if not self.left_out:
+            return "Every edge is drawn."
+        return (
+            f"The {len(self.value)} strongest edges are drawn; the {self.left_out} left out carry "
+            f"{100 * self.share_left_out:.1f} % of all that flows (both signs counted)."
+        )
+
+    def draw(self, axes: Any, widest: float, largest: float) -> None:
+        """Draw curves from (source, layer) to (target, layer + 1), `widest` points at `largest`."""
+        from matplotlib.collections import PathCollection
+        from matplotlib.path import Path
+
+        codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+        paths = [
+            Path([(j, y), (j, y + 0.5), (i, y + 0.5), (i, y + 1)], codes)
+            for y, i, j in zip(self.layer, self.target, self.source, strict=True)
+        ]
+        widths = np.maximum(widest * np.abs(self.value) / largest, 0.15)
+        colours = [sign_colour(float(value)) for value in self.value]
+        drawn = PathCollection(
+            paths, facecolors="none", edgecolors=colours, linewidths=widths, alpha=0.6, zorder=1
+        )
+        axes.add_collection(drawn)
+
+
+# The flow of a score: layers × tokens, with edges as wide as what they carry.
+
+
+_BESIDE = 1.2  # columns between the last token and what no token owns
+_TWO_STACKS = (
+    " Left of the line: the source's tokens, in the encoder's layers; right of it: the target's, "
+    "in the decoder's, which read the source. Tokens of the stack that does not run wait."
+)
+
+
+def plot_flow(
+    why: Explanation,
+    *,
+    scope: str | None = None,
+    max_label: int = 14,
+    max_edges: int = 1500,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw how the score flows from the input tokens (below) through the layers (upwards).
+
+    A node is what the vector that enters a layer carries; an edge, as wide as what it carries, is
+    `why.flow[layer, target, source]` (behind `scope`, where one is given). Red adds to the score,
+    blue takes away. The weakest edges are left out, and the picture says what they carry; at most
+    `max_edges` are drawn. What no token owns enters in a column of its own. `ax` takes the picture
+    alone into axes of yours.
+    """
+    canvas.require_matplotlib()
+    canvas.check_at_least_one(max_label=max_label, max_edges=max_edges)
+    n = why.seen
+    flow = why.flow_behind(scope)[:, :n, :n]
+    edges = Edges.of(flow, max_edges)
+    # What enters each layer, and behind the last what leaves it, (layer + 1, token).
+    leaving = np.nan_to_num(why.flows.get("", flow)[-1, :n, :n]).sum(1)
+    nodes = np.concatenate([why.nodes[:, :n], leaving[None]])
+    labels = [canvas.cut_label(token, max_label) for token in why.tokens[:n]]
+    if ax is not None:
+        _draw_flow(ax, why, edges, nodes, 0.2, _BESIDE)
+        ax.set_xticks([*range(n), n - 1 + _BESIDE], [*labels, "no token"], rotation=90)
+        for label in ax.get_xticklabels():
+            label.set_parse_math(False)
+        ax.set(title=why.question, ylabel="layer", xlabel="token")
+        return canvas.figure_of(ax)
+
+    behind = "" if scope is None else f", behind {scope}"
+    column = min(max(0.16, 4.6 / (n + _BESIDE)), 0.6, 30 / (n + _BESIDE))  # inches
+    row = min(max(0.16, 2.6 / len(nodes)), 0.5)
+    beside = max(_BESIDE, 0.2 / column)
+    page = canvas.Page(
+        f"{canvas.model_name(why)}: {why.question}{behind}",
+        [*canvas.text_lines(why), score_words(why), total_words(why)],
+        [column * (n + beside)],
+        [row * len(nodes)],
+    )
+    axes = page.axes()
+    _draw_flow(axes, why, edges, nodes, min(row, column), beside)
+    stride = label_tokens(axes.xaxis, labels, column * n)
+    shown = [*range(0, n, stride), n - 1 + beside]
+    axes.set_xticks(shown, [*labels[::stride], "no token"])
+    axes.tick_params(length=0)
+    axes.set_ylabel("layer", size=canvas.NOTE)
+    return page.finish(
+        [
+            "Upwards: a layer's input to its output; top: where the score is read. Width of edges, "
+            "area of nodes: what they carry, red adds to the score, blue takes away; grey frames: "
+            "what no token owns, at the layer where it enters."
+            + (_TWO_STACKS if why.has_two_sequences else ""),
+            edges.note,
+            *left_out_note(stride, stride),
+            canvas.made(why.provenance, why.completeness),
+        ],
+        narrowest=4.7,
+    )
+
+
+def _draw_flow(
+    axes: Any,
+    why: Explanation,
+    edges: Edges,
+    nodes: NDArray[np.floating],
+    cell: float,
+    beside: float,
+) -> None:
+    """Draw edges and nodes; a cell of the picture is `cell` inches wide at least.
+
+    What no token owns stands `beside` columns behind the last token: each bias behind the layer
+    that adds it, those behind the last layer at the top.
+    """
+    layers, n = len(why.nodes), why.seen
+    largest = float(np.abs(nodes).max(initial=0.0)) or 1.0
+    widest = min(0.45 * 72 * cell, 9.0)
+    edges.draw(axes, widest, max(largest, float(np.abs(edges.value).max(initial=0.0))))
+
+    def circles(x: Any, y: Any, values: Any, largest: float, **style: Any) -> None:
+        sizes = 1.6 * widest**2 * np.abs(values) / largest  # square points
+        colours = [sign_colour(float(value)) for value in values]
+        axes.scatter(x, y, s=sizes, c=colours, zorder=2, **style)
+
+    rows, columns = (places.ravel() for places in np.indices(nodes.shape))
+    circles(columns, rows, nodes.ravel(), largest, linewidths=0.3, edgecolors="white")
+    biases = np.zeros(layers + 1)
+    for layer, _, share in why.biases:
+        biases[layers if isinstance(layer, str) else layer + 1] += share
+    x, y = np.full(layers + 1, n - 1 + beside), np.arange(layers + 1)
+    axes.scatter(x, y, s=3, c=canvas.FRAME, marker="_", linewidths=0.5)
+    most = max(largest, float(np.abs(biases).max()))
+    frames = np.where(biases != 0, 1.0, 0.0)
+    circles(x, y, biases, most, edgecolors=NO_TOKEN, linewidths=frames)
+    axes.axvline(n - 1 + beside / 2, color=canvas.FAINT, linewidth=0.5, linestyle=(0, (3, 2)))
+    axes.set(xlim=(-0.6, n - 1 + beside + 0.6), ylim=(-0.6, layers + 0.6))
+    shown = range(0, layers, max(1, round(layers / 10)))
+    names = [name.replace("coder", "c.") for name in why.layer_names]
+    axes.set_yticks([*shown, layers], [*(names[layer] for layer in shown), "end"])
+    if why.encoder_tokens is not None:
+        axes.axvline(why.encoder_tokens - 0.5, color=canvas.FAINT, linewidth=0.6)
+        axes.axhline(why.encoder_layers, color=canvas.FAINT, linewidth=0.4, linestyle=(0, (3, 2)))

@@ -1,9 +1,10 @@
-"""Heat maps: one panel, a grid of them, the strongest pairs, or somebody else's axes."""
+"""Heat maps with token labels: one in any axes, or grids of them on a page."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,43 +12,20 @@ from numpy.typing import NDArray
 
 from normlens import measures
 from normlens.errors import InputError
-from normlens.figures.canvas import (
-    FAINT,
-    FRAME,
-    HEADING,
-    INK,
-    LARGEST_TICK,
-    MARGIN,
-    NOTE,
-    SMALLEST_TICK,
-    TITLE,
-    Fonts,
-    Head,
-    Notes,
-    Sheet,
-    cut_label,
-    fonts_for,
-    provenance,
-    signed,
-    text_lines,
-)
+from normlens.figures import canvas
 from normlens.figures.colours import (
-    BAR_GAP,
-    BAR_TICKS,
-    BAR_WIDTH,
-    ShownColumns,
-    Ticks,
-    axis_words,
     beyond,
     beyond_colour,
     colour_bar,
     colour_norm,
-    label_edges,
-    left_out_note,
+    largest,
+    palette_named,
     scale_end,
     scale_notes,
 )
 from normlens.measures import Pair
+from normlens.results.words import OWN_SEQUENCE
+from normlens.scopes import holds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,293 +34,211 @@ if TYPE_CHECKING:
     from normlens.results.maps import Maps
 
 
-# One heat map: its values, its colours, and its title.
-
-
-def masked(maps: Maps, normalise: str) -> dict[str, Any]:
-    """Blank pairs that have no part: scope → masked array (layer, i, j).
-
-    They are those that attention does not allow and, of two sequences, those of the one that a
-    scope has nothing of.
-    """
-    arrays = {}
-    for scope, array in maps.arrays.items():
-        places = [maps.layers.index(layer) for layer in maps.layers_of(scope)]
-        blank = ~maps.pairs_of(scope)[places]
-        arrays[scope] = np.ma.masked_where(blank, measures.normalise(array, normalise))
-    return arrays
+# One heat map: its values, its colours, and what is written around it.
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One heat map and what is written around it."""
+    """A heat map (row, column) and its title."""
 
     values: Any  # masked array (i, j)
-    title: str
-    added: str
     norm: Any
     cmap: str
+    title: str = ""
+    added: str = ""  # what the scope adds to the one before it
     caption: str = ""
     grey: Any = None  # (i, j), pairs that attention allows but the picture leaves out
     divided: float | None = None  # where a line between two sequences of sources stands
 
+    @property
+    def beyond(self) -> NDArray[np.bool_]:
+        """The pairs beyond the end of the scale."""
+        return beyond(self.values, self.norm)
 
-@dataclass(frozen=True)
-class Look:
-    """How maps are coloured, and whether the pairs i = j are shown."""
-
-    colour: str
-    cmap: str
-    diagonal: bool
-    same_token: NDArray[np.bool_]  # (i, j)
-
-    def shown(self, values: Any) -> Any:
-        """A masked array (…, i, j) without what is left out."""
-        if self.diagonal:
-            return values
-        return np.ma.masked_where(np.broadcast_to(self.same_token, values.shape), values)
-
-    def end(self, values: Any) -> float:
-        """Where the scale of a masked array (…, i, j) ends."""
-        return scale_end(self.shown(values), self.same_token, self.colour)
-
-    def panel(self, values: Any, end: float, title: str, added: str, **more: Any) -> Panel:
-        """The panel of a map (i, j) on a scale up to `end`."""
-        grey = None if self.diagonal else self.same_token & ~np.ma.getmaskarray(values)
-        norm = colour_norm(self.colour, end)
-        return Panel(self.shown(values), title, added, norm, self.cmap, grey=grey, **more)
-
-    def notes(self, panels: Sequence[Panel]) -> list[str]:
-        """Sentences about the scale and about what is left out."""
-        grey = [] if self.diagonal or not self.same_token.any() else ["Grey: i = j, left out."]
-        return [*scale_notes(self.colour, self.cmap, any(map(is_beyond, panels))), *grey]
+    @property
+    def beyond_colour(self) -> str:
+        """The colour of what is beyond the end of the scale, if anything is."""
+        return beyond_colour(self.cmap) if self.beyond.any() else ""
 
 
-def is_beyond(panel: Panel) -> bool:
-    """Whether any value of a panel is beyond the end of its scale."""
-    return bool(beyond(panel.values, panel.norm).any())
-
-
-def draw_panel(axes: Any, panel: Panel) -> Any:
-    """Draw a panel; return what a colour bar needs."""
-    from matplotlib import colormaps
-
-    if panel.cmap not in colormaps:
-        raise InputError(
-            f"unknown colour map {panel.cmap!r}; matplotlib has viridis, cividis, magma, RdBu_r, …"
-        )
-    # Blank means "not allowed"; zero has a colour of its own.
-    colours = colormaps[panel.cmap].with_extremes(bad=(1.0, 1.0, 1.0, 0.0))
-    image = axes.imshow(
-        panel.values, cmap=colours, norm=panel.norm, interpolation="nearest", aspect="auto"
-    )
-    if is_beyond(panel):
-        paint(axes, beyond(panel.values, panel.norm), beyond_colour(panel.cmap))
-    if panel.grey is not None:
-        paint(axes, panel.grey, "#d5d5d5")
-    divide(axes, panel.divided)
-    for spine in axes.spines.values():
-        spine.set_linewidth(0.5)
-        spine.set_color(FRAME)
-    return image
-
-
-def paint(axes: Any, pairs: NDArray[np.bool_], colour: str) -> None:
-    """Give some pairs (i, j) of a heat map one colour."""
+def draw_panel(axes: Any, panel: Panel) -> None:
+    """Draw a heat map into axes."""
     from matplotlib.colors import ListedColormap
-
-    flat = np.ma.masked_where(~pairs, np.zeros(pairs.shape))
-    axes.imshow(flat, cmap=ListedColormap([colour]), interpolation="nearest", aspect="auto")
-
-
-def divide(axes: Any, place: float | None) -> None:
-    """Draw a thin line between two sequences of sources, visible on any colour."""
     from matplotlib.patheffects import withStroke
 
-    if place is not None:
+    # Blank means "not allowed"; zero has a colour of its own.
+    colours = palette_named(panel.cmap).with_extremes(bad=(1.0, 1.0, 1.0, 0.0))
+    style: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"}
+    axes.imshow(panel.values, cmap=colours, norm=panel.norm, **style)
+    marked = [(panel.beyond, panel.beyond_colour)] if panel.beyond_colour else []
+    if panel.grey is not None:
+        marked.append((panel.grey, "#d5d5d5"))
+    for pairs, colour in marked:
+        flat = np.ma.masked_where(~pairs, np.zeros(pairs.shape))
+        axes.imshow(flat, cmap=ListedColormap([colour]), **style)
+    if panel.divided is not None:
         halo = [withStroke(linewidth=1.6, foreground="white")]
-        axes.axvline(place, color=INK, linewidth=0.6, path_effects=halo)
+        axes.axvline(panel.divided, color=canvas.INK, linewidth=0.6, path_effects=halo)
 
 
-@dataclass(frozen=True)
-class Titles:
-    """The scope in bold and what it adds: in one line, or stacked above a small panel."""
-
-    size: float
-    stacked: bool
-    fonts: Fonts
-
-    @classmethod
-    def fitting(cls, panels: Sequence[Panel], room: float, fonts: Fonts, stacked: bool) -> Titles:
-        """Choose the largest size that the longest title allows, the same for all."""
-        titles = cls(7.0 if stacked else TITLE, stacked, fonts)
-        longest = max(map(titles._width, panels))
-        return cls(min(titles.size, max(4.0, titles.size * room / longest)), stacked, fonts)
-
-    def _width(self, panel: Panel) -> float:
-        title = self.fonts.width(panel.title, self.size, "bold")
-        if self.stacked or not panel.added:
-            return title
-        return title + 0.07 + self.fonts.width(panel.added, self.size - 1)
-
-    def draw(self, axes: Any, panel: Panel, side: float) -> None:
-        def write(x: float, y: float, text: str, size: float, **style: Any) -> None:
-            axes.text(
-                x / side,
-                1 + y / side,
-                text,
-                transform=axes.transAxes,
-                fontproperties=self.fonts.properties(size),
-                color=FAINT,
-                **style,
-            )
-
-        if panel.title:
-            axes.set_title(
-                panel.title,
-                loc="left",
-                fontproperties=self.fonts.properties(self.size, "bold"),
-                color=INK,
-                pad=72 * 0.27 if self.stacked else 4,
-            )
-        if panel.caption:
-            write(side, 0.025, panel.caption, 5.0, ha="right")
-        if self.stacked:
-            write(0, 0.14, panel.added, 6.5)
-        else:
-            start = self.fonts.width(panel.title, self.size, "bold") + 0.07
-            write(start, 4 / 72, panel.added, self.size - 1)
+def label_tokens(
+    axis: Any, labels: Sequence[str], inches: float, largest: float = canvas.LARGEST_TICK
+) -> int:
+    """Label tokens along so many inches; return 2 where there is room for every second, …."""
+    cell = 72 * inches / len(labels)  # points per token
+    size = min(max(0.85 * cell, canvas.SMALLEST_TICK), largest)
+    stride = max(1, math.ceil(1.1 * size / cell))
+    style: dict[str, Any] = {"rotation": 90 if axis.axis_name == "x" else 0, "parse_math": False}
+    axis.set_ticks(range(0, len(labels), stride), labels[::stride], **style)
+    axis.set_tick_params(labelsize=size)
+    return stride
 
 
-# The strongest pairs: numbered in a heat map, spelled out beside it.
-
-
-class Listing:
-    """A list of the most strengthened pairs (by number) and most weakened ones (by letter)."""
-
-    def __init__(
-        self,
-        pairs: tuple[list[Pair], list[Pair]],
-        targets: list[str],
-        sources: list[str],
-        fonts: Fonts,
-    ):
-        strengthened, weakened = pairs
-        self.groups = [
-            ("most strengthened", [*zip(map(str, range(1, 100)), strengthened, strict=False)]),
-            ("most weakened", [*zip("abcdefghijklmnopqrstuvwxyz", weakened, strict=False)]),
-        ]
-        self.targets, self.sources = targets, sources
-        self.width = 0.25 + max(
-            [fonts.width(f"{title} (source → target)", TITLE, "bold") for title, _ in self.groups]
-            + [
-                0.75 + fonts.width(self._words(pair), LARGEST_TICK)
-                for _, marked in self.groups
-                for _, pair in marked
-            ]
-        )
-
-    def _words(self, pair: Pair) -> str:
-        return f"{self.sources[pair.source]} → {self.targets[pair.target]}"
-
-    def mark(self, axes: Any, cmap: str, norm: Any, cell: float) -> None:
-        from matplotlib import colormaps
-        from matplotlib.patches import Rectangle
-        from matplotlib.patheffects import withStroke
-
-        small = 72 * cell < 5  # the mark does not fit into its cell
-        halo = [withStroke(linewidth=1.5, foreground="white")] if small else []
-        for _, marked in self.groups:
-            for mark, pair in marked:
-                corner = (pair.source - 0.5, pair.target - 0.5)
-                axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=INK, linewidth=0.8))
-                red, green, blue, _ = colormaps[cmap](norm(pair.value))
-                dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
-                axes.annotate(
-                    mark,
-                    (pair.source, pair.target),
-                    xytext=(2.5, 2.5) if small else (0, 0),
-                    textcoords="offset points",
-                    fontsize=NOTE if small else min(LARGEST_TICK, 72 * cell * 0.7),
-                    ha="left" if small else "center",
-                    va="bottom" if small else "center_baseline",
-                    color="white" if dark and not small else INK,
-                    path_effects=halo,
-                )
-
-    def draw(self, sheet: Sheet, x: float, y: float) -> None:
-        for title, marked in self.groups:
-            sheet.text(x, y, f"{title} (source → target)", TITLE, "bold")
-            y += 0.2
-            if not marked:
-                sheet.text(x, y, "none", LARGEST_TICK, color=FAINT)
-                y += 0.165
-            for mark, pair in marked:
-                sheet.text(x, y, mark, LARGEST_TICK)
-                sheet.text(x + 0.62, y, signed(pair.value), LARGEST_TICK, ha="right")
-                sheet.text(x + 0.75, y, self._words(pair), LARGEST_TICK)
-                y += 0.165
-            y += 0.12
-
-
-# Maps in axes that somebody else laid out.
+def left_out_note(targets: int, sources: int, *, whose: str = "") -> list[str]:
+    """A note where there is no room for every token's label, in the maps of `whose` stack."""
+    where = f" in the {whose}'s maps" if whose else ""
+    every = {"target": targets, "source": sources}
+    if targets == sources:
+        every = {"token": targets}
+    return [
+        f"Every {({2: 'second', 3: 'third'}).get(stride, f'{stride}th')} {what} is labelled{where}."
+        for what, stride in every.items()
+        if stride > 1
+    ]
 
 
 def draw_into(
     ax: Axes,
-    values: Any,
-    shown: ShownColumns,
-    norm: Any,
-    cmap: str,
-    title: str,
+    panel: Panel,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    words: tuple[str, str],
     max_label: int,
 ) -> Figure:
-    """Draw one map (i, j) with its tokens as ticks; return the figure that the axes belong to."""
-    maps = shown.maps
+    """Draw a heat map with all its labels into somebody else's axes; return their figure."""
+    draw_panel(ax, panel)
     rows, columns = (
-        [cut_label(token, max_label) for token in tokens]
-        for tokens in (maps.tokens, maps.source_tokens)
+        [canvas.cut_label(token, max_label) for token in names] for names in (rows, columns)
     )
-    ax.imshow(values, norm=norm, cmap=cmap, interpolation="nearest")
-    if (extra := beyond(values, norm)).any():
-        paint(ax, extra, beyond_colour(cmap))
     ax.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
     ax.set_yticks(range(len(rows)), rows, parse_math=False)
-    divide(ax, shown.divided)
-    target_word, source_word = axis_words(maps)
-    ax.set(xlabel=source_word, ylabel=target_word, title=title)
-    return figure_of(ax)
+    ax.set(ylabel=words[0], xlabel=words[1], title=panel.title)
+    return canvas.figure_of(ax)
 
 
-def titled(maps: Maps, title: str) -> str:
-    """A title that also says whose contributions are shown, if not the layer's own sources'."""
-    return f"{title}\n{maps.origin_in_words}" if maps.origin_in_words else title
+# What maps look like: which columns, in which colours, with or without i = j.
 
 
-def figure_of(ax: Axes) -> Figure:
-    """Find the figure that the axes belong to."""
-    figure = ax.get_figure(root=True)
-    if figure is None:
-        raise InputError("these axes belong to no figure")
-    return figure
+class View:
+    """Maps as a picture shows them."""
 
+    def __init__(
+        self,
+        maps: Maps,
+        sources: str | None,
+        colour: str,
+        cmap: str,
+        diagonal: bool,
+        normalise: str = "none",
+    ):
+        self.whole, self.sequence = maps, sources
+        self.colour, self.cmap = colour, cmap
+        self.diagonal, self.normalise = diagonal, normalise
+        self.maps = maps if sources is None else maps.sources_of(sources)
+        every = maps.source_sequences or [""] * len(maps.sources)
+        self.places = [k for k, name in enumerate(every) if sources in (None, name)]
+        self.same_token = self.maps.is_same_token
+        self.longest = max(len(maps.targets), len(self.places))
+        sequences = self.maps.source_sequences
+        two = len(set(sequences)) == 2
+        self.divided = sequences.index(OWN_SEQUENCE) - 0.5 if two else None
 
-def only_scope(scopes: Sequence[str]) -> str:
-    """Take the only scope; several do not fit into one pair of axes."""
-    if len(scopes) != 1:
-        raise InputError(
-            f"one pair of axes takes one map, not {len(scopes)}; name a scope, such as "
-            f"maps.plot(scopes={scopes[-1]!r}, ax=ax)"
+    def scopes(self, names: Sequence[str]) -> list[str]:
+        """The scopes that have parts of the columns that are shown."""
+        if self.sequence is None:
+            return list(names)
+        own = self.sequence == OWN_SEQUENCE
+        shown = [name for name in names if holds(name)[0 if own else 1]]
+        if not shown:
+            raise InputError(
+                f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no parts of the "
+                f"{self.sequence}'s tokens; choose other scopes, or show all sources"
+            )
+        return shown
+
+    def values(self, scope: str, layer: int, array: NDArray[Any] | None = None) -> Any:
+        """The map (i, j) of a scope, or another `array` of it; pairs that have no part are masked.
+
+        They are those that attention does not allow and, of two sequences, those of the one that a
+        scope has nothing of.
+        """
+        array = self.whole.at(scope, layer) if array is None else array
+        blank = ~self.whole.pairs_of(scope)[self.whole.layers.index(layer)]
+        shown = np.ma.masked_where(blank, measures.normalise(array, self.normalise))
+        return shown[:, self.places]
+
+    def panels(
+        self, items: Sequence[tuple[Any, str, str, object]], captions: bool = False
+    ) -> list[Panel]:
+        """Panels of values (i, j), title, what a scope adds; those with equal keys share a scale.
+
+        A caption is the end of a scale, where something lies beyond it, and the largest value.
+        """
+        left_out = self.same_token & (not self.diagonal)
+        shown = [np.ma.masked_where(left_out, values) for values, *_ in items]
+        tops: dict[object, float] = {}
+        for values, (*_, key) in zip(shown, items, strict=True):
+            tops[key] = max(tops.get(key, 0.0), scale_end(values, self.same_token, self.colour))
+        panels = []
+        for values, (whole, title, added, key) in zip(shown, items, strict=True):
+            grey = None if self.diagonal else self.same_token & ~np.ma.getmaskarray(whole)
+            norm = colour_norm(self.colour, tops[key])
+            panel = Panel(values, norm, self.cmap, title, added, "", grey, self.divided)
+            if captions:
+                end = f"end {canvas.number(tops[key])}, " if panel.beyond_colour else ""
+                panel = replace(panel, caption=f"{end}max {canvas.number(largest(values))}")
+            panels.append(panel)
+        return panels
+
+    def notes(self, panels: Sequence[Panel]) -> list[str]:
+        """Sentences about the scale, about what is left out, and about two sequences."""
+        marked = any(panel.beyond_colour for panel in panels)
+        notes = scale_notes(self.colour, self.cmap, marked)
+        if not self.diagonal and self.same_token.any():
+            notes.append("Grey: i = j, left out.")
+        return [*notes, *self.sequence_notes]
+
+    @property
+    def sequence_notes(self) -> list[str]:
+        """What is to be known about two sequences."""
+        line = (
+            "A line divides the encoder's tokens from the decoder's; a scope is blank where it has "
+            "no parts of a sequence."
         )
-    return scopes[0]
+        notes = [line] if self.divided is not None and self.maps.stack else []
+        return [*notes, *canvas.generated_note(self.whole)]
+
+    @property
+    def axis_words(self) -> tuple[str, str]:
+        """What targets and sources are called; of two sequences, whose tokens they are."""
+        stack = self.maps.stack
+        if not stack:
+            return "target i (output)", "source j (input)"
+        shown = list(dict.fromkeys(self.maps.source_sequences or [stack]))
+        sources = f" ({shown[0]})" if len(shown) == 1 else f": {' | '.join(shown)}"
+        return f"target i ({stack})", f"source j{sources}"
+
+    def draw_into(self, ax: Axes, panel: Panel, max_label: int) -> Figure:
+        """Draw one map with its tokens into somebody else's axes."""
+        origin = self.maps.origin_in_words
+        titled = replace(panel, title=f"{panel.title}\n{origin}" if origin else panel.title)
+        tokens = self.maps.tokens, self.maps.source_tokens
+        figure = draw_into(ax, titled, *tokens, self.axis_words, max_label)
+        ax.set_aspect("equal")
+        return figure
 
 
-# Heat maps in grids: tokens at the edges, a title above and a colour bar beside the panels.
-
-
-_AXIS_WORD = 0.2
-_BETWEEN = 0.12  # two grids
-_NARROWEST, _HEADING_WIDTH = 4.2, 7.0
+# Grids of heat maps: tokens at the edges, titles above, colour bars beside the panels.
 
 
 @dataclass(frozen=True)
@@ -352,17 +248,9 @@ class Grid:
     A place without a panel (None) stays empty.
     """
 
-    maps: Maps
+    view: View
     rows: Sequence[Sequence[Panel | None]]
     row_labels: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class _Edges:
-    """The tokens at the edges of a grid."""
-
-    targets: Ticks
-    sources: Ticks
 
 
 def heat_maps(
@@ -375,108 +263,134 @@ def heat_maps(
     bar: tuple[str, Any] | None = None,
     pairs: tuple[list[Pair], list[Pair]] | None = None,
 ) -> Figure:
-    """Draw grids of panels below each other, with colour bars.
+    """Draw grids of panels below each other, with a colour bar each or one `bar` for all.
 
     The last grid's maps say what the picture is about.
     """
-    if max_label < 1:
-        raise InputError(f"max_label must be at least 1, not {max_label}")
-    maps = grids[-1].maps
-    labels = [_labels(grid.maps, max_label) for grid in grids]
-    every_label = [label for both in labels for of_axis in both for label in of_axis]
-    fonts = fonts_for([*every_label, heading, *text_lines(maps), *notes, provenance(maps), "□…→"])
-    overview = bar is not None
-    largest_tick = SMALLEST_TICK if overview else LARGEST_TICK
-    edges = [
-        _Edges(*(Ticks.fitting(names, side, fonts, largest_tick) for names in both))
-        for both in labels
-    ]
-    for grid, edge in zip(grids, edges, strict=True):
-        whose = grid.maps.stack if len(grids) > 1 else ""
-        notes = [*notes, *left_out_note(edge.targets, edge.sources, whose)]
-    listing = None
+    canvas.check_at_least_one(max_label=max_label)
+    maps = grids[-1].view.maps
+    rows = [row for grid in grids for row in grid.rows]
+    columns = max(map(len, rows))
+    panels = [panel for row in rows for panel in row if panel is not None]
+    small = bar is not None
+    widths = [*[side] * columns, canvas.BAR] if small else [side, canvas.BAR] * columns
     if pairs is not None:
-        targets, sources = labels[-1]
-        listing = Listing(pairs, targets, _with_sequences(sources, maps), fonts)
-
-    named = any(grid.row_labels for grid in grids)
-    left = MARGIN + (0.2 if named else 0.0) + _AXIS_WORD + max(edge.targets.room for edge in edges)
-    bar_room = 0.0 if overview else BAR_GAP + BAR_WIDTH + BAR_TICKS
-    pitch_x = side + bar_room + (0.12 if overview else 0.08)
-    caption_room = 0.11 if overview else 0.0
-    title_room = caption_room + (0.32 if overview else 0.24)
-    pitch_y = side + (caption_room + 0.06 if overview else title_room + 0.1)
-    panels = [panel for grid in grids for row in grid.rows for panel in row if panel is not None]
-    titles = Titles.fitting(panels, side + (0.06 if overview else bar_room - 0.05), fonts, overview)
-    word_size = NOTE if overview else TITLE
-    columns = max(len(row) for grid in grids for row in grid.rows)
-    right = BAR_GAP + 0.55 if overview else 0.0
-    width = left + columns * pitch_x + right + (listing.width if listing else 0.0) + 0.05
-    width = max(width, _NARROWEST)
-    if len(grids) > 1:  # whose heading names two stacks
-        width = max(
-            width, min(fonts.width(heading, HEADING, "bold") + 2.2 * MARGIN, _HEADING_WIDTH)
-        )
-
-    head = Head(heading, text_lines(maps), fonts, width)
-    foot = Notes([*notes, provenance(maps)], fonts, width)
-    tops: list[float] = []
-    bottom = MARGIN + head.height
-    for grid, edge in zip(grids, edges, strict=True):
-        tops.append(bottom + title_room + (_BETWEEN if tops else 0.0))
-        bottom = tops[-1] + (len(grid.rows) - 1) * pitch_y + side + edge.sources.room + _AXIS_WORD
-    sheet = Sheet(width, bottom + foot.height + MARGIN, fonts)
-    head.draw(sheet)
-    foot.draw(sheet, bottom)
-    for grid, edge, top in zip(grids, edges, tops, strict=True):
+        widths.append(0.01)  # of a list that is as wide as it must be
+    page = canvas.Page(heading, canvas.text_lines(maps), widths, [side] * len(rows))
+    title_size = 7.0 if small else canvas.TITLE
+    longest = max(canvas.text_width(panel.title, title_size, "bold") for panel in panels)
+    title_size *= min(1, max(0.5, (side + (0.06 if small else 0.4)) / longest))
+    first = 0
+    for grid in grids:
+        words = grid.view.axis_words
+        longest = max(canvas.text_width(word, canvas.TITLE) for word in words)
+        word_size = min(canvas.NOTE if small else canvas.TITLE, 8 * (side + 0.08) / longest)
+        tokens = grid.view.maps.tokens, grid.view.maps.source_tokens
+        labels = [[canvas.cut_label(token, max_label) for token in names] for names in tokens]
+        largest_tick = canvas.SMALLEST_TICK if small else canvas.LARGEST_TICK
+        strides = [1, 1]
         for r, row in enumerate(grid.rows):
-            first = next((c for c, panel in enumerate(row) if panel is not None), None)
+            edges = [True, False]  # the left one and the lower one
             for c, panel in enumerate(row):
-                x, y = left + c * pitch_x, top + r * pitch_y
-                if c == 0 and grid.row_labels:
-                    style = {"rotation": 90, "va": "center"}
-                    sheet.text(MARGIN, y + side / 2, grid.row_labels[r], TITLE, "bold", **style)
                 if panel is None:
                     continue
-                axes = sheet.axes(x, y, side, side)
-                image = draw_panel(axes, panel)
-                lowest = all(c >= len(under) or under[c] is None for under in grid.rows[r + 1 :])
-                ticks = edge.targets if c == first else None, edge.sources if lowest else None
-                label_edges(axes, *ticks, fonts, side, word_size, axis_words(grid.maps))
-                if listing is not None:
-                    listing.mark(axes, panel.cmap, panel.norm, side / max(panel.values.shape))
-                titles.draw(axes, panel, side)
-                if not overview:
-                    bar_x = x + side + BAR_GAP
-                    extra = beyond_colour(panel.cmap) if is_beyond(panel) else ""
-                    colour_bar(sheet, image, bar_x, y, side, beyond=extra)
+                axes = page.axes(first + r, c if small else 2 * c)
+                draw_panel(axes, panel)
+                _write_titles(axes, panel, title_size)
+                axes.set(xticks=[], yticks=[])
+                edges[1] = all(c >= len(under) or under[c] is None for under in grid.rows[r + 1 :])
+                lines = [*grid.row_labels[r : r + 1], words[0]]
+                for k, axis in enumerate((axes.yaxis, axes.xaxis)):
+                    if edges[k]:
+                        strides[k] = label_tokens(axis, labels[k], side, largest_tick)
+                        axis.set_label_text(words[1] if k else "\n".join(lines), size=word_size)
+                edges[0] = False
+                if pairs is not None:
+                    _mark_pairs(axes, panel, pairs, side / max(panel.values.shape))
+                if not small:
+                    scale = panel.norm, palette_named(panel.cmap), side
+                    own_bar = page.axes(first + r, 2 * c + 1)
+                    colour_bar(own_bar, *scale, beyond=panel.beyond_colour)
+        whose = grid.view.maps.stack if len(grids) > 1 else ""
+        notes = [*notes, *left_out_note(*strides, whose=whose)]
+        first += len(grid.rows)
     if bar is not None:
-        from matplotlib.cm import ScalarMappable
-
-        name, norm = bar
-        image = ScalarMappable(norm, panels[0].cmap)
-        x = left + columns * pitch_x + BAR_GAP - 0.12
-        below = tops[0] + (len(grids[0].rows) - 1) * pitch_y + side  # of the first grid's last row
-        height = min(2 * side, below - tops[0])
-        extra = beyond_colour(panels[0].cmap) if any(map(is_beyond, panels)) else ""
-        colour_bar(sheet, image, x, tops[0], height, name, beyond=extra)
-    if listing is not None:
-        listing.draw(sheet, left + pitch_x + 0.1, tops[-1])
-    return sheet.figure
-
-
-def _labels(maps: Maps, longest: int) -> tuple[list[str], list[str]]:
-    """The labels of targets and of sources."""
-    targets, sources = (
-        [cut_label(token, longest) for token in tokens]
-        for tokens in (maps.tokens, maps.source_tokens)
-    )
-    return targets, sources
+        spanned = min(2, len(grids[0].rows))
+        marked = next((p.beyond_colour for p in panels if p.beyond_colour), "")
+        scale = bar[1], palette_named(panels[0].cmap), spanned * side
+        colour_bar(page.axes(slice(0, spanned), columns), *scale, name=bar[0], beyond=marked)
+    if pairs is not None:
+        listing = _listing(pairs, labels[0], labels[1], maps)
+        axes = page.axes(0, 2)
+        axes.set(xticks=[], yticks=[])
+        axes.axis("off")
+        axes.text(0, 1, listing, size=canvas.LARGEST_TICK, va="top", linespacing=1.5)
+    return page.finish([*notes, canvas.provenance(maps)])
 
 
-def _with_sequences(labels: list[str], maps: Maps) -> list[str]:
-    """Labels of sources that also say whose tokens they are, where two stacks have some."""
-    sequences = maps.source_sequences
-    if not maps.stack or len(set(sequences)) < 2:
-        return labels
-    return [f"{label} ({sequence})" for label, sequence in zip(labels, sequences, strict=True)]
+def _write_titles(axes: Any, panel: Panel, size: float) -> None:
+    """Write caption, what is added, and title above each other."""
+    height = 2.0  # points
+    style: dict[str, Any] = {
+        "xycoords": "axes fraction",
+        "textcoords": "offset points",
+        "color": canvas.FAINT,
+    }
+    if panel.caption:
+        axes.annotate(panel.caption, (1, 1), (0, height), ha="right", size=5.0, **style)
+        height += 7
+    if panel.added:
+        axes.annotate(panel.added, (0, 1), (0, height), size=canvas.NOTE, **style)
+        height += 9
+    canvas.bold_title(axes, panel.title, size, height)
+
+
+# The strongest pairs: numbered in a heat map, spelled out beside it.
+
+
+_MARKS = ("most strengthened", range(1, 100)), ("most weakened", "abcdefghijklmnopqrstuvwxyz")
+
+
+def _listing(
+    pairs: tuple[list[Pair], list[Pair]],
+    targets: Sequence[str],
+    sources: Sequence[str],
+    maps: Maps,
+) -> str:
+    """List the most strengthened pairs (by number) and most weakened ones (by letter)."""
+    if maps.stack and len(set(maps.source_sequences)) == 2:
+        whose = zip(sources, maps.source_sequences, strict=True)
+        sources = [f"{label} ({sequence})" for label, sequence in whose]
+    groups = []
+    for (title, marks), ranked in zip(_MARKS, pairs, strict=True):
+        lines = []
+        for mark, pair in zip(marks, ranked, strict=False):
+            words = f"{sources[pair.source]} → {targets[pair.target]}"
+            lines.append(f"{mark}   {canvas.signed(pair.value)}   {words}")
+        groups.append("\n".join([f"{title} (source → target)", *(lines or ["none"])]))
+    return "\n\n".join(groups)
+
+
+def _mark_pairs(axes: Any, panel: Panel, pairs: tuple[list[Pair], list[Pair]], cell: float) -> None:
+    """Frame the strongest pairs and write their marks into their cells, or beside small ones."""
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
+
+    small = 72 * cell < 5  # the mark does not fit into its cell
+    palette = palette_named(panel.cmap)
+    for (_, marks), ranked in zip(_MARKS, pairs, strict=True):
+        for mark, pair in zip(marks, ranked, strict=False):
+            corner = (pair.source - 0.5, pair.target - 0.5)
+            axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=canvas.INK, linewidth=0.8))
+            is_dark = np.dot(palette(panel.norm(pair.value))[:3], [0.3, 0.59, 0.11]) < 0.5
+            axes.annotate(
+                str(mark),
+                (pair.source, pair.target),
+                xytext=(2.5, 2.5) if small else (0, 0),
+                textcoords="offset points",
+                fontsize=canvas.NOTE if small else min(canvas.LARGEST_TICK, 72 * cell * 0.7),
+                ha="left" if small else "center",
+                va="bottom" if small else "center_baseline",
+                color="white" if is_dark and not small else canvas.INK,
+                path_effects=[withStroke(linewidth=1.5, foreground="white")] if small else [],
+            )

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normlens import measures
 from normlens.errors import InputError, UnknownScopeError, listed, valid_choice
-from normlens.figures.canvas import (
-    additions,
-    generated_note,
-    measured,
-    model_and,
-    number,
-    require_matplotlib,
-    stack_words,
-    unit,
-)
-from normlens.figures.colours import COLOUR_SCALES, ShownColumns, colour_norm, largest
-from normlens.figures.heat_maps import (
-    Grid,
-    Look,
-    Panel,
-    draw_into,
-    heat_maps,
-    is_beyond,
-    masked,
-    only_scope,
-    titled,
-)
+from normlens.figures import canvas
+from normlens.figures.colours import COLOUR_SCALES, colour_norm, largest
+from normlens.figures.heat_maps import Grid, Panel, View, heat_maps
 from normlens.measures import strongest_pairs
 from normlens.measures.maps import AXES
 from normlens.results.words import by_stack, choose_in_stacks
@@ -46,9 +25,6 @@ if TYPE_CHECKING:
 
 
 # One layer: its scopes side by side.
-
-
-_PANELS_IN_A_ROW = 6
 
 
 def plot_layer(
@@ -76,45 +52,56 @@ def plot_layer(
     sequences, `sources` shows those of the "encoder" or of the "decoder" alone; the values stay
     what they are. `ax` takes the map of one scope into axes of yours.
     """
-    require_matplotlib()
+    canvas.require_matplotlib()
     valid_choice(scale, ("map", "shared"), "scale")
-    shown = ShownColumns.of(maps, sources)
     chosen = maps.choose([layer], scopes)
-    names = shown.scopes(chosen.scopes)
-    values = {scope: shown.cut(array[0]) for scope, array in masked(chosen, normalise).items()}
-    look = Look(colour, cmap, diagonal, shown.maps.is_same_token)
-    tops = {scope: look.end(values[scope]) for scope in names}
-    if scale == "shared":
-        units = {scope: unit(maps, scope, normalise) for scope in names}
-        tops = {s: max(tops[t] for t in names if units[t] == units[s]) for s in names}
+    [wanted] = chosen.layers
+    view = View(chosen, sources, colour, cmap, diagonal, normalise)
+    names = view.scopes(chosen.scopes)
+    added = canvas.additions(names)
+    panels = view.panels(
+        [
+            (
+                view.values(scope, wanted),
+                scope,
+                added[scope],
+                canvas.unit(maps, scope, normalise) if scale == "shared" else scope,
+            )
+            for scope in names
+        ]
+    )
     if ax is not None:
-        scope = only_scope(names)
-        norm = colour_norm(colour, tops[scope])
-        drawn = look.shown(values[scope])
-        return draw_into(ax, drawn, shown, norm, cmap, titled(maps, scope), max_label)
-    rows = 1 if len(names) <= _PANELS_IN_A_ROW else 2
-    columns = math.ceil(len(names) / rows)
-    added = additions(names)
-    panels = [
-        look.panel(values[scope], tops[scope], scope, added[scope], divided=shown.divided)
-        for scope in names
-    ]
-    n = max(len(maps.targets), len(shown.maps.sources))
-    smallest = {1: 3.0, 2: 2.4}.get(columns, 1.9)
+        if len(names) != 1:
+            raise InputError(
+                f"one pair of axes takes one map, not {len(names)}; name a scope, such as "
+                f"maps.plot(scopes={names[-1]!r}, ax=ax)"
+            )
+        return view.draw_into(ax, panels[0], max_label)
     how = "each panel on its own" if scale == "map" else "all panels of a kind on the same"
-    what = measured(maps, names, normalise)
+    what = canvas.measured(maps, names, normalise)
+    rows = _in_rows(panels)
+    smallest = {1: 3.0, 2: 2.4}.get(len(rows[0]), 1.9)
     return heat_maps(
-        [Grid(shown.maps, [panels[k : k + columns] for k in range(0, len(panels), columns)])],
-        side=min(max(0.1 * n, smallest), max(smallest, 3.8)),
-        heading=model_and(maps, stack_words(maps, f"layer {chosen.layers[0]}")),
+        [Grid(view, rows)],
+        side=min(max(0.1 * view.longest, smallest), 3.8),
+        heading=canvas.model_and(maps, canvas.stack_words(maps, f"layer {wanted}")),
         notes=[
             f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale.",
-            *look.notes(panels),
-            *shown.blank_note,
-            *generated_note(maps),
+            *view.notes(panels),
         ],
         max_label=max_label,
     )
+
+
+def _in_rows(panels: Sequence[Panel]) -> list[Sequence[Panel]]:
+    """Rows of at most six panels, equally long but for the last."""
+    columns = math.ceil(len(panels) / math.ceil(len(panels) / 6))
+    return [panels[k : k + columns] for k in range(0, len(panels), columns)]
+
+
+def _small_side(longest: int, rows: int) -> float:
+    """The side of a small map in inches; the page stays below about a metre."""
+    return min(max(0.1 * longest, 1.15), 1.9, max(1.15, 40 / rows))
 
 
 # Layers and scopes as small maps.
@@ -142,40 +129,42 @@ def plot_overview(
     and `sources` chooses the columns of the decoder's maps. The other options are those of
     `plot_layer`.
     """
-    require_matplotlib()
+    canvas.require_matplotlib()
     valid_choice(scale, ("map", "scope"), "scale")
     both = by_stack(choose_in_stacks(maps, layers, scopes, stack))
-    shown = [
-        ShownColumns.of(one, sources if one.source_sequences or len(both) == 1 else None)
+    views = [
+        View(
+            one,
+            sources if one.source_sequences or len(both) == 1 else None,
+            colour,
+            cmap,
+            diagonal,
+            normalise,
+        )
         for one in both
     ]
-    looks = [Look(colour, cmap, diagonal, columns.maps.is_same_token) for columns in shown]
-    grids = [
-        _grid(*of_stack, scale, normalise) for of_stack in zip(both, shown, looks, strict=True)
-    ]
+    grids = [_grid(view, scale) for view in views]
     panels = [panel for grid in grids for row in grid.rows for panel in row if panel is not None]
     names = list(dict.fromkeys(scope for one in both for scope in one.scopes))
-    n = max(max(len(each.maps.targets), len(each.maps.sources)) for each in shown)
-    rows = sum(len(grid.rows) for grid in grids)
-    lacking = any(one.coverage for one in both)
     whose = "its map's" if scale == "map" else "its scope's (over the layers shown)"
     share = f"{whose} largest value on a {COLOUR_SCALES[colour]} scale"
     if colour == "clipped":
         share = f"the end of {whose} {COLOUR_SCALES[colour]} scale"
-    heading = listed([stack_words(one, layers_in_words(one.layers)) for one in both])
+    heading = listed([canvas.stack_words(one, layers_in_words(one.layers)) for one in both])
     if len(both) > 1 and both[0].layers == both[1].layers:
         heading = f"{listed([one.stack for one in both])} {layers_in_words(both[0].layers)}"
+    lacking = any(one.coverage for one in both)
     return heat_maps(
         grids,
-        side=min(max(0.1 * n, 1.15), 1.9, max(1.15, 40 / rows)),  # at most about a metre
-        heading=model_and(both[-1], heading),
+        side=_small_side(
+            max(view.longest for view in views), sum(len(grid.rows) for grid in grids)
+        ),
+        heading=canvas.model_and(both[-1], heading),
         notes=[
-            f"Colour: {measured(both[-1], names, normalise)}, as a share of {share}; the largest "
-            "value stands above each map.",
-            *looks[-1].notes(panels),
+            f"Colour: {canvas.measured(both[-1], names, normalise)}, as a share of {share}; the "
+            "largest value stands above each map.",
             *(["A layer without a map has other components."] if lacking else []),
-            *shown[-1].blank_note,
-            *generated_note(both[-1]),
+            *views[-1].notes(panels),
         ],
         max_label=max_label,
         bar=(
@@ -185,38 +174,24 @@ def plot_overview(
     )
 
 
-def _grid(maps: Maps, shown: ShownColumns, look: Look, scale: str, normalise: str) -> Grid:
+def _grid(view: View, scale: str) -> Grid:
     """The layers and scopes of one stack."""
-    names = shown.scopes(maps.scopes)
-    values = {scope: shown.cut(array) for scope, array in masked(maps, normalise).items()}
-    ends = {scope: [look.end(of_layer) for of_layer in values[scope]] for scope in names}
-    added = additions(names)
-
-    def panel(layer: int, scope: str) -> Panel | None:
-        layers = maps.layers_of(scope)
-        if layer not in layers:
-            return None
-        place = layers.index(layer)
-        end = ends[scope][place] if scale == "map" else max(ends[scope])
-        words = (scope, added[scope]) if layer == layers[0] else ("", "")
-        drawn = look.panel(values[scope][place], end, *words, divided=shown.divided)
-        return replace(drawn, caption=_caption(drawn, end))
-
-    rows = [[panel(layer, scope) for scope in names] for layer in maps.layers]
-    labels = [stack_words(maps, f"layer {layer}") for layer in maps.layers]
-    return Grid(shown.maps, rows, labels)
-
-
-def _caption(panel: Panel, end: float) -> str:
-    """The end of a scale, where something lies beyond it, and the largest value."""
-    most = f"max {number(largest(panel.values))}"
-    return f"end {number(end)}, {most}" if is_beyond(panel) else most
+    maps = view.whole
+    names = view.scopes(maps.scopes)
+    added = canvas.additions(names)
+    places = [(layer, scope) for scope in names for layer in maps.layers_of(scope)]
+    items = []
+    for layer, scope in places:
+        is_first = layer == maps.layers_of(scope)[0]
+        words = (scope, added[scope]) if is_first else ("", "")
+        key = (scope, layer) if scale == "map" else scope
+        items.append((view.values(scope, layer), *words, key))
+    panels = dict(zip(places, view.panels(items, captions=True), strict=True))
+    rows = [[panels.get((layer, scope)) for scope in names] for layer in maps.layers]
+    return Grid(view, rows, [canvas.stack_words(maps, f"layer {layer}") for layer in maps.layers])
 
 
 # The heads of an attention as small maps.
-
-
-_IN_A_ROW = 6  # heads of one layer
 
 
 def plot_heads(
@@ -241,50 +216,47 @@ def plot_heads(
     own colours, "shared" the same to all heads of a layer. The other options are those of
     `plot_layer`.
     """
-    require_matplotlib()
+    canvas.require_matplotlib()
     valid_choice(scale, ("map", "shared"), "scale")
     name = head_scope(maps, scope)
-    shown = ShownColumns.of(maps, sources)
-    shown.scopes([name])
-    look = Look(colour, cmap, diagonal, shown.maps.is_same_token)
+    view = View(maps, sources, colour, cmap, diagonal, normalise)
+    view.scopes([name])
     layers = _layers(maps, name, layer)
-    rows = [_panels(maps, name, each, heads, look, shown, scale, normalise) for each in layers]
-    flat = [panel for row in rows for panel in row]
-    n = max(len(maps.targets), len(shown.maps.sources))
+    wanted = _wanted_heads(heads, maps.heads[name].shape[1])
     several = len(layers) > 1
+    rows = []
+    for each in layers:
+        every = maps.heads[name][maps.covered("heads", name).index(each)]  # (h, i, j)
+        items = []
+        for head in wanted:
+            title = f"head {head}" if each == layers[0] else ""
+            key = head if scale == "map" else each
+            items.append((view.values(name, each, every[head]), title, "", key))
+        rows.append(view.panels(items, captions=True))
+    panels = [panel for row in rows for panel in row]
     whose = "each head on its own" if scale == "map" else "all heads of a layer on the same"
-    what = unit(maps, name, normalise)
+    what = canvas.unit(maps, name, normalise)
     if normalise == "none" and name.endswith("-N"):
         what = "norm of a head's part α_ij ‖f(x_j)‖"
     notes = [
         f"Colour: {what}; {whose} {COLOUR_SCALES[colour]} scale.",
-        *look.notes(flat),
-        *shown.blank_note,
-        *generated_note(maps),
+        *view.notes(panels),
+        *(["The bar is a share of each scale's end; above a map: its largest."] if several else []),
     ]
-    title = f"{layers_in_words(layers)}, heads of {name}"
-    heading = model_and(maps, stack_words(maps, title))
-    if several:
-        labels = [stack_words(maps, f"layer {each}") for each in layers]
-        small = [
-            [panel if k == 0 else replace(panel, title="") for panel in row]
-            for k, row in enumerate(rows)
-        ]
-        return heat_maps(
-            [Grid(shown.maps, small, labels)],
-            side=min(max(0.1 * n, 1.15), 1.9, max(1.15, 40 / len(rows))),
-            heading=heading,
-            notes=[*notes, "The bar is a share of each scale's end; above a map: its largest."],
-            max_label=max_label,
-            bar=("share of the end", colour_norm(colour, 1.0)),
-        )
-    in_a_row = math.ceil(len(flat) / math.ceil(len(flat) / _IN_A_ROW))
+    labels = [canvas.stack_words(maps, f"layer {each}") for each in layers]
+    grid = Grid(view, rows, labels) if several else Grid(view, _in_rows(panels))
+    smallest = {1: 3.0, 2: 2.4}.get(len(grid.rows[0]), 1.7)
     return heat_maps(
-        [Grid(shown.maps, [flat[k : k + in_a_row] for k in range(0, len(flat), in_a_row)])],
-        side=min(max(0.1 * n, {1: 3.0, 2: 2.4}.get(in_a_row, 1.7)), 3.0),
-        heading=heading,
+        [grid],
+        side=_small_side(view.longest, len(rows))
+        if several
+        else min(max(0.1 * view.longest, smallest), 3.0),
+        heading=canvas.model_and(
+            maps, canvas.stack_words(maps, f"{layers_in_words(layers)}, heads of {name}")
+        ),
         notes=notes,
         max_label=max_label,
+        bar=("share of the end", colour_norm(colour, 1.0)) if several else None,
     )
 
 
@@ -317,40 +289,6 @@ def _layers(maps: Maps, name: str, layer: int | Iterable[int] | None) -> list[in
     return wanted
 
 
-def _panels(
-    maps: Maps,
-    name: str,
-    layer: int,
-    heads: int | Iterable[int] | None,
-    look: Look,
-    shown: ShownColumns,
-    scale: str,
-    normalise: str,
-) -> list[Panel]:
-    """The heads of one layer."""
-    every = maps.heads[name][maps.covered("heads", name).index(layer)]  # (h, i, j)
-    wanted = _wanted_heads(heads, len(every))
-    blank = ~maps.pairs_of(name)[maps.layers.index(layer)]
-    values = [
-        shown.cut(np.ma.masked_where(blank, measures.normalise(every[head], normalise)))
-        for head in wanted
-    ]
-    ends = [look.end(each) for each in values]
-    if scale == "shared":
-        ends = [max(ends)] * len(ends)
-    return [
-        look.panel(
-            each,
-            end,
-            f"head {head}",
-            "",
-            caption=f"max {number(largest(each))}",
-            divided=shown.divided,
-        )
-        for head, each, end in zip(wanted, values, ends, strict=True)
-    ]
-
-
 def _wanted_heads(heads: int | Iterable[int] | None, count: int) -> list[int]:
     """Heads by number, from 0, in the order in which they are asked for."""
     if heads is None:
@@ -376,8 +314,8 @@ _NORMALISED = {
 
 def plot_amplification(
     maps: Maps,
-    before: str,
-    after: str,
+    before: str | None = None,
+    after: str | None = None,
     layer: int = 0,
     *,
     axis: str = "source",
@@ -391,47 +329,40 @@ def plot_amplification(
     """Draw what `after` strengthens (red) and weakens (blue) compared with `before`, in one layer.
 
     ``after − before``, both normalised along `axis` first; FF-amp of Kobayashi et al. 2024
-    (section 5). The `top` strongest pairs of either sign are marked and listed. The pairs i = j are
-    never ranked, as in the paper, and shown only with `diagonal`: they would outshine the others.
-    `sources` shows the pairs with sources of the "encoder" or the "decoder" alone. `ax` takes the
-    map alone into axes of yours.
+    (section 5). By default they are the scopes around the feed-forward block. The `top` strongest
+    pairs of either sign are marked and listed. The pairs i = j are never ranked, as in the paper,
+    and shown only with `diagonal`: they would outshine the others. `sources` shows the pairs with
+    sources of the "encoder" or the "decoder" alone. `ax` takes the map alone into axes of yours.
     """
-    require_matplotlib()
+    canvas.require_matplotlib()
     valid_choice(axis, AXES, "axis")
+    if before is None or after is None:
+        before, after = maps.feed_forward_pair()
     from matplotlib.colors import Normalize
 
     first, last = (resolve(scope, maps.scopes) for scope in (before, after))
-    shown = ShownColumns.of(maps, sources)
-    shown.scopes([last])
     chosen = maps.choose([layer], [first, last])
-    difference = shown.cut(chosen.amplification(first, last, axis)[0])
-    allowed = shown.cut(chosen.pairs_of(first, last)[0])
-    same_token = shown.maps.is_same_token
-    left_out = same_token & (not diagonal)
+    view = View(chosen, sources, "linear", cmap, diagonal)
+    view.scopes([last])
+    difference = chosen.amplification(first, last, axis)[0][:, view.places]
+    allowed = chosen.pairs_of(first, last)[0][:, view.places]
+    left_out = view.same_token & (not diagonal)
     values = np.ma.masked_where(~allowed | left_out, difference)
     limit = largest(np.ma.abs(values))
+    norm = Normalize(-limit, limit)
+    title = f"{last} − {first}"
+    panel = Panel(values, norm, cmap, title, grey=left_out, divided=view.divided)
     if ax is not None:
-        norm, title = Normalize(-limit, limit), f"{last} − {first}"
-        return draw_into(ax, values, shown, norm, cmap, titled(maps, title), max_label)
-    panel = Panel(
-        values,
-        f"{last} − {first}",
-        "",
-        Normalize(-limit, limit),
-        cmap,
-        grey=left_out,
-        divided=shown.divided,
-    )
+        return view.draw_into(ax, panel, max_label)
+    grey = " Grey: i = j, left out." if left_out.any() else ""
     return heat_maps(
-        [Grid(shown.maps, [[panel]])],
-        side=min(max(0.12 * max(left_out.shape), 3.2), 5.2),
-        heading=model_and(maps, stack_words(maps, f"layer {chosen.layers[0]}")),
+        [Grid(view, [[panel]])],
+        side=min(max(0.12 * view.longest, 3.2), 5.2),
+        heading=canvas.model_and(maps, canvas.stack_words(maps, f"layer {chosen.layers[0]}")),
         notes=[
-            f"Colour: {last} minus {first}, {_NORMALISED[axis]}."
-            + (" Grey: i = j, left out." if left_out.any() else ""),
-            *shown.blank_note,
-            *generated_note(maps),
+            f"Colour: {last} minus {first}, {_NORMALISED[axis]}.{grey}",
+            *view.sequence_notes,
         ],
         max_label=max_label,
-        pairs=strongest_pairs(difference, allowed, top, same_token),
+        pairs=strongest_pairs(difference, allowed, top, view.same_token),
     )

@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError, valid_choice
-from normlens.figures.canvas import (
-    FRAME,
-    INK,
-    MARGIN,
-    NOTE,
-    TITLE,
-    Head,
-    Notes,
-    Sheet,
-    fonts_for,
-    model_and,
-    number,
-    provenance,
-    require_matplotlib,
-    unit,
-)
+from normlens.figures import canvas
 from normlens.figures.colours import (
-    BAR_GAP,
-    BAR_TICKS,
-    BAR_WIDTH,
     COLOUR_SCALES,
     beyond,
     beyond_colour,
     colour_bar,
     colour_norm,
     largest,
+    palette_named,
     scale_end,
     scale_notes,
 )
-from normlens.figures.heat_maps import figure_of, titled
-from normlens.results.routing import PatchGrid, Token
+from normlens.results.axes import PatchGrid, Token
 from normlens.scopes import layers_in_words, resolve
 
 if TYPE_CHECKING:
@@ -48,7 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from normlens.results.maps import Maps
-    from normlens.results.routing import PatchGrid
 
 
 # Values of patches as colours over the picture that they are cut from.
@@ -86,25 +67,24 @@ def overlay(grid: PatchGrid, colours: NDArray[np.floating]) -> NDArray[np.floati
     return mixed
 
 
+def _on_grey(colours: Any) -> Any:
+    """Colours (…, 3) as they look on a picture of a middling grey."""
+    below = (1 - COVER) * (1 + _DARKEST) / 2
+    return (COVER * np.asarray(colours) + below).clip(0, 1)
+
+
 def draw_overlay(
-    axes: Any,
-    grid: PatchGrid,
-    values: Any,
-    norm: Any,
-    cmap: str,
-    outlined: Sequence[int] = (),
+    axes: Any, grid: PatchGrid, values: Any, norm: Any, cmap: str, framed: int | None = None
 ) -> Any:
-    """Draw a masked array (row, column) over the picture; return what a colour bar needs.
+    """Draw a masked array (row, column) over the picture; return the palette of a colour bar.
 
     What is masked has no colour, and what is beyond the scale one of its own. The axes count
-    patches from the upper left corner. `outlined` are tokens; those that are patches get a frame.
+    patches from the upper left corner. The token `framed` gets a frame if it is a patch.
     """
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, to_rgb
     from matplotlib.patches import Rectangle
 
-    palette = colormaps[cmap].with_extremes(bad=_BARE)
+    palette = palette_named(cmap).with_extremes(bad=_BARE)
     colours = palette(norm(np.ma.asarray(values)))[..., :3]
     colours[beyond(values, norm)] = to_rgb(beyond_colour(cmap))
     axes.imshow(
@@ -113,34 +93,17 @@ def draw_overlay(
         interpolation="nearest",
         aspect="auto",
     )
-    for token in outlined:
-        if (place := grid.place(token)) is not None:
-            row, column = place
-            # A dark line between two bright ones is seen on any colour.
-            for colour, width in (("white", 2.6), (INK, 1.1)):
-                axes.add_patch(
-                    Rectangle((column, row), 1, 1, fill=False, edgecolor=colour, linewidth=width)
-                )
-    axes.set_xlim(0, grid.columns)
-    axes.set_ylim(grid.rows, 0)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_linewidth(0.5)
-        spine.set_color(FRAME)
-    # The bar shows the colours as they look on a picture of a middling grey.
-    below = (1 - COVER) * (1 + _DARKEST) / 2
-    shown = COVER * palette(np.linspace(0, 1, 256))[:, :3] + below
-    return ScalarMappable(norm, ListedColormap(shown.clip(0, 1)))
-
-
-def covering(colour: str) -> tuple[float, float, float]:
-    """A colour as it looks on a picture of a middling grey."""
-    from matplotlib.colors import to_rgb
-
-    below = (1 - COVER) * (1 + _DARKEST) / 2
-    red, green, blue = (min(1.0, COVER * part + below) for part in to_rgb(colour))
-    return red, green, blue
+    if framed is not None and (place := grid.place(framed)) is not None:
+        row, column = place
+        # A dark line between two bright ones is seen on any colour.
+        for colour, width in (("white", 2.6), (canvas.INK, 1.1)):
+            axes.add_patch(
+                Rectangle((column, row), 1, 1, fill=False, edgecolor=colour, linewidth=width)
+            )
+    across, down = shape_of(grid)
+    axes.set(xlim=(0, grid.columns), ylim=(grid.rows, 0), xticks=[], yticks=[])
+    axes.set(box_aspect=down / across, anchor="NW")
+    return ListedColormap(_on_grey(palette(np.linspace(0, 1, 256))[:, :3]))
 
 
 def picture_note(grid: PatchGrid) -> list[str]:
@@ -155,7 +118,6 @@ def picture_note(grid: PatchGrid) -> list[str]:
 
 _IN_A_ROW = 4
 _ALONE, _SMALL = 3.6, 1.6  # inches of a picture's longer side
-_SHORTEST_BAR = 1.2
 _PREFIX = 6  # values beside the picture that are written
 
 
@@ -182,113 +144,85 @@ def plot_patches(
     own patch has no colour. What tokens that are no patches give or receive is written below each
     picture. `ax` takes one layer into axes of yours.
     """
-    require_matplotlib()
+    canvas.require_matplotlib()
     valid_choice(scale, ("map", "shared"), "scale")
-    grid = grid_of(maps)
+    from matplotlib.colors import to_hex, to_rgb
+
+    grid = maps.grid
+    if grid is None:
+        raise InputError(
+            "these maps are of no picture, or not of all of its patches, so nothing can be laid "
+            "over it; plot(…) draws them"
+        )
     name = maps.scopes[-1] if scope is None else resolve(scope, maps.scopes)
     chosen = maps.choose(layers, name)
     if target is not None and source is not None:
         raise InputError("give a target or a source, not both: a row or a column is shown")
     is_row = source is None
     token = grid.named(source if source is not None else target or 0, maps.tokens)
-    values = [_line(chosen.at(name, layer), token, is_row) for layer in chosen.layers]
+    arrays = [chosen.at(name, layer) for layer in chosen.layers]
+    lines = [array[token] if is_row else array[:, token] for array in arrays]
     own = grid.of(np.arange(float(len(maps.tokens)))) == token  # (row, column)
-    shown = [np.ma.masked_where(own & (not diagonal), grid.of(line)) for line in values]
+    shown = [np.ma.masked_where(own & (not diagonal), grid.of(line)) for line in lines]
     tops = [scale_end(each, own, colour) for each in shown]
-    captions = [f"max {number(largest(each))}" for each in shown]
     if scale == "shared":
         tops = [max(tops)] * len(tops)
-    beyond = any(largest(each) > top for each, top in zip(shown, tops, strict=True))
+    called = maps.tokens[token]
+    called = called if called.startswith("[") else f"patch {called}"
+    what = f"what each patch receives from {called}"
+    if is_row:
+        what = f"what {called} receives from each patch"
+    one = len(lines) == 1
     if ax is not None:
-        if len(values) != 1:
-            raise InputError(f"one pair of axes takes one layer, not {len(values)}; name a layer")
-        draw_overlay(ax, grid, shown[0], colour_norm(colour, tops[0]), cmap, [token])
-        ax.set_title(titled(maps, f"{name} · {_what(maps, token, is_row)}"), parse_math=False)
-        return figure_of(ax)
-
-    from matplotlib.colors import to_hex
-
-    one = len(values) == 1
-    side = _ALONE if one else _SMALL
-    width, height = (side * share for share in shape_of(grid))
-    columns = min(len(values), _IN_A_ROW)
-    rows = math.ceil(len(values) / columns)
-    heading = model_and(maps, layers_in_words(chosen.layers))
-    about = [f"{name}: {_what(maps, token, is_row)}"]
-    own_bars = one or scale == "shared"
-    measured = unit(maps, name, "none")
-    end = "the end of its scale" if colour == "clipped" else "its largest patch"
-    share = "" if own_bars else f", as a share of {end}; the largest stands above each picture"
-    notes = [
-        f"Colour: {measured}{share}; {COLOUR_SCALES[colour]} scale.",
-        *scale_notes(colour, cmap, beyond, "the token itself and the few largest patches"),
-        *picture_note(grid),
-        provenance(maps),
-    ]
-    below = [_beside(maps, grid, line) for line in values]
-    fonts = fonts_for([heading, *about, *notes, *below, "□…"])
-    bar_room = BAR_GAP + BAR_WIDTH + BAR_TICKS + 0.2
-    pitch_x, pitch_y = width + 0.14, height + 0.24 + (0.16 if any(below) else 0.0)
-    sheet_width = max(2 * MARGIN + columns * pitch_x + bar_room, 4.4)
-    head, foot = Head(heading, about, fonts, sheet_width), Notes(notes, fonts, sheet_width)
-    top = MARGIN + head.height + 0.2
-    bottom = top + max(rows * pitch_y - 0.2, _SHORTEST_BAR)
-    sheet = Sheet(sheet_width, bottom + foot.height + MARGIN, fonts)
-    head.draw(sheet)
-    foot.draw(sheet, bottom)
-    for place, layer in enumerate(chosen.layers):
-        r, c = divmod(place, columns)
-        x, y = MARGIN + c * pitch_x, top + r * pitch_y
-        norm = colour_norm(colour, tops[place])
-        axes = sheet.axes(x, y, width, height)
-        image = draw_overlay(axes, grid, shown[place], norm, cmap, [token])
         if not one:
-            sheet.text(x, y - 0.04, f"layer {layer}", TITLE, "bold", va="bottom")
-            style: dict[str, Any] = {"va": "bottom", "ha": "right"}
-            sheet.text(x + width, y - 0.04, captions[place], NOTE, **style)
-        if below[place]:
-            text = fonts.cut(below[place], NOTE, pitch_x - 0.05)
-            sheet.text(x, y + height + 0.04, text, NOTE)
-        if place == 0:
-            bar_x = MARGIN + columns * pitch_x - 0.14 + BAR_GAP
-            if not own_bars:
-                image.set_norm(colour_norm(colour, 1.0))
-            tall = max(height, _SHORTEST_BAR)
-            of_end = "share of the end" if colour == "clipped" else "share of the largest"
-            word = "" if own_bars else of_end
-            extra = to_hex(covering(beyond_colour(cmap))) if beyond else ""
-            colour_bar(sheet, image, bar_x, top, tall, word, beyond=extra)
-    return sheet.figure
+            raise InputError(f"one pair of axes takes one layer, not {len(lines)}; name a layer")
+        draw_overlay(ax, grid, shown[0], colour_norm(colour, tops[0]), cmap, token)
+        title = "\n".join(filter(None, [f"{name} · {what}", maps.origin_in_words]))
+        ax.set_title(title, parse_math=False)
+        return canvas.figure_of(ax)
 
-
-def grid_of(maps: Maps) -> PatchGrid:
-    """The grid of maps of a picture."""
-    if maps.grid is None:
-        raise InputError(
-            "these maps are of no picture, or not of all of its patches, so nothing can be laid "
-            "over it; plot(…) draws them"
-        )
-    return maps.grid
-
-
-def _line(array: NDArray[np.floating], token: int, is_row: bool) -> NDArray[np.floating]:
-    line: NDArray[np.floating] = array[token] if is_row else array[:, token]
-    return line
-
-
-def _what(maps: Maps, token: int, is_row: bool) -> str:
-    """The row or the column in words."""
-    name = maps.tokens[token]
-    called = name if name.startswith("[") else f"patch {name}"
-    return (
-        f"what {called} receives from each patch"
-        if is_row
-        else f"what each patch receives from {called}"
+    width, height = ((_ALONE if one else _SMALL) * share for share in shape_of(grid))
+    columns = min(len(lines), _IN_A_ROW)
+    rows = math.ceil(len(lines) / columns)
+    page = canvas.Page(
+        canvas.model_and(maps, layers_in_words(chosen.layers)),
+        [f"{name}: {what}"],
+        [*[width] * columns, canvas.BAR],
+        [height] * rows,
     )
-
-
-def _beside(maps: Maps, grid: PatchGrid, line: NDArray[np.floating]) -> str:
-    """The values of tokens that are no patches."""
-    others = [place for place in range(len(line)) if place not in grid.tokens]
-    words = [f"{maps.tokens[place]} {number(float(line[place]))}" for place in others[:_PREFIX]]
-    return "  ".join([*words, *(["…"] if len(others) > _PREFIX else [])])
+    for place, (layer, line, values) in enumerate(zip(chosen.layers, lines, shown, strict=True)):
+        axes = page.axes(*divmod(place, columns))
+        norm = colour_norm(colour, tops[place])
+        palette = draw_overlay(axes, grid, values, norm, cmap, token)
+        if not one:
+            canvas.bold_title(axes, f"layer {layer}")
+            caption = f"max {canvas.number(largest(values))}"
+            axes.set_title(caption, loc="right", size=canvas.NOTE)
+        others = [k for k in range(len(line)) if k not in grid.tokens]
+        words = [f"{maps.tokens[k]} {canvas.number(float(line[k]))}" for k in others[:_PREFIX]]
+        words += ["…"] * (len(others) > _PREFIX)
+        if words:
+            [below] = canvas.wrap("  ".join(words), canvas.NOTE, width, 1)
+            axes.set_xlabel(below, loc="left", size=canvas.NOTE, labelpad=2)
+    has_beyond = any(largest(each) > top for each, top in zip(shown, tops, strict=True))
+    absolute = one or scale == "shared"
+    end, of_end = ("the end of its scale", "share of the end")
+    if colour != "clipped":
+        end, of_end = ("its largest patch", "share of the largest")
+    colour_bar(
+        page.axes(slice(0, rows), columns),
+        norm if absolute else colour_norm(colour, 1.0),
+        palette,
+        rows * height,
+        name="" if absolute else of_end,
+        beyond=to_hex(_on_grey(to_rgb(beyond_colour(cmap)))) if has_beyond else "",
+    )
+    share = "" if absolute else f", as a share of {end}; the largest stands above each picture"
+    return page.finish(
+        [
+            f"Colour: {canvas.unit(maps, name, 'none')}{share}; {COLOUR_SCALES[colour]} scale.",
+            *scale_notes(colour, cmap, has_beyond, "the token itself and the few largest patches"),
+            *picture_note(grid),
+            canvas.provenance(maps),
+        ]
+    )

@@ -1,9 +1,9 @@
-"""Mean slopes of activations and gates along the path of integrated gradients, in closed form."""
+"""Activations, and the rules that linearise them: mean slopes along a path, in closed form."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlens.errors import UnsupportedModelError
+from normlens.gpu.sizes import kernels_run_on
+from normlens.options import IG
 
 # Activations with their integrated-gradients slope in closed form.
 #
@@ -46,9 +48,7 @@ class Activation:
 
     def derivative(self, z: Tensor) -> Tensor:
         """``g′(z)``, elementwise."""
-        with torch.enable_grad():
-            leaf = z.detach().requires_grad_()
-            return torch.autograd.grad(self.value(leaf).sum(), leaf)[0]
+        return gradients(self.value, z)[0]
 
     def mean_slope(self, z: Tensor) -> Tensor:
         """``J(z) = ∫₀¹ α r(αz) dα``, which gated blocks need, by Gauss–Legendre.
@@ -206,110 +206,209 @@ def activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-# Mean slopes of an activation along a straight path between any two points.
+def gradients(f: Callable[..., Tensor], *z: Tensor) -> tuple[Tensor, ...]:
+    """The derivative of an elementwise function by each of its arguments."""
+    with torch.enable_grad():
+        leaves = [argument.detach().requires_grad_() for argument in z]
+        return torch.autograd.grad(f(*leaves).sum(), leaves)
+
+
+# Rules that linearise a feed-forward block's nonlinearity for its parts.
+#
+# The hidden vector is ``h = g(z)``, or ``g(a) ⊙ u`` in a gated block. A rule writes it as
+#
+#     h = Σ_k z^k ⊙ r^k + c        (k: up; or gate and up)
+#
+# so a rule is a set of slopes ``r^k`` per target and neuron, and a constant c that no token owns.
+# The Shapley value is not of this form; it is sampled in `shapley`.
+#
+#     ig         path 0 → z:     r = (g(z) − g(0)) / z,               c = g(0)
+#     ig-bias    path z_b → z:   r = (g(z) − g(z_b)) / (z − z_b),     FF(0) stays with the bias
+#     gradient                   r = g′(z)
+#
+# Paper: Kobayashi et al. 2024, eq. 6 (integrated gradients with a zero baseline).
 
 
 SHORT_PATH = 1.0
 SHORT_PATH_NODES = 16
 
 
-def gated_slopes_between(
-    g: Activation, a_0: Tensor, u_0: Tensor, a: Tensor, u: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The mean of ``∂(g(a) u)/∂a`` and of ``∂(g(a) u)/∂u`` on the way (a_0, u_0) → (a, u)."""
-    d_a, short = path_length(g, a_0, a)
-    d_u = u - u_0
-    safe = torch.where(short, torch.ones_like(a), d_a)
+@dataclass(frozen=True)
+class Linearised:
+    """The neurons of one feed-forward block, linearised at their real arguments."""
 
-    def antiderivative(t: Tensor) -> Tensor:
-        return g.at_zero * t + t * t * g.mean_slope(t)
+    slopes: tuple[Tensor, ...]  # one (b, i, m) per input projection
+    hidden: Tensor  # (b, i, m), the real h
+    constant: Tensor | None  # c (b, i, m); None: 0
 
-    long_u = (antiderivative(a) - antiderivative(a_0)) / safe
-    long_a = (g.value(a) * u - g.value(a_0) * u_0 - d_u * long_u) / safe
-    short_u = along_short(lambda t, _: g.value(t), a_0, d_a)
-    short_a = along_short(lambda t, alpha: g.derivative(t) * (u_0 + alpha * d_u), a_0, d_a)
-    return torch.where(short, short_a, long_a), torch.where(short, short_u, long_u)
+    def at_tokens(self, some: Tensor | slice) -> Linearised:
+        """The same for some tokens of every sequence."""
+        constant = None if self.constant is None else self.constant[:, some]
+        slopes = tuple(slope[:, some] for slope in self.slopes)
+        return Linearised(slopes, self.hidden[:, some], constant)
 
 
-def path_length(g: Activation, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """Length of each path, and whether it is so short that a difference quotient would cancel.
+@dataclass(frozen=True)
+class Nonlinearity:
+    """``g(z)``; with two arguments the gate ``g(a) u``, and with a limit L gpt-oss's gate.
 
-    A path across a kink at 0 never counts as short: there the quotient is exact, and quadrature
-    is not.
+    That is ``g(min(a, L)) (clip(u, −L, L) + 1)``: a slope is 0 where its argument lies beyond the
+    limit.
     """
-    delta = stop - start
-    short = delta.abs() < SHORT_PATH
-    return delta, short & ((start > 0) == (stop > 0)) if g.kinked else short
+
+    g: Activation
+    limit: float | None = None
+
+    def value(self, *z: Tensor) -> Tensor:
+        """h of its arguments z, or a and u."""
+        if len(z) == 1:
+            return self.g.value(*z)
+        a, u = z
+        if self.limit is not None:
+            a, u = a.clamp(max=self.limit), u.clamp(-self.limit, self.limit) + 1
+        return self.g.value(a) * u
+
+    def linearised(
+        self, rule: str, z: Sequence[Tensor], bias: Callable[[], Sequence[Tensor]]
+    ) -> Linearised:
+        """Slopes, h and constant at arguments `z` by a rule; `bias` forms the bias's share of z."""
+        if rule == IG:
+            slopes, h = self._from_zero(*z)
+            at_zero = self.g.at_zero if len(z) == 1 else 0.0
+            return Linearised(slopes, h, torch.full_like(h, at_zero) if at_zero else None)
+        start, h = z, self.value(*z)
+        if rule == "ig-bias":
+            start = bias()
+            slopes = self._between(start, z)
+        else:
+            assert rule == "gradient"
+            slopes = gradients(self.value, *z)
+        constant = self.value(*start)
+        for argument, slope in zip(start, slopes, strict=True):
+            constant = constant - argument * slope
+        return Linearised(slopes, h, constant)
+
+    def _from_zero(self, *z: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The mean slopes on the way 0 → z, and h.
+
+        Of a gate ``r^a = u ∫ α g′(αa) dα`` and ``r^u = ∫ g(αa) dα``. With ``g(t) = g(0) + t r(t)``
+        both follow from ``J = ∫ α r(αa) dα``: ``r^u = g(0) + a J`` and ``r^a = u (r(a) − J)``.
+        """
+        g = self.g
+        if len(z) == 1:
+            slope = g.slope(*z)
+            h = z[0] * slope  # g(z) − g(0)
+            return (slope,), h.add_(g.at_zero) if g.at_zero else h
+        a, u = z
+        if self.limit is not None:
+            return self._limited_from_zero(a, u, self.limit), self.value(a, u)
+        if g.logistic is not None and kernels_run_on(a.device, a.dtype) and a.is_cuda:
+            from normlens.gpu.rows import gated_slopes  # Triton is slow to import
+
+            assert g.linear_beyond is not None
+            table = mean_slope_table(g, g.linear_beyond, a.device)
+            tanh = g.logistic == "tanh"
+            r_a, r_u, h = gated_slopes(a, u, table, CELLS, g.linear_beyond, tanh=tanh)
+            return (r_a, r_u), h
+        mean, slope = g.mean_slope(a), g.slope(a)
+        r_a = u * (slope - mean)
+        r_u, h = mean.mul_(a), slope.mul_(a)  # without g(0)
+        if g.at_zero:
+            r_u, h = r_u.add_(g.at_zero), h.add_(g.at_zero)
+        return (r_a, r_u), h.mul_(u)
+
+    def _limited_from_zero(self, a: Tensor, u: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+        """The same with a limit, for g with g(0) = 0.
+
+        The arguments meet their limits at ``τ_a = min(1, L/a)`` and ``τ_u = min(1, L/|u|)``. With
+        ``τ = min(τ_a, τ_u)``, r(z) = g(z)/z and J(z) = ∫ α r(αz) dα,
+
+            r^u = τ² a J(τa) + (τ_u − τ) g(L)
+            r^a = τ_a r(τ_a a) + u τ² (r(τa) − J(τa)) + clip(u) (τ_a r(τ_a a) − τ r(τa))
+        """
+        g = self.g
+        if g.at_zero:
+            raise ValueError("a gate with limits needs an activation that is 0 at 0")
+        one = torch.ones_like(a)
+        t_a = torch.where(a > limit, limit / a, one)
+        t_u = torch.where(u.abs() > limit, limit / u.abs(), one)
+        t = torch.minimum(t_a, t_u)
+        mean, slope = g.mean_slope(t * a), g.slope(t * a)
+        whole = t_a * g.slope(t_a * a)  # ∫ g′ as long as a is on its way
+        r_u = t * t * a * mean + (t_u - t) * g.value(torch.full_like(a, limit))
+        r_a = whole + u * t * t * (slope - mean) + u.clamp(-limit, limit) * (whole - t * slope)
+        return r_a, r_u
+
+    def _between(self, start: Sequence[Tensor], stop: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The mean slopes on the straight way between any two points.
+
+        With a limit the way falls into pieces, on each of which both arguments are either on their
+        way or constant.
+        """
+        if len(start) == 1:
+            return (self._slope_between(start[0], stop[0]),)
+        if self.limit is None:
+            return self._gate_between(*start, *stop)
+        limit, (a_0, u_0) = self.limit, start
+        d_a, d_u = stop[0] - a_0, stop[1] - u_0
+        meets = [_time(a_0, d_a, limit), _time(u_0, d_u, limit), _time(u_0, d_u, -limit)]
+        ends = torch.stack([torch.zeros_like(a_0), *meets, torch.ones_like(a_0)]).sort(0).values
+        r_a, r_u = torch.zeros_like(a_0), torch.zeros_like(u_0)
+        for first, last in pairwise(ends):
+            points = [
+                ((a_0 + t * d_a).clamp(max=limit), (u_0 + t * d_u).clamp(-limit, limit) + 1)
+                for t in (first, last)
+            ]
+            slope_a, slope_u = self._gate_between(*points[0], *points[1])
+            middle, share = (first + last) / 2, last - first
+            r_a += share * slope_a * (a_0 + middle * d_a < limit)
+            r_u += share * slope_u * ((u_0 + middle * d_u).abs() < limit)
+        return r_a, r_u
+
+    def _slope_between(self, start: Tensor, z: Tensor) -> Tensor:
+        """``(g(z) − g(start)) / (z − start)``."""
+        g = self.g
+        delta, short, safe = self._path(start, z)
+        quotient = (g.value(z) - g.value(start)) / safe
+        return torch.where(short, _along(lambda t, _: g.derivative(t), start, delta), quotient)
+
+    def _gate_between(
+        self, a_0: Tensor, u_0: Tensor, a: Tensor, u: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The means of ``∂(g(a) u)/∂a`` and ``∂(g(a) u)/∂u``."""
+        g, d_u = self.g, u - u_0
+        d_a, short, safe = self._path(a_0, a)
+
+        def antiderivative(t: Tensor) -> Tensor:
+            return g.at_zero * t + t * t * g.mean_slope(t)
+
+        long_u = (antiderivative(a) - antiderivative(a_0)) / safe
+        long_a = (g.value(a) * u - g.value(a_0) * u_0 - d_u * long_u) / safe
+        short_u = _along(lambda t, _: g.value(t), a_0, d_a)
+        short_a = _along(lambda t, alpha: g.derivative(t) * (u_0 + alpha * d_u), a_0, d_a)
+        return torch.where(short, short_a, long_a), torch.where(short, short_u, long_u)
+
+    def _path(self, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Length of each path, whether a difference quotient would cancel on it, and a divisor.
+
+        A path across a kink at 0 never counts as short: there the quotient is exact, and quadrature
+        is not.
+        """
+        delta = stop - start
+        short = delta.abs() < SHORT_PATH
+        if self.g.kinked:
+            short &= (start > 0) == (stop > 0)
+        return delta, short, torch.where(short, torch.ones_like(delta), delta)
 
 
-def along_short(f: Callable[[Tensor, float], Tensor], start: Tensor, delta: Tensor) -> Tensor:
+def _along(f: Callable[[Tensor, float], Tensor], start: Tensor, delta: Tensor) -> Tensor:
     """``∫₀¹ f(start + α δ, α) dα`` for short paths; the length is capped where it is not used."""
     capped = delta.clamp(-SHORT_PATH, SHORT_PATH)
     nodes, weights = gauss_legendre(SHORT_PATH_NODES)
-    integral = torch.zeros_like(start)
+    integral = torch.zeros_like(capped)
     for node, weight in zip(nodes, weights, strict=True):
         integral += weight * f(start + node * capped, node)
     return integral
-
-
-# gpt-oss's gate, ``f(a, u) = g(min(a, L)) (clip(u, −L, L) + 1)``, and its mean slopes.
-#
-# A slope is 0 where its argument lies beyond the limit, so a straight path falls into pieces, on
-# each of which both arguments are either on their way or constant.
-
-
-def clamped_value(g: Activation, limit: float, a: Tensor, u: Tensor) -> Tensor:
-    """``f(a, u)``."""
-    return g.value(a.clamp(max=limit)) * (u.clamp(-limit, limit) + 1)
-
-
-def clamped_gradient(g: Activation, limit: float, a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """``∂f/∂a`` and ``∂f/∂u``."""
-    r_a = g.derivative(a.clamp(max=limit)) * (u.clamp(-limit, limit) + 1)
-    r_u = g.value(a.clamp(max=limit))
-    return r_a * (a <= limit), r_u * (u.abs() <= limit)
-
-
-def clamped_slopes(g: Activation, limit: float, a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The means of ``∂f/∂a`` and ``∂f/∂u`` on the way (0, 0) → (a, u), for g with g(0) = 0.
-
-    The arguments meet their limits at ``τ_a = min(1, L/a)`` and ``τ_u = min(1, L/|u|)``. With
-    ``τ = min(τ_a, τ_u)``, r(z) = g(z)/z and J(z) = ∫ α r(αz) dα,
-
-        r^u = τ² a J(τa) + (τ_u − τ) g(L)
-        r^a = τ_a r(τ_a a) + u τ² (r(τa) − J(τa)) + clip(u) (τ_a r(τ_a a) − τ r(τa))
-    """
-    if g.at_zero:
-        raise ValueError("a gate with limits needs an activation that is 0 at 0")
-    one = torch.ones_like(a)
-    t_a = torch.where(a > limit, limit / a, one)
-    t_u = torch.where(u.abs() > limit, limit / u.abs(), one)
-    t = torch.minimum(t_a, t_u)
-    mean, slope = g.mean_slope(t * a), g.slope(t * a)
-    whole = t_a * g.slope(t_a * a)  # ∫ g′ as long as a is on its way
-    r_u = t * t * a * mean + (t_u - t) * g.value(torch.full_like(a, limit))
-    r_a = whole + u * t * t * (slope - mean) + u.clamp(-limit, limit) * (whole - t * slope)
-    return r_a, r_u
-
-
-def clamped_slopes_between(
-    g: Activation, limit: float, a_0: Tensor, u_0: Tensor, a: Tensor, u: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The means of ``∂f/∂a`` and ``∂f/∂u`` on the way (a_0, u_0) → (a, u), piece by piece."""
-    d_a, d_u = a - a_0, u - u_0
-    meets = [_time(a_0, d_a, limit), _time(u_0, d_u, limit), _time(u_0, d_u, -limit)]
-    ends = torch.stack([torch.zeros_like(a), *meets, torch.ones_like(a)]).sort(0).values
-    r_a, r_u = torch.zeros_like(a), torch.zeros_like(u)
-    for first, last in pairwise(ends):
-        points = [
-            ((a_0 + t * d_a).clamp(max=limit), (u_0 + t * d_u).clamp(-limit, limit) + 1)
-            for t in (first, last)
-        ]
-        slope_a, slope_u = gated_slopes_between(g, *points[0], *points[1])
-        middle, share = (first + last) / 2, last - first
-        r_a += share * slope_a * (a_0 + middle * d_a < limit)
-        r_u += share * slope_u * ((u_0 + middle * d_u).abs() < limit)
-    return r_a, r_u
 
 
 def _time(start: Tensor, delta: Tensor, level: float) -> Tensor:

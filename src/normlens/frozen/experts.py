@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from normlens.errors import InputError
+from normlens.frozen.activations import Linearised
 from normlens.frozen.feedforward import FrozenFeedForward
-from normlens.frozen.parts import Bias
-from normlens.frozen.rules import Linearised, linearise
-from normlens.frozen.step import FrozenBlock, Scored
-from normlens.layers import Experts, FeedForward
+from normlens.frozen.parts import Scored, plus
+from normlens.frozen.tiles import FeedForwardBlock, StageJob
+from normlens.layers import Experts
+from normlens.plan.costs import MATRICES
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class Used:
     places: Tensor  # the same on the device
     weights: Tensor  # (t, 1)
     neurons: Linearised  # of (1, t, d) vectors
-    incoming: Bias
 
     @cached_property
     def order(self) -> list[int]:
@@ -43,51 +43,27 @@ class Used:
         return self.rows.tolist()
 
     @property
-    def ff(self) -> FeedForward:
-        """The expert's weights, converted now."""
-        return self.experts.member(self.expert)
-
-    @property
     def block(self) -> FrozenFeedForward:
-        """The expert, linearised, on the vectors (…, 1, t, d) of its tokens."""
-        return FrozenFeedForward(self.ff, self.neurons, self.incoming)
+        """The expert, its weights converted now, on the vectors (…, 1, t, d) of its tokens."""
+        return FrozenFeedForward(self.experts.member(self.expert), self.neurons)
 
     @property
-    def inside(self) -> Tensor | float:
-        """What the expert's input is multiplied by."""
-        return self.weights if self._weighs_input else 1.0
+    def inside(self) -> Tensor:
+        """What the expert's input is multiplied by, (t, 1)."""
+        return self.weights if self._weighs_input else torch.ones_like(self.weights)
 
     @property
-    def outside(self) -> Tensor | float:
-        """What the expert's output is multiplied by."""
-        return 1.0 if self._weighs_input else self.weights
+    def outside(self) -> Tensor:
+        """What the expert's output is multiplied by, (t, 1)."""
+        return torch.ones_like(self.weights) if self._weighs_input else self.weights
 
     @property
     def _weighs_input(self) -> bool:
         return self.experts.weighs_input and self.expert is not None
 
-    def some(self, chosen: Tensor, rows: Tensor) -> Used:
-        """The expert at some of its tokens, which get new numbers."""
-        device = self.places.device
-        at = chosen.to(device)
-        neurons = self.neurons
-        return replace(
-            self,
-            rows=rows,
-            places=rows.to(device),
-            weights=self.weights[at],
-            neurons=Linearised(
-                tuple(slope[:, at] for slope in neurons.slopes),
-                lambda: neurons.bias[:, at],
-                neurons.hidden[:, at],
-                neurons.from_zero,
-            ),
-            incoming=self.incoming.at_tokens(at),
-        )
-
 
 @dataclass(frozen=True)
-class FrozenExperts(FrozenBlock):
+class FrozenExperts(FeedForwardBlock):
     """A mixture of experts with the routing of one run, linearised at its real input."""
 
     experts: Experts
@@ -96,46 +72,54 @@ class FrozenExperts(FrozenBlock):
     d: int
 
     @classmethod
-    def at(cls, experts: Experts, y: Tensor, bias: Bias, rule: str) -> FrozenExperts:
+    def at(cls, experts: Experts, y: Tensor, bias: Tensor | None, rule: str) -> FrozenExperts:
         """The block at input `y` (b, i, d), of which no token owns `bias`."""
         b, n, d = y.shape
-        vectors, bias = y.reshape(b * n, d), bias.in_one_row()
+        vectors = y.reshape(b * n, d)
+        before = None if bias is None else bias.expand_as(y).reshape(b * n, d)
         used = []
         for expert, rows, weights in _groups(experts, y):
             places = rows.to(y.device)
-            here, incoming = vectors[places][None], bias.at_tokens(places)
+            here = vectors[places][None]
+            incoming = None if before is None else before[places][None]
             if experts.weighs_input and expert is not None:
-                here, incoming = here * weights, incoming.weighted(weights[:, 0])
-            neurons = linearise(experts.member(expert), here, incoming, rule)
-            used.append(Used(experts, expert, rows, places, weights, neurons, incoming))
+                here = here * weights
+                incoming = None if incoming is None else incoming * weights
+            block = FrozenFeedForward.at(experts.member(expert), here, incoming, rule)
+            used.append(Used(experts, expert, rows, places, weights, block.neurons))
         return cls(experts, (b, n), tuple(used), d)
+
+    def job(self, common: StageJob) -> ExpertsJob:
+        """The job of the stage behind the block."""
+        return ExpertsJob(**vars(common), experts=self)
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_e w_ie Σ_k ((v W^e_k) ⊙ r^ke_i) W^e_down`` of vectors (…, b, i, d)."""
-        return self._by_expert(v, lambda used, rows: used.block.linear(rows))
-
-    def adjoint(self, g: Tensor) -> Tensor:
-        """The transpose of `linear`."""
-        return self._by_expert(g, lambda used, rows: used.block.adjoint(rows), back=True)
+        flat = v.flatten(-3, -2)
+        total = torch.zeros_like(flat)
+        for used in self.used:
+            rows = (flat[..., used.places, :] * used.inside).unsqueeze(-3)
+            total.index_add_(-2, used.places, used.block.linear(rows).squeeze(-3) * used.outside)
+        return total.unflatten(-2, self.shape)
 
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d)."""
         flat = g.flatten(-3, -2)
-        arriving = torch.zeros_like(flat)
-        passed, unowned = flat.new_zeros(flat.shape[:-1]), flat.new_zeros(flat.shape[:-1])
-        biased = False
+        arriving, passed = torch.zeros_like(flat), flat.new_zeros(flat.shape[:-1])
+        bias_part: Tensor | None = None
         for used in self.used:
             scored = used.block.score((flat[..., used.places, :] * used.outside).unsqueeze(-3))
             arriving.index_add_(-2, used.places, scored.arriving.squeeze(-3) * used.inside)
             assert scored.passed is not None
             passed.index_add_(-1, used.places, scored.passed.squeeze(-2))
-            if scored.unowned is not None:
-                biased = True
-                unowned.index_add_(-1, used.places, scored.unowned.squeeze(-2))
+            if scored.bias_part is not None:
+                share = scored.bias_part.squeeze(-2)
+                bias_part = torch.zeros_like(passed) if bias_part is None else bias_part
+                bias_part.index_add_(-1, used.places, share)
         return Scored(
             arriving.unflatten(-2, self.shape),
             passed.unflatten(-1, self.shape),
-            unowned.unflatten(-1, self.shape) if biased else None,
+            None if bias_part is None else bias_part.unflatten(-1, self.shape),
         )
 
     def from_token(self, first: int) -> FrozenExperts:
@@ -147,27 +131,32 @@ class FrozenExperts(FrozenBlock):
             chosen = (token >= first).nonzero()[:, 0]
             rows = sequence[chosen] * (n - first) + token[chosen] - first
             if len(rows):
-                some.append(used.some(chosen, rows))
+                device = used.places.device
+                at = chosen.to(device)
+                neurons, weights = used.neurons.at_tokens(at), used.weights[at]
+                places = rows.to(device)
+                some.append(
+                    replace(used, rows=rows, places=places, weights=weights, neurons=neurons)
+                )
         return replace(self, shape=(b, n - first), used=tuple(some))
 
-    @property
-    def unowned(self) -> Tensor:
+    @cached_property
+    def bias_part(self) -> Tensor | None:
         """What the block adds to the bias it is given, (b, i, d)."""
-        return self._sum(lambda used: used.block.unowned)
+        return self._sum(lambda block: block.bias_part)
 
     @cached_property
     def output(self) -> Tensor:
         """The block's real output (b, i, d)."""
-        return self._sum(lambda used: used.block.output)
+        total = self._sum(lambda block: block.output)
+        assert total is not None
+        return total
 
-    @cached_property
-    def outgoing(self) -> Bias:
-        """The bias behind the block: the incoming one passed through it, and the block's."""
-        return Bias.dense(self._sum(lambda used: used.block.outgoing.vectors))
-
-    def on_bias(self, bias: Bias | None) -> Bias:
-        """The block is frozen at its bias, too."""
-        return self.outgoing
+    def affine(self, v: Tensor | None) -> Tensor | None:
+        """A bias (b, i, d) or (d,) behind the block."""
+        if v is None:
+            return self.bias_part
+        return plus(self.linear(v.expand(*self.shape, -1)), self.bias_part)
 
     def at_targets(self, index: int, targets: slice) -> Iterator[tuple[Used, Tensor, slice]]:
         """The experts that some targets of a sequence use.
@@ -181,31 +170,17 @@ class FrozenExperts(FrozenBlock):
             if start < stop:
                 yield used, used.places[start:stop] - first, slice(start, stop)
 
-    def _by_expert(
-        self, v: Tensor, face: Callable[[Used, Tensor], Tensor], back: bool = False
-    ) -> Tensor:
-        """A face of each expert on the vectors (…, b, i, d) of its tokens, summed by token."""
-        flat = v.flatten(-3, -2)
-        total = torch.zeros_like(flat)
-        for used in self.used:
-            before, behind = used.inside, used.outside
-            if back:
-                before, behind = behind, before
-            rows = (flat[..., used.places, :] * before).unsqueeze(-3)
-            total.index_add_(-2, used.places, face(used, rows).squeeze(-3) * behind)
-        return total.unflatten(-2, self.shape)
-
-    def _sum(self, vectors: Callable[[Used], Tensor]) -> Tensor:
-        """``Σ_e w_ie v^e_i`` of each expert's vectors (1, t, d), as (b, i, d)."""
-        b, n = self.shape
+    def _sum(self, of: Callable[[FrozenFeedForward], Tensor | None]) -> Tensor | None:
+        """``Σ_e w_ie v^e_i`` of each expert's vectors (1, t, d), as (b, i, d); None of none."""
         total: Tensor | None = None
         for used in self.used:
-            weighted = vectors(used)[0] * used.outside
-            if total is None:
-                total = weighted.new_zeros(b * n, self.d)
-            total.index_add_(0, used.places, weighted)
-        assert total is not None
-        return total.view(b, n, self.d)
+            vectors = of(used.block)
+            if vectors is not None:
+                weighted = vectors.expand(1, len(used.rows), -1)[0] * used.outside
+                if total is None:
+                    total = weighted.new_zeros(self.shape[0] * self.shape[1], self.d)
+                total.index_add_(0, used.places, weighted)
+        return None if total is None else total.unflatten(0, self.shape)
 
 
 def _groups(experts: Experts, y: Tensor) -> Iterator[tuple[int | None, Tensor, Tensor]]:
@@ -224,8 +199,58 @@ def _groups(experts: Experts, y: Tensor) -> Iterator[tuple[int | None, Tensor, T
         if len(slots) and expert < len(experts.members):
             yield expert, slots // count, weights[slots.to(y.device)]
     if experts.shared is not None:
-        rows = torch.arange(b * n)
-        if routing.shared is None:
-            yield None, rows, y.new_full((b * n, 1), experts.scale)
-        else:
-            yield None, rows, routing.shared.to(y.dtype).reshape(b * n, 1) * experts.scale
+        shared = torch.ones(b, n) if routing.shared is None else routing.shared
+        yield None, torch.arange(b * n), shared.to(y).reshape(b * n, 1) * experts.scale
+
+
+# Parts behind a mixture of experts, for a tile of targets and sources.
+#
+# Each target has its own experts, so no rows of neurons are shared by all targets of a source.
+# Inside a tile the parts themselves are formed, and targets that use the same expert pass it
+# together. For many sources, one matrix ``M_i = Σ_e w_ie Σ_k W^e_k diag(r^ke_i) W^e_down`` is
+# formed per target.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsJob(StageJob):
+    """The job of a mixture of experts, of which each target has its own."""
+
+    experts: FrozenExperts
+
+    @property
+    def block(self) -> Experts:
+        """The weights of the block."""
+        return self.experts.experts
+
+    def tile(
+        self, index: int, targets: slice, sources: slice, method: str, rows: list[Tensor]
+    ) -> Tensor:
+        """``Σ_e w_ie Σ_k ((F_i(x_j) W^e_k) ⊙ r^ke_i) W^e_down`` for one block, (j, i, d)."""
+        parts = torch.bmm(*self.factors.tile(index, targets, sources))  # (j, i, d)
+        if method == MATRICES:
+            matrices = self._matrices(index, targets)
+            return torch.bmm(parts.transpose(0, 1), matrices).transpose(0, 1)
+        total = torch.zeros_like(parts)
+        for used, places, some in self.experts.at_targets(index, targets):
+            ff, here = used.block.ff, parts[:, places] * used.inside[some]
+            flat, neurons = here.flatten(0, 1), torch.empty(0)
+            for k, (w, slope) in enumerate(zip(ff.projections, used.neurons.slopes, strict=True)):
+                out = self.buffers.take(f"expert {k}", w, len(flat), w.shape[1])
+                z = torch.mm(flat, w, out=out).view(*here.shape[:2], -1)
+                neurons = z.mul_(slope[0, some]) if k == 0 else neurons.addcmul_(z, slope[0, some])
+            made = torch.mm(neurons.flatten(0, 1), ff.down.weight).view(*here.shape[:2], -1)
+            total.index_add_(1, places, made * used.outside[some])
+        return total
+
+    def _matrices(self, index: int, targets: slice) -> Tensor:
+        """M_i of some targets, (i, d, d)."""
+        d, first = self.experts.d, index * self.experts.shape[1] + targets.start
+        matrices = self.factors.scale.new_zeros(targets.stop - targets.start, d, d)
+        for used, _, rows in self.experts.at_targets(index, targets):
+            ff = used.block.ff
+            for row in range(rows.start, rows.stop):
+                scaled = torch.zeros_like(ff.up.weight)
+                for w, slope in zip(ff.projections, used.neurons.slopes, strict=True):
+                    scaled.addcmul_(w, slope[0, row] * used.weights[row])
+                matrices[used.order[row] - first].addmm_(scaled, ff.down.weight)
+        return matrices

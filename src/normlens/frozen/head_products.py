@@ -1,4 +1,10 @@
-"""Products B_h W_k of weights, formed for a call or kept by a prepared lens."""
+"""Products B_h W_k of weights, formed for a call or kept by a prepared lens.
+
+``U_jh W_k = v_jh (B_h W_k)``, and the bracket depends on weights alone. Forming it costs as much as
+multiplying the U of d_head tokens by W_k, so it pays for one long text or for many short ones. The
+length of a text decides the first case. The user decides the second (`Lens.prepare`): a number must
+not depend on what was computed before it.
+"""
 
 from __future__ import annotations
 
@@ -7,103 +13,24 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from normlens.frozen.attention import output_basis
 from normlens.frozen.norm import stretch
-from normlens.frozen.rules import projections
-from normlens.gpu.matmul import LateTensor, formed, times
+from normlens.gpu.lazy_tensor import LazyTensor, formed
+from normlens.gpu.matmul import times
 from normlens.layers import FeedForward, Layer, Norm
 from normlens.plan.costs import head_product_elements, head_products_pay
-from normlens.trace.locking import alone_with_model
+from normlens.trace.locking import exclusive
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
-
-# Fingerprints of weights: numbers that depend on every bit, to notice any change.
-#
-# The bits of a tensor, as 64-bit words x_k, are reduced to ``Σ_k a_k x_k mod 2^64`` with fixed
-# random odd a_k. A change of one word always changes the sum; a change of several leaves it as it
-# was with a probability near 2^-64. Versions and addresses of tensors would not do: weights that
-# are edited through ``.data`` keep both.
-
-
-ROW = 1 << 15  # words that are multiplied by the same factors
-SLAB = 1 << 7  # rows at a time, so that the products stay small beside the weights
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-Fingerprint = tuple[Hashable, ...]
-
-
-def fingerprints(weights: Mapping[Hashable, Sequence[Tensor]]) -> dict[Hashable, Fingerprint]:
-    """Fingerprints of some tensors by key: shape, strides, dtype, device and content of each.
-
-    A device is waited for only once.
-    """
-    tensors = [tensor for group in weights.values() for tensor in group]
-    if not tensors:
-        return dict.fromkeys(weights, ())
-    sums = [_content(formed(tensor)) for tensor in tensors]
-    # Layers may lie on several devices.
-    numbers = iter(torch.stack([each.to(sums[0].device) for each in sums]).tolist())
-    return {
-        key: tuple((*description(tensor), next(numbers)) for tensor in group)
-        for key, group in weights.items()
-    }
-
-
-def description(tensor: Tensor) -> tuple[Hashable, ...]:
-    """The part of a fingerprint that does not need the tensor's content."""
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
-
-
-def _content(tensor: Tensor) -> Tensor:
-    """``Σ_k a_k x_k``, a 64-bit number that is still on the tensor's device."""
-    data = tensor.detach()
-    if data.dim() == 2 and not data.is_contiguous():
-        data = data.T  # a weight is often a transposed view; in memory order it needs no copy
-    words = data.contiguous().view(-1).view(_WORDS[data.element_size()])
-    per_word = 8 // words.element_size()
-    if words.storage_offset() % per_word:
-        words = words.clone()
-    whole = words.numel() // per_word * per_word
-    wide = [words[:whole].view(torch.int64), words[whole:].to(torch.int64)]
-    return sum((_reduced(part) for part in wide), wide[0].new_zeros(()))
-
-
-def _reduced(words: Tensor) -> Tensor:
-    sums = []
-    full = words.numel() // ROW * ROW
-    rows = words[:full].view(-1, ROW)
-    for start in range(0, len(rows), SLAB):
-        sums.append((rows[start : start + SLAB] * _factors(ROW, words.device)).sum(1))
-    rest = words[full:]
-    sums.append((rest * _factors(ROW, words.device)[: len(rest)]).sum()[None])
-    joined = torch.cat(sums)
-    # Rows have factors that differ from those of words, or an exchange of rows would go unnoticed.
-    return (joined * _factors(len(joined), words.device, seed=1)).sum()
-
-
-@lru_cache(maxsize=256)
-def _factors(count: int, device: torch.device, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(-(2**62), 2**62, (count,), generator=generator)
-    return (2 * drawn + 1).to(device)
-
-
-# Head products ``B_h W_k``, from a head's value vector to the neurons: formed for a call, or kept.
-#
-# ``U_jh W_k = v_jh (B_h W_k)``, and the bracket depends on weights alone. Forming it costs as much
-# as multiplying the U of d_head tokens by W_k, so it pays for one long text or for many short
-# ones. The length of a text decides the first case. The user decides the second (`Lens.prepare`):
-# a number must not depend on what was computed before it.
-
-
 T = TypeVar("T")
 Product = Callable[[Tensor, Tensor], Tensor]
 ProductTensors = tuple[Tensor, ...]  # B_h W_k (h, d_head, m), one per input projection
-Places = tuple[tuple[int, int], ...]  # addresses and versions of weights
+Fingerprint = tuple[Hashable, ...]
 
 
 class HeadProducts:
@@ -130,20 +57,61 @@ class HeadProducts:
         if not self.used_for(n):
             return None
         if self._formed is None:
-            self._formed = form_products(self._basis, self._weights, self._product)
+            self._formed = tuple(self._product(self._basis, w) for w in self._weights)
         return self._formed
 
-    def forget(self) -> None:
-        """Let go of products that were formed for this call."""
-        if not self._always:
-            self._formed = None
+
+# Fingerprints of weights: numbers that depend on every bit, to notice any change.
+#
+# The bits of a tensor, as 64-bit words x_k, are reduced to ``Σ_k a_k x_k mod 2^64`` with fixed
+# random odd a_k. A change of one word always changes the sum; a change of several leaves it as it
+# was with a probability near 2^-64. Versions and addresses of tensors would not do: weights that
+# are edited through ``.data`` keep both.
 
 
-def form_products(
-    basis: Tensor, weights: Sequence[Tensor], product: Product = times
-) -> ProductTensors:
-    """Form ``B_h W_k`` for each input projection."""
-    return tuple(product(basis, w) for w in weights)
+ROW = 1 << 15  # words that are multiplied by the same factors
+SLAB = 1 << 7  # rows at a time, so that the products stay small beside the weights
+
+
+def fingerprints(weights: Mapping[Hashable, Sequence[Tensor]]) -> dict[Hashable, Fingerprint]:
+    """Fingerprints of some tensors by key: shape, strides, dtype, device and content of each.
+
+    A device is waited for only once.
+    """
+    sums = [_content(formed(tensor)) for group in weights.values() for tensor in group]
+    # Layers may lie on several devices.
+    numbers = iter(torch.stack([each.to(sums[0].device) for each in sums]).tolist() if sums else ())
+    return {
+        key: tuple((*description(tensor), next(numbers)) for tensor in group)
+        for key, group in weights.items()
+    }
+
+
+def description(tensor: Tensor) -> tuple[Hashable, ...]:
+    """The part of a fingerprint that does not need the tensor's content."""
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+
+def _content(tensor: Tensor) -> Tensor:
+    """``Σ_k a_k x_k``, a 64-bit number that is still on the tensor's device."""
+    data = tensor.detach()
+    if data.dim() == 2 and not data.is_contiguous():
+        data = data.T  # a weight is often a transposed view; in memory order it needs no copy
+    data = data.contiguous().view(-1).view(torch.uint8)
+    sums = []
+    for slab in data.split(8 * ROW * SLAB):
+        words = F.pad(slab, (0, -len(slab) % (8 * ROW))).view(torch.int64).view(-1, ROW)
+        sums.append((words * _factors(ROW, data.device)).sum(1))
+    joined = torch.cat(sums)
+    # Rows have factors that differ from those of words, or an exchange of rows would go unnoticed.
+    return (joined * _factors(len(joined), data.device, seed=1)).sum()
+
+
+@lru_cache(maxsize=256)
+def _factors(count: int, device: torch.device, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+    return (2 * drawn + 1).to(device)
 
 
 # Kept from call to call -------------------------------------------------------------------------
@@ -152,17 +120,28 @@ def form_products(
 class KeptProducts:
     """The products of one layer's weights, with a fingerprint of those weights."""
 
-    def __init__(self, store: ProductStore, tensors: ProductTensors, fingerprint: Fingerprint):
-        self.tensors, self.fingerprint = tensors, fingerprint
-        self.places: Places | None = None  # of the weights when their content was last compared
+    def __init__(self, store: ProductStore, layer: Layer, fingerprint: Fingerprint):
+        basis, ff = output_basis(layer.attention), layer.feed_forward
+        assert isinstance(ff, FeedForward)
+        for norm in _between(layer):
+            basis = stretch(basis, norm)
+        self.tensors = tuple(times(basis, w) for w in ff.projections)
+        self.fingerprint = fingerprint
+        self.places: object = None  # of the weights when their content was last compared
         self._store = store
-        self._operands: dict[Hashable, Any] = {}  # of the kernels
-        self._operand_sizes: dict[Hashable, int] = {}
+        self._operands: dict[Hashable, tuple[Any, int]] = {}  # of the kernels, with their bytes
 
     @property
     def size(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in self.tensors) + sum(self._operand_sizes.values())
+        operands = sum(size for _, size in self._operands.values())
+        return sum(tensor.nbytes for tensor in self.tensors) + operands
+
+    def is_of(self, weights: Sequence[Tensor], fingerprint: Fingerprint | None) -> bool:
+        """Whether they are of these weights, as far as their fingerprint is known."""
+        described = tuple(entry[:-1] for entry in self.fingerprint)  # type: ignore[index]
+        is_same = described == tuple(map(description, weights))
+        return is_same and fingerprint in (None, self.fingerprint)
 
     def operand(self, name: Hashable, make: Callable[[], tuple[T, int]]) -> T:
         """The operand called `name`: kept, or formed by `make`, which also tells its bytes.
@@ -170,10 +149,10 @@ class KeptProducts:
         A new operand is kept if it fits into the store's limit.
         """
         if name in self._operands:
-            return self._operands[name]
+            return self._operands[name][0]
         operand, size = make()
         if self._store.size + size <= self._store.limit:
-            self._operands[name], self._operand_sizes[name] = operand, size
+            self._operands[name] = operand, size
         return operand
 
 
@@ -209,50 +188,29 @@ class ProductStore:
         While the weights are `steady`, their content is compared once, and then only whether they
         lie where they lay and torch has changed none: a GPU need not be waited for.
         """
-        fitting = self._fitting(layers, dtype)
-        asked = [key for key in fitting if key in wanted]
-        if steady and all(self._is_as_it_was(key, layers[key]) for key in asked):
-            return
-        current = fingerprints({key: _weights_of(layers[key]) for key in asked})
-        kept = {
-            key: products
-            for key in fitting
-            if (products := self._kept.get(key)) is not None
-            and _described_by(layers[key], products.fingerprint)
-            and (key not in current or current[key] == products.fingerprint)
-        }
-        self._kept = kept  # stale products are dropped before new ones take their room
-        for key, fingerprint in current.items():
-            if key not in kept:
-                kept[key] = KeptProducts(self, _layer_products(layers[key].to(dtype)), fingerprint)
-            kept[key].places = _places_of(layers[key])
-
-    def _is_as_it_was(self, key: Hashable, layer: Layer) -> bool:
-        kept = self._kept.get(key)
-        return kept is not None and kept.places is not None and kept.places == _places_of(layer)
-
-    def _fitting(self, layers: Mapping[Any, Layer], dtype: torch.dtype) -> list[Hashable]:
-        """The layers whose products fit into the limit together."""
-        fitting, total = [], 0
+        weights: dict[Hashable, list[Tensor]] = {}  # of the layers that fit into the limit together
+        total = 0
         for key, layer in layers.items():
-            size = _bytes(layer, dtype)
+            size = _elements(layer) * dtype.itemsize
             if size and total + size <= self.limit:
-                fitting.append(key)
+                weights[key] = _weights_of(layer)
                 total += size
-        return fitting
-
-
-def _layer_products(layer: Layer) -> ProductTensors:
-    assert isinstance(layer.feed_forward, FeedForward)
-    return form_products(_basis(layer), projections(layer.feed_forward))
-
-
-def _basis(layer: Layer) -> Tensor:
-    """B (h, d_head, d) at the input of the feed-forward block."""
-    basis = output_basis(layer.attention)
-    for step in _between(layer):
-        basis = stretch(basis, step)
-    return basis
+        asked = {key: weights[key] for key in weights if key in wanted}
+        places = {key: _places_of(tensors) for key, tensors in asked.items()}
+        known = {key: kept.places for key, kept in self._kept.items() if kept.places is not None}
+        if steady and places.items() <= known.items():
+            return
+        current = fingerprints(asked)
+        # Stale products are dropped before new ones take their room.
+        self._kept = {
+            key: kept
+            for key, kept in self._kept.items()
+            if kept.is_of(weights.get(key, ()), current.get(key))
+        }
+        for key, fingerprint in current.items():
+            if key not in self._kept:
+                self._kept[key] = KeptProducts(self, layers[key].to(dtype), fingerprint)
+            self._kept[key].places = places[key]
 
 
 def _between(layer: Layer) -> list[Norm]:
@@ -267,25 +225,18 @@ def _weights_of(layer: Layer) -> list[Tensor]:
     ff = layer.feed_forward
     assert isinstance(ff, FeedForward)
     gammas = [norm.gamma for norm in _between(layer) if norm.gamma is not None]
-    return [layer.attention.output.weight, *gammas, *projections(ff), ff.down.weight]
+    return [layer.attention.output.weight, *gammas, *ff.projections, ff.down.weight]
 
 
-def _places_of(layer: Layer) -> Places | None:
-    """Where the weights of this layer's products lie; None if one lies nowhere."""
-    weights = _weights_of(layer)
-    if any(isinstance(weight, LateTensor) for weight in weights):
+def _places_of(weights: Sequence[Tensor]) -> tuple[tuple[int, int], ...] | None:
+    """Addresses and versions of weights; None if one lies nowhere."""
+    if any(isinstance(weight, LazyTensor) for weight in weights):
         return None
     return tuple((weight.data_ptr(), weight._version) for weight in weights)
 
 
-def _described_by(layer: Layer, fingerprint: Fingerprint) -> bool:
-    """Whether a fingerprint has the shapes, types and devices of the layer's weights."""
-    descriptions = tuple(entry[:-1] for entry in fingerprint)  # type: ignore[index]
-    return descriptions == tuple(description(tensor) for tensor in _weights_of(layer))
-
-
-def _bytes(layer: Layer, dtype: torch.dtype) -> int:
-    """Size of a layer's products; 0 where there are none.
+def _elements(layer: Layer) -> int:
+    """Numbers of a layer's products; 0 where there are none.
 
     They are for tiles and kernels of a block that all tokens use.
     """
@@ -294,11 +245,7 @@ def _bytes(layer: Layer, dtype: torch.dtype) -> int:
         return 0
     heads = layer.attention.heads
     d_head = layer.attention.output.weight.shape[0] // heads
-    elements = head_product_elements(heads, d_head, ff.up.weight.shape[1], len(projections(ff)))
-    return elements * dtype.itemsize
-
-
-# Products of weights that a prepared lens keeps, brought up to date with its model.
+    return head_product_elements(heads, d_head, ff.up.weight.shape[1], len(ff.inputs))
 
 
 def refresh_products(products: ProductStore, lens: Lens, layers: Iterable[int]) -> None:
@@ -310,4 +257,4 @@ def refresh_products(products: ProductStore, lens: Lens, layers: Iterable[int]) 
         wanted = {blocks[layer] for layer in layers}
         products.refresh(described, wanted, lens.compute_dtype, steady=lens.weights_are_steady)
 
-    alone_with_model(lens.model, refresh)
+    exclusive(lens.model, refresh)

@@ -2,17 +2,17 @@
 
 For one input, α, the deviation of every norm and the slopes of every activation are taken as given.
 What is left is affine, and each component says in its own module how it acts on vectors (`linear`),
-on the gradient of a scalar (`adjoint`), what no token owns (`unowned`), and how parts pass it
+on the score of a gradient (`score`), what no token owns (`bias_part`), and how parts pass it
 (`on_parts`). Norm maps take a frozen layer's parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
+import torch
 from torch import Tensor
 
 from normlens.errors import InputError
@@ -24,8 +24,7 @@ from normlens.frozen.feedforward import (
     SampledFeedForward,
 )
 from normlens.frozen.norm import FrozenBranch, FrozenNorm, FrozenProjection, FrozenResidual
-from normlens.frozen.parts import Bias
-from normlens.frozen.step import FrozenBlock, FrozenStep, State
+from normlens.frozen.parts import FrozenBlock, FrozenStep, State
 from normlens.layers import (
     Attention,
     Branch,
@@ -35,7 +34,6 @@ from normlens.layers import (
     Norm,
     ParallelFeedForward,
     Projection,
-    Reach,
     Residual,
 )
 from normlens.options import NOT_BY_SOURCE, NOT_FOR_EXPERTS, SHAPLEY
@@ -52,31 +50,30 @@ class FrozenLayer:
     x: Tensor  # (b, i, d), the layer's input
     steps: tuple[FrozenStep, ...]  # of `layer.steps`, as far as anybody asked for them
     lengths: tuple[int, ...]  # real tokens of each sequence
+    #: what no token owns behind each step, as norm maps see it: the bias of whatever happens to
+    #: a token alone before tokens are mixed is the token's; None: nothing
+    biases: tuple[Tensor | None, ...] = ()
 
     def forward(
         self,
         v: Tensor,
         sources: Mapping[str, Tensor] | None = None,
         observe: Observer | None = None,
+        biases: bool = False,
     ) -> Tensor:
         """The linear face: what the layer makes of vectors (…, b, i, d), without any bias.
 
         `sources` are vectors of another sequence that an attention reads; none is zero. `observe`
-        is shown what is made of them behind every step.
+        is shown what is made of them behind every step. With `biases`, each step adds its own.
         """
-        return self._walk(v, sources or {}, biases=False, observe=observe)
+        state = State(v, start=v, others=dict(sources or {}))
+        for index, step in enumerate(self.steps):
+            step.forward(state, biases)
+            if observe is not None:
+                observe(index, state.stream)
+        return state.stream
 
-    def adjoint(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The transpose of `forward`: g (…, b, i, d) behind the layer as it arrives at its input.
-
-        Also what arrives at each other sequence that the layer reads.
-        """
-        state = State(g)
-        for step in reversed(self.steps):
-            step.backward(state, step.gradient)
-        return state.arrived, state.others
-
-    def unowned(
+    def bias_part(
         self,
         bias: Tensor | None = None,
         observe: Observer | None = None,
@@ -87,44 +84,22 @@ class FrozenLayer:
         `sources` is what no token owns of another sequence that an attention reads. `observe` is
         shown what no token owns behind every step.
         """
-        before = self.x.new_zeros(self.x.shape) if bias is None else bias
-        return self._walk(before, sources or {}, biases=True, observe=observe)
-
-    def _walk(
-        self,
-        v: Tensor,
-        sources: Mapping[str, Tensor],
-        biases: bool,
-        observe: Observer | None,
-    ) -> Tensor:
-        """Vectors through every step, with or without what the step adds and no token owns."""
-        state = State(v, start=v, others=dict(sources))
-        for index, step in enumerate(self.steps):
-            step.forward(state, biases)
-            if observe is not None:
-                observe(index, state.stream)
-        return state.stream
+        before = torch.zeros_like(self.x) if bias is None else bias
+        return self.forward(before, sources, observe, biases=True)
 
     @cached_property
-    def beside_blocks(self) -> dict[int, Tensor | None]:
-        """The layer's input (b, i, d) as it arrives at each block by ways that pass no other.
+    def beside_blocks(self) -> list[Tensor | None]:
+        """The layer's input (b, i, d) as it arrives at each step by ways that pass no block.
 
         It passes norms, projections and residual connections, without their biases; None is
-        nothing. Behind the last step (the key `len(steps)`) it is what passes no block at all.
+        nothing. The last is what is left of it behind all steps.
         """
-        arriving: dict[int, Tensor | None] = {}
-        state = State[Tensor | None].at_input(self.x)
-        for index, step in enumerate(self.steps):
-
-            def pass_by(v: Tensor | None, index: int = index, step: FrozenStep = step) -> Any:
-                if isinstance(step, FrozenBlock):
-                    arriving[index] = v
-                    return None
-                return None if v is None else step.linear(v)
-
-            step.pass_on(state, pass_by)
-        arriving[len(self.steps)] = state.stream
-        return arriving
+        state = State[Tensor | None](self.x, start=self.x)
+        arriving = []
+        for step in self.steps:
+            arriving.append(step.reads(state))
+            step.pass_on(state, step.beside)
+        return [*arriving, state.stream]
 
     def from_token(self, first: int) -> FrozenLayer:
         """The linear face for the tokens from `first` on, if earlier ones hold nothing."""
@@ -132,7 +107,7 @@ class FrozenLayer:
             return self
         steps = tuple(step.from_token(first) for step in self.steps)
         lengths = tuple(max(0, length - first) for length in self.lengths)
-        return FrozenLayer(self.layer, self.x[:, first:], steps, lengths)
+        return replace(self, x=self.x[:, first:], steps=steps, lengths=lengths)
 
 
 def freeze(
@@ -160,10 +135,11 @@ def freeze(
     taken = {} if parts or real is None else real
     weights = iter([alpha] if isinstance(alpha, Tensor) else alpha)
     steps: list[FrozenStep] = []
-    vectors, biases = State.at_input(x), State[Bias | None](None)
+    biases: list[Tensor | None] = []
+    vectors, bias = State(x, start=x), State[Tensor | None](None)
+    mixed = False
     for index, step in enumerate(layer.steps[: None if until is None else until + 1]):
         y = vectors.stream
-        bias = Bias.none(y) if biases.stream is None else biases.stream
         frozen: FrozenStep
         if isinstance(step, Branch):
             frozen = FrozenBranch.at(step, y)
@@ -172,13 +148,16 @@ def freeze(
         elif isinstance(step, Norm):
             frozen = FrozenNorm.at(step, y)
         elif isinstance(step, Projection):
-            frozen = FrozenProjection(step)
+            frozen = FrozenProjection(step.linear)
         elif isinstance(step, Attention):
-            read, reach, real_sources = y, layer.reach, None
-            if step.source is not None:
-                read, reach = (sources or {})[step.source], Reach()
-                real_sources = (source_lengths or {}).get(step.source)
-            frozen = FrozenAttention.at(step, read, next(weights), reach, parts, real_sources)
+            read = y if step.source is None else (sources or {})[step.source]
+            real_sources = (source_lengths or {}).get(step.source or "")
+            a = next(weights)
+            before = bias.stream
+            frozen = FrozenAttention.at(step, read, a, layer.reach, before, parts, real_sources)
+            if not mixed:  # what was a bias before is now the part of a token
+                bias.saved = [None] * len(bias.saved)
+            mixed = True
         elif isinstance(step, ParallelFeedForward):
             frozen = FrozenParallelFeedForward.at(step, x, rule)
         elif rule == SHAPLEY:
@@ -186,13 +165,14 @@ def freeze(
                 raise InputError(NOT_BY_SOURCE if layer.by_source else NOT_FOR_EXPERTS)
             frozen = SampledFeedForward(step, y)
         elif isinstance(step, Experts):
-            frozen = FrozenExperts.at(step, y, bias, rule)
+            frozen = FrozenExperts.at(step, y, bias.stream, rule)
         else:
-            frozen = FrozenFeedForward.at(step, y, bias, rule)
+            frozen = FrozenFeedForward.at(step, y, bias.stream, rule)
         steps.append(frozen)
         # Without parts, nothing behind the only feed-forward block reads a bias.
         if parts or layer.by_source or not isinstance(step, (FeedForward, Experts)):
-            frozen.pass_on(biases, frozen.on_bias)
+            frozen.pass_on(bias, frozen.on_bias)
+        biases.append(bias.stream)
         known = taken.get(index)
         if known is None or not isinstance(frozen, FrozenBlock):
             frozen.pass_on(vectors, frozen.apply)
@@ -200,4 +180,4 @@ def freeze(
                 observe(index, vectors.stream)
         if known is not None:
             vectors.stream = known.to(x.dtype)
-    return FrozenLayer(layer, x, tuple(steps), tuple(lengths))
+    return FrozenLayer(layer, x, tuple(steps), tuple(lengths), tuple(biases))

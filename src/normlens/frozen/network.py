@@ -8,56 +8,33 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normlens.frozen.activations import activation
+from normlens.frozen.activations import Nonlinearity, activation
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.layer import FrozenLayer, Observer
-from normlens.frozen.norm import FrozenNorm
-from normlens.frozen.parts import Bias, Parts
-from normlens.frozen.rules import PLAIN_RULES
-from normlens.frozen.step import FrozenBlock, FrozenStep, State, inner
-from normlens.layers import Dense, Elementwise, Experts, FeedForward, HeadStep, Layer, Norm, Step
-from normlens.plan.memory import DEFAULT_LIMIT, relative_error
+from normlens.frozen.norm import Chain, FrozenNorm, FrozenProjection
+from normlens.frozen.parts import FrozenStep, State, inner, relative_error
+from normlens.layers import Dense, Elementwise, HeadStep, Norm
+from normlens.plan.costs import source_memory, sources_at_once
 
 # A frozen readout: the steps behind the last layer, from vectors to what a score is read from.
 #
-# Norms keep their rule; a dense map is itself; an activation has the slope of the rule, as in a
+# Norms and dense maps keep their rule; an activation has the slope of the rule, as in a
 # feed-forward block:
 #
-#     DENSE  v ← v W                 g ← W g            b
 #     ACT    v ← v ⊙ r               g ← g ⊙ r          g(z) − z ⊙ r
 
 
 @dataclass(frozen=True)
-class FrozenDense:
-    """A dense map."""
-
-    dense: Dense
-
-    def linear(self, v: Tensor) -> Tensor:
-        """``v W``."""
-        return v @ self.dense.linear.weight
-
-    def adjoint(self, g: Tensor) -> Tensor:
-        """``W g``."""
-        return g @ self.dense.linear.weight.T
-
-    @property
-    def unowned(self) -> Tensor | None:
-        """b."""
-        return self.dense.linear.bias
-
-
-@dataclass(frozen=True)
-class FrozenElementwise:
+class FrozenElementwise(FrozenStep):
     """An activation with the slopes that it has at its real input."""
 
     slope: Tensor  # r (…, d)
-    unowned: Tensor  # g(z) − z ⊙ r (…, d)
+    constant: Tensor  # g(z) − z ⊙ r (…, d)
 
     @classmethod
     def at(cls, step: Elementwise, z: Tensor, bias: Tensor, rule: str) -> FrozenElementwise:
         """The activation at z (…, d), of which no token owns `bias`."""
-        neurons = PLAIN_RULES[rule](activation(step.activation), z, lambda: bias)
+        neurons = Nonlinearity(activation(step.activation)).linearised(rule, [z], lambda: [bias])
         (slope,) = neurons.slopes
         return cls(slope, neurons.hidden - z * slope)
 
@@ -69,15 +46,17 @@ class FrozenElementwise:
         """``g ⊙ r``."""
         return g * self.slope
 
-
-FrozenHeadStep = FrozenNorm | FrozenDense | FrozenElementwise
+    @property
+    def bias_part(self) -> Tensor:
+        """``g(z) − z ⊙ r``."""
+        return self.constant
 
 
 @dataclass(frozen=True)
 class FrozenReadout:
     """Steps in order, frozen at the vectors that passed them."""
 
-    steps: tuple[FrozenHeadStep, ...]
+    steps: tuple[FrozenStep, ...]
     output: Tensor  # (…, d) behind the last step
     bias: Tensor  # (…, d), the part of the output that no token owns if all of the input is owned
 
@@ -86,35 +65,29 @@ class FrozenReadout:
         cls, steps: Sequence[HeadStep], y: Tensor, rule: str, bias: Tensor | None = None
     ) -> FrozenReadout:
         """The steps at their real input `y` (…, d), of which no token owns `bias`."""
-        frozen: list[FrozenHeadStep] = []
+        frozen: list[FrozenStep] = []
         unowned = torch.zeros_like(y) if bias is None else bias
         for step in steps:
-            place: FrozenHeadStep
             if isinstance(step, Norm):
-                place = FrozenNorm.at(step, y)
+                frozen.append(FrozenNorm.at(step, y))
             elif isinstance(step, Dense):
-                place = FrozenDense(step)
+                frozen.append(FrozenProjection(step.linear))
             else:
-                place = FrozenElementwise.at(step, y, unowned, rule)
-            frozen.append(place)
-            y, unowned = place.linear(y), place.linear(unowned)
-            if place.unowned is not None:
-                y, unowned = y + place.unowned, unowned + place.unowned
+                frozen.append(FrozenElementwise.at(step, y, unowned, rule))
+            y, unowned = frozen[-1].apply(y), frozen[-1].apply(unowned)
         return cls(tuple(frozen), y, unowned)
 
     def linear(self, v: Tensor) -> Tensor:
         """What the steps make of vectors (…, d), without any bias."""
-        for step in self.steps:
-            v = step.linear(v)
-        return v
+        return Chain(self.steps).linear(v)
 
     def score(self, g: Tensor) -> tuple[Tensor, list[Tensor | None]]:
         """The gradient at the input of g (…, d) at the output, and what no token owns by step."""
-        unowned: list[Tensor | None] = []
+        bias_part: list[Tensor | None] = []
         for step in reversed(self.steps):
-            unowned.append(inner(g, step.unowned))
+            bias_part.append(inner(g, step.bias_part))
             g = step.adjoint(g)
-        return g, unowned[::-1]
+        return g, bias_part[::-1]
 
 
 # Whole vectors: what each of the model's input tokens gave to every vector behind it.
@@ -221,7 +194,8 @@ class WholeNorms:
 # The parts of some sources as vectors: F_i(x_j) of a few tokens j and every target i.
 #
 # Norms need no such vectors (`parts`, `tiles`), unless more stands behind a feed-forward block
-# than its tiles know. What is not a norm does, too, a few sources at a time.
+# than its tiles know (`Layer.by_source`): several blocks, or a projection. There every part passes
+# itself: n² · d numbers, of which a memory limit holds those of a few sources.
 
 
 def source_parts(
@@ -233,12 +207,13 @@ def source_parts(
     before the attention, to their source. `observe` is shown the parts behind each step from the
     attention on.
     """
-    state = State.at_input(_Vectors(frozen.x, first))
+    state = State(_Vectors(frozen.x, first))
+    state.start = state.stream
     for index, step in enumerate(frozen.steps):
 
         def act(v: _Vectors, step: FrozenStep = step) -> _Vectors:
             if isinstance(step, FrozenAttention):
-                return _Vectors(_attended(step, first, last), first, mixed=True)
+                return _Vectors(step.source_parts(first, last), first, mixed=True)
             return replace(v, vectors=(step.linear if v.mixed else step.apply)(v.vectors))
 
         step.pass_on(state, act)
@@ -267,66 +242,10 @@ class _Vectors:
         return replace(self, vectors=parts)
 
 
-def unowned_bias(frozen: FrozenLayer, observe: Observer | None = None) -> Tensor:
-    """``b_i`` behind the frozen steps, what `source_parts` of all sources leaves, (b, i, d).
-
-    `observe` is shown it behind each step from the attention on.
-    """
-    state = State[Tensor | None](None)
-    for index, step in enumerate(frozen.steps):
-
-        def act(v: Tensor | None, step: FrozenStep = step) -> Tensor | None:
-            if isinstance(step, FrozenBlock):
-                bias = step.on_bias(None)  # of the block, as it is frozen
-                return None if bias is None else bias.vectors
-            return None if v is None else step.apply(v)
-
-        step.pass_on(state, act)
-        if observe is not None and state.stream is not None:
-            observe(index, state.stream)
-    assert state.stream is not None
-    return state.stream
-
-
-def source_memory(layer: Layer, b: int, n: int, itemsize: int) -> int:
-    """Bytes that the parts of one source of b sequences of n tokens take on their way.
-
-    Six vectors and, of the largest feed-forward block, its projections with two products of theirs;
-    or four of the wider vectors outside a bottleneck.
-    """
-    inside = 6 * max(layer.attention.output.weight.shape) + max(map(_neurons, layer.steps))
-    return b * n * max(inside, 4 * layer.width) * itemsize
-
-
-def _neurons(step: Step) -> int:
-    """Numbers that one part takes inside a feed-forward block."""
-    if isinstance(step, Experts):  # vectors and neurons of one expert, and the sum of all
-        return 4 * step.members[0].down.weight.shape[1] + 4 * step.widest
-    if isinstance(step, FeedForward):
-        return (3 if step.gate is None else 4) * step.down.weight.shape[0]
-    return 0
-
-
-def _attended(step: FrozenAttention, first: int, last: int) -> Tensor:
-    """``Σ_h α^h_ij v^h_j W_O^h``, (j, b, i, d)."""
-    alpha = step.alpha[..., first:last].permute(3, 0, 2, 1)  # (j, b, i, h)
-    values = step.values[:, first:last].transpose(0, 1)[:, :, None]  # (j, b, 1, h, d_head)
-    return (alpha[..., None] * values).flatten(-2) @ step.attention.output.weight
-
-
-# Norms behind steps that tiles and kernels do not know: parts as vectors, some sources at a time.
-#
-# Several feed-forward blocks, or a projection behind one, are passed by every part F_i(x_j) itself
-# (`Layer.by_source`): n² · d numbers, of which a memory limit holds those of a few sources.
-
-
 def norms_by_source(
     frozen: FrozenLayer, since: int, last: int, limit: int | None
-) -> Iterator[tuple[int, Parts, Tensor]]:
-    """Sums of the parts, and their norms (b, i, j), behind each component from `since` to `last`.
-
-    Sums are those of the vectors whose norms were taken; there are no factors.
-    """
+) -> Iterator[tuple[int, WholeNorms]]:
+    """Norms of the parts, and their sums, behind each component from `since` to `last`."""
     frozen = replace(frozen, steps=frozen.steps[: last + 1])
     taken: dict[int, WholeNorms] = {}
     b, n, _ = frozen.x.shape
@@ -341,13 +260,4 @@ def norms_by_source(
             taken[step].add(Sources(first, 0, parts))
 
         source_parts(frozen, first, min(first + at_once, n), take)
-    biases: dict[int, Tensor] = {}
-    unowned_bias(frozen, biases.__setitem__)
-    for step, whole in taken.items():
-        sums = Parts(whole.own, Bias.dense(biases[step]), whole.total - whole.own)
-        yield step, sums, whole.norms
-
-
-def sources_at_once(one: int, n: int, limit: int | None) -> int:
-    """How many of n sources pass together, where each takes `one` byte count on its way."""
-    return max(1, min(n, (DEFAULT_LIMIT if limit is None else limit) // one))
+    yield from taken.items()

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from normlens.frozen.attention import FrozenAttention
-from normlens.frozen.experts import FrozenExperts
-from normlens.frozen.feedforward import FrozenFeedForward, SampledFeedForward
+from normlens.frozen.attention import FrozenAttention, output_basis
 from normlens.frozen.head_products import KeptProducts
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import norms_by_source
 from normlens.frozen.norm import FrozenNorm, FrozenResidual
-from normlens.frozen.parts import Factors, Parts, side_by_side
-from normlens.frozen.stage import Behind, factored_norms, feed_forward_stage
-from normlens.frozen.step import State
-from normlens.frozen.tiles import ORDINARY, Buffers
+from normlens.frozen.parts import Factors, Parts, State, largest_errors, relative_rows, side_by_side
+from normlens.frozen.stage import StageResult, factored_norms, feed_forward_stage
+from normlens.frozen.tiles import (
+    ORDINARY,
+    AddBypass,
+    Buffers,
+    FeedForwardBlock,
+    Normalise,
+    StageJob,
+    TailStep,
+)
+from normlens.gpu.matmul import by_head
+from normlens.gpu.sizes import takes_one_pass
 from normlens.layers import Attention, Layer
 from normlens.options import Settings
-from normlens.plan.memory import largest_errors, relative_rows, takes_one_pass
 
 # The maps of one layer, as its decomposition returns them.
 
@@ -61,21 +65,18 @@ class FeedForwardStatistics:
 # What is measured of the vectors at a scope: norms for its mixing ratio, and its completeness.
 
 
-class ScopeSizes(NamedTuple):
-    """Numbers of each target, (b, i)."""
+def scope_sizes(
+    parts: Parts, real: Tensor | None, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Norms of own parts and of the others' sums, and the errors against `real`, (b, i) each.
 
-    own: Tensor  # ‖F_i(x_i)‖
-    others: Tensor | None  # ‖Σ_{j≠i} F_i(x_j)‖; None: no tokens are mixed yet
-    errors: Tensor | None  # ‖Σ_j F_i(x_j) + b_i − y_i‖ / ‖y_i‖; None: y was not traced
-
-
-def scope_sizes(parts: Parts, real: Tensor | None, lengths: Sequence[int]) -> ScopeSizes:
-    """The sizes of parts, of which the model has computed `real` (b, i, d)."""
+    None of the others where no tokens are mixed yet, and of the errors where nothing was traced.
+    """
     if parts.mixed is not None and takes_one_pass(parts.own):
-        from normlens.gpu.operands import measured  # Triton is slow to import
+        from normlens.gpu.rows import measured  # Triton is slow to import
 
-        return ScopeSizes(*measured(parts, real, lengths))
-    return ScopeSizes(
+        return measured(parts, real, lengths)
+    return (
         torch.linalg.vector_norm(parts.own, dim=-1),
         None if parts.mixed is None else torch.linalg.vector_norm(parts.mixed, dim=-1),
         None if real is None else relative_rows(parts.total, real, lengths),
@@ -90,31 +91,21 @@ def add_weight_maps(result: LayerMaps, attention: FrozenAttention, scopes: Colle
 
     ATTN-W and CROSS-W are ``mean_h α``, ATTNRES-W is ``½α + ½I`` (Abnar & Zuidema 2020).
     """
-    symbol = attention.attention.symbol
+    described = attention.attention
     mean = attention.alpha.mean(1)  # (b, i, j)
-    if attention.attention.source is not None:
-        # No token of another sequence is the target itself.
-        _add(result, f"{symbol}-W", mean, mean.new_zeros(mean.shape[:2]), scopes)
-        return
-    eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-    for scope, weights in ((f"{symbol}-W", mean), (f"{symbol}RES-W", 0.5 * mean + 0.5 * eye)):
-        own = weights.diagonal(dim1=1, dim2=2)
+    maps = {f"{described.symbol}-W": mean}
+    if described.source is None:
+        eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        maps[f"{described.symbol}RES-W"] = 0.5 * mean + 0.5 * eye
+    for scope, weights in maps.items():
+        if scope not in scopes:
+            continue
+        own = mean.new_zeros(mean.shape[:2])
+        if described.source is None:  # no token of another sequence is the target itself
+            own = weights.diagonal(dim1=1, dim2=2)
         # What a sink takes is no mixing with other tokens.
-        others = weights.sum(-1) - own if attention.attention.sinks else None
-        _add(result, scope, weights, own, scopes, others)
-
-
-def _add(
-    result: LayerMaps,
-    scope: str,
-    weights: Tensor,
-    own: Tensor,
-    scopes: Collection[str],
-    others: Tensor | None = None,
-) -> None:
-    if scope in scopes:
-        result.norms[scope] = weights
-        result.own[scope], result.others[scope] = own, 1 - own if others is None else others
+        total = weights.sum(-1) if described.sinks and described.source is None else 1
+        result.norms[scope], result.own[scope], result.others[scope] = weights, own, total - own
 
 
 def add_head_maps(result: LayerMaps, attention: FrozenAttention) -> None:
@@ -123,7 +114,8 @@ def add_head_maps(result: LayerMaps, attention: FrozenAttention) -> None:
     Kobayashi et al. 2020, eq. 6.
     """
     alpha, symbol = attention.alpha, attention.attention.symbol
-    sizes = attention.head_norms()  # (b, j, h)
+    vectors = by_head(attention.values, output_basis(attention.attention))
+    sizes = torch.linalg.vector_norm(vectors, dim=-1)  # ‖f^h(x_j)‖ (b, j, h)
     result.head_maps[f"{symbol}-W"] = alpha
     result.head_maps[f"{symbol}-N"] = alpha * sizes.transpose(1, 2)[:, :, None, :]
 
@@ -216,129 +208,135 @@ class _Walk:
     buffers: Buffers | None
     ordinary: Tensor | None
     result: LayerMaps = field(default_factory=LayerMaps)
-    normed: list[tuple[Factors, Tensor]] = field(default_factory=list)  # of the last scope
+    normed: dict[int, tuple[Factors, Tensor]] = field(default_factory=dict)  # of the last scope
     errors: dict[str, Tensor] = field(default_factory=dict)  # of completeness (b, i), by scope
 
-    @cached_property
-    def last(self) -> int:
-        return last_step(self.frozen.layer, self.scopes, self.settings)
-
     def run(self) -> LayerMaps:
-        state = State.at_input(Parts.of_tokens(self.frozen.x))
-        for index, step in enumerate(self.frozen.steps):
+        frozen, start = self.frozen, Parts(self.frozen.x)
+        last = last_step(frozen.layer, self.scopes, self.settings)
+        state = State(start, start=start)
+        for index, step in enumerate(frozen.steps):
             if isinstance(step, FrozenAttention):
                 add_weight_maps(self.result, step, self.scopes)
                 if self.settings.heads:
                     add_head_maps(self.result, step)
-            if index > self.last:
+            if index > last:
                 continue
-            if isinstance(step, (FrozenFeedForward, FrozenExperts, SampledFeedForward)):
-                if self.frozen.layer.by_source:
-                    self._by_source(index)
+            if isinstance(step, FeedForwardBlock):
+                if frozen.layer.by_source:
+                    self._by_source(index, last)
                 else:
-                    self._behind_feed_forward(index, step, state)
+                    self._behind_feed_forward(index, last, step, state)
                 break
             step.pass_on(state, step.on_parts)
-            if index in self.frozen.layer.scope_of_step:
+            if index in frozen.layer.scope_of_step:
                 self._record(index, state.stream)
         largest = largest_errors(list(self.errors.values()))
         self.result.completeness |= zip(self.errors, largest, strict=True)
         return self.result
 
-    # Behind the feed-forward block ---------------------------------------------------------------
-
-    def _by_source(self, index: int) -> None:
+    def _by_source(self, index: int, last: int) -> None:
         """Record the block and every step behind it; of several blocks there are no statistics."""
         limit = self.settings.memory_limit
-        for position, parts, norms in norms_by_source(self.frozen, index, self.last, limit):
-            self._record(position, parts, norms)
+        for position, whole in norms_by_source(self.frozen, index, last, limit):
+            bias, mixed = self.frozen.biases[position], whole.total - whole.own
+            self._record(position, Parts(whole.own, bias, mixed), whole.norms)
         self.result.precision = str(self.frozen.x.dtype).removeprefix("torch.")
 
     def _behind_feed_forward(
-        self,
-        index: int,
-        block: FrozenFeedForward | FrozenExperts | SampledFeedForward,
-        state: State[Parts],
+        self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]
     ) -> None:
         """Record the block and every step behind it; their parts exist only inside tiles."""
-        parts, saved = state.stream, list(state.saved)
-        names = self.frozen.layer.scope_of_step
-        tail: list[Behind] = []
-        for position in range(index + 1, self.last + 1):
-            step = self.frozen.steps[position]
-            if not isinstance(step, (FrozenResidual, FrozenNorm)):
-                raise ValueError(f"{step} cannot stand behind the feed-forward block")
-            added = saved.pop() if isinstance(step, FrozenResidual) else None
-            tail.append(Behind(position, names[position], step, added))
-        bypass = next((step.saved for step in tail if step.saved is not None), None)
+        parts, names = state.stream, self.frozen.layer.scope_of_step
+        behind = range(index + 1, last + 1)
         stage = feed_forward_stage(
             block,
             parts,
-            names[index],
-            tail,
+            self.frozen.biases[index],
+            [
+                block.job(
+                    StageJob(
+                        names[index],
+                        factors,
+                        self._tail(behind, list(state.saved), factors),
+                        self.buffers or Buffers(),
+                        self.ordinary,
+                        self.kept,
+                        block.output,
+                    )
+                )
+                for factors in parts.groups
+            ],
             self.frozen.lengths,
             self.settings,
-            self.kept,
-            self.buffers,
-            self.ordinary,
         )
-        behind, norms = stage.sums, stage.norms
-        self.result.precision = stage.precision
-        self.result.kernel_error = stage.kernel_error
-        self.result.sampled_error = stage.sampled_error
-        self.result.standard_error = {
-            name: error for name, error in stage.standard_error.items() if name in self.scopes
-        }
-        self._record(index, behind, norms[names[index]])
+        result, norms = self.result, stage.norms
+        result.precision, result.kernel_error = stage.precision, stage.kernel_error
+        result.sampled_error = stage.sampled_error
+        for scope, error in stage.standard_error.items():
+            if scope in self.scopes:
+                result.standard_error[scope] = error
+        self._record(index, stage.sums, norms[names[index]])
         if self.settings.statistics:
-            self.result.statistics = FeedForwardStatistics(
+            has_residual = any(isinstance(self.frozen.steps[k], FrozenResidual) for k in behind)
+            result.statistics = FeedForwardStatistics(
                 output=block.output,
                 input=parts.total,
-                bypassed=None if bypass is None else bypass.total,
-                ordinary=self._ordinary_map(behind, norms),
+                bypassed=state.saved[-1].total if has_residual else None,
+                ordinary=self._ordinary_map(stage),
             )
-        state = State(behind, [replace(before, groups=()) for before in state.saved])
-        for position, scope, step, _ in tail:
+        state = State(stage.sums, [replace(before, groups=()) for before in state.saved])
+        for position in behind:
+            step = self.frozen.steps[position]
             step.pass_on(state, step.on_parts)
-            self._record(position, state.stream, norms[scope])
+            self._record(position, state.stream, norms[names[position]])
 
-    def _ordinary_map(self, behind: Parts, norms: dict[str, Tensor]) -> Tensor | None:
+    def _tail(self, behind: range, saved: list[Parts], factors: Factors) -> tuple[TailStep, ...]:
+        """The steps behind the block, for one group of sources."""
+        tail: list[TailStep] = []
+        for position in behind:
+            step, scope = self.frozen.steps[position], self.frozen.layer.scope_of_step[position]
+            if isinstance(step, FrozenNorm):
+                tail.append(Normalise(scope, step))
+            elif isinstance(step, FrozenResidual):
+                added = saved.pop()
+                same = [group for group in added.groups if group.source == factors.source]
+                tail.append(AddBypass(scope, same[0] if same else None, added.own))
+            else:
+                raise ValueError(f"{step} cannot stand behind the feed-forward block")
+        return tuple(tail)
+
+    def _ordinary_map(self, stage: StageResult) -> Tensor | None:
         """The map just behind the block, of the ordinary dimensions alone."""
         if self.ordinary is None:
             return None
-        own = torch.linalg.vector_norm(behind.own[..., self.ordinary], dim=-1)
-        return _with_diagonal(norms[ORDINARY], own)
-
-    # Records --------------------------------------------------------------------------------------
+        own = torch.linalg.vector_norm(stage.sums.own[..., self.ordinary], dim=-1)
+        return _with_diagonal(stage.norms[ORDINARY], own)
 
     def _record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
         """Keep a scope's map, the norms that its mixing ratio compares, and its completeness."""
         scope = self.frozen.layer.scope_of_step[index]
         if scope not in self.scopes and index not in self.real:
             return
-        sizes = scope_sizes(parts, self.real.get(index), self.frozen.lengths)
-        if sizes.errors is not None:
-            self.errors[scope] = sizes.errors
+        own, others, errors = scope_sizes(parts, self.real.get(index), self.frozen.lengths)
+        if errors is not None:
+            self.errors[scope] = errors
         if scope not in self.scopes:
             return
-        assert sizes.others is not None
+        assert others is not None
         if norms is None:
             norms = self._factored_norms(parts.groups).clone()
-        self.result.norms[scope] = _with_diagonal(norms, sizes.own)
-        self.result.own[scope] = sizes.own
-        self.result.others[scope] = sizes.others
+        self.result.norms[scope] = _with_diagonal(norms, own)
+        self.result.own[scope], self.result.others[scope] = own, others
 
     def _factored_norms(self, groups: tuple[Factors, ...]) -> Tensor:
         """Norms of factored parts, taken once for all scopes in which the factors are the same."""
-        computed = {id(factors): norms for factors, norms in self.normed}
-        self.normed = [
-            (factors, computed[id(factors)] if id(factors) in computed else self._norms(factors))
-            for factors in groups
-        ]
-        return side_by_side([norms for _, norms in self.normed], groups)
-
-    def _norms(self, factors: Factors) -> Tensor:
-        return factored_norms(factors, self.frozen.lengths)
+        before, self.normed = self.normed, {}
+        for group in groups:
+            known = before.get(id(group))
+            norms = factored_norms(group, self.frozen.lengths) if known is None else known[1]
+            self.normed[id(group)] = group, norms  # which is held, so that its id stays its own
+        return side_by_side([norms for _, norms in self.normed.values()], groups)
 
 
 def _with_diagonal(norms: Tensor, own: Tensor) -> Tensor:

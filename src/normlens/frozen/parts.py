@@ -1,16 +1,20 @@
-"""Parts of a layer's vectors in factored form, and their norms from Gram matrices."""
+"""Parts of a layer's vectors in factored form, and what every frozen step does with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from normlens.gpu.matmul import by_head, times
-from normlens.layers import Linear, Reach
+from normlens.errors import InputError
+from normlens.gpu.matmul import by_head
+from normlens.gpu.transfer import on_device
+from normlens.layers import Reach
+from normlens.options import NOT_LINEAR
 
 # Norms of parts before the feed-forward block, by PyTorch: Gram matrices in float64.
 #
@@ -27,9 +31,9 @@ def gram_sources(heads: int, targets: int, d: int, device: str) -> int:
     return max(1, chunk // (heads * max(targets, d)))
 
 
-def exact_itemsize(device: str) -> int:
-    """Bytes per number of the quadratic form: float64 where the device has it."""
-    return 4 if device == "mps" else 8
+def gram_dtype(device: str) -> torch.dtype:
+    """The precision of the quadratic form: float64 where the device has it."""
+    return torch.float32 if device == "mps" else torch.float64
 
 
 def gram_memory(sources: int, heads: int, targets: int, d: int, device: str) -> int:
@@ -38,7 +42,7 @@ def gram_memory(sources: int, heads: int, targets: int, d: int, device: str) -> 
     `sources` counts those of the whole batch.
     """
     some = min(sources, gram_sources(heads, targets, d, device))
-    return exact_itemsize(device) * some * heads * (d + 3 * targets)
+    return gram_dtype(device).itemsize * some * heads * (d + 3 * targets)
 
 
 def gram_operations(sources: int, heads: int, targets: int, d: int) -> int:
@@ -52,93 +56,9 @@ def gram_operations(sources: int, heads: int, targets: int, d: int) -> int:
 #
 #     F_i(x_j) = s_i Σ_h A_ijh U_jh        for j ≠ i,
 #
-# so the n×n parts are never formed. The token's own part F_i(x_i) is kept as a vector (`own`). The
-# bias b_i is a mixture, too, of a few rows that are weights. The model's vector is the sum, ``y_i
-# = Σ_{j≠i} F_i(x_j) + F_i(x_i) + b_i``. Each component's module says what it does to parts.
-
-
-#: A linear map of vectors (…, d).
-Stretch = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Bias:
-    """What no token owns, ``b_i = Σ_k κ_ik c_k + rest_i``: rows of weights, scaled per target.
-
-    The rest is the bias behind a feed-forward block, which no longer is such a mixture.
-    """
-
-    coefficients: Tensor  # κ (b, i, k)
-    rows: Tensor  # c (k, d), b_O and the β of each norm, as the norms behind have left them
-    rest: Tensor | None = None  # (b, i, d)
-
-    @classmethod
-    def none(cls, like: Tensor, width: int | None = None) -> Bias:
-        """No bias yet, for vectors like these (b, i, d), or of another width."""
-        width = like.shape[-1] if width is None else width
-        return cls(like.new_empty(*like.shape[:2], 0), like.new_empty(0, width))
-
-    @classmethod
-    def dense(cls, vectors: Tensor) -> Bias:
-        """A bias given as vectors (b, i, d)."""
-        return replace(cls.none(vectors), rest=vectors)
-
-    @property
-    def is_none(self) -> bool:
-        """Whether nothing has been added yet."""
-        return not len(self.rows) and self.rest is None
-
-    def from_token(self, first: int) -> Bias:
-        """The same for the targets from `first` on."""
-        rest = None if self.rest is None else self.rest[:, first:]
-        return Bias(self.coefficients[:, first:], self.rows, rest)
-
-    def in_one_row(self) -> Bias:
-        """The targets of all sequences one after the other, as if they were one sequence's."""
-        rest = None if self.rest is None else self.rest.flatten(0, 1)[None]
-        return Bias(self.coefficients.flatten(0, 1)[None], self.rows, rest)
-
-    def at_tokens(self, places: Tensor) -> Bias:
-        """The same for some targets (t,) of every sequence."""
-        rest = None if self.rest is None else self.rest[:, places]
-        return Bias(self.coefficients[:, places], self.rows, rest)
-
-    def weighted(self, factor: Tensor) -> Bias:
-        """Multiplied by a number for each target, (i,) or (b, i)."""
-        return self.scaled(lambda rows: rows, factor)
-
-    @cached_property
-    def vectors(self) -> Tensor:
-        """b (b, i, d)."""
-        mixed = self.coefficients @ self.rows
-        return mixed if self.rest is None else mixed + self.rest
-
-    def through(self, linear: Linear) -> Tensor:
-        """``b W`` plus the bias of `linear`, (b, i, m), at the cost of a few rows."""
-        mixed = Linear(times(self.rows, linear.weight), linear.bias)(self.coefficients)
-        return mixed if self.rest is None else mixed + times(self.rest, linear.weight)
-
-    def plus(self, row: Tensor | None) -> Bias:
-        """Add one row, the same for every target."""
-        if row is None:
-            return self
-        ones = self.coefficients.new_ones(*self.coefficients.shape[:2], 1)
-        coefficients = torch.cat([self.coefficients, ones], -1)
-        return replace(self, coefficients=coefficients, rows=torch.cat([self.rows, row[None]]))
-
-    def __add__(self, other: Bias) -> Bias:
-        """The sum of two biases."""
-        rests = [rest for rest in (self.rest, other.rest) if rest is not None]
-        return Bias(
-            torch.cat([self.coefficients, other.coefficients], -1),
-            torch.cat([self.rows, other.rows]),
-            sum(rests[1:], rests[0]) if rests else None,
-        )
-
-    def scaled(self, stretch: Stretch, factor: Tensor) -> Bias:
-        """``κ_i ← factor_i κ_i`` and ``c ← stretch(c)``: a norm without its β."""
-        rest = None if self.rest is None else stretch(self.rest) * factor[..., None]
-        return Bias(self.coefficients * factor[..., None], stretch(self.rows), rest)
+# so the n×n parts are never formed. The token's own part F_i(x_i) is kept as a vector (`own`), and
+# so is the bias b_i. The model's vector is the sum, ``y_i = Σ_{j≠i} F_i(x_j) + F_i(x_i) + b_i``.
+# Each component's module says what it does to parts.
 
 
 @dataclass(frozen=True)
@@ -167,9 +87,10 @@ class Factors:
         heads = torch.einsum("bjih,bjhe->bihe", self.weights, self.heads)
         return torch.einsum("bihe,hed->bid", heads, self.basis) * self.scale[..., None]
 
-    def scaled(self, stretch: Stretch, factor: Tensor) -> Factors:
-        """``s_i ← factor_i s_i`` and ``U ← stretch(U)``, through the basis."""
-        return replace(self, scale=self.scale * factor, basis=stretch(self.basis))
+    def tile(self, index: int, targets: slice, sources: slice) -> tuple[Tensor, Tensor]:
+        """``s_i A_ij`` (j, i, h) and U (j, h, d) of some pairs of a sequence."""
+        weights = self.weights[index, sources, targets] * self.scale[index, targets, None]
+        return weights, self.values[index, sources]
 
     def norms(self) -> Tensor:
         """``‖F_i(x_j)‖² = s_i² A_ijᵀ G_j A_ij`` with ``G_j = U_j U_jᵀ``; (b, i, j).
@@ -179,14 +100,13 @@ class Factors:
         """
         b, n, n_targets, h = self.weights.shape
         device = self.weights.device.type
-        exact = torch.float64 if exact_itemsize(device) == 8 else torch.float32
         weights = self.weights.reshape(b * n, n_targets, h)
         values = self.values.reshape(b * n, h, -1)
         squares = weights.new_empty(b * n, n_targets)
         step = gram_sources(h, n_targets, values.shape[-1], device)
         for start in range(0, b * n, step):
             rows = slice(start, start + step)
-            u, a = values[rows].to(exact), weights[rows].to(exact)
+            u, a = (part[rows].to(gram_dtype(device)) for part in (values, weights))
             gram = u @ u.transpose(-1, -2)  # (bj, h, h)
             squares[rows] = ((a @ gram) * a).sum(-1).clamp_min_(0).sqrt_().to(squares.dtype)
         return squares.view(b, n, n_targets).transpose(1, 2) * self.scale[..., None]
@@ -197,43 +117,218 @@ class Parts:
     """The parts of a layer's vectors (b, i, d) at one point inside it."""
 
     own: Tensor  # F_i(x_i), the part of the token itself
-    bias: Bias  # b_i, what no token owns
+    bias: Tensor | None = None  # b_i, what no token owns, (b, i, d) or (d,); None: nothing
     #: Σ_{j≠i} F_i(x_j), the sum of the other sources' parts; None: no tokens are mixed yet
     mixed: Tensor | None = None
-    groups: tuple[Factors, ...] = ()  # the other sources' parts, as long as they are factored
+    #: the other sources' parts, as long as they are factored; the layer's own tokens are the last
+    groups: tuple[Factors, ...] = ()
 
-    @classmethod
-    def of_tokens(cls, x: Tensor) -> Parts:
-        """The parts before any attention: each token's vector is its own part."""
-        return cls(x, Bias.none(x))
-
-    @cached_property
+    @property
     def total(self) -> Tensor:
         """The real vectors."""
-        total = self.own + self.bias.vectors
+        total = self.own if self.bias is None else self.own + self.bias
         return total if self.mixed is None else total + self.mixed
 
     def __add__(self, saved: Parts) -> Parts:
         """Sum, part by part, with parts that bypassed these."""
-        if {group.source for group in self.groups} & {group.source for group in saved.groups}:
+        groups = sorted((*saved.groups, *self.groups), key=lambda group: group.source is None)
+        if len({group.source for group in groups}) < len(groups):
             raise ValueError(
                 "a residual before the feed-forward block must branch where its sources are not "
                 "mixed yet"
             )
-        mixed = [m for m in (self.mixed, saved.mixed) if m is not None]
         return Parts(
             self.own + saved.own,
-            self.bias + saved.bias,
-            None if not mixed else mixed[0] if len(mixed) == 1 else mixed[0] + mixed[1],
-            (*saved.groups, *self.groups),
+            plus(self.bias, saved.bias),
+            plus(self.mixed, saved.mixed),
+            tuple(groups),
         )
 
 
 def side_by_side(norms: Sequence[Tensor], groups: Sequence[Factors], fill: float = 0) -> Tensor:
     """Join the groups' maps along j, the layer's tokens last; `fill` if they are no source."""
-    others = [norm for norm, group in zip(norms, groups, strict=True) if group.source is not None]
-    same = [norm for norm, group in zip(norms, groups, strict=True) if group.source is None]
-    if not others:
-        return same[0]
-    b, n, _ = others[0].shape
-    return torch.cat([*others, *(same or [others[0].new_full((b, n, n), fill)])], dim=-1)
+    if groups[-1].source is None:
+        return norms[0] if len(norms) == 1 else torch.cat(list(norms), dim=-1)
+    b, n, _ = norms[0].shape
+    return torch.cat([*norms, norms[0].new_full((b, n, n), fill)], dim=-1)
+
+
+# The error of completeness: parts and bias against the vectors that the model computed.
+
+
+def relative_error(total: Tensor, real: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The largest ``‖Σ_j F_i(x_j) + b_i − y_i‖ / ‖y_i‖`` over the real tokens of a batch (b, i, d).
+
+    The number stays on the device: reading it here would hold up the layers that follow.
+    """
+    return largest_errors([relative_rows(total, real, lengths)])[0]
+
+
+def relative_rows(total: Tensor, real: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The error of each target (b, i), 0 for padding."""
+    y = real.to(total.dtype)
+    error = torch.linalg.vector_norm(total - y, dim=-1)
+    size = torch.linalg.vector_norm(y, dim=-1).clamp_min(torch.finfo(y.dtype).tiny)
+    relative = error / size
+    if min(lengths) < total.shape[1]:
+        ends = on_device(tuple(lengths), total.device)
+        is_token = torch.arange(total.shape[1], device=total.device) < ends[:, None]
+        relative = relative.masked_fill(~is_token, 0)
+    return relative
+
+
+def largest_errors(relative: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The largest of each scope's errors (b, i), all taken together."""
+    if not relative:
+        return ()
+    worst = torch.stack(list(relative)).flatten(1).amax(1)
+    # NaN must not pass as a small error.
+    return worst.nan_to_num(nan=float("inf"), posinf=float("inf")).unbind()
+
+
+# What a frozen step says of itself, and what it does with the state of a layer.
+#
+# A step is affine for one input. It says how it acts on vectors (`linear`), on gradients
+# (`adjoint`) and scores (`score`), on parts (`on_parts`), on the model's own vectors (`apply`), and
+# what it adds that no token owns (`bias_part`). Where it reads and where it writes is said once for
+# all of these (`pass_on`), and once for the way back (`backward`).
+
+
+T = TypeVar("T")
+
+
+def plus(a: T, b: T | None) -> T:
+    """The sum, where None is nothing."""
+    first: Any = a
+    return first if b is None else b if first is None else first + b
+
+
+def inner(g: Tensor, vectors: Tensor | None) -> Tensor | None:
+    """``g_i · v_i`` of vectors (…, b, i, d); None of none."""
+    return None if vectors is None else (g * vectors).sum(-1)
+
+
+@dataclass
+class State(Generic[T]):
+    """What passes a layer, at one point of it: vectors, gradients, parts or biases.
+
+    They can be added; None is nothing.
+    """
+
+    stream: T
+    saved: list[T] = field(default_factory=list)  # at branches, for the residuals to come
+    start: T | None = None  # at the layer's input, which blocks beside the attention read
+    others: dict[str, T] = field(default_factory=dict)  # of other sequences, by name
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One component's share of a score; `…` are scores side by side.
+
+    A score s is linear in the vectors behind a component. With ``g_i = ∂s/∂y_i`` there, the
+    component's output adds ``g_i · y_i``: what its input vectors own, and what no token owns.
+    """
+
+    arriving: Tensor  # ∂s/∂(the component's input) (…, b, j, d)
+    passed: Tensor | None = None  # (…, b, i), what its output owes to its input
+    bias_part: Tensor | None = None  # (…, b, i), what its output owes to biases
+    heads: Tensor | None = None  # (…, b, h, i), what each head owes to the layer's input
+    at_heads: Tensor | None = None  # ∂s/∂(what each head reads) (…, b, h, i, d_head)
+
+
+class FrozenStep:
+    """A step that reads the stream and replaces it; others override `pass_on` and `backward`."""
+
+    def linear(self, v: Tensor) -> Tensor:
+        """What the step makes of vectors (…, b, i, d), without any bias."""
+        raise InputError(NOT_LINEAR)
+
+    def adjoint(self, g: Tensor) -> Tensor:
+        """The transpose of `linear`: the gradient at the input of g (…, b, i, d) at the output."""
+        raise InputError(NOT_LINEAR)
+
+    @property
+    def bias_part(self) -> Tensor | None:
+        """What the step adds that no token owns, (b, i, d) or (d,)."""
+        return None
+
+    def apply(self, y: Tensor) -> Tensor:
+        """What the step makes of the model's own vectors (b, i, d), biases included."""
+        return plus(self.linear(y), self.bias_part)
+
+    def affine(self, v: Tensor | None) -> Tensor | None:
+        """What the step makes of vectors, and what it adds itself; None is nothing."""
+        return self.bias_part if v is None else plus(self.linear(v), self.bias_part)
+
+    def on_bias(self, bias: Tensor | None) -> Tensor | None:
+        """What no token owns behind the step, from the attention on: before it, tokens own all."""
+        return self.affine(bias)
+
+    def on_parts(self, parts: Parts) -> Parts:
+        """What the step makes of parts: each passes alone; biases are the token's until the mixing.
+
+        The others' parts stay factored, ``U ← stretch(U)``, through their basis.
+        """
+        if parts.mixed is None:
+            return Parts(self.apply(parts.own))
+        groups = [
+            replace(g, scale=self.scaled(g.scale), basis=self.stretch(g.basis))
+            for g in parts.groups
+        ]
+        bias = self.on_bias(parts.bias)
+        return Parts(self.linear(parts.own), bias, self.linear(parts.mixed), tuple(groups))
+
+    def stretch(self, v: Tensor) -> Tensor:
+        """What of `linear` depends on weights alone, of vectors (…, d)."""
+        return self.linear(v)
+
+    def scaled(self, scale: Tensor) -> Tensor:
+        """The rest of it: a factor for each target, (b, i)."""
+        return scale
+
+    def score(self, g: Tensor) -> Scored:
+        """The adjoint, and what the step adds to the score of g."""
+        return Scored(self.adjoint(g), bias_part=inner(g, self.bias_part))
+
+    def from_token(self, first: int) -> FrozenStep:
+        """The linear face for the tokens from `first` on."""
+        return self
+
+    def beside(self, v: Tensor | None) -> Tensor | None:
+        """What is left of vectors that have passed no block; None is nothing."""
+        return None if v is None else self.linear(v)
+
+    def pass_on(self, state: State[T], act: Callable[[T], T]) -> None:
+        """Read from the state, and write what `act`, one of the above, makes of it."""
+        state.stream = act(self.reads(state))
+
+    def reads(self, state: State[T]) -> T:
+        """What the step reads of the state."""
+        return state.stream
+
+    def forward(self, state: State[Tensor], biases: bool = False) -> None:
+        """Pass vectors (…, b, i, d) on; with `biases`, add what no token owns."""
+        act: Any = self.affine if biases else self.linear
+        self.pass_on(state, act)
+
+    def backward(self, state: State[Tensor]) -> Scored:
+        """Hand a score's gradient back from what the step wrote to what it read."""
+        scored = self.score(state.stream)
+        state.stream = scored.arriving
+        return scored
+
+
+class FrozenBlock(FrozenStep):
+    """A step with an output of its own, by which ways through a layer are told apart."""
+
+    @property
+    def output(self) -> Tensor:
+        """The real output (b, i, d)."""
+        raise NotImplementedError
+
+    def apply(self, y: Tensor) -> Tensor:
+        """The real output: the block is frozen at its input."""
+        return self.output
+
+    def beside(self, v: Tensor | None) -> None:
+        """Nothing: it has passed this block."""

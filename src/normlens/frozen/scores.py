@@ -20,7 +20,7 @@ first block that it passes, or to RES if it passes none, so that nothing is coun
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,28 +28,36 @@ from torch import Tensor
 from normlens.errors import InputError
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.layer import FrozenLayer, freeze
-from normlens.frozen.norm import FrozenBranch, FrozenNorm, FrozenProjection, FrozenResidual
-from normlens.frozen.norm_maps import decompose_layer
-from normlens.frozen.step import FrozenBlock, Scored, State, inner
-from normlens.layers import Layer, Routing
+from normlens.frozen.norm_maps import layer_maps
+from normlens.frozen.parts import State, inner, plus, relative_error
+from normlens.layers import (
+    Branch,
+    FeedForward,
+    Layer,
+    Linear,
+    ParallelFeedForward,
+    Residual,
+    Routing,
+    Step,
+)
 from normlens.options import IG, SHAPLEY, Settings
-from normlens.plan.memory import relative_error
 
 
-@dataclass(frozen=True)
+@dataclass
 class LayerScores:
     """What one layer does to scores; `…` are scores side by side."""
 
     through: Tensor  # ∂s/∂x_j (…, b, j, d) by way of the attention
     beside: Tensor  # ∂s/∂x_j (…, b, j, d) by every other way, on which a token stays by itself
-    passed: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to its input
-    unowned: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to biases
-    ways: Mapping[int, Tensor]  # block → (…, b, i), ways of the layer's input that it is first on
-    residual: Tensor | None  # (…, b, i), ways that pass no block; None: there are none
-    heads: Mapping[int, Tensor]  # attention step → (…, b, h, i), `ways` by head
-    at_heads: Mapping[int, Tensor]  # the same → ∂s/∂(what a head reads) (…, b, h, i, d_head)
-    gradients: Mapping[int, Tensor]  # step → ∂s/∂(its output), of those asked for
     others: Mapping[str, Tensor]  # other sequence → ∂s/∂e_k (…, b, k, d)
+    residual: Tensor | None = None  # (…, b, i), ways that pass no block; None: there are none
+    passed: dict[int, Tensor] = field(default_factory=dict)  # step → (…, b, i), of its input
+    bias_part: dict[int, Tensor] = field(default_factory=dict)  # step → (…, b, i), of biases
+    #: block → (…, b, i), ways of the layer's input that it is the first block on
+    ways: dict[int, Tensor] = field(default_factory=dict)
+    heads: dict[int, Tensor] = field(default_factory=dict)  # attention → (…, b, h, i), `ways`
+    at_heads: dict[int, Tensor] = field(default_factory=dict)  # → (…, b, h, i, d_head), ∂s/∂read
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # of the outputs asked for
 
     @property
     def arriving(self) -> Tensor:
@@ -59,14 +67,49 @@ class LayerScores:
 
 def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Collection[int] = ()) -> LayerScores:
     """Carry g (…, b, i, d) behind a layer to its input; `keep` the gradient behind these steps."""
-    scores = _carry(frozen, g, len(frozen.steps) - 1, keep)
-    return replace(scores, residual=inner(g, frozen.beside_blocks[len(frozen.steps)]))
+    scores = scores_behind(frozen, g, len(frozen.steps) - 1, keep)
+    scores.residual = inner(g, frozen.beside_blocks[-1])
+    return scores
+
+
+def scores_behind(
+    frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int] = ()
+) -> LayerScores:
+    """The way back of what passes the end of step `last`, g (…, b, i, d) the gradient there."""
+    own, _ = own_attention(frozen)
+    named = _named_biases(frozen.layer)
+    beside, through = State(g), State(g)
+    scores = LayerScores(g, g, beside.others)
+    for index in reversed(range(last + 1)):
+        step = frozen.steps[index]
+        if index in keep:
+            scores.gradients[index] = beside.stream
+        scored = step.backward(beside)
+        share = scored.bias_part
+        if index < own:
+            share = plus(share, step.backward(through).bias_part)
+        if share is not None:
+            name = named.get(index, index)
+            scores.bias_part[name] = plus(share, scores.bias_part.get(name))
+        if scored.heads is not None and scored.at_heads is not None:
+            scores.heads[index], scores.at_heads[index] = scored.heads, scored.at_heads
+            scores.ways[index] = scored.heads.sum(-2)
+        elif scored.passed is not None:
+            entering = inner(scored.arriving, frozen.beside_blocks[index])
+            scores.ways[index] = torch.zeros_like(scored.passed) if entering is None else entering
+        if scored.passed is not None:
+            scores.passed[index] = scored.passed
+        if index == own:
+            through.stream, beside.stream = beside.stream, torch.zeros_like(beside.stream)
+    scores.beside = plus(beside.stream, beside.start)
+    scores.through = plus(through.stream, through.start)
+    return scores
 
 
 def flow(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
     """The flow map (…, b, i, j) of all heads, and on its diagonal what passes beside them."""
     place, attention = own_attention(frozen)
-    whole = attention.flow(scores.at_heads[place], _unowned_before(frozen, place))
+    whole = attention.flow(scores.at_heads[place])
     whole.diagonal(dim1=-2, dim2=-1).add_((scores.beside * frozen.x).sum(-1))
     return whole
 
@@ -74,22 +117,16 @@ def flow(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
 def flow_by_head(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
     """What flows through each head, (…, b, h, i, j)."""
     place, attention = own_attention(frozen)
-    return attention.head_flow(scores.at_heads[place], _unowned_before(frozen, place))
-
-
-def scores_behind(frozen: FrozenLayer, g: Tensor, step: int) -> LayerScores:
-    """The way back of what passes the end of `step` only, g (…, b, i, d) the gradient there."""
-    return _carry(frozen, g, step, ())
+    return attention.head_flow(scores.at_heads[place])
 
 
 def cross_flow(frozen: FrozenLayer, scores: LayerScores) -> Tensor | None:
     """The flow map (…, b, i, k) from the other sequence that the layer reads; None: it has none."""
-    flows = [
-        attention.flow(scores.at_heads[place])
-        for place, attention in cross_attentions(frozen)
-        if place in scores.at_heads
-    ]
-    return sum(flows[1:], flows[0]) if flows else None
+    total: Tensor | None = None
+    for place, attention in cross_attentions(frozen):
+        if place in scores.at_heads:
+            total = plus(total, attention.flow(scores.at_heads[place]))
+    return total
 
 
 def cross_flow_by_head(frozen: FrozenLayer, scores: LayerScores) -> Tensor | None:
@@ -101,78 +138,20 @@ def cross_flow_by_head(frozen: FrozenLayer, scores: LayerScores) -> Tensor | Non
     return attention.head_flow(scores.at_heads[place])
 
 
-def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> LayerScores:
-    """Carry g from behind step `last` to the layer's input."""
-    passed: dict[int, Tensor] = {}
-    unowned: dict[int, Tensor] = {}
-    ways: dict[int, Tensor] = {}
-    heads: dict[int, Tensor] = {}
-    at_heads: dict[int, Tensor] = {}
-    kept: dict[int, Tensor] = {}
-    residuals = _residual_of_branch(frozen)
-    attention, own = own_attention(frozen)
-    beside = State(g)
-    through: State[Tensor] | None = None  # once the attention is passed
-    for index in reversed(range(last + 1)):
-        step = frozen.steps[index]
-        if index in keep:
-            kept[index] = beside.stream
-        scored = step.backward(beside, step.score)
-        shares = [scored.unowned]
-        if through is not None:
-            shares.append(step.backward(through, step.score).unowned)
-        name = residuals.get(index, index)
-        for share in shares:
-            if share is not None:
-                unowned[name] = unowned[name] + share if name in unowned else share
-        if scored.heads is not None and scored.at_heads is not None:
-            heads[index], at_heads[index] = scored.heads, scored.at_heads
-        if scored.passed is not None:
-            passed[index] = scored.passed
-            ways[index] = _first_on(frozen, index, scored)
-        if index == attention:
-            if (before := _unowned_before(frozen, index)) is not None:
-                heads[index] = own.owed_by_head(at_heads[index], before)
-                ways[index] = heads[index].sum(-2)
-            through = State(beside.stream)
-            beside.stream = torch.zeros_like(beside.stream)
-    assert through is not None
-    return LayerScores(
-        through.arrived,
-        beside.arrived,
-        passed,
-        unowned,
-        ways,
-        None,
-        heads,
-        at_heads,
-        kept,
-        beside.others,
-    )
-
-
-def _first_on(frozen: FrozenLayer, index: int, scored: Scored) -> Tensor:
-    """What the layer's input owns of a block's output by ways that pass no block before it."""
-    assert scored.passed is not None
-    if scored.heads is not None:
-        return scored.passed
-    entering = inner(scored.arriving, frozen.beside_blocks[index])
-    return torch.zeros_like(scored.passed) if entering is None else entering
-
-
 def own_attention(frozen: FrozenLayer) -> tuple[int, FrozenAttention]:
     """The layer's attention over its own tokens, and its place among the steps."""
-    places = [place for place in _attentions(frozen) if place[1].attention.source is None]
-    if len(places) != 1:
+    places = _attentions(frozen)
+    own = [place for place in places if place[1].attention.source is None]
+    if len(own) != 1:
         raise InputError(
             "scores are carried back through layers with one attention over their own tokens"
         )
-    if any(index < places[0][0] for index, _ in cross_attentions(frozen)):
+    if places[0][0] != own[0][0]:
         raise InputError(
             "scores are not carried back through layers that read another sequence before their "
             "own tokens"
         )
-    return places[0]
+    return own[0]
 
 
 def cross_attentions(frozen: FrozenLayer) -> list[tuple[int, FrozenAttention]]:
@@ -185,30 +164,14 @@ def _attentions(frozen: FrozenLayer) -> list[tuple[int, FrozenAttention]]:
     return [(index, step) for index, step in steps if isinstance(step, FrozenAttention)]
 
 
-def _unowned_before(frozen: FrozenLayer, attention: int) -> Tensor | None:
-    """What no token owns of the attention's input: β (d,) of a norm in front of it, mostly.
-
-    Behind several steps each token has its own, (b, j, d).
-    """
-    unowned: Tensor | None = None
-    for step in frozen.steps[:attention]:
-        if not isinstance(step, (FrozenNorm, FrozenProjection)):
-            continue
-        if unowned is not None:
-            unowned = step.linear(unowned)
-        if step.unowned is not None:
-            unowned = step.unowned if unowned is None else unowned + step.unowned
-    return unowned
-
-
-def _residual_of_branch(frozen: FrozenLayer) -> dict[int, int]:
+def _named_biases(layer: Layer) -> dict[int, int]:
     """The residual of each branch, by which its biases are named."""
     residuals: dict[int, int] = {}
     open_branches: list[int] = []
-    for index, step in enumerate(frozen.steps):
-        if isinstance(step, FrozenBranch):
+    for index, step in enumerate(layer.steps):
+        if isinstance(step, Branch):
             open_branches.append(index)
-        elif isinstance(step, FrozenResidual):
+        elif isinstance(step, Residual):
             residuals[open_branches.pop()] = index
     return residuals
 
@@ -218,10 +181,14 @@ def _residual_of_branch(frozen: FrozenLayer) -> dict[int, int]:
 # Every analysis reads one of them, and a term that one of them lacks shows in that analysis alone.
 
 
+#: What an analysis reads of a frozen layer: its parts, whole vectors, or scores on their way back.
+PARTS, VECTORS, SCORES = "parts", "vectors", "scores"
 #: Tokens of a text whose parts are taken: they suffice for every term, and cost next to nothing.
 TOKENS = 4
-#: Scores that are read at each of these tokens, in directions of no special kind.
-SCORES = 2
+#: Directions, of no special kind, in which scores are read at each of these tokens.
+DIRECTIONS = 2
+#: Neurons of a feed-forward block that are taken: large matrices are most of the cost.
+NEURONS = 64
 
 Errors = Iterator[tuple[str, float]]
 
@@ -243,13 +210,19 @@ def vectors_of(
 
 
 def face_errors(
-    layer: Layer, x: Tensor, alphas: Sequence[Tensor], rule: str, sources: Mapping[str, Tensor]
+    face: str,
+    layer: Layer,
+    x: Tensor,
+    alphas: Sequence[Tensor],
+    rule: str,
+    sources: Mapping[str, Tensor],
 ) -> Errors:
-    """How far each face misses the layer's own vectors, for the first tokens of one text.
+    """How far one face misses the layer's own vectors, for the first tokens and neurons.
 
     The weights of the sources that are left out go to the others: whatever the weights, all faces
     agree.
     """
+    layer = Layer([_narrowed(step) for step in layer.steps], layer.reach)
     x, sources = x[:1, :TOKENS], {name: e[:1, :TOKENS] for name, e in sources.items()}
     alphas = [alpha[:1, :, :TOKENS, :TOKENS] for alpha in alphas]
     alphas = [a / a.sum(-1, keepdim=True).clamp_min(1e-6) for a in alphas]
@@ -259,22 +232,43 @@ def face_errors(
             Routing(routing.experts[:1, :TOKENS], routing.weights[:1, :TOKENS], shared)
         )
     lengths = [x.shape[1]]
+    if face == PARTS:
+        sampled = rule == SHAPLEY and not layer.by_source and layer.experts is None
+        settings = Settings(rule if sampled else IG if rule == SHAPLEY else rule, samples=1)
+        seen: dict[int, Tensor] = {}
+        in_parts = freeze(
+            layer, x, alphas, lengths, settings.rule, sources, observe=seen.__setitem__
+        )
+        maps = layer_maps(in_parts, layer.scopes, settings, seen)
+        for scope, error in maps.completeness.items():
+            yield f"the parts of {scope}", float(error)
+        if maps.kernel_error is not None:
+            yield "the parts behind the feed-forward block", float(maps.kernel_error)
+        return
     frozen, y = vectors_of(layer, x, alphas, lengths, rule, sources)
-    sampled = rule == SHAPLEY and not layer.by_source and layer.experts is None
-    settings = Settings(rule if sampled else IG if rule == SHAPLEY else rule, samples=1)
-    maps = decompose_layer(layer, x, alphas, lengths, layer.scopes, settings, y, sources=sources)
-    for scope, error in maps.completeness.items():
-        yield f"the parts of {scope}", float(error)
-    if maps.kernel_error is not None:
-        yield "the parts behind the feed-forward block", float(maps.kernel_error)
     last = y[max(y)]
-    total = frozen.forward(x, sources) + frozen.unowned()
-    yield "vectors and biases", float(relative_error(total, last, lengths))
-    try:
-        own_attention(frozen)
-    except InputError:
-        return  # no score is carried through such a layer
-    yield from _score_errors(frozen, last, sources)
+    if face == VECTORS:
+        total = frozen.forward(x, sources) + frozen.bias_part()
+        yield "vectors and biases", float(relative_error(total, last, lengths))
+    else:
+        yield from _score_errors(frozen, last, sources)
+
+
+def _narrowed(step: Step) -> Step:
+    """A feed-forward block with its first neurons alone; other steps as they are."""
+    if isinstance(step, ParallelFeedForward):
+        return replace(step, feed_forward=_first_neurons(step.feed_forward))
+    return _first_neurons(step) if isinstance(step, FeedForward) else step
+
+
+def _first_neurons(block: FeedForward) -> FeedForward:
+    def into(linear: Linear) -> Linear:
+        bias = None if linear.bias is None else linear.bias[:NEURONS]
+        return replace(linear, weight=linear.weight[:, :NEURONS], bias=bias)
+
+    down = replace(block.down, weight=block.down.weight[:NEURONS])
+    gate = None if block.gate is None else into(block.gate)
+    return replace(block, up=into(block.up), gate=gate, down=down)
 
 
 def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor]) -> Errors:
@@ -284,7 +278,7 @@ def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor])
     relative to ``‖y_i‖``.
     """
     n, d = y.shape[1:]
-    random = torch.randn(SCORES, n, 1, 1, d, generator=torch.Generator().manual_seed(0)).to(y)
+    random = torch.randn(DIRECTIONS, n, 1, 1, d, generator=torch.Generator().manual_seed(0)).to(y)
     g = random * torch.eye(n).to(y).view(n, 1, n, 1)  # (score, i, b, i, d)
     scores = layer_scores(frozen, g, keep=range(len(frozen.steps)))
     size = torch.linalg.vector_norm(y[0], dim=-1).clamp_min(torch.finfo(y.dtype).tiny)
@@ -295,36 +289,20 @@ def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor])
 
     nodes = (scores.arriving * frozen.x).sum(-1)  # (score, i, b, j)
     others = {name: (arrived * sources[name]).sum(-1) for name, arrived in scores.others.items()}
-    shares = [*scores.unowned.values(), *others.values()]
+    shares = [*scores.bias_part.values(), *others.values()]
     total = nodes.sum(-1) + sum(share.sum(-1) for share in shares)
     yield "contributions and biases of a score", error(total - (g * y).sum((-1, -2)))
-    yield "gradients", error(frozen.adjoint(g)[0] - scores.arriving)
     whole = flow(frozen, scores)
+    rows = whole.sum(-1)
     yield "the flow of a score", error(whole.sum(-2) - nodes)
-    of_heads = flow_by_head(frozen, scores).sum(-3)
-    of_heads.diagonal(dim1=-2, dim2=-1).add_((scores.beside * frozen.x).sum(-1))
-    yield "the flow of a score by head", error(of_heads - whole)
     if (crossing := cross_flow(frozen, scores)) is not None:
-        yield (
-            "the flow of a score from the other sequence",
-            error(crossing.sum(-2) - sum(others.values())),
-        )
-        by_head = cross_flow_by_head(frozen, scores)
-        assert by_head is not None
-        yield (
-            "the flow of a score from the other sequence by head",
-            error(by_head.sum(-3) - crossing),
-        )
-    rows = whole.sum(-1) if crossing is None else whole.sum(-1) + crossing.sum(-1)
-    ways = [scores.heads[i].sum(-2) if i in scores.heads else w for i, w in scores.ways.items()]
-    if scores.residual is not None:
-        ways.append(scores.residual)
-    yield "the components of a score", error(torch.stack(ways).sum(0) - rows)
+        missed = crossing.sum(-2) - sum(others.values())
+        yield "the flow of a score from the other sequence", error(missed)
+        rows = rows + crossing.sum(-1)
+    ways = sum(scores.ways.values(), torch.zeros_like(rows))
+    yield "the components of a score", error(plus(ways, scores.residual) - rows)
     for index, passed in scores.passed.items():
-        name, step = frozen.layer.step_names[index], frozen.steps[index]
-        assert isinstance(step, FrozenBlock)
-        own = (scores.gradients[index] * step.output).sum(-1)
-        yield (
-            f"what {name} adds to a score",
-            error(passed + scores.unowned.get(index, torch.zeros_like(passed)) - own),
-        )
+        name, real = frozen.layer.step_names[index], frozen.steps[index].apply(frozen.x)
+        own = (scores.gradients[index] * real).sum(-1)
+        found = plus(passed, scores.bias_part.get(index))
+        yield f"what {name} adds to a score", error(found - own)

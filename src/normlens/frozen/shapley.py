@@ -1,4 +1,12 @@
-"""The Shapley value of the feed-forward nonlinearity, by sampled permutations."""
+"""The Shapley value of the feed-forward nonlinearity, by sampled permutations.
+
+The players of neuron z are the parts of its input, the bias's share among them, and the value of a
+coalition is ``v(S) = g(Σ_{j∈S} z_j)`` (``g(Σ a_j) · Σ u_j`` in a gated block). A player's share is
+its mean marginal contribution over random orders. In every single order the contributions add up
+to ``g(z) − g(0)``, so completeness is exact however few orders are drawn.
+
+All sources of a layer play together: its own tokens, those of another sequence, and the bias.
+"""
 
 from __future__ import annotations
 
@@ -8,76 +16,180 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlens.frozen.activations import activation
+from normlens.frozen.activations import Nonlinearity, activation
 from normlens.frozen.norm import FrozenNorm
 from normlens.frozen.parts import Parts
-from normlens.frozen.rules import projections
-from normlens.frozen.tiles import AddBypass, FeedForwardJob, scope_norms
-from normlens.layers import FeedForward
-from normlens.plan.costs import Shape
-from normlens.plan.method import sampled_targets
-
-# The standard error of each norm of a sampled Shapley map.
-#
-# A part is a mean over S orders, ``v = Σ_s v_s / S``. To first order its norm changes with v's
-# component along v alone (delta method), so
-#
-#     SE(‖v‖) = sd_s(v_s · v/‖v‖) / √S
-#
-# which is less than the spread ``√(E‖v_s − v‖² / S)`` of the vector. Steps behind the block are
-# affine in the part, so ``v/‖v‖`` is carried back through them and through W_down once; then each
-# order costs a scalar product of hidden vectors.
-#
-# This is the spread of the norm from seed to seed. The norm of a mean over few orders is also
-# biased upwards, by about the squared spread across v divided by 2‖v‖; more samples reduce both.
+from normlens.frozen.tiles import FeedForwardJob, Normalise, scope_norms
+from normlens.options import Settings
+from normlens.plan.costs import sampled_targets
 
 
-class NormSpread:
-    """The spread over orders of the norms of a block of targets, added up order by order."""
+@dataclass
+class ShapleyResult:
+    """Norms behind the block with their standard errors, and the vectors of diagonal and bias."""
 
-    def __init__(
-        self, job: FeedForwardJob, index: int, targets: slice, hidden: Tensor, parts: Tensor
-    ):
-        """`hidden` (j, i, m) are means over all orders, and `parts` (j, i, d) those × W_down."""
-        down = job.ff.down.weight
-        self._gradients = {
-            scope: gradient @ down.T for scope, gradient in _gradients(job, index, targets, parts)
-        }
-        self._means = {
-            scope: torch.linalg.vecdot(gradient, hidden)
-            for scope, gradient in self._gradients.items()
-        }
-        self._squares = {scope: torch.zeros_like(mean) for scope, mean in self._means.items()}
+    norms: list[dict[str, Tensor]]  # of each group of sources, scope → (b, i, j)
+    standard_error: list[dict[str, Tensor]]  # like `norms`, of each norm; NaN where there is none
+    mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
+    diagonal: Tensor  # (b, i, d)
+    bias: Tensor  # (b, i, d)
 
-    def add(self, hidden: Tensor) -> None:
-        """Add the contributions (j, i, m) of one order."""
-        for scope, gradient in self._gradients.items():
-            deviation = torch.linalg.vecdot(gradient, hidden) - self._means[scope]
-            self._squares[scope] += deviation.square_()
 
-    def standard_error(self, samples: int) -> Iterator[tuple[str, Tensor]]:
-        """Each scope's standard errors (i, j) after so many orders."""
-        for scope, squares in self._squares.items():
-            yield scope, (squares / (samples * (samples - 1))).sqrt().transpose(0, 1)
+def shapley_norms(
+    jobs: Sequence[FeedForwardJob], parts: Parts, lengths: Sequence[int], settings: Settings
+) -> ShapleyResult:
+    """Norms of sampled Shapley parts; every target of a sequence has the same orders.
+
+    There is a job for each group of sources.
+    """
+    (b, n, _), d, scopes = parts.own.shape, jobs[0].ff.down.weight.shape[1], jobs[0].scopes
+    made = parts.own.new_zeros(b, n, d)
+    norms: list[dict[str, Tensor]] = []
+    for job in jobs:
+        empty = parts.own.new_zeros(b, n, job.factors.weights.shape[1])
+        norms.append({scope: empty.clone() for scope in scopes})
+    errors = [{name: torch.full_like(m, torch.nan) for name, m in maps.items()} for maps in norms]
+    result = ShapleyResult(norms, errors, made, made.clone(), made.clone())
+    for index, length in enumerate(lengths):
+        game = _Game(jobs, parts, index, length)
+        generator = torch.Generator().manual_seed(settings.seed)
+        orders = [
+            torch.randperm(game.players, generator=generator) for _ in range(settings.samples)
+        ]
+        job = max(jobs, key=lambda job: job.factors.source is not None)
+        shape = job.shape(length, game.players - 1 - length)
+        step = sampled_targets(shape, len(scopes), settings.memory_limit)
+        for i in range(0, length, step):
+            game.play(slice(i, min(i + step, length)), orders, result)
+    return result
+
+
+class _Game:
+    """The players of one sequence: its n tokens, those of other sequences, and the bias, last."""
+
+    def __init__(self, jobs: Sequence[FeedForwardJob], parts: Parts, index: int, n: int):
+        self.jobs, self.parts, self.index, self.n = jobs, parts, index, n
+        self.ff = jobs[0].ff
+        self.value = Nonlinearity(activation(self.ff.activation)).value
+        self.groups: list[slice] = []  # the players of each job
+        end = n
+        for job in jobs:
+            if job.factors.source is None:
+                self.groups.append(slice(0, n))
+            else:
+                self.groups.append(slice(end, end + job.sources(index, n)))
+                end = self.groups[-1].stop
+        self.players = end + 1
+
+    def play(self, targets: slice, orders: list[Tensor], result: ShapleyResult) -> None:
+        """Fill the result of some targets."""
+        index, down = self.index, self.ff.down
+        players = self._shares(targets)
+        mean = torch.zeros_like(players[0])  # (players, i, m)
+        for order in orders:
+            mean += self._contributions(players, order)
+        mean /= len(orders)
+        shares = mean @ down.weight  # (players, i, d)
+        rows = torch.arange(targets.start, targets.stop)
+        own = shares[rows, rows - targets.start]
+        result.diagonal[index, targets] = own
+        result.bias[index, targets] = shares[-1] + down(self._nobody(players))[0]
+        result.mixed[index, targets] = shares[:-1].sum(0) - own
+        if len(orders) > 1:  # a single order has no spread
+            self._spread(targets, orders, players, mean, shares, result)
+        for job, group, norms in zip(self.jobs, self.groups, result.norms, strict=True):
+            sources = slice(0, group.stop - group.start)
+            for scope, sizes in scope_norms(job, index, targets, sources, shares[group]):
+                norms[scope][index, targets, sources] = sizes.transpose(0, 1)
+
+    def _shares(self, targets: slice) -> list[Tensor]:
+        """The players' shares of each input projection, (players, i, m)."""
+        parts, index = self.parts, self.index
+        rows = torch.arange(targets.start, targets.stop)
+        players = []
+        for linear in self.ff.inputs:
+            z = linear.weight.new_zeros(self.players, len(rows), linear.weight.shape[1])
+            for job, group in zip(self.jobs, self.groups, strict=True):
+                sources = slice(0, group.stop - group.start)
+                alpha, values = job.factors.tile(index, targets, sources)
+                torch.bmm(alpha, values @ linear.weight, out=z[group])
+            z[rows, rows - targets.start] = parts.own[index, targets] @ linear.weight
+            if parts.bias is not None:
+                z[-1] = parts.bias.expand_as(parts.own)[index, targets] @ linear.weight
+            if linear.bias is not None:
+                z[-1] += linear.bias
+            players.append(z)
+        return players
+
+    def _contributions(self, players: list[Tensor], order: Tensor) -> Tensor:
+        """What each player adds to the hidden vector as they join in `order`, (players, i, m)."""
+        values = self.value(*(z[order].cumsum(0) for z in players))
+        values[1:] -= values[:-1].clone()
+        values[:1] -= self._nobody(players)
+        contributions = torch.empty_like(values)
+        contributions[order] = values
+        return contributions
+
+    def _nobody(self, players: list[Tensor]) -> Tensor:
+        """The hidden vector without any player, (1, i, m)."""
+        return self.value(*(torch.zeros_like(z[:1]) for z in players))
+
+    # The standard error of each norm.
+    #
+    # A part is a mean over S orders, ``v = Σ_s v_s / S``. To first order its norm changes with v's
+    # component along v alone (delta method), so
+    #
+    #     SE(‖v‖) = sd_s(v_s · v/‖v‖) / √S
+    #
+    # which is less than the spread ``√(E‖v_s − v‖² / S)`` of the vector. Steps behind the block are
+    # affine in the part, so ``v/‖v‖`` is carried back through them and through W_down once; then
+    # each order costs a scalar product of hidden vectors.
+    #
+    # This is the spread of the norm from seed to seed. The norm of a mean over few orders is also
+    # biased upwards, by about the squared spread across v divided by 2‖v‖; more samples reduce
+    # both.
+
+    def _spread(
+        self,
+        targets: slice,
+        orders: list[Tensor],
+        players: list[Tensor],
+        mean: Tensor,
+        shares: Tensor,
+        result: ShapleyResult,
+    ) -> None:
+        """Write the standard errors of some targets."""
+        down, count = self.ff.down.weight, len(orders)
+        spreads = []  # players, ∂‖F‖/∂h, its mean, where Σ (deviation)² goes
+        for job, group, errors in zip(self.jobs, self.groups, result.standard_error, strict=True):
+            for scope, gradient in _gradients(job, self.index, targets, shares[group]):
+                at_neurons = gradient @ down.T
+                along = torch.linalg.vecdot(at_neurons, mean[group])
+                error = errors[scope][self.index, targets, : along.shape[0]].zero_()
+                spreads.append((group, at_neurons, along, error))
+        for order in orders:
+            joined = self._contributions(players, order)
+            for group, at_neurons, along, error in spreads:
+                deviation = torch.linalg.vecdot(at_neurons, joined[group]) - along
+                error += deviation.square_().T
+        for *_, error in spreads:
+            error.div_(count * (count - 1)).sqrt_()
 
 
 def _gradients(
     job: FeedForwardJob, index: int, targets: slice, parts: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """``∂‖F‖/∂part`` (j, i, d) of each scope's norm, for the part just behind the block."""
-    sources = slice(0, parts.shape[0])
-    v = parts.clone()
+    v, norms = parts.clone(), list[FrozenNorm]()
     yield job.scope, _direction(v)
-    norms: list[FrozenNorm] = []
     for step in job.tail:
-        if isinstance(step, AddBypass):
-            step.add_to(v, index, targets, sources)
-            if job.factors.source is None:  # sources are the targets' own tokens
-                rows = torch.arange(targets.start, targets.stop)
-                v[rows, rows - targets.start] += step.own[index, targets]
-        else:
-            v = step.step.stretch(v) * step.step.inverse_deviation[index, targets, None]
+        step.pass_tile(v, index, targets, slice(0, len(parts)))
+        if isinstance(step, Normalise):
+            v.mul_(step.step.inverse_deviation[index, targets, None])
             norms.append(step.step)
+        elif job.factors.source is None:  # sources are the targets' own tokens
+            rows = torch.arange(targets.start, targets.stop)
+            v[rows, rows - targets.start] += step.own[index, targets]
         gradient = _direction(v)
         for passed in reversed(norms):
             gradient = passed.stretch_adjoint(gradient)
@@ -89,160 +201,3 @@ def _direction(v: Tensor) -> Tensor:
     """``v/‖v‖``; 0 for a part that is 0."""
     size = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     return v / size.where(size > 0, torch.ones_like(size))
-
-
-# The Shapley value of the feed-forward nonlinearity, by sampled permutations.
-#
-# The players of neuron z are the parts of its input, the bias's share among them, and the value of
-# a coalition is ``v(S) = g(Σ_{j∈S} z_j)`` (``g(Σ a_j) · Σ u_j`` in a gated block). A player's
-# share is its mean marginal contribution over random orders. In every single order the
-# contributions add up to ``g(z) − g(0)``, so completeness is exact however few orders are drawn.
-#
-# All sources of a layer play together: its own tokens, those of another sequence, and the bias.
-
-
-@dataclass
-class ShapleyResult:
-    """Norms behind the block with their standard errors, and the vectors of diagonal and bias."""
-
-    norms: list[dict[str, Tensor]]  # of each group of sources, scope → (b, i, j)
-    mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
-    diagonal: Tensor  # (b, i, d)
-    bias: Tensor  # (b, i, d)
-    standard_error: list[dict[str, Tensor]]  # like `norms`, of each norm; NaN where there is none
-
-
-def shapley_norms(
-    jobs: Sequence[FeedForwardJob],
-    parts: Parts,
-    lengths: Sequence[int],
-    samples: int,
-    seed: int,
-    memory_limit: int | None = None,
-) -> ShapleyResult:
-    """Norms of sampled Shapley parts; every target of a sequence has the same orders.
-
-    There is a job for each group of sources.
-    """
-    b, n, _ = parts.own.shape
-    empty = parts.own.new_zeros
-    ff, scopes = jobs[0].ff, jobs[0].scopes
-    d = ff.down.weight.shape[1]
-    widths = [job.factors.weights.shape[1] for job in jobs]
-    result = ShapleyResult(
-        [{scope: empty(b, n, width) for scope in scopes} for width in widths],
-        empty(b, n, d),
-        empty(b, n, d),
-        empty(b, n, d),
-        [{scope: empty(b, n, width).fill_(torch.nan) for scope in scopes} for width in widths],
-    )
-    for index, length in enumerate(lengths):
-        game = _Game(jobs, parts, index, length)
-        generator = torch.Generator().manual_seed(seed)
-        orders = [torch.randperm(game.players, generator=generator) for _ in range(samples)]
-        step = sampled_targets(game.shape, len(scopes), memory_limit)
-        for i in range(0, length, step):
-            _run_targets(game, slice(i, min(i + step, length)), orders, result)
-    return result
-
-
-class _Game:
-    """The players of one sequence: its n tokens, those of other sequences, and the bias, last."""
-
-    def __init__(self, jobs: Sequence[FeedForwardJob], parts: Parts, index: int, n: int):
-        self.jobs, self.parts, self.index, self.n = jobs, parts, index, n
-        self.ff = jobs[0].ff
-        self.groups: list[slice] = []  # the players of each job
-        end = n
-        for job in jobs:
-            if job.factors.source is None:
-                self.groups.append(slice(0, n))
-            else:
-                count = job.sources(index, n)
-                self.groups.append(slice(end, end + count))
-                end += count
-        self.players = end + 1
-
-    @property
-    def shape(self) -> Shape:
-        """The sizes that the memory of one target depends on."""
-        others = self.players - 1 - self.n
-        job = max(self.jobs, key=lambda job: job.factors.source is not None)
-        return job.shape(self.n, others)
-
-    def shares(self, targets: slice) -> list[Tensor]:
-        """The players' shares of each input projection, (players, i, m)."""
-        ff, parts, index = self.ff, self.parts, self.index
-        rows = torch.arange(targets.start, targets.stop)
-        biases = [ff.up.bias] if ff.gate is None else [ff.gate.bias, ff.up.bias]
-        weights = [
-            job.factors.weights[index, : group.stop - group.start, targets]
-            * job.factors.scale[index, targets, None]
-            for job, group in zip(self.jobs, self.groups, strict=True)
-        ]
-        players = []
-        for w, bias in zip(projections(ff), biases, strict=True):
-            z = w.new_zeros(self.players, len(rows), w.shape[1])
-            for job, group, alpha in zip(self.jobs, self.groups, weights, strict=True):
-                values = job.factors.values[index, : group.stop - group.start]
-                torch.bmm(alpha, values @ w, out=z[group])
-            z[rows, rows - targets.start] = parts.own[index, targets] @ w
-            z[-1] = parts.bias.vectors[index, targets] @ w
-            if bias is not None:
-                z[-1] += bias
-            players.append(z)
-        return players
-
-
-def _coalition_value(ff: FeedForward, sums: list[Tensor]) -> Tensor:
-    """``g(Σ z)``, or ``g(Σ a) · Σ u`` in a gated block."""
-    g = activation(ff.activation).value
-    return g(sums[0]) if ff.gate is None else g(sums[0]) * sums[1]
-
-
-def _contributions(ff: FeedForward, players: list[Tensor], order: Tensor) -> Tensor:
-    """What each player adds to the hidden vector as they join in `order`, (players, i, m)."""
-    values = _coalition_value(ff, [z[order].cumsum(0) for z in players])
-    values[1:] -= values[:-1].clone()
-    values[:1] -= _empty_coalition(ff, players)
-    contributions = torch.empty_like(values)
-    contributions[order] = values
-    return contributions
-
-
-def _empty_coalition(ff: FeedForward, players: list[Tensor]) -> Tensor:
-    """The hidden vector without any player, (1, i, m)."""
-    return _coalition_value(ff, [torch.zeros_like(z[:1]) for z in players])
-
-
-def _run_targets(game: _Game, targets: slice, orders: list[Tensor], result: ShapleyResult) -> None:
-    ff, index = game.ff, game.index
-    players = game.shares(targets)
-    mean = torch.zeros_like(players[0])  # (players, i, m)
-    for order in orders:
-        mean += _contributions(ff, players, order)
-    mean /= len(orders)
-    shares = mean @ ff.down.weight  # (players, i, d)
-
-    rows = torch.arange(targets.start, targets.stop)
-    result.diagonal[index, targets] = shares[rows, rows - targets.start]
-    bias = shares[-1] + _empty_coalition(ff, players)[0] @ ff.down.weight
-    result.bias[index, targets] = bias if ff.down.bias is None else bias + ff.down.bias
-    result.mixed[index, targets] = shares[:-1].sum(0) - result.diagonal[index, targets]
-
-    if len(orders) > 1:  # a single order has no spread
-        spreads = [
-            NormSpread(job, index, targets, mean[group], shares[group])
-            for job, group in zip(game.jobs, game.groups, strict=True)
-        ]
-        for order in orders:
-            joined = _contributions(ff, players, order)
-            for spread, group in zip(spreads, game.groups, strict=True):
-                spread.add(joined[group])
-        for spread, errors in zip(spreads, result.standard_error, strict=True):
-            for scope, error in spread.standard_error(len(orders)):
-                errors[scope][index, targets, : error.shape[-1]] = error
-    for job, group, norms in zip(game.jobs, game.groups, result.norms, strict=True):
-        sources = slice(0, group.stop - group.start)
-        for scope, sizes in scope_norms(job, index, targets, sources, shares[group]):
-            norms[scope][index, targets, sources] = sizes.transpose(0, 1)

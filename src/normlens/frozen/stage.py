@@ -5,26 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normlens.frozen.experts import FrozenExperts
-from normlens.frozen.feedforward import FrozenFeedForward, SampledFeedForward
-from normlens.frozen.head_products import KeptProducts
-from normlens.frozen.norm import FrozenNorm, FrozenResidual
-from normlens.frozen.parts import Bias, Factors, Parts, side_by_side
-from normlens.frozen.rules import projections
+from normlens.frozen.feedforward import SampledFeedForward
+from normlens.frozen.parts import Factors, FrozenBlock, Parts, side_by_side
 from normlens.frozen.shapley import shapley_norms
 from normlens.frozen.tiles import (
     AddBypass,
-    Buffers,
-    ExpertsJob,
     FeedForwardJob,
     Normalise,
     PairNorms,
+    StageJob,
     TailStep,
     feed_forward_norms,
     scope_norms,
@@ -32,10 +26,9 @@ from normlens.frozen.tiles import (
     tile_by_rows,
 )
 from normlens.gpu.sizes import PRECISIONS as KERNEL_PRECISIONS
-from normlens.gpu.sizes import Precision
+from normlens.gpu.sizes import Precision, kernels_run_on
 from normlens.layers import Reach
 from normlens.options import AUTO, Settings
-from normlens.plan.memory import kernels_run_on
 
 # A few norms of the kernels, compared with a recomputation in float32.
 #
@@ -56,28 +49,19 @@ def sampled_error(
     the most sources, and sources from all of it. The number stays on the device.
     """
     index = max(range(len(lengths)), key=lambda place: lengths[place])
-    n = lengths[index]
-    targets = _spread(n // 2, n, TARGETS)
-    sources = _spread(0, job.sources(index, n), SOURCES)
+    n, count = lengths[index], job.sources(index, lengths[index])
+    targets = slice(n // 2, n, max(1, (n - n // 2) // TARGETS))
+    sources = slice(0, count, max(1, count // SOURCES))
+    values = torch.einsum("jhe,hed->jhd", job.factors.heads[index, sources], job.factors.basis)
+    rows = [values @ w for w in job.ff.projections]
     errors = []
-    tile = tile_by_rows(job, index, targets, sources, _rows(job, index, sources))
+    tile = tile_by_rows(job, index, targets, sources, rows)
     for scope, exact in scope_norms(job, index, targets, sources, tile):
         sampled = norms[scope][index, targets, sources].T  # (j, i)
         size = exact.square().sum().clamp_min(torch.finfo(exact.dtype).tiny)
         errors.append(((sampled - exact).square().sum() / size).sqrt())
     # NaN must not pass as a small error.
     return torch.stack(errors).max().nan_to_num(nan=float("inf"), posinf=float("inf"))
-
-
-def _rows(job: FeedForwardJob, index: int, sources: slice) -> list[Tensor]:
-    """``Q^k_jh = U_jh W_k`` of the sampled sources, each (j, h, m)."""
-    values = torch.einsum("jhe,hed->jhd", job.factors.heads[index, sources], job.factors.basis)
-    return [values @ w for w in projections(job.ff)]
-
-
-def _spread(start: int, stop: int, count: int) -> slice:
-    """About `count` positions between `start` and `stop`, evenly spread."""
-    return slice(start, stop, max(1, (stop - start) // count))
 
 
 # Sources of another sequence, cut into blocks as long as the targets: the kernels know squares.
@@ -94,34 +78,28 @@ class Squares:
 
     n: int  # targets, with padding
     sources: int  # with padding
-    lengths: tuple[int, ...]  # of the targets
-    source_lengths: tuple[int, ...]
+    blocks: int  # of each sequence's sources
+    #: the length of each block: that of its targets, or of its sources where these are more
+    block_lengths: list[int]
 
     @classmethod
     def of(cls, factors: Factors, lengths: Sequence[int]) -> Squares:
+        """How parts of sequences with so many targets are cut."""
         _, sources, n, _ = factors.weights.shape
+        blocks = -(-sources // n)
         real = (sources,) * len(lengths) if factors.lengths is None else factors.lengths
-        return cls(n, sources, tuple(lengths), real)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of each sequence's sources."""
-        return -(-self.sources // self.n)
-
-    @property
-    def block_lengths(self) -> list[int]:
-        """The length of each block: that of its targets, or of its sources where these are more."""
-        return [
-            max(targets, min(self.n, sources - first))
-            for targets, sources in zip(self.lengths, self.source_lengths, strict=True)
-            for first in range(0, self.blocks * self.n, self.n)
+        block_lengths = [
+            max(targets, min(n, count - block * n))
+            for targets, count in zip(lengths, real, strict=True)
+            for block in range(blocks)
         ]
+        return cls(n, sources, blocks, block_lengths)
 
-    def factors(self, given: Factors) -> Factors:
-        """The same parts, block by block."""
+    def factors(self, given: Factors, weights: Tensor | None = None) -> Factors:
+        """The same parts, block by block; `weights` if theirs are cut already."""
         return replace(
             given,
-            weights=self._cut(given.weights),
+            weights=self._cut(given.weights) if weights is None else weights,
             scale=self.repeated(given.scale),
             heads=self._cut(given.heads),
             reach=Reach(),
@@ -132,14 +110,20 @@ class Squares:
     def job(self, job: FeedForwardJob) -> FeedForwardJob:
         """The same job, block by block; each block's parts have their own sum."""
         factors = self.factors(job.factors)
-        tail = tuple(self._step(step, job.factors, factors) for step in job.tail)
-        cut = replace(
-            job,
-            factors=factors,
-            slopes=tuple(map(self.repeated, job.slopes)),
-            tail=tail,
-            output=None if job.output is None else self.repeated(job.output),
-        )
+        tail: list[TailStep] = []
+        for step in job.tail:
+            if isinstance(step, Normalise):
+                inverse = self.repeated(step.step.inverse_deviation)
+                tail.append(replace(step, step=replace(step.step, inverse_deviation=inverse)))
+                continue
+            bypassed = step.factors
+            if bypassed is not None:  # the kernels read one set of weights for both
+                same = bypassed.weights is job.factors.weights
+                bypassed = self.factors(bypassed, factors.weights if same else None)
+            tail.append(AddBypass(step.scope, bypassed, self.repeated(step.own)))
+        slopes = tuple(map(self.repeated, job.slopes))
+        output = None if job.output is None else self.repeated(job.output)
+        cut = replace(job, factors=factors, slopes=slopes, tail=tuple(tail), output=output)
         return replace(cut, mixed=cut.sum_behind_block())
 
     def norms(self, blocks: Tensor) -> Tensor:
@@ -163,18 +147,6 @@ class Squares:
         padded = F.pad(of_sources, (0, 0, 0, 0, 0, missing))
         return padded.unflatten(1, (self.blocks, self.n)).flatten(0, 1)
 
-    def _step(self, step: TailStep, given: Factors, cut: Factors) -> TailStep:
-        if isinstance(step, Normalise):
-            inverse = self.repeated(step.step.inverse_deviation)
-            return replace(step, step=replace(step.step, inverse_deviation=inverse))
-        bypassed = step.factors
-        if bypassed is not None:
-            same = bypassed.weights is given.weights
-            bypassed = self.factors(bypassed)
-            # The kernels read one set of weights for both.
-            bypassed = replace(bypassed, weights=cut.weights) if same else bypassed
-        return AddBypass(step.scope, bypassed, self.repeated(step.own))
-
 
 # The choice between PyTorch and the fused kernels for the norms of pairs, made only here.
 #
@@ -189,20 +161,17 @@ DEFAULT_PRECISION = "float32"
 
 
 def run_feed_forward(
-    job: FeedForwardJob | ExpertsJob,
-    lengths: Sequence[int],
-    precision: str,
-    memory_limit: int | None,
+    job: StageJob, lengths: Sequence[int], precision: str, memory_limit: int | None
 ) -> tuple[PairNorms, str]:
     """The norms behind the block, and the precision of their products."""
     if (
-        isinstance(job, ExpertsJob)
+        not isinstance(job, FeedForwardJob)
         or not has_kernels(job.ff.down.weight)
         or tail_of(job) is None  # steps behind the block that the kernels do not know
     ):
         norms = feed_forward_norms(job, lengths, memory_limit)
         return norms, str(job.factors.scale.dtype).removeprefix("torch.")
-    from normlens.gpu.choice import fused_norms
+    from normlens.gpu.feed_forward import fused_norms
 
     chosen = kernel_precision(precision).name
     if job.factors.source is not None:
@@ -224,7 +193,7 @@ def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
     """Norms (b, i, j) of factored parts, 0 where i = j."""
     if not has_kernels(factors.weights):
         return factors.norms()
-    from normlens.gpu.operands import fused_factored_norms
+    from normlens.gpu.rows import fused_factored_norms
 
     if factors.source is not None:
         squares = Squares.of(factors, lengths)
@@ -241,16 +210,7 @@ def has_kernels(weight: Tensor) -> bool:
 # From factored parts to the norms behind the feed-forward block and the steps that follow it.
 #
 # Behind the nonlinearity parts no longer factor, so they exist only inside tiles or kernels, and
-# only norms and sums come out. This module assembles their inputs for each group of sources.
-
-
-class Behind(NamedTuple):
-    """A step behind the feed-forward block, with its position and scope."""
-
-    position: int  # among the layer's steps
-    scope: str
-    step: FrozenNorm | FrozenResidual
-    saved: Parts | None = None  # the parts that a residual adds
+# only norms and sums come out.
 
 
 @dataclass(frozen=True)
@@ -267,111 +227,56 @@ class StageResult:
 
 
 def feed_forward_stage(
-    block: FrozenFeedForward | FrozenExperts | SampledFeedForward,
+    block: FrozenBlock,
     parts: Parts,
-    scope: str,
-    tail: Sequence[Behind],
+    bias: Tensor | None,
+    jobs: Sequence[StageJob],
     lengths: Sequence[int],
     settings: Settings,
-    kept: KeptProducts | None = None,
-    buffers: Buffers | None = None,
-    ordinary: Tensor | None = None,
 ) -> StageResult:
-    """Norms of all parts behind the block, and sums of the parts.
+    """Norms of all parts behind the block, and sums of the parts; a job for each group of sources.
 
     Tiles sum the mixed vectors from their parts. The fused kernels give no vectors; there the mixed
-    vector is the real output without diagonal and bias, and the kernels' parts are compared with
-    it. `kept` are products of the layer's weights, `buffers` the memory that layers share for their
-    tiles, and `ordinary` the dimensions of one more map.
+    vector is the real output without diagonal and `bias`, and the kernels' parts are compared with
+    it.
     """
+    groups = parts.groups
     if isinstance(block, SampledFeedForward):
-        return _sampled(block, parts, scope, tail, lengths, settings, ordinary)
-    own, bias, output = block.linear(parts.own), block.outgoing, block.output
-    alone = len(parts.groups) == 1
-    results, sampled = [], []
-    for factors in parts.groups:
-        steps, memory = _tail_of_group(tail, factors), buffers or Buffers()
-        job: FeedForwardJob | ExpertsJob
-        if isinstance(block, FrozenExperts):
-            job = ExpertsJob(scope, factors, steps, memory, ordinary, block=block)
-        else:
-            job = FeedForwardJob(
-                scope,
-                factors,
-                steps,
-                memory,
-                ordinary,
-                ff=block.ff,
-                slopes=block.neurons.slopes,
-                # They are of the first attention, and of the norms that all its parts pass.
-                kept=kept if alone else None,
-                output=output,
-                mixed=output - own - bias.vectors if alone else None,
-            )
+        sampled = shapley_norms(
+            [job for job in jobs if isinstance(job, FeedForwardJob)], parts, lengths, settings
+        )
+        norms = _joined(sampled.norms, groups)
+        spread = _joined(sampled.standard_error, groups, math.nan)
+        sums = Parts(sampled.diagonal, sampled.bias, sampled.mixed)
+        return StageResult(sums, norms, standard_error=spread)
+    own = block.linear(parts.own)
+    results, samples = [], []
+    for job in jobs:
+        if len(jobs) > 1:  # products are kept of the first attention, and of all its parts' norms
+            job = replace(job, kept=None)
+        elif job.output is not None:
+            job = replace(job, mixed=job.output - own if bias is None else job.output - own - bias)
         group, precision = run_feed_forward(job, lengths, settings.precision, settings.memory_limit)
         results.append(group)
         if isinstance(job, FeedForwardJob) and group.error is not None and settings.sample_kernels:
-            sampled.append(sampled_error(job, lengths, group.norms))
+            samples.append(sampled_error(job, lengths, group.norms))
     mixed = results[0].mixed
-    if len(results) > 1:
-        mixed = torch.stack([group.mixed for group in results]).sum(0)
-    norms = {
-        name: side_by_side([group.norms[name] for group in results], parts.groups)
-        for name in results[0].norms
+    for group in results[1:]:
+        mixed = mixed + group.mixed
+    norms = _joined([group.norms for group in results], groups)
+    error = _largest([group.error for group in results if group.error is not None])
+    return StageResult(Parts(own, bias, mixed), norms, precision, error, _largest(samples))
+
+
+def _joined(
+    norms: Sequence[Mapping[str, Tensor]], groups: Sequence[Factors], fill: float = 0
+) -> dict[str, Tensor]:
+    """Each scope's map of all groups of sources, side by side."""
+    return {
+        scope: side_by_side([group[scope] for group in norms], groups, fill) for scope in norms[0]
     }
-    errors = [group.error for group in results if group.error is not None]
-    return StageResult(
-        Parts(own, bias, mixed), norms, precision, _largest(errors), _largest(sampled)
-    )
 
 
 def _largest(errors: Sequence[Tensor]) -> Tensor | None:
     """The largest of the groups' errors; None if nothing was compared."""
     return torch.stack(list(errors)).amax() if errors else None
-
-
-def _sampled(
-    block: SampledFeedForward,
-    parts: Parts,
-    scope: str,
-    tail: Sequence[Behind],
-    lengths: Sequence[int],
-    settings: Settings,
-    ordinary: Tensor | None,
-) -> StageResult:
-    jobs = [
-        FeedForwardJob(
-            scope,
-            factors,
-            _tail_of_group(tail, factors),
-            ordinary=ordinary,
-            ff=block.ff,
-            slopes=(),
-        )
-        for factors in parts.groups
-    ]
-    sampled = shapley_norms(
-        jobs, parts, lengths, settings.samples, settings.seed, settings.memory_limit
-    )
-    sums = Parts(sampled.diagonal, Bias.dense(sampled.bias), sampled.mixed)
-    norms, errors = (
-        {
-            name: side_by_side([group[name] for group in groups], parts.groups, fill)
-            for name in groups[0]
-        }
-        for groups, fill in ((sampled.norms, 0.0), (sampled.standard_error, math.nan))
-    )
-    return StageResult(sums, norms, standard_error=errors)
-
-
-def _tail_of_group(tail: Sequence[Behind], factors: Factors) -> tuple[TailStep, ...]:
-    """The steps behind the block, for one group of sources."""
-    steps: list[TailStep] = []
-    for behind in tail:
-        if isinstance(behind.step, FrozenNorm):
-            steps.append(Normalise(behind.scope, behind.step))
-        else:
-            assert behind.saved is not None
-            same = [group for group in behind.saved.groups if group.source == factors.source]
-            steps.append(AddBypass(behind.scope, same[0] if same else None, behind.saved.own))
-    return tuple(steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -11,15 +12,12 @@ import torch
 from torch import Tensor
 
 from normlens.errors import MemoryLimitError, is_out_of_memory, process_limit
-from normlens.frozen.experts import FrozenExperts
 from normlens.frozen.head_products import HeadProducts, KeptProducts, ProductTensors
 from normlens.frozen.norm import FrozenNorm
-from normlens.frozen.parts import Factors
-from normlens.frozen.rules import projections
+from normlens.frozen.parts import Factors, FrozenBlock
 from normlens.gpu.matmul import times
-from normlens.layers import FeedForward, Norm, Reach
-from normlens.plan.costs import MATRICES, TILES, Shape
-from normlens.plan.method import Plan, choose_plan
+from normlens.layers import Experts, FeedForward, Norm, Reach
+from normlens.plan.costs import TILES, Plan, Shape, choose_plan
 
 # Memory that tiles share, because fresh pages for each tile would cost more than filling them.
 
@@ -46,9 +44,8 @@ class Buffers:
 
 # The job of the stage behind the feed-forward block, and its result.
 #
-# A job is one group of sources at one layer's block, with the steps that follow. Tiles (`tiles`),
-# the fused kernels (`fused`) and the Shapley rule (`shapley`) all take a job and return norms of
-# pairs.
+# A job is one group of sources at one layer's block, with the steps that follow. Tiles, the fused
+# kernels (`gpu`) and the Shapley rule (`shapley`) all take a job and return norms of pairs.
 
 
 #: Name of the map just behind the block that leaves out special dimensions.
@@ -63,12 +60,11 @@ class AddBypass:
     factors: Factors | None  # None: this group has no bypassed parts off the diagonal
     own: Tensor  # (b, i, d), the bypassed part of the token itself
 
-    def add_to(self, tile: Tensor, index: int, targets: slice, sources: slice) -> None:
+    def pass_tile(self, tile: Tensor, index: int, targets: slice, sources: slice) -> Tensor | None:
         """Add the bypassed parts of other tokens to those of a tile (j, i, d), in place."""
         if self.factors is not None:
-            weights = self.factors.weights[index, sources, targets]
-            weights = weights * self.factors.scale[index, targets, None]
-            tile.baddbmm_(weights, self.factors.values[index, sources])
+            tile.baddbmm_(*self.factors.tile(index, targets, sources))
+        return None
 
 
 @dataclass(frozen=True)
@@ -77,6 +73,11 @@ class Normalise:
 
     scope: str
     step: FrozenNorm
+
+    def pass_tile(self, tile: Tensor, index: int, targets: slice, sources: slice) -> Tensor | None:
+        """Stretch the parts of a tile (j, i, d) in place; the factors 1/σ_i (i,) are to come."""
+        self.step.stretch_(tile)
+        return self.step.inverse_deviation[index, targets]
 
 
 TailStep = AddBypass | Normalise
@@ -92,6 +93,11 @@ class StageJob:
     buffers: Buffers = field(default_factory=Buffers)
     #: dimensions of the block's output in one more map, `ORDINARY`
     ordinary: Tensor | None = None
+    kept: KeptProducts | None = None  # products of this layer's weights, if there are any
+    #: the block's real output (b, i, d), and where it follows from that, the output without
+    #: diagonal and bias: Σ_{j≠i} of the parts behind the block
+    output: Tensor | None = None
+    mixed: Tensor | None = None
 
     @property
     def reach(self) -> Reach:
@@ -106,6 +112,39 @@ class StageJob:
         """The number of sources of the sequence at `index`, which has so many targets."""
         return targets if self.factors.lengths is None else self.factors.lengths[index]
 
+    @property
+    def block(self) -> FeedForward | Experts:
+        """The weights of the block."""
+        raise NotImplementedError
+
+    def shape(self, targets: int, sources: int | None = None) -> Shape:
+        """The sizes of a sequence with so many targets, and perhaps other `sources`."""
+        heads, itemsize = self.factors.weights.shape[-1], self.factors.scale.element_size()
+        others = None if self.factors.source is None else sources
+        return Shape.of_block(self.block, heads, self.reach, targets, itemsize, others)
+
+    def products(self, count: int) -> ProductTensors | None:
+        """Products of the weights in front of the neurons, if `count` sources use them."""
+        return None
+
+    def rows(self, index: int, sources: slice, products: ProductTensors | None) -> list[Tensor]:
+        """What the tiles of some sources share."""
+        return []
+
+    def tile(
+        self, index: int, targets: slice, sources: slice, method: str, rows: list[Tensor]
+    ) -> Tensor:
+        """The parts just behind the block, (j, i, d)."""
+        raise NotImplementedError
+
+
+class FeedForwardBlock(FrozenBlock):
+    """A feed-forward block, behind which parts exist only in a stage."""
+
+    def job(self, common: StageJob) -> StageJob:
+        """The block's job, of which the fields that all jobs have are given."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardJob(StageJob):
@@ -113,49 +152,51 @@ class FeedForwardJob(StageJob):
 
     ff: FeedForward
     slopes: tuple[Tensor, ...]  # r^k (b, i, m); empty where the rule has none
-    kept: KeptProducts | None = None  # products of this layer's weights, if there are any
-    #: the block's real output (b, i, d), and where it follows from that, the output without
-    #: diagonal and bias: Σ_{j≠i} of the parts behind the block
-    output: Tensor | None = None
-    mixed: Tensor | None = None
+
+    @property
+    def block(self) -> FeedForward:
+        """The weights of the block."""
+        return self.ff
+
+    @cached_property
+    def _products(self) -> HeadProducts:
+        return HeadProducts(self.kept, self.factors.basis, self.ff.projections)
+
+    def products(self, count: int) -> ProductTensors | None:
+        """Products of the weights in front of the neurons, if `count` sources use them."""
+        return self._products.for_tokens(count)
+
+    def rows(self, index: int, sources: slice, products: ProductTensors | None) -> list[Tensor]:
+        """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
+        rows = []
+        if products is None:
+            u = self.factors.values[index, sources]  # (j, h, d)
+            for k, w in enumerate(self.ff.projections):
+                out = self.buffers.take(f"rows {k}", w, u.shape[0] * u.shape[1], w.shape[1])
+                product = torch.mm(u.reshape(out.shape[0], -1), w, out=out)
+                rows.append(product.view(*u.shape[:2], -1))
+            return rows
+        v = self.factors.heads[index, sources].transpose(0, 1)  # (h, j, d_head)
+        for k, w in enumerate(products):
+            out = self.buffers.take(f"rows {k}", w, *v.shape[:2], w.shape[-1])
+            rows.append(torch.bmm(v, w, out=out).transpose(0, 1))
+        return rows
+
+    def tile(
+        self, index: int, targets: slice, sources: slice, method: str, rows: list[Tensor]
+    ) -> Tensor:
+        """By the rows of its sources, or by a matrix for each target."""
+        if method == TILES:
+            return tile_by_rows(self, index, targets, sources, rows)
+        return tile_by_matrices(self, index, targets, sources)
 
     def sum_behind_block(self) -> Tensor:
         """``Σ_j`` of the group's parts just behind the block, (b, i, d), without its parts."""
         v = self.factors.sum_of_sources()
-        hidden = sum(
-            times(v, w) * slope for w, slope in zip(projections(self.ff), self.slopes, strict=True)
-        )
-        assert isinstance(hidden, Tensor)
+        hidden = torch.zeros_like(self.slopes[0])
+        for w, slope in zip(self.ff.projections, self.slopes, strict=True):
+            hidden = hidden + times(v, w) * slope
         return times(hidden, self.ff.down.weight)
-
-    def shape(self, targets: int, sources: int | None = None) -> Shape:
-        """The sizes of a sequence with so many targets, and perhaps other `sources`."""
-        return Shape.of_block(
-            self.ff,
-            self.factors.weights.shape[-1],
-            self.reach,
-            targets,
-            self.ff.up.weight.element_size(),
-            None if self.factors.source is None else sources,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertsJob(StageJob):
-    """The job of a mixture of experts, of which each target has its own."""
-
-    block: FrozenExperts
-
-    def shape(self, targets: int, sources: int | None = None) -> Shape:
-        """The sizes of a sequence with so many targets, and perhaps other `sources`."""
-        return Shape.of_block(
-            self.block.experts,
-            self.factors.weights.shape[-1],
-            self.reach,
-            targets,
-            self.factors.scale.element_size(),
-            None if self.factors.source is None else sources,
-        )
 
 
 @dataclass
@@ -168,69 +209,6 @@ class PairNorms:
     error: Tensor | None = None
 
 
-# Parts behind a mixture of experts, for a tile of targets and sources.
-#
-# Each target has its own experts, so no rows of neurons are shared by all targets of a source.
-# Inside a tile the parts themselves are formed, and targets that use the same expert pass it
-# together. For many sources, one matrix ``M_i = Σ_e w_ie Σ_k W^e_k diag(r^ke_i) W^e_down`` is
-# formed per target.
-
-
-def expert_tile(job: ExpertsJob, index: int, targets: slice, sources: slice, method: str) -> Tensor:
-    """``Σ_e w_ie Σ_k ((F_i(x_j) W^e_k) ⊙ r^ke_i) W^e_down`` for one block, (j, i, d)."""
-    weights = job.factors.weights[index, sources, targets]
-    weights = weights * job.factors.scale[index, targets, None]
-    parts = torch.bmm(weights, job.factors.values[index, sources])  # (j, i, d)
-    if method == MATRICES:
-        matrices = _matrices(job, index, targets)
-        return torch.bmm(parts.transpose(0, 1), matrices).transpose(0, 1)
-    total = torch.zeros_like(parts)
-    for used, places, rows in job.block.at_targets(index, targets):
-        ff = used.ff
-        slopes = [slope[0, rows] for slope in used.neurons.slopes]
-        neurons = _neurons(job, ff, parts[:, places] * _some(used.inside, rows), slopes)
-        out = torch.mm(neurons.flatten(0, 1), ff.down.weight).view(*neurons.shape[:2], -1)
-        total.index_add_(1, places, out * _some(used.outside, rows))
-    return total
-
-
-def _neurons(job: ExpertsJob, ff: FeedForward, parts: Tensor, slopes: list[Tensor]) -> Tensor:
-    """``Σ_k (F W_k) ⊙ r^k`` of parts (j, t, d) with slopes (t, m), as (j, t, m)."""
-    j, t, _ = parts.shape
-    flat = parts.flatten(0, 1)
-    first: Tensor | None = None
-    for w, slope in zip(projections(ff), slopes, strict=True):
-        name = "expert" if first is None else "expert gated"
-        z = job.buffers.take(name, w, j * t, w.shape[1])
-        torch.mm(flat, w, out=z)
-        if first is None:
-            first = z.view(j, t, -1).mul_(slope)
-        else:
-            first.addcmul_(z.view(j, t, -1), slope)
-    assert first is not None
-    return first
-
-
-def _matrices(job: ExpertsJob, index: int, targets: slice) -> Tensor:
-    """M_i of some targets, (i, d, d)."""
-    d = job.block.d
-    matrices = job.factors.scale.new_zeros(targets.stop - targets.start, d, d)
-    for used, _, rows in job.block.at_targets(index, targets):
-        ff, first = used.ff, index * job.block.shape[1] + targets.start
-        for row in range(rows.start, rows.stop):
-            place, factor = used.order[row] - first, used.weights[row]
-            scaled = torch.zeros_like(ff.up.weight)
-            for w, slope in zip(projections(ff), used.neurons.slopes, strict=True):
-                scaled.addcmul_(w, slope[0, row] * factor)
-            matrices[place].addmm_(scaled, ff.down.weight)
-    return matrices
-
-
-def _some(weights: Tensor | float, rows: slice) -> Tensor | float:
-    """The weights (t, 1) of some of an expert's tokens."""
-    return weights[rows] if isinstance(weights, Tensor) else weights
-
-
 # Norms of the parts behind the feed-forward block, tile by tile.
 #
 # Behind the nonlinearity ``F_i(x_j) ← Σ_k ((F_i(x_j) W_k) ⊙ r^k_i) W_down``, which no longer
@@ -241,27 +219,21 @@ def _some(weights: Tensor | float, rows: slice) -> Tensor | float:
 
 
 def feed_forward_norms(
-    job: FeedForwardJob | ExpertsJob, lengths: Sequence[int], memory_limit: int | None = None
+    job: StageJob, lengths: Sequence[int], memory_limit: int | None = None
 ) -> PairNorms:
     """Norms behind the block for every pair, one sequence of the batch after another."""
     b, n_sources, n, _ = job.factors.weights.shape
-    scale = job.factors.scale
-    result = PairNorms(
-        {scope: scale.new_zeros(b, n, n_sources) for scope in job.scopes},
-        scale.new_zeros(b, n, job.factors.basis.shape[-1]),
-    )
-    sources = [job.sources(index, length) for index, length in enumerate(lengths)]
-    products = _head_products(job)
-    for index, (length, count) in enumerate(zip(lengths, sources, strict=True)):
-        first = choose_plan(job.shape(length, count), memory_limit)
+    empty = job.factors.scale.new_zeros
+    norms = {scope: empty(b, n, n_sources) for scope in job.scopes}
+    result = PairNorms(norms, empty(b, n, job.factors.basis.shape[-1]))
+    for index, length in enumerate(lengths):
+        count = job.sources(index, length)
+        plan: Plan | None = choose_plan(job.shape(length, count), memory_limit)
         # Decided for each sequence alone, so that it does not depend on the rest of the batch.
-        chosen = None
-        if products is not None and first.method == TILES:
-            chosen = products.for_tokens(count)
-        plan: Plan | None = first
+        products = job.products(count) if plan is not None and plan.method == TILES else None
         while plan is not None:
             try:
-                _run_sequence(job, index, length, plan, chosen, result)
+                _run_sequence(job, index, length, plan, products, result)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -276,72 +248,35 @@ def feed_forward_norms(
     return result
 
 
-def _head_products(job: FeedForwardJob | ExpertsJob) -> HeadProducts | None:
-    """Products of the weights in front of the neurons; experts have too many of them."""
-    if isinstance(job, ExpertsJob):
-        return None
-    return HeadProducts(job.kept, job.factors.basis, projections(job.ff))
-
-
-def _source_rows(
-    job: FeedForwardJob, head_products: ProductTensors | None, index: int, rows: slice
-) -> list[Tensor]:
-    """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
-    if head_products is None:
-        u = job.factors.values[index, rows]  # (j, h, d)
-        products = []
-        for k, w in enumerate(projections(job.ff)):
-            out = job.buffers.take(f"rows {k}", w, u.shape[0] * u.shape[1], w.shape[1])
-            product = torch.mm(u.reshape(out.shape[0], -1), w, out=out)
-            products.append(product.view(*u.shape[:2], -1))
-        return products
-    v = job.factors.heads[index, rows].transpose(0, 1)  # (h, j, d_head)
-    products = []
-    for k, w in enumerate(head_products):
-        out = job.buffers.take(f"rows {k}", w, *v.shape[:2], w.shape[-1])
-        products.append(torch.bmm(v, w, out=out).transpose(0, 1))
-    return products
-
-
 def _run_sequence(
-    job: FeedForwardJob | ExpertsJob,
+    job: StageJob,
     index: int,
     n: int,
     plan: Plan,
-    head_products: ProductTensors | None,
+    products: ProductTensors | None,
     result: PairNorms,
 ) -> None:
     """Fill the result of one sequence by tiles of the plan's size."""
     result.mixed[index].zero_()
     n_sources = job.sources(index, n)
-    rows: list[Tensor] | None = None
     for j in range(0, n_sources, plan.sources):
         block = slice(j, min(j + plan.sources, n_sources))
-        if plan.method == TILES and isinstance(job, FeedForwardJob):
-            rows = _source_rows(job, head_products, index, block)
+        rows = job.rows(index, block, products) if plan.method == TILES else []
         for i in range(0, n, plan.targets):
             targets = slice(i, min(i + plan.targets, n))
             low, high = job.reach.sources(targets.start, targets.stop, n_sources)
             sources = slice(max(low, block.start), min(high, block.stop))
             if sources.start >= sources.stop:
                 continue
-            if isinstance(job, ExpertsJob):
-                tile = expert_tile(job, index, targets, sources, plan.method)
-            elif rows is None:
-                tile = tile_by_matrices(job, index, targets, sources)
-            else:
-                local = slice(sources.start - j, sources.stop - j)
-                tile = tile_by_rows(job, index, targets, sources, [q[local] for q in rows])
+            some = [q[sources.start - j : sources.stop - j] for q in rows]
+            tile = job.tile(index, targets, sources, plan.method, some)
             result.mixed[index, targets] += tile.sum(0)
-            _emit(job, index, targets, sources, tile, result.norms)
+            for scope, values in scope_norms(job, index, targets, sources, tile):
+                result.norms[scope][index, targets, sources] = values.transpose(0, 1)
 
 
 def tile_by_rows(
-    job: FeedForwardJob,
-    index: int,
-    targets: slice,
-    sources: slice,
-    rows: list[Tensor],
+    job: FeedForwardJob, index: int, targets: slice, sources: slice, rows: list[Tensor]
 ) -> Tensor:
     """``Σ_k ((s_i Σ_h A_ijh Q^k_jh) ⊙ r^k_i) W_down`` for one block, (j, i, d)."""
     weights = job.factors.weights[index, sources, targets]  # (j, i, h)
@@ -372,46 +307,25 @@ def tile_by_matrices(job: FeedForwardJob, index: int, targets: slice, sources: s
     matrices = parts.new_empty(targets.stop - targets.start, d, d)
     for matrix, target in zip(matrices, range(targets.start, targets.stop), strict=True):
         scaled = torch.zeros_like(job.ff.up.weight)
-        for w, slope in zip(projections(job.ff), job.slopes, strict=True):
+        for w, slope in zip(job.ff.projections, job.slopes, strict=True):
             scaled.addcmul_(w, slope[index, target])
         torch.mm(scaled, job.ff.down.weight, out=matrix).mul_(job.factors.scale[index, target])
     return torch.bmm(parts.transpose(0, 1), matrices).transpose(0, 1)
 
 
-def _emit(
-    job: StageJob,
-    index: int,
-    targets: slice,
-    sources: slice,
-    tile: Tensor,
-    norms: dict[str, Tensor],
-) -> None:
-    """Write the tile's norms at the block and at each step behind it; overwrites `tile`."""
-    for scope, values in scope_norms(job, index, targets, sources, tile):
-        norms[scope][index, targets, sources] = values.transpose(0, 1)
-
-
 def scope_norms(
-    job: StageJob,
-    index: int,
-    targets: slice,
-    sources: slice,
-    tile: Tensor,
+    job: StageJob, index: int, targets: slice, sources: slice, tile: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """Each scope's norms (j, i) of a tile (j, i, d), which is overwritten step by step."""
     yield job.scope, torch.linalg.vector_norm(tile, dim=-1)
     if job.ordinary is not None:
         yield ORDINARY, torch.linalg.vector_norm(tile[..., job.ordinary], dim=-1)
-    for position, step in enumerate(job.tail):
-        if isinstance(step, AddBypass):
-            step.add_to(tile, index, targets, sources)
-            yield step.scope, torch.linalg.vector_norm(tile, dim=-1)
-        else:
-            step.step.stretch_(tile)
-            inverse = step.step.inverse_deviation[index, targets]
-            yield step.scope, torch.linalg.vector_norm(tile, dim=-1) * inverse
-            if position + 1 < len(job.tail):
-                tile.mul_(inverse[:, None])
+    for step in job.tail:
+        inverse = step.pass_tile(tile, index, targets, sources)
+        norms = torch.linalg.vector_norm(tile, dim=-1)
+        yield step.scope, norms if inverse is None else norms * inverse
+        if inverse is not None and step is not job.tail[-1]:
+            tile.mul_(inverse[:, None])
 
 
 # The steps behind the feed-forward block that the kernels support, and the sums they keep.
@@ -421,9 +335,9 @@ def scope_norms(
 class Tail:
     """The steps behind the block, in an order that the kernels support: RES LN, RES, LN RES, LN."""
 
-    bypass: AddBypass | None
-    normalise: Normalise | None
-    norm_first: bool
+    bypass: AddBypass | None = None
+    normalise: Normalise | None = None
+    norm_first: bool = False
 
     @property
     def norm(self) -> Norm | None:
@@ -442,67 +356,37 @@ def is_supported(kinds: Sequence[type | str]) -> bool:
 
 def tail_of(job: FeedForwardJob) -> Tail | None:
     """The job's tail, or None if the kernels do not support it."""
-    kinds = [type(step) for step in job.tail]
-    if not is_supported(kinds):
+    if not is_supported([type(step) for step in job.tail]):
         return None
     bypass = next((step for step in job.tail if isinstance(step, AddBypass)), None)
     normalise = next((step for step in job.tail if isinstance(step, Normalise)), None)
-    tail = Tail(bypass, normalise, bool(kinds) and kinds[0] is Normalise)
+    tail = Tail(bypass, normalise, normalise is not None and job.tail[0] is normalise)
     if tail.factors is not None and tail.factors.weights is not job.factors.weights:
         return None  # the kernels read one set of weights for both
     return tail
 
 
-@dataclass(frozen=True)
-class Slots:
-    """The slot of each sum that a kernel keeps; −1: not kept.
+#: The sums of a pair that a kernel may keep, in the order of their slots: Σ v² of the ordinary
+#: dimensions; Σ (γv)², Σ v and Σ γ²v of a norm; Σ u² behind the residual, and Σ γu if a norm stood
+#: before it. Slot 0 is the pair's largest weight, 1 is Σ v² and 2 is Σ v just behind the block.
+SLOTS = ("ORDINARY", "NORMED", "NORMED_MEAN", "NORMED_CROSS", "ADDED", "ADDED_CROSS")
 
-    Slot 0 is the pair's largest weight, 1 is Σ v² and 2 is Σ v just behind the block.
-    """
 
-    count: int
-    ordinary: int = -1
-    normed: int = -1  # Σ (γv)²
-    mean: int = -1  # Σ v
-    cross: int = -1  # Σ γ²v
-    added: int = -1  # Σ u², behind the residual
-    added_cross: int = -1  # Σ γu, if a norm stood before it
-
-    @classmethod
-    def of(cls, job: FeedForwardJob, tail: Tail) -> Slots:
-        """The slots of the sums that a job's norms follow from."""
-        norm = tail.norm
-        return cls.for_steps(
-            ordinary=job.ordinary is not None,
-            normed=norm is not None,
-            centred=norm is not None and norm.centred,
-            bypassed=tail.bypass is not None,
-            norm_first=tail.norm_first,
-        )
-
-    @classmethod
-    def for_steps(
-        cls, *, ordinary: bool, normed: bool, centred: bool, bypassed: bool, norm_first: bool
-    ) -> Slots:
-        """The slots for a tail that consists of these steps."""
-        names = ["ordinary"] if ordinary else []
-        if normed:
-            names += ["normed", *(["mean", "cross"] if centred else [])]
-        if bypassed:
-            names.append("added")
-            if normed and norm_first and centred:
-                names.append("added_cross")
-        return cls(3 + len(names), **{name: 3 + place for place, name in enumerate(names)})
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """The slots as constants of a kernel."""
-        return {
-            "SLOTS": self.count,
-            "ORDINARY": self.ordinary,
-            "NORMED": self.normed,
-            "NORMED_MEAN": self.mean,
-            "NORMED_CROSS": self.cross,
-            "ADDED": self.added,
-            "ADDED_CROSS": self.added_cross,
-        }
+def kernel_slots(
+    ordinary: bool, norm: Norm | None, bypassed: bool, norm_first: bool
+) -> dict[str, Any]:
+    """The slot of each sum as a constant of a kernel; −1: not kept. "SLOTS" counts them."""
+    centred = norm is not None and norm.centred
+    kept = (
+        ordinary,
+        norm is not None,
+        centred,
+        centred,
+        bypassed,
+        bypassed and norm_first and centred,
+    )
+    slots, count = {}, 3
+    for name, is_kept in zip(SLOTS, kept, strict=True):
+        slots[name] = count if is_kept else -1
+        count += is_kept
+    return {"SLOTS": count, **slots}

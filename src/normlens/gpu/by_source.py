@@ -1,313 +1,417 @@
-"""The feed-forward stage source by source: launches, and the list of allowed pairs."""
+"""Kernels of the feed-forward stage source by source; hidden rows are mixed or stored."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from math import gcd
-from typing import Any
+import triton
+import triton.language as tl
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from normlens.gpu.pieces import (
+    dot,
+    is_void,
+    keep_behind_block,
+    keep_behind_bypass,
+    keep_nothing,
+    pair_weights,
+    split,
+    split_dot,
+)
 
-from normlens.gpu.kernels.by_source import feed_forward_sums, pair_sums, store_hidden
-from normlens.gpu.matmul import forget_operands, on_device
-from normlens.gpu.operands import Operand, described, described_both, launch
-from normlens.gpu.sizes import PROCESSORS, Tiling, sources_at_once
-from normlens.gpu.stage import Method, Stage
-from normlens.layers import Reach
-from normlens.plan.costs import at_once, hidden_row_bytes, value_bytes
-
-# The pairs that attention allows, listed source by source, for kernels whose rows are pairs.
+# Hidden rows: a source's H rows, mixed and scaled by the slopes of a block of targets.
+#
+# Σ_k (Â_ij Q^k_j) ⊙ r^k_i
 
 
-@dataclass(frozen=True)
-class PairList:
-    """Pairs in the order of their sources, and of targets for each; padding has none.
+@triton.jit
+def _mix(a_high, a_low, rows_high, rows_low, local, k, SPLIT: tl.constexpr, PLAIN: tl.constexpr):
+    """``Σ_h Â_ijh Q_jh`` for a block of neurons, (i, m)."""
+    H_BLOCK: tl.constexpr = rows_high.block_shape[1]
+    NEURONS: tl.constexpr = rows_high.block_shape[2]
+    q = rows_high.load([local, 0, k]).reshape(H_BLOCK, NEURONS)
+    q_low = q
+    if SPLIT:
+        q_low = rows_low.load([local, 0, k]).reshape(H_BLOCK, NEURONS)
+    mixed = tl.zeros((a_high.shape[0], NEURONS), tl.float32)
+    return split_dot(a_high, a_low, q, q_low, mixed, SPLIT, PLAIN)
 
-    Sources are numbered as they come; `tokens` says which token of the batch each of them is.
+
+@triton.jit
+def hidden_rows(
+    a_high,
+    a_low,
+    rows_high,
+    rows_low,
+    gated_high,
+    gated_low,
+    slopes,
+    gated_slopes,
+    local,
+    row,
+    k,
+    GATED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """``Σ_k (Â_ij Q^k_j) ⊙ r^k_i`` for a block of neurons, (i, m)."""
+    hidden = _mix(a_high, a_low, rows_high, rows_low, local, k, SPLIT, PLAIN)
+    hidden *= slopes.load([row, k]).to(tl.float32)
+    if GATED:
+        more = _mix(a_high, a_low, gated_high, gated_low, local, k, SPLIT, PLAIN)
+        hidden += more * gated_slopes.load([row, k]).to(tl.float32)
+    return hidden
+
+
+@triton.jit(do_not_specialize=["start", "begin", "end", "first", "i_blocks"])
+def store_hidden(
+    hidden_high,  # (pairs, M) from pair `begin` on
+    hidden_low,
+    weights,  # A (b, j, i, h) float32
+    rows_high,  # Q (j, h, m) from the token `first` on
+    rows_low,
+    gated_high,
+    gated_low,
+    slopes,
+    gated_slopes,
+    tokens,  # of a `PairList`
+    lows,
+    begins,
+    start,  # the first source
+    begin,  # the pairs to store
+    end,
+    first,
+    i_blocks,
+    n,
+    M: tl.constexpr,
+    H: tl.constexpr,
+    H_BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PLAIN: tl.constexpr,
+    TARGETS: tl.constexpr,
+    NEURONS: tl.constexpr,
+    RUN: tl.constexpr,  # neurons of one program
+    STAGES: tl.constexpr,
+):
+    """The hidden rows of one source and a block of targets, for `pair_sums` to multiply.
+
+    Without it a row is mixed again for each block of dimensions. With many of them, storing the
+    row costs less.
     """
-
-    tokens: NDArray[np.int64]  # (s,)
-    lows: NDArray[np.int64]  # (s,) the first target of each source
-    begins: NDArray[np.int64]  # (s + 1,) the place of its first pair
-    device: torch.device
-
-    @classmethod
-    def of(cls, reach: Reach, lengths: Sequence[int], n: int, device: torch.device) -> PairList:
-        """List the pairs of sequences of these lengths, which are padded to n tokens."""
-        tokens, lows, counts = [], [], []
-        for place, length in enumerate(lengths):
-            j = np.arange(length)
-            low = np.zeros_like(j) if reach.ahead is None else np.maximum(0, j - reach.ahead)
-            last = np.full_like(j, length - 1)
-            if reach.back is not None:
-                last = np.minimum(last, j + reach.back)
-            tokens.append(place * n + j)
-            lows.append(low)
-            counts.append(last - low + 1)
-        begins = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
-        return cls(np.concatenate(tokens), np.concatenate(lows), begins, device)
-
-    def __len__(self) -> int:
-        return int(self.begins[-1])
-
-    def sources(self, first: int, last: int) -> tuple[int, int]:
-        """The sources among the tokens [first, last), as a range of their numbers."""
-        start, stop = np.searchsorted(self.tokens, [first, last])
-        return int(start), int(stop)
-
-    def sources_of(self, first: int, last: int) -> tuple[int, int]:
-        """The sources of the pairs [first, last), as a range of their numbers."""
-        start = np.searchsorted(self.begins, first, side="right") - 1
-        stop = np.searchsorted(self.begins, last, side="left")
-        return int(start), int(stop)
-
-    @cached_property
-    def on_device(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The source of each pair; then the tokens, lows and begins of sources, for a kernel."""
-        tokens, lows = (self._numbers(each, torch.int32) for each in (self.tokens, self.lows))
-        begins = self._numbers(self.begins, torch.int64)
-        numbers = torch.arange(len(tokens), dtype=torch.int32, device=self.device)
-        sources = torch.repeat_interleave(numbers, begins.diff(), output_size=len(self))
-        return sources, tokens, lows, begins
-
-    def _numbers(self, given: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
-        return on_device(tuple(given.tolist()), self.device, dtype)
-
-
-# The method source by source: the rows of some sources at a time, and a kernel for all of it.
-
-
-class BySource(Method):
-    """The rows of some sources are formed, and the sums of all their pairs follow from them."""
-
-    stored = False  # whether hidden rows are
-
-    def __init__(self, stage: Stage):
-        super().__init__(stage)
-        s = stage
-        self.tiling = Tiling.choose(self.row_count, s.d, s.m, s.precision, s.gated, self.stored)
-
-    @property
-    def row_count(self) -> int:
-        """Rows that a block of them is cut from: a source's targets."""
-        return self.stage.n
-
-    @property
-    def least_bytes(self) -> int:
-        return self._source_bytes
-
-    @property
-    def _source_bytes(self) -> int:
-        """Memory of one source's rows, or of its bypassed vectors if these are larger."""
-        stage = self.stage
-        return max(stage.rows.bytes_per_source, value_bytes(stage.heads, stage.d))
-
-    def fill(self, limit: int) -> None:
-        chunk = sources_at_once(limit, self._source_bytes)  # which forms the rows' weights
-        forget_operands()  # nothing else is multiplied here, and the sums are large
-        self.sums = self.stage.prepare_sums(self.tiling.dims)
-        self.begin()
-        for first in range(0, self.stage.tokens, chunk):
-            last = min(first + chunk, self.stage.tokens)
-            self.run_sources(first, last, self.stage.rows.take(first, last), limit)
-
-    def begin(self) -> None:
-        """What comes before the first sources."""
-
-    @abstractmethod
-    def run_sources(self, first: int, last: int, rows: list[Operand], limit: int) -> None:
-        """Fill the sums of every pair whose source is one of the tokens [first, last)."""
-
-    def mixing(self, rows: list[Operand]) -> list[Any]:
-        """What hidden rows are made of, described for a kernel."""
-        stage, tiling = self.stage, self.tiling
-        row_block = [1, stage.head_block, tiling.neurons]
-        slope_block = [tiling.targets, tiling.neurons]
-        return [
-            *described_both(rows[0], row_block),
-            *described_both(rows[1] if stage.gated else None, row_block),
-            described(stage.slopes[0], slope_block),
-            described(stage.slopes[1], slope_block) if stage.gated else None,
-        ]
-
-    @property
-    def down(self) -> list[Any]:
-        """W_down, described for a kernel."""
-        return described_both(self.stage.down, [self.tiling.neurons, self.tiling.dims])
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """Constants of every kernel."""
-        stage, tiling = self.stage, self.tiling
-        return {
-            "operand": stage.precision.operand,
-            "M": stage.m,
-            "H": stage.heads,
-            "H_BLOCK": stage.head_block,
-            "SPLIT": stage.precision.split,
-            "TARGETS": tiling.targets,
-            "num_warps": tiling.warps,
-        }
-
-    @property
-    def sum_constants(self) -> dict[str, Any]:
-        """Constants of a kernel that fills sums."""
-        stage, tiling = self.stage, self.tiling
-        return {
-            "CHUNK": min(tiling.chunk, self.whole),
-            "DIMS": tiling.dims,
-            "STAGES": tiling.stages,
-            **stage.tail_constants,
-            **self.constants,
-        }
-
-    @property
-    def whole(self) -> int:
-        """The neurons, in whole blocks."""
-        return -(-self.stage.m // self.tiling.neurons) * self.tiling.neurons
-
-
-class InOneKernel(BySource):
-    """One kernel does everything for a source and a block of targets."""
-
-    def run_sources(self, first: int, last: int, rows: list[Operand], limit: int) -> None:
-        stage, tiling = self.stage, self.tiling
-        launch(
-            feed_forward_sums,
-            stage.d_blocks * -(-stage.n // tiling.targets) * (last - first),
-            self.sums,
-            stage.weights,
-            *self.mixing(rows),
-            *self.down,
-            *stage.units(stage.rows),
-            *stage.bypassed(first, last),
-            *stage.tail_vectors,
-            stage.lengths,
-            first,
-            stage.b,
-            stage.n,
-            *stage.reach,
-            GATED=stage.gated,
-            NEURONS=tiling.neurons,
-            **self.sum_constants,
+    program = tl.program_id(0)
+    runs = tl.cdiv(M, RUN)
+    source = start + program // runs // i_blocks
+    skipped = program // runs % i_blocks * TARGETS
+    place = tl.load(begins + source) + skipped
+    stop = tl.minimum(tl.load(begins + source + 1), end)
+    if (place >= stop) | (place + TARGETS <= begin):
+        return
+    token = tl.load(tokens + source).to(tl.int64)
+    target = tl.load(lows + source) + skipped
+    rows = tl.arange(0, TARGETS)
+    real = place + rows < stop
+    a, _ = pair_weights(weights, token * n + target + rows, real, H, H_BLOCK)
+    a_high, a_low = split(a, tl.float16)
+    local = (token - first).to(tl.int32)
+    row = (token // n).to(tl.int32) * n + target
+    run = program % runs * RUN
+    out = (place - begin + rows)[:, None] * M
+    kept = (real & (place + rows >= begin))[:, None]
+    for step in tl.range(0, RUN, NEURONS, num_stages=STAGES):
+        k = run + step
+        hidden = hidden_rows(
+            a_high,
+            a_low,
+            rows_high,
+            rows_low,
+            gated_high,
+            gated_low,
+            slopes,
+            gated_slopes,
+            local,
+            row,
+            k,
+            GATED,
+            SPLIT,
+            PLAIN,
         )
+        high, low = split(hidden, OPERAND)
+        neurons = (k + tl.arange(0, NEURONS))[None, :]
+        tl.store(hidden_high + out + neurons, high, mask=kept & (neurons < M))
+        if SPLIT:
+            tl.store(hidden_low + out + neurons, low, mask=kept & (neurons < M))
 
 
-# The method source by source with stored hidden rows: one row for each pair that is allowed.
+# The feed-forward stage source by source: the method for most inputs.
+#
+# For one source, a block of targets and of dimensions, the kernel mixes the source's H rows,
+# scales them by the targets' slopes, multiplies by W_down, and keeps sums of the resulting parts
+# v:
+#
+#     v = Σ_k ((Â_ij Q^k_j) ⊙ r^k_i) W_down
 
 
-HIDDEN_RUN = 512  # neurons of one program that stores hidden rows
-SHARED = 200 << 10  # bytes of shared memory for what it reads ahead
+@triton.jit(do_not_specialize=["first", "batch"])
+def feed_forward_sums(
+    sums,  # as `pieces` leaves them
+    weights,  # A (b, j, i, h) float32
+    rows_high,  # Q (j, h, m) of the first projection, from the token `first` on
+    rows_low,  # the rounding error of Q; None where operands are not split
+    gated_high,  # the same of the second projection
+    gated_low,
+    slopes,  # r (b·i, m)
+    gated_slopes,
+    down_high,  # W_down (m, d)
+    down_low,
+    scale,  # s (b, i); then the sizes that the operands were divided by
+    slope_sizes,
+    source_sizes,
+    weight_size,
+    down_size,
+    values,  # U (j, h, d) of the bypassed parts, as the rows; its strides, and scale (b, i)
+    token_stride,
+    head_stride,
+    bypass_scale,
+    inverse_deviation,  # (b, i) of a norm that stands before the bypass is added
+    gamma,  # (d,)
+    ordinary,  # (d,) 1 where a dimension is ordinary, else 0
+    lengths,  # (b,) int32
+    first,
+    batch,
+    n,
+    back,
+    ahead,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    H_BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PLAIN: tl.constexpr,
+    BYPASS: tl.constexpr,
+    NORM_FIRST: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ORDINARY: tl.constexpr,
+    NORMED: tl.constexpr,
+    NORMED_MEAN: tl.constexpr,
+    NORMED_CROSS: tl.constexpr,
+    ADDED: tl.constexpr,
+    ADDED_CROSS: tl.constexpr,
+    TARGETS: tl.constexpr,
+    NEURONS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DIMS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The sums of one source's parts, for a block of targets and dimensions."""
+    program = tl.program_id(0)
+    d_blocks = tl.cdiv(D, DIMS)
+    i_blocks = tl.cdiv(n, TARGETS)
+    d_start = program % d_blocks * DIMS
+    start = (program // d_blocks % i_blocks) * TARGETS
+    source = program // d_blocks // i_blocks  # among the rows
+    token = (first + source).to(tl.int64)  # in the batch
+    j = (token % n).to(tl.int32)
+    b = (token // n).to(tl.int32)
+    length = tl.load(lengths + b)
 
+    i = start + tl.arange(0, TARGETS)
+    slot_stride = tl.cast(batch, tl.int64) * n * n
+    place = (program % d_blocks).to(tl.int64) * SLOTS * slot_stride + token * n + i
+    inside = i < n
+    if is_void(j, start, length, back, ahead, TARGETS):
+        keep_nothing(sums, place, slot_stride, inside, SLOTS)
+        return
 
-class ByPair(BySource):
-    """One kernel stores hidden rows, another one multiplies them.
+    real = i < length
+    a, largest = pair_weights(weights, token * n + i, real, H, H_BLOCK)
+    a_high, a_low = split(a, tl.float16)
+    row = b * n + start
+    v = tl.zeros((TARGETS, DIMS), tl.float32)
+    for chunk in tl.range(0, M, CHUNK, num_stages=1):
+        total = tl.zeros((TARGETS, DIMS), tl.float32)
+        for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
+            hidden = hidden_rows(
+                a_high,
+                a_low,
+                rows_high,
+                rows_low,
+                gated_high,
+                gated_low,
+                slopes,
+                gated_slopes,
+                source,
+                row,
+                k,
+                GATED,
+                SPLIT,
+                PLAIN,
+            )
+            x_high, x_low = split(hidden, OPERAND)
+            w = down_high.load([k, d_start])
+            w_low = w
+            if SPLIT:
+                w_low = down_low.load([k, d_start])
+            total = split_dot(x_high, x_low, w, w_low, total, SPLIT, PLAIN)
+        # The matrix units round their running sum towards zero; short sums keep that small.
+        v = total if CHUNK >= M else v + total
 
-    Rows of forbidden pairs and of padding are not stored, so a block of rows may belong to several
-    sources.
-    """
-
-    stored = True
-
-    def __init__(self, stage: Stage):
-        lengths = stage.given_lengths
-        self.pairs = PairList.of(stage.job.reach, lengths, stage.n, stage.weights.device)
-        super().__init__(stage)
-
-    @property
-    def row_count(self) -> int:
-        """Rows that a block of them is cut from: all pairs."""
-        return len(self.pairs)
-
-    def begin(self) -> None:
-        self.sums.zero_()  # what pairs that are not listed keep
-
-    def run_sources(self, first: int, last: int, rows: list[Operand], limit: int) -> None:
-        start, stop = self.pairs.sources(first, last)
-        begin, end = int(self.pairs.begins[start]), int(self.pairs.begins[stop])
-        if begin == end:
-            return
-        step = self.pairs_at_once(limit, end - begin)
-        hidden, bypassed = self.room(step), self.stage.bypassed(first, last)
-        for pair in range(begin, end, step):
-            self._store(pair, min(pair + step, end), first, rows, hidden)
-            self._sum(pair, min(pair + step, end), first, bypassed, hidden)
-
-    def _store(self, begin: int, end: int, first: int, rows: list[Operand], out: Operand) -> None:
-        """Store the hidden rows of the pairs [begin, end), whose rows begin at token `first`."""
-        stage, tiling = self.stage, self.tiling
-        start, stop = self.pairs.sources_of(begin, end)
-        most = int((self.pairs.begins[start + 1 : stop + 1] - self.pairs.begins[start:stop]).max())
-        run, blocks = min(HIDDEN_RUN, self.whole), -(-most // tiling.targets)
-        launch(
-            store_hidden,
-            -(-stage.m // run) * blocks * (stop - start),
-            *out.both,
-            stage.weights,
-            *self.mixing(rows),
-            *self.pairs.on_device[1:],
-            start,
-            begin,
-            end,
-            first,
-            blocks,
-            stage.n,
-            GATED=stage.gated,
-            NEURONS=tiling.neurons,
-            RUN=run,
-            STAGES=self.hidden_stages,
-            **self.constants,
+    target = b.to(tl.int64) * n + tl.minimum(i, n - 1)
+    dims = d_start + tl.arange(0, DIMS)
+    units = (scale, slope_sizes, source_sizes, weight_size, down_size)
+    v = keep_behind_block(
+        v, largest, sums, place, slot_stride, inside, real, target, token, dims, units,
+        inverse_deviation, gamma, ordinary,
+        D, NORM_FIRST, ORDINARY, NORMED, NORMED_MEAN, NORMED_CROSS,
+    )  # fmt: skip
+    if BYPASS:
+        # Two bfloat16 numbers in every precision: they cost nothing here, and need no scaling.
+        h = tl.arange(0, H_BLOCK)
+        u = tl.load(
+            values
+            + source.to(tl.int64) * token_stride
+            + h.to(tl.int64)[:, None] * head_stride
+            + dims[None, :],
+            mask=(h < H)[:, None] & (dims < D)[None, :],
+            other=0.0,
         )
+        u_high, u_low = split(u, tl.bfloat16)
+        a_high, a_low = split(a * tl.load(bypass_scale + target)[:, None], tl.bfloat16)
+        v = split_dot(a_high, a_low, u_high, u_low, v, True, PLAIN)
+    keep_behind_bypass(
+        v, sums, place, slot_stride, inside, real, dims, gamma,
+        D, NORM_FIRST, NORMED, NORMED_MEAN, NORMED_CROSS, ADDED, ADDED_CROSS,
+    )  # fmt: skip
 
-    def _sum(self, begin: int, end: int, first: int, bypassed: Any, hidden: Operand) -> None:
-        """Fill the sums of the pairs [begin, end); vectors of sources begin at token `first`."""
-        stage, tiling = self.stage, self.tiling
-        stored = hidden.mapped(lambda rows: rows[: end - begin])  # nobody wrote the others
-        launch(
-            pair_sums,
-            stage.d_blocks * -(-(end - begin) // tiling.targets),
-            self.sums,
-            stage.weights,
-            *described_both(stored, [tiling.targets, tiling.neurons]),
-            *self.down,
-            *stage.units(stage.rows),
-            *bypassed,
-            *stage.tail_vectors,
-            *self.pairs.on_device,
-            begin,
-            end,
-            first,
-            stage.b,
-            stage.n,
-            **self.sum_constants,
-        )
 
-    @property
-    def hidden_stages(self) -> int:
-        """Blocks of neurons that a program which stores hidden rows has in shared memory."""
-        stage, tiling, split = self.stage, self.tiling, self.stage.precision.split
-        numbers = 2 * (1 + split) * stage.head_block + (4 if split else 2) * tiling.targets
-        size = len(stage.slopes) * tiling.neurons * numbers
-        return max(1, min(2 if split else 3, SHARED // size))
+# The feed-forward stage pair by pair: hidden rows that are stored, multiplied by W_down.
+#
+# A block of rows holds the pairs of one source or of several. The kernel keeps the same sums as
+# the one that mixes rows itself (`by_source`).
 
-    def pairs_at_once(self, limit: int, most: int) -> int:
-        """Rows that are stored at once: whole blocks, which keep all processors busy to the end."""
-        stage, targets = self.stage, self.tiling.targets
-        size = targets * hidden_row_bytes(stage.m, stage.precision.itemsize)
-        blocks = min(at_once(limit, size), -(-most // targets))
-        even = PROCESSORS // gcd(PROCESSORS, stage.d_blocks)
-        if blocks > even:
-            blocks -= blocks % even
-        return blocks * targets
 
-    def room(self, pairs: int) -> Operand:
-        """Memory for the hidden rows (pair, m)."""
-        stage, precision = self.stage, self.stage.precision
-        shape = (pairs, stage.m)
-        return Operand.empty(stage.weights, shape, precision.operand, precision.split)
+@triton.jit
+def _multiply(
+    total,
+    left,
+    right,
+    row,
+    d_start,
+    chunk,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """``total + hidden W_down`` over a chunk of the neurons."""
+    NEURONS: tl.constexpr = left.block_shape[1]
+    for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
+        total = dot(left.load([row, k]), right.load([k, d_start]), total, PLAIN)
+    return total
+
+
+@triton.jit(do_not_specialize=["begin", "end", "first", "batch"])
+def pair_sums(
+    sums,  # as `pieces` leaves them
+    weights,  # A (b, j, i, h) float32
+    hidden_high,  # (pairs, m) as `store_hidden` leaves them
+    hidden_low,
+    down_high,  # W_down (m, d)
+    down_low,
+    scale,  # s (b, i); then the sizes that the operands were divided by
+    slope_sizes,
+    source_sizes,
+    weight_size,
+    down_size,
+    values,  # U (j, h, d) of the bypassed parts from the token `first` on; its strides
+    token_stride,
+    head_stride,
+    bypass_scale,  # (b, i)
+    inverse_deviation,  # (b, i) of a norm that stands before the bypass is added
+    gamma,  # (d,)
+    ordinary,  # (d,) 1 where a dimension is ordinary, else 0
+    sources,  # of a `PairList`
+    tokens,
+    lows,
+    begins,
+    begin,  # the pairs of this launch
+    end,
+    first,
+    batch,
+    n,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    H_BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PLAIN: tl.constexpr,
+    BYPASS: tl.constexpr,
+    NORM_FIRST: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ORDINARY: tl.constexpr,
+    NORMED: tl.constexpr,
+    NORMED_MEAN: tl.constexpr,
+    NORMED_CROSS: tl.constexpr,
+    ADDED: tl.constexpr,
+    ADDED_CROSS: tl.constexpr,
+    TARGETS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DIMS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The sums of a block of pairs, for a block of dimensions."""
+    program = tl.program_id(0)
+    d_blocks = tl.cdiv(D, DIMS)
+    d_start = program % d_blocks * DIMS
+    row = program // d_blocks * TARGETS
+    v = tl.zeros((TARGETS, DIMS), tl.float32)
+    for chunk in tl.range(0, M, CHUNK, num_stages=1):
+        total = tl.zeros((TARGETS, DIMS), tl.float32)
+        # The small products first: a running sum that is still small rounds less.
+        if SPLIT:
+            total = _multiply(
+                total, hidden_low, down_high, row, d_start, chunk, CHUNK, STAGES, PLAIN
+            )
+            total = _multiply(
+                total, hidden_high, down_low, row, d_start, chunk, CHUNK, STAGES, PLAIN
+            )
+        total = _multiply(total, hidden_high, down_high, row, d_start, chunk, CHUNK, STAGES, PLAIN)
+        # The matrix units round their running sum towards zero; short sums keep that small.
+        v = total if CHUNK >= M else v + total
+
+    pair = tl.cast(begin, tl.int64) + row + tl.arange(0, TARGETS)
+    inside = pair < end
+    pair = tl.minimum(pair, end - 1)
+    source = tl.load(sources + pair)
+    token = tl.load(tokens + source).to(tl.int64)
+    i = pair - tl.load(begins + source) + tl.load(lows + source)
+    target = token // n * n + i
+    a, largest = pair_weights(weights, token * n + i, inside, H, H_BLOCK)
+    slot_stride = tl.cast(batch, tl.int64) * n * n
+    place = (program % d_blocks).to(tl.int64) * SLOTS * slot_stride + token * n + i
+    dims = d_start + tl.arange(0, DIMS)
+    units = (scale, slope_sizes, source_sizes, weight_size, down_size)
+    v = keep_behind_block(
+        v, largest, sums, place, slot_stride, inside, inside, target, token, dims, units,
+        inverse_deviation, gamma, ordinary,
+        D, NORM_FIRST, ORDINARY, NORMED, NORMED_MEAN, NORMED_CROSS,
+    )  # fmt: skip
+    if BYPASS:
+        # Two bfloat16 numbers in every precision: they cost nothing here, and need no scaling.
+        h = tl.arange(0, H_BLOCK)
+        a *= tl.load(bypass_scale + target)[:, None]
+        last = tl.load(sources + tl.minimum(tl.cast(begin, tl.int64) + row + TARGETS, end) - 1)
+        for number in range(tl.load(sources + begin + row), last + 1):
+            place_of_values = (tl.load(tokens + number) - first).to(tl.int64) * token_stride
+            u = tl.load(
+                values + place_of_values + h.to(tl.int64)[:, None] * head_stride + dims[None, :],
+                mask=(h < H)[:, None] & (dims < D)[None, :],
+                other=0.0,
+            )
+            u_high, u_low = split(u, tl.bfloat16)
+            a_high, a_low = split(tl.where((source == number)[:, None], a, 0.0), tl.bfloat16)
+            v = split_dot(a_high, a_low, u_high, u_low, v, True, PLAIN)
+    keep_behind_bypass(
+        v, sums, place, slot_stride, inside, inside, dims, gamma,
+        D, NORM_FIRST, NORMED, NORMED_MEAN, NORMED_CROSS, ADDED, ADDED_CROSS,
+    )  # fmt: skip

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normlens.gpu.matmul import holding
+from normlens.gpu.transfer import holding
 from normlens.trace.locking import while_idle
 
 # Work on a GPU that is captured as a CUDA graph, and replayed on other inputs.
 
 
 #: Whether this torch can tell, layer by layer, how far a replay has come.
-TELLS = "external" in inspect.signature(torch.cuda.Event.__new__).parameters
+HAS_GRAPH_EVENTS = "external" in inspect.signature(torch.cuda.Event.__new__).parameters
 
 Inputs = Mapping[str, Any]  # tensors, and what else a model is told
 T = TypeVar("T")

@@ -1,10 +1,56 @@
-"""Precisions of the kernels, and sizes of their programs."""
+"""Where the kernels run, their precisions, and the sizes of their programs."""
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+from torch import Tensor
+
+# Whether a device runs the kernels.
+
+
+#: Whether torch multiplies short operands into float32 numbers.
+HAS_WIDE_PRODUCTS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+OLDEST_CAPABILITY = (8, 0)  # of GPUs that multiply bfloat16, and float16 fast enough
+WIDEST = 1 << 14  # numbers of a vector that one program holds
+
+
+def kernels_run_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels can work on numbers of this type on `device`.
+
+    Without a GPU in this machine, one that is recent enough, with Triton, is assumed.
+    """
+    if device.type != "cuda" or dtype != torch.float32:
+        return False
+    if not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY and has_triton()
+
+
+def takes_one_pass(v: Tensor) -> bool:
+    """Whether Triton takes a step over these vectors in one pass; it keeps track of no gradient."""
+    if not v.is_cuda or v.shape[-1] > WIDEST or (v.requires_grad and torch.is_grad_enabled()):
+        return False
+    return torch.cuda.is_available() and kernels_run_on(v.device, v.dtype)
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed; warns once where it is missing."""
+    if importlib.util.find_spec("triton") is not None:
+        return True
+    warnings.warn(
+        "Triton is not installed, so the feed-forward stage runs as PyTorch tiles on this GPU, "
+        "several times slower and in float32; `pip install triton` brings the fused kernel",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
+
 
 # Precisions of the kernels: how their products are formed.
 

@@ -8,7 +8,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
+
+from normlens.gpu.pieces import INTERPRETED, described, launch
+from normlens.gpu.sizes import PROCESSORS
 
 # Numbers split into two of half the precision, in one pass over them.
 
@@ -44,7 +46,9 @@ def halves(v: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     other = v if scale is None else scale.contiguous()
     high = torch.empty_like(v, dtype=torch.bfloat16)
     low = torch.empty_like(high)
-    halve[(triton.cdiv(v.numel(), SPLIT_BLOCK),)](
+    launch(
+        halve,
+        triton.cdiv(v.numel(), SPLIT_BLOCK),
         high,
         low,
         v,
@@ -71,7 +75,6 @@ def halves(v: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
 BLOCK = 1024  # numbers that are split at a time
 HEADROOM = tl.constexpr(12)  # the largest number of a row is between 2¹² and 2¹³
 GROUP = 8  # blocks of rows whose programs run one after the other, to share what they read
-PROCESSORS = 132  # of a large GPU: fewer programs leave some of them idle
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,9 @@ class SplitRows:
         high = torch.empty(given.shape, dtype=torch.float16, device=given.device)
         sizes, missed = given.new_empty((2, len(given)), dtype=torch.float32)
         split = cls(high, torch.empty_like(high), sizes, missed)
-        split_rows[(len(given),)](
+        launch(
+            split_rows,
+            len(given),
             split.high,
             split.low,
             split.sizes,
@@ -117,11 +122,13 @@ def multiply(
     tile = 128 if triton.cdiv(rows, 128) * triton.cdiv(columns, 128) >= PROCESSORS // 2 else 64
     of_rows = [half.view(rows, heads * inner) for half in (left.high, left.low)]
     left_rows, right_rows = (
-        [TensorDescriptor(half, list(half.shape), list(half.stride()), [tile, 64]) for half in both]
+        [described(half, [tile, 64]) for half in both]
         for both in (of_rows, (weight.high, weight.low))
     )
     programs = triton.cdiv(rows, tile) * triton.cdiv(columns, tile)
-    multiply_rows[(programs, heads)](
+    launch(
+        multiply_rows,
+        (programs, heads),
         made,
         *left_rows,
         *right_rows,
@@ -138,7 +145,7 @@ def multiply(
         TILE=tile,
         INNER=64,
         GROUP=GROUP,
-        PLAIN=bool(triton.knobs.runtime.interpret),
+        PLAIN=INTERPRETED,
         num_warps=8 if tile == 128 else 4,
         num_stages=3,
     )

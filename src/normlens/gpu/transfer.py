@@ -1,4 +1,4 @@
-"""Copy large results to the host while the GPU computes the next layer."""
+"""Move numbers between host and device: constants, copies, large results during computation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,79 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+# What kernels need of their device: to be the current one, and small numbers, put there once.
+#
+# Copying numbers there for each layer would cost more than the layer's smaller kernels. A recorded
+# call (`normlens.pipeline.recordings`) reads them again whenever it is replayed, so it holds them.
+
+
+_held: ContextVar[list[Tensor] | None] = ContextVar("held", default=None)
+
+
+def on_device(
+    numbers: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64
+) -> Tensor:
+    """These numbers as a tensor on `device`; nobody may write into it."""
+    tensor = _made(numbers, device, dtype)
+    if (held := _held.get()) is not None:
+        held.append(tensor)
+    return tensor
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one for a while: kernels and events go to that one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@lru_cache(maxsize=256)
+def _made(numbers: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    # Making the tensor on the device itself would wait for the device.
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+
+
+@contextmanager
+def holding() -> Iterator[list[Tensor]]:
+    """Collect every constant that is used inside, which keeps it in memory."""
+    held: list[Tensor] = []
+    token = _held.set(held)
+    try:
+        yield held
+    finally:
+        _held.reset(token)
+
+
+# Copies in memory that a GPU reads and writes without the CPU's help.
+
+
+def pinned_copy(tensor: Tensor) -> Tensor:
+    """A copy of a GPU's tensor in pinned memory, there when the stream has come so far.
+
+    Tensors of the CPU are returned as they are.
+    """
+    if not tensor.is_cuda:
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a CPU's tensor on `device`; a GPU is not waited for."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+# Large results, copied to the host while the GPU computes the next layer.
+
 
 #: Pinned memory: so many slots of so many bytes, for all calls of a process. Taking more while a
 #: GPU works would wait for it, so all are taken with the first large result.
@@ -29,27 +96,19 @@ PIECE = 1 << 18
 WRITERS = 8
 
 
-class _Slots:
+class _Slots(queue.SimpleQueue[Tensor]):
     """The slots of a process that are free."""
 
     def __init__(self) -> None:
-        self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+        super().__init__()
         self._taken, self._lock = 0, threading.Lock()
 
     def have(self, count: int) -> None:
         """Take so many slots, unless there are as many already."""
         with self._lock:
             for _ in range(self._taken, count):
-                self._free.put(torch.empty(SLOT, dtype=torch.uint8, pin_memory=True))
+                self.put(torch.empty(SLOT, dtype=torch.uint8, pin_memory=True))
                 self._taken += 1
-
-    def get(self, block: bool = True) -> Tensor:
-        """A free slot; `queue.Empty` where there is none and nobody waits for one."""
-        return self._free.get(block)
-
-    def put(self, slot: Tensor) -> None:
-        """Give a slot back."""
-        self._free.put(slot)
 
 
 _SLOTS = _Slots()
@@ -72,7 +131,7 @@ class _Piece(NamedTuple):
         return sum(part.nbytes for part in self.parts)
 
 
-class Outbox:
+class DeviceTransfer:
     """What one call sends from a GPU."""
 
     def __init__(self, device: torch.device):
@@ -91,22 +150,14 @@ class Outbox:
         into: Sequence[Tensor],
         ready: torch.cuda.Event | None = None,
         first: int | None = None,
+        slots: int = SLOTS,
     ) -> None:
         """Copy tensors (…, i, j) of one shape into tensors of the CPU, once they are `ready`.
 
         Without an event they are ready when the current stream comes here. With `first`, target i
         has no source from `first + i + 1` on, and those are not copied.
         """
-        _SLOTS.have(SLOTS)
-        self._send_all(tensors, into, ready, first)
-
-    def _send_all(
-        self,
-        tensors: Sequence[Tensor],
-        into: Sequence[Tensor],
-        ready: torch.cuda.Event | None = None,
-        first: int | None = None,
-    ) -> None:
+        _SLOTS.have(slots)
         if ready is None:
             ready = torch.cuda.Event()
             ready.record()
@@ -117,9 +168,8 @@ class Outbox:
 
     def send_flat(self, tensor: Tensor, into: Tensor) -> None:
         """Copy numbers that lie one behind the other, by several threads."""
-        _SLOTS.have(FEW)
         for piece, place in zip(tensor.split(PIECE), into.split(PIECE), strict=True):
-            self._send_all([piece[None]], [place[None]])
+            self.send([piece[None]], [place[None]], slots=FEW)
 
     def _forward(self) -> None:
         """Send what waits, as far as there are slots; wait for more only if too much waits."""

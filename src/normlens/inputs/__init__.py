@@ -1,1 +1,49 @@
-"""Inputs: texts, words, pictures, sounds and pairs of texts as the sequences that a model takes."""
+"""Texts, pictures and sounds as encoded sequences.
+
+Texts as people have them, lists, columns of tables, arrays and generators, become one list here. A
+tuple stays what it is, a pair of texts; what holds several columns is refused by name, because
+iterating it gives the names of its columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
+
+from normlens.errors import InputError
+
+
+def as_list(value: Any) -> Any:
+    """A list of what an iterable holds, in its order; anything that is one input as it is."""
+    if value is None or isinstance(value, (str, bytes, tuple, list)):
+        return value
+    kind = type(value).__name__
+    if is_table(value):
+        raise _refused(kind, "several columns", 'one of them, such as data["text"]')
+    if isinstance(value, Mapping):
+        raise _refused(kind, "keys and values", "the texts, such as list(texts.values())")
+    if isinstance(value, Set) and not hasattr(value, "mapping"):  # the view of a dict has order
+        raise _refused(kind, "no order", "a list, such as sorted(texts)")
+    if hasattr(value, "to_pylist"):  # pyarrow's arrays hold scalars of their own
+        return value.to_pylist()
+    numbers = getattr(getattr(value, "dtype", None), "kind", "O") not in "OUT"
+    if hasattr(value, "__array__") and numbers:
+        return value  # numbers are no texts
+    if not isinstance(value, Iterable) or hasattr(value, "is_floating_point"):
+        return value  # a tensor of torch is iterable, too
+    if getattr(value, "shape", None) == ():
+        return value.item()  # type: ignore[attr-defined]
+    return list(value)
+
+
+def _refused(kind: str, has: str, instead: str) -> InputError:
+    return InputError(
+        f"expected a text or a pair of texts, or several, got a {kind}, which has {has}; pass "
+        f"{instead}"
+    )
+
+
+def is_table(value: Any) -> bool:
+    """Whether an object has rows of named columns: of pandas, pyarrow or `datasets`."""
+    named = getattr(value, "column_names", None) is not None  # pyarrow, datasets
+    return named or (hasattr(value, "columns") and hasattr(value, "iloc"))

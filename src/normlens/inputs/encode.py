@@ -1,125 +1,336 @@
-"""Encode what a lens is given, whatever its kind."""
+"""What a lens is given, as the sequences that its model reads: one, or an encoder–decoder's two."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from normlens.errors import InputError
-from normlens.inputs.iterables import as_list
-from normlens.inputs.padding import warn_of_padding
-from normlens.inputs.pairs import GivenPairs, encode_pairs
-from normlens.inputs.signals import check_no_signal, encode_signals, takes_signals
-from normlens.inputs.text import (
-    Encoded,
-    Ids,
-    Item,
-    Pair,
-    Text,
-    Texts,
-    check_token_types,
-    encode_ids,
-    encode_texts,
+from normlens.errors import SMALLER, InputError, shortage_explained
+from normlens.inputs import as_list
+from normlens.inputs.signals import (
+    Features,
+    check_no_signal,
+    encode_features,
+    encode_signals,
+    takes_signals,
 )
+from normlens.inputs.text import SOURCE, TARGET, TEXT, Encoded, Ids, Reader, Side, tokens_of
+from normlens.loading.hub import quiet_transformers
+from normlens.models.parts import TwoStacks
+from normlens.trace.locking import exclusive
+from normlens.trace.run import model_inputs, reading, without_autocast
 
 if TYPE_CHECKING:
-    from normlens.inputs.pairs import GivenPairs
+    from collections.abc import Sequence
+
     from normlens.lens import Lens
 
+#: A source alone, or with its target.
+SourceTarget: TypeAlias = tuple[Side, Side | None]
 
-# What a lens is given, a text or token ids, as sequences that its model takes.
+#: How many tokens a model generates at most, unless its positions end before that.
+MOST_GENERATED = 512
+GENERATED = "generated"
+#: What belongs to token ids and means nothing without them.
+_BESIDE_IDS = {
+    "attention_mask": "input_ids",
+    "token_type_ids": "input_ids",
+    "decoder_attention_mask": "decoder_input_ids",
+}
 
 
-def encode_input(
-    lens: Lens,
-    text: Text | Texts | None,
-    input_ids: Ids | None,
-    attention_mask: Ids | None,
-    token_type_ids: Ids | None,
-    *,
-    truncate: bool,
-) -> tuple[list[Encoded], bool]:
-    """The sequences, and whether they were given as a list."""
+@dataclass(frozen=True)
+class RawInput:
+    """What `Lens.maps` is given: one sequence, an encoder–decoder's two, or a signal."""
+
+    source: Any = None
+    target: Any = None
+    input_ids: Ids | None = None
+    attention_mask: Ids | None = None
+    token_type_ids: Ids | None = None
+    decoder_input_ids: Ids | None = None
+    decoder_attention_mask: Ids | None = None
+    input_features: Features | None = None
+    sampling_rate: int | None = None  # of a sound, in Hz
+    truncate: bool = False  # accept the beginning of a text that is too long
+
+    def gives(self, *names: str) -> bool:
+        """Whether any of these is given."""
+        return any(getattr(self, name) is not None for name in names)
+
+    def check_beside_ids(self) -> None:
+        """Raise for a mask or token types without the ids that they belong to."""
+        for name, ids in _BESIDE_IDS.items():
+            if self.gives(name) and not self.gives(ids):
+                raise InputError(
+                    f"{name} belongs to token ids; give {ids}=… with it, or leave it out"
+                )
+
+
+def encode_any(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
+    """Inputs as the model takes them, and whether they were given as a list."""
+    return (encode_pairs if lens.two_stacks else encode_one)(lens, given)
+
+
+def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
+    """Single sequences, as the model takes them, and whether they were given as a list."""
+    given = replace(given, source=as_list(given.source))
+    if takes_signals(lens):
+        return encode_signals(lens, given)
+    check_no_signal(lens, given)
     if lens.two_stacks:
         raise InputError(
             f"{lens.name} is an encoder–decoder, of which this analysis needs one stack; "
             "lens.maps(source, target) and lens.explain(source, target=…) take both"
         )
-    if (text is None) == (input_ids is None):
-        raise InputError("pass either a text (or a list of texts) or input_ids=…, one of the two")
-    vocabulary = getattr(lens.adapter.config, "vocab_size", None)
-    if text is None:
-        encoded, many = encode_ids(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            lens.tokenizer,
-            vocabulary,
-            lens.max_tokens,
-        )
-        check_token_types(encoded, lens.adapter.token_types(), lens.name)
-        warn_of_padding(lens, encoded)
-        return encoded, many
-    many = isinstance(text, list)
-    texts: list[Any] = list(text) if isinstance(text, list) else [text]
-    padded = lens.adapter.reads_padding
-    encoded = encode_texts(texts, lens.tokenizer, lens.max_tokens, truncate, vocabulary, padded)
-    return encoded, many
-
-
-def check_one_sequence_given(lens: Lens, given: GivenPairs) -> None:
-    """Raise for a second sequence where the model has one stack."""
-    second = given.target, given.decoder_input_ids, given.input_features
-    if any(value is not None for value in second):
+    if given.gives("target", "decoder_input_ids", "input_features"):
         raise InputError(
             f"{lens.name} reads one sequence, and a target (or decoder_input_ids, input_features) "
             "is for an encoder–decoder; pass the text alone, or a pair of texts as a tuple"
         )
+    if given.gives("source") == given.gives("input_ids"):
+        raise InputError("pass either a text (or a list of texts) or input_ids=…, one of the two")
+    given.check_beside_ids()
+    reader = reader_of(lens)
+    if given.source is None:
+        encoded, many = reader.read_ids(given.input_ids, given.attention_mask, given.token_type_ids)
+        _check_token_types(encoded, lens.adapter.token_types(), lens.name)
+        return encoded, many
+    many = isinstance(given.source, list)
+    texts = given.source if many else [given.source]
+    for text in texts:
+        check_separated(lens, text)
+    return [reader.read(text, given.truncate) for text in texts], many
 
 
-def check_stacks(lens: Lens, items: Sequence[Item]) -> None:
+def reader_of(lens: Lens, name: str = TEXT, max_length: int | None = None) -> Reader:
+    """What reads a lens's texts, or an encoder–decoder's sources or targets."""
+    adapter = lens.adapter
+    limit, vocabulary = lens.max_tokens, getattr(adapter.config, "vocab_size", None)
+    if isinstance(adapter, TwoStacks):
+        limit, vocabulary = adapter.max_positions(), adapter.target_vocabulary()
+        if name == SOURCE:
+            limit, vocabulary = adapter.max_source_positions(), adapter.source_vocabulary()
+    shorter = min(filter(None, (limit, max_length)), default=None)
+    return Reader(lens.tokenizer, name, shorter, vocabulary, adapter.reads_padding)
+
+
+def check_separated(lens: Lens, text: Any) -> None:
+    """Raise for a pair of texts where neither a token nor a token's type tells them apart."""
+    added: Any = getattr(lens.tokenizer, "num_special_tokens_to_add", None)
+    if not isinstance(text, tuple) or added is None:
+        return
+    has_types = "token_type_ids" in getattr(lens.tokenizer, "model_input_names", ())
+    if has_types and lens.adapter.token_types() > 1 and not lens.causal:
+        return  # BERT's two segments
+    if added(pair=True) <= added(pair=False):
+        raise InputError(
+            f"the tokenizer of {lens.name} puts nothing between the two texts of a pair, so the "
+            "model cannot tell them apart; pass them as one text, joined as it should read them"
+        )
+
+
+def _check_token_types(encoded: Sequence[Encoded], count: int, name: str) -> None:
+    """Raise for token types beyond the model's `count`; type 0 is always allowed."""
+    for kind in (kind for sequence in encoded for kind in sequence.type_ids or ()):
+        if not 0 <= kind < max(1, count):
+            has = f"knows types 0 to {count - 1}" if count > 1 else "has no token types"
+            raise InputError(
+                f"token_type_ids holds {kind}, and {name} {has}; leave token_type_ids out"
+                + (", or give types that it knows" if count > 1 else "")
+            )
+
+
+def check_stacks(lens: Lens, items: Sequence[Encoded]) -> None:
     """Raise unless the items are pairs for an encoder–decoder, and single sequences for others."""
-    if any(isinstance(item, Pair) != lens.two_stacks for item in items):
+    if any((item.source is not None) != lens.two_stacks for item in items):
         takes = "pairs of a source and a target" if lens.two_stacks else "single sequences"
         maker = "encode_pairs" if lens.two_stacks else "encode"
         raise InputError(f"{lens.name} takes {takes}; make them with lens.{maker}(…)")
 
 
-# What a lens is given, tokenised: sequences, or the pairs of an encoder–decoder.
+# A source and a target for an encoder–decoder: given as text, words or ids, or generated.
+#
+# A source and a target are one pair, each a text or a list of words. A list holds several:
+# sources, or pairs (source, target). Either side may be token ids instead, and a source may be
+# sound.
 
 
-#: What an audio model hears, (mel bins, time steps) or a batch of it.
-Features: TypeAlias = torch.Tensor | NDArray[np.floating] | list[list[float]]
+def encode_pairs(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
+    """The pairs, and whether they were given as a list."""
+    adapter = _two_stacks(lens)
+    source, target, truncate = given.source, given.target, given.truncate
+    if target is None:
+        source = as_list(source)
+    check_no_signal(lens, replace(given, source=source))
+    if given.token_type_ids is not None:
+        raise InputError(f"{lens.name} has no token types; leave token_type_ids out")
+    given.check_beside_ids()
+    if isinstance(source, list) and target is None:
+        # Without a target beside it a list holds several sources or pairs, as everywhere.
+        if given.gives("input_ids", "decoder_input_ids", "input_features"):
+            raise InputError("pass either a list of texts or pairs, or ids, one of the two")
+        entries = [_source_target(entry) for entry in source]
+        return [encode_pair(lens, texts, truncate=truncate) for texts in entries], True
+    if isinstance(source, tuple) and target is None:
+        source, target = _source_target(source)
+    ways = [source, given.input_ids, given.input_features]
+    if sum(way is not None for way in ways) != 1:
+        raise InputError(
+            "pass one source: a text, input_ids=… or (for a model that hears) input_features=…"
+        )
+    many = False
+    if given.input_features is not None:
+        sources, many = encode_features(lens, given.input_features)
+    elif source is not None:
+        sources = [_read_source(lens, source, truncate)]
+    elif adapter.hears:
+        raise InputError(f"{lens.name} hears its source; pass input_features=…, not input_ids")
+    else:
+        sources, many = reader_of(lens, SOURCE).read_ids(given.input_ids, given.attention_mask)
+    if target is not None and given.decoder_input_ids is not None:
+        raise InputError("pass either a target or decoder_input_ids=…, one of the two")
+    if target is None and given.decoder_input_ids is None:
+        return [generated(lens, encoded) for encoded in sources], many
+    if target is None:
+        ids, mask = given.decoder_input_ids, given.decoder_attention_mask
+        targets, _ = reader_of(lens, TARGET).read_ids(ids, mask)
+    else:
+        several = isinstance(target, list) and given.source is None and len(sources) > 1
+        targets = [encode_target(lens, one, truncate) for one in (target if several else [target])]
+    if len(targets) != len(sources):
+        raise InputError(
+            f"there are {len(sources)} sources and {len(targets)} targets; give one for each"
+        )
+    both = zip(sources, targets, strict=True)
+    return [replace(read, source=encoded) for encoded, read in both], many
 
 
-def encode_any(
-    lens: Lens, given: GivenPairs, token_type_ids: Ids | None, *, truncate: bool
-) -> tuple[Sequence[Item], bool]:
-    """Sequences or pairs, as the model takes them, and whether they were given as a list."""
-    if given.target is None:
-        given = replace(given, source=as_list(given.source))
-    if lens.two_stacks:
-        check_no_signal(lens, given)
-        if token_type_ids is not None:
-            raise InputError(f"{lens.name} has no token types; leave token_type_ids out")
-        return encode_pairs(lens, given, truncate=truncate)
-    if not takes_signals(lens):
-        check_one_sequence_given(lens, given)
-    return encode_one(lens, given, token_type_ids, truncate=truncate)
+def encode_pair(
+    lens: Lens, texts: SourceTarget, *, truncate: bool, max_length: int | None = None
+) -> Encoded:
+    """One source and its target, or what the model generates; either of `max_length` at most."""
+    _two_stacks(lens)
+    source, target = texts
+    encoded = _read_source(lens, source, truncate, max_length)
+    if target is None:
+        return generated(lens, encoded)
+    return replace(encode_target(lens, target, truncate, max_length), source=encoded)
 
 
-def encode_one(
-    lens: Lens, given: GivenPairs, token_type_ids: Ids | None, *, truncate: bool
-) -> tuple[list[Encoded], bool]:
-    """Single sequences, as the model takes them, and whether they were given as a list."""
-    if takes_signals(lens):
-        return encode_signals(lens, given)
-    check_no_signal(lens, given)
-    return encode_input(
-        lens, given.source, given.input_ids, given.attention_mask, token_type_ids, truncate=truncate
+def encode_target(
+    lens: Lens, target: Side, truncate: bool = False, max_length: int | None = None
+) -> Encoded:
+    """A target alone, as the decoder reads it."""
+    reader = reader_of(lens, TARGET, max_length)
+    encoded = _shifted(_two_stacks(lens), reader.read(target, truncate), lens.tokenizer)
+    if reader.limit is not None and len(encoded) > reader.limit:
+        raise InputError(
+            f"the target has {len(encoded)} tokens with the one that starts it, and the model "
+            f"takes at most {reader.limit}; shorten it"
+        )
+    return encoded
+
+
+def _read_source(
+    lens: Lens, source: Side, truncate: bool, max_length: int | None = None
+) -> Encoded:
+    if _two_stacks(lens).hears:
+        raise InputError(
+            f"{lens.name} hears its source; pass input_features=… as its feature extractor gives "
+            "them, and the text as the target"
+        )
+    return reader_of(lens, SOURCE, max_length).read(source, truncate)
+
+
+def _two_stacks(lens: Lens) -> TwoStacks:
+    if not isinstance(lens.adapter, TwoStacks):
+        raise InputError(f"{lens.name} reads one sequence; pairs are for encoder–decoders")
+    return lens.adapter
+
+
+def _source_target(entry: Any) -> SourceTarget:
+    """One entry of a list: a source, or a pair of a source and its target (or None)."""
+    if isinstance(entry, str):
+        return entry, None
+    if isinstance(entry, tuple) and len(entry) == 2:
+        return entry
+    raise InputError(
+        f"expected a source, or a pair (source, target), got {entry!r}; words stand in lists: "
+        '(["The", "house"], ["La", "maison"])'
     )
+
+
+def _shifted(adapter: TwoStacks, labels: Encoded, tokenizer: Any) -> Encoded:
+    """What the decoder reads in order to predict `labels`: its start token, then all but the last.
+
+    The last label ends the target and is only ever predicted. Where a tokenizer ends a target with
+    no special token, all of it is read.
+    """
+    ends = labels.special[-1] and len(labels) > 1
+    kept = slice(0, len(labels) - 1 if ends else len(labels))
+    start = adapter.start_token(labels.ids)
+    has_start = adapter.target_has_start and labels.ids[0] == start
+    before = [] if has_start else [start]
+    words = labels.words
+    return replace(
+        labels,
+        ids=[*before, *labels.ids[kept]],
+        tokens=[*tokens_of(before, tokenizer), *labels.tokens[kept]],
+        special=[*[True] * len(before), *labels.special[kept]],
+        words=None if words is None else [*[None] * len(before), *words[kept]],
+        end=labels.ids[-1] if ends else None,
+    )
+
+
+# A target that the model generates itself.
+
+
+def can_generate(lens: Lens) -> bool:
+    """Whether a model has a head that makes a target of a source."""
+    return bool(getattr(lens.adapter.whole, "can_generate", lambda: False)())
+
+
+@shortage_explained("generating a target", SMALLER)
+def generated(lens: Lens, source: Encoded) -> Encoded:
+    """A source with the target that the model makes of it, always taking the likeliest token."""
+    adapter, whole = _two_stacks(lens), lens.adapter.whole
+    if not can_generate(lens):
+        raise InputError(
+            f"{type(whole).__name__} has no head that could generate a target; pass one "
+            "(lens.maps(source, target), or decoder_input_ids=…), or load the model with its head"
+        )
+    limit = min(adapter.max_positions() or MOST_GENERATED, MOST_GENERATED)
+    # The source as its own target: only what belongs to the source is taken of these inputs.
+    inputs = model_inputs(adapter, [replace(source, source=source)], lens.device)
+    inputs = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+    # Some target as the tokenizer writes it, which shows the token of its language.
+    labels = None if lens.tokenizer is None else Reader(lens.tokenizer, TARGET).read("a").ids
+    options = {"num_beams": 1, "do_sample": False, "max_new_tokens": limit - 1}
+    options |= adapter.generation_options(labels)
+
+    def run() -> Any:
+        with without_autocast(lens.device), reading(whole, adapter), quiet_transformers():
+            return whole.generate(**inputs, **options)
+
+    (ids,) = exclusive(whole, run).tolist()
+    ends = whole.generation_config.eos_token_id
+    finished = len(ids) > 1 and ids[-1] in (ends if isinstance(ends, list) else [ends])
+    said = GENERATED if finished else f"{GENERATED}, cut at {len(ids)} tokens"
+    target = _from_ids(ids[:-1] if finished else ids, lens)
+    return replace(target, source=source, end=ids[-1] if finished else None, generated=said)
+
+
+def _from_ids(ids: list[int], lens: Lens) -> Encoded:
+    """A generated target, with its words where the tokenizer gives the same ids to its text."""
+    tokenizer: Any = lens.tokenizer
+    if tokenizer is None:
+        return Encoded(ids, tokens_of(ids, None), [False] * len(ids))
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    if text.strip():
+        again = _shifted(_two_stacks(lens), Reader(tokenizer, TARGET).read(text), tokenizer)
+        if again.ids == ids:
+            return again
+    specials = set(tokenizer.all_special_ids) - {getattr(tokenizer, "unk_token_id", None)}
+    special = [token in specials for token in ids]
+    return Encoded(ids, tokens_of(ids, tokenizer), special, text=text or None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -14,19 +15,18 @@ from torch import Tensor
 
 from normlens.errors import InputError, MissingDependencyError, reason_of
 from normlens.inputs.text import Encoded
-from normlens.models.parts import USUAL_RATE, ImageEncoder, SignalEncoder, SoundEncoder
-from normlens.results.routing import LARGEST_PICTURE, PatchGrid
+from normlens.models.parts import (
+    USUAL_RATE,
+    ImageEncoder,
+    SignalEncoder,
+    SoundEncoder,
+    TwoStacks,
+)
+from normlens.results.axes import LARGEST_PICTURE, PatchGrid
 
 if TYPE_CHECKING:
-    from normlens.inputs.pairs import GivenPairs
-    from normlens.inputs.text import Encoded
+    from normlens.inputs.encode import RawInput
     from normlens.lens import Lens
-
-
-# Pictures as an image model takes them: pixel values, and the grid of their patches.
-#
-# A PIL image, an array (a picture's own values) or a path goes through the model's processor,
-# which resizes, crops and normalises. A tensor is what the processor would have given.
 
 
 class PILImage(Protocol):
@@ -40,51 +40,134 @@ class PILImage(Protocol):
 
 #: A picture: a PIL image, an array (height, width, 3), pixel values as a tensor, or a path.
 Picture: TypeAlias = PILImage | NDArray[np.number] | Tensor | os.PathLike[str] | str
+#: A waveform of one channel as an array, with its sampling rate beside it, or input values.
+Sound: TypeAlias = NDArray[np.number] | Tensor
+#: What models take that see or hear.
+Signal: TypeAlias = Picture | Sound
+#: What an audio model hears, (mel bins, time steps) or a batch of it.
+Features: TypeAlias = Tensor | NDArray[np.floating] | list[list[float]]
 
 _TAKES = "pass a PIL image, an array, a path, or pixel_values as a tensor"
 #: How far a picture's values may leave 0 to 1 by rounding.
 _ROUNDING = 0.02
 
 
-def encode_pictures(
-    adapter: ImageEncoder, given: Any, processor: Any, name: str
-) -> tuple[list[Encoded], bool]:
-    """The pictures as sequences of patches, and whether they were given as a list or a batch."""
-    if isinstance(given, Tensor):
-        values = _checked(given, adapter, name)
-        many = values.dim() == 4
+def takes_signals(lens: Lens) -> bool:
+    """Whether a lens's model sees or hears and reads no text."""
+    return isinstance(lens.adapter, SignalEncoder)
+
+
+def check_no_signal(lens: Lens, given: RawInput) -> None:
+    """Raise where a model that reads texts is given a picture or a sound."""
+    text = given.source
+    first = text[0] if isinstance(text, list) and text else text
+    is_signal = (
+        isinstance(first, (Tensor, os.PathLike))
+        or type(first).__module__.startswith("PIL.")
+        or getattr(getattr(first, "dtype", None), "kind", "") in tuple("iufb")
+    )
+    if is_signal or given.sampling_rate is not None:
+        what = f"a {type(first).__name__}" if is_signal else "sound"
+        raise InputError(
+            f"{lens.name} reads text, not {what}; pictures are "
+            "for models such as vit or clip_vision_model, sound for wav2vec2 (`normlens models`)"
+        )
+
+
+def encode_signals(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
+    """Pictures or sounds as sequences, and whether they were given as a list or a batch.
+
+    What is no tensor goes through the model's processor; a tensor is what that would have given.
+    """
+    sees = isinstance(lens.adapter, ImageEncoder)
+    beside = ("input_ids", "attention_mask", "token_type_ids", "target", "decoder_input_ids")
+    if given.source is None or given.gives(*beside):
+        what, shown = ("pictures", "image") if sees else ("sound", "waveform, sampling_rate=…")
+        raise InputError(
+            f"{lens.name} reads {what}, not token ids or texts; pass lens.maps({shown})"
+        )
+    if sees and given.sampling_rate is not None:
+        raise InputError(f"sampling_rate is for sound; {lens.name} reads pictures")
+    reader: _Pictures | _Sounds
+    if isinstance(lens.adapter, ImageEncoder):
+        reader = _Pictures(lens.adapter, lens.name, lens.processor)
+    else:
+        assert isinstance(lens.adapter, SoundEncoder)
+        reader = _Sounds(lens.adapter, lens.name, lens.processor, given.sampling_rate)
+    if isinstance(given.source, Tensor):
+        values = reader.checked(given.source)
+        many = values.dim() > reader.axes
         each = list(values if many else values[None])
     else:
-        many = isinstance(given, list)
-        pictures = given if isinstance(given, list) else [given]
-        each = [_values(picture, adapter, processor, name) for picture in pictures]
+        many = isinstance(given.source, list)
+        each = [reader.values(one) for one in (given.source if many else [given.source])]
     if not each:
-        raise InputError(f"there is no picture in the list; {_TAKES}")
-    return [_encoded(adapter, one, processor) for one in each], many
+        raise InputError(reader.nothing)
+    return [reader.encoded(one) for one in each], many
 
 
-def _values(picture: Any, adapter: ImageEncoder, processor: Any, name: str) -> Tensor:
-    """The pixel values (channels, height, width) of one picture."""
-    if isinstance(picture, Tensor):
-        values = _checked(picture, adapter, name)
-        if values.dim() == 4 and len(values) > 1:
-            raise InputError("a list holds single pictures; pass a batch of pixel_values alone")
-        return values.reshape(values.shape[-3:])
-    image = opened(picture, name)
-    if processor is None:
-        raise InputError(
-            f"{name} came without an image processor, which resizes and normalises pictures; pass "
-            "one to load(model, processor), or pass pixel_values as a tensor"
-        )
-    processor = getattr(processor, "image_processor", processor)
-    try:
-        values = processor(images=image, return_tensors="pt")["pixel_values"]
-    # Whatever the many processors raise, it is about this picture.
-    except Exception as error:
-        raise InputError(f"the processor of {name} refuses the picture ({reason_of(error)})") from (
-            error
-        )
-    return _checked(torch.as_tensor(values), adapter, name).reshape(values.shape[-3:])
+# Pictures as an image model takes them: pixel values, and the grid of their patches.
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """Makes patches of PIL images, arrays (a picture's own values), paths and pixel values."""
+
+    adapter: ImageEncoder
+    name: str
+    processor: Any  # which resizes, crops and normalises
+
+    axes = 3
+    nothing = f"there is no picture in the list; {_TAKES}"
+
+    def values(self, picture: Any) -> Tensor:
+        """The pixel values (channels, height, width) of one picture."""
+        if isinstance(picture, Tensor):
+            values = self.checked(picture)
+            if values.dim() == 4 and len(values) > 1:
+                raise InputError("a list holds single pictures; pass a batch of pixel_values alone")
+            return values.reshape(values.shape[-3:])
+        image = opened(picture, self.name)
+        if self.processor is None:
+            raise InputError(
+                f"{self.name} came without an image processor, which resizes and normalises "
+                "pictures; pass one to load(model, processor), or pass pixel_values as a tensor"
+            )
+        processor = getattr(self.processor, "image_processor", self.processor)
+        try:
+            values = processor(images=image, return_tensors="pt")["pixel_values"]
+        # Whatever the many processors raise, it is about this picture.
+        except Exception as error:
+            reason = reason_of(error)
+            raise InputError(f"the processor of {self.name} refuses the picture ({reason})") from (
+                error
+            )
+        return self.checked(torch.as_tensor(values)).reshape(values.shape[-3:])
+
+    def checked(self, values: Tensor) -> Tensor:
+        """Pixel values (channels, height, width), or a batch of them."""
+        channels = self.adapter.config.num_channels
+        if values.dim() not in (3, 4) or values.shape[-3] != channels or not values.numel():
+            raise InputError(
+                f"pixel_values has shape {tuple(values.shape)}; {self.name} takes ({channels}, "
+                "height, width), or a batch of them"
+            )
+        if not values.is_floating_point():
+            raise InputError(
+                "pixel_values are floating-point numbers, as the model's processor gives them; "
+                "pass the bytes of a picture as an array (height, width, 3)"
+            )
+        return _finite(values, "pixel_values")
+
+    def encoded(self, values: Tensor) -> Encoded:
+        """One picture with its patches as tokens."""
+        rows, columns = self.adapter.grid(*values.shape[-2:])
+        prefix = self.adapter.prefix()
+        patch_height, patch_width = self.adapter.patch_size
+        seen = values[:, : rows * patch_height, : columns * patch_width]
+        grid = PatchGrid(rows, columns, len(prefix), picture_of(seen, self.processor))
+        special = [True] * len(prefix) + [False] * len(grid)
+        return Encoded([], [*prefix, *grid.labels()], special, signal=values, grid=grid)
 
 
 def opened(picture: Any, name: str) -> PILImage:
@@ -135,34 +218,12 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     )
 
 
-def _checked(values: Tensor, adapter: ImageEncoder, name: str) -> Tensor:
-    """Pixel values (channels, height, width), or a batch of them."""
-    channels = adapter.config.num_channels
-    if values.dim() not in (3, 4) or values.shape[-3] != channels or not values.numel():
-        raise InputError(
-            f"pixel_values has shape {tuple(values.shape)}; {name} takes ({channels}, height, "
-            "width), or a batch of them"
-        )
-    if not values.is_floating_point():
-        raise InputError(
-            "pixel_values are floating-point numbers, as the model's processor gives them; pass "
-            "the bytes of a picture as an array (height, width, 3)"
-        )
+def _finite(values: Tensor, what: str) -> Tensor:
+    """The values in memory, checked."""
     values = values.detach().cpu()
     if not bool(torch.isfinite(values).all()):
-        raise InputError("pixel_values hold numbers that are not finite")
+        raise InputError(f"{what} hold numbers that are not finite")
     return values
-
-
-def _encoded(adapter: ImageEncoder, values: Tensor, processor: Any) -> Encoded:
-    """One picture with its patches as tokens."""
-    rows, columns = adapter.grid(*values.shape[-2:])
-    prefix = adapter.prefix()
-    patch_height, patch_width = adapter.patch_size
-    seen = values[:, : rows * patch_height, : columns * patch_width]
-    grid = PatchGrid(rows, columns, len(prefix), picture_of(seen, processor))
-    special = [True] * len(prefix) + [False] * len(grid)
-    return Encoded([], [*prefix, *grid.labels()], special, signal=values, grid=grid)
 
 
 def picture_of(values: Tensor, processor: Any) -> NDArray[np.uint8] | None:
@@ -197,127 +258,100 @@ def picture_of(values: Tensor, processor: Any) -> NDArray[np.uint8] | None:
 # Sounds as an audio model takes them: a waveform's values, and its frames as tokens.
 
 
-#: A waveform of one channel as an array, with its sampling rate beside it, or input values.
-Sound: TypeAlias = NDArray[np.number] | Tensor
+@dataclass(frozen=True)
+class _Sounds:
+    """Makes frames of waveforms and of input values."""
+
+    adapter: SoundEncoder
+    name: str
+    processor: Any
+    rate: int | None  # of the waveforms, in Hz
+
+    axes = 1
+    nothing = "there is no sound in the list; give at least one waveform"
+
+    @property
+    def extractor(self) -> Any:
+        return getattr(self.processor, "feature_extractor", self.processor)
+
+    def values(self, sound: Any) -> Tensor:
+        """The input values (samples,) of one sound."""
+        if isinstance(sound, Tensor):
+            return self.checked(sound).reshape(-1)
+        if not isinstance(sound, np.ndarray) or sound.dtype.kind not in "iuf":
+            raise InputError(
+                f"{self.name} hears sound, not {type(sound).__name__}; pass a waveform as an array "
+                "with sampling_rate=…, or input_values as a tensor"
+            )
+        if sound.ndim != 1 or not sound.size:
+            raise InputError(f"a waveform has one channel, shape (samples,), and not {sound.shape}")
+        extractor = self.extractor
+        if extractor is None:
+            raise InputError(
+                f"{self.name} came without a feature extractor, which normalises sound; pass one "
+                "to load(model, extractor), or pass input_values as a tensor"
+            )
+        if self.rate != extractor.sampling_rate:
+            one = f"this one has {self.rate} Hz"
+            was = "no sampling_rate was given" if self.rate is None else one
+            raise InputError(
+                f"{self.name} hears sound of {extractor.sampling_rate} Hz, and {was}; resample it "
+                f"and pass sampling_rate={extractor.sampling_rate}"
+            )
+        if sound.dtype.kind in "iu":  # PCM
+            sound = sound.astype(np.float64) / (np.iinfo(sound.dtype).max + 1)
+        try:
+            found = extractor(sound, sampling_rate=self.rate, return_tensors="pt")["input_values"]
+        # Whatever the many extractors raise, it is about this sound.
+        except Exception as error:
+            reason = reason_of(error)
+            raise InputError(f"the feature extractor of {self.name} fails ({reason})") from error
+        return self.checked(torch.as_tensor(found)).reshape(-1)
+
+    def checked(self, values: Tensor) -> Tensor:
+        """Input values (samples,), or a batch of them."""
+        if values.dim() not in (1, 2) or not values.numel() or not values.is_floating_point():
+            raise InputError(
+                f"input_values has shape {tuple(values.shape)} and holds {values.dtype}; "
+                f"{self.name} takes floating-point samples (samples,), or a batch of them"
+            )
+        return _finite(values, "input_values")
+
+    def encoded(self, values: Tensor) -> Encoded:
+        """One sound with its frames, called by the time when they begin, as tokens."""
+        frames = self.adapter.frames(len(values))
+        if not frames:
+            raise InputError(f"{len(values)} samples are too short for one frame of this model")
+        rate = int(getattr(self.extractor, "sampling_rate", None) or USUAL_RATE)
+        tokens = [f"{k * self.adapter.hop / rate:.2f} s" for k in range(frames)]
+        return Encoded([], tokens, [False] * frames, signal=values)
 
 
-def encode_sounds(
-    adapter: SoundEncoder, given: Any, rate: int | None, extractor: Any, name: str
-) -> tuple[list[Encoded], bool]:
-    """The sounds as sequences of frames, and whether they were given as a list or a batch."""
-    extractor = getattr(extractor, "feature_extractor", extractor)
-    if isinstance(given, Tensor):
-        values = _checked_sound(given, name)
-        many = values.dim() == 2
-        each = list(values if many else values[None])
-    else:
-        many = isinstance(given, list)
-        sounds = given if isinstance(given, list) else [given]
-        each = [_sound_values(sound, rate, extractor, name) for sound in sounds]
-    if not each:
-        raise InputError("there is no sound in the list; give at least one waveform")
-    own_rate = int(getattr(extractor, "sampling_rate", None) or USUAL_RATE)
-    return [_encoded_sound(adapter, one, own_rate) for one in each], many
-
-
-def _sound_values(sound: Any, rate: int | None, extractor: Any, name: str) -> Tensor:
-    """The input values (samples,) of one sound."""
-    if isinstance(sound, Tensor):
-        return _checked_sound(sound, name).reshape(-1)
-    if not isinstance(sound, np.ndarray) or sound.dtype.kind not in "iuf":
-        raise InputError(
-            f"{name} hears sound, not {type(sound).__name__}; pass a waveform as an array with "
-            "sampling_rate=…, or input_values as a tensor"
-        )
-    if sound.ndim != 1 or not sound.size:
-        raise InputError(f"a waveform has one channel, shape (samples,), and not {sound.shape}")
-    if extractor is None:
-        raise InputError(
-            f"{name} came without a feature extractor, which normalises sound; pass one to "
-            "load(model, extractor), or pass input_values as a tensor"
-        )
-    if rate != extractor.sampling_rate:
-        was = "no sampling_rate was given" if rate is None else f"this one has {rate} Hz"
-        raise InputError(
-            f"{name} hears sound of {extractor.sampling_rate} Hz, and {was}; resample it and pass "
-            f"sampling_rate={extractor.sampling_rate}"
-        )
-    if sound.dtype.kind in "iu":  # PCM
-        sound = sound.astype(np.float64) / (np.iinfo(sound.dtype).max + 1)
-    try:
-        found = extractor(sound, sampling_rate=rate, return_tensors="pt")["input_values"]
-    # Whatever the many extractors raise, it is about this sound.
-    except Exception as error:
-        raise InputError(f"the feature extractor of {name} fails ({reason_of(error)})") from error
-    return _checked_sound(torch.as_tensor(found), name).reshape(-1)
-
-
-def _checked_sound(values: Tensor, name: str) -> Tensor:
-    if values.dim() not in (1, 2) or not values.numel() or not values.is_floating_point():
-        raise InputError(
-            f"input_values has shape {tuple(values.shape)} and holds {values.dtype}; {name} takes "
-            "floating-point samples (samples,), or a batch of them"
-        )
-    values = values.detach().cpu()
-    if not bool(torch.isfinite(values).all()):
-        raise InputError("input_values hold numbers that are not finite")
-    return values
-
-
-def _encoded_sound(adapter: SoundEncoder, values: Tensor, rate: int) -> Encoded:
-    """One sound with its frames, called by the time when they begin, as tokens."""
-    frames = adapter.frames(len(values))
-    if not frames:
-        raise InputError(f"{len(values)} samples are too short for one frame of this model")
-    tokens = [f"{k * adapter.hop / rate:.2f} s" for k in range(frames)]
-    return Encoded([], tokens, [False] * frames, signal=values)
-
-
-# What a lens is given where its model sees or hears, or does neither.
-
-
-#: What models take that see or hear.
-Signal: TypeAlias = Picture | Sound
-
-
-def encode_signals(lens: Lens, given: GivenPairs) -> tuple[list[Encoded], bool]:
-    """Pictures or sounds as sequences, and whether they were given as a list or a batch."""
+def encode_features(lens: Lens, given: Any) -> tuple[list[Encoded], bool]:
+    """The sounds that an encoder–decoder hears as sources, and whether they were a batch."""
     adapter = lens.adapter
-    what = "pictures" if isinstance(adapter, ImageEncoder) else "sound"
-    beside = given.input_ids, given.attention_mask, given.target, given.decoder_input_ids
-    if given.source is None or any(value is not None for value in beside):
+    if not isinstance(adapter, TwoStacks) or not adapter.hears:
+        raise InputError(f"{lens.name} reads its source; pass a text or input_ids=…")
+    try:
+        features = torch.as_tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        features = torch.empty(0)
+    bins = adapter.config.num_mel_bins
+    if features.dim() not in (2, 3) or features.shape[-2] != bins or not features.numel():
         raise InputError(
-            f"{lens.name} reads {what}, not token ids or texts; pass lens.maps("
-            f"{'image' if what == 'pictures' else 'waveform, sampling_rate=…'})"
+            f"input_features has shape {tuple(features.shape)}; {lens.name} takes ({bins} mel "
+            "bins, time steps), or a batch of them"
         )
-    if isinstance(adapter, SoundEncoder):
-        return encode_sounds(adapter, given.source, given.sampling_rate, lens.processor, lens.name)
-    assert isinstance(adapter, ImageEncoder)
-    if given.sampling_rate is not None:
-        raise InputError(f"sampling_rate is for sound; {lens.name} reads pictures")
-    return encode_pictures(adapter, given.source, lens.processor, lens.name)
-
-
-def takes_signals(lens: Lens) -> bool:
-    """Whether a lens's model sees or hears and reads no text."""
-    return isinstance(lens.adapter, SignalEncoder)
-
-
-def check_no_signal(lens: Lens, given: GivenPairs) -> None:
-    """Raise where a model that reads texts is given a picture or a sound."""
-    text = given.source
-    first = text[0] if isinstance(text, list) and text else text
-    is_signal = (
-        isinstance(first, (torch.Tensor, os.PathLike))
-        or type(first).__module__.startswith("PIL.")
-        or getattr(getattr(first, "dtype", None), "kind", "") in tuple("iufb")
-    )
-    if is_signal or given.sampling_rate is not None:
+    # Two time steps of the features make one frame, of 20 ms.
+    frames = adapter.max_source_positions() or 0
+    tokens = [f"{k * 0.02:.2f}s" for k in range(frames)]
+    if features.shape[-1] != 2 * frames:
         raise InputError(
-            f"{lens.name} reads text, not {_kind(first) if is_signal else 'sound'}; pictures are "
-            "for models such as vit or clip_vision_model, sound for wav2vec2 (`normlens models`)"
+            f"input_features has {features.shape[-1]} time steps; {lens.name} takes "
+            f"{2 * frames}, shorter sound is padded by its feature extractor"
         )
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"
+    many = features.dim() == 3
+    return [
+        Encoded(list(range(frames)), tokens, [False] * frames, signal=one)
+        for one in (features if many else features[None])
+    ], many

@@ -1,11 +1,12 @@
-"""Texts and token ids as encoded sequences, and the words that tokens belong to."""
+"""Texts and token ids as encoded sequences, and the words that their tokens belong to."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,44 +14,303 @@ import torch
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.gpu.matmul import sent
-from normlens.results.routing import PatchGrid
-from normlens.trace.locking import alone_with
+from normlens.gpu.transfer import sent
+from normlens.results.axes import PatchGrid
+from normlens.trace.locking import exclusive_of
+
+Text: TypeAlias = str | tuple[str, str]
+#: Several texts or pairs of texts: a list, a column of a table, an array, a generator.
+Texts: TypeAlias = Iterable[str] | Iterable[tuple[str, str]] | Iterable[str | tuple[str, str]]
+#: A source or a target of an encoder–decoder: a text, or the words of one.
+Side: TypeAlias = str | Sequence[str]
+#: Token ids of one sequence or of a batch: lists, a tensor or an array.
+Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer]
+#: A Hugging Face tokenizer, or anything that is called like one.
+Tokenizer: TypeAlias = Callable[..., object]
+
+#: What a reader reads, as errors call it.
+TEXT, SOURCE, TARGET = "text", "source", "target"
+_SHAPES = "input_ids, attention_mask and token_type_ids must have the same shape"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tokenised sequence without padding; with its `source`, the two of an encoder–decoder."""
+
+    ids: list[int]
+    tokens: list[str]
+    special: list[bool]
+    type_ids: list[int] | None = None
+    #: index of the word that each token belongs to; None for a special token
+    words: list[int | None] | None = None
+    word_labels: list[str] = field(default_factory=list)
+    text: Text | None = None
+    end: int | None = None  # the token behind the last, where a model is only asked to predict it
+    #: what a model that sees or hears takes instead of ids: (channels, height, width), (samples,),
+    #: (mel bins, time steps)
+    signal: torch.Tensor | None = field(default=None, compare=False)
+    grid: PatchGrid | None = None  # where a picture's patches are
+    #: ids of the padding that was given before and behind it, and left out
+    padding: tuple[list[int], list[int]] = field(default=([], []), compare=False)
+    #: what an encoder reads, where these are the tokens that its decoder reads, start token first
+    source: Encoded | None = None
+    generated: str | None = None  # how the model generated these tokens itself; None: given
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def sequences(self) -> tuple[Encoded, ...]:
+        """The sequence that each stack of the model reads, the encoder's first."""
+        return (self,) if self.source is None else (self.source, self)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longer sequence, which decides how much memory they may take."""
+        return max(map(len, self.sequences))
+
+    @property
+    def whole_text(self) -> Text | None:
+        """The text; of an encoder–decoder both texts, if both are known."""
+        if self.source is None:
+            return self.text
+        source, target = self.source.text, self.text
+        return (source, target) if isinstance(source, str) and isinstance(target, str) else None
+
+
+def tokens_of(ids: Sequence[int], tokenizer: Any) -> list[str]:
+    """Token ids as tokens; as numbers without a tokenizer."""
+    return list(map(str, ids if tokenizer is None else tokenizer.convert_ids_to_tokens(ids)))
+
+
+def tokenise(tokenizer: Any, *texts: str, **options: Any) -> Any:
+    """Call the tokenizer on a text or a pair of texts, one thread at a time.
+
+    A fast tokenizer stores the truncation of its last call.
+    """
+    try:
+        "".join((*texts, options.get("text_target", ""))).encode()
+    except UnicodeEncodeError as error:  # half a character, which JSON and shells can give
+        raise InputError("the text is not valid Unicode; encode it as UTF-8") from error
+    # With `verbose` the tokenizer prints a warning about a long text.
+    return exclusive_of([tokenizer], lambda: tokenizer(*texts, verbose=False, **options))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads what a model takes: texts or pairs of them, or an encoder–decoder's sources or targets.
+
+    A source or a target may be given as words. A fast tokenizer says which characters a token
+    covers. With another one each word is tokenised on its own: words are known where that gives the
+    tokens of the whole text, and words that are given as such keep their own tokens in any case.
+    """
+
+    tokenizer: Any
+    name: str = TEXT
+    limit: int | None = None  # tokens
+    vocabulary: int | None = None
+    padded: bool = False  # whether padding up to the limit is a part of the text
+
+    def read(self, given: Any, truncate: bool = False) -> Encoded:
+        """Tokenise one text, or one side of a pair, with its special tokens."""
+        if self.tokenizer is None:
+            ids = "decoder_input_ids" if self.name == TARGET else "input_ids"
+            raise InputError(
+                "this lens has no tokenizer; pass one to load(model, tokenizer) (--tokenizer), or "
+                f"pass {ids}=…"
+            )
+        is_text = self.name == TEXT
+        words = None if is_text or isinstance(given, str) else self._words(given)
+        parts = _parts(given) if words is None else (" ".join(words),)
+        if any(not part.strip() for part in parts):
+            raise InputError(f"the {self.name} is empty; give at least one word")
+        if is_text or getattr(self.tokenizer, "is_fast", False):
+            encoded = self._at_once(parts, words, truncate and is_text)
+        else:
+            encoded = self._word_by_word(parts[0], words)
+        if not encoded.ids:
+            shown = parts if len(parts) > 1 else parts[0]
+            raise InputError(f"the tokenizer makes no token of {shown!r}; give at least one word")
+        if self.limit is not None and len(encoded) > self.limit:
+            if is_text or not truncate:
+                raise InputError(
+                    f"the {self.name} has {len(encoded)} tokens and the model takes at most "
+                    f"{self.limit}; shorten it, or accept its beginning with truncate=True "
+                    "(--truncate)"
+                )
+            encoded = _cut(encoded, self.limit)
+        self._check(encoded.ids)
+        return encoded
+
+    def read_ids(
+        self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None
+    ) -> tuple[list[Encoded], bool]:
+        """Sequences of given token ids without their padding, and whether the ids were a batch."""
+        rows, is_batch = _rows(input_ids, "input_ids")
+        masks, kinds = [[1] * len(row) for row in rows], [[0] * len(row) for row in rows]
+        if attention_mask is not None:
+            masks = _rows(attention_mask, "attention_mask")[0]
+        if token_type_ids is not None:
+            kinds = _rows(token_type_ids, "token_type_ids")[0]
+        sizes = [list(map(len, each)) for each in (rows, masks, kinds)]
+        if not rows or sizes[0] != sizes[1] or sizes[0] != sizes[2]:
+            raise InputError(_SHAPES)
+        special_ids = set(getattr(self.tokenizer, "all_special_ids", ()))
+        encoded = []
+        for row, mask, kind in zip(rows, masks, kinds, strict=True):
+            tokens = _tokens_in(mask)
+            ids = row[tokens]
+            if not ids:
+                raise InputError("input_ids has an empty sequence; give at least one token")
+            self._check(ids)
+            encoded.append(
+                Encoded(
+                    ids,
+                    tokens_of(ids, self.tokenizer),
+                    [i in special_ids for i in ids],
+                    None if token_type_ids is None else kind[tokens],
+                    padding=(row[: tokens.start], row[tokens.stop :]),
+                )
+            )
+        return encoded, is_batch
+
+    def plain_ids(self, text: str) -> list[int]:
+        """The tokens of a text without special ones."""
+        return list(self._tokenise(text, add_special_tokens=False)["input_ids"])
+
+    def _tokenise(self, *texts: str, **options: Any) -> Any:
+        if self.name == TARGET:
+            return tokenise(self.tokenizer, text_target=texts[0], **options)
+        return tokenise(self.tokenizer, *texts, **options)
+
+    def _words(self, given: Any) -> list[str]:
+        words = list(given)
+        if not all(isinstance(word, str) for word in words):
+            raise InputError(f"the {self.name} must be a text or a list of words, got {given!r}")
+        spaced = next((word for word in words if word != word.strip() or " " in word), None)
+        if spaced is not None or not all(words):
+            raise InputError(
+                f"{spaced or ''!r} is no word of the {self.name}; a list beside a target holds the "
+                "words of one text, and several pairs are given as [(source, target), …]"
+            )
+        return words
+
+    def _at_once(self, parts: tuple[str, ...], words: list[str] | None, truncate: bool) -> Encoded:
+        options: dict[str, Any] = {"return_special_tokens_mask": True}
+        if self.limit is not None and (truncate or self.padded):
+            options["max_length"] = self.limit
+            options |= {"truncation": True} if truncate else {}
+            options |= {"padding": "max_length"} if self.padded else {}
+        if self.tokenizer.is_fast:
+            options["return_offsets_mapping"] = True
+        batch = self._tokenise(*parts, **options)
+        ids, has_types = list(batch["input_ids"]), "token_type_ids" in batch and self.name == TEXT
+        of_tokens, labels = words_of(batch, parts, words) if self.tokenizer.is_fast else (None, [])
+        return Encoded(
+            ids,
+            tokens_of(ids, self.tokenizer),
+            [bool(flag) for flag in batch["special_tokens_mask"]],
+            list(batch["token_type_ids"]) if has_types else None,
+            of_tokens,
+            labels,
+            parts if len(parts) == 2 else parts[0],
+        )
+
+    def _word_by_word(self, text: str, words: list[str] | None) -> Encoded:
+        whole, plain = list(self._tokenise(text)["input_ids"]), self.plain_ids(text)
+        labels = re.findall(r"\S+", text) if words is None else words
+        pieces = [self.plain_ids(word) for word in labels]
+        joined = [token for piece in pieces for token in piece]
+        places = range(len(whole) - len(plain) + 1)
+        start = next((k for k in places if whole[k : k + len(plain)] == plain), None)
+        of_tokens: list[int | None] | None = None
+        if start is None or (words is None and joined != plain):
+            specials = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
+            ids, special, labels = whole, [token in specials for token in whole], []
+        else:
+            before, behind = whole[:start], whole[start + len(plain) :]
+            ids = [*before, *joined, *behind]
+            inside = [index for index, piece in enumerate(pieces) for _ in piece]
+            of_tokens = [*[None] * len(before), *inside, *[None] * len(behind)]
+            special = [word is None for word in of_tokens]
+        return Encoded(
+            ids, tokens_of(ids, self.tokenizer), special, None, of_tokens, list(labels), text
+        )
+
+    def _check(self, ids: Sequence[int]) -> None:
+        """Raise for token ids that the model does not have, or for more of them than it takes."""
+        if self.vocabulary is not None:
+            wrong = next((i for i in ids if not 0 <= i < self.vocabulary), None)
+            if wrong is not None:
+                raise InputError(
+                    f"token id {wrong} is out of vocabulary; this model's ids are 0 to "
+                    f"{self.vocabulary - 1} (a tokenizer must be the model's own)"
+                )
+        if self.limit is not None and len(ids) > self.limit:
+            raise InputError(
+                f"input_ids has {len(ids)} tokens and the model takes at most {self.limit}"
+            )
+
+
+def _parts(text: Any) -> tuple[str, ...]:
+    """A text alone, or a pair of texts."""
+    parts = tuple(text) if isinstance(text, (tuple, list)) else (text,)
+    if not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
+        shown = " ".join(repr(text).split())  # arrays and tables are written in several lines
+        raise InputError(f"expected a text or a pair of texts, got {shown[:120]}")
+    return parts
+
+
+def _cut(encoded: Encoded, limit: int) -> Encoded:
+    """The beginning of a sequence, with the special tokens of its end."""
+    flags, words = encoded.special, encoded.words
+    behind = next((k for k, flag in enumerate(reversed(flags)) if not flag), len(flags))
+    kept = [*range(max(0, limit - behind)), *range(len(encoded) - behind, len(encoded))][:limit]
+    return replace(
+        encoded,
+        ids=[encoded.ids[k] for k in kept],
+        tokens=[encoded.tokens[k] for k in kept],
+        special=[flags[k] for k in kept],
+        words=None if words is None else [words[k] for k in kept],
+    )
+
 
 # Words: which word of the text each token belongs to.
 
 
-def words_of(batch: Any, pair: tuple[str, ...]) -> tuple[list[int | None], list[str]]:
+def words_of(
+    batch: Any, parts: Sequence[str], words: list[str] | None = None
+) -> tuple[list[int | None], list[str]]:
     """The index of each token's word (None for a special token), and the words as text.
 
     The tokenizer's pre-tokenisation says what a word is. Some tokenizers (SentencePiece without
-    one) call the whole text one word; there white space separates words.
+    one) call the whole text one word; there white space separates words. `words` that are given
+    are joined by single spaces.
     """
-    word_ids, offsets = batch.word_ids(), batch["offset_mapping"]
-    segments = batch.sequence_ids()
-    starts = [_unsplit_words(part, k, word_ids, segments) for k, part in enumerate(pair)]
-    keys: list[Any] = []
-    for position, segment in enumerate(segments):
-        if segment is None or word_ids[position] is None:
+    word_ids, offsets, segments = batch.word_ids(), batch["offset_mapping"], batch.sequence_ids()
+    if words is None:
+        starts = [_unsplit_words(part, k, word_ids, segments) for k, part in enumerate(parts)]
+    else:
+        starts = [list(accumulate((len(word) + 1 for word in words[:-1]), initial=0))]
+    keys: list[tuple[int, int] | None] = []
+    for segment, word, (start, stop) in zip(segments, word_ids, offsets, strict=True):
+        if segment is None or (words is None and word is None):
             keys.append(None)
             continue
         begins = starts[segment]
-        if begins is None:
-            keys.append((segment, word_ids[position]))
-            continue
-        start, stop = offsets[position]
-        token = pair[segment][start:stop]
-        first = start + len(token) - len(token.lstrip())
-        keys.append((segment, bisect_right(begins, first) - 1))
-    order = {
-        key: index for index, key in enumerate(dict.fromkeys(k for k in keys if k is not None))
-    }
-    spans: dict[Any, tuple[int, int]] = {}
+        if begins is not None:
+            token = parts[segment][start:stop]
+            word = bisect_right(begins, start + len(token) - len(token.lstrip())) - 1
+        keys.append((segment, word))
+    if words is not None:
+        return [None if key is None else key[1] for key in keys], words
+    spans: dict[tuple[int, int], tuple[int, int]] = {}  # of characters, in the order of the words
     for key, (start, stop) in zip(keys, offsets, strict=True):
         if key is not None:
             low, high = spans.get(key, (start, stop))
             spans[key] = (min(low, start), max(high, stop))
-    labels = [pair[key[0]][slice(*spans[key])].strip() for key in order]
+    order = {key: index for index, key in enumerate(spans)}
+    labels = [parts[key[0]][slice(*span)].strip() for key, span in spans.items()]
     return [None if key is None else order[key] for key in keys], labels
 
 
@@ -63,160 +323,10 @@ def _unsplit_words(
     return begins if len(words) == 1 and len(begins) > 1 else None
 
 
-# Encoded sequences: from texts or token ids to the inputs of a model.
+# Rows of token ids: as users give them, and as a model takes them.
 
 
-Text: TypeAlias = str | tuple[str, str]
-#: Several texts or pairs of texts: a list, a column of a table, an array, a generator.
-Texts: TypeAlias = Iterable[str] | Iterable[tuple[str, str]] | Iterable[str | tuple[str, str]]
-#: Token ids of one sequence or of a batch: lists, a tensor or an array.
-Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer]
-#: A Hugging Face tokenizer, or anything that is called like one.
-Tokenizer: TypeAlias = Callable[..., object]
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One tokenised sequence, without padding."""
-
-    ids: list[int]
-    tokens: list[str]
-    special: list[bool]
-    type_ids: list[int] | None = None
-    #: index of the word that each token belongs to; None for a special token
-    words: list[int | None] | None = None
-    word_labels: list[str] = field(default_factory=list)
-    text: Text | None = None
-    end: int | None = None  # the token behind the last, where a model is only asked to predict it
-    #: what a model that sees or hears takes instead of ids: (channels, height, width) or (samples,)
-    signal: torch.Tensor | None = field(default=None, compare=False)
-    grid: PatchGrid | None = None  # where a picture's patches are
-    #: ids of the padding that was given before and behind it, and left out
-    padding: tuple[list[int], list[int]] = field(default=([], []), compare=False)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-def encode_texts(
-    texts: Sequence[Text],
-    tokenizer: Any,
-    limit: int | None,
-    truncate: bool,
-    vocabulary: int | None = None,
-    padded: bool = False,
-) -> list[Encoded]:
-    """Tokenise texts or pairs of texts as the model expects them, with special tokens.
-
-    With `padded`, padding up to the limit is a part of the text, which the model reads.
-    """
-    if tokenizer is None:
-        raise InputError(
-            "this lens has no tokenizer; pass one to load(model, tokenizer) (--tokenizer), or pass "
-            "input_ids=…"
-        )
-    encoded = [_encode_text(text, tokenizer, limit, truncate, padded) for text in texts]
-    for sequence in encoded:
-        check_ids(sequence.ids, vocabulary, limit)
-    return encoded
-
-
-def _encode_text(
-    text: Text, tokenizer: Any, limit: int | None, truncate: bool, padded: bool
-) -> Encoded:
-    pair = tuple(text) if isinstance(text, (tuple, list)) else (text,)
-    if not 1 <= len(pair) <= 2 or not all(isinstance(part, str) for part in pair):
-        shown = " ".join(repr(text).split())  # arrays and tables are written in several lines
-        raise InputError(f"expected a text or a pair of texts, got {shown[:120]}")
-    if any(not part.strip() for part in pair):
-        raise InputError("the text is empty; give at least one word")
-    options: dict[str, Any] = {"return_special_tokens_mask": True}
-    if truncate and limit is not None:
-        options |= {"truncation": True, "max_length": limit}
-    if padded and limit is not None:
-        options |= {"padding": "max_length", "max_length": limit}
-    if tokenizer.is_fast:
-        options["return_offsets_mapping"] = True
-    batch = tokenise(tokenizer, *pair, **options)
-    ids = list(batch["input_ids"])
-    if not ids:
-        raise InputError(f"the tokenizer makes no token of {text!r}; give at least one word")
-    if limit is not None and len(ids) > limit:
-        raise InputError(
-            f"the text has {len(ids)} tokens and the model takes at most {limit}; shorten it, or "
-            "accept its beginning with truncate=True (--truncate)"
-        )
-    words, labels = words_of(batch, pair) if tokenizer.is_fast else (None, [])
-    return Encoded(
-        ids=ids,
-        tokens=[str(token) for token in tokenizer.convert_ids_to_tokens(ids)],
-        special=[bool(flag) for flag in batch["special_tokens_mask"]],
-        type_ids=list(batch["token_type_ids"]) if "token_type_ids" in batch else None,
-        words=words,
-        word_labels=labels,
-        text=text if isinstance(text, str) else (pair[0], pair[1]),
-    )
-
-
-def tokenise(tokenizer: Any, *texts: str, **options: Any) -> Any:
-    """Call the tokenizer on a text or a pair of texts, one thread at a time.
-
-    A fast tokenizer stores the truncation of its last call.
-    """
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError as error:  # half a character, which JSON and shells can give
-        raise InputError("the text is not valid Unicode; encode it as UTF-8") from error
-    # With `verbose` the tokenizer prints a warning about a long text.
-    return alone_with([tokenizer], lambda: tokenizer(*texts, verbose=False, **options))
-
-
-def encode_ids(
-    input_ids: Any,
-    attention_mask: Any,
-    token_type_ids: Any,
-    tokenizer: Any,
-    vocabulary: int | None,
-    limit: int | None,
-) -> tuple[list[Encoded], bool]:
-    """Sequences of given token ids without their padding, and whether the ids were a batch."""
-    rows, is_batch = _rows(input_ids, "input_ids")
-    masks = [[1] * len(row) for row in rows]
-    if attention_mask is not None:
-        masks = _rows(attention_mask, "attention_mask")[0]
-    kinds: list[Any] = [None] * len(rows)
-    if token_type_ids is not None:
-        kinds = _rows(token_type_ids, "token_type_ids")[0]
-    if not rows or len(rows) != len(masks) or len(rows) != len(kinds):
-        raise InputError("input_ids, attention_mask and token_type_ids must have the same shape")
-    encoded = []
-    for row, mask, kind in zip(rows, masks, kinds, strict=True):
-        if len(row) != len(mask) or (kind is not None and len(row) != len(kind)):
-            raise InputError(
-                "input_ids, attention_mask and token_type_ids must have the same shape"
-            )
-        tokens = _tokens_of(mask)
-        ids = row[tokens]
-        if not ids:
-            raise InputError("input_ids has an empty sequence; give at least one token")
-        check_ids(ids, vocabulary, limit)
-        types = None if kind is None else kind[tokens]
-        special_ids = set(getattr(tokenizer, "all_special_ids", ()))
-        encoded.append(
-            Encoded(
-                ids=ids,
-                tokens=[str(i) for i in ids]
-                if tokenizer is None
-                else [str(token) for token in tokenizer.convert_ids_to_tokens(ids)],
-                special=[i in special_ids for i in ids],
-                type_ids=types,
-                padding=(row[: tokens.start], row[tokens.stop :]),
-            )
-        )
-    return encoded, is_batch
-
-
-def _tokens_of(mask: list[int]) -> slice:
+def _tokens_in(mask: list[int]) -> slice:
     """The positions of the tokens: one run of ones, with padding before or behind it."""
     other = next((value for value in mask if value not in (0, 1)), None)
     if other is not None:
@@ -231,31 +341,6 @@ def _tokens_of(mask: list[int]) -> slice:
             "leave tokens out of input_ids to analyse the text without them"
         )
     return slice(start, stop)
-
-
-def check_token_types(encoded: Sequence[Encoded], count: int, name: str) -> None:
-    """Raise for token types beyond the model's `count`; type 0 is always allowed."""
-    allowed = max(1, count)
-    for kind in (kind for sequence in encoded for kind in sequence.type_ids or ()):
-        if not 0 <= kind < allowed:
-            has = f"knows types 0 to {count - 1}" if count > 1 else "has no token types"
-            raise InputError(
-                f"token_type_ids holds {kind}, and {name} {has}; leave token_type_ids out"
-                + (", or give types that it knows" if count > 1 else "")
-            )
-
-
-def check_ids(ids: list[int], vocabulary: int | None, limit: int | None) -> None:
-    """Raise for token ids that a model does not have, or for more of them than it takes."""
-    if vocabulary is not None:
-        wrong = next((i for i in ids if not 0 <= i < vocabulary), None)
-        if wrong is not None:
-            raise InputError(
-                f"token id {wrong} is out of vocabulary; this model's ids are 0 to "
-                f"{vocabulary - 1} (a tokenizer must be the model's own)"
-            )
-    if limit is not None and len(ids) > limit:
-        raise InputError(f"input_ids has {len(ids)} tokens and the model takes at most {limit}")
 
 
 def _rows(values: Any, what: str) -> tuple[list[list[int]], bool]:
@@ -301,45 +386,3 @@ def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str
             raise InputError("some sequences have token types and others none; give them to all")
         inputs["token_type_ids"] = table(kinds, 0)
     return inputs
-
-
-# Two sequences for an encoder–decoder: a source and the target that the decoder reads.
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A source and a target, both tokenised and without padding."""
-
-    source: Encoded
-    target: Encoded  # what the decoder reads, its start token first
-    generated: str | None = None  # how the model generated the target itself; None: it was given
-    features: torch.Tensor | None = None  # what an encoder hears, (mel bins, frames)
-
-    def __len__(self) -> int:
-        """The longer of the two, which decides how much memory a pair may take."""
-        return max(len(self.source), len(self.target))
-
-
-#: What a lens analyses: a sequence, or the two of an encoder–decoder.
-Item: TypeAlias = Encoded | Pair
-
-
-def sequences_of(item: Item) -> tuple[Encoded, ...]:
-    """The sequence that each stack of the model reads, the encoder's first."""
-    return (item.source, item.target) if isinstance(item, Pair) else (item,)
-
-
-def texts_among(items: Sequence[Item]) -> list[Encoded]:
-    """Those that are one sequence."""
-    return [item for item in items if isinstance(item, Encoded)]
-
-
-def pairs_among(items: Sequence[Item]) -> list[Pair]:
-    """Those that are two."""
-    return [item for item in items if isinstance(item, Pair)]
-
-
-def texts_of(pair: Pair) -> Text | None:
-    """Both texts, if both are known."""
-    source, target = pair.source.text, pair.target.text
-    return (source, target) if isinstance(source, str) and isinstance(target, str) else None

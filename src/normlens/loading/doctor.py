@@ -12,6 +12,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,25 +24,16 @@ from normlens.lens import Lens
 from normlens.loading import hub
 from normlens.loading.embedded import EMBEDDED
 from normlens.models.tiny import tiny_model
-from normlens.plan.memory import free_memory
+from normlens.plan.costs import free_memory
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "scipy",
-    "pandas",
-    "pyarrow",
-    "safetensors",
-    "huggingface_hub",
-    "matplotlib",
-    "gguf",
-    "accelerate",
+    "torch transformers tokenizers numpy scipy pandas pyarrow safetensors huggingface_hub "
+    "matplotlib gguf accelerate"
 )
 #: Both computations run in float64 and differ only in the order of their sums.
 AGREEMENT = 1e-8
 TOKENS = [5, 17, 3, 42, 17, 8, 60]
+HEAD_WIDTH = 4  # of both tiny models
 
 
 # The installation -------------------------------------------------------------------------------
@@ -58,7 +50,7 @@ def installation() -> dict[str, dict[str, str]]:
 
 def _versions() -> dict[str, str]:
     versions = {"normlens": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    for package in PACKAGES.split():
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -133,28 +125,46 @@ class Check:
 
 def self_check() -> list[Check]:
     """Maps of a tiny encoder and a tiny decoder, computed twice."""
-    return [_check("bert", _bert_parts), _check("llama", _llama_parts)]
+    return [_check("bert", _bert), _check("llama", _llama)]
 
 
-def _check(model_type: str, parts: Callable[[Any, Tensor, Tensor], Iterator[Tensor]]) -> Check:
+#: The vectors behind each component of a layer, of α, its value vectors and its input.
+Run = Callable[[Any, Tensor, Tensor, Tensor], Iterator[Tensor]]
+
+
+def _check(model_type: str, run: Run) -> Check:
     # Both layers are compared, because their inputs have different norms.
     model = tiny_model(model_type).double()
     maps: Any = Lens(model).maps(input_ids=TOKENS)
+    names = [scope for scope in maps.scopes if scope.endswith("-N")]
+    worst = 0.0
     with torch.no_grad():
         seen = model(torch.tensor([TOKENS]), output_attentions=True, output_hidden_states=True)
-    worst = 0.0
-    names = [scope for scope in maps.scopes if scope.endswith("-N")]
-    for layer, block in enumerate(_blocks(model)):
-        x, alpha = seen.hidden_states[layer][0], seen.attentions[layer][0]
-        with torch.no_grad():
-            norms = [part.norm(dim=-1).numpy() for part in parts(block, x, alpha)]
-        for scope, expected in zip(names, norms, strict=True):
-            worst = max(worst, _difference(maps[scope][layer], expected))
+        blocks = model.encoder.layer if model_type == "bert" else model.layers
+        for layer, block in enumerate(blocks):
+            x, alpha = seen.hidden_states[layer][0], seen.attentions[layer][0]
+            norms = _part_norms(partial(run, block, alpha), _values(block, x), x)
+            for scope, expected in zip(names, norms, strict=True):
+                worst = max(worst, _difference(maps[scope][layer], expected.numpy()))
     return Check(model_type, maps.completeness, maps.provenance["tolerance"], worst)
 
 
-def _blocks(model: Any) -> Any:
-    return model.encoder.layer if hasattr(model, "encoder") else model.layers
+def _part_norms(run: Callable[[Tensor, Tensor], Iterator[Tensor]], *given: Tensor) -> list[Tensor]:
+    """‖F_i(x_j)‖ (i, j) behind each component.
+
+    What `run` computes is affine in its arguments, because it takes deviations and slopes as
+    constants. F_i(x_j) is then the derivative in the direction of what token j gives.
+    """
+
+    def all_of(*tokens: Tensor) -> tuple[Tensor, ...]:
+        return tuple(run(*tokens))
+
+    columns = []
+    for j in range(len(TOKENS)):
+        token = torch.eye(len(TOKENS), dtype=torch.float64)[:, j, None]
+        alone = tuple(token * each for each in given)
+        columns.append([part.norm(dim=-1) for part in torch.func.jvp(all_of, given, alone)[1]])
+    return [torch.stack(of_scope, dim=1) for of_scope in zip(*columns, strict=True)]
 
 
 def _difference(norms: np.ndarray, expected: np.ndarray) -> float:
@@ -163,76 +173,62 @@ def _difference(norms: np.ndarray, expected: np.ndarray) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-def _bert_parts(block: Any, x: Tensor, alpha: Tensor) -> Iterator[Tensor]:
-    """F_i(x_j) behind ATTN, RES, LN, FF, RES and LN of a BERT layer, each (i, j, d)."""
-    attention, output = block.attention.self, block.attention.output
-    n, heads = len(x), attention.num_attention_heads
-    value = attention.value(x).view(n, heads, -1)
-    into = output.dense.weight.T.view(heads, value.shape[-1], -1)
-    owned = torch.einsum("hij,jhe,hed->ijd", alpha, value, into)
-    bias = output.dense.bias.expand(n, -1)
-    yield owned
-
-    owned = owned + torch.eye(n, dtype=x.dtype)[:, :, None] * x
-    yield owned
-
-    owned, bias = _layer_norm(owned, bias, output.LayerNorm)
-    yield owned
-    saved = owned, bias
-
-    up, down = block.intermediate.dense, block.output.dense
-    z = up(owned.sum(1) + bias)
-    ratio = torch.nn.functional.gelu(z) / z  # GELU is 0 at 0, so this is its mean slope from there
-    bias = ((bias @ up.weight.T + up.bias) * ratio) @ down.weight.T + down.bias
-    owned = ((owned @ up.weight.T) * ratio[:, None]) @ down.weight.T
-    yield owned
-
-    owned, bias = owned + saved[0], bias + saved[1]
-    yield owned
-
-    owned, _ = _layer_norm(owned, bias, block.output.LayerNorm)
-    yield owned
+def _values(block: Any, x: Tensor) -> Tensor:
+    """The value vectors, with their bias, which belongs to the tokens."""
+    if hasattr(block, "attention"):
+        return block.attention.self.value(x)
+    return block.self_attn.v_proj(_rms_norm(x, block.input_layernorm))
 
 
-def _layer_norm(owned: Tensor, bias: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    deviation = ((owned.sum(1) + bias).var(-1, correction=0) + norm.eps).sqrt()[:, None]
-    owned = (owned - owned.mean(-1, keepdim=True)) / deviation[:, None] * norm.weight
-    return owned, (bias - bias.mean(-1, keepdim=True)) / deviation * norm.weight + norm.bias
+def _attended(value: Tensor, alpha: Tensor) -> Tensor:
+    """What the heads read (i, heads · d_head); some heads may share a group of values."""
+    grouped = value.unflatten(-1, (-1, HEAD_WIDTH))
+    each = grouped.repeat_interleave(len(alpha) // grouped.shape[1], dim=1)
+    return torch.einsum("hij,jhe->ihe", alpha, each).flatten(-2)
 
 
-def _llama_parts(block: Any, x: Tensor, alpha: Tensor) -> Iterator[Tensor]:
-    """F_i(x_j) behind ATTN, RES, LN, FF and RES of a Llama layer, each (i, j, d)."""
-    attention, mlp = block.self_attn, block.mlp
-    n, heads = len(x), alpha.shape[0]
-    s = x / _rms(x, block.input_layernorm) * block.input_layernorm.weight
-    value = attention.v_proj(s).view(n, -1, attention.head_dim)
-    value = value.repeat_interleave(heads // value.shape[1], dim=1)
-    into = attention.o_proj.weight.T.view(heads, attention.head_dim, -1)
-    owned = torch.einsum("hij,jhe,hed->ijd", alpha, value, into)
-    bias = attention.o_proj.bias.expand(n, -1)
-    yield owned
-
-    owned = owned + torch.eye(n, dtype=x.dtype)[:, :, None] * x
-    saved = owned
-    yield owned
-
-    norm = block.post_attention_layernorm
-    rms = _rms(owned.sum(1) + bias, norm)
-    owned, bias = owned / rms[:, None] * norm.weight, bias / rms * norm.weight
-    yield owned
-
-    y = owned.sum(1) + bias
-    of_gate, of_up = _gated_slopes(mlp.gate_proj(y), mlp.up_proj(y))
-    hidden = (owned @ mlp.gate_proj.weight.T) * of_gate[:, None]
-    hidden = hidden + (owned @ mlp.up_proj.weight.T) * of_up[:, None]
-    owned = hidden @ mlp.down_proj.weight.T
-    yield owned
-
-    yield owned + saved
+def _bert(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tensor]:
+    """ATTN, RES, LN, FF, RES and LN of a BERT layer."""
+    output, last = block.attention.output, block.output
+    y = output.dense(_attended(value, alpha))
+    yield y
+    y = y + x
+    yield y
+    y = _layer_norm(y, output.LayerNorm)
+    yield y
+    z = block.intermediate.dense(y)
+    # GELU is 0 at 0, so this is its mean slope from there.
+    fed = last.dense(z * (torch.nn.functional.gelu(z) / z).detach())
+    yield fed
+    y = y + fed
+    yield y
+    yield _layer_norm(y, last.LayerNorm)
 
 
-def _rms(y: Tensor, norm: Any) -> Tensor:
-    return (y.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
+def _layer_norm(y: Tensor, norm: Any) -> Tensor:
+    deviation = (y.var(-1, correction=0, keepdim=True) + norm.eps).sqrt().detach()
+    return (y - y.mean(-1, keepdim=True)) / deviation * norm.weight + norm.bias
+
+
+def _llama(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tensor]:
+    """ATTN, RES, LN, FF and RES of a Llama layer."""
+    mlp = block.mlp
+    y = block.self_attn.o_proj(_attended(value, alpha))
+    yield y
+    saved = y + x
+    yield saved
+    y = _rms_norm(saved, block.post_attention_layernorm)
+    yield y
+    gate, up = mlp.gate_proj(y), mlp.up_proj(y)
+    of_gate, of_up = _gated_slopes(gate.detach(), up.detach())
+    fed = mlp.down_proj(gate * of_gate + up * of_up)
+    yield fed
+    yield fed + saved
+
+
+def _rms_norm(y: Tensor, norm: Any) -> Tensor:
+    mean_square = y.square().mean(-1, keepdim=True)
+    return y / (mean_square + norm.variance_epsilon).sqrt().detach() * norm.weight
 
 
 def _gated_slopes(a: Tensor, u: Tensor, nodes: int = 64) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ import os
 import pickle
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from normlens.errors import (
+    InputError,
     MissingDependencyError,
     ModelLoadError,
     NormLensError,
@@ -40,6 +41,12 @@ def is_local(name: str) -> bool:
         return Path(name).exists()
     except OSError:  # longer than a file's name can be
         return False
+
+
+def is_embedded(name: str) -> bool:
+    """Whether a name is that of an embedded model."""
+    # A model in a folder of that name comes first.
+    return name in EMBEDDED and not (Path(name) / "config.json").is_file()
 
 
 def shown_name(name: str) -> str:
@@ -85,36 +92,59 @@ _OFFLINE_ALTERNATIVES = (
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a model's files, and the options with which transformers loads them."""
+    """The origin of a model's files, and how transformers reads them."""
 
-    name: str
+    name: str  # as errors call it
+    place: str  # what transformers is given: a folder, or a name on the hub
     local: bool
     options: dict[str, Any]
+    architecture: str | None = None  # of an embedded model, whose configuration may not name it
 
     @classmethod
     def find(cls, name: str, revision: str | None, trust_remote_code: bool) -> Origin:
-        """The origin of a model's name: a folder, the hub, or only the cache if that is offline."""
+        """The origin of a model's name: an embedded one, a folder, the hub, or its cache alone."""
+        embedded, local = is_embedded(name), is_local(name)
+        if revision is not None and (embedded or local):
+            raise InputError(
+                f"revision {revision!r} is for models on the hub; {name!r} is "
+                f"{'an embedded model' if embedded else 'a folder'}, so leave it out"
+            )
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-        local = is_local(name)
+        if embedded:
+            weights = EMBEDDED[name].locate()
+            gguf = {"gguf_file": weights.name} if EMBEDDED[name].gguf else {}
+            options |= {"local_files_only": True, **gguf}
+            return cls(name, str(weights.parent), True, options, EMBEDDED[name].architecture)
         if local:
             name = str(Path(name).expanduser())
         elif not reachable():
             options["local_files_only"] = True
-        return cls(name, local, options)
+        return cls(name, name, local, options)
 
+    def read(self, kind: Any, **options: Any) -> Any:
+        """Have one of transformers' classes read the files."""
+        # Reading GGUF draws a progress bar that no setting turns off.
+        hidden = redirect_stderr(StringIO()) if "gguf_file" in self.options else nullcontext()
+        with quiet_transformers(), hidden:
+            return kind.from_pretrained(self.place, **self.options, **options)
 
-def file_of(origin: Origin, name: str) -> Path | None:
-    """A file that belongs to a model here or on the hub, if there is one."""
-    from transformers.utils import cached_file
+    def file(self, name: str) -> Path | None:
+        """A file that belongs to the model, if there is one."""
+        from transformers.utils import cached_file
 
-    quietly: dict[str, Any] = {
-        "_raise_exceptions_for_missing_entries": False,
-        "_raise_exceptions_for_connection_errors": False,
-        "_raise_exceptions_for_gated_repo": False,
-    }
-    options = {key: value for key, value in origin.options.items() if key != "trust_remote_code"}
-    path = cached_file(origin.name, name, **options, **quietly)
-    return None if path is None else Path(path)
+        quietly: dict[str, Any] = {
+            "_raise_exceptions_for_missing_entries": False,
+            "_raise_exceptions_for_connection_errors": False,
+            "_raise_exceptions_for_gated_repo": False,
+        }
+        taken = ("revision", "local_files_only")
+        options = {key: value for key, value in self.options.items() if key in taken}
+        path = cached_file(self.place, name, **options, **quietly)
+        return None if path is None else Path(path)
+
+    def has_file(self, names: Sequence[str]) -> bool:
+        """Whether there is any of these files."""
+        return any(self.file(name) is not None for name in names)
 
 
 def is_cached(name: str, revision: str | None) -> bool:
@@ -200,72 +230,48 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
     """A clearer error where the libraries' message would mislead, or None."""
     from huggingface_hub import errors
 
-    name, text = origin.name, str(error).lower()
-    if "trust_remote_code" in text:
-        return ModelLoadError(
-            f"{name!r} brings Python code of its own, which NormLens does not run unless told to; "
-            "if you trust its author, pass trust_remote_code=True (--trust-remote-code)"
-        )
-    if "`model_type` key" in text:
-        return ModelLoadError(
-            f'the config.json of {name!r} has no "model_type", which says what architecture it is; '
-            'add it there (for example "model_type": "bert"), or save the model again with '
-            "model.save_pretrained(…)"
-        )
-    if "does not recognize this architecture" in text:
-        return ModelLoadError(
-            f"the transformers that is installed does not know the architecture of {name!r} "
-            f"({reason_of(error).split(' but ')[0]}); upgrade it, or check "
-            '"model_type" in the config.json'
-        )
-    chain = list(_chain(error))
+    text, chain = str(error).lower(), list(_chain(error))
+    said = "\n".join(str(cause).lower() for cause in chain)
 
-    def due_to(kind: type[BaseException]) -> bool:
-        return any(isinstance(cause, kind) for cause in chain)
+    def due_to(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(cause, kinds) for cause in chain)
 
-    if due_to(pickle.UnpicklingError):
-        return ModelLoadError(
-            f"the weights in {name!r} are a pickle that holds more than tensors, or are damaged; "
-            "NormLens does not load such files, because they can run code; use safetensors weights"
-        )
-    if due_to(ImportError):
-        return ModelLoadError(
-            f"loading {name!r} needs a package that is not installed ({reason_of(error)}); "
-            "install it, or load the model without quantisation"
-        )
-    if any("invalid credentials" in str(cause).lower() for cause in chain):
-        return ModelLoadError(
-            f"the Hugging Face hub does not accept the token that {name!r} was asked for with; set "
-            "HF_TOKEN to a valid one on every machine, or log in with `hf auth login`"
-        )
-    if due_to(errors.GatedRepoError):
-        return ModelLoadError(
-            f"{name!r} is open only to those who accepted its terms; accept them on its page, log "
-            "in with `hf auth login`, and try again"
-        )
-    if due_to(errors.RevisionNotFoundError):
-        return ModelLoadError(
-            f"{name!r} has no revision {origin.options.get('revision')!r}; give a branch, a tag or "
-            "a commit of it"
-        )
-    if due_to(errors.HFValidationError):
-        return ModelLoadError(
-            f"{name!r} is neither a folder here nor a possible name on the Hugging Face hub; names "
-            "look like 'bert-base-uncased' or 'openai-community/gpt2'"
-        )
-    if due_to(errors.RepositoryNotFoundError):
-        return ModelLoadError(
-            f"the Hugging Face hub has no model {name!r}; check the name (or, if it is private, "
-            "log in with `hf auth login`)"
-        )
-    unreached = due_to(errors.LocalEntryNotFoundError)
-    if not origin.local and (unreached or "couldn't connect" in text):
-        why = " (HF_HUB_OFFLINE is set)" if _set_offline() else ""
-        return ModelLoadError(
-            f"cannot load {name!r}: the Hugging Face hub is unreachable{why} and the model is not "
-            f"in the local cache; {_OFFLINE_ALTERNATIVES}"
-        )
-    return None
+    unreached = due_to(errors.LocalEntryNotFoundError) or "couldn't connect" in text
+    why = " (HF_HUB_OFFLINE is set)" if _set_offline() else ""
+    causes = {
+        "{name} brings Python code of its own, which NormLens does not run unless told to; if you "
+        "trust its author, pass trust_remote_code=True (--trust-remote-code)": (
+            "trust_remote_code" in text
+        ),
+        'the config.json of {name} has no "model_type", which says what architecture it is; add it '
+        'there (for example "model_type": "bert"), or save the model again with '
+        "model.save_pretrained(…)": "`model_type` key" in text,
+        "the transformers that is installed does not know the architecture of {name} "
+        f'({reason_of(error).split(" but ")[0]}); upgrade it, or check "model_type" in the '
+        "config.json": "does not recognize this architecture" in text,
+        "the weights in {name} are a pickle that holds more than tensors, or are damaged; NormLens "
+        "does not load such files, because they can run code; use safetensors weights": (
+            due_to(pickle.UnpicklingError)
+        ),
+        f"loading {{name}} needs a package that is not installed ({reason_of(error)}); install it, "
+        "or load the model without quantisation": due_to(ImportError),
+        "the Hugging Face hub does not accept the token that {name} was asked for with; set "
+        "HF_TOKEN to a valid one on every machine, or log in with `hf auth login`": (
+            "invalid credentials" in said
+        ),
+        "{name} is open only to those who accepted its terms; accept them on its page, log in with "
+        "`hf auth login`, and try again": due_to(errors.GatedRepoError),
+        f"{{name}} has no revision {origin.options.get('revision')!r}; give a branch, a tag or a "
+        "commit of it": due_to(errors.RevisionNotFoundError),
+        "{name} is neither a folder here nor a possible name on the Hugging Face hub; names look "
+        "like 'bert-base-uncased' or 'openai-community/gpt2'": due_to(errors.HFValidationError),
+        "the Hugging Face hub has no model {name}; check the name (or, if it is private, log in "
+        "with `hf auth login`)": due_to(errors.RepositoryNotFoundError),
+        f"cannot load {{name}}: the Hugging Face hub is unreachable{why} and the model is not in "
+        f"the local cache; {_OFFLINE_ALTERNATIVES}": not origin.local and unreached,
+    }
+    line = next((line for line, holds in causes.items() if holds), None)
+    return None if line is None else ModelLoadError(line.replace("{name}", repr(origin.name)))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -293,48 +299,11 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# Embedded models as transformers reads them.
-
-
-def is_embedded(name: str) -> bool:
-    """Whether a name is that of an embedded model."""
-    # A model in a folder of that name comes first.
-    return name in EMBEDDED and not (Path(name) / "config.json").is_file()
-
-
-def file_beside(name: str, file: str) -> Path | None:
-    """A file that lies beside an embedded model's weights, if there is one."""
-    folder = EMBEDDED[name].folder()
-    path = None if folder is None else (folder / EMBEDDED[name].weights).parent / file
-    return path if path is not None and path.is_file() else None
-
-
-def embedded_reader(name: str) -> Callable[..., Any]:
-    """A function that has one of transformers' classes read an embedded model's files."""
-    embedded = EMBEDDED[name]
-    weights = embedded.locate()
-    gguf = {"gguf_file": weights.name} if embedded.gguf else {}
-
-    def read(kind: Any, **options: Any) -> Any:
-        # Reading GGUF draws a progress bar that no setting turns off.
-        with quiet_transformers(), redirect_stderr(StringIO()):
-            return kind.from_pretrained(
-                str(weights.parent), local_files_only=True, **gguf, **options
-            )
-
-    return read
-
-
 # Tokenizers: a model's, or another one by its name or folder.
 
 
 #: Files of which every tokenizer has at least one.
-_TOKENIZER_FILES = (
-    "tokenizer_config.json",
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-)
+_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json")
 #: Files that some tokenizers read with the package sentencepiece.
 _SENTENCEPIECE_FILES = (
     "tokenizer.model",
@@ -350,17 +319,13 @@ def tokenizer_of(origin: Origin) -> Any:
     try:
         return _read_tokenizer(origin)
     except _UnusableTokenizerError:
-        if _has_files(origin, (*_TOKENIZER_FILES, *_SENTENCEPIECE_FILES)):
+        if origin.has_file((*_TOKENIZER_FILES, *_SENTENCEPIECE_FILES)):
             raise
         return None
 
 
 class _UnusableTokenizerError(ModelLoadError):
     """Files that give no tokenizer, or none at all."""
-
-
-def _has_files(origin: Origin, names: Sequence[str]) -> bool:
-    return any(file_of(origin, name) is not None for name in names)
 
 
 def _read_tokenizer(origin: Origin) -> Any:
@@ -372,13 +337,12 @@ def _read_tokenizer(origin: Origin) -> Any:
         "and pass input_ids=…"
     )
     try:
-        with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(origin.name, **origin.options)
+        tokenizer = origin.read(AutoTokenizer)
     # Whatever the many tokenizer classes raise, the user's next step is the same.
     except Exception as error:
         if (explained := known_cause(origin, error)) is not None:
             raise explained from error
-        if find_spec("sentencepiece") is None and _has_files(origin, _SENTENCEPIECE_FILES):
+        if find_spec("sentencepiece") is None and origin.has_file(_SENTENCEPIECE_FILES):
             raise MissingDependencyError(
                 f"the tokenizer of {origin.name!r} needs the sentencepiece package; run: pip "
                 "install sentencepiece"
@@ -396,11 +360,7 @@ def _read_tokenizer(origin: Origin) -> Any:
 
 def named_tokenizer(name: str, trust_remote_code: bool) -> Any:
     """The tokenizer of this name: a hub name, a folder or an embedded model's."""
-    if is_embedded(name):
-        from transformers import AutoTokenizer
-
-        return embedded_reader(name)(AutoTokenizer)
-    if is_local(name) and not Path(name).expanduser().is_dir():
+    if is_local(name) and not is_embedded(name) and not Path(name).expanduser().is_dir():
         raise ModelLoadError(
             f"there is no tokenizer folder at {name!r}; give a folder that "
             "tokenizer.save_pretrained wrote, or a hub name"

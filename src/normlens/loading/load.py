@@ -6,7 +6,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from normlens.errors import (
     MissingDependencyError,
     ModelLoadError,
     NormLensError,
+    check_choice,
     is_out_of_memory,
     reason_of,
     shortage_explained,
@@ -27,19 +28,7 @@ from normlens.errors import (
 from normlens.inputs.text import Tokenizer
 from normlens.lens import Lens
 from normlens.loading.embedded import DEFAULT, EMBEDDED
-from normlens.loading.hub import (
-    Origin,
-    embedded_reader,
-    explained,
-    file_beside,
-    file_of,
-    is_embedded,
-    is_local,
-    named_tokenizer,
-    quiet_transformers,
-    shown_name,
-    tokenizer_of,
-)
+from normlens.loading.hub import Origin, explained, named_tokenizer, shown_name, tokenizer_of
 from normlens.loading.objects import (
     CONFIG,
     Held,
@@ -50,13 +39,13 @@ from normlens.loading.objects import (
     processor_of,
     saved_adapter,
 )
-from normlens.loading.sentences import Finder, read_pooling
+from normlens.loading.sentences import read_pooling
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
 from normlens.models.parts import SignalEncoder
 from normlens.models.unwrapping import inner_models, unwrapped
 from normlens.options import AUTO, CHECKPOINT, DTYPES, HALF
-from normlens.plan.memory import GIB, free_memory
+from normlens.plan.costs import GIB, free_memory
 
 # Devices and dtypes by their names.
 
@@ -176,8 +165,19 @@ def count_parameters(config: Any) -> int:
 DeviceMap = str | dict[str, str | int | torch.device]
 
 
-def check_device_map(source: object, device: str | torch.device, part: str | None) -> None:
+#: Ways of spreading that accelerate has names for.
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def _check_device_map(
+    device_map: DeviceMap, source: object, device: str | torch.device, part: str | None
+) -> None:
     """Raise unless a model from `source` can be spread while it is loaded."""
+    if isinstance(device_map, str) and device_map not in _SPREAD:
+        try:
+            torch.device(device_map)
+        except RuntimeError:
+            check_choice(device_map, (*_SPREAD, "a device"), "device_map")
     if held_by(source) is not None:
         raise InputError(
             "device_map is for models that are loaded by name; load the object with "
@@ -194,12 +194,7 @@ def check_device_map(source: object, device: str | torch.device, part: str | Non
         raise MissingDependencyError("device_map needs accelerate; run: pip install accelerate")
 
 
-def loading_options(device_map: DeviceMap | None) -> dict[str, Any]:
-    """What `from_pretrained` is told of it."""
-    return {} if device_map is None else {"device_map": device_map}
-
-
-def free_everywhere() -> int:
+def _free_everywhere() -> int:
     """Bytes that are free on all GPUs together, or in memory where there is none."""
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return sum(map(free_memory, gpus)) if gpus else free_memory(torch.device("cpu"))
@@ -211,32 +206,80 @@ def free_everywhere() -> int:
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
 
 
-def embedded_model(
-    name: str, asked: Any, place: torch.device, device_map: DeviceMap | None = None
-) -> tuple[Any, Any]:
-    """An embedded model, with its head if it has one, and its tokenizer."""
-    read = embedded_reader(name)
-    from transformers import AutoTokenizer
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's files, and the precision and the place that it is to have."""
 
-    kind = headed_class([EMBEDDED[name].architecture])
-    dtype = torch.float32 if asked == AUTO else dtype_to_load(asked, None, place, name)
-    spread = loading_options(device_map)
-    model = read(kind, dtype=dtype, attn_implementation="eager", **spread)
-    return model if spread else model.to(place), read(AutoTokenizer)
+    origin: Origin
+    dtype: torch.dtype | str
+    place: torch.device
+    device_map: DeviceMap | None = None
+
+    def model(self) -> Any:
+        """All of the model that is there, with its head if it has one."""
+        model, report = self.read()
+        return complete_part(self.origin.name, model, report)
+
+    def part(self, path: str) -> Any:
+        """The model at a path inside one that is made of several."""
+        from transformers import AutoModel
+
+        whole, report = self.read(AutoModel, composite=True)
+        inner = inner_model(whole, path)
+        keys = [*report.get("missing_keys", ())]
+        keys += [key for key, *_ in report.get("mismatched_keys", ())]
+        lacking = next((key for key in keys if key.startswith(f"{path}.")), None)
+        if lacking is not None:
+            raise ModelLoadError(
+                f"the weights of {self.origin.name!r} do not hold {lacking!r} as this model has "
+                "it; another class saved them"
+            )
+        return inner
+
+    def read(
+        self, kind: Any = None, *, composite: bool = False, **settings: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """A model, and what transformers says of its weights.
+
+        `kind` is the class to load, by default the one that the checkpoint names; `settings`
+        replace some of the configuration. A `composite` model is made of several, of which one is
+        wanted.
+        """
+        origin = self.origin
+        # An unsupported architecture is refused before its weights are fetched.
+        config = read_config(origin)
+        if not composite:
+            adapter_class(config)
+        named = [origin.architecture] if origin.architecture else config.architectures or []
+        packed = getattr(config, "quantization_config", None) is not None
+        free = None if self.device_map is None else _free_everywhere()
+        # Quantised weights are put in their place as they are read; many cannot be moved.
+        spread = {"": self.place} if packed and self.device_map is None else self.device_map
+        with explained(origin):
+            model, report = origin.read(
+                kind or headed_class(named, config),
+                dtype=dtype_to_load(self.dtype, config, self.place, origin.name, free),
+                attn_implementation="eager",
+                weights_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `complete_part` says which ones do not match
+                **settings,
+                **({} if spread is None else {"device_map": spread}),
+            )
+        return model.to(self.place) if spread is None else model, report
 
 
-def adapted_model(
-    adapter: SavedAdapter, asked: Any, place: torch.device, *, wanted: bool
-) -> tuple[Any, Any]:
-    """An adapter on its base model, and a tokenizer, where one is wanted."""
-    trust = adapter.origin.options["trust_remote_code"]
-    classifies = adapter.task in ("SEQ_CLS", "TOKEN_CLS")
-    settings = adapter.head_settings if classifies else {}
+def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.device) -> Any:
+    """An adapter on its base model."""
     try:
-        if is_local(adapter.base):
-            check_folder(adapter.base, weights=True)
-        base = Origin.find(adapter.base, adapter.base_revision, trust)
-        model, report = _read(base, asked, place, adapter.model_class, settings)
+        base, _ = _found(
+            adapter.base,
+            adapter.base_revision,
+            adapter.origin.options["trust_remote_code"],
+            weights=True,
+        )
+        settings = adapter.head_settings if adapter.task in ("SEQ_CLS", "TOKEN_CLS") else {}
+        model, report = Checkpoint(base, dtype, place).read(adapter.model_class, **settings)
     except ModelLoadError as error:
         raise ModelLoadError(
             f"{adapter.origin.name!r} is an adapter for the model {adapter.base!r}, which cannot "
@@ -249,59 +292,23 @@ def adapted_model(
         "mismatched_keys": [it for it in report.get("mismatched_keys", ()) if it[0] not in saved],
     }
     wrapped = adapter.applied_to(model)
-    if complete_part(adapter.base, model, lacking) is not model:
-        wrapped = unwrapped(wrapped).base_model
-    if not wanted:
-        return wrapped, None
-    return wrapped, tokenizer_of(adapter.origin) or tokenizer_of(base)
+    is_whole = complete_part(adapter.base, model, lacking) is model
+    return wrapped if is_whole else unwrapped(wrapped).base_model
 
 
 def read_config(origin: Origin) -> Any:
     """The configuration of a checkpoint, whatever family it is of."""
+    from transformers import AutoConfig
+
     try:
-        return _config(origin)
+        with explained(origin):
+            return origin.read(AutoConfig)
     except ModelLoadError as error:
         # transformers does not know this model type, but an installed family may teach it.
         if not isinstance(error.__cause__, ValueError) or not bring_installed_families():
             raise
-        return _config(origin)
-
-
-def _config(origin: Origin) -> Any:
-    from transformers import AutoConfig
-
-    with quiet_transformers(), explained(origin):
-        return AutoConfig.from_pretrained(origin.name, **origin.options)
-
-
-def pretrained_model(
-    origin: Origin,
-    asked: Any,
-    place: torch.device,
-    part: str | None = None,
-    device_map: DeviceMap | None = None,
-) -> Any:
-    """The model of a checkpoint in the precision that was asked for, all of it that is there.
-
-    With `part`, the model inside it at that path.
-    """
-    if part is not None:
-        from transformers import AutoModel
-
-        whole, report = _read(origin, asked, place, AutoModel, composite=True)
-        inner = inner_model(whole, part)
-        inside = f"{part}."
-        missing = [key for key in report.get("missing_keys", ()) if key.startswith(inside)]
-        wrong = [it for it in report.get("mismatched_keys", ()) if it[0].startswith(inside)]
-        if missing or wrong:
-            lacking = missing[0] if missing else wrong[0][0]
-            raise ModelLoadError(
-                f"the weights of {origin.name!r} do not hold {lacking!r} as this model has it; "
-                "another class saved them"
-            )
-        return inner
-    model, report = _read(origin, asked, place, device_map=device_map)
-    return complete_part(origin.name, model, report)
+        with explained(origin):
+            return origin.read(AutoConfig)
 
 
 def inner_model(model: Any, part: str) -> Any:
@@ -317,56 +324,30 @@ def inner_model(model: Any, part: str) -> Any:
     return inner
 
 
-def _read(
-    origin: Origin,
-    asked: Any,
-    place: torch.device,
-    kind: Any = None,
-    settings: Any = None,
-    composite: bool = False,
-    device_map: DeviceMap | None = None,
-) -> tuple[Any, dict[str, Any]]:
-    """A model, and what transformers says of its weights.
+def _found(
+    source: object, revision: str | None, trust_remote_code: bool, *, weights: bool
+) -> tuple[Origin, SavedAdapter | None]:
+    """Where a model's files are, and the adapter that lies there where no whole model does.
 
-    `kind` is the class to load, by default the one that the checkpoint names; `settings` replace
-    some of the configuration. A `composite` model is made of several, of which one is wanted.
+    A folder must hold either; with `weights`, all of a model.
     """
-    # An unsupported architecture is refused before its weights are fetched.
-    config = read_config(origin)
-    if not composite:
-        adapter_class(config)
-    kind = kind or headed_class(getattr(config, "architectures", None) or [], config)
-    packed = getattr(config, "quantization_config", None) is not None
-    free = None if device_map is None else free_everywhere()
-    dtype = dtype_to_load(asked, config, place, origin.name, free)
-    # Quantised weights are put in their place as they are read; many cannot be moved.
-    spread = loading_options({"": place} if packed and device_map is None else device_map)
-    with quiet_transformers(), explained(origin):
-        model, report = kind.from_pretrained(
-            origin.name,
-            dtype=dtype,
-            attn_implementation="eager",
-            weights_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `complete_part` says which ones do not match
-            **spread,
-            **origin.options,
-            **(settings or {}),
-        )
-    return model if spread else model.to(place), report
+    name = _name(source)
+    origin = Origin.find(name, revision, trust_remote_code)
+    if origin.local and origin.architecture is None:
+        _check_folder(name, weights=weights)
+    return origin, saved_adapter(origin)
 
 
-def check_folder(name: str, *, weights: bool) -> None:
-    """Raise unless a folder holds a model or an adapter; with `weights`, all of a model."""
+def _check_folder(name: str, *, weights: bool) -> None:
     path = Path(name).expanduser()
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
         raise ModelLoadError(
             f"{name!r} {what}; give a folder that save_pretrained wrote, or a hub name"
         )
-    if not (path / "config.json").is_file() and (path / CONFIG).is_file():
-        return  # an adapter, whose base model is looked for next
     if not (path / "config.json").is_file():
+        if (path / CONFIG).is_file():
+            return  # an adapter, whose base model is looked for next
         raise ModelLoadError(
             f"the folder {name!r} holds no config.json, so it is not a model; save one there with "
             "model.save_pretrained(…), or give another folder"
@@ -426,52 +407,50 @@ def load(
         raise InputError("the name that results shall call the model by is empty")
     named = _given_tokenizer(tokenizer, trust_remote_code)
     if device_map is not None:
-        check_device_map(source, device, part)
+        _check_device_map(device_map, source, device, part)
     if (held := held_by(source)) is not None:
         held = held if part is None else replace(held, model=inner_model(held.model, part))
         return _from_object(held, named, device, dtype, revision, name)
-    called, name = name, _name(source)
-    _check_revision(name, revision)
-    place = pick_device(device)
-    precision = pick_dtype(dtype)
-    if is_embedded(name):
-        if part is not None:
-            raise InputError(f"{name} is one model; leave part out")
-        model, with_model = embedded_model(name, precision, place, device_map)
-        find: Finder = partial(file_beside, name)
+    place, precision = pick_device(device), pick_dtype(dtype)
+    origin, adapter = _found(source, revision, trust_remote_code, weights=True)
+    if adapter is not None and (part is not None or device_map is not None):
+        asked = "part" if part is not None else "device_map"
+        raise InputError(
+            f"{origin.name!r} is an adapter; give `{asked}` with its base model merged in"
+        )
+    if adapter is not None:
+        model = adapted_model(adapter, precision, place)
     else:
-        if is_local(name):
-            check_folder(name, weights=True)
-        origin = Origin.find(name, revision, trust_remote_code)
-        adapter = saved_adapter(origin)
-        if adapter is None:
-            model = pretrained_model(origin, precision, place, part, device_map)
-            with_model = _read_beside(origin, model) if named is None else None
-        elif part is not None or device_map is not None:
-            asked = "part" if part is not None else "device_map"
-            raise InputError(
-                f"{name!r} is an adapter; give `{asked}` with its base model merged in"
-            )
-        else:
-            model, with_model = adapted_model(adapter, precision, place, wanted=named is None)
-        find = partial(file_of, origin)
+        checkpoint = Checkpoint(origin, precision, place, device_map)
+        model = checkpoint.model() if part is None else checkpoint.part(part)
+    if named is None:
+        named = _reader_beside(origin, adapter, unwrapped(model).config)
     inside = "" if part is None else f" ({part})"
     return Lens(
         model,
-        with_model if named is None else named,
-        name=called or f"{shown_name(name)}{inside}",
-        source=f"{name}{inside}",
+        named,
+        name=name or f"{shown_name(_name(source))}{inside}",
+        source=f"{_name(source)}{inside}",
         revision=revision,
-        pooling=partial(read_pooling, find),
+        pooling=partial(read_pooling, origin.file),
     )
 
 
-def _read_beside(origin: Origin, model: Any) -> Any:
+def _reader_beside(origin: Origin, adapter: SavedAdapter | None, config: Any) -> Any:
     """What makes the model's input, if it comes with the model: a tokenizer or a processor."""
-    adapter = adapter_class(model.config)
-    if issubclass(adapter, SignalEncoder):
-        return processor_of(origin, adapter)
-    return tokenizer_of(origin)
+    kind = adapter_class(config)
+    if adapter is None and issubclass(kind, SignalEncoder):
+        return processor_of(origin, kind)
+    return _tokenizer(origin, adapter)
+
+
+def _tokenizer(origin: Origin, adapter: SavedAdapter | None) -> Any:
+    """The tokenizer of a model, of an adapter its own or its base's; None if there is none."""
+    found = tokenizer_of(origin)
+    if found is not None or adapter is None:
+        return found
+    trust = origin.options["trust_remote_code"]
+    return tokenizer_of(Origin.find(adapter.base, adapter.base_revision, trust))
 
 
 def load_config(
@@ -481,20 +460,12 @@ def load_config(
     trust_remote_code: bool = False,
 ) -> Any:
     """The configuration of a model alone, found where `load` would find the model."""
-    from transformers import AutoConfig
-
-    name = _name(source)
-    _check_revision(name, revision)
-    if not is_embedded(name):
-        if is_local(name):
-            check_folder(name, weights=False)
-        origin = Origin.find(name, revision, trust_remote_code)
-        if (adapter := saved_adapter(origin)) is not None:
-            return load_config(
-                adapter.base, revision=adapter.base_revision, trust_remote_code=trust_remote_code
-            )
+    origin, adapter = _found(source, revision, trust_remote_code, weights=False)
+    if adapter is None:
         return read_config(origin)
-    return embedded_reader(name)(AutoConfig)
+    return load_config(
+        adapter.base, revision=adapter.base_revision, trust_remote_code=trust_remote_code
+    )
 
 
 def load_tokenizer(
@@ -504,20 +475,7 @@ def load_tokenizer(
     trust_remote_code: bool = False,
 ) -> Any:
     """The tokenizer of a model alone, the one that `load` would take; None if there is none."""
-    from transformers import AutoTokenizer
-
-    name = _name(source)
-    _check_revision(name, revision)
-    if is_embedded(name):
-        return embedded_reader(name)(AutoTokenizer)
-    if is_local(name):
-        check_folder(name, weights=False)
-    origin = Origin.find(name, revision, trust_remote_code)
-    adapter = saved_adapter(origin)
-    if adapter is None:
-        return tokenizer_of(origin)
-    base = Origin.find(adapter.base, adapter.base_revision, trust_remote_code)
-    return tokenizer_of(adapter.origin) or tokenizer_of(base)
+    return _tokenizer(*_found(source, revision, trust_remote_code, weights=False))
 
 
 def _given_tokenizer(
@@ -578,11 +536,3 @@ def _from_object(
         pooling=held.pooling,
         max_tokens=held.max_tokens,
     )
-
-
-def _check_revision(name: str, revision: str | None) -> None:
-    if revision is not None and (is_embedded(name) or is_local(name)):
-        raise InputError(
-            f"revision {revision!r} is for models on the hub; {name!r} is "
-            f"{'an embedded model' if is_embedded(name) else 'a folder'}, so leave it out"
-        )

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from normlens.errors import MissingDependencyError, ModelLoadError, UnsupportedModelError, reason_of
-from normlens.loading.hub import Origin, file_of, is_local, known_cause, quiet_transformers
+from normlens.loading.hub import Origin, is_local, known_cause, quiet_transformers
 from normlens.loading.sentences import Pooling, pooling_of
 from normlens.models.base import has_known_head, is_generating
 from normlens.models.parts import ImageEncoder, SignalEncoder
@@ -129,7 +129,7 @@ class SavedAdapter:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The adapter's tensors; none where they are no safetensors."""
-        path = file_of(self.origin, "adapter_model.safetensors")
+        path = self.origin.file("adapter_model.safetensors")
         if path is None:
             return {}
         try:
@@ -167,10 +167,10 @@ class SavedAdapter:
 
 def saved_adapter(origin: Origin) -> SavedAdapter | None:
     """The adapter that lies under a name, if no whole model does."""
-    if origin.local and not (Path(origin.name) / CONFIG).is_file():
+    if origin.local and not (Path(origin.place) / CONFIG).is_file():
         return None
     try:
-        whole, path = file_of(origin, "config.json"), file_of(origin, CONFIG)
+        whole, path = origin.file("config.json"), origin.file(CONFIG)
     except OSError:  # no name that the hub could have, which loading the model says better
         return None
     if whole is not None or path is None:
@@ -256,14 +256,13 @@ def processor_of(origin: Origin, adapter: type[SignalEncoder]) -> Any:
     import transformers
 
     sees = issubclass(adapter, ImageEncoder)
-    if not any(file_of(origin, name) is not None for name in _FILES):
+    if not origin.has_file(_FILES):
         return None
     if sees and find_spec("PIL") is None:
         return None  # whoever gives a picture is told to install it
     kind = transformers.AutoImageProcessor if sees else transformers.AutoFeatureExtractor
     try:
-        with quiet_transformers():
-            return kind.from_pretrained(origin.name, **origin.options)
+        return origin.read(kind)
     # Whatever the many classes raise, the user's next step is the same.
     except Exception as error:
         if (explained := known_cause(origin, error)) is not None:

@@ -6,6 +6,10 @@ from normlens.measures.maps import (
     merge_words,
     mixing_ratio,
     normalise,
+    pair_reachable,
+    pair_rollout,
+    reachable,
+    rollout,
     share_of_sizes,
     share_of_sums,
     special_dimensions,
@@ -13,7 +17,6 @@ from normlens.measures.maps import (
     sum_words,
 )
 from normlens.measures.ranks import spearman
-from normlens.measures.rollout import pair_reachable, pair_rollout, reachable, rollout
 
 __all__ = [
     "Pair",

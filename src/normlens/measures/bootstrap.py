@@ -121,13 +121,18 @@ def benjamini_hochberg(p: ArrayLike) -> Array:
 
     ``p̃_(i) = min_{k ≥ i} min(1, p_(k) · number / k)``. Benjamini and Hochberg 1995.
     """
-    values = np.asarray(p, dtype=np.float64)
-    tested = np.flatnonzero(~np.isnan(values))
-    order = tested[np.argsort(values[tested], kind="stable")]
+    values, order = _ascending(p)
     scaled = values[order] * len(order) / np.arange(1, len(order) + 1)
     adjusted = np.full(values.shape, np.nan)
     adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1)
     return adjusted
+
+
+def _ascending(p: ArrayLike) -> tuple[Array, NDArray[np.intp]]:
+    """The p values, and the places of those that are numbers, from the smallest on."""
+    values = np.asarray(p, dtype=np.float64)
+    tested = np.flatnonzero(~np.isnan(values))
+    return values, tested[np.argsort(values[tested], kind="stable")]
 
 
 def _columns(values: ArrayLike) -> Array:
@@ -239,9 +244,7 @@ def paired_differences(
     (`sign_flip_p`). Examples that either column lacks (NaN) are left out, column by column; with
     fewer than two left, interval and p are NaN.
     """
-    differences = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-    if differences.ndim == 1:
-        differences = differences[:, None]
+    differences = _columns(first) - _columns(second)
     examples = np.count_nonzero(~np.isnan(differences), axis=0)
     means = mean_intervals(differences, resamples, seed, level)
     return PairedDifferences(examples, *means, sign_flip_p(differences, flips, seed))
@@ -257,8 +260,7 @@ def sign_flip_p(differences: ArrayLike, flips: int = 100_000, seed: int = 0) -> 
     Fisher 1935, section 21; Phipson and Smyth 2010. NaN are left out; fewer than two values have
     no p.
     """
-    columns = np.asarray(differences, np.float64)
-    columns = columns[:, None] if columns.ndim == 1 else columns
+    columns = _columns(differences)
     present = ~np.isnan(columns)
     p = np.full(columns.shape[1], np.nan)
     # Columns that lack the same examples share their flips.
@@ -304,9 +306,7 @@ def holm(p: ArrayLike) -> Array:
 
     ``p̃_(i) = max_{k ≤ i} min(1, (number − k + 1) · p_(k))``. Holm 1979.
     """
-    values = np.asarray(p, dtype=np.float64)
-    tested = np.flatnonzero(~np.isnan(values))
-    order = tested[np.argsort(values[tested], kind="stable")]
+    values, order = _ascending(p)
     scaled = values[order] * np.arange(len(order), 0, -1)
     adjusted = np.full(values.shape, np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1)

@@ -74,16 +74,8 @@ def spearman(a: NDArray[Any], b: NDArray[Any], allowed: NDArray[Any]) -> NDArray
     by construction would inflate ρ. It is NaN where one of the maps is constant.
     Kobayashi et al. 2024, section 4.
     """
-    return np.array([_spearman(x[mask], y[mask]) for x, y, mask in zip(a, b, allowed, strict=True)])
-
-
-def _spearman(x: NDArray[Any], y: NDArray[Any]) -> float:
-    ranks = [average_ranks(values) for values in (x, y)]
-    centred = [rank - rank.mean() for rank in ranks]
-    sizes = [np.sqrt(np.square(c).sum()) for c in centred]
-    if min(sizes) == 0:
-        return float("nan")
-    return float((centred[0] * centred[1]).sum() / (sizes[0] * sizes[1]))
+    layers = zip(a, b, allowed, strict=True)
+    return np.array([row_spearman(x[mask], y[mask]) for x, y, mask in layers])
 
 
 # Spearman's ρ with gold scores as a statistic of a whole data set (STS-B), with intervals.

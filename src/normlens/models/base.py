@@ -16,13 +16,16 @@ from normlens.errors import InputError, UnsupportedModelError, reason_of
 from normlens.layers import (
     ANY,
     CAUSAL,
+    FIRST,
     LAST,
+    MASKED,
     SEQUENCES,
     TOKENS,
     Attention,
     Branch,
     Dense,
     Elementwise,
+    FeedForward,
     Head,
     HeadStep,
     Layer,
@@ -50,6 +53,11 @@ from normlens.trace.locking import process_lock
 def linear(module: Any) -> Linear:
     """An ``nn.Linear``, whose weight is (out, in), or GPT-2's Conv1D, whose weight is (in, out)."""
     return read_linear(module)
+
+
+def as_linear(given: nn.Module | Linear) -> Linear:
+    """The map of a module, or one that was read already."""
+    return given if isinstance(given, Linear) else linear(given)
 
 
 def columns(module: Any, start: int, stop: int) -> Linear:
@@ -123,16 +131,51 @@ def sublayers(parts: Iterable[tuple[Norm, Step]], *, norm_first: bool) -> list[S
     return steps
 
 
+def attention_of(
+    weights: nn.Module,
+    value: nn.Module | Linear,
+    output: nn.Module,
+    heads: int,
+    groups: int | None = None,
+    *,
+    scale: float | Tensor = 1.0,
+    **also: Any,
+) -> Attention:
+    """An attention from the modules that return α, values and the output vector.
+
+    There are as many `groups` of values as heads unless it is said; the model multiplies the output
+    by `scale`.
+    """
+    return Attention(
+        value=as_linear(value),
+        output=scaled(linear(output), scale),
+        heads=heads,
+        groups=heads if groups is None else groups,
+        weights=weights,
+        module=output,
+        **also,
+    )
+
+
 def projected_attention(module: Any, source: str | None = None) -> Attention:
     """An attention whose projections are called `v_proj` and `out_proj`, as BART named them."""
-    return Attention(
-        value=linear(module.v_proj),
-        output=linear(module.out_proj),
-        heads=module.num_heads,
-        groups=module.num_heads,
-        weights=module,
-        module=module.out_proj,
-        source=source,
+    return attention_of(module, module.v_proj, module.out_proj, module.num_heads, source=source)
+
+
+def feed_forward_of(
+    up: nn.Module | Linear,
+    down: nn.Module,
+    activation: str,
+    gate: nn.Module | Linear | None = None,
+    scale: float | Tensor = 1.0,
+) -> FeedForward:
+    """A feed-forward block from its modules; the model multiplies its output by `scale`."""
+    return FeedForward(
+        up=as_linear(up),
+        down=scaled(linear(down), scale),
+        activation=activation,
+        gate=None if gate is None else as_linear(gate),
+        module=down,
     )
 
 
@@ -279,7 +322,7 @@ class Adapter:
         """The steps of one layer, in the model's order."""
         raise NotImplementedError
 
-    def stand_ins(self) -> Mapping[tuple[nn.Module, str], Change]:
+    def forward_patches(self) -> Mapping[tuple[nn.Module, str], Change]:
         """Methods, by module and name, to replace while the model is read; few families need it.
 
         They change no number, only what hooks see: blocks are to be called as modules, and modules
@@ -331,6 +374,17 @@ class Adapter:
             labels=class_names(self.config),
             exclusive=problem in (None, "single_label_classification"),
         )
+
+    def words_head(
+        self, module: nn.Module, activation: str, norm: nn.Module, output: nn.Module | Linear
+    ) -> Head:
+        """The head of most masked language models: a dense map, its activation, a norm, words."""
+        steps = transform(module, activation, layer_norm(norm))
+        return Head(MASKED, ANY, tuple(self.end()), steps, as_linear(output))
+
+    def pooled_head(self, module: nn.Module, activation: str, output: nn.Module) -> Head:
+        """A classifier of sequences behind a dense map of the first token's vector."""
+        return self.classifier(SEQUENCES, FIRST, output, dense(module), Elementwise(activation))
 
     def window(self, block: nn.Module) -> int | None:
         """How many tokens to the left a target sees, itself included; None: all of them."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
-from normlens.gpu.matmul import formed, late
+from normlens.gpu.lazy_tensor import formed, lazy_tensor
 from normlens.layers import Linear
 from normlens.options import DTYPES
 
@@ -198,7 +198,7 @@ def read_tensor(module: Any, name: str) -> Tensor | None:
     if tensor is None:
         return None
     if tensor is not None and is_offloaded(module) and getattr(tensor, "is_meta", False):
-        return late(tensor.shape, tensor.dtype, partial(_loaded_tensor, module, name))
+        return lazy_tensor(tensor.shape, tensor.dtype, partial(_loaded_tensor, module, name))
     # Quantised modules of torch have a method of that name; torchao and bitsandbytes have tensors
     # of special classes, which may look like floating point and not act like it.
     if type(tensor) not in (Tensor, nn.Parameter):
@@ -264,11 +264,11 @@ def _held(module: Any) -> tuple[Tensor, Tensor | None]:
     weight: Any = getattr(module, "weight", None)
     matrix: Tensor | None
     if _is_quantised(weight):
-        matrix = late(weight.shape, weight.dtype, lambda: numbers_of(module.weight))
+        matrix = lazy_tensor(weight.shape, weight.dtype, lambda: numbers_of(module.weight))
     elif type(weight) is Tensor and _is_plain(weight):
         # No parameter: it is computed at every look (parametrizations) or at every run
         # (weight_norm), and a view would keep the result.
-        matrix = late(weight.shape, weight.dtype, lambda: module.weight.detach())
+        matrix = lazy_tensor(weight.shape, weight.dtype, lambda: module.weight.detach())
     else:
         matrix = read_tensor(module, "weight")
     if matrix is None or matrix.dim() != 2:
@@ -293,7 +293,7 @@ def _adapted(module: Any) -> tuple[Tensor, Tensor | None]:
                 total += delta if _is_transposed(module.base_layer) else delta.T
             return total
 
-        return late(base.weight.shape, base.weight.dtype, torch.no_grad()(added)), base.bias
+        return lazy_tensor(base.weight.shape, base.weight.dtype, torch.no_grad()(added)), base.bias
     return _probed(module, tuple(base.weight.shape), base.weight.dtype)
 
 
@@ -315,10 +315,10 @@ def _probed(
     """The weight and bias of any other module, read by running it."""
     d_in, d_out = sizes or _sizes(module) or (0, 0)
     kind = dtype or _dtype_of(module)
-    weight = late((d_in, d_out), kind, partial(probed_weight, module, d_in, d_out, kind))
+    weight = lazy_tensor((d_in, d_out), kind, partial(probed_weight, module, d_in, d_out, kind))
     if not _has_bias(module):
         return weight, None
-    return weight, late((d_out,), kind, partial(probed_bias, module, d_in, kind))
+    return weight, lazy_tensor((d_out,), kind, partial(probed_bias, module, d_in, kind))
 
 
 def numbers_of(tensor: Tensor) -> Tensor:

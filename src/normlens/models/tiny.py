@@ -16,48 +16,20 @@ from normlens.errors import InputError
 from normlens.models.base import Adapter, supported_families, tiny_settings
 from normlens.models.unwrapping import model_of
 
-ENCODER = dict(
-    vocab_size=64,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=24,
-    max_position_embeddings=48,
-    pad_token_id=1,
-    bos_token_id=0,
-    eos_token_id=2,
-)
+_SIZES = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24)
+_TEXT = dict(_SIZES, vocab_size=64, max_position_embeddings=48, eos_token_id=2)
+ENCODER = dict(_TEXT, pad_token_id=1, bos_token_id=0)
+DECODER = dict(_TEXT, pad_token_id=0, bos_token_id=1)
+GROUPED = dict(DECODER, num_key_value_heads=2, head_dim=4)
 GPT = dict(
     vocab_size=64, n_embd=16, n_layer=2, n_head=4, n_positions=48, bos_token_id=2, eos_token_id=2
 )
-DECODER = dict(
-    vocab_size=64,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=24,
-    max_position_embeddings=48,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-GROUPED = dict(DECODER, num_key_value_heads=2, head_dim=4)
 #: Pictures of 12×12 pixels, nine patches.
-IMAGE = dict(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=24,
-    image_size=12,
-    patch_size=4,
-)
+IMAGE = dict(_SIZES, image_size=12, patch_size=4)
 #: 40 samples make a frame.
 SOUND = dict(
+    _SIZES,
     vocab_size=12,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=24,
     conv_dim=(8, 8),
     conv_kernel=(10, 4),
     conv_stride=(10, 4),
@@ -65,7 +37,6 @@ SOUND = dict(
     num_conv_pos_embedding_groups=2,
     classifier_proj_size=8,
 )
-
 #: A token uses two of five experts; the names of their number and size differ.
 EXPERTS = dict(
     GROUPED,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from normlens.errors import InputError, NormLensError, UnsupportedModelError
-from normlens.gpu.matmul import LateTensor
+from normlens.gpu.lazy_tensor import LazyTensor
 from normlens.layers import Layer
 from normlens.loading.hub import shown_name
 from normlens.models.reading import active_adapters, execution_places
@@ -232,7 +232,7 @@ def check_weights(
     first = next(p.dtype for p in model.parameters() if p.is_floating_point())
     held = [linear.weight for layer in layers for linear in layer.linear_maps]
     # What is formed late takes and gives vectors in the model's precision, whatever it holds.
-    kinds = {first} | {weight.dtype for weight in held if not isinstance(weight, LateTensor)}
+    kinds = {first} | {weight.dtype for weight in held if not isinstance(weight, LazyTensor)}
     if len(kinds) > 1:
         raise _mixed(name, kinds)
 

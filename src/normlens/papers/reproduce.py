@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normlens.corpus.data.read_options import ReadOptions
+from normlens.corpus.data.readers import find_data
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.paths import fixed_path, model_name
@@ -118,6 +120,10 @@ def reproduce(
         settings = settings.joined(load_settings(folder))
     elif folder.is_dir() and any(folder.iterdir()):
         raise OutputError(f"{str(folder)!r} holds other files; give --out a new folder")
+    else:
+        reading = ReadOptions(settings.column, settings.pair_column, settings.paragraphs)
+        for name in data_names:
+            find_data(name, reading)
     how = execution or {}
     ranks = read_ranks_file(settings)
     check_data(settings)

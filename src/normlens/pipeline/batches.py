@@ -20,14 +20,14 @@ from normlens.errors import (
     is_out_of_memory,
     process_limit,
 )
-from normlens.frozen.network import source_memory
 from normlens.layers import Layer
 from normlens.models.unwrapping import padding_spoils
 from normlens.options import AnalysisOptions, at_least_one
-from normlens.plan.costs import VectorSizes, affordable_batch
+from normlens.plan.costs import VectorSizes, affordable_batch, source_memory
 from normlens.scopes import components_of, layers_in_words
 
 if TYPE_CHECKING:
+    from normlens.inputs.text import Encoded
     from normlens.lens import Lens
     from normlens.results.maps import Maps
 
@@ -39,25 +39,25 @@ Each = TypeVar("Each", bound=Sized)  # a sequence, or a pair of them
 Started = TypeVar("Started")
 
 
-def batches(lens: Lens, encoded: Sequence[Sized], batch_size: int | str) -> Iterator[list[int]]:
+def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
     """Indices of the sequences in each batch, which are of similar length."""
     if len(encoded) == 1:
         size = 1
     elif batch_size == "auto":
-        size = affordable(lens, max(map(len, encoded), default=1))
+        size = affordable(lens, max((item.longest for item in encoded), default=1))
     else:
         size = at_least_one(int(batch_size), "batch_size")
-    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    order = sorted(range(len(encoded)), key=lambda i: encoded[i].longest)
     for start in range(0, len(order), size):
         batch = order[start : start + size]
-        if padding_spoils(lens.layers, lens.dtype, [len(encoded[i]) for i in batch]):
+        if padding_spoils(lens.layers, lens.dtype, [encoded[i].longest for i in batch]):
             yield from ([index] for index in batch)
         else:
             yield from _of_one_shape(encoded, batch, by_length=lens.adapter.padding_leaks)
 
 
 def _of_one_shape(
-    encoded: Sequence[Sized], batch: list[int], by_length: bool
+    encoded: Sequence[Encoded], batch: list[int], by_length: bool
 ) -> Iterator[list[int]]:
     """The batch, or its items of each shape where they are not padded: pictures and sounds.
 
@@ -65,8 +65,8 @@ def _of_one_shape(
     """
     shapes: dict[Any, list[int]] = {}
     for index in batch:
-        signal = getattr(encoded[index], "signal", None)
-        length = len(encoded[index]) if by_length else None
+        signal = encoded[index].signal
+        length = encoded[index].longest if by_length else None
         shape = length if signal is None else signal.shape
         shapes.setdefault(shape, []).append(index)
     yield from shapes.values()
@@ -144,7 +144,7 @@ def _check_memory(error: BaseException, batch: list[Each], device: torch.device)
 
 def provenance(lens: Lens, rule: str, completeness: float, tolerance: float) -> dict[str, Any]:
     """The model, the rule for its activations, how exact the result is, and where it was made."""
-    compared = lens.guard.in_words(rule)
+    compared = lens.float32_check.in_words(rule)
     return {
         "model": lens.name,
         "revision": lens.revision,

@@ -11,27 +11,25 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from normlens.errors import CompletenessError, UnsupportedModelError, is_out_of_memory
-from normlens.explain.whole_maps import collect_whole_way
+from normlens.explain.whole_vectors import collect_whole_way
 from normlens.frozen.head_products import ProductStore
+from normlens.frozen.scores import PARTS
 from normlens.frozen.tiles import Buffers
-from normlens.gpu.matmul import current
-from normlens.gpu.transfer import Outbox
-from normlens.inputs.text import Item, Pair, pairs_among, sequences_of, texts_among, texts_of
+from normlens.gpu.transfer import DeviceTransfer, current
+from normlens.inputs.text import Encoded
 from normlens.models.parts import DECODER, ENCODER
-from normlens.options import AUTO, INPUT, Request
+from normlens.options import AUTO, DEFAULT_LIMIT, INPUT, Request
 from normlens.pipeline.batches import affordable, batches, launched, part_batch, vector_batch
-from normlens.pipeline.guard import Seen
+from normlens.pipeline.comparisons import Seen
 from normlens.pipeline.progress import Progress
 from normlens.pipeline.recordings import Recording, recording_key
 from normlens.pipeline.stack_run import Stack, StackRun, token_axis
-from normlens.plan.memory import DEFAULT_LIMIT
-from normlens.plan.method import check_limit, check_vectors_limit
+from normlens.plan.costs import check_limit, check_vectors_limit
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile, Place
-from normlens.results.formats import OF_ENCODER
 from normlens.results.maps import Maps
 from normlens.trace.recorder import LayerTrace
-from normlens.trace.run import model_inputs, pair_inputs, trace, without_autocast
+from normlens.trace.run import model_inputs, trace, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -48,7 +46,7 @@ class Analyser:
     stacks: tuple[Stack, ...]  # the decoder, or the model's only one, is the last
     products: ProductStore | None = None
     progress: Progress | None = None
-    outbox: Outbox | None = None
+    transfer: DeviceTransfer | None = None
     buffers: Buffers = field(default_factory=Buffers)
     file: GrowingFile | None = None  # that the maps of the call's only text are written to
 
@@ -57,7 +55,7 @@ class Analyser:
         """What is asked of the last stack; all have the same options."""
         return self.stacks[-1].request
 
-    def maps(self, items: Sequence[Item], batch_size: int | str) -> list[Maps]:
+    def maps(self, items: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
         """The maps of every sequence or pair, in the order given."""
         results: list[Maps | None] = [None] * len(items)
         with current(self.lens.device):
@@ -67,7 +65,7 @@ class Analyser:
         return [maps for maps in results if maps is not None]
 
     def _results(
-        self, items: Sequence[Item], batch_size: int | str
+        self, items: Sequence[Encoded], batch_size: int | str
     ) -> Iterator[tuple[list[int], list[Maps]]]:
         """Each batch's places and maps. A GPU works on the next one while the last is packed up."""
         device = self.lens.device
@@ -81,18 +79,18 @@ class Analyser:
         for places, finish in waiting:
             yield places, finish()
 
-    def _batch_size(self, items: Sequence[Item], batch_size: int | str) -> int | str:
+    def _batch_size(self, items: Sequence[Encoded], batch_size: int | str) -> int | str:
         """The batch size that is asked for, or fewer where vectors of sources would not fit."""
         by_source = any(layer.by_source for layer in self.lens.layers)
         if self.request.origin != INPUT and not by_source:
             return batch_size
-        longest = max((sum(map(len, sequences_of(item))) for item in items), default=1)
+        longest = max((sum(map(len, item.sequences)) for item in items), default=1)
         wanted = affordable(self.lens, longest) if batch_size == AUTO else int(batch_size)
         limit = self.request.settings.memory_limit or DEFAULT_LIMIT
         choose = vector_batch if self.request.origin == INPUT else part_batch
         return choose(self.lens, longest, wanted, limit)
 
-    def _launch(self, batch: list[Item]) -> list[StackRun]:
+    def _launch(self, batch: list[Encoded]) -> list[StackRun]:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         inputs = self._inputs(batch)
         if self.request.origin == INPUT:
@@ -101,10 +99,10 @@ class Analyser:
             return runs
         batch_key = None
         if self.file is None:
-            batch_key = recording_key(self, [sequences_of(item) for item in batch], inputs)
+            batch_key = recording_key(self, [item.sequences for item in batch], inputs)
         if batch_key is not None:
             record = partial(Recording, partial(self._recorded_run, batch), inputs)
-            with self.lens.recordings.lent(self.lens.model, batch_key, record) as recording:
+            with self.lens.recordings.acquire(self.lens.model, batch_key, record) as recording:
                 if recording is not None:
                     runs = self._runs(batch, inputs)
                     if recording.replay(inputs, [run.collected for run in runs]):
@@ -116,8 +114,8 @@ class Analyser:
             for run in runs:
                 run.collected.leave()
         except RuntimeError as error:
-            if self.outbox is not None:
-                self.outbox.wait()  # what waits there takes memory that a smaller batch needs
+            if self.transfer is not None:
+                self.transfer.wait()  # what waits there takes memory that a smaller batch needs
             may_repeat = is_out_of_memory(error) and self.file is None
             if not may_repeat or not self.lens.recordings.forget():
                 raise
@@ -125,18 +123,18 @@ class Analyser:
             return runs
         return self._launch(batch)  # with the memory that recordings took
 
-    def _recorded_run(self, batch: list[Item], inputs: dict[str, Tensor]) -> list[StackRun]:
+    def _recorded_run(self, batch: list[Encoded], inputs: dict[str, Tensor]) -> list[StackRun]:
         """Run a batch so that it can be replayed: large results stay on the device."""
-        runs = replace(self, buffers=Buffers(), outbox=None)._runs(batch, inputs)
+        runs = replace(self, buffers=Buffers(), transfer=None)._runs(batch, inputs)
         self._trace(runs, inputs)
         for run in runs:
-            run.collected.settle()
-            run.collected.bring_home()
+            run.collected.stack_pending()
+            run.collected.to_host()
         return runs
 
     def _trace(self, runs: list[StackRun], inputs: dict[str, Tensor]) -> None:
         layers = [run.stack.first + k for run in runs for k in run.stack.request.layers]
-        guard, rule = self.lens.guard, self.request.settings.rule
+        check, rule = self.lens.float32_check, self.request.settings.rule
         kept: dict[Hashable, Seen] = {}
 
         def consume(traced: LayerTrace) -> None:
@@ -144,13 +142,15 @@ class Analyser:
             index = traced.index - run.stack.first
             run.consume(replace(traced, index=index))
             name = f"{run.stack.layer_in_words} {index}"
-            guard.keep(kept, rule, Seen(traced.index, name, traced.block, traced.call, run.lengths))
+            check.keep(
+                kept, rule, PARTS, Seen(traced.index, name, traced.block, traced.call, run.lengths)
+            )
             if self.progress is not None:
                 self.progress(layers.index(traced.index) + 1, len(layers))
 
         def compare() -> None:
             try:
-                guard.layers(rule, kept)
+                check.layers(rule, PARTS, kept)
             except CompletenessError:
                 for run in runs:
                     run.checks.judge()  # it says more of a module that is not what it seems
@@ -159,21 +159,17 @@ class Analyser:
         with without_autocast(self.lens.device):
             trace(self.lens.adapter, inputs, layers, consume, spread=True, then=compare)
 
-    def _inputs(self, batch: Sequence[Item]) -> dict[str, Tensor]:
-        lens = self.lens
-        pairs = pairs_among(batch)
-        if pairs:
-            return pair_inputs(lens.adapter, pairs, lens.device, lens.dtype)
-        return model_inputs(lens.adapter, texts_among(batch), lens.device)
+    def _inputs(self, batch: Sequence[Encoded]) -> dict[str, Tensor]:
+        return model_inputs(self.lens.adapter, batch, self.lens.device)
 
-    def _runs(self, batch: Sequence[Item], inputs: Mapping[str, Tensor]) -> list[StackRun]:
+    def _runs(self, batch: Sequence[Encoded], inputs: Mapping[str, Tensor]) -> list[StackRun]:
         """What each stack has to do for a batch; a decoder reads the encoder's tokens, too."""
         runs = []
         for stack in self.stacks:
             place = -1 if stack.name == DECODER else 0
-            sequences = [sequences_of(item)[place] for item in batch]
+            sequences = [item.sequences[place] for item in batch]
             if stack.name == DECODER:
-                others = [token_axis(sequences_of(item)[0]) for item in batch]
+                others = [token_axis(item.sequences[0]) for item in batch]
             else:
                 others = self._other_tokens(stack, inputs)
             runs.append(StackRun(self, stack, sequences, others))
@@ -183,7 +179,7 @@ class Analyser:
         """What gives a stack's arrays room in the call's file, if there is one."""
         if self.file is None:
             return None
-        return self.file.place if stack.name != ENCODER else self.file.under(OF_ENCODER)
+        return self.file.place if stack.name != ENCODER else self.file.under("encoder/")
 
     def _other_tokens(self, stack: Stack, inputs: Mapping[str, Tensor]) -> list[TokenAxis]:
         """Each text's tokens of the other sequence that layers read; none if they read none."""
@@ -198,23 +194,22 @@ class Analyser:
             return []
         return [TokenAxis(tokens) for tokens in lens.adapter.source_tokens(names.pop(), inputs)]
 
-    def _finish(self, batch: list[Item], runs: list[StackRun]) -> list[Maps]:
+    def _finish(self, batch: list[Encoded], runs: list[StackRun]) -> list[Maps]:
         """Check a batch's results and pack them up."""
         *encoder, last = runs
         if not last.stack.name:
             return last.maps()
-        pairs = pairs_among(batch)
-        of_encoder: list[Maps] | list[None] = [None] * len(pairs)
+        of_encoder: list[Maps] | list[None] = [None] * len(batch)
         if encoder:
             of_encoder = encoder[0].maps()
-        of_decoder = last.maps([texts_of(pair) for pair in pairs])
+        of_decoder = last.maps([pair.whole_text for pair in batch])
         return [
             _together(pair, decoder, encoder_maps)
-            for pair, decoder, encoder_maps in zip(pairs, of_decoder, of_encoder, strict=True)
+            for pair, decoder, encoder_maps in zip(batch, of_decoder, of_encoder, strict=True)
         ]
 
 
-def _together(pair: Pair, decoder: Maps, encoder: Maps | None) -> Maps:
+def _together(pair: Encoded, decoder: Maps, encoder: Maps | None) -> Maps:
     """The decoder's maps with the encoder's, as exact as the worse of them."""
     errors = [maps.completeness for maps in (decoder, encoder) if maps is not None]
     known = [error for error in errors if not math.isnan(error)]
@@ -231,11 +226,11 @@ def _together(pair: Pair, decoder: Maps, encoder: Maps | None) -> Maps:
 # Whether a memory limit that a user gives suffices, asked before anything runs.
 
 
-def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Item]) -> None:
+def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Encoded]) -> None:
     """Raise unless the limit suffices for what is asked of a stack."""
     request, itemsize = stack.request, lens.compute_dtype.itemsize
     limit = request.settings.memory_limit or DEFAULT_LIMIT
-    both = [sequences_of(item) for item in items]
+    both = [item.sequences for item in items]
     reads_encoder = stack.name == DECODER
     lengths = [len(sequences[-1 if reads_encoder else 0]) for sequences in both]
     if request.origin == INPUT:

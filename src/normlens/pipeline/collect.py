@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from copy import copy
-from functools import lru_cache
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from normlens.errors import UnsupportedModelError
 from normlens.frozen.norm_maps import LayerMaps
-from normlens.gpu.matmul import pinned_copy
-from normlens.gpu.transfer import Outbox
+from normlens.gpu.transfer import DeviceTransfer
 from normlens.layers import Layer, Reach
 from normlens.options import Request
 from normlens.pipeline.layer_results import (
@@ -25,20 +23,15 @@ from normlens.pipeline.layer_results import (
     Columns,
     Key,
     LargeResults,
-    SmallResults,
     Wanted,
     reads_others,
 )
 from normlens.results.files import Place
-from normlens.results.formats import ALLOWED
 from normlens.results.maps import Correlations
 from normlens.trace.checks import Checks
 
 # The pairs of tokens that attention allows, layer by layer.
 
-
-#: Tokens up to which masks are kept for the next text of the same length.
-KEPT = 512
 
 #: A layer's reach, and whether it reads tokens of another sequence.
 Reading = tuple[Reach, bool]
@@ -46,38 +39,20 @@ Reading = tuple[Reach, bool]
 
 def allowed_pairs(readings: Sequence[Reading], n: int, others: int = 0) -> NDArray[np.bool_]:
     """[layer, target, source], for n tokens; columns of `others` of another sequence come first."""
-    if len(set(readings)) == 1 and n > KEPT:  # one mask for all layers, in memory once
-        mask = np.empty((1, n, others + n), dtype=bool)
-        write_allowed(mask, readings[:1], n, others)
-        return np.broadcast_to(mask, (len(readings), n, others + n))
-    if others or n > KEPT:
-        masks = np.empty((len(readings), n, others + n), dtype=bool)
-        write_allowed(masks, readings, n, others)
-        return masks
-    return _masks(tuple(reach for reach, _ in readings), n).copy()
+    shared = len(set(readings)) == 1  # one mask for all layers, in memory once
+    masks = np.empty((1 if shared else len(readings), n, others + n), dtype=bool)
+    write_allowed(masks, readings[: len(masks)], n, others)
+    return np.broadcast_to(masks, (len(readings), n, others + n)) if shared else masks
 
 
 def write_allowed(
     masks: NDArray[np.bool_], readings: Sequence[Reading], n: int, others: int = 0
 ) -> None:
     """Write the same into an array, one layer after the other."""
-    of_reach = {
-        reach: reach.array(n) if n > KEPT else _mask(reach, n)
-        for reach in {reach for reach, _ in readings}
-    }
+    of_reach = {reach: reach.array(n) for reach in {reach for reach, _ in readings}}
     for mask, (reach, reads) in zip(masks, readings, strict=True):
         mask[:, :others] = reads
         mask[:, others:] = of_reach[reach]
-
-
-@lru_cache(maxsize=256)
-def _mask(reach: Reach, n: int) -> NDArray[np.bool_]:
-    return reach.array(n)
-
-
-@lru_cache(maxsize=64)
-def _masks(reaches: tuple[Reach, ...], n: int) -> NDArray[np.bool_]:
-    return np.stack([_mask(reach, n) for reach in reaches])
 
 
 # Results of a batch as they come in, layer by layer, and what they depend on.
@@ -100,10 +75,9 @@ def _on(device: torch.device | None, tensors: dict[Name, Tensor]) -> dict[Name, 
 class Collected:
     """A batch's results. Small ones stay on their device until all layers are through.
 
-    Every number that is asked of a GPU makes it wait; here that happens once, at the end. Large
-    results leave at once (`outbox`). A batch that is being recorded has no outbox. Those of one
-    text may go to a file, where `place` gives them room. Where layers lie on several devices, their
-    results gather on `home`.
+    They wait with the numbers of the checks. Large results leave at once (`transfer`), unless the
+    batch is being recorded. Those of one text may go to a file, where `place` gives them room.
+    Where layers lie on several devices, their results gather on `home`.
     """
 
     def __init__(
@@ -112,11 +86,10 @@ class Collected:
         request: Request,
         checks: Checks,
         *,
-        outbox: Outbox | None = None,
+        transfer: DeviceTransfer | None = None,
         place: Place | None = None,
         home: torch.device | None = None,
     ):
-        self.checks = checks
         self.columns = columns
         self.lengths = columns.lengths
         self.scopes = list(request.scopes)
@@ -127,15 +100,13 @@ class Collected:
         #: The layers of each result: those that have what it shows.
         self.covered: dict[Key, list[int]] = {}
         self._wanted = Wanted(columns, request)
-        self._outbox = outbox
+        self._transfer = transfer
         self._place, self._home = place, home
-        self._large = LargeResults(columns, len(request.layers), outbox, place)
+        self._large = LargeResults(columns, len(request.layers), transfer, place)
         self._reaches: dict[int, Reading] = {}
         self._shapes: dict[Key, torch.Size] = {}
-        #: By kind: layers, names and numbers, and the numbers alone, once settled.
-        self._numbers: dict[str, list[tuple[int, str, Tensor]]] = {}
-        self._stacked: dict[str, Tensor] = {}
-        self._small = SmallResults(outbox)
+        self._numbers: dict[str, list[tuple[int, str]]] = {}  # layers and names, by kind
+        self.checks, self._pending = checks, checks.pending
         self._leaving: torch.cuda.Event | None = None  # from when on all small results are home
         self._recording: object = None
         self._taking = threading.Lock()
@@ -163,7 +134,9 @@ class Collected:
         if layer.experts is not None:
             self.experts = len(layer.experts.members)
         for kind, named in numbers.items():
-            self._numbers.setdefault(kind, []).extend((index, *item) for item in named.items())
+            for name, number in named.items():
+                self._numbers.setdefault(kind, []).append((index, name))
+                self._pending.add(kind, number)
         large: dict[Key, Tensor] = {}
         for key, tensor in tensors.items():
             self._check_shape(key, tensor, index)
@@ -171,10 +144,10 @@ class Collected:
             if self._large.takes(key, tensor):
                 large[key] = tensor
             else:
-                self._small.add(key, tensor)
+                self._pending.add(key, tensor)
         if large:
             self._large.add(large, layer.reach)
-        self._small.make_room()
+        self._pending.make_room()
 
     def _check_shape(self, key: Key, tensor: Tensor, index: int) -> None:
         shape = self._shapes.setdefault(key, tensor.shape)
@@ -190,34 +163,22 @@ class Collected:
 
         Results of several devices are asked for when they are needed.
         """
-        if self._outbox is None or len(self.devices) > 1:
+        if self._transfer is None or len(self.devices) > 1:
             return
-        self.settle()
-        self._bring_numbers_home()
-        self._small.leave()
+        self._pending.stack_pending()
+        self._pending.leave()
         self._leaving = torch.cuda.Event()
         self._leaving.record()
 
     # Recorded and replayed ------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def stack_pending(self) -> None:
         """Put everything that waits on the device into a few tensors; nothing is waited for."""
-        self.checks.settle()
-        self._stacked = {
-            kind: torch.stack([number for *_, number in named])
-            for kind, named in self._numbers.items()
-            if named
-        }
-        self._small.settle()
+        self._pending.stack_pending()
 
-    def bring_home(self) -> None:
-        """Copy what is settled to pinned memory, as the last thing that the device does."""
-        self._bring_numbers_home()
-        self._small.bring_home()
-
-    def _bring_numbers_home(self) -> None:
-        self.checks.bring_home()
-        self._stacked = {kind: pinned_copy(numbers) for kind, numbers in self._stacked.items()}
+    def to_host(self) -> None:
+        """Copy what is stacked to pinned memory, as the last thing that the device does."""
+        self._pending.to_host()
 
     def replayed(self, recorded: Collected, recording: object) -> None:
         """Take over what a recorded batch of the same lengths leaves; its replay has begun.
@@ -227,12 +188,12 @@ class Collected:
         self._recording = recording
         self._leaving = torch.cuda.Event()
         self._leaving.record()
-        self.checks = copy(recorded.checks)
+        self.checks = replace(recorded.checks, pending=self._pending)
         self.precision, self.experts = recorded.precision, recorded.experts
         self.covered, self.devices = recorded.covered, recorded.devices
         self._reaches, self._shapes = recorded._reaches, recorded._shapes
-        self._numbers, self._stacked = recorded._numbers, recorded._stacked
-        self._small.replayed(recorded._small)
+        self._numbers = recorded._numbers
+        self._pending.replayed(recorded._pending)
         self._large.replayed(recorded._large)
 
     # At the end -----------------------------------------------------------------------------------
@@ -273,31 +234,23 @@ class Collected:
                 return
             self._leaving.synchronize()
             if self._recording is not None:
-                self.checks.take()
-                self._stacked = {kind: each.clone() for kind, each in self._stacked.items()}
-                self._small.take()
+                self._pending.take()
             self._leaving = self._recording = None
 
     def numbers(self, kind: str) -> list[tuple[int, str, float]]:
         """The numbers of one kind with their layers and names, in the order of the layers."""
-        named = self._numbers.get(kind)
-        if not named:
+        if kind not in self._numbers:
             return []
-        stacked = self._stacked.get(kind)
-        if stacked is None:
-            stacked = torch.stack([number for *_, number in named])
-        pairs = zip(named, stacked.tolist(), strict=True)
-        return [(layer, name, number) for (layer, name, _), number in pairs]
+        numbers = self._pending.arrived()[kind].tolist()
+        return [(*of, number) for of, number in zip(self._numbers[kind], numbers, strict=True)]
 
     def sequences(self) -> list[dict[str, dict[str, NDArray[Any]]]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
-        done = self._small.arrived()
-        done |= {key: [array] for key, array in self._large.arrived().items()}
+        small, large = self._pending.arrived(), self._large.arrived()
         results: list[dict[str, dict[str, NDArray[Any]]]] = [{} for _ in self.lengths]
         for key in self.covered:
             group, name = key
-            pieces = done[key]
-            whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+            whole = large[key] if key in large else small[key].swapaxes(0, 1)
             for index in range(len(self.lengths)):
                 # a view would keep the whole batch alive
                 array = np.ascontiguousarray(self.columns.real(whole[index], group, name, index))
@@ -323,6 +276,6 @@ class Collected:
         if self._place is None:
             return allowed_pairs(readings, n, others)
         shape = len(readings), n, others + n
-        masks = self._place(ALLOWED, shape, np.dtype(np.uint8)).view(np.bool_)
+        masks = self._place("allowed", shape, np.dtype(np.bool_))
         write_allowed(masks, readings, n, others)
         return masks

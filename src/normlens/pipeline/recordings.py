@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from torch import Tensor, nn
 
 from normlens.errors import is_out_of_memory
-from normlens.gpu.graphs import TELLS, Captured, Inputs, ModelState, described
+from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, Inputs, ModelState, described
 from normlens.inputs.text import Encoded
 from normlens.layers import FeedForward
 from normlens.options import SHAPLEY
@@ -107,7 +107,7 @@ class Recordings:
         return Recordings, ()  # a copy of a lens begins without any
 
     @contextmanager
-    def lent(
+    def acquire(
         self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R]
     ) -> Iterator[R | None]:
         """The recording of batches with this key, for this thread alone, if there is one.
@@ -214,7 +214,7 @@ def recording_key(
     and others that take their place are other ones.
     """
     lens, request = call.lens, call.request
-    if lens.device.type != "cuda" or not TELLS or call.progress is not None:
+    if lens.device.type != "cuda" or not HAS_GRAPH_EVENTS or call.progress is not None:
         return None
     lengths = [len(sequence) for batch in sequences for sequence in batch]
     if request.settings.rule == SHAPLEY or sum(lengths) > TOKENS:

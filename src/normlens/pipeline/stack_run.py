@@ -13,7 +13,8 @@ from torch import Tensor
 
 from normlens.errors import InputError
 from normlens.frozen.norm_maps import LayerMaps, decompose_layer
-from normlens.gpu.matmul import current, operands_kept
+from normlens.gpu.matmul import operands_kept
+from normlens.gpu.transfer import current
 from normlens.inputs.text import Encoded, Text
 from normlens.layers import Layer
 from normlens.measures import special_dimensions
@@ -31,11 +32,10 @@ from normlens.pipeline.batches import (
 )
 from normlens.pipeline.collect import COMPLETENESS, KERNELS, PEAKS, Collected
 from normlens.pipeline.layer_results import CORRELATIONS, ROUTING, Columns
-from normlens.results.axes import TokenAxis
+from normlens.results.axes import Routing, TokenAxis
 from normlens.results.maps import Maps
-from normlens.results.routing import Routing
 from normlens.scopes import is_among, resolve
-from normlens.trace.checks import Checks
+from normlens.trace.checks import Checks, Deferred
 from normlens.trace.recorder import LayerTrace
 
 if TYPE_CHECKING:
@@ -187,12 +187,13 @@ class StackRun:
             self.lengths,
             stack.layer_in_words,
             self.columns.others,
+            Deferred(call.transfer),
         )
         self.collected = Collected(
             self.columns,
             stack.request,
             self.checks,
-            outbox=call.outbox,
+            transfer=call.transfer,
             place=call.place(stack),
             home=self.lens.device,
         )

@@ -1,29 +1,52 @@
-"""Cost of every method of analysing a layer, in operations and bytes: each formula once.
+"""Cost of every method of analysing a layer, in operations and bytes, and the choice of a method.
 
-Nothing here runs a model or needs Triton: everything is a function of sizes.
+Nothing here runs a model: everything is a function of sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from normlens.frozen.rules import projections
-from normlens.gpu.sizes import (
-    LONGEST_SUM,
-    PROCESSORS,
-    Precision,
-    TargetTiling,
-    Tiling,
-    aligned,
-    block_of_heads,
-    sources_at_once,
-)
-from normlens.layers import Experts, FeedForward, Layer, ParallelFeedForward, Reach
-from normlens.options import SHAPLEY
-from normlens.plan.memory import device_memory
+from normlens.errors import MemoryLimitError
+from normlens.layers import Experts, FeedForward, Layer, Reach, Step, blocks_of
+from normlens.options import DEFAULT_LIMIT, SHAPLEY
+from normlens.scopes import components_of
+
+# Memory limits and memory of devices.
+
+
+GIB = 1 << 30
+DEFAULT_PREPARED = GIB // 2  # of products that a prepared lens keeps
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes free on `device`; for a CPU, what Linux calls available memory."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    try:  # half of what macOS says is there
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):
+        return 4 * GIB
+
+
+def device_memory(device: torch.device) -> int:
+    """Total memory of a device in bytes; 4 GiB where it does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return 4 * GIB
+
 
 # The sizes that decide what a feed-forward stage costs.
 
@@ -58,15 +81,11 @@ class Shape:
         """
         pairs = reach.pairs(n) if sources is None else n * sources
         block = ff.members[0] if isinstance(ff, Experts) else ff
-        d, m = block.up.weight.shape
-        count = len(projections(block))
+        (d, m), widest = block.up.weight.shape, None
         if isinstance(ff, Experts):
-            return cls(n, pairs, d, ff.active, heads, count, itemsize, sources, ff.widest)
-        return cls(n, pairs, d, m, heads, count, itemsize, sources)
-
-    @property
-    def source_count(self) -> int:
-        return self.n if self.sources is None else self.sources
+            m, widest = ff.active, ff.widest
+        k = len(block.inputs)
+        return cls(n, pairs, d, m, heads, k, itemsize, sources, widest)
 
 
 # The cost of the head products ``B_h W_k``, from a head's value vector to the neurons.
@@ -87,11 +106,6 @@ def head_products_pay(d_head: int, d: int, tokens: int) -> bool:
 def head_product_elements(heads: int, d_head: int, m: int, projections: int) -> int:
     """Elements of the head products (k, H, d_head, m)."""
     return projections * heads * d_head * m
-
-
-def head_product_operations(heads: int, d_head: int, d: int, m: int, projections: int) -> int:
-    """Operations that form the head products: each element is a sum over d dimensions."""
-    return 2 * d * head_product_elements(heads, d_head, m, projections)
 
 
 def row_operations(sources: int, heads: int, width: int, m: int, projections: int) -> int:
@@ -142,29 +156,6 @@ def cheaper_method(shape: Shape) -> str:
     return MATRICES if matrix_operations(shape) < tile_operations(shape) else TILES
 
 
-def tile_memory(shape: Shape, method: str, sources: int, targets: int) -> int:
-    """Bytes of the largest intermediate tensors of one tile.
-
-    Tiles: for each projection the rows Q (j, h, m) and the U (j, h, d) that they come from; per
-    pair k hidden rows of m numbers, and the part, its copy in a norm and the bypassed part.
-    Matrices: d×d per target, the scaled projection and a temporary of its size; per pair four
-    vectors, among them the part before and behind the block.
-    Experts: one expert's weights in the algebra's precision; per pair k of its hidden rows, the
-    part before and behind the experts, and a copy of either for one of them.
-    """
-    rows, k = sources * targets, shape.projections
-    if shape.widest is not None:
-        expert = (k + 2) * shape.d * shape.widest
-        matrices = targets * shape.d * shape.d if method == MATRICES else rows * k * shape.widest
-        return (expert + matrices + 8 * rows * shape.d) * shape.itemsize
-    if method == MATRICES:
-        elements = targets * shape.d * shape.d + 2 * shape.d * shape.m + 4 * rows * shape.d
-    else:
-        rows_of_sources = sources * shape.heads * k * (shape.m + shape.d)
-        elements = rows_of_sources + rows * (k * shape.m + 3 * shape.d)
-    return elements * shape.itemsize
-
-
 def player_memory(shape: Shape, scopes: int) -> int:
     """Bytes for sampling one target: its n tokens, other sources and the bias, m neurons each.
 
@@ -176,6 +167,94 @@ def player_memory(shape: Shape, scopes: int) -> int:
     return players * shape.m * (2 * shape.projections + 5 + scopes) * shape.itemsize
 
 
+# The plan for a feed-forward stage: the cheapest method by `costs`, in pieces that fit.
+#
+# PyTorch takes tiles or one matrix per target, sequence by sequence (`choose_plan`).
+
+
+# Rows of one tile: enough for the matrix product to run at full speed, small enough that the
+# mixed rows are still in the cache when it reads them.
+SOURCES = 128
+TARGETS = 16
+MATRIX_TARGETS = 4
+
+VECTORS = "vectors"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The method of the PyTorch stage and the sizes of its tiles."""
+
+    method: str  # `TILES` or `MATRICES`; `VECTORS`: parts are followed as vectors
+    sources: int
+    targets: int
+
+    def memory(self, shape: Shape) -> int:
+        """Bytes of the largest intermediate tensors of one tile.
+
+        Tiles: for each projection the rows Q (j, h, m) and the U (j, h, d) that they come from; per
+        pair k hidden rows of m numbers, and the part, its copy in a norm and the bypassed part.
+        Matrices: d×d per target, the scaled projection and a temporary of its size; per pair four
+        vectors, among them the part before and behind the block.
+        Experts: one expert's weights in the algebra's precision; per pair k of its hidden rows, the
+        part before and behind the experts, and a copy of either for one of them.
+        """
+        rows, k = self.sources * self.targets, shape.projections
+        if shape.widest is not None:
+            expert = (k + 2) * shape.d * shape.widest
+            matrices = (
+                self.targets * shape.d * shape.d
+                if self.method == MATRICES
+                else rows * k * shape.widest
+            )
+            return (expert + matrices + 8 * rows * shape.d) * shape.itemsize
+        if self.method == MATRICES:
+            elements = self.targets * shape.d * shape.d + 2 * shape.d * shape.m + 4 * rows * shape.d
+        else:
+            rows_of_sources = self.sources * shape.heads * k * (shape.m + shape.d)
+            elements = rows_of_sources + rows * (k * shape.m + 3 * shape.d)
+        return elements * shape.itemsize
+
+    def halved(self) -> Plan | None:
+        """The next smaller plan, or None if this is the smallest."""
+        if self.targets > 1:
+            return replace(self, targets=self.targets // 2)
+        if self.sources > 1:
+            return replace(self, sources=self.sources // 2)
+        return None
+
+
+def choose_plan(shape: Shape, limit: int | None) -> Plan:
+    """The cheaper method, in the largest standard tile that fits `limit` bytes.
+
+    A tile never covers all pairs of a sequence, so that no tensor of n×n×m elements exists
+    however short the sequence is.
+    """
+    half = max(1, shape.n // 2)
+    if cheaper_method(shape) == MATRICES:
+        plan = Plan(MATRICES, shape.sources or shape.n, min(MATRIX_TARGETS, half))
+    else:
+        plan = Plan(TILES, min(SOURCES, shape.sources or shape.n), min(TARGETS, half))
+    while limit is not None and plan.memory(shape) > limit:
+        smaller = plan.halved()
+        if smaller is None:
+            break
+        plan = smaller
+    return plan
+
+
+def sampled_targets(shape: Shape, scopes: int, limit: int | None) -> int:
+    """How many targets the Shapley rule samples at once.
+
+    As many as the plan's tiles have, or fewer where all their players do not fit; `scopes` counts
+    those from the feed-forward block on.
+    """
+    targets = choose_plan(shape, limit).targets
+    if limit is None:
+        return targets
+    return max(1, min(targets, limit // player_memory(shape, scopes)))
+
+
 def least_memory(shape: Shape, rule: str, scopes: int = 1) -> int:
     """Bytes of the smallest tile that still finishes in reasonable time.
 
@@ -183,288 +262,38 @@ def least_memory(shape: Shape, rule: str, scopes: int = 1) -> int:
     """
     if rule == SHAPLEY:
         return player_memory(shape, scopes)
-    method, sources = cheaper_method(shape), shape.source_count
+    method, sources = cheaper_method(shape), shape.sources or shape.n
     # Matrices would be formed again for every block of sources, so there is only one block.
     if method == TILES:
         sources = min(sources, FEWEST_ROWS)
-    return tile_memory(shape, method, sources, 1)
+    return Plan(method, sources, 1).memory(shape)
 
 
-# Hidden rows of the method source by source: mixed anew by each program, or stored.
-#
-# A kernel that mixes a row itself does so for each block of dimensions, and its block of rows has
-# one source, so with few targets most of it is empty. Rows that are stored are those of allowed
-# pairs alone, one behind the other; but they have to be written and read.
-#
-# Costs are the dimensions that a processor multiplies rows into, program after program:
-#
-#     anew     waves · targets · (dims + mixing)
-#     stored   waves · targets · dims  +  pairs · storing / processors
+# Parts that are followed as vectors, source by source.
 
 
-#: Dimensions that take as long as mixing a row, for each head and projection, and as storing it, at
-#: all and for each projection. Fitted to an H200 (docs/performance.md).
-MIXING, STORING, STORING_EACH = 2, 100, 150
+def source_memory(layer: Layer, b: int, n: int, itemsize: int) -> int:
+    """Bytes that the parts of one source of b sequences of n tokens take on their way.
 
+    Six vectors and, of the largest feed-forward block, its projections with two products of theirs;
+    or four of the wider vectors outside a bottleneck.
+    """
+    inside = 6 * max(layer.attention.output.weight.shape) + max(map(_neurons, layer.steps))
+    return b * n * max(inside, 4 * layer.width) * itemsize
 
-@dataclass(frozen=True)
-class Text:
-    """The size of one text."""
 
-    tokens: int
-    pairs: int  # that attention allows
+def _neurons(step: Step) -> int:
+    """Numbers that one part takes inside a feed-forward block."""
+    if isinstance(step, Experts):  # vectors and neurons of one expert, and the sum of all
+        return 4 * step.members[0].down.weight.shape[1] + 4 * step.widest
+    if isinstance(step, FeedForward):
+        return (3 if step.gate is None else 4) * step.down.weight.shape[0]
+    return 0
 
-    def blocks(self, targets: int) -> int:
-        """Blocks of targets that have a pair, over all sources; for windows, about."""
-        most = self.tokens * -(-self.tokens // targets)
-        if 2 * self.pairs == self.tokens * (self.tokens + 1):  # causal: those before it have none
-            whole, rest = divmod(self.tokens, targets)
-            return most - targets * whole * (whole - 1) // 2 - whole * rest
-        return min(most, self.pairs // targets + self.tokens)
 
-
-@dataclass(frozen=True)
-class HiddenRows:
-    """The hidden rows of a batch; `m` is padded."""
-
-    texts: Sequence[Text]
-    heads: int
-    projections: int
-    d: int
-    m: int
-    precision: Precision
-
-    @property
-    def stored(self) -> bool:
-        """Whether they are stored; longer sums need it to be exact."""
-        too_long = self.precision.split and self.m > LONGEST_SUM
-        return too_long or self.cost_of_storing < self.cost_of_mixing
-
-    @property
-    def pairs(self) -> int:
-        return sum(text.pairs for text in self.texts)
-
-    @property
-    def cost_of_mixing(self) -> float:
-        """The cost of mixing them anew for each block of dimensions, and of their products."""
-        tiling = self._tiling(max(text.tokens for text in self.texts), stored=False)
-        blocks = sum(text.blocks(tiling.targets) for text in self.texts)
-        mixing = MIXING * self.projections * block_of_heads(self.heads)
-        return tiling.waves(blocks, self.d) * tiling.targets * (tiling.dims + mixing)
-
-    @property
-    def cost_of_storing(self) -> float:
-        """The cost of storing them, and of their products."""
-        tiling = self._tiling(self.pairs, stored=True)
-        blocks = -(-self.pairs // tiling.targets)
-        storing = self.pairs * (STORING + STORING_EACH * self.projections)
-        products = tiling.waves(blocks, self.d) * tiling.targets * tiling.dims
-        return products + storing / PROCESSORS
-
-    def _tiling(self, rows: int, stored: bool) -> Tiling:
-        gated = self.projections > 1
-        return Tiling.choose(rows, self.d, self.m, self.precision, gated, stored)
-
-
-# The feed-forward stage by GPU kernels: by source, or matrices.
-#
-# Operations of the matrix units and bytes that move, for `pairs` allowed (target, source) pairs, k
-# input projections and H heads; an item is an operand's element, and a product of split operands
-# counts three:
-#
-#     by source   pairs · 2m(d + kH)
-#     matrices    tokens · 2d²m + pairs · 2d²  and  pairs · 2d items stored
-#
-# What is stored (parts at the block's input, bypassed parts) is written and read again.
-
-
-# Fitted to an H200 (docs/performance.md): operations of the matrix units while a byte is stored and
-# read again, and those that the extra launches are worth.
-STORED_BYTE, LAUNCHES = 800.0, 5e10
-
-
-@dataclass(frozen=True)
-class KernelCosts:
-    """The cost of each method for a whole batch, in operations."""
-
-    shape: Shape  # n: real tokens of the batch, pairs: of all its sequences
-    precision: Precision
-
-    @property
-    def by_source(self) -> int:
-        """``pairs · 2m(d + kH)``: rows are mixed and multiplied by W_down in one kernel."""
-        shape = self.shape
-        mixed = shape.projections * block_of_heads(shape.heads)
-        return self.precision.products * shape.pairs * 2 * aligned(shape.m) * (shape.d + mixed)
-
-    @property
-    def matrix_operations(self) -> int:
-        """``tokens · 2d²m + pairs · 2d²``: a matrix per target, and a product per pair."""
-        shape = self.shape
-        products = shape.n * shape.d * aligned(shape.m) + shape.pairs * shape.d
-        return self.precision.products * 2 * shape.d * products
-
-    @property
-    def matrices(self) -> float:
-        """The operations, and storing each pair's part and bypassed part."""
-        item = self.precision.itemsize
-        stored = STORED_BYTE * item * self.shape.pairs * 2 * self.shape.d
-        return LAUNCHES + self.matrix_operations + stored
-
-
-# Memory of the GPU kernels: sums, operands, and intermediates in pieces that fit.
-#
-# An item is one element of an operand; M and W are the padded numbers of neurons and dimensions.
-
-
-#: The most bytes of one kind of intermediate; more would make no launch faster.
-CHUNK_BYTES = 256 << 20
-
-
-def chunk_limit(memory_limit: int | None) -> int:
-    """Bytes that one kind of intermediate may take under a memory limit."""
-    return min(memory_limit or CHUNK_BYTES, CHUNK_BYTES)
-
-
-# Pieces of each method --------------------------------------------------------------------------
-
-
-def source_row_bytes(heads: int, m: int, projections: int, itemsize: int) -> int:
-    """Bytes of one source's rows Q (k, H, M)."""
-    return projections * heads * m * itemsize
-
-
-def value_bytes(heads: int, d: int) -> int:
-    """Bytes of one source's vectors U (H, d)."""
-    return 4 * heads * d
-
-
-def hidden_row_bytes(m: int, itemsize: int) -> int:
-    """Bytes of one pair's hidden row (M,)."""
-    return m * itemsize
-
-
-def at_once(limit: int, size: int) -> int:
-    """How many pieces of `size` bytes fit into `limit`; at least one."""
-    return max(1, limit // size)
-
-
-@dataclass(frozen=True)
-class TargetPieces:
-    """How the method target by target cuts targets and sources into launches."""
-
-    tiling: TargetTiling
-    n: int
-    pair_bytes: int  # of the left operand, and of the bypassed part
-
-    @property
-    def least_bytes(self) -> int:
-        """Bytes of one tile of targets with the fewest sources."""
-        return self.tiling.tile * self.tiling.sources * self.pair_bytes
-
-    def sources(self, limit: int) -> int:
-        """The number of sources in a launch, so that a tile of targets fits."""
-        most = limit // (self.tiling.tile * self.pair_bytes)
-        if most >= self.n:
-            return self.n
-        return min(self.n, max(1, most // self.tiling.sources) * self.tiling.sources)
-
-    def tiles(self, limit: int, sources: int) -> int:
-        """The number of tiles of targets in a launch."""
-        return at_once(limit, sources * self.tiling.tile * self.pair_bytes)
-
-
-def pair_bytes(capacity: int, bypassed: int, itemsize: int) -> int:
-    """Bytes of a pair: the columns of its left operand and of its bypassed part."""
-    return itemsize * (capacity + bypassed)
-
-
-def matrix_tile_bytes(tile: int, d: int, width: int, itemsize: int) -> int:
-    """Bytes of the matrices M_i (d, W) of one tile of targets."""
-    return tile * itemsize * d * width
-
-
-def scaled_bytes(d: int, m: int, products: int) -> int:
-    """Bytes of one target's scaled projections (d, M), once for each product."""
-    return 2 * products * d * m
-
-
-# A whole stage ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class KernelMemory:
-    """Bytes that the stage of `batch` sequences takes beside its inputs and its norms."""
-
-    shape: Shape  # of one sequence
-    d_head: int
-    batch: int
-    precision: Precision
-    slots: int  # sums per pair
-    bypassed: bool
-    head_products: bool  # whether rows come from head products B_h W_k
-    memory_limit: int | None = None
-
-    @property
-    def _m(self) -> int:
-        return aligned(self.shape.m)
-
-    @property
-    def _width(self) -> int:
-        return aligned(self.shape.d)
-
-    def sums(self, dims: int) -> int:
-        """Sums (d blocks, slots, b, j, i) in float32."""
-        blocks = -(-self._width // dims)
-        return 4 * blocks * self.slots * self.batch * self.shape.n**2
-
-    @property
-    def by_source(self) -> int:
-        """Sums, operands, rows of some sources, and their hidden rows where these are stored."""
-        shape, item, limit = self.shape, self.precision.itemsize, chunk_limit(self.memory_limit)
-        k, heads = shape.projections, shape.heads
-        texts = [Text(shape.n, shape.pairs)] * self.batch
-        stored = HiddenRows(texts, heads, k, shape.d, self._m, self.precision).stored
-        rows = self.batch * shape.pairs if stored else shape.n
-        tiling = Tiling.choose(rows, shape.d, self._m, self.precision, k > 1, stored)
-        row = source_row_bytes(heads, self._m, k, item)
-        sources = min(self.batch * shape.n, sources_at_once(limit, row))
-        total = self.sums(tiling.dims) + self.operands(self.head_products) + sources * row
-        if stored:
-            block = tiling.targets * hidden_row_bytes(self._m, item)
-            blocks = -(-min(self.batch * shape.pairs, sources * shape.n) // tiling.targets)
-            total += min(blocks, at_once(limit, block)) * block
-        return total
-
-    @property
-    def matrices(self) -> int:
-        """Sums, operands; parts, matrices and scaled projections of some tiles of targets."""
-        shape, item, limit = self.shape, self.precision.itemsize, chunk_limit(self.memory_limit)
-        tiling = TargetTiling.choose(shape.d, self.precision.split)
-        size = pair_bytes(self._width, self._width if self.bypassed else 0, item)
-        pieces = TargetPieces(tiling, shape.n, size)
-        sources = pieces.sources(limit)
-        matrix = matrix_tile_bytes(tiling.tile, shape.d, self._width, item)
-        all_tiles = self.batch * -(-shape.n // tiling.tile)
-        tiles = min(all_tiles, pieces.tiles(limit, sources), at_once(limit, matrix))
-        scaled = scaled_bytes(shape.d, self._m, self.precision.products)
-        targets = min(tiles * tiling.tile, at_once(limit, scaled))
-        # The product of the scaled projections is in float32 before it is rounded to operands.
-        made = targets * (scaled + shape.d * self._width * (4 + item))
-        parts = tiles * tiling.tile * sources * size
-        down = self.precision.products * self._m * self._width * 2
-        whole = self.sums(tiling.dims) + self.operands(head_products=False) + down
-        return whole + tiles * matrix + max(parts, made)
-
-    def operands(self, head_products: bool) -> int:
-        """Slopes (b, i, k, M), W_down (M, W), and the head products or input projections."""
-        shape, item = self.shape, self.precision.itemsize
-        k = shape.projections
-        slopes = self.batch * shape.n * self._m * k
-        inputs = head_product_elements(shape.heads, self.d_head, self._m, k)
-        if not head_products:
-            inputs = k * shape.d * self._m
-        return item * (slopes + self._m * self._width + inputs)
+def sources_at_once(one: int, n: int, limit: int | None) -> int:
+    """How many of n sources pass together, where each takes `one` byte count on its way."""
+    return max(1, min(n, (DEFAULT_LIMIT if limit is None else limit) // one))
 
 
 # Memory of a sequence in a batch, and the number of sequences that fit on a device.
@@ -539,16 +368,11 @@ class VectorSizes:
     @classmethod
     def of(cls, layers: Sequence[Layer], batch: int, n: int, itemsize: int) -> VectorSizes:
         """The sizes of a batch's vectors in these layers, the widest of which decides."""
-        blocks: list[FeedForward] = []
-        for step in (step for layer in layers for step in layer.steps):
-            if isinstance(step, FeedForward):
-                blocks.append(step)
-            elif isinstance(step, ParallelFeedForward):
-                blocks.append(step.feed_forward)
-            elif isinstance(step, Experts):  # which pass one after the other
-                blocks += step.examples
-        neurons = max((sum(w.shape[1] for w in projections(block)) for block in blocks), default=0)
-        return cls(n, batch, layers[0].width, neurons, itemsize)
+        # Experts pass one after the other.
+        steps = [step for layer in layers for step in layer.steps]
+        blocks = [block for step in steps for block in blocks_of(step)]
+        neurons = [len(block.inputs) * block.up.weight.shape[1] for block in blocks]
+        return cls(n, batch, layers[0].width, max(neurons, default=0), itemsize)
 
     @property
     def kept(self) -> int:
@@ -595,3 +419,73 @@ def group_sources(
         groups[-1].append((first, size))
         held += needed
     return groups
+
+
+# The least memory limit of the feed-forward stage, checked before anything runs.
+#
+# A lower limit would be exceeded, or would force tiles of a few pairs, each of which reads all of
+# W_down: a text of some hundred tokens would take hours.
+
+
+_UNITS = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
+
+
+def check_limit(
+    limit: int,
+    layers: Iterable[Layer],
+    lengths: Sequence[int],
+    scopes: Iterable[str],
+    rule: str,
+    itemsize: int,
+    others: Sequence[int] = (),
+) -> None:
+    """Raise unless a memory limit suffices for sequences of these lengths.
+
+    `others` are the lengths of the other sequences that layers read, one for each. Without a scope
+    behind the feed-forward block there are no tiles, so any limit does.
+    """
+    asked = [scope for scope in scopes if "FF" in components_of(scope)]
+    needs = []
+    for layer in layers:
+        behind = sum(scope in layer.scopes for scope in asked)
+        if layer.feed_forward is None or not behind:
+            continue
+        if layer.by_source:
+            needs += [(source_memory(layer, 1, n, itemsize), n) for n in lengths]
+            continue
+        ff, reach = layer.feed_forward, layer.reach
+        for attention in layer.attentions:
+            own = attention.source is None
+            counts: Iterable[int | None] = [None] * len(lengths) if own else others
+            for n, sources in set(zip(lengths, counts, strict=False)):
+                shape = Shape.of_block(ff, attention.heads, reach, n, itemsize, sources)
+                needs.append((least_memory(shape, rule, behind), n))
+    least, n = max(needs, default=(0, 0))
+    if limit < least:
+        raise MemoryLimitError(
+            f"the memory limit of {_size(limit)} is too low for {n} tokens: the feed-forward block "
+            f"needs {_size(least)}; give that much (or leave the limit out), a shorter text, "
+            "or only scopes before the block"
+        )
+
+
+def check_vectors_limit(
+    limit: int, layers: Sequence[Layer], lengths: Sequence[int], itemsize: int
+) -> None:
+    """Raise unless a memory limit suffices for whole vectors in sequences of these lengths."""
+    n = max(lengths, default=1)
+    least = VectorSizes.of(layers, 1, n, itemsize).least
+    if limit < least:
+        raise MemoryLimitError(
+            f"the memory limit of {_size(limit)} is too low for {n} tokens: the vectors of one "
+            f"input token need {_size(least)}; give that much (or leave the limit out), or a "
+            "shorter text"
+        )
+
+
+def _size(count: int) -> str:
+    """Bytes in the form that `parse_bytes` reads, rounded up so that the size shown is enough."""
+    for unit, size in _UNITS:
+        if count >= size:
+            return f"{math.ceil(10 * count / size) / 10:g}{unit}"
+    return f"{count} bytes"

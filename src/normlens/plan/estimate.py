@@ -1,4 +1,4 @@
-"""Estimate operations and memory of an analysis before it runs, by the functions that plan it."""
+"""Estimate operations and memory of a call before it runs, by the functions that plan it."""
 
 from __future__ import annotations
 
@@ -10,58 +10,28 @@ from typing import Any
 import torch
 
 from normlens.errors import InputError
-from normlens.frozen.network import source_memory, sources_at_once
 from normlens.frozen.parts import gram_memory, gram_operations
-from normlens.frozen.rules import projections
 from normlens.frozen.stage import kernel_precision
-from normlens.frozen.tiles import Slots, is_supported
-from normlens.gpu.sizes import SPLIT_PRODUCTS, Precision
+from normlens.frozen.tiles import is_supported, kernel_slots
+from normlens.gpu.sizes import SPLIT_PRODUCTS, kernels_run_on
 from normlens.layers import (
     Attention,
     Branch,
     FeedForward,
-    Layer,
     Norm,
     ParallelFeedForward,
     Projection,
     Reach,
     Residual,
-    Step,
 )
 from normlens.lens import Lens
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
-from normlens.options import AUTO, NOT_BY_SOURCE, SHAPLEY, AnalysisOptions
-from normlens.pipeline.stack_run import stacks_of
-from normlens.plan.costs import (
-    MATRICES,
-    TILES,
-    KernelCosts,
-    KernelMemory,
-    Shape,
-    affordable_batch,
-    head_product_elements,
-    head_product_operations,
-    head_products_pay,
-    matrix_operations,
-    mix_operations,
-    player_memory,
-    row_operations,
-    tile_operations,
-)
-from normlens.plan.memory import DEFAULT_LIMIT, kernels_run_on
-from normlens.plan.method import (
-    BY_SOURCE,
-    VECTORS,
-    KernelPlan,
-    Plan,
-    check_limit,
-    choose_kernel_plan,
-    choose_plan,
-    sampled_targets,
-)
+from normlens.options import DEFAULT_LIMIT, NOT_BY_SOURCE, SHAPLEY, AnalysisOptions, Settings
+from normlens.pipeline.stack_run import Stack, stacks_of
+from normlens.plan import costs
+from normlens.plan.costs import MATRICES, TILES, VECTORS, Plan, Shape
+from normlens.plan.kernels import KernelStage
 from normlens.trace.recorder import ROWS
-
-# A model without weights, and what the cost of an analysis depends on beside its layers.
 
 
 def skeleton(config: Any, name: str | None = None) -> Lens:
@@ -75,138 +45,102 @@ def skeleton(config: Any, name: str | None = None) -> Lens:
     return Lens(model, name=name)
 
 
-@dataclass(frozen=True)
-class SizedLayer:
-    """A layer, of which only shapes are read, and what it does not say itself."""
-
-    layer: Layer
-    matrices: int  # elements of the matrices that a token meets: of experts, those of its own
-    stack: str = ""  # of an encoder–decoder: "encoder" or "decoder"
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """The sizes that decide the cost of a whole analysis."""
-
-    layers: tuple[SizedLayer, ...]
-    parameters: int
-    itemsize: int  # of the model's weights
-    compute_itemsize: int  # of the algebra
-
-
-def sizes_of(lens: Lens, dtype: torch.dtype | None = None) -> ModelSizes:
-    """The sizes of a lens's model (a skeleton will do), in `dtype` or else the model's."""
-    adapter, weights = lens.adapter, dtype or lens.dtype
-    blocks, stacks = adapter.blocks(), [""] * len(lens.layers)
-    if isinstance(adapter, TwoStacks):
-        count = len(adapter.encoder_blocks())
-        stacks = [ENCODER] * count + [DECODER] * (len(blocks) - count)
-    layers = []
-    for layer, block, stack in zip(lens.layers, blocks, stacks, strict=True):
-        matrices = sum(p.numel() for p in block.parameters() if p.dim() == 2)
-        if layer.experts is not None:
-            matrices += layer.experts.used * _elements(layer.experts.members[0])
-        layers.append(SizedLayer(layer, matrices, stack))
-    return ModelSizes(
-        layers=tuple(layers),
-        parameters=sum(p.numel() for p in lens.model.parameters()),
-        itemsize=weights.itemsize,
-        compute_itemsize=max(4, weights.itemsize),
-    )
-
-
-def _elements(ff: FeedForward) -> int:
-    gate = 0 if ff.gate is None else ff.gate.weight.numel()
-    return gate + ff.up.weight.numel() + ff.down.weight.numel()
-
-
-def automatic_batch(sizes: ModelSizes, tokens: int, device: torch.device) -> int:
-    """How many sequences of so many tokens a lens runs together on `device`."""
-    layers, weights = [each.layer for each in sizes.layers], sizes.parameters * sizes.itemsize
-    return affordable_batch(device, layers, weights, tokens, sizes.compute_itemsize)
-
-
-# What a user asks to be estimated, judged as the lens would judge it.
+# The call that a user asks to be estimated, judged as the lens would judge it.
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The analysis to estimate: lengths, layers, scopes, options and device.
+    """A call of a lens (a skeleton will do): options, lengths and the device, which may be absent.
 
-    Of an encoder–decoder `tokens` are the source's and `scopes` the decoder's.
+    Of an encoder–decoder `tokens` are the source's.
     """
 
+    lens: Lens
     tokens: int
-    layers: tuple[int, ...]  # from 0; an encoder's come first
-    scopes: tuple[str, ...]
-    batch: int = 1
-    heads: bool = False
-    rule: str = "ig"
-    samples: int = 64
-    memory_limit: int | None = None
-    device: str = "cpu"  # need not be in this machine
-    precision: str = AUTO  # of the kernels' products
+    options: AnalysisOptions
     target_tokens: int | None = None  # what a decoder reads; None: the model has one stack
-    encoder_scopes: tuple[str, ...] = ()
+    batch: int = 1
+    device: str = "cpu"
+    dtype: torch.dtype | None = None  # of the weights; None: the model's
+
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        """What the options ask of each stack of layers."""
+        return stacks_of(self.lens, self.options, arrays=True, correlations=False)
+
+    @cached_property
+    def settings(self) -> Settings:
+        return self.options.settings
 
     @property
-    def kernel_precision(self) -> Precision:
-        """The precision of the kernels' products."""
-        return kernel_precision(self.precision)
+    def itemsize(self) -> int:
+        """Bytes of one of the weights' numbers; those of the algebra have four at least."""
+        return (self.dtype or self.lens.dtype).itemsize
 
+    @property
+    def weights(self) -> int:
+        """Bytes of the model."""
+        return self.itemsize * sum(p.numel() for p in self.lens.model.parameters())
 
-def check_lengths(lens: Lens, tokens: int, target_tokens: int | None) -> None:
-    """Raise for texts that the model does not take, and say which of two is too long."""
-    if not isinstance(lens.adapter, TwoStacks):
-        if target_tokens is not None:
-            raise InputError(f"--target-tokens is for encoder–decoders; {lens.name} reads one text")
-        limits = {"": (tokens, lens.max_tokens)}
-    elif target_tokens is None:
-        raise InputError(
-            f"{lens.name} is an encoder–decoder; give the length of its target with --target-tokens"
-        )
-    else:
-        frames = lens.adapter.max_source_positions()
-        if lens.adapter.hears and tokens != frames:
+    @cached_property
+    def layers(self) -> list[PlannedLayer]:
+        """Every layer of the model."""
+        return [PlannedLayer(self, index) for index in range(self.lens.n_layers)]
+
+    def scopes(self, name: str = "") -> list[str]:
+        """The scopes that are asked of a stack."""
+        return [s for stack in self.stacks if stack.name == name for s in stack.request.scopes]
+
+    def chosen(self, stack: Stack) -> list[PlannedLayer]:
+        """The layers that are asked for."""
+        return [self.layers[stack.first + index] for index in stack.request.layers]
+
+    def check_lengths(self) -> None:
+        """Raise for texts that the model does not take, and say which of two is too long."""
+        lens, tokens, target_tokens = self.lens, self.tokens, self.target_tokens
+        if not isinstance(lens.adapter, TwoStacks):
+            if target_tokens is not None:
+                raise InputError(
+                    f"--target-tokens is for encoder–decoders; {lens.name} reads one text"
+                )
+            limits = {"": (tokens, lens.max_tokens)}
+        elif target_tokens is None:
             raise InputError(
-                f"{lens.name} hears its source, which always has {frames} frames; give --tokens "
-                f"{frames}"
+                f"{lens.name} is an encoder–decoder; give the length of its target with "
+                "--target-tokens"
             )
-        source = (tokens, frames)
-        limits = {" in its source": source, " in its target": (target_tokens, lens.max_tokens)}
-    for where, (count, most) in limits.items():
-        if most is not None and count > most:
-            raise InputError(f"{lens.name} takes at most {most} tokens{where}, not {count}")
+        else:
+            frames = lens.adapter.max_source_positions()
+            if lens.adapter.hears and tokens != frames:
+                raise InputError(
+                    f"{lens.name} hears its source, which always has {frames} frames; give "
+                    f"--tokens {frames}"
+                )
+            target = (target_tokens, lens.max_tokens)
+            limits = {" in its source": (tokens, frames), " in its target": target}
+        for where, (count, most) in limits.items():
+            if most is not None and count > most:
+                raise InputError(f"{lens.name} takes at most {most} tokens{where}, not {count}")
 
+    def check_memory_limit(self) -> None:
+        """Raise unless the limit suffices for each stack."""
+        for stack in self.stacks:
+            chosen = self.chosen(stack)
+            costs.check_limit(
+                self.settings.memory_limit or DEFAULT_LIMIT,
+                [each.layer for each in chosen],
+                [chosen[0].n],
+                stack.request.scopes,
+                self.settings.rule,
+                chosen[0].item,
+                [self.tokens],
+            )
 
-def layers_and_scopes(lens: Lens, asked: AnalysisOptions) -> dict[str, Any]:
-    """The layers and scopes of an `Analysis`: the model's, or those of either stack."""
-    if not lens.two_stacks:
-        layers, scopes = asked.layers_of(lens.n_layers, lens.name), asked.scopes_of(lens.scopes)
-        return {"layers": tuple(layers), "scopes": tuple(scopes)}
-    *encoder, decoder = stacks_of(lens, asked, arrays=True, correlations=False)
-    layers = [stack.first + k for stack in (*encoder, decoder) for k in stack.request.layers]
-    return {
-        "layers": tuple(layers),
-        "scopes": tuple(decoder.request.scopes),
-        "encoder_scopes": tuple(scope for stack in encoder for scope in stack.request.scopes),
-    }
-
-
-def check_memory_limit(sizes: ModelSizes, analysis: Analysis) -> None:
-    """Raise unless the analysis's limit suffices for each stack."""
-    chosen = [PlannedLayer(sizes.layers[index], sizes, analysis) for index in analysis.layers]
-    for stack in dict.fromkeys(each.stack for each in chosen):
-        here = [each for each in chosen if each.stack == stack]
-        check_limit(
-            analysis.memory_limit or DEFAULT_LIMIT,
-            [each.layer for each in here],
-            [here[0].n],
-            here[0].scopes,
-            analysis.rule,
-            sizes.compute_itemsize,
-            [analysis.tokens],
-        )
+    def automatic_batch(self) -> int:
+        """How many such sequences a lens runs together on the device."""
+        tokens, item = max(self.tokens, self.target_tokens or 0), self.layers[0].item
+        device = torch.device(self.device)
+        return costs.affordable_batch(device, self.lens.layers, self.weights, tokens, item)
 
 
 @lru_cache(maxsize=256)
@@ -232,26 +166,27 @@ def covered(reach: Reach, n: int, plan: Plan, sources: int | None = None) -> tup
 # The sources that one attention reads, with the plan of their feed-forward stage.
 
 
-@dataclass(eq=False)
 class SourceGroup:
-    """The sources that one attention of a layer reads, in one sequence of the batch."""
+    """The sources that one attention of a layer reads, in one sequence of the batch.
 
-    at: PlannedLayer
-    attention: Attention
-    sources: int
+    Another sequence that a model of one stack reads is taken to be as long as the text.
+    """
 
-    def __post_init__(self) -> None:
-        self.is_own = self.attention.source is None  # whether they are the targets' tokens
-        self.n, self.d, self.heads = self.at.n, self.at.d, self.attention.heads
-        self.d_head = self.attention.value.weight.shape[1] // self.attention.groups
-        self.reach = self.at.layer.reach if self.is_own else Reach()
+    def __init__(self, at: PlannedLayer, attention: Attention):
+        self.at, self.attention, self.heads = at, attention, attention.heads
+        self.n, self.d, self.batch = at.n, at.d, at.analysis.batch
+        self.is_own = attention.source is None  # whether they are the targets' tokens
+        self.sources = at.n if self.is_own else at.analysis.tokens
+        self.d_head = attention.value.weight.shape[1] // attention.groups
+        self.reach = at.layer.reach if self.is_own else Reach()
         #: Squares that the kernels cut the sources into (`frozen.stage.Squares`).
         self.blocks = 1 if self.is_own else -(-self.sources // self.n)
+        self.limit = at.settings.memory_limit
 
     @property
     def name(self) -> str:
         """What a result calls them: "decoder, sources of the encoder"; empty where it has none."""
-        if len(self.at.layer.attentions) == 1:
+        if len(self.at.groups) == 1:
             return self.at.stack
         return f"{self.at.stack}, sources of the {self.at.stack if self.is_own else ENCODER}"
 
@@ -263,21 +198,19 @@ class SourceGroup:
         return Shape.of_block(ff, self.heads, self.reach, self.n, self.at.item, sources)
 
     @cached_property
-    def plan(self) -> Plan | KernelPlan:
+    def plan(self) -> Plan:
         """The kernels' plan where they run and support the layer; otherwise PyTorch's."""
-        limit = self.at.analysis.memory_limit
         if self.at.layer.by_source:
-            return Plan(VECTORS, sources_at_once(self.at.part_memory, self.n, limit), self.n)
+            together = costs.sources_at_once(self.at.part_memory, self.n, self.limit)
+            return Plan(VECTORS, together, self.n)
         if self.at.is_fused:
-            return choose_kernel_plan(self.kernel_costs)
-        return choose_plan(self.shape, limit)
+            return Plan(self.kernels.method, 0, 0)
+        return costs.choose_plan(self.shape, self.limit)
 
     @property
     def tiles(self) -> int:
         """Tiles of one sequence in a layer; 0: kernels do it."""
-        if isinstance(self.plan, KernelPlan):
-            return 0
-        return covered(self.reach, self.n, self.plan, self.sources)[0]
+        return 0 if self.at.is_fused else covered(self.reach, self.n, self.plan, self.sources)[0]
 
     @cached_property
     def forms_head_products(self) -> bool:
@@ -285,47 +218,27 @@ class SourceGroup:
 
         Tiles decide it for each sequence, the kernels for the whole batch.
         """
-        if isinstance(self.plan, KernelPlan):
-            tokens = self.at.analysis.batch * self.blocks * self.n
-            return self.plan.method == BY_SOURCE and head_products_pay(self.d_head, self.d, tokens)
-        if self.at.analysis.rule == SHAPLEY or self.plan.method != TILES or self.at.layer.experts:
+        if self.at.is_fused:
+            return self.kernels.forms_head_products
+        if self.at.settings.rule == SHAPLEY or self.plan.method != TILES or self.at.layer.experts:
             return False
-        return head_products_pay(self.d_head, self.d, self.sources)
+        return costs.head_products_pay(self.d_head, self.d, self.sources)
 
-    # The kernels see another sequence in blocks as long as the targets.
-
-    @property
-    def _square(self) -> Shape:
-        return self.shape if self.is_own else replace(self.shape, pairs=self.n**2, sources=None)
-
-    @property
-    def kernel_costs(self) -> KernelCosts:
-        """The cost of each of the kernels' methods for the batch."""
-        one, b = self._square, self.at.analysis.batch * self.blocks
-        whole = replace(one, n=b * one.n, pairs=b * one.pairs)
-        return KernelCosts(whole, self.at.analysis.kernel_precision)
-
-    @property
-    def kernel_memory(self) -> KernelMemory:
-        """The memory that the kernels take."""
+    @cached_property
+    def kernels(self) -> KernelStage:
+        """The stage by kernels, which see another sequence in blocks as long as the targets."""
         kinds = [type(step) for step in self.at.tail]
         norm = next((step for step in self.at.tail if isinstance(step, Norm)), None)
-        slots = Slots.for_steps(
-            ordinary=False,
-            normed=norm is not None,
-            centred=norm is not None and norm.centred,
-            bypassed=Residual in kinds,
-            norm_first=kinds[:1] == [Norm],
-        )
-        return KernelMemory(
-            shape=self._square,
-            d_head=self.d_head,
-            batch=self.at.analysis.batch * self.blocks,
-            precision=self.at.analysis.kernel_precision,
-            slots=slots.count,
-            bypassed=Residual in kinds,
-            head_products=self.forms_head_products,
-            memory_limit=self.at.analysis.memory_limit,
+        slots = kernel_slots(False, norm, Residual in kinds, kinds[:1] == [Norm])
+        one, pairs = self.shape, self.shape.pairs if self.is_own else self.n**2
+        return KernelStage(
+            replace(one, pairs=pairs, sources=None),
+            self.at.precision,
+            self.batch * self.blocks,
+            self.d_head,
+            slots["SLOTS"],
+            Residual in kinds,
+            self.limit,
         )
 
     # Operations before the feed-forward block, of one sequence.
@@ -346,7 +259,7 @@ class SourceGroup:
             return gram_operations(self.sources, self.heads, self.n, self.d)
         # The parts themselves, by products of two numbers each.
         pairs = self.reach.pairs(self.n) if self.is_own else self.blocks * self.n**2
-        return SPLIT_PRODUCTS * mix_operations(Shape(self.n, pairs, self.d, 0, self.heads, 0))
+        return SPLIT_PRODUCTS * pairs * 2 * self.d * self.heads
 
     # Operations and memory of the feed-forward stage, of the whole batch.
 
@@ -354,65 +267,64 @@ class SourceGroup:
         """Operations of the rows of the sources that are mixed."""
         if self.plan.method == MATRICES or self.at.layer.experts:
             return 0
-        analysis, m, k = self.at.analysis, self.at.m, self.at.projections
-        rows, width, products, sources = 0, self.d, 1, self.sources
-        if isinstance(self.plan, KernelPlan):
-            products, sources = analysis.kernel_precision.products, self.blocks * self.n
+        m, k = self.shape.m, self.shape.projections
+        formed, width, products, sources = 0, self.d, 1, self.sources
+        if self.at.is_fused:
+            products, sources = self.at.precision.products, self.blocks * self.n
         if self.forms_head_products:
-            rows = head_product_operations(self.heads, self.d_head, self.d, m, k)
             width = self.d_head
-        tokens = analysis.batch * sources
-        return rows + products * row_operations(tokens, self.heads, width, m, k)
+            formed = 2 * self.d * costs.head_product_elements(self.heads, width, m, k)
+        tokens = self.batch * sources
+        return formed + products * costs.row_operations(tokens, self.heads, width, m, k)
 
     def pairs(self) -> int:
         """Operations of the kernels, if all neurons are active, or of all pairs in the tiles."""
         bypasses = sum(isinstance(step, Residual) for step in self.at.tail)
-        if isinstance(self.plan, KernelPlan):
-            costs = self.kernel_costs
-            mixed = costs.precision.products * mix_operations(costs.shape)
-            if self.plan.method == MATRICES:
-                return costs.matrix_operations + (1 + bypasses) * mixed
-            return costs.by_source + bypasses * mixed
+        if self.at.is_fused:
+            stage = self.kernels
+            mixed = stage.precision.products * stage.batch * costs.mix_operations(stage.shape)
+            if stage.method == MATRICES:
+                return stage.matrix_operations + (1 + bypasses) * mixed
+            return stage.by_source + bypasses * mixed
         _, pairs = covered(self.reach, self.n, self.plan, self.sources)
         inside = replace(self.shape, pairs=pairs)
-        count = matrix_operations if self.plan.method == MATRICES else tile_operations
-        return self.at.analysis.batch * (count(inside) + bypasses * mix_operations(inside))
+        matrices = self.plan.method == MATRICES
+        count = costs.matrix_operations if matrices else costs.tile_operations
+        return self.batch * (count(inside) + bypasses * costs.mix_operations(inside))
 
     def sum_behind_block(self) -> int:
         """Operations of the sum of the parts behind the block, which the kernels must meet."""
         n, width = self.n, self.heads * self.d_head
         mixed = 2 * n * n * width + 2 * n * width * self.d  # of a square of sources
-        block = 2 * n * self.d * self.at.m * (self.at.projections + 1)
-        return self.at.analysis.batch * self.blocks * (mixed + block)
+        block = 2 * n * self.d * self.shape.m * (self.shape.projections + 1)
+        return self.batch * self.blocks * (mixed + block)
 
     def factored_buffers(self) -> int:
         """Bytes for norms before the feed-forward block; the kernel needs none but its result."""
         if not self.at.wants_factored or self.at.has_kernels:
             return 0
-        analysis = self.at.analysis
-        device = torch.device(analysis.device).type
-        return gram_memory(analysis.batch * self.sources, self.heads, self.n, self.d, device)
+        device = torch.device(self.at.analysis.device).type
+        return gram_memory(self.batch * self.sources, self.heads, self.n, self.d, device)
 
     def stage_buffers(self) -> int:
         """Bytes of the feed-forward stage's intermediates."""
-        at, plan = self.at, self.plan
-        if isinstance(plan, KernelPlan):
-            kernels = self.kernel_memory
-            return kernels.matrices if plan.method == MATRICES else kernels.by_source
-        if plan.method == VECTORS:
-            return plan.sources * at.part_memory
-        if at.analysis.rule == SHAPLEY:
-            shares = 4 * (self.n + 1) * self.d * at.item
-            return self.sampled_targets * (player_memory(self.shape, at.scopes_behind) + shares)
-        return plan.memory(self.shape)
+        if self.at.is_fused:
+            return self.kernels.memory
+        if self.plan.method == VECTORS:
+            return self.plan.sources * self.at.part_memory
+        if self.at.settings.rule == SHAPLEY:
+            shares = 4 * (self.n + 1) * self.d * self.at.item
+            players = costs.player_memory(self.shape, self.at.scopes_behind)
+            return self.sampled_targets * (players + shares)
+        return self.plan.memory(self.shape)
 
     @property
     def sampled_targets(self) -> int:
         """How many targets the Shapley rule samples at once."""
-        return sampled_targets(self.shape, self.at.scopes_behind, self.at.analysis.memory_limit)
+        return costs.sampled_targets(self.shape, self.at.scopes_behind, self.limit)
 
 
-# One layer of the analysis.
+# One layer of the call.
 #
 # Operations are multiplications and additions of matrix products. For one batch of `b` sequences of
 # `n` tokens (H heads of width d_head, k input projections of the feed-forward block; a decoder that
@@ -437,68 +349,54 @@ class _Factors:
 
 
 class PlannedLayer:
-    """What an analysis asks of one layer, how that is computed, and what it costs."""
+    """What a call asks of one layer, how that is computed, and what it costs."""
 
-    def __init__(self, sized: SizedLayer, sizes: ModelSizes, analysis: Analysis):
-        self.layer, self.stack, self.matrices = sized.layer, sized.stack, sized.matrices
-        self.sizes, self.analysis, self.item = sizes, analysis, sizes.compute_itemsize
-        tokens = analysis.target_tokens if self.stack == DECODER else analysis.tokens
-        assert tokens is not None
-        self.n, self.d = tokens, self.layer.attention.output.weight.shape[1]
-        self.scopes = analysis.encoder_scopes if self.stack == ENCODER else analysis.scopes
+    def __init__(self, analysis: Analysis, index: int):
+        lens, self.analysis, self.settings = analysis.lens, analysis, analysis.settings
+        self.layer, self.item = lens.layers[index], max(4, analysis.itemsize)
+        self.stack = ""  # of an encoder–decoder: which of its stacks
+        if isinstance(lens.adapter, TwoStacks):
+            self.stack = ENCODER if index < len(lens.adapter.encoder_blocks()) else DECODER
+        self.n = analysis.tokens
+        if self.stack == DECODER:
+            assert analysis.target_tokens is not None
+            self.n = analysis.target_tokens
+        self.d, self.width = self.layer.attention.output.weight.shape[1], self.layer.width
+        #: Elements of the matrices that a token meets: of experts, those of its own.
+        block = lens.adapter.blocks()[index]
+        self.matrices = sum(p.numel() for p in block.parameters() if p.dim() == 2)
+        if self.layer.experts is not None:
+            self.matrices += self.layer.experts.used * _elements(self.layer.experts.members[0])
         dtype = torch.float64 if self.item == 8 else torch.float32
         self.has_kernels = kernels_run_on(torch.device(analysis.device), dtype)
-        ff, experts = self.layer.feed_forward, self.layer.experts
-        one = ff if experts is None else experts.members[0]
-        self.m = self.projections = 0
-        if isinstance(one, FeedForward):
-            self.m = one.up.weight.shape[1] if experts is None else experts.active
-            self.projections = len(projections(one))
-        named = self.layer.scope_of_step
+        self.precision = kernel_precision(self.settings.precision)
+        named, ff = self.layer.scope_of_step, self.layer.feed_forward
+        requested = analysis.scopes(self.stack)
         #: Steps whose scopes are requested, the deepest of them, and the feed-forward block.
-        self.asked = [index for index, scope in named.items() if scope in self.scopes]
-        first = [next(iter(named))] if analysis.heads else []
+        self.asked = [step for step, scope in named.items() if scope in requested]
+        first = [next(iter(named))] if self.settings.heads else []
         self.deepest = max([*self.asked, *first], default=-1)
         self.block_at = len(self.layer.steps) if ff is None else self.layer.steps.index(ff)
         self.reaches_feed_forward = self.deepest >= self.block_at
-        self.wants_factored = any(index < self.block_at for index in self.asked)
-
-    @cached_property
-    def groups(self) -> list[SourceGroup]:
-        """The sources of each attention, its own tokens first.
-
-        Another sequence that a model of one stack reads is taken to be as long as the text.
-        """
-        others = self.analysis.tokens
-        return [
-            SourceGroup(self, attention, self.n if attention.source is None else others)
-            for attention in self.layer.attentions
-        ]
-
-    @property
-    def tail(self) -> list[Step]:
-        """The components behind the feed-forward block, up to the deepest scope."""
-        steps = self.layer.steps[self.block_at + 1 : self.deepest + 1]
-        return [step for step in steps if not isinstance(step, Branch)]
-
-    @property
-    def scopes_behind(self) -> int:
-        """The number of scopes from the feed-forward block on, up to the deepest requested one."""
-        return 1 + len(self.tail)
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether the kernels do the stage; they do not sample, and know one block, no experts."""
-        if not self.has_kernels or self.analysis.rule == SHAPLEY:
-            return False
-        if self.layer.experts or self.layer.by_source:
-            return False
-        return is_supported([type(step) for step in self.tail])
+        self.wants_factored = any(step < self.block_at for step in self.asked)
+        #: The components behind the feed-forward block, up to the deepest scope.
+        behind = self.layer.steps[self.block_at + 1 : self.deepest + 1]
+        self.tail = [step for step in behind if not isinstance(step, Branch)]
+        self.scopes_behind = 1 + len(self.tail)  # from the block on
+        #: Whether the kernels do the stage; they do not sample, and know one block, no experts.
+        self.is_fused = (
+            self.has_kernels
+            and self.settings.rule != SHAPLEY
+            and not (self.layer.experts or self.layer.by_source)
+            and is_supported([type(step) for step in self.tail])
+        )
+        #: The sources of each attention, its own tokens first.
+        self.groups = [SourceGroup(self, attention) for attention in self.layer.attentions]
 
     @property
     def part_memory(self) -> int:
         """Bytes that the parts of one source of a batch take where they are followed as vectors."""
-        return source_memory(self.layer, self.analysis.batch, self.n, self.item)
+        return costs.source_memory(self.layer, self.analysis.batch, self.n, self.item)
 
     def forward_operations(self) -> int:
         """Operations of the model's forward pass on one sequence, or pair of sequences."""
@@ -511,22 +409,22 @@ class PlannedLayer:
 
     def operations(self) -> dict[str, int]:
         """Operations of the analysis, item by item."""
-        b, n = self.analysis.batch, self.n
+        tokens = self.analysis.batch * self.n
         linear = sum(linear.weight.numel() for linear in self.layer.linear_maps)
-        operations = {"checks": 2 * min(ROWS, b * n) * linear}
+        operations = {"checks": 2 * min(ROWS, tokens) * linear}
         if self.deepest < 0:
             return operations
-        operations["attention parts"] = b * self._attention_operations()
+        operations["attention parts"] = self.analysis.batch * self._attention_operations()
         if not self.reaches_feed_forward:
             return operations
+        shape = self.groups[0].shape
         if self.layer.by_source:
             rows, pairs = self._vector_operations()
-        elif self.analysis.rule == SHAPLEY:
+        elif self.settings.rule == SHAPLEY:
             rows, pairs = self._sampled_operations()
         else:
-            # Once per token: two products with each input projection (the real vector, the token's
-            # own part) and three with the output projection; the bias's share has few rows.
-            rows = 2 * b * n * self.d * self.m * (2 * self.projections + 3)
+            # Once per token: the real vector, the token's own part and the bias pass the block.
+            rows = 2 * tokens * self.d * shape.m * 3 * (shape.projections + 1)
             rows += sum(group.rows() for group in self.groups)
             pairs = sum(group.pairs() for group in self.groups)
             if self.is_fused and len(self.groups) > 1:
@@ -587,21 +485,22 @@ class PlannedLayer:
         return 4 * tokens * blocks, 2 * tokens * self.n * elements
 
     def _sampled_operations(self) -> tuple[int, int]:
-        n, b, d, m, k = self.n, self.analysis.batch, self.d, self.m, self.projections
-        own = self.groups[0]
+        own, n, b, d = self.groups[0], self.n, self.analysis.batch, self.d
+        m, k = own.shape.m, own.shape.projections
         blocks = -(-n // own.sampled_targets)
-        players = blocks * row_operations(n, own.heads, d, m, k) + 2 * n * n * own.heads * m * k
+        players = blocks * costs.row_operations(n, own.heads, d, m, k)
+        players += 2 * n * n * own.heads * m * k
         # Orders are elementwise; W_down multiplies their mean, and a gradient of each norm, once.
-        gradients = self.scopes_behind if self.analysis.samples > 1 else 0
+        gradients = self.scopes_behind if self.settings.samples > 1 else 0
         products = 2 * n * m * d * (n + 1 + gradients * n)
         return b * 2 * n * m * d * (k + 2), b * (players + products)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the tensors that are alive while the layer is analysed, item by item."""
         n, b, item, d = self.n, self.analysis.batch, self.item, self.d
-        itemsize, groups = self.sizes.itemsize, self.groups
+        itemsize, groups = self.analysis.itemsize, self.groups
         attention = factors = 0
-        width = self.layer.width if self.layer.by_source else d
+        width = self.width if self.layer.by_source else d
         tokens = b * n * width * (10 + len(self.layer.scope_of_step))
         for group in groups:
             # The weights that the model returned, a copy by source, and one in a product or
@@ -617,12 +516,11 @@ class PlannedLayer:
         name = "tile buffers"
         buffers = max(group.factored_buffers() for group in groups)
         if self.reaches_feed_forward:
-            tokens += b * n * self.m * (self.projections + 4)
-            for group in groups:
-                if group.forms_head_products:
-                    factors += head_product_elements(
-                        group.heads, group.d_head, self.m, self.projections
-                    )
+            m, k = groups[0].shape.m, groups[0].shape.projections
+            tokens += b * n * m * (k + 4)
+            formed = [group for group in groups if group.forms_head_products]
+            for group in formed:
+                factors += costs.head_product_elements(group.heads, group.d_head, m, k)
             name = "kernel buffers" if self.is_fused else name
             buffers = max(buffers, *(group.stage_buffers() for group in groups))
         return {
@@ -631,6 +529,12 @@ class PlannedLayer:
             "token vectors": tokens * item,
             name: buffers,
         }
+
+
+def _elements(ff: FeedForward) -> int:
+    """Elements of a block's matrices."""
+    gate = 0 if ff.gate is None else ff.gate.weight.numel()
+    return gate + ff.up.weight.numel() + ff.down.weight.numel()
 
 
 # The estimate of a batch: operations, memory and the plan of the feed-forward stage.
@@ -646,16 +550,6 @@ class Estimate:
     published: int  # bytes of one layer's n×n×H×d tensor
 
     @property
-    def plan(self) -> Plan | KernelPlan | None:
-        """The plan of the first feed-forward stage."""
-        return self.stages[0].plan if self.stages else None
-
-    @property
-    def tiles(self) -> int:
-        """The tiles of the first feed-forward stage."""
-        return self.stages[0].tiles if self.stages else 0
-
-    @property
     def total_operations(self) -> int:
         return sum(self.operations.values())
 
@@ -669,66 +563,43 @@ class Estimate:
         return self.peak_memory - self.memory["model weights"]
 
 
-def estimate(sizes: ModelSizes, analysis: Analysis) -> Estimate:
-    """Operations and memory of an analysis on its device; a function of sizes."""
-    _check_lengths(sizes, analysis)
-    every = [PlannedLayer(layer, sizes, analysis) for layer in sizes.layers]
-    chosen = [every[index] for index in analysis.layers]
-    _check_rule(chosen, analysis)
-    forward = sum(layer.forward_operations() for layer in every)
+def estimate(analysis: Analysis) -> Estimate:
+    """Operations and memory of a call on its device; a function of sizes."""
+    stacks = [analysis.chosen(stack) for stack in analysis.stacks]
+    chosen = [layer for layers in stacks for layer in layers]
+    if analysis.settings.rule == SHAPLEY:
+        if any(layer.layer.by_source and layer.reaches_feed_forward for layer in chosen):
+            raise InputError(NOT_BY_SOURCE)
+        if any(len(layer.groups) > 1 for layer in chosen):
+            raise InputError("Shapley values are sampled for layers with one attention only")
+    forward = sum(layer.forward_operations() for layer in analysis.layers)
     operations = {"forward pass": analysis.batch * forward}
     for layer in chosen:
         for item, count in layer.operations().items():
             operations[item] = operations.get(item, 0) + count
-    stacks: dict[str, list[PlannedLayer]] = {}
-    for layer in chosen:
-        stacks.setdefault(layer.stack, []).append(layer)
-    staged = {layer.stack: layer for layer in reversed(chosen) if layer.reaches_feed_forward}
+    staged = [[layer for layer in layers if layer.reaches_feed_forward] for layers in stacks]
     pairs = max(
         layer.d * sum(group.heads * layer.n * group.sources for group in layer.groups)
         for layer in chosen
     )
     # Only one layer's tensors are alive at a time.
     worst = max((layer.memory() for layer in chosen), key=lambda items: sum(items.values()))
+    results = sum(
+        _result_memory(layers, len(stack.request.scopes), analysis)
+        for layers, stack in zip(stacks, analysis.stacks, strict=True)
+    )
     return Estimate(
         operations=operations,
-        memory={
-            "model weights": sizes.parameters * sizes.itemsize,
-            **worst,
-            "result maps": sum(_result_memory(layers, analysis) for layers in stacks.values()),
-        },
-        stages=tuple(g for stack in stacks if stack in staged for g in staged[stack].groups),
-        published=analysis.batch * pairs * sizes.compute_itemsize,
+        memory={"model weights": analysis.weights, **worst, "result maps": results},
+        stages=tuple(group for layers in staged for layer in layers[:1] for group in layer.groups),
+        published=analysis.batch * pairs * chosen[0].item,
     )
 
 
-def _result_memory(layers: Sequence[PlannedLayer], analysis: Analysis) -> int:
+def _result_memory(layers: Sequence[PlannedLayer], maps: int, analysis: Analysis) -> int:
     """Bytes of the maps of one stack's layers, over all their sources."""
-    maps = len(layers[0].scopes)
-    if analysis.heads:
+    if analysis.settings.heads:
         maps += 2 * max(sum(group.heads for group in layer.groups) for layer in layers)
     columns = max(sum(group.sources for group in layer.groups) for layer in layers)
     # A layer's maps are still there while they are copied to those of all layers.
     return analysis.batch * (len(layers) + 1) * maps * layers[0].n * columns * layers[0].item
-
-
-def _check_lengths(sizes: ModelSizes, analysis: Analysis) -> None:
-    """Raise for a length too few or too many."""
-    targets = 1 if analysis.target_tokens is None else analysis.target_tokens
-    if analysis.tokens < 1 or analysis.batch < 1 or targets < 1:
-        raise InputError("an estimate needs at least one token and one sequence")
-    if any(layer.stack for layer in sizes.layers) != (analysis.target_tokens is not None):
-        raise InputError(
-            "target_tokens are what the decoder of an encoder–decoder reads: give them for such a "
-            "model, and for no other"
-        )
-
-
-def _check_rule(chosen: Sequence[PlannedLayer], analysis: Analysis) -> None:
-    """Raise where Shapley values are asked of layers that have none."""
-    if analysis.rule != SHAPLEY:
-        return
-    if any(layer.layer.by_source and layer.reaches_feed_forward for layer in chosen):
-        raise InputError(NOT_BY_SOURCE)
-    if any(len(layer.groups) > 1 for layer in chosen):
-        raise InputError("Shapley values are sampled for layers with one attention only")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normlens.figures.canvas import COLOURS, MARKERS, Fonts
+from normlens.figures.canvas import COLOURS, MARKERS, drawable
 from normlens.reports.drawing import panels, style
 from normlens.reports.layout import is_numeric
 
@@ -88,7 +88,7 @@ def _bounds(frame: pd.DataFrame, name: str) -> tuple[str, str] | None:
 
 
 def draw_curves(
-    curves: Mapping[tuple[str, str], Mapping[str, Curve]], labels: Sequence[str], fonts: Fonts
+    curves: Mapping[tuple[str, str], Mapping[str, Curve]], labels: Sequence[str]
 ) -> Drawing:
     columns = min(COLUMNS, len(curves))
     rows = -(-len(curves) // columns)
@@ -100,15 +100,15 @@ def draw_curves(
         zip(axes, curves.items(), strict=False)
     ):
         for label, (depth, value, low, high) in by_label.items():
-            number, text = labels.index(label), fonts.drawable(label)
+            number, text = labels.index(label), drawable(label)
             colour = COLOURS[number % len(COLOURS)]
             if low is not None and high is not None:
                 panel.fill_between(depth, low, high, color=colour, alpha=0.2, lw=0)
             marker = MARKERS[number % len(MARKERS)]
             panel.plot(depth, value, color=colour, marker=marker, ms=3, lw=1.2, label=text)
         panel.set_xlim(0, 1.03)
-        shown = _LABELS.get(name, fonts.drawable(name.replace("_", " ")))
-        title = fonts.drawable(key) if len(series) > 1 else ""
+        shown = _LABELS.get(name, drawable(name.replace("_", " ")))
+        title = drawable(key) if len(series) > 1 else ""
         style(
             panel,
             x="layer (counted from 1) ÷ layers" if place >= len(curves) - columns else "",

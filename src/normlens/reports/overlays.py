@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 
 from normlens.errors import InputError, reason_of
-from normlens.figures.canvas import COLOURS, Fonts, fonts_for
+from normlens.figures.canvas import COLOURS, drawable, families_for
 from normlens.reports.base import Figure
 from normlens.reports.drawing import panels, style
 from normlens.reports.formatting import slug, unique
@@ -111,16 +111,15 @@ def _read_table(path: Path) -> pd.DataFrame:
     return frame.rename(columns={LAYER: "layer"})
 
 
-def _in_fonts_for(words: Sequence[str], draw: Callable[[Fonts], Drawing]) -> Drawing:
+def _in_fonts_for(words: Sequence[str], draw: Callable[[], Drawing]) -> Drawing:
     """Draw in fonts that have all letters of `words`."""
     import matplotlib
 
-    fonts = fonts_for(words)
-    with matplotlib.rc_context({"font.family": list(fonts.families)}):
-        return draw(fonts)
+    with matplotlib.rc_context({"font.family": families_for(words)}):
+        return draw()
 
 
-def draw_bars(tables: Sequence[ReportTable], fonts: Fonts) -> Drawing:
+def draw_bars(tables: Sequence[ReportTable]) -> Drawing:
     components = list(dict.fromkeys(name for table in tables for name in table.frame["component"]))
     width = 0.8 / len(tables)
     figure, axes = panels(width=max(3.6, 0.5 + len(components) * (0.3 + 0.16 * len(tables))))
@@ -134,12 +133,12 @@ def draw_bars(tables: Sequence[ReportTable], fonts: Fonts) -> Drawing:
         lowest = min(lowest, float(frame["rho"].min()) - 0.05)
         colour = COLOURS[number % len(COLOURS)]
         axes[0].bar(
-            places, frame["rho"], width=0.9 * width, color=colour, label=fonts.drawable(table.label)
+            places, frame["rho"], width=0.9 * width, color=colour, label=drawable(table.label)
         )
         if {"low", "high"} <= set(frame):
             error = [frame["rho"] - frame["low"], frame["high"] - frame["rho"]]
             axes[0].errorbar(places, frame["rho"], error, fmt="none", ecolor="#1a1a1a", lw=0.8)
-    axes[0].set_xticks(range(len(components)), map(fonts.drawable, components))
+    axes[0].set_xticks(range(len(components)), map(drawable, components))
     axes[0].set_ylim(lowest, 1.03)
     style(axes[0], x="component", y="Spearman's ρ before / after")
     legend_above(figure, axes)

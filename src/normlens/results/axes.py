@@ -1,18 +1,22 @@
-"""Axes of every array, tokens along them, and equality of results bit for bit."""
+"""Axes of arrays, tokens along them, experts and patches beside them; equality bit for bit."""
 
 from __future__ import annotations
 
 import codecs
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.errors import InputError
+from normlens.errors import InputError, require
+from normlens.scopes import components_of, layers_in_words
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # The axes of every array that maps hold, by name: the one legend for shapes above the algebra.
 #
@@ -63,14 +67,26 @@ GROUPS = (*BY_SCOPE, "statistics")
 
 def axes_of(group: str, name: str) -> Axes:
     """The axes of one array."""
-    return STATISTICS[name] if group == "statistics" else BY_SCOPE[group]
+    if group != "statistics":
+        return BY_SCOPE[group]
+    require(name in STATISTICS, f"'statistics/{name}' is no array of maps")
+    return STATISTICS[name]
 
 
-def fits(shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> bool:
-    """Whether a shape has these axes, and the sizes that are given of them."""
-    return len(shape) == len(axes) and all(
+def check_shape(name: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> None:
+    """Raise unless a shape has these axes, and the sizes that are given of them."""
+    wanted = ", ".join(f"{axis} {sizes.get(axis, 'of any size')}" for axis in axes)
+    fits = len(shape) == len(axes) and all(
         sizes.get(axis, length) == length for axis, length in zip(axes, shape, strict=True)
     )
+    require(fits, f"{name!r} has shape {shape} for {wanted}")
+
+
+def check_scopes(names: Iterable[str]) -> None:
+    """Raise for a name that is no scope's."""
+    for name in names:
+        is_scope = name == name.strip().upper() and components_of(name)
+        require(is_scope, f"{name!r} is no scope")
 
 
 def take(array: NDArray[Any], axes: Axes, indices: Mapping[str, NDArray[np.intp]]) -> NDArray[Any]:
@@ -101,6 +117,18 @@ class TokenAxis:
 
     def __len__(self) -> int:
         return len(self.raw_tokens)
+
+    def _check(self) -> None:
+        """Raise unless the labels belong to the tokens."""
+        count, words = len(self), self.token_words
+        require(count, "'raw_tokens' is empty")
+        for name, known in (("token_ids", []), ("special", []), ("token_words", None)):
+            labels = getattr(self, name)
+            fits = labels == known or len(labels) == count
+            require(fits, f"{name!r} does not have entries for {count} tokens")
+        largest = max((word for word in words or () if word is not None), default=-1)
+        known_word = largest < len(self.word_labels)
+        require(known_word, f"'token_words' names word {largest} of {len(self.word_labels)}")
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -244,10 +272,20 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def same_fields(a: Any, b: Any, *, without: Sequence[str] = ("provenance",)) -> bool:
-    """Whether two results of one class are equal in all of their other fields."""
-    names = [each.name for each in fields(a) if each.name not in without]
-    return all(same(getattr(a, name), getattr(b, name)) for name in names)
+class Record:
+    """A dataclass that is compared field by field, and that a file can hold."""
+
+    def _check(self) -> None:
+        """Raise an InputError unless the fields fit together; their types do."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same numbers and labels; provenance does not count."""
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [each.name for each in fields(self) if each.compare]  # type: ignore[arg-type]
+        return all(same(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 # Conversion of any value to one that strict JSON can hold.
@@ -275,3 +313,182 @@ def _plain_array(array: np.ndarray) -> Any:
     values = array.astype(object)
     values[~np.isfinite(array)] = None
     return values.tolist()
+
+
+# Which experts each token of a text used, layer by layer, and with which weights.
+
+
+#: What tables call an expert that all tokens use.
+SHARED = "shared"
+
+
+@dataclass(frozen=True, eq=False)
+class Routing(Record):
+    """The routing that the model really used, in the layers that have experts."""
+
+    layers: list[int]  # indices of the model's layers, from 0
+    experts: NDArray[np.integer[Any]]  # [layer, token, place], numbers of experts, from 0
+    weights: NDArray[np.floating[Any]]  # [layer, token, place]
+    count: int  # experts of a layer, without a shared one
+    tokens: list[str]  # as people read them
+    shared: NDArray[np.floating[Any]] | None = None  # [layer, token]; None: no expert is shared
+
+    def __post_init__(self) -> None:
+        size = len(self.layers), len(self.tokens)
+        shape, weights = self.experts.shape, self.weights.shape
+        require(
+            shape[:2] == size and shape == weights,
+            f"experts of shape {shape} and weights of shape {weights} "
+            f"for {size[0]} layers and {size[1]} tokens",
+        )
+        shared = size if self.shared is None else self.shared.shape
+        require(shared == size, f"weights of a shared expert have shape {shared}")
+
+    def _check(self) -> None:
+        """Raise unless every expert is one of those that a layer has."""
+        known = (self.experts >= 0) & (self.experts < self.count)
+        require(known.all(), f"an expert is none of {self.count}")
+
+    def __repr__(self) -> str:
+        more = "" if self.shared is None else " and a shared one"
+        return (
+            f"Routing({len(self.tokens)} tokens, {layers_in_words(self.layers)}: "
+            f"{self.experts.shape[-1]} of {self.count} experts{more})"
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per layer, token and expert that it used, with the weight.
+
+        `position` and `layer` count from 0; a shared expert is called "shared".
+        """
+        import pandas as pd
+
+        names: NDArray[Any] = self.experts.astype(object)
+        weights = self.weights
+        if self.shared is not None:
+            names = np.concatenate([names, np.full_like(names[..., :1], SHARED)], axis=-1)
+            weights = np.concatenate([weights, self.shared[..., None]], axis=-1)
+        layer, position, _ = np.indices(names.shape)
+        return pd.DataFrame(
+            {
+                "layer": np.array(self.layers)[layer.ravel()],
+                "position": position.ravel(),
+                "token": np.array(self.tokens, dtype=object)[position.ravel()],
+                "expert": names.ravel(),
+                "weight": weights.ravel(),
+            }
+        )
+
+    def of_layers(self, layers: Sequence[int]) -> Routing | None:
+        """The routing of some layers; None if none of them has experts."""
+        here = [layer for layer in self.layers if layer in layers]
+        if not here:
+            return None
+        return self._taken(0, [self.layers.index(layer) for layer in here], layers=here)
+
+    def of_tokens(self, tokens: Sequence[int]) -> Routing:
+        """The routing of some tokens, in the order given."""
+        return self._taken(1, tokens, tokens=[self.tokens[place] for place in tokens])
+
+    def _taken(self, axis: int, places: Sequence[int], **labels: Any) -> Routing:
+        """The same with some places along an axis of its arrays."""
+        for name in ("experts", "weights", "shared"):
+            array = getattr(self, name)
+            labels[name] = None if array is None else np.take(array, places, axis)
+        return replace(self, **labels)
+
+
+# The grid of patches that an image model cuts a picture into, and the picture itself.
+
+
+#: A token by its place, or by its name: "[CLS]", or "3,4" for a patch.
+Token: TypeAlias = int | str
+
+#: Pixels on the longer side of a picture that is kept with results.
+LARGEST_PICTURE = 448
+
+
+@dataclass(frozen=True, eq=False)
+class PatchGrid(Record):
+    """Which tokens are patches, and where: patch (r, c) is token ``first + r·columns + c``.
+
+    Tokens before `first`, and any behind the grid, are [CLS], registers and the like.
+    """
+
+    rows: int
+    columns: int
+    first: int
+    picture: NDArray[np.uint8] | None = None  # RGB (height, width, 3), what the patches cover
+
+    def __post_init__(self) -> None:
+        shape = (1, 1, 3) if self.picture is None else self.picture.shape
+        is_rgb = len(shape) == 3 and shape[2] == 3 and 0 not in shape
+        require(is_rgb, f"a picture is RGB, (height, width, 3), and not {shape}")
+
+    def __len__(self) -> int:
+        return self.rows * self.columns
+
+    def _check(self) -> None:
+        """Raise unless there are patches, and the picture is one that results keep."""
+        require(len(self), "'grid' has 0 patches")
+        shape = (0,) if self.picture is None else self.picture.shape
+        limit = f"'picture' has shape {shape}, and no side is above {LARGEST_PICTURE}"
+        require(max(shape) <= LARGEST_PICTURE, limit)
+
+    def check_tokens(self, count: int) -> None:
+        """Raise unless the patches are among so many tokens."""
+        words = f"'grid' has {len(self)} patches from token {self.first} on, of {count}"
+        require(self.first + len(self) <= count, words)
+
+    @property
+    def tokens(self) -> range:
+        """The places of the patches among all tokens."""
+        return range(self.first, self.first + len(self))
+
+    def labels(self) -> list[str]:
+        """What the patches are called: row and column, counted from 1."""
+        return [f"{r + 1},{c + 1}" for r in range(self.rows) for c in range(self.columns)]
+
+    def place(self, token: int) -> tuple[int, int] | None:
+        """The row and the column, from 0, of a token; None if it is no patch."""
+        return divmod(token - self.first, self.columns) if token in self.tokens else None
+
+    def token(self, row: int, column: int) -> int:
+        """The token of a patch, by its row and column from 0."""
+        if not (0 <= row < self.rows and 0 <= column < self.columns):
+            raise InputError(
+                f"there is no patch ({row}, {column}); rows are 0 to {self.rows - 1} and columns 0 "
+                f"to {self.columns - 1}"
+            )
+        return self.first + row * self.columns + column
+
+    def named(self, token: Token, tokens: Sequence[str]) -> int:
+        """The place of a token among `tokens`, which may be given by its name."""
+        if isinstance(token, str):
+            wanted = "".join(token.split())
+            if wanted in tokens:
+                return tokens.index(wanted)
+            first, last = tokens[self.first], tokens[self.first + len(self) - 1]
+            others = [name for place, name in enumerate(tokens) if place not in self.tokens]
+            raise InputError(
+                f"there is no token {token!r}; patches are {first} to {last} (row,column)"
+                + (f", and beside them {', '.join(others)}" if others else "")
+            )
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise InputError(f'a token is its place or its name, such as "2,3", not {token!r}')
+        if not -len(tokens) <= token < len(tokens):
+            raise InputError(f"token {token} is out of range; there are 0 to {len(tokens) - 1}")
+        return int(token) % len(tokens)
+
+    def of(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
+        """The values of the patches (row, column) among values of all tokens."""
+        return values[self.first : self.first + len(self)].reshape(self.rows, self.columns)
+
+    def among(self, places: Sequence[int]) -> PatchGrid | None:
+        """The grid where only the tokens at `places` are left; None unless all patches are."""
+        places = list(places)
+        if self.first not in places:
+            return None
+        first = places.index(self.first)
+        whole = places[first : first + len(self)] == list(self.tokens)
+        return replace(self, first=first) if whole else None

@@ -1,8 +1,9 @@
-"""Explanations: where a score comes from, token by token and layer by layer."""
+"""Explanations: where a score comes from, token by token and layer by layer; cosines alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,26 +12,22 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import measures
-from normlens.errors import InputError
+from normlens import figures, measures
+from normlens.errors import XARRAY, InputError, check_installed, require
 from normlens.options import cost_in_words
-from normlens.results import formats, store
-from normlens.results.axes import EXPLANATION, TokenAxis, same_fields
-from normlens.results.conversions import import_xarray
-from normlens.results.routing import PatchGrid
+from normlens.results.axes import EXPLANATION, PatchGrid, TokenAxis, check_scopes, check_shape
+from normlens.results.store import Result, drawn_by
 from normlens.results.words import DECODER, ENCODER, PREFIX, SOURCE
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-    from matplotlib.axes import Axes as PlotAxes
-    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
-    from normlens.inputs.text import Text
     from normlens.results.axes import LayerTargetSource
-    from normlens.viewer.pages import ExplanationState
+    from normlens.viewer.notebook import Notebook
+    from normlens.viewer.pages import CosineState, ExplanationState
 
 
 # The sequences that an explanation is about: a text, or the source and the prefix of a target.
@@ -86,10 +83,35 @@ class Shares:
 
 #: The flow of a whole layer, among those behind scopes.
 WHOLE = ""
+#: How far a file's numbers may miss their sum beside the completeness that it states.
+_ROUNDING = 1e-6
+
+
+class Explained(Result):
+    """What one explanation and those of each next token have in common: their views."""
+
+    def to_html(
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
+    ) -> Path:
+        """Write one HTML file to look at it in, which needs no network.
+
+        Beyond `largest` MB the flow maps are left out, and the page says so.
+        """
+        return self._notebook({}).write(path, largest, overwrite)
+
+    def show(self, **state: Unpack[ExplanationState]) -> object:
+        """The interactive view for a notebook cell; ``why.show(token=3)`` opens it there."""
+        return self._notebook(state).show()
+
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import explanation_notebook
+
+        assert isinstance(self, (Explanation, Explanations))
+        return explanation_notebook(self, state)
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class Explanation(Explained):
     """One score, or the difference of two, traced back to the tokens of a text.
 
     Two sums are the score, to `completeness`:
@@ -117,7 +139,7 @@ class Explanation:
     flows: dict[str, NDArray[np.floating]]  # scope → [layer, target, source]
     raw_tokens: list[str]
     completeness: float
-    provenance: dict[str, Any]
+    provenance: dict[str, Any] = field(compare=False)
     head_flow: NDArray[np.floating] | None = None  # [layer, head, target, source]
     position: int | None = None  # where the score is read; None: everywhere
     layer: int | None = None  # behind which layer; None: at the end
@@ -133,11 +155,56 @@ class Explanation:
     special: list[bool] = field(default_factory=list)
     token_words: list[int | None] | None = None
     word_labels: list[str] = field(default_factory=list)
-    text: Text | None = None
+    text: str | tuple[str, str] | None = None
     encoder_tokens: int | None = None  # the first tokens are so many of the source; None: no source
     encoder_layers: int = 0  # the first layers are so many of the encoder
     cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], CROSS by head
     grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
+
+    @property
+    def _arrays(self) -> dict[str, NDArray[np.floating]]:
+        """Every array by its name in `EXPLANATION`; those of flows with their scope behind it."""
+        arrays = {name: getattr(self, name) for name in EXPLANATION if name != "flow"}
+        arrays |= {f"flow/{scope}": flow for scope, flow in self.flows.items()}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    def _check(self) -> None:
+        """Raise unless the fields are those of an explanation that a lens could have made."""
+        self.axis._check()
+        layers, n, two = len(self.nodes), len(self.raw_tokens), self.has_two_sequences
+        sizes = {"layer": layers, "target": n, "source": n}
+        sizes["component"] = len(set(self.component_names))
+        for name, array in self._arrays.items():
+            check_shape(name, array.shape, EXPLANATION[name.partition("/")[0]], sizes)
+            require(array.size, f"{name!r} has shape {array.shape}")
+        check_scopes(scope for scope in self.flows if scope != WHOLE)
+        alike = two == (self.cross_heads is not None) == bool(self.encoder_layers)
+        require(alike, "'cross_heads' and 'encoder_layers' belong to two sequences")
+        first = self.encoder_tokens or 0
+        for name, place, start, end in (
+            ("encoder_tokens", self.encoder_tokens, 1, n),
+            ("encoder_layers", self.encoder_layers or None, 1, layers),
+            ("position", self.position, 0, n - first),  # one of the target's
+            ("layer", self.layer, 0, layers),
+            *(("biases", layer, 0, layers) for layer, *_ in self.biases if layer != "head"),
+        ):
+            inside = place is None or (isinstance(place, int) and start <= place < end)
+            require(inside, f"{name!r} is {place} of {end}")
+        for share in (self.probability, self.contrast_probability):
+            require(share is None or 0 <= share <= 1 + _ROUNDING, f"a probability is {share}")
+        if self.grid is not None:
+            self.grid.check_tokens(n)
+        self._check_sum()
+
+    def _check_sum(self) -> None:
+        """Raise unless contributions and biases make the score."""
+        scores = [self.value, self.target_value or 0.0, self.contrast_value or 0.0]
+        parts = [float(np.abs(self.nodes).max()), *(share for *_, share in self.biases), *scores]
+        total = float(self.contributions.sum(dtype=np.float64)) + self.remainder
+        allowed = 2 * (self.completeness + _ROUNDING) * max(map(abs, parts))
+        fits = all(map(math.isfinite, parts)) and abs(total - self.value) <= allowed
+        words = f"its contributions and biases sum to {total:.6g}, not to {self.value:.6g}"
+        require(fits, words)
 
     # What it says ---------------------------------------------------------------------------------
 
@@ -213,27 +280,23 @@ class Explanation:
         """The same by words: contributions and flows of a word's tokens are summed."""
         members, axis = self.axis.word_groups(), self.axis.words()
 
-        def merged(array: NDArray[Any], axes: int) -> NDArray[Any]:
-            return measures.sum_words(array, members, axes)
+        def merged(name: str, array: NDArray[Any] | None) -> NDArray[Any] | None:
+            if array is None:
+                return None
+            axes = {"target", "source"} & set(EXPLANATION[name])
+            return measures.sum_words(array, members, len(axes))
 
+        arrays: dict[str, Any] = {
+            name: merged(name, getattr(self, name)) for name in EXPLANATION if name != "flow"
+        }
+        arrays["flows"] = {scope: merged("flow", flow) for scope, flow in self.flows.items()}
         position, first = self.read_at, self.encoder_tokens
         if first is not None:
             first = sum(group[0] < first for group in members)
         if position is not None:
             position = next(place for place, group in enumerate(members) if position in group)
             position -= first or 0
-        return replace(
-            self,
-            nodes=merged(self.nodes, 1),
-            components=merged(self.components, 1),
-            heads=merged(self.heads, 1),
-            flows={scope: merged(flow, 2) for scope, flow in self.flows.items()},
-            head_flow=None if self.head_flow is None else merged(self.head_flow, 2),
-            position=position,
-            encoder_tokens=first,
-            cross_heads=None if self.cross_heads is None else merged(self.cross_heads, 1),
-            **axis.labels,
-        )
+        return replace(self, **arrays, position=position, encoder_tokens=first, **axis.labels)
 
     # The sequences that tokens and layers belong to -----------------------------------------------
 
@@ -313,22 +376,19 @@ class Explanation:
     def cross_flow(self) -> LayerTargetSource:
         """How much goes from the source to the target's tokens, [decoder layer, target, source]."""
         self._two()
-        m = self.encoder_tokens
-        return self.flow[self.encoder_layers :, m:, :m]
+        return self.flow[self.encoder_layers :, self.encoder_tokens :, : self.encoder_tokens]
 
     @property
     def encoder_flow(self) -> LayerTargetSource:
         """How much goes where in the encoder, [encoder layer, target, source]."""
         self._two()
-        m = self.encoder_tokens
-        return self.flow[: self.encoder_layers, :m, :m]
+        return self.flow[: self.encoder_layers, : self.encoder_tokens, : self.encoder_tokens]
 
     @property
     def decoder_flow(self) -> LayerTargetSource:
         """How much goes where among the target's tokens, [decoder layer, target, source]."""
         self._two()
-        m = self.encoder_tokens
-        return self.flow[self.encoder_layers :, m:, m:]
+        return self.flow[self.encoder_layers :, self.encoder_tokens :, self.encoder_tokens :]
 
     def _two(self) -> list[SequencePart]:
         if not self.has_two_sequences:
@@ -362,111 +422,32 @@ class Explanation:
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named, and its tokens, layers and components as coordinates."""
-        xr = import_xarray()
-        names = ("nodes", "components", "heads")
-        variables = {name: (EXPLANATION[name], getattr(self, name)) for name in names}
-        variables["contributions"] = (("source",), self.contributions)
-        for scope, flow in self.flows.items():
-            variables[f"flow/{scope}" if scope else "flow"] = (EXPLANATION["flow"], flow)
-        if self.head_flow is not None:
-            variables["head_flow"] = (EXPLANATION["head_flow"], self.head_flow)
-        layers: Any = np.arange(len(self.nodes))
-        sequences: dict[str, Any] = {}
+        check_installed(XARRAY)
+        import xarray as xr
+
+        variables: dict[str, Any] = {
+            name.removesuffix("/"): (EXPLANATION[name.partition("/")[0]], array)
+            for name, array in self._arrays.items()
+        }
+        variables["contributions"] = ("source", self.contributions)
+        coordinates: dict[str, Any] = {
+            "layer": np.arange(len(self.nodes)),
+            "component": self.component_names,
+            "source_token": ("source", self.tokens),
+            "target_token": ("target", self.tokens),
+        }
         if self.has_two_sequences:
-            layers = self.layer_names
-            variables["cross_heads"] = (EXPLANATION["cross_heads"], self.cross_heads)
-            of_tokens = self.token_sequences
-            sequences = {f"{axis}_sequence": (axis, of_tokens) for axis in ("source", "target")}
-        return xr.Dataset(
-            variables,
-            coords={
-                "layer": layers,
-                "component": self.component_names,
-                "source_token": ("source", self.tokens),
-                "target_token": ("target", self.tokens),
-                **sequences,
-            },
-            attrs={
-                "model": self.provenance.get("model"),
-                "value": self.value,
-                "remainder": self.remainder,
-                "completeness": self.completeness,
-            },
-        )
+            coordinates["layer"] = self.layer_names
+            for axis in ("source", "target"):
+                coordinates[f"{axis}_sequence"] = (axis, self.token_sequences)
+        attributes = {name: getattr(self, name) for name in ("value", "remainder", "completeness")}
+        attributes = {"model": self.provenance.get("model"), **attributes}
+        return xr.Dataset(variables, coords=coordinates, attrs=attributes)
 
-    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
-        """Write a safetensors file with JSON metadata; `normlens.open` reads it.
-
-        Files that are there already are treated as `Maps.save` treats them.
-        """
-        return store.write(
-            *formats.saved_explanations([self], formats.ONE), path, overwrite=overwrite
-        )
-
-    @staticmethod
-    def load(path: str | Path) -> Explanation:
-        """Read an explanation that `save` wrote."""
-        return store.open_as(Explanation, path)
-
-    # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
-
-    def plot(
-        self, *, cmap: str = "RdBu_r", max_label: int = 24, ax: PlotAxes | None = None
-    ) -> Figure:
-        """The tokens on the colours of their contributions, and bars that sum to the score."""
-        from normlens.figures import plot_explanation
-
-        return plot_explanation(self, cmap=cmap, max_label=max_label, ax=ax)
-
-    def plot_flow(
-        self,
-        *,
-        scope: str | None = None,
-        max_label: int = 14,
-        max_edges: int = 1500,
-        ax: PlotAxes | None = None,
-    ) -> Figure:
-        """The score's way through the layers; see `normlens.figures.plot_flow`."""
-        from normlens.figures import plot_flow
-
-        return plot_flow(self, scope=scope, max_label=max_label, max_edges=max_edges, ax=ax)
-
-    def plot_components(self, *, cmap: str = "RdBu_r", ax: PlotAxes | None = None) -> Figure:
-        """What passes each layer's blocks and heads; see `normlens.figures.plot_components`."""
-        from normlens.figures import plot_components
-
-        return plot_components(self, cmap=cmap, ax=ax)
-
-    # Looking at it --------------------------------------------------------------------------------
-
-    def to_html(
-        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
-    ) -> Path:
-        """Write one HTML file to look at it in, which needs no network.
-
-        Beyond `largest` MB the flow maps are left out, and the page says so.
-        """
-        from normlens.viewer import explanation_html
-
-        return explanation_html(self, path, largest=largest, overwrite=overwrite)
-
-    def show(self, **state: Unpack[ExplanationState]) -> object:
-        """The interactive view for a notebook cell; ``why.show(token=3)`` opens it there."""
-        from normlens.viewer.notebook import explanation_notebook
-
-        return explanation_notebook(self, state).show()
-
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        from normlens.viewer.notebook import explanation_notebook
-
-        return explanation_notebook(self, {}).mimebundle(repr(self), **options)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Explanation):
-            return NotImplemented
-        return same_fields(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
+    # Pictures; `ax` draws into axes of yours instead of a new figure.
+    plot = drawn_by(figures.plot_explanation)
+    plot_flow = drawn_by(figures.plot_flow)
+    plot_components = drawn_by(figures.plot_components)
 
     def __repr__(self) -> str:
         return (
@@ -489,8 +470,8 @@ class Explanation:
 # Explanations of each next token of a text, side by side.
 
 
-@dataclass(frozen=True)
-class Explanations(Sequence[Explanation]):
+@dataclass(frozen=True, eq=False)
+class Explanations(Explained, Sequence[Explanation]):
     """What made each token of a text likely: one explanation per predicted token."""
 
     explanations: list[Explanation]
@@ -578,59 +559,168 @@ class Explanations(Sequence[Explanation]):
         """The same by words of the text: contributions of a word's tokens are summed."""
         return Explanations([each.words() for each in self.explanations])
 
-    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
-        """Write one safetensors file with JSON metadata; `normlens.open` reads it.
-
-        Files that are there already are treated as `Maps.save` treats them.
-        """
-        saved = formats.saved_explanations(self.explanations, formats.SEVERAL)
-        return store.write(*saved, path, overwrite=overwrite)
-
-    @staticmethod
-    def load(path: str | Path) -> Explanations:
-        """Read explanations that `save` wrote."""
-        return store.open_as(Explanations, path)
-
-    def plot(
-        self,
-        *,
-        colour: str = "sqrt",
-        cmap: str = "RdBu_r",
-        max_label: int = 14,
-        ax: PlotAxes | None = None,
-    ) -> Figure:
-        """The matrix [predicted token, source]; see `normlens.figures.plot_explanations`."""
-        from normlens.figures import plot_explanations
-
-        return plot_explanations(self, colour=colour, cmap=cmap, max_label=max_label, ax=ax)
-
-    def plot_shares(self, *, max_label: int = 24, ax: PlotAxes | None = None) -> Figure:
-        """What source and prefix supply of each token's score; see `figures.plot_shares`."""
-        from normlens.figures import plot_shares
-
-        return plot_shares(self, max_label=max_label, ax=ax)
-
-    def to_html(
-        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
-    ) -> Path:
-        """Write one HTML file with all of them to choose from; see `Explanation.to_html`."""
-        from normlens.viewer import explanation_html
-
-        return explanation_html(self, path, largest=largest, overwrite=overwrite)
-
-    def show(self, **state: Unpack[ExplanationState]) -> object:
-        """The interactive view for a notebook cell."""
-        from normlens.viewer.notebook import explanation_notebook
-
-        return explanation_notebook(self, state).show()
-
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        from normlens.viewer.notebook import explanation_notebook
-
-        return explanation_notebook(self, {}).mimebundle(repr(self), **options)
+    plot = drawn_by(figures.plot_explanations)
+    plot_shares = drawn_by(figures.plot_shares)
 
     def __repr__(self) -> str:
         what = f"next tokens of {len(self.tokens)}"
         if self.has_two_sequences:
             what = f"tokens of a target, from {len(self.explanations[0].source)} of its source"
         return f"Explanations({len(self)} {what}, completeness {self.completeness:.1e})"
+
+
+# A cosine of two texts, taken apart: which tokens made it.
+
+
+#: The parts of a cosine that no pair of tokens owns.
+REMAINDER = ("tokens of A × bias of B", "bias of A × tokens of B", "bias of A × bias of B")
+#: The axes of the arrays, by name.
+COSINE: Mapping[str, tuple[str, ...]] = {
+    "matrix": ("a", "b"), "a_with_bias": ("a",), "b_with_bias": ("b",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Margins:
+    """What each token has of the cosine, with and without the part of the other text's biases."""
+
+    a: NDArray[np.float64]  # u_k · v, with all of text B
+    b: NDArray[np.float64]  # u · v_l, with all of text A
+    a_without_bias: NDArray[np.float64]  # Σ_l u_k · v_l, with the tokens of B alone
+    b_without_bias: NDArray[np.float64]  # Σ_k u_k · v_l, with the tokens of A alone
+
+
+@dataclass(frozen=True, eq=False)
+class Cosine(Result):
+    """The cosine of two texts' vectors, shared out among pairs of their tokens.
+
+    With u = Σ_k u_k + b_u and v = Σ_l v_l + b_v, every part is divided by ‖u‖ ‖v‖, so that
+    ``matrix.sum() + sum(remainder.values()) == value``, to `completeness`. Made by `Lens.cosine`.
+    """
+
+    value: float  # the cosine of the model's own vectors
+    matrix: NDArray[np.float64]  # [token of A, token of B], u_k · v_l
+    a_with_bias: NDArray[np.float64]  # [token of A], u_k · b_v
+    b_with_bias: NDArray[np.float64]  # [token of B], b_u · v_l
+    bias: float  # b_u · b_v
+    a: TokenAxis  # the first text's tokens
+    b: TokenAxis
+    completeness: float  # error of the parts' sum, where 1 is the largest cosine
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
+    text_a: str | None = None
+    text_b: str | None = None
+
+    def _check(self) -> None:
+        """Raise unless the arrays are of the texts' tokens."""
+        for name, axes in COSINE.items():
+            check_shape(name, getattr(self, name).shape, axes, {"a": len(self.a), "b": len(self.b)})
+
+    # What it says --------------------------------------------------------------------------------
+
+    @property
+    def tokens_a(self) -> list[str]:
+        """The tokens of the first text."""
+        return self.a.tokens
+
+    @property
+    def tokens_b(self) -> list[str]:
+        """The tokens of the second text."""
+        return self.b.tokens
+
+    @property
+    def note(self) -> str | None:
+        """What to know about how the texts' vectors are made, if anything."""
+        note = self.provenance.get("note")
+        return None if note is None else str(note)
+
+    @property
+    def margins(self) -> Margins:
+        """What each token has of the cosine."""
+        a, b = self.matrix.sum(1), self.matrix.sum(0)
+        return Margins(a + self.a_with_bias, b + self.b_with_bias, a, b)
+
+    @property
+    def remainder(self) -> dict[str, float]:
+        """What no pair of tokens owns, by its parts."""
+        values = (float(self.a_with_bias.sum()), float(self.b_with_bias.sum()), self.bias)
+        return dict(zip(REMAINDER, values, strict=True))
+
+    def top(self, count: int = 10) -> pd.DataFrame:
+        """The pairs of tokens with the largest parts, whatever their sign."""
+        frame = self.to_pandas()
+        order = np.argsort(-np.abs(self.matrix).ravel(), kind="stable")[:count]
+        return frame.iloc[order].reset_index(drop=True)
+
+    def words(self) -> Cosine:
+        """The same by words: the parts of a word's tokens are summed."""
+        of_a, of_b = self.a.word_groups(), self.b.word_groups()
+        return replace(
+            self,
+            matrix=measures.sum_words(measures.sum_words(self.matrix, of_b).T, of_a).T,
+            a_with_bias=measures.sum_words(self.a_with_bias, of_a),
+            b_with_bias=measures.sum_words(self.b_with_bias, of_b),
+            a=self.a.words(),
+            b=self.b.words(),
+        )
+
+    # Taking away ---------------------------------------------------------------------------------
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per pair of tokens: their places, the tokens, and their part of the cosine."""
+        import pandas as pd
+
+        rows, columns = (axis.ravel() for axis in np.indices(self.matrix.shape))
+        labels = [np.array(tokens, dtype=object) for tokens in (self.tokens_a, self.tokens_b)]
+        return pd.DataFrame(
+            {
+                "a": rows,
+                "a_token": labels[0][rows],
+                "b": columns,
+                "b_token": labels[1][columns],
+                "value": self.matrix.ravel(),
+            }
+        )
+
+    def to_xarray(self) -> xr.Dataset:
+        """Every array with its axes named and its tokens as coordinates."""
+        check_installed(XARRAY)
+        import xarray as xr
+
+        return xr.Dataset(
+            {name: (axes, getattr(self, name)) for name, axes in COSINE.items()}
+            | {"bias": ((), self.bias)},
+            coords={"a_token": ("a", self.tokens_a), "b_token": ("b", self.tokens_b)},
+            attrs={
+                "model": self.provenance.get("model"),
+                "value": self.value,
+                "completeness": self.completeness,
+            },
+        )
+
+    plot = drawn_by(figures.plot_cosine)
+
+    def to_html(
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
+    ) -> Path:
+        """Write one HTML file to look at it in, which needs no network."""
+        return self._notebook({}).write(path, largest, overwrite)
+
+    def show(self, **state: Unpack[CosineState]) -> object:
+        """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""
+        return self._notebook(state).show()
+
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import cosine_notebook
+
+        return cosine_notebook(self, state)
+
+    def __repr__(self) -> str:
+        model = self.provenance.get("model", "?")
+        note = f", {self.note}" if self.note else ""
+        cost = cost_in_words(str(self.provenance.get("dtype")))
+        pairs = " × ".join(map(str, self.matrix.shape))
+        return (
+            f"Cosine({model}: {self.value:.4f} = {float(self.matrix.sum()):.4f} from "
+            f"{pairs} pairs of tokens + {sum(self.remainder.values()):.4f} from "
+            f"biases, completeness {self.completeness:.1e}{cost}{note})"
+        )

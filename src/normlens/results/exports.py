@@ -6,7 +6,7 @@ Layers, heads and positions of tokens count from 0 in all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from normlens import figures
 from normlens.errors import InputError, valid_choice
 from normlens.results import store, words
-from normlens.results.axes import EXPLANATION, plain
-from normlens.results.cosine import Cosine
-from normlens.results.explanation import Explanation, Explanations
-from normlens.results.formats import EACH, saved_grid
+from normlens.results.axes import EXPLANATION, PatchGrid, plain
+from normlens.results.explanation import Cosine, Explanation, Explanations
 from normlens.results.maps import Maps
 from normlens.results.words import NO_TOKEN_WORDS, by_stack, choose_in_stacks
 
@@ -62,10 +60,10 @@ def write(
     drawing = {name: value for name, value in drawing.items() if value is not None}
     suffix = check_format(path, drawing)
     store.check_output(path, overwrite=overwrite)
-    if isinstance(result, Maps):
+    if layers is not None or scopes is not None:
+        if not isinstance(result, Maps):
+            raise InputError("layers and scopes choose among those of maps, not of other results")
         result = choose_in_stacks(result, layers, scopes)
-    elif layers is not None or scopes is not None:
-        raise InputError("layers and scopes choose among those of maps, not of other results")
     if suffix == ".safetensors":
         return result.save(path, overwrite=overwrite)
     if suffix == ".html":
@@ -76,8 +74,7 @@ def write(
         elif suffix == ".json":
             write_json(document(result), temporary)
         else:
-            draw = _KINDS[type(result)].draw
-            save_figure(draw(result, suffix == ".pdf", **drawing), temporary)
+            save_figure(_drawn(result, suffix == ".pdf", drawing), temporary)
     return Path(path)
 
 
@@ -108,21 +105,31 @@ def write_json(value: Any, path: str) -> None:
 
 def table(result: Result) -> pd.DataFrame:
     """One row per number, with what it belongs to."""
-    frame: pd.DataFrame = _KINDS[type(result)].table(result)
-    return frame
+    if isinstance(result, Maps):
+        return _maps_table(result)
+    return _cosine_table(result) if isinstance(result, Cosine) else _explanation_table(result)
 
 
 def document(result: Result) -> dict[str, Any]:
     """Everything as plain values for strict JSON: NaN and infinity become None."""
-    kind = _KINDS[type(result)]
-    first = result[0] if isinstance(result, Explanations) else result
-    about = {"format": kind.name, "version": 1, "model": first.provenance.get("model")}
-    fields = {**about, **kind.document(result)}
-    return {key: plain(value) for key, value in fields.items()}
+    if isinstance(result, Maps):
+        name, model, fields = "maps", result.provenance.get("model"), _maps_document(result)
+    elif isinstance(result, Cosine):
+        name, model, fields = "cosine", result.provenance.get("model"), _cosine_document(result)
+    else:
+        each = list(result) if isinstance(result, Explanations) else [result]
+        name, model = "explanation", each[0].provenance.get("model")
+        fields = _explanation_document(each)
+    about = {"format": f"normlens-{name}-json", "version": 1, "model": model}
+    return {key: plain(value) for key, value in (about | fields).items()}
 
 
 def _named(result: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(result, name) for name in names}
+
+
+def _grid(grid: PatchGrid | None) -> dict[str, Any]:
+    return {} if grid is None else {"grid": _named(grid, "rows", "columns", "first")}
 
 
 #: What documents of maps and of explanations say of a text's tokens, and how they count.
@@ -159,6 +166,20 @@ def save_figure(drawn: Figure | Pages, path: str | Path) -> None:
         drawn.savefig(path, dpi=_RESOLUTION, metadata=undated.get(Path(path).suffix.lower()))
 
 
+def _drawn(result: Result, paged: bool, drawing: dict[str, Any]) -> Figure | Pages:
+    """The picture of a result, or its pages."""
+    if isinstance(result, Cosine):
+        return result.plot(**drawing)
+    first = result[0] if isinstance(result, Explanations) else result
+    model = first.provenance.get("model")
+    if isinstance(result, Maps):
+        pages, title = _draw_maps(result, paged, drawing), f"NormLens maps of {model}"
+    else:
+        pages, title = _draw_explanation(result, paged, **drawing), f"NormLens: {model}"
+        title += f", {result.question}" if isinstance(result, Explanation) else ""
+    return Pages(pages, title) if paged else next(pages)
+
+
 # Maps.
 
 
@@ -170,28 +191,22 @@ def _maps_table(maps: Maps) -> pd.DataFrame:
     """
     import pandas as pd
 
-    frames = [frame for one in by_stack(maps) for frame in _head_frames(one)]
+    frames = []
+    for one in by_stack(maps):
+        alone = replace(one, heads={}, mixing={}, standard_error={}, statistics={})
+        shown: list[tuple[int | None, Maps]] = [(None, one)]
+        for scope, array in one.heads.items():  # (layer, head, i, j)
+            coverage = {f"arrays/{scope}": one.covered("heads", scope)}
+            shown += [
+                (head, replace(alone, arrays={scope: array[:, head]}, coverage=coverage))
+                for head in range(array.shape[1])
+            ]
+        for head, some in shown:
+            frame = some.to_pandas()
+            column = pd.Series([head] * len(frame), dtype="Int64")
+            frame.insert(list(frame.columns).index("layer") + 1, "head", column)
+            frames.append(frame)
     return pd.concat(frames, ignore_index=True)
-
-
-def _head_frames(maps: Maps) -> Iterator[pd.DataFrame]:
-    """The table of whole maps, and one of each head."""
-    yield _with_head(maps, None)
-    for scope, array in maps.heads.items():  # (layer, head, i, j)
-        coverage = {f"arrays/{scope}": maps.covered("heads", scope)}
-        alone = replace(maps, heads={}, mixing={}, standard_error={}, statistics={})
-        for head in range(array.shape[1]):
-            one = replace(alone, arrays={scope: array[:, head]}, coverage=coverage)
-            yield _with_head(one, head)
-
-
-def _with_head(maps: Maps, head: int | None) -> pd.DataFrame:
-    import pandas as pd
-
-    frame = maps.to_pandas()
-    column = pd.Series([head] * len(frame), dtype="Int64")
-    frame.insert(list(frame.columns).index("layer") + 1, "head", column)
-    return frame
 
 
 def _maps_document(maps: Maps) -> dict[str, Any]:
@@ -216,7 +231,7 @@ def _maps_document(maps: Maps) -> dict[str, Any]:
     }
     if maps.coverage:  # the layers of arrays that cover only some, by "arrays/SCOPE"
         fields["coverage"] = maps.coverage
-    fields |= saved_grid(maps.grid)
+    fields |= _grid(maps.grid)
     if maps.source_axis is not None:
         fields["source_tokens"] = maps.source_tokens
         fields["sources"] = asdict(maps.source_axis)
@@ -232,52 +247,33 @@ def _maps_document(maps: Maps) -> dict[str, Any]:
     return fields
 
 
-def _draw_maps(maps: Maps, paged: bool, **drawing: Any) -> Figure | Pages:
-    if paged:
-        return Pages(_pages(maps, drawing), f"NormLens maps of {maps.provenance.get('model')}")
-    if "heads_of" in drawing:
-        return _heads(maps, None, drawing)
-    if _is_over_picture(maps, drawing):
-        return _over_picture(maps, maps.scopes[-1], drawing)
-    if len(by_stack(maps)) == len(maps.layers) == 1:
-        return figures.plot_layer(maps, maps.layers[0], **drawing)
-    return figures.plot_overview(maps, **drawing)
-
-
-def _pages(maps: Maps, drawing: dict[str, Any]) -> Iterator[Figure]:
-    """A picture of each layer, the encoder's first; of an image one of each scope."""
-    if "heads_of" in drawing:
-        layers = maps.covered("heads", figures.head_scope(maps, drawing["heads_of"]))
-        yield from (_heads(maps, layer, drawing) for layer in layers)
-        return
-    if _is_over_picture(maps, drawing):
-        yield from (_over_picture(maps, scope, drawing) for scope in maps.scopes)
-        return
-    for one in by_stack(maps):
-        # An encoder's sources are one sequence, of which nothing can be hidden.
-        options = {**drawing, "sources": None} if maps.encoder is one else drawing
-        yield from (figures.plot_layer(one, layer, **options) for layer in one.layers)
-
-
-def _is_over_picture(maps: Maps, drawing: Mapping[str, Any]) -> bool:
-    """Whether rows or columns of maps are laid over the image that they are of."""
-    if maps.grid is None and {"row", "column"} & set(drawing):
+def _draw_maps(maps: Maps, paged: bool, drawing: dict[str, Any]) -> Iterator[Figure]:
+    """A picture of each layer, the encoder's first, or of each scope of an image; without pages
+    the first one has them all.
+    """
+    over_picture = {"row", "column"} & set(drawing)
+    heads_of, both = drawing.pop("heads_of", None), by_stack(maps)
+    if heads_of is not None:
+        if over_picture:
+            raise InputError(
+                "row and column are laid over an image, heads are not; choose one of them"
+            )
+        layers = maps.covered("heads", figures.head_scope(maps, heads_of)) if paged else [None]
+        yield from (figures.plot_heads(maps, layer, heads_of, **drawing) for layer in layers)
+    elif over_picture and maps.grid is None:
         raise InputError("row and column are laid over an image, and these maps are of none")
-    return maps.grid is not None and "normalise" not in drawing
-
-
-def _over_picture(maps: Maps, scope: str, drawing: Mapping[str, Any]) -> Figure:
-    colour = {name: drawing[name] for name in ("colour", "diagonal") if name in drawing}
-    row, column = drawing.get("row"), drawing.get("column")
-    return figures.plot_patches(maps, None, scope, target=row, source=column, **colour)
-
-
-def _heads(maps: Maps, layer: int | None, drawing: Mapping[str, Any]) -> Figure:
-    """The heads of a layer, or of all."""
-    if {"row", "column"} & set(drawing):
-        raise InputError("row and column are laid over an image, heads are not; choose one of them")
-    options = {name: value for name, value in drawing.items() if name != "heads_of"}
-    return figures.plot_heads(maps, layer, drawing["heads_of"], **options)
+    elif maps.grid is not None and "normalise" not in drawing:
+        colour = {name: drawing[name] for name in ("colour", "diagonal") if name in drawing}
+        row, column = drawing.get("row"), drawing.get("column")
+        for scope in maps.scopes if paged else maps.scopes[-1:]:
+            yield figures.plot_patches(maps, None, scope, target=row, source=column, **colour)
+    elif paged or len(both) == len(maps.layers) == 1:
+        for one in both:
+            # An encoder's sources are one sequence, of which nothing can be hidden.
+            options = {**drawing, "sources": None} if maps.encoder is one else drawing
+            yield from (figures.plot_layer(one, layer, **options) for layer in one.layers)
+    else:
+        yield figures.plot_overview(maps, **drawing)
 
 
 def write_routing(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -311,8 +307,9 @@ SEVERAL_KINDS = (MATRIX, SHARES)
 
 #: What JSON says of each explanation beside its biases and flows.
 _WRITTEN = (
-    *("task", "question"),
-    *(name for name in EACH if name != "biases"),
+    *("task", "question", "value", "completeness", "provenance", "position", "layer"),
+    *("target", "target_id", "target_value", "probability"),
+    *("contrast", "contrast_id", "contrast_value", "contrast_probability"),
     *("contributions", "remainder", "nodes", "components", "heads", "head_flow"),
 )
 
@@ -332,7 +329,7 @@ def _explanation_table(result: Explained) -> pd.DataFrame:
         return pd.concat(frames, ignore_index=True)
     frame = result.to_pandas().astype({"position": "Int64"})
     sequence = {"sequence": [None]} if result.has_two_sequences else {}
-    unowned = pd.DataFrame(
+    bias_part = pd.DataFrame(
         {
             **sequence,
             "position": pd.array([None], dtype="Int64"),
@@ -340,11 +337,10 @@ def _explanation_table(result: Explained) -> pd.DataFrame:
             "contribution": [result.remainder],
         }
     )
-    return pd.concat([frame, unowned], ignore_index=True)
+    return pd.concat([frame, bias_part], ignore_index=True)
 
 
-def _explanation_document(result: Explained) -> dict[str, Any]:
-    each = list(result) if isinstance(result, Explanations) else [result]
+def _explanation_document(each: list[Explanation]) -> dict[str, Any]:
     first = each[0]
     axes = {"flows" if name == "flow" else name: names for name, names in EXPLANATION.items()}
     # Which tokens and layers are whose, if there are two sequences.
@@ -352,7 +348,7 @@ def _explanation_document(result: Explained) -> dict[str, Any]:
     return {
         **_named(first, *_LABELS),
         **(sequences if first.has_two_sequences else {}),
-        **saved_grid(first.grid),
+        **_grid(first.grid),
         "component_names": first.component_names,
         **_COUNTED,
         "axes": {"contributions": ["source"], **axes},
@@ -374,25 +370,20 @@ def _one_explanation(why: Explanation) -> dict[str, Any]:
 
 
 def _draw_explanation(
-    result: Explained, paged: bool, *, picture: str | None = None
-) -> Figure | Pages:
+    result: Explained, paged: bool, picture: str | None = None
+) -> Iterator[Figure]:
+    """The picture that is named, or each of them; without pages the first one alone."""
     check_picture(picture, result)
+    drawers: dict[str, Callable[[], Figure]]
+    kinds: tuple[str, ...]
     if isinstance(result, Explanations):
-        if paged and picture is None and result.has_two_sequences:
-            title = f"NormLens: {result[0].provenance.get('model')}"
-            return Pages([result.plot(), result.plot_shares()], title)
-        return result.plot_shares() if picture == SHARES else result.plot()
-    if paged and picture is None:
-        kinds = [kind for kind in PICTURE_KINDS if kind != FLOW or "" in result.flows]
-        title = f"NormLens: {result.provenance.get('model')}, {result.question}"
-        return Pages([_figure(result, kind) for kind in kinds], title)
-    return _figure(result, picture or TOKENS)
-
-
-def _figure(why: Explanation, kind: str) -> Figure:
-    if kind == FLOW:
-        return why.plot_flow()
-    return why.plot_components() if kind == COMPONENTS else why.plot()
+        drawers = {MATRIX: result.plot, SHARES: result.plot_shares}
+        kinds = SEVERAL_KINDS if result.has_two_sequences else (MATRIX,)
+    else:
+        drawers = {TOKENS: result.plot, FLOW: result.plot_flow, COMPONENTS: result.plot_components}
+        kinds = tuple(kind for kind in PICTURE_KINDS if kind != FLOW or "" in result.flows)
+    for kind in kinds if picture is None else (picture,):
+        yield drawers[kind]()
 
 
 def check_picture(picture: str | None, result: Explained | None = None) -> None:
@@ -424,7 +415,7 @@ def _cosine_table(pair: Cosine) -> pd.DataFrame:
     frame = pair.to_pandas().astype({"a": "Int64", "b": "Int64"})
     n, m = pair.matrix.shape
     none = NO_TOKEN_WORDS
-    unowned = pd.DataFrame(
+    bias_part = pd.DataFrame(
         {
             "a": pd.array([*range(n), *[None] * (m + 1)], dtype="Int64"),
             "a_token": [*pair.tokens_a, *[none] * (m + 1)],
@@ -433,7 +424,7 @@ def _cosine_table(pair: Cosine) -> pd.DataFrame:
             "value": [*pair.a_with_bias, *pair.b_with_bias, pair.bias],
         }
     )
-    return pd.concat([frame, unowned], ignore_index=True)
+    return pd.concat([frame, bias_part], ignore_index=True)
 
 
 def _cosine_document(pair: Cosine) -> dict[str, Any]:
@@ -445,28 +436,3 @@ def _cosine_document(pair: Cosine) -> dict[str, Any]:
         "margins": asdict(pair.margins),
         **_named(pair, "remainder", "completeness", "provenance"),
     }
-
-
-def _draw_cosine(pair: Cosine, paged: bool) -> Figure:
-    return pair.plot()
-
-
-# What is written of each kind of result.
-
-
-class _Kind(NamedTuple):
-    name: str  # of its JSON documents
-    table: Callable[[Any], pd.DataFrame]
-    document: Callable[[Any], dict[str, Any]]
-    draw: Callable[..., Figure | Pages]  # of a result, with pages or without
-
-
-_EXPLAINED = _Kind(
-    "normlens-explanation-json", _explanation_table, _explanation_document, _draw_explanation
-)
-_KINDS: dict[type, _Kind] = {
-    Maps: _Kind("normlens-maps-json", _maps_table, _maps_document, _draw_maps),
-    Explanation: _EXPLAINED,
-    Explanations: _EXPLAINED,
-    Cosine: _Kind("normlens-cosine-json", _cosine_table, _cosine_document, _draw_cosine),
-}

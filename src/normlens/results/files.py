@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,41 +76,29 @@ class CheckedOnUse(Mapping[str, NDArray[Any]]):
     """Arrays that stay in their file, each checked when it is first asked for."""
 
     def __init__(self, arrays: Arrays, check: Check, prefix: str):
-        self._arrays = arrays
+        self.unchecked = arrays  # shapes and types need no check of the numbers
         self._check = check
         self._prefix = prefix  # of their names in the file
         self._checked: set[str] = set()
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        array = self._arrays[name]
+        array = self.unchecked[name]
         if name not in self._checked:
             self._check(self._prefix + name)
             self._checked.add(name)
         return array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
+        return iter(self.unchecked)
 
     def __len__(self) -> int:
-        return len(self._arrays)
+        return len(self.unchecked)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._arrays  # Mapping's would check the array
+        return name in self.unchecked  # Mapping's would check the array
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # to another process or in a copy: plain arrays
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all arrays, which needs none of their numbers."""
-        return shapes_of(self._arrays)
-
-
-def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
-    """The shape of each array; of arrays in a file without reading them."""
-    if isinstance(arrays, CheckedOnUse):
-        return arrays.shapes
-    return {name: array.shape for name, array in arrays.items()}
 
 
 # A safetensors file whose large arrays are written while they are computed, layer by layer.
@@ -143,7 +131,6 @@ class _Region(NamedTuple):
     """Where the file has kept room for an array."""
 
     start: int  # behind the header
-    size: int
     array: NDArray[Any]
 
 
@@ -152,13 +139,13 @@ class GrowingFile:
 
     def __init__(self, path: str, room: int):
         self._path = path
-        self._header = room + -room % 8  # arrays behind it lie where processors like them
+        self._room = room + -room % 8  # arrays behind it lie where processors like them
         self._regions: dict[str, _Region] = {}
         self._end = 0  # of the arrays, behind the header
 
     def place(self, name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
         """An array of zeros in the file; what is written to it stands in the file."""
-        start = SIZE + self._header + self._end
+        start = SIZE + self._room + self._end
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         with open(self._path, "r+b") as file:
             file.truncate(start + size)
@@ -166,74 +153,53 @@ class GrowingFile:
                 # A full disk would otherwise end the process at the first write.
                 os.posix_fallocate(file.fileno(), start, size)
         array = mapped(self._path, start, shape, kind, mode="r+")
-        self._regions[name] = _Region(self._end, size, array)
+        self._regions[name] = _Region(self._end, array)
         self._end += size
         return array
 
     def under(self, prefix: str) -> Place:
         """`place`, for names that begin with `prefix`."""
+        return lambda name, shape, kind: self.place(prefix + name, shape, kind)
 
-        def place(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
-            return self.place(prefix + name, shape, kind)
-
-        return place
-
-    def finish(self, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
+    def finish(self, tensors: Arrays, metadata: Mapping[str, str]) -> None:
         """Write the header and every array that has no place yet.
 
-        An array may have fewer entries along its first axis than there was room for.
+        An array may have fewer entries along its first axis than there was room for: those behind
+        it move to where it ends.
         """
+        entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+        begin, end = SIZE + self._room, 0
         with open(self._path, "r+b") as file:
-            places = dict(self._packed(tensors, file))
-            file.seek(SIZE + self._header + self._end)
-            for name, array in tensors.items():
-                if name not in places:
-                    places[name] = self._end, self._end + array.nbytes
+            for name in [*self._regions, *(name for name in tensors if name not in self._regions)]:
+                array, region = tensors[name], self._regions.get(name)
+                place = end, end + array.nbytes
+                entries[name] = {
+                    "dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": place,
+                }  # fmt: skip
+                if region is None:
+                    file.seek(begin + end)
                     file.write(np.ascontiguousarray(array).data)
-                    self._end += array.nbytes
-            file.truncate(SIZE + self._header + self._end)
-            header = json.dumps(
-                {"__metadata__": dict(metadata)}
-                | {name: _entry(tensors[name], place) for name, place in places.items()},
-                ensure_ascii=False,
-            ).encode()
-            if len(header) > self._header:
+                elif array.nbytes > region.array.nbytes:
+                    raise ValueError(f"{name!r} is larger than its place in the file")
+                elif end != region.start:
+                    if isinstance(region.array.base, np.memmap):
+                        region.array.base.flush()
+                    for offset in range(0, array.nbytes, _MOVED):
+                        file.seek(begin + region.start + offset)
+                        some = file.read(min(_MOVED, array.nbytes - offset))
+                        file.seek(begin + end + offset)
+                        file.write(some)
+                end = place[1]
+            file.truncate(begin + end)
+            header = json.dumps(entries, ensure_ascii=False).encode()
+            if len(header) > self._room:
                 raise OutputError(
                     f"the header of the maps takes {len(header)} bytes and has room for "
-                    f"{self._header}; save the maps without `out` and report this, please"
+                    f"{self._room}; save the maps without `out` and report this, please"
                 )
             file.seek(0)
-            file.write(self._header.to_bytes(SIZE, "little"))
-            file.write(header.ljust(self._header))
-
-    def _packed(
-        self, tensors: Mapping[str, NDArray[Any]], file: BinaryIO
-    ) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Move arrays to where those before them end, and yield their first and last bytes."""
-        end = 0
-        moved = False
-        for name, region in self._regions.items():
-            if end != region.start and not moved:
-                for each in self._regions.values():
-                    _flush(each.array)
-                moved = True
-            size = tensors[name].nbytes
-            if size > region.size:
-                raise ValueError(f"{name!r} is larger than its place in the file")
-            if end != region.start:
-                self._move(file, region.start, end, size)
-            yield name, (end, end + size)
-            end += size
-        self._end = end
-
-    def _move(self, file: BinaryIO, start: int, end: int, size: int) -> None:
-        """Move bytes towards the beginning, some at a time."""
-        begin = SIZE + self._header
-        for offset in range(0, size, _MOVED):
-            file.seek(begin + start + offset)
-            some = file.read(min(_MOVED, size - offset))
-            file.seek(begin + end + offset)
-            file.write(some)
+            file.write(self._room.to_bytes(SIZE, "little"))
+            file.write(header.ljust(self._room))
 
 
 def mapped(
@@ -251,15 +217,6 @@ def mapped(
     return np.memmap(path, dtype=kind, mode=mode, offset=start, shape=shape).view(np.ndarray)
 
 
-def _flush(array: NDArray[Any]) -> None:
-    if isinstance(array.base, np.memmap):
-        array.base.flush()
-
-
-def _entry(array: NDArray[Any], place: tuple[int, int]) -> dict[str, Any]:
-    return {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": place}
-
-
 def mapped_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file that has been checked, each in the file until it is read."""
     with open(path, "rb") as file:
@@ -269,6 +226,8 @@ def mapped_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     for name, entry in header.items():
         if name != "__metadata__":
             start = SIZE + size + entry["data_offsets"][0]
+            if entry["dtype"] not in TYPES:
+                raise ValueError(f"{name!r} holds values of type {entry['dtype']}")
             array = mapped(path, start, tuple(entry["shape"]), TYPES[entry["dtype"]])
             arrays[name] = array if array.flags.aligned else array.copy()
     return arrays

@@ -11,28 +11,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import measures
-from normlens.errors import InputError, UnknownScopeError, check_choice
+from normlens import figures, measures
+from normlens.errors import (
+    XARRAY,
+    InputError,
+    UnknownScopeError,
+    check_choice,
+    check_installed,
+    require,
+)
+from normlens.measures.ranks import widened
 from normlens.options import IN_WORDS, INPUT, LAYER, cost_in_words
-from normlens.results import conversions, files, formats, store
 from normlens.results.axes import (
+    BY_SCOPE,
     GROUPS,
     Allowed,
     Axes,
     LayerHeadTargetSource,
     LayerTarget,
     LayerTargetSource,
+    PatchGrid,
     PerLayer,
+    Record,
+    Routing,
     TargetSource,
     TokenAxis,
     axes_of,
-    fits,
-    same_fields,
+    check_scopes,
+    check_shape,
     take,
 )
 from normlens.results.rolled import pair_rollout, scope_rollout
-from normlens.results.routing import PatchGrid, Routing, Token
-from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE
+from normlens.results.store import Result, drawn_by, open_as
+from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS
 from normlens.scopes import (
     chains,
     components_of,
@@ -47,15 +58,17 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
     import xarray as xr
-    from matplotlib.axes import Axes as PlotAxes
-    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
+    from normlens.viewer.notebook import Notebook
     from normlens.viewer.pages import ViewerState
 
+#: What single heads are shown by, whichever scopes were asked for.
+_OF_HEADS = {"heads/ATTN-W", "heads/ATTN-N", "heads/CROSS-W", "heads/CROSS-N"}
 
-@dataclass(frozen=True)
-class Correlations:
+
+@dataclass(frozen=True, eq=False)
+class Correlations(Record):
     """Spearman's ρ between all scopes, over the pairs that attention allows."""
 
     scopes: list[str]
@@ -63,7 +76,7 @@ class Correlations:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Maps:
+class Maps(Result):
     """Attribution maps of one sequence; ``maps[scope]`` is an array [layer, target, source].
 
     Rows are outputs (targets), columns inputs (sources); layers count from 0. Iterating gives the
@@ -76,7 +89,7 @@ class Maps:
     layers: list[int]  # indices of the model's layers, from 0
     allowed: Allowed  # [layer, target, source], pairs that attention allows
     completeness: float  # worst relative error of parts + bias against the real hidden states
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
     mixing: Mapping[str, LayerTarget] = field(default_factory=dict)  # by scope
     heads: Mapping[str, LayerHeadTargetSource] = field(default_factory=dict)  # by scope
     standard_error: Mapping[str, LayerTargetSource] = field(
@@ -89,7 +102,8 @@ class Maps:
     token_words: list[int | None] | None = None  # word index of each token
     word_labels: list[str] = field(default_factory=list)
     text: str | tuple[str, str] | None = None
-    correlations: Correlations | None = None  # where the lens was asked to rank the maps itself
+    #: where the lens was asked to rank the maps itself
+    correlations: Correlations | None = field(default=None, compare=False)
     #: The layers of every array that covers only some, by group and name: "arrays/ATTNRESLN-N".
     coverage: Mapping[str, list[int]] = field(default_factory=dict)
     source_axis: TokenAxis | None = None  # None: the sources are the targets' tokens
@@ -103,15 +117,48 @@ class Maps:
     grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
     def __post_init__(self) -> None:
-        sizes = {"target": len(self.targets), "source": len(self.sources)}
-        shown = f"{sizes['target']} targets and {sizes['source']} sources"
         for group, arrays in self.groups.items():
-            for name, shape in files.shapes_of(arrays).items():
-                layers = len(self.covered(group, name))
-                if not fits(shape, axes_of(group, name), {**sizes, "layer": layers}):
-                    raise InputError(
-                        f"{group} of {name} have shape {shape} for {layers} layers, {shown}"
-                    )
+            # Shapes of arrays in a file need no check of their numbers.
+            for name, array in getattr(arrays, "unchecked", arrays).items():
+                sizes = {**self._sizes, "layer": len(self.covered(group, name))}
+                check_shape(f"{group}/{name}", array.shape, axes_of(group, name), sizes)
+                counts = (name == "special_dimensions") == (array.dtype.kind == "i")
+                require(counts, f"'{group}/{name}' holds {array.dtype} values")
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        sizes = len(self.layers), len(self.raw_tokens), len(self.sources)
+        return dict(zip(BY_SCOPE["arrays"], sizes, strict=True))
+
+    def _check(self) -> None:
+        """Raise unless the fields are those of maps that a lens could have made."""
+        self.targets._check()
+        check_shape("allowed", self.allowed.shape, BY_SCOPE["arrays"], self._sizes)
+        if self.same_token is not None:
+            check_shape("same_token", self.same_token.shape, ("target", "source"), self._sizes)
+        held = [f"{group}/{name}" for group, arrays in self.groups.items() for name in arrays]
+        for layers in (self.layers, *self.coverage.values()):
+            in_order = layers and layers == sorted(set(layers))
+            require(in_order, f"{layers} are not layers in order")
+        for name, layers in self.coverage.items():
+            some = name in held and set(layers) < set(self.layers)
+            require(some, f"'coverage' of {name!r} is not some of the file's layers")
+        check_scopes(self.arrays)
+        known = {f"{group}/{name}" for group in BY_SCOPE for name in self.arrays} | _OF_HEADS
+        for name in held:
+            expected = name in known or name.startswith("statistics/")
+            require(expected, f"{name!r} is no array of maps with these scopes")
+        require(not self.completeness < 0, f"'completeness' is {self.completeness}")
+        if self.routing is not None:
+            here = set(self.routing.layers) <= set(self.layers)
+            require(here, "'routing' is not of the file's layers")
+        if self.grid is not None:
+            self.grid.check_tokens(len(self.raw_tokens))
+        require(
+            self.encoder is None or (self.encoder.stack, self.stack) == STACKS,
+            "maps beside each other are those of an encoder and of a decoder; "
+            "provenance['stack'] says which one maps are",
+        )
 
     # Whose contributions these are ----------------------------------------------------------------
 
@@ -549,9 +596,32 @@ class Maps:
     def to_pandas(self) -> pd.DataFrame:
         """One row per scope, layer (from 0; those that have the scope), target and source.
 
-        Of an encoder–decoder both stacks, with the columns `stack` and `source_sequence`.
+        Of an encoder–decoder both stacks, the encoder first: `stack` says which, and
+        `source_sequence` whose token a source is. `source` counts the columns of the stack's maps.
         """
-        return conversions.to_pandas(self)
+        import pandas as pd
+
+        frames = [] if self.encoder is None else [self.encoder.to_pandas()]
+        targets, sources, labels = (
+            np.array(each, dtype=object)
+            for each in (self.tokens, self.source_tokens, self.table_sequences)
+        )
+        for scope, array in self.arrays.items():
+            place, target, source = (index.ravel() for index in np.indices(array.shape))
+            columns = {
+                "stack": self.stack,
+                "scope": scope,
+                "layer": np.array(self.layers_of(scope))[place],
+                "target": target,
+                "target_token": targets[target],
+                "source": source,
+                "source_sequence": labels[source] if self.stack else "",
+                "source_token": sources[source],
+                "value": widened(array).ravel(),
+            }
+            frame = pd.DataFrame(columns)
+            frames.append(frame if self.stack else frame.drop(columns=["stack", "source_sequence"]))
+        return pd.concat(frames, ignore_index=True)
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named and its tokens and layers as coordinates.
@@ -560,33 +630,85 @@ class Maps:
         All share the coordinate `layer`: values are NaN in layers that lack a scope. An encoder's
         beside these are called ``encoder/ATTN-N``, with axes ``encoder_layer`` and so on.
         """
-        return conversions.to_xarray(self)
+        check_installed(XARRAY)
+        import xarray as xr
+
+        variables: dict[str, Any] = {}
+        coordinates: dict[str, Any] = {}
+        for maps, of, slash in ((self, "", ""), (self.encoder, "encoder_", "encoder/")):
+            if maps is None:
+                continue
+            layers, targets, sources = axes = [f"{of}{axis}" for axis in BY_SCOPE["arrays"]]
+            variables[f"{slash}allowed"] = axes, maps.allowed
+            for group, arrays in maps.groups.items():
+                for name in arrays:
+                    label = slash + (name if group == "arrays" else f"{group}/{name}")
+                    named = [f"{of}{axis}" for axis in axes_of(group, name)]
+                    variables[label] = named, widened(maps.over_layers(group, name))
+            coordinates[layers] = maps.layers
+            coordinates[f"{targets}_token"] = targets, maps.tokens
+            coordinates[f"{sources}_token"] = sources, maps.source_tokens
+            if maps.table_sequences:
+                coordinates[f"{sources}_sequence"] = sources, maps.table_sequences
+        attributes = {"model": self.provenance.get("model"), "completeness": self.completeness}
+        if self.stack:
+            attributes["stack"] = self.stack
+        return xr.Dataset(variables, coords=coordinates, attrs=attributes)
 
     def to_bertviz(
         self, scope: str = "ATTN-N"
-    ) -> tuple[torch.Tensor, ...] | conversions.HeadViewKeywords:
+    ) -> tuple[torch.Tensor, ...] | dict[str, tuple[torch.Tensor, ...] | list[str]]:
         """What ``bertviz.head_view(attention, tokens)`` takes: per layer a (1, heads, n, n) tensor.
 
         Head-level maps if the lens was asked for them, else the scope's map as a single head; of
-        the layers that have the scope. Of an encoder–decoder ``head_view(**maps.to_bertviz())``.
+        the layers that have the scope. Of an encoder–decoder ``head_view(**maps.to_bertviz())``:
+        each stack's attention to itself, the attention between them, and the tokens of both.
         """
-        return conversions.to_bertviz(self, scope)
+        encoder, sequences = self.encoder, np.array(self.source_sequences, dtype=object)
+        if encoder is None and (not self.stack or not sequences.size):
+            return self._attention(scope)
+        own, other = sequences == OWN_SEQUENCE, sequences == OTHER_SEQUENCE
+        keywords: dict[str, tuple[torch.Tensor, ...] | list[str]] = {}
+        if encoder is not None and scope in encoder:
+            keywords["encoder_attention"] = encoder._attention(scope)
+        if scope in self:
+            name = resolve(scope, self.scopes)
+            # The weights and the norms of one attention go together with those of the other.
+            beside = {"ATTN-W": "CROSS-W", "ATTN-N": "CROSS-N"}.get(name, name)
+            beside = resolve(beside, self.scopes) if beside in self else name
+            if holds(name)[0] and own.any():
+                keywords["decoder_attention"] = self._attention(name, own)
+            if holds(beside)[1] and other.any():
+                keywords["cross_attention"] = self._attention(beside, other)
+        if not keywords:
+            name = resolve(scope, self.scopes)  # raises for a scope of neither stack
+            raise InputError(f"{name} has no parts of the sources that these maps still have")
+        others = [
+            token for token, is_other in zip(self.source_tokens, other, strict=True) if is_other
+        ]
+        keywords["encoder_tokens"] = others if encoder is None else encoder.tokens
+        keywords["decoder_tokens"] = self.tokens
+        return keywords
 
-    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
-        """Write a safetensors file with JSON metadata; `Maps.load` reads it.
+    def _attention(
+        self, scope: str, columns: NDArray[np.bool_] | slice = slice(None)
+    ) -> tuple[torch.Tensor, ...]:
+        """A tensor per layer, of single heads where there are some; `columns` chooses sources."""
+        import torch
 
-        The name ends in .safetensors. A file that NormLens wrote is replaced; any other stays
-        unless `overwrite` is true. With `overwrite` false every file stays.
-        """
-        return store.write(*formats.saved_maps(self), path, overwrite=overwrite)
+        name = resolve(scope, self.scopes)
+        of_heads = "CROSS-N" if name.endswith("CROSS-N") else name
+        stacked = self.heads[of_heads] if of_heads in self.heads else self.arrays[name][:, None]
+        layers = (np.ascontiguousarray(widened(layer)) for layer in stacked[..., columns])
+        return tuple(torch.from_numpy(layer)[None] for layer in layers)
 
-    @staticmethod
-    def load(path: str | Path, *, mapped: bool = False) -> Maps:
+    @classmethod
+    def load(cls, path: str | Path, *, mapped: bool = False) -> Maps:
         """Read maps that `save` wrote; `normlens.open` reads other results too.
 
         With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
         """
-        return store.open_as(Maps, path, mapped=mapped)
+        return open_as(Maps, path, mapped=mapped)
 
     # Showing --------------------------------------------------------------------------------------
 
@@ -615,189 +737,18 @@ class Maps:
 
         return show([self, *others], **state)
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        from normlens.viewer.notebook import mimebundle
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import maps_notebook
 
-        return mimebundle(self, **options)
+        return maps_notebook(self, state)
 
-    # Pictures; `ax` draws into axes of yours instead of a new figure ------------------------------
-
-    def plot(
-        self,
-        layer: int = 0,
-        scopes: str | Iterable[str] | None = None,
-        *,
-        scale: str = "map",
-        normalise: str = "none",
-        colour: str = "clipped",
-        cmap: str = "viridis",
-        diagonal: bool = True,
-        max_label: int = 14,
-        sources: str | None = None,
-        ax: PlotAxes | None = None,
-    ) -> Figure:
-        """The scopes of one layer side by side; see `normlens.figures.plot_layer`."""
-        from normlens.figures import plot_layer
-
-        return plot_layer(
-            self,
-            layer,
-            scopes,
-            scale=scale,
-            normalise=normalise,
-            colour=colour,
-            cmap=cmap,
-            diagonal=diagonal,
-            max_label=max_label,
-            sources=sources,
-            ax=ax,
-        )
-
-    def plot_overview(
-        self,
-        layers: int | Iterable[int] | None = None,
-        scopes: str | Iterable[str] | None = None,
-        *,
-        scale: str = "map",
-        normalise: str = "none",
-        colour: str = "clipped",
-        cmap: str = "viridis",
-        diagonal: bool = True,
-        max_label: int = 10,
-        sources: str | None = None,
-        stack: str | None = None,
-    ) -> Figure:
-        """Layers and scopes as small maps; see `normlens.figures.plot_overview`."""
-        from normlens.figures import plot_overview
-
-        return plot_overview(
-            self,
-            layers,
-            scopes,
-            scale=scale,
-            normalise=normalise,
-            colour=colour,
-            cmap=cmap,
-            diagonal=diagonal,
-            max_label=max_label,
-            sources=sources,
-            stack=stack,
-        )
-
-    def plot_heads(
-        self,
-        layer: int | Iterable[int] | None = 0,
-        scope: str = "ATTN-N",
-        heads: int | Iterable[int] | None = None,
-        *,
-        scale: str = "map",
-        normalise: str = "none",
-        colour: str = "clipped",
-        cmap: str = "viridis",
-        diagonal: bool = True,
-        max_label: int = 14,
-        sources: str | None = None,
-    ) -> Figure:
-        """The heads of one layer, or of several, as small maps; see `normlens.figures.plot_heads`.
-
-        The maps must have been computed with ``heads=True``.
-        """
-        from normlens.figures import plot_heads
-
-        return plot_heads(
-            self,
-            layer,
-            scope,
-            heads,
-            scale=scale,
-            normalise=normalise,
-            colour=colour,
-            cmap=cmap,
-            diagonal=diagonal,
-            max_label=max_label,
-            sources=sources,
-        )
-
-    def plot_patches(
-        self,
-        layers: int | Iterable[int] | None = None,
-        scope: str | None = None,
-        *,
-        target: Token | None = None,
-        source: Token | None = None,
-        scale: str = "map",
-        colour: str = "clipped",
-        cmap: str = "viridis",
-        diagonal: bool = True,
-        ax: PlotAxes | None = None,
-    ) -> Figure:
-        """A row or a column of a map over the picture; see `normlens.figures.plot_patches`."""
-        from normlens.figures import plot_patches
-
-        return plot_patches(
-            self,
-            layers,
-            scope,
-            target=target,
-            source=source,
-            scale=scale,
-            colour=colour,
-            cmap=cmap,
-            diagonal=diagonal,
-            ax=ax,
-        )
-
-    def plot_similarity(self, *, stack: str | None = None, ax: PlotAxes | None = None) -> Figure:
-        """How similar each scope is to the one before it, layer by layer."""
-        from normlens.figures import plot_similarity
-
-        return plot_similarity(self, stack=stack, ax=ax)
-
-    def plot_amplification(
-        self,
-        before: str | None = None,
-        after: str | None = None,
-        layer: int = 0,
-        *,
-        axis: str = "source",
-        top: int = 5,
-        diagonal: bool = False,
-        cmap: str = "RdBu_r",
-        max_label: int = 14,
-        sources: str | None = None,
-        ax: PlotAxes | None = None,
-    ) -> Figure:
-        """What `after` strengthens and weakens beside `before`; by default the feed-forward block.
-
-        See `normlens.figures.plot_amplification`.
-        """
-        from normlens.figures import plot_amplification
-
-        if before is None or after is None:
-            before, after = self.feed_forward_pair()
-        return plot_amplification(
-            self,
-            before,
-            after,
-            layer,
-            axis=axis,
-            top=top,
-            diagonal=diagonal,
-            cmap=cmap,
-            max_label=max_label,
-            sources=sources,
-            ax=ax,
-        )
-
-    # Comparing ------------------------------------------------------------------------------------
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both hold the same numbers and labels; provenance does not count."""
-        if not isinstance(other, Maps):
-            return NotImplemented
-        return same_fields(self, other, without=("provenance", "correlations"))
-
-    __hash__ = None  # type: ignore[assignment]
+    # Pictures; `ax` draws into axes of yours instead of a new figure.
+    plot = drawn_by(figures.plot_layer)
+    plot_overview = drawn_by(figures.plot_overview)
+    plot_heads = drawn_by(figures.plot_heads)
+    plot_patches = drawn_by(figures.plot_patches)
+    plot_similarity = drawn_by(figures.plot_similarity)
+    plot_amplification = drawn_by(figures.plot_amplification)
 
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")
@@ -805,15 +756,15 @@ class Maps:
         stack = f"{self.stack}, " if self.stack else ""
         beside = ""
         if self.encoder is not None:
-            beside = f"; encoder: {self.encoder._sizes}"
+            beside = f"; encoder: {self.encoder._counts}"
         cost = cost_in_words(str(self.provenance.get("dtype")))
         return (
-            f"Maps({model}: {stack}{self._sizes}, {sources}"
+            f"Maps({model}: {stack}{self._counts}, {sources}"
             f"completeness {self.completeness:.1e}{cost}{beside})"
         )
 
     @property
-    def _sizes(self) -> str:
+    def _counts(self) -> str:
         tokens = f"{len(self.raw_tokens)} tokens"
         if self.source_axis is not None:
             tokens = f"{len(self.raw_tokens)} targets of {len(self.sources)} sources"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normlens import measures
 from normlens.errors import InputError
@@ -46,12 +47,26 @@ def rolled_out(maps: Maps, scope: str, *, method: str, residual: float, normalis
     Only the maps of this scope are kept. The provenance says how they were multiplied.
     """
     array = maps.arrays[scope]
-    _check(maps, len(array), array.shape[1:])
+    check_layers(maps, len(array))
+    _, targets, sources = array.shape
+    if targets != sources or maps.source_axis is not None:
+        raise InputError(
+            "a rollout needs layers that read their own tokens alone; these maps have "
+            f"{targets} targets and {sources} sources"
+        )
     about = {"method": method, "residual": residual, "normalise": normalise}
+    product = rollout(array, residual=residual, normalise=normalise)
+    return _alone(maps, {scope: product}, reachable(maps.allowed), about)
+
+
+def _alone(
+    maps: Maps, arrays: dict[str, NDArray[Any]], allowed: NDArray[np.bool_], about: dict[str, Any]
+) -> Maps:
+    """Maps of products of layers, without what is of single layers."""
     return replace(
         maps,
-        arrays={scope: rollout(array, residual=residual, normalise=normalise)},
-        allowed=reachable(maps.allowed),
+        arrays=arrays,
+        allowed=allowed,
         provenance={**maps.provenance, "origin": ROLLOUT, "rollout": about},
         mixing={},
         heads={},
@@ -67,16 +82,6 @@ def rollout_words(maps: Maps) -> str | None:
     if maps.provenance.get("origin") != ROLLOUT or not isinstance(about, dict):
         return None
     return f"rollout ({about.get('method')}) up to each layer"
-
-
-def _check(maps: Maps, layers: int, shape: tuple[int, ...]) -> None:
-    """Raise unless each layer's sources are the targets of the layer before it."""
-    check_layers(maps, layers)
-    if shape[0] != shape[1] or maps.source_axis is not None:
-        raise InputError(
-            "a rollout needs layers that read their own tokens alone; these maps have "
-            f"{shape[0]} targets and {shape[1]} sources"
-        )
 
 
 def check_layers(maps: Maps, layers: int) -> None:
@@ -132,18 +137,9 @@ def pair_rollout(maps: Maps, scope: str) -> Maps:
         )
     (of_encoder,) = encoder.arrays.values()
     about = {"method": name, "residual": 0.0, "normalise": True, "encoder": encoder.scopes[0]}
-    return replace(
-        maps,
-        arrays={name: measures.pair_rollout(maps.arrays[name], other, of_encoder[-1])},
-        allowed=measures.pair_reachable(maps.allowed, other, encoder.allowed[-1]),
-        provenance={**maps.provenance, "origin": ROLLOUT, "rollout": about},
-        mixing={},
-        heads={},
-        standard_error={},
-        statistics={},
-        correlations=None,
-        encoder=encoder,
-    )
+    product = measures.pair_rollout(maps.arrays[name], other, of_encoder[-1])
+    allowed = measures.pair_reachable(maps.allowed, other, encoder.allowed[-1])
+    return replace(_alone(maps, {name: product}, allowed, about), encoder=encoder)
 
 
 def _rolled_encoder(maps: Maps, name: str) -> Maps:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from normlens.results.cosine import Cosine
-    from normlens.results.explanation import Explanation
+    from normlens.results.explanation import Cosine, Explanation
     from normlens.results.maps import Maps
 
 

@@ -4,7 +4,6 @@ browser ── HTTP ──▶ server.py    the socket; slow clients, and too man
                       ▼
                     app.py       foreign hosts and pages, large bodies; addresses to calls
                       ▼
-                    jobs.py      the questions, the queue, and results for a while
-                      ▼
-                    models.py    the models named at the start, and no other; one thread calls it
+                    analyses.py  the questions, the queue, and results for a while; the models
+                                 named at the start, and no other, which one thread calls
 """

@@ -19,10 +19,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from normlens.errors import InputError, NormLensError, is_out_of_memory, one_line, system_reason
+from normlens.errors import InputError, NormLensError, is_out_of_memory, one_line
+from normlens.serve.analyses import Job, Jobs, Limits, ServedModels, Stopped, example_of
 from normlens.serve.app import Hosts, create_app, is_everywhere
-from normlens.serve.jobs import Job, Jobs, Limits, Stopped
-from normlens.serve.models import ServedModels, example_of
 
 _log = logging.getLogger("normlens.serve")
 
@@ -44,6 +43,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RESERVE = 64
 #: Bytes that a client has to take per second while an answer waits for it.
 _SLOWEST = 1024
+_REQUEST, _STALL = "request", "stall"  # timers of a connection
 _SILENCE = 60.0  # seconds between two lines about the same shortage
 
 
@@ -63,11 +63,10 @@ class Connection(H11Protocol):
     """One client's connection, which ends when the client keeps the server waiting."""
 
     limits: Limits  # a server's subclass has them
-    _request_timer: asyncio.TimerHandle | None = None
-    _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         if len(self.connections) > self.limits.connections:
             transport.write(_REFUSAL)
             transport.close()
@@ -77,27 +76,27 @@ class Connection(H11Protocol):
         self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop("_request_timer")
-        self._stop("_stall_timer")
+        self._stop(_REQUEST)
+        self._stop(_STALL)
         super().connection_lost(exc)
 
     # Requests: the whole of one within a time, however it trickles -------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._request_timer is None and self.conn.their_state is h11.IDLE:
+        if _REQUEST not in self._timers and self.conn.their_state is h11.IDLE:
             self._expect_request()
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            self._stop("_request_timer")
+            self._stop(_REQUEST)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         begun = bool(self.conn.trailing_data[0])  # came with the request before
-        if begun and self._request_timer is None and self.conn.their_state is h11.IDLE:
+        if begun and _REQUEST not in self._timers and self.conn.their_state is h11.IDLE:
             self._expect_request()
 
     def _expect_request(self) -> None:
-        self._request_timer = self.loop.call_later(
+        self._timers[_REQUEST] = self.loop.call_later(
             self.limits.request_seconds, self.transport.abort
         )
 
@@ -105,16 +104,16 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stall_timer is None:
+        if _STALL not in self._timers:
             self._expect_progress()
 
     def resume_writing(self) -> None:
-        self._stop("_stall_timer")
+        self._stop(_STALL)
         super().resume_writing()
 
     def _expect_progress(self) -> None:
         waiting = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(
+        self._timers[_STALL] = self.loop.call_later(
             self.limits.stall_seconds, self._check_progress, waiting
         )
 
@@ -125,11 +124,9 @@ class Connection(H11Protocol):
         else:
             self._expect_progress()
 
-    def _stop(self, timer: str) -> None:
-        handle = getattr(self, timer)
-        if handle is not None:
-            handle.cancel()
-            setattr(self, timer, None)
+    def _stop(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
 
 
 class QuietServer(uvicorn.Server):
@@ -235,7 +232,6 @@ class PageServer:
 
         app = create_app(self.models, self.jobs, self._limits, self._hosts, example)
         self._server = QuietServer(uvicorn.Config(app, http=Limited, **_UVICORN))
-        self._listener.listen(_UVICORN["backlog"])
 
     def run(self) -> None:
         """Answer until Ctrl-C or `stop`."""
@@ -288,21 +284,22 @@ def _reason(error: Exception) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket to the address; it does not listen yet."""
+    """A socket that listens at the address; connections wait until the server answers."""
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"there is no address {host!r}; use --host 127.0.0.1") from error
-    family, kind, protocol, _, place = addresses[0]
-    listener = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":  # elsewhere it would let two servers share a port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
+        return socket.create_server(
+            place[:2],
+            family=family,
+            backlog=_UVICORN["backlog"],
+            dualstack_ipv6=family == socket.AF_INET6,
+        )
     except OSError as error:
-        listener.close()
         raise InputError(_bind_problem(error, host, port)) from error
-    return listener
 
 
 def _bind_problem(error: OSError, host: str, port: int) -> str:
@@ -310,4 +307,4 @@ def _bind_problem(error: OSError, host: str, port: int) -> str:
         return f"port {port} is in use; choose another with --port (0 takes any free one)"
     if error.errno == errno.EACCES:
         return f"port {port} may not be used by this user; choose one above 1023 with --port"
-    return f"cannot listen at {host!r}: {system_reason(error)}; use --host 127.0.0.1"
+    return f"cannot listen at {host!r}: {os.strerror(error.errno or 0)}; use --host 127.0.0.1"

@@ -2,14 +2,15 @@
 
 Parts and bias add up to the real vectors (completeness) even where the adapter is wrong about what
 a target may see, and in half precision a wrong matrix can hide behind the tolerance of a whole
-layer. Both are compared here with what the model did. As with completeness, numbers stay on their
-device until a batch is through.
+layer. Both are compared here with what the model did. Numbers stay on their device until a
+batch is through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
-from normlens.gpu.matmul import few_times, on_device, pinned_copy
+from normlens.gpu.matmul import matmul_rows
+from normlens.gpu.transfer import DeviceTransfer, on_device, pinned_copy
 from normlens.layers import Layer, Linear, Reach
 from normlens.models.base import Adapter
 from normlens.models.reading import class_name
@@ -42,6 +44,102 @@ LINEAR_TOLERANCE = {
 }
 
 
+#: Bytes of tensors that may stay on a device until they are copied together.
+HELD_ON_DEVICE = 2 << 30
+
+
+class Deferred:
+    """Tensors that stay on their device until they are copied to the host together.
+
+    Every number that is asked of a GPU makes it wait; here that happens once, at the end. Those of
+    one key have one shape and lie one behind the other, those of one type in one flat tensor.
+    """
+
+    def __init__(self, transfer: DeviceTransfer | None = None):
+        self._transfer = transfer
+        self._waiting: dict[Hashable, list[Tensor]] = {}
+        self._held = 0  # bytes on the device
+        self._stacked: list[tuple[Tensor, list[tuple[Hashable, torch.Size]]]] = []
+        self._home: dict[Hashable, list[NDArray[Any]]] = {}  # pieces, the first axis each tensor's
+
+    def add(self, key: Hashable, tensor: Tensor) -> None:
+        """Keep one more tensor; all of a key have the same shape."""
+        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # NumPy has none
+        self._waiting.setdefault(key, []).append(tensor)
+        self._held += tensor.nbytes if tensor.is_cuda else 0
+
+    def make_room(self) -> None:
+        """Copy what waits to the host if it takes too much of the device's memory."""
+        if self._held > HELD_ON_DEVICE and self._transfer is not None:
+            self.arrived()
+
+    def stack_pending(self) -> None:
+        """Put everything that waits into one tensor of each type; nothing is waited for."""
+        by_type: dict[torch.dtype, list[Hashable]] = {}
+        for key, tensors in self._waiting.items():
+            by_type.setdefault(tensors[0].dtype, []).append(key)
+        for keys in by_type.values():
+            tensors = [tensor for key in keys for tensor in self._waiting[key]]
+            # Layers may lie on several devices.
+            flat = torch.cat([tensor.flatten().to(tensors[0].device) for tensor in tensors])
+            shapes = [
+                (key, torch.Size([len(each), *each[0].shape]))
+                for key, each in self._waiting.items()
+                if key in keys
+            ]
+            self._stacked.append((flat, shapes))
+        self._waiting.clear()
+        self._held = 0
+
+    def leave(self) -> None:
+        """Send off what is stacked, behind the device's last kernel."""
+        self._stacked = [(self._sent(flat), shapes) for flat, shapes in self._stacked]
+
+    def to_host(self) -> None:
+        """Copy what is stacked to pinned memory, as the last thing that the device does."""
+        self._stacked = [(pinned_copy(flat), shapes) for flat, shapes in self._stacked]
+
+    def replayed(self, recorded: Deferred) -> None:
+        """Take over what a recorded batch leaves."""
+        self._stacked = list(recorded._stacked)
+
+    def take(self) -> None:
+        """Copy numbers that the next replay writes over."""
+        self._stacked = [(flat.clone(), shapes) for flat, shapes in self._stacked]
+
+    def arrived(self) -> dict[Hashable, NDArray[Any]]:
+        """Everything on the host, the first axis the tensors of a key in their order."""
+        if self._waiting and not next(iter(self._waiting.values()))[0].is_cuda:
+            for key, tensors in self._waiting.items():
+                whole = torch.stack(tensors) if len(tensors) > 1 else tensors[0][None]
+                self._home.setdefault(key, []).append(whole.cpu().numpy())
+            self._waiting.clear()
+        self.stack_pending()
+        for flat, shapes in self._stacked:
+            numbers = self._on_host(flat)
+            for key, shape in shapes:
+                piece, numbers = numbers[: shape.numel()], numbers[shape.numel() :]
+                self._home.setdefault(key, []).append(piece.reshape(shape))
+        self._stacked.clear()
+        for key, pieces in self._home.items():
+            self._home[key] = pieces if len(pieces) == 1 else [np.concatenate(pieces)]
+        return {key: whole for key, (whole,) in self._home.items()}
+
+    def _on_host(self, flat: Tensor) -> NDArray[Any]:
+        if self._transfer is None or not flat.is_cuda:
+            return flat.cpu().numpy()
+        arrived = self._sent(flat)
+        self._transfer.wait()
+        return arrived.numpy()
+
+    def _sent(self, flat: Tensor) -> Tensor:
+        """Where numbers arrive that are on their way."""
+        assert self._transfer is not None
+        arrived = torch.empty(flat.shape, dtype=flat.dtype)
+        self._transfer.send_flat(flat, arrived)
+        return arrived
+
+
 @dataclass
 class Checks:
     """What one batch showed of each layer, to be judged when all layers are through."""
@@ -51,13 +149,11 @@ class Checks:
     lengths: Sequence[int]
     layer_in_words: str = "layer"  # what errors call one
     others: Sequence[int] = ()  # real tokens of the other sequence that layers read
+    pending: Deferred = field(default_factory=Deferred)  # may hold a batch's results, too
     # No layer is kept: in half precision that would be a copy of its weights in float32.
     _layers: list[tuple[int, Reach, int]] = field(default_factory=list)  # index, reach, heads
-    _outside: list[Tensor] = field(default_factory=list)
-    _offsets: list[Tensor] = field(default_factory=list)
-    _linear: list[tuple[int, nn.Module, Tensor]] = field(default_factory=list)
-    _padding: list[tuple[int, Tensor]] = field(default_factory=list)
-    _settled: list[Tensor] = field(default_factory=list)  # the same numbers, once `settle` ran
+    _linear: list[tuple[int, nn.Module]] = field(default_factory=list)
+    _padding: list[int] = field(default_factory=list)
 
     def add(self, traced: LayerTrace, layer: Layer) -> None:
         """Measure one layer; `layer` is the traced one in the algebra's precision."""
@@ -66,46 +162,25 @@ class Checks:
             if attention.source is not None:
                 # Every token of another sequence may be seen, but none of its padding.
                 if self.others and min(self.others) < alpha.shape[-1]:
-                    self._padding.append((traced.index, weight_on_padding(alpha, self)))
+                    self._padding.append(traced.index)
+                    self.pending.add("padding", weight_on_padding(alpha, self))
                 continue
             outside, offsets = attention_support(alpha, layer.reach, self.lengths)
             self._layers.append((traced.index, layer.reach, attention.heads))
-            self._outside.append(outside)
-            self._offsets.append(offsets)
+            self.pending.add("outside", outside)
+            self.pending.add("offsets", offsets)
         tokens = traced.x.shape[0] * traced.x.shape[1]
         for linear in layer.linear_maps:
             if linear.module is not None and linear.module in traced.rows:
                 sizes = linear_sizes(linear, traced.rows[linear.module], tokens)
-                self._linear.append((traced.index, linear.module, sizes))
-
-    @property
-    def _measured(self) -> list[list[Tensor]]:
-        """All numbers on the device, those of one type and purpose together."""
-        linear, padding = [sizes for *_, sizes in self._linear], [w for _, w in self._padding]
-        return [linear, padding, self._outside, self._offsets]
-
-    def settle(self) -> None:
-        """Put all numbers into a few tensors, still on their device."""
-        self._settled = [_flat(tensors) for tensors in self._measured]
-
-    def bring_home(self) -> None:
-        """Copy the settled numbers to pinned memory."""
-        self._settled = [pinned_copy(numbers) for numbers in self._settled]
-
-    def take(self) -> None:
-        """Copy numbers that the next replay writes over."""
-        self._settled = [numbers.clone() for numbers in self._settled]
+                self.pending.add(("linear", len(self._linear)), sizes)
+                self._linear.append((traced.index, linear.module))
 
     def judge(self) -> None:
         """Raise where a layer is not what its adapter says."""
-        tolerance = LINEAR_TOLERANCE[self.dtype]
-        if not self._settled:
-            self.settle()
-        measured, seen_padding, outsides, offset_counts = (
-            _brought(flat, tensors)
-            for flat, tensors in zip(self._settled, self._measured, strict=True)
-        )
-        for (index, module, _), error in zip(self._linear, linear_errors(measured), strict=True):
+        tolerance, arrived = LINEAR_TOLERANCE[self.dtype], self.pending.arrived()
+        sizes = [torch.from_numpy(arrived["linear", k][0]) for k in range(len(self._linear))]
+        for (index, module), error in zip(self._linear, linear_errors(sizes), strict=True):
             if error > tolerance:
                 raise UnsupportedModelError(
                     f"{self.adapter.name_of(module)} ({class_name(module)}) of "
@@ -116,14 +191,14 @@ class Checks:
                     "adapters (model.merge_and_unload()), turn quantised weights back "
                     "(model.dequantize()) or load the plain model"
                 )
-        for (index, _), weight in zip(self._padding, seen_padding, strict=True):
+        for index, weight in zip(self._padding, arrived.get("padding", ()), strict=True):
             if float(weight) > NEGLIGIBLE:
                 raise UnsupportedModelError(
                     f"{self.layer_in_words} {index} attends to the padding of the other sequence "
                     f"(weights up to {float(weight):.2g}), so texts of different lengths cannot "
                     "run together; take batch_size=1"
                 )
-        seen = [float(weight) for weight in outsides], offset_counts
+        seen = arrived.get("outside", ()), arrived.get("offsets", ())
         for (index, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
             if outside > NEGLIGIBLE:
                 raise UnsupportedModelError(
@@ -138,8 +213,8 @@ class Checks:
     def _name(self) -> str:
         return f"the adapter {type(self.adapter).__name__}"
 
-    def _check_edges(self, index: int, reach: Reach, heads: int, offsets: Tensor) -> None:
-        n, at = (len(offsets) + 1) // 2, offsets.numpy()
+    def _check_edges(self, index: int, reach: Reach, heads: int, at: NDArray[np.integer]) -> None:
+        n = (len(at) + 1) // 2
         back, ahead = at[:n][::-1], at[n - 1 :]
         for side, counts, limit in (("ahead", ahead, reach.ahead), ("back", back, reach.back)):
             edge = masked_beyond(counts, limit, heads)
@@ -217,7 +292,7 @@ def linear_sizes(linear: Linear, rows: Rows, tokens: int) -> Tensor:
     """
     dtype = linear.weight.dtype
     x, y = rows.input.to(dtype), linear.part(rows.output).to(dtype)
-    product = few_times(x, linear.weight, tokens)
+    product = matmul_rows(x, linear.weight, tokens)
     of_module = None if linear.bias_outside else linear.bias
     error = y - product if of_module is None else y - product - of_module
     return torch.stack([torch.linalg.vector_norm(v, dim=-1) for v in (x, y, product, error)])
@@ -239,18 +314,6 @@ def linear_error(sizes: Tensor) -> Tensor:
     size = torch.maximum(torch.maximum(y, product), typical)
     # Values that overflow are left to completeness, which says so.
     return (error / size).nan_to_num(0, posinf=0).amax(-1)
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    # Layers may lie on several devices; these numbers are few.
-    flat = [tensor.flatten().to(tensors[0].device) for tensor in tensors]
-    return torch.cat(flat) if flat else torch.zeros(0)
-
-
-def _brought(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors like these on the CPU, with numbers that lie one behind the other in `flat`."""
-    pieces = flat.cpu().split([tensor.numel() for tensor in tensors])
-    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
 
 
 def _in_words(reach: Reach) -> str:

@@ -97,7 +97,7 @@ _guard = process_lock()  # of the table below; never held while waiting for a tu
 
 
 @dataclass(eq=False)
-class _Turn:
+class _Lock:
     """A lock with a number; locks are taken in the order of numbers, which prevents deadlock."""
 
     number: int = field(default_factory=lambda: next(_numbers))
@@ -106,29 +106,29 @@ class _Turn:
 
 
 #: The turn of each object, by its id; an entry is removed when its object is.
-_turns: dict[int, tuple[weakref.ref[Any], _Turn]] = {}
-_without_weak_references = _Turn()
+_turns: dict[int, tuple[weakref.ref[Any], _Lock]] = {}
+_without_weak_references = _Lock()
 
 
-def alone_with_model(model: nn.Module, work: Callable[[], T]) -> T:
+def exclusive(model: nn.Module, work: Callable[[], T]) -> T:
     """Call `work` while no other thread uses this model or a part of it, and return its result."""
-    return alone_with(_parts_of(model), work, what="model")
+    return exclusive_of(_parts_of(model), work, what="model")
 
 
 def while_idle(model: nn.Module, work: Callable[[], T]) -> T:
     """Call `work` while no other thread uses this model; one that uses it itself need not wait."""
-    return _holding(_turns_of(_parts_of(model)), work)
+    return _holding(_locks_of(_parts_of(model)), work)
 
 
-def alone_with(shared: Iterable[Any], work: Callable[[], T], what: str = "object") -> T:
+def exclusive_of(shared: Iterable[Any], work: Callable[[], T], what: str = "object") -> T:
     """Call `work` while no other thread uses one of the `shared` objects; return its result."""
-    turns = _turns_of(shared)
-    if any(turn.lock._is_owned() for turn in turns):
+    locks = _locks_of(shared)
+    if any(turn.lock._is_owned() for turn in locks):
         raise InputError(
             f"this {what} is at work already, in this same thread (perhaps from a `progress` "
             "function); wait for that call to return"
         )
-    return _holding(turns, work)
+    return _holding(locks, work)
 
 
 def _parts_of(model: nn.Module) -> list[Any]:
@@ -137,34 +137,34 @@ def _parts_of(model: nn.Module) -> list[Any]:
     return [*modules, *(m.config for m in modules if getattr(m, "config", None) is not None)]
 
 
-def _holding(turns: Sequence[_Turn], work: Callable[[], T]) -> T:
-    """Call `work` while this thread holds all `turns`."""
-    if not turns:
+def _holding(locks: Sequence[_Lock], work: Callable[[], T]) -> T:
+    """Call `work` while this thread holds all `locks`."""
+    if not locks:
         return work()
     # In a `with` statement Python takes and releases such a lock with no point in between where
     # Ctrl-C could interrupt it; nothing else is as safe.
-    with turns[0].lock:
-        return _holding(turns[1:], work)
+    with locks[0].lock:
+        return _holding(locks[1:], work)
 
 
-def _turns_of(shared: Iterable[Any]) -> list[_Turn]:
+def _locks_of(shared: Iterable[Any]) -> list[_Lock]:
     """The turns to take, in order; objects without a turn share that of the others."""
     with _guard:
-        turns: set[_Turn] = set()
+        locks: set[_Lock] = set()
         new: list[Any] = []
         for item in shared:
             entry = _turns.get(id(item))
             if entry is None:
                 new.append(item)
             else:
-                turns.add(entry[1])
+                locks.add(entry[1])
         if new:
-            turn = min(turns, key=lambda turn: turn.number, default=None) or _Turn()
-            turns |= {_register(item, turn) for item in new}
-    return sorted(turns, key=lambda turn: turn.number)
+            turn = min(locks, key=lambda turn: turn.number, default=None) or _Lock()
+            locks |= {_register(item, turn) for item in new}
+    return sorted(locks, key=lambda turn: turn.number)
 
 
-def _register(item: Any, turn: _Turn) -> _Turn:
+def _register(item: Any, turn: _Lock) -> _Lock:
     """Give an object its turn; those without weak references share one."""
     key = id(item)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -145,55 +146,6 @@ class RowKeeper:
         self._calls.clear()
 
 
-# Which experts tokens use, read from the calls of a layer's modules while the model runs.
-
-
-class RoutingReader:
-    """Keeps the routing of one layer as its modules are called."""
-
-    def __init__(self) -> None:
-        self._chosen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-        self._shared: dict[nn.Module, Tensor] = {}
-
-    def watch(self, experts: Experts, hooks: Hooks, listens: Callable[[], bool]) -> None:
-        """Hook the modules that show the routing of `experts`, for while it `listens`."""
-
-        def chosen(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            if listens():
-                self._chosen[module] = experts.read(args, kwargs, output)
-
-        def shared(module: nn.Module, _: Any, __: Any, output: Tensor) -> None:
-            if listens():
-                self._shared[module] = output.detach().sigmoid()
-
-        hooks.behind(experts.router, chosen)
-        if experts.shared_gate is not None:
-            hooks.behind(experts.shared_gate, shared)
-
-    def routed(self, index: int, layer: Layer, x: Tensor) -> Layer:
-        """The layer with the routing of the tokens in `x` (b, i, d), if it has experts."""
-        experts = layer.experts
-        if experts is None:
-            return layer
-        tokens = x.shape[:2]
-        chosen = self._chosen.get(experts.router)
-        if chosen is None or chosen[0].shape[0] != tokens.numel():
-            raise UnsupportedModelError(
-                f"layer {index} did not show which experts its tokens use: "
-                f"{class_name(experts.router)} did not run once for all of them; load the model "
-                "without kernels that take its place"
-            )
-        places, weights = (tensor.detach().reshape(*tokens, -1) for tensor in chosen)
-        shared = None
-        if experts.shared_gate is not None:
-            shared = self._shared[experts.shared_gate].reshape(tokens)
-        return layer.routed(Routing(places, weights, shared))
-
-    def clear(self) -> None:
-        self._chosen.clear()
-        self._shared.clear()
-
-
 # Hooks that read a block's input, its attention weights and the vectors that it computes.
 
 
@@ -232,9 +184,9 @@ class Recorder:
         self.call: Call = ((), {})
         self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
         self.rows = RowKeeper()
-        self.routing = RoutingReader()
+        self.routing: dict[nn.Module, Any] = {}  # experts and weights of tokens, and of shared ones
 
-    def watch(self, block: nn.Module, hooks: Hooks) -> Layer:
+    def watch(self, block: nn.Module, hooks: Hooks, rows: bool = True) -> Layer:
         """Read this block whenever it runs; returns what the adapter says it is."""
         layer = self.adapter.layer(block)
 
@@ -253,10 +205,12 @@ class Recorder:
 
         for module, event in probes(layer):
             self._probe(module, event, hooks)
-        for module in unique(linear_modules(layer)):
+        for module in unique(linear_modules(layer)) if rows else ():
             hooks.behind(module, self._keep_rows)
-        if layer.experts is not None:
-            self.routing.watch(layer.experts, hooks, self._is_wanted)
+        if (experts := layer.experts) is not None:
+            hooks.behind(experts.router, partial(self._keep_routing, experts.read))
+            if experts.shared_gate is not None:
+                hooks.behind(experts.shared_gate, partial(self._keep_routing, _sigmoid))
         hooks.before(block, begin)
         hooks.behind(block, end)
         return layer
@@ -280,6 +234,10 @@ class Recorder:
         if self._is_wanted():
             self.rows.keep(module, args, kwargs, _first(output))
 
+    def _keep_routing(self, read: Callable[..., Any], module: nn.Module, *call: Any) -> None:
+        if self._is_wanted():
+            self.routing[module] = read(*call)
+
     def _forget(self) -> None:
         self.seen.clear()
         self.rows.clear()
@@ -296,7 +254,7 @@ class Recorder:
         # Where layers lie on several devices, a hook sees vectors before they are brought along.
         place = alphas[0].device
         x, output = self.x.detach().to(place), output.to(place)
-        layer = self.routing.routed(index, layer, x)
+        layer = self._routed(index, layer, x)
         real: dict[int, Tensor] = {}
         for step, (module, event) in checkpoints(layer).items():
             vectors = [output] if module is None else self.seen.get((event, module))
@@ -311,6 +269,25 @@ class Recorder:
         sources = {name: vectors.to(place) for name, vectors in sources.items()}
         rows = self.rows.rows(place)
         return LayerTrace(index, block, layer, x, alphas, real, rows, output, self.call, sources)
+
+    def _routed(self, index: int, layer: Layer, x: Tensor) -> Layer:
+        """The layer with the routing of the tokens in `x` (b, i, d), if it has experts."""
+        experts = layer.experts
+        if experts is None:
+            return layer
+        tokens = x.shape[:2]
+        chosen = self.routing.get(experts.router)
+        if chosen is None or chosen[0].shape[0] != tokens.numel():
+            raise UnsupportedModelError(
+                f"layer {index} did not show which experts its tokens use: "
+                f"{class_name(experts.router)} did not run once for all of them; load the model "
+                "without kernels that take its place"
+            )
+        places, weights = (tensor.detach().reshape(*tokens, -1) for tensor in chosen)
+        shared = None
+        if experts.shared_gate is not None:
+            shared = self.routing[experts.shared_gate].reshape(tokens)
+        return layer.routed(Routing(places, weights, shared))
 
     def _alphas(self, index: int, layer: Layer) -> tuple[Tensor, ...]:
         """The weights that each attention's module returned; one module may serve several."""
@@ -346,6 +323,10 @@ class Recorder:
 
 def unique(blocks: Sequence[nn.Module]) -> list[nn.Module]:
     return list({id(block): block for block in blocks}.values())
+
+
+def _sigmoid(_: Any, __: Any, output: Tensor) -> Tensor:
+    return output.detach().sigmoid()
 
 
 def _first(output: Any) -> Any:

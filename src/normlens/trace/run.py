@@ -13,11 +13,11 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from normlens.errors import UnsupportedModelError
 from normlens.gpu.matmul import is_split, times, times_plus
-from normlens.inputs.text import Encoded, Pair, pad
+from normlens.inputs.text import Encoded, pad
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
 from normlens.models.unwrapping import check_chunks, check_weights, explain_failure
-from normlens.trace.locking import alone_with_model
+from normlens.trace.locking import exclusive
 from normlens.trace.patches import (
     Hooks,
     eager_attention,
@@ -86,38 +86,25 @@ def _is_large(x: Tensor, weight: Tensor) -> bool:
 def model_inputs(
     adapter: Adapter, batch: Sequence[Encoded], device: torch.device
 ) -> dict[str, Any]:
-    """The arguments of the model's call for a batch."""
-    if isinstance(adapter, SignalEncoder):
-        return _signal_inputs(adapter, batch, device)
-    inputs = pad(batch, _padding_id(adapter), device)
+    """The arguments of the model's call for a batch; texts are padded on the right."""
+    padding, read_first = _padding_id(adapter), [item.sequences[0] for item in batch]
+    signals = [each.signal for each in read_first if each.signal is not None]
+    if signals:
+        # Pictures or sounds of one shape; padding would be seen and heard.
+        dtype = next(p.dtype for p in adapter.model.parameters() if p.is_floating_point())
+        values = torch.stack(signals).to(device, dtype)
+        if isinstance(adapter, SignalEncoder):
+            return {adapter.argument: values, **adapter.call_options(values)}
+        inputs = {"input_features": values}
+    else:
+        inputs = pad(read_first, padding, device)
     # A tokenizer may give types that its model does not know.
-    types = {kind for sequence in batch for kind in sequence.type_ids or ()}
+    types = {kind for each in read_first for kind in each.type_ids or ()}
     if types and max(types) >= adapter.token_types():
         del inputs["token_type_ids"]
+    if batch[0].source is not None:
+        inputs |= {f"decoder_{name}": row for name, row in pad(batch, padding, device).items()}
     return inputs
-
-
-def _signal_inputs(
-    adapter: SignalEncoder, batch: Sequence[Encoded], device: torch.device
-) -> dict[str, Any]:
-    """Pictures or sounds of one shape; padding would be seen and heard."""
-    signals = [sequence.signal for sequence in batch if sequence.signal is not None]
-    dtype = next(p.dtype for p in adapter.model.parameters() if p.is_floating_point())
-    values = torch.stack(signals).to(device, dtype)
-    return {adapter.argument: values, **adapter.call_options(values)}
-
-
-def pair_inputs(
-    adapter: Adapter, batch: Sequence[Pair], device: torch.device, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """The arguments of an encoder–decoder's call; either side is padded on the right."""
-    padding = _padding_id(adapter)
-    targets = pad([pair.target for pair in batch], padding, device)
-    inputs = {f"decoder_{name}": tensor for name, tensor in targets.items()}
-    features = [pair.features for pair in batch if pair.features is not None]
-    if features:
-        return {"input_features": torch.stack(features).to(device, dtype), **inputs}
-    return {**pad([pair.source for pair in batch], padding, device), **inputs}
 
 
 def _padding_id(adapter: Adapter) -> int:
@@ -167,7 +154,7 @@ def trace(
             if then is not None:
                 then()
 
-    alone_with_model(adapter.model, run)
+    exclusive(adapter.model, run)
 
 
 @contextmanager
@@ -184,7 +171,7 @@ def reading(model: nn.Module, adapter: Adapter) -> Iterator[None]:
         plain_experts(model),
         uncompiled(model),
         whole_float32(),
-        other_methods(adapter.stand_ins()),
+        other_methods(adapter.forward_patches()),
     ):
         yield
 
@@ -229,7 +216,7 @@ def run_traced(
 
 
 def run_again(adapter: Adapter, index: int, block: nn.Module, call: Call) -> LayerTrace:
-    """Call one block as it was called before and trace it again.
+    """Call one block as it was called before and trace it again, without rows of its modules.
 
     For use inside `reading`.
     """
@@ -237,6 +224,6 @@ def run_again(adapter: Adapter, index: int, block: nn.Module, call: Call) -> Lay
     recorder = Recorder(adapter, {index}, traces.append)
     recorder.calls = index
     with Hooks() as hooks:
-        recorder.watch(block, hooks)
+        recorder.watch(block, hooks, rows=False)
         block(*call[0], **call[1])
     return traces[0]

@@ -3,8 +3,7 @@
 The front end itself is `static/viewer.js`, built from the folder ``viewer`` of the repository.
 """
 
-from normlens.viewer.notebook import cosine_html, explanation_html
-from normlens.viewer.pages import to_html
+from normlens.viewer.notebook import to_html
 from normlens.viewer.payload import encode
 
-__all__ = ["cosine_html", "encode", "explanation_html", "to_html"]
+__all__ = ["encode", "to_html"]

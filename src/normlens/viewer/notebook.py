@@ -9,37 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from normlens.errors import InputError, MissingDependencyError, NormLensError, check_choice
+from normlens.results import store
 from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS
 from normlens.viewer import pages, payload
-from normlens.viewer.pages import (
-    EXACT,
-    LARGEST,
-    check_page,
-    fitted,
-    room_of,
-    title,
-    title_of,
-    write_page,
-)
-from normlens.viewer.payload import (
-    cosines_listed,
-    encode_cosines,
-    encode_explanations,
-    explanations_listed,
-    flow_bytes,
-    items_of,
-)
+from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normlens.results.cosine import Cosine
-    from normlens.results.explanation import Explanation, Explanations
+    from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
 
 
@@ -60,6 +42,24 @@ class Notebook:
     to_file: str  # the call that writes the same to a file
     state: Mapping[str, str] = field(default_factory=dict)
     figure: Callable[[], Figure] | None = None  # a still picture of the same
+
+    def write(
+        self, path: str | Path, largest: float | None = LARGEST, overwrite: bool | None = None
+    ) -> Path:
+        """Write one self-contained HTML file of at most so many MB, whole or not at all.
+
+        A file that would be larger leaves out layers or flow maps, and says so, or is an error;
+        None keeps everything.
+        """
+        store.check_ending(path, (".html", ".htm"), "save(…) and the command line write others")
+        store.check_output(path, overwrite=overwrite)
+        document = pages.standalone(self.payload(largest), self.title)
+        with (
+            store.writing(path, overwrite=overwrite) as temporary,
+            open(temporary, "w", encoding="utf-8", newline="\n") as file,
+        ):
+            file.write(document)
+        return Path(path)
 
     def widget(self) -> Any:
         """An interactive widget; what the reader does is in its ``state``."""
@@ -97,11 +97,9 @@ class Notebook:
 
     def mimebundle(self, text: str, **options: Any) -> Any:
         """What a notebook shows for the last expression of a cell; `text` is its plain form."""
-        try:
-            shown = self.widget()
-        except MissingDependencyError as error:
-            note = f"<p>{html.escape(str(error))}; shown in a frame instead.</p>"
-            return {"text/plain": text, "text/html": self.frame() + note, **self.still()}
+        shown = self.show()
+        if isinstance(shown, Frame):
+            return {"text/plain": text, "text/html": shown._repr_html_(), **shown.still}
         bundle = shown._repr_mimebundle_(**options)
         data, *rest = bundle if isinstance(bundle, tuple) else (bundle,)
         return ({**data, "text/plain": text}, *rest) if rest else data
@@ -133,32 +131,26 @@ def widget_class() -> type[Any]:
     return ViewerWidget
 
 
+@dataclass(frozen=True)
 class Frame:
     """HTML that a notebook displays."""
 
-    def __init__(
-        self,
-        document: str,
-        reason: str,
-        to_file: str,
-        still: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self._document = document
-        self._reason = reason
-        self._to_file = to_file
-        self._still = still
+    document: str
+    reason: str
+    to_file: str
+    still: Mapping[str, str]
 
     def __repr__(self) -> str:
         return (
-            f"{self._reason}; in a notebook without it the viewer is a frame, and anywhere "
-            f"{self._to_file} writes it to a file"
+            f"{self.reason}; in a notebook without it the viewer is a frame, and anywhere "
+            f"{self.to_file} writes it to a file"
         )
 
     def _repr_png_(self) -> str | None:
-        return self._still.get("image/png")
+        return self.still.get("image/png")
 
     def _repr_html_(self) -> str:
-        return f"{self._document}<p>{html.escape(self._reason)}; shown in a frame instead.</p>"
+        return f"{self.document}<p>{html.escape(self.reason)}; shown in a frame instead.</p>"
 
 
 # Maps in a notebook.
@@ -175,25 +167,40 @@ def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:
     `state` says what it shows first, in the words of the page's address: ``layer=3`` (from 0),
     ``scope="FF"``, ``view="compare"``.
     """
-    return _notebook(maps, state).show()
+    return maps_notebook(maps, state).show()
 
 
-def mimebundle(maps: Maps, **options: Any) -> Any:
-    """Build what a notebook shows for maps that are the last expression of a cell."""
-    return _notebook(maps, {}).mimebundle(repr(maps), **options)
-
-
-def _notebook(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> Notebook:
-    listed = payload.as_list(maps)
+def maps_notebook(
+    maps: Maps | Sequence[Maps], state: Mapping[str, Any], precision: int | None = None
+) -> Notebook:
+    """What a notebook shows for maps; `state` in the words of the page's address."""
+    several = payload.as_list(maps)
     words = _words(maps, state)
     first = maps[0] if isinstance(maps, Sequence) else maps
     return Notebook(
-        lambda largest: fitted(listed, None, largest),
-        title_of(listed),
+        lambda largest: fitted(several, precision, largest),
+        pages.title_of(several),
         "maps.to_html('maps.html')",
         words,
         lambda: _figure(first, words),
     )
+
+
+def to_html(
+    maps: Maps | Sequence[Maps],
+    path: str | Path,
+    *,
+    precision: int | None = None,
+    largest: float | None = LARGEST,
+    overwrite: bool | None = None,
+) -> Path:
+    """Write one self-contained HTML file; several maps can be compared in it.
+
+    `precision` is 32 (float32), 16 or 8 bits per value (see `normlens.viewer.payload`); by default
+    32 for small maps and 16 for others. A file that would be larger than `largest` MB leaves out
+    layers, evenly, and says so; None keeps everything.
+    """
+    return maps_notebook(maps, {}, precision).write(path, largest, overwrite)
 
 
 def _figure(maps: Maps, words: Mapping[str, str]) -> Figure:
@@ -238,7 +245,7 @@ def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, s
     if isinstance(layer, str) and layer.isdecimal():
         layer = int(layer)
     (wanted,) = whole.wanted_layers([layer])
-    kinds = [_of_stack(kind, stack) for kind in items_of(first)]
+    kinds = [_of_stack(kind, stack) for kind in payload.items_of(first)]
     if "item" not in words and len(kinds) > 1:
         places = [place for place, kind in enumerate(kinds) if kind and wanted in kind.layers]
         words["item"] = str(places[0])
@@ -263,32 +270,15 @@ def _of_stack(maps: Maps, stack: str) -> Maps | None:
 # Explanations to look at: as one HTML file, and in a notebook.
 
 
-def explanation_html(
-    explained: Explanation | Explanations | Sequence[Explanation],
-    path: str | Path,
-    *,
-    largest: float | None = LARGEST,
-    overwrite: bool | None = None,
-) -> Path:
-    """Write one self-contained HTML file; several explanations can be chosen from in it.
-
-    A file that would be larger than `largest` MB leaves out the flow maps, and says so; None keeps
-    everything.
-    """
-    check_page(path, overwrite=overwrite)
-    several = explanations_listed(explained)
-    document = pages.standalone(fitted_explanations(several, largest), _explanation_title(several))
-    return write_page(document, path, overwrite=overwrite)
-
-
 def explanation_notebook(
     explained: Explanation | Explanations | Sequence[Explanation], state: Mapping[str, Any]
 ) -> Notebook:
     """What a notebook shows for explanations; `state` in the words of the page's address."""
-    several = explanations_listed(explained)
+    several = payload.listed(explained, "explanation")
+    questions = [several[0].question, f"and {len(several) - 1} more"][: len(several)]
     return Notebook(
         lambda largest: fitted_explanations(several, largest),
-        _explanation_title(several),
+        pages.title(" ".join(questions), several),
         "why.to_html('why.html')",
         {name: str(value) for name, value in state.items()},
         several[0].plot,
@@ -297,14 +287,16 @@ def explanation_notebook(
 
 def fitted_explanations(several: Sequence[Explanation], largest: float | None) -> bytes:
     """Encode explanations with their flow maps, or without where a page would be too large."""
-    data = encode_explanations(several, precision=32 if flow_bytes(several) <= EXACT else 16)
+    data = payload.encode_explanations(
+        several, precision=32 if payload.flow_bytes(several) <= EXACT else 16
+    )
     if largest is None or len(data) <= room_of(largest):
         return data
     note = (
         "Flow maps are left out, so the way through the layers is not shown: with them this file "
         f"would be larger than {largest:g} MB."
     )
-    data = encode_explanations(several, flow=False, left_out=[note])
+    data = payload.encode_explanations(several, flow=False, left_out=[note])
     if len(data) > room_of(largest):
         raise InputError(
             f"these explanations are larger than {largest:g} MB even without flow maps; give fewer "
@@ -313,38 +305,15 @@ def fitted_explanations(several: Sequence[Explanation], largest: float | None) -
     return data
 
 
-def _explanation_title(several: Sequence[Explanation]) -> str:
-    questions = [several[0].question, f"and {len(several) - 1} more"][: len(several)]
-    models = [str(why.provenance.get("model", "")) for why in several]
-    return title(" ".join(questions), models)
-
-
 # Cosines of two texts to look at: as one HTML file, and in a notebook.
-
-
-def cosine_html(
-    compared: Cosine | Sequence[Cosine],
-    path: str | Path,
-    *,
-    largest: float | None = LARGEST,
-    overwrite: bool | None = None,
-) -> Path:
-    """Write one self-contained HTML file; several cosines can be chosen from in it.
-
-    More than fits into `largest` MB is an error; None writes whatever it is.
-    """
-    check_page(path, overwrite=overwrite)
-    several = cosines_listed(compared)
-    document = pages.standalone(fitted_cosines(several, largest), _cosine_title(several))
-    return write_page(document, path, overwrite=overwrite)
 
 
 def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any]) -> Notebook:
     """What a notebook shows for cosines; `state` in the words of the page's address."""
-    several = cosines_listed(compared)
+    several = payload.listed(compared, "cosine")
     return Notebook(
         lambda largest: fitted_cosines(several, largest),
-        _cosine_title(several),
+        pages.title(" / ".join(filter(None, (several[0].text_a, several[0].text_b))), several),
         "pair.to_html('pair.html')",
         {name: str(value) for name, value in state.items()},
         several[0].plot,
@@ -353,12 +322,7 @@ def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any
 
 def fitted_cosines(several: Sequence[Cosine], largest: float | None) -> bytes:
     """Encode cosines, or raise an error where a page would be too large."""
-    data = encode_cosines(several)
+    data = payload.encode_cosines(several)
     if largest is not None and len(data) > room_of(largest):
         raise InputError(f"these cosines are larger than {largest:g} MB; give fewer of them")
     return data
-
-
-def _cosine_title(several: Sequence[Cosine]) -> str:
-    texts = " / ".join(filter(None, (several[0].text_a, several[0].text_b)))
-    return title(texts, [str(pair.provenance.get("model", "")) for pair in several])

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from normlens.errors import InputError, valid_choice
-from normlens.results import store
+from normlens.errors import InputError
 from normlens.results.words import by_stack
 from normlens.scopes import thinned
 from normlens.viewer import payload
@@ -75,18 +73,14 @@ class CosineState(TypedDict, total=False):
 # The pages around the front end: the server's, and the one that holds everything itself.
 
 
-MODES = ("serve",)
-
-
 @cache
 def script() -> str:
     """Read the front end, an ES module."""
     return _static("viewer.js")
 
 
-def shell(mode: str = "serve") -> str:
+def shell() -> str:
     """Read the server's page, which loads ``static/viewer.js`` and no other file."""
-    valid_choice(mode, MODES, "mode of the viewer's page")
     return _static("serve.html")
 
 
@@ -123,42 +117,6 @@ LARGEST = 60.0
 EXACT = 1_600_000
 
 
-def to_html(
-    maps: Maps | Sequence[Maps],
-    path: str | Path,
-    *,
-    precision: int | None = None,
-    largest: float | None = LARGEST,
-    overwrite: bool | None = None,
-) -> Path:
-    """Write one self-contained HTML file; several maps can be compared in it.
-
-    `precision` is 32 (float32), 16 or 8 bits per value (see `normlens.viewer.payload`); by default
-    32 for small maps and 16 for others. A file that would be larger than `largest` MB leaves out
-    layers, evenly, and says so; None keeps everything.
-    """
-    check_page(path, overwrite=overwrite)
-    listed = payload.as_list(maps)
-    document = standalone(fitted(listed, precision, largest), title_of(listed))
-    return write_page(document, path, overwrite=overwrite)
-
-
-def check_page(path: str | Path, *, overwrite: bool | None) -> None:
-    """Raise now what would keep a page from being written."""
-    store.check_ending(path, (".html", ".htm"), "save(…) and the command line write others")
-    store.check_output(path, overwrite=overwrite)
-
-
-def write_page(document: str, path: str | Path, *, overwrite: bool | None) -> Path:
-    """Write a page to a file, whole or not at all."""
-    with (
-        store.writing(path, overwrite=overwrite) as temporary,
-        open(temporary, "w", encoding="utf-8", newline="\n") as file,
-    ):
-        file.write(document)
-    return Path(path)
-
-
 def room_of(largest: float) -> float:
     """How many bytes a payload may have in a page of so many MB."""
     return (largest * 1e6 - len(script()) - 10_000) * 3 / 4
@@ -169,68 +127,53 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
 
     Without a `precision` small maps are kept as float32, of others single heads in 8 bits.
     """
-    head_precision = precision
     if precision is None:
-        small = _float_bytes(listed) <= EXACT
-        precision, head_precision = (32, 32) if small else (16, 8)
+        of_maps, of_heads = (32, 32) if _float_bytes(listed) <= EXACT else (16, 8)
+    else:
+        of_maps = of_heads = precision
     if largest is None:
-        return payload.encode(listed, precision=precision, head_precision=head_precision)
-    budget = room_of(largest)
-    bare = [_of_heads(maps, 0) for maps in listed]
-    data = payload.encode(bare, precision=precision)
-    layers = max(len(maps.layers) for one in listed for maps in by_stack(one))
-    notes: list[str] = []
-    count = layers
-    while len(data) > budget:
-        if count == 1:
+        return payload.encode(listed, precision=of_maps, head_precision=of_heads)
+    every = max(len(maps.layers) for one in listed for maps in by_stack(one))
+    larger = f"this file, which would otherwise be larger than {largest:g} MB"
+
+    def encoded(layers: int, heads: int, *notes: str) -> bytes:
+        """Encode so many layers, and the single heads of so many of them."""
+        chosen = listed
+        if layers < every:
+            chosen = [_of_layers(maps, layers) for maps in listed]
+            fewer = f"Only {layers} of {every} layers are in {larger}"
+            notes = (f"{fewer}; averages over layers are over these.", *notes)
+        return payload.encode(
+            [_of_heads(maps, heads) for maps in chosen],
+            precision=of_maps,
+            head_precision=of_heads if heads else None,
+            left_out=notes,
+        )
+
+    budget, layers = room_of(largest), every
+    bare = encoded(layers, 0)
+    while len(bare) > budget:
+        if layers == 1:
             raise InputError(
                 f"one layer of these maps is larger than {largest:g} MB; choose fewer scopes with "
                 "maps.choose(scopes=…), precision=8, or largest=None"
             )
-        count = min(count - 1, max(1, int(layers * budget / len(data)) if count == layers else 1))
-        listed = [_of_layers(maps, count) for maps in listed]
-        bare = [_of_heads(maps, 0) for maps in listed]
-        notes = [
-            f"Only {count} of {layers} layers are in this file, which would otherwise be larger "
-            f"than {largest:g} MB; averages over layers are over these."
-        ]
-        data = payload.encode(bare, precision=precision, left_out=notes)
+        guess = int(every * budget / len(bare)) if layers == every else 1
+        layers = min(layers - 1, max(1, guess))
+        bare = encoded(layers, 0)
     if not any(maps.heads for one in listed for maps in by_stack(one)):
-        return data
-    return _with_heads(
-        listed, data, payload.Bits(precision, head_precision or precision), largest, notes
-    )
-
-
-def _with_heads(
-    listed: Sequence[Maps], bare: bytes, bits: payload.Bits, largest: float, notes: list[str]
-) -> bytes:
-    """Add the heads of all layers, or of as many as fit; `bare` has none."""
-    layers = max(len(maps.layers) for one in listed for maps in by_stack(one))
-    budget, count = room_of(largest), layers
-    while count > 0:
-        chosen = [_of_heads(maps, count) for maps in listed]
+        return bare
+    heads = layers
+    while heads > 0:
         fewer = (
-            f"Single heads of {count} of {layers} layers are in this file, which would otherwise "
-            f"be larger than {largest:g} MB; the maps file has all."
+            f"Single heads of {heads} of {layers} layers are in {larger}; the maps file has all."
         )
-        data = payload.encode(
-            chosen,
-            precision=bits.maps,
-            head_precision=bits.heads,
-            left_out=notes if count == layers else [*notes, fewer],
-        )
+        data = encoded(layers, heads, *([fewer] if heads < layers else []))
         if len(data) <= budget:
             return data
         share = (budget - len(bare)) / (len(data) - len(bare))
-        count = min(count - 1, int(count * share))
-    none = (
-        f"Single heads are left out of this file, which would otherwise be larger than "
-        f"{largest:g} MB; the maps file has them."
-    )
-    return payload.encode(
-        [_of_heads(maps, 0) for maps in listed], precision=bits.maps, left_out=[*notes, none]
-    )
+        heads = min(heads - 1, int(heads * share))
+    return encoded(layers, 0, f"Single heads are left out of {larger}; the maps file has them.")
 
 
 def _of_heads(maps: Maps, count: int) -> Maps:
@@ -258,14 +201,14 @@ def title_of(listed: Sequence[Maps]) -> str:
     """Write the browser tab's title: the first text and the models."""
     text = listed[0].text
     first = text if isinstance(text, str) else " / ".join(text or ())
-    models = [str(maps.provenance.get("model", "")) for maps in listed]
-    return title(first, models, [maps.origin_in_words or "" for maps in listed])
+    return title(first, listed, [maps.origin_in_words or "" for maps in listed])
 
 
-def title(first: str, models: Sequence[str], more: Sequence[str] = ()) -> str:
+def title(first: str, shown: Sequence[Any], more: Sequence[str] = ()) -> str:
     """Write a browser tab's title: what is shown, shortened, the models, and more to know."""
     line = " ".join(first.split())
-    words = [line[:60] + "…" * (len(line) > 60), ", ".join(filter(None, dict.fromkeys(models)))]
+    models = dict.fromkeys(str(result.provenance.get("model", "")) for result in shown)
+    words = [line[:60] + "…" * (len(line) > 60), ", ".join(filter(None, models))]
     return " · ".join(filter(None, [*words, *dict.fromkeys(more), "NormLens"]))
 
 

@@ -21,10 +21,9 @@ from normlens.scopes import layers_in_words
 
 if TYPE_CHECKING:
     from normlens.inputs.text import Text
-    from normlens.results.cosine import Cosine
-    from normlens.results.explanation import Explanation, Explanations
+    from normlens.results.axes import PatchGrid, Routing
+    from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
-    from normlens.results.routing import PatchGrid, Routing
 
 
 # The container of the viewer's payloads: a JSON header, then compressed arrays.
@@ -97,8 +96,21 @@ def joined(format: str, version: int, items: Sequence[dict[str, Any]], blobs: Bl
 def check_precision(precision: int, bits: Sequence[int]) -> None:
     """Raise unless values can be kept in so many bits."""
     if precision not in bits:
-        listed = ", ".join(map(str, bits))
-        raise InputError(f"precision is a number of bits, one of {listed}, not {precision!r}")
+        choices = ", ".join(map(str, bits))
+        raise InputError(f"precision is a number of bits, one of {choices}, not {precision!r}")
+
+
+def listed(given: Any, what: str) -> list[Any]:
+    """Make a list of one or several results ("explanation", "cosine"); another kind is an error."""
+    several = list(given) if isinstance(given, Sequence) else [given]
+    if not several:
+        raise InputError(f"there is no {what} to show; give at least one")
+    # Importing the classes here would be a circle: results show themselves.
+    own = {"explanation": "contributions", "cosine": "a_with_bias"}[what]
+    for result in several:
+        if not hasattr(result, own):
+            raise InputError(f"this page shows {what}s, not {type(result).__name__}")
+    return several
 
 
 # Tokens and texts as the headers of payloads name them.
@@ -155,19 +167,17 @@ def encode_map(
     full = bool(np.any(array[~allowed] != 0))  # only in maps that a user made
     values = np.asarray(array if full else array[allowed], dtype=np.float64).reshape(-1)
     more: dict[str, Any] = {"full": True} if full else {}
-    positive = values[np.isfinite(values) & (values > 0)]
     if precision == 32 or np.any(values < 0):
         return blobs.add(values.astype(np.float32), "f32", **more)
     top = 2**precision - 2
-    low, high = (
-        (math.log(positive.min()), math.log(positive.max())) if positive.size else (0.0, 0.0)
-    )
-    step = (high - low) / (top - 1)
-    codes = np.zeros(values.shape, dtype=np.uint16 if precision == 16 else np.uint8)
-    logs = np.log(values, out=np.full(values.shape, low), where=values > 0)
-    scaled = np.rint((logs - low) / step) if step > 0 else np.zeros_like(logs)
     finite = np.isfinite(values)
-    codes[finite & (values > 0)] = (1 + scaled[finite & (values > 0)]).astype(codes.dtype)
+    positive = finite & (values > 0)
+    low = math.log(values[positive].min()) if positive.any() else 0.0
+    high = math.log(values[positive].max()) if positive.any() else 0.0
+    step = (high - low) / (top - 1)
+    logs = np.log(values[positive])
+    codes = np.zeros(values.shape, dtype=np.uint16 if precision == 16 else np.uint8)
+    codes[positive] = 1 + (np.rint((logs - low) / step) if step > 0 else 0)
     codes[~finite] = top + 1
     return blobs.add(codes, f"log{precision}", low=low, step=step, **more)
 
@@ -200,12 +210,8 @@ def grid_field(grid: PatchGrid | None, blobs: Blobs) -> dict[str, Any] | None:
         height, width, _ = grid.picture.shape
         pixels = blobs.add(grid.picture, "bytes")
         picture = {"height": height, "width": width, "pixels": pixels}
-    return {
-        "rows": grid.rows,
-        "columns": grid.columns,
-        "first": grid.first,
-        "picture": picture,
-    }
+    size = {"rows": grid.rows, "columns": grid.columns}
+    return {**size, "first": grid.first, "picture": picture}
 
 
 def routing_field(routing: Routing | None, blobs: Blobs) -> dict[str, Any] | None:
@@ -291,9 +297,8 @@ def encode(
     bits = Bits(precision, precision if head_precision is None else head_precision)
     for each in bits:
         check_precision(each, BITS)
-    listed_maps = as_list(maps)
     blobs = Blobs()
-    items = [_item(one, blobs, bits, list(left_out)) for one in listed_maps]
+    items = [_item(one, blobs, bits, list(left_out)) for one in as_list(maps)]
     return joined(MAPS_FORMAT, MAPS_VERSION, items, blobs)
 
 
@@ -305,15 +310,15 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     """
     from normlens.results.maps import Maps  # which imports this room to show itself
 
-    listed = [maps] if isinstance(maps, Maps) else list(maps)
-    if not listed:
+    several = [maps] if isinstance(maps, Maps) else list(maps)
+    if not several:
         raise InputError("there are no maps to show; give at least one")
-    for one in listed:
+    for one in several:
         if not isinstance(one, Maps):
             raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
         if not one.scopes or not one.tokens or not one.layers:
             raise InputError("these maps have no scope, layer or token; there is nothing to show")
-    return [item for one in listed for item in items_of(one)]
+    return [item for one in several for item in items_of(one)]
 
 
 def _item(maps: Maps, blobs: Blobs, bits: Bits, left_out: list[str]) -> dict[str, Any]:
@@ -398,23 +403,18 @@ def _derived(maps: Maps) -> dict[str, str]:
 
 def _masks(allowed: NDArray[np.bool_], blobs: Blobs) -> tuple[list[Any], list[int]]:
     """Store each different mask once, and number each layer's mask."""
-    masks: list[Any] = []
-    number_of: dict[bytes, int] = {}
-    numbers = []
-    _, targets, sources = allowed.shape
-    lower = np.tri(targets, dtype=bool) if targets == sources else None
-    for mask in allowed:
-        key = mask.tobytes()
-        if key not in number_of:
-            number_of[key] = len(masks)
-            if mask.all():
-                masks.append("all")
-            elif lower is not None and np.array_equal(mask, lower):
-                masks.append("lower")
-            else:
-                masks.append(_bits(mask, blobs))
-        numbers.append(number_of[key])
-    return masks, numbers
+    masks: dict[bytes, Any] = {}
+    keys = [mask.tobytes() for mask in allowed]
+    for key, mask in zip(keys, allowed, strict=True):
+        if key in masks:
+            continue
+        if mask.all():
+            masks[key] = "all"
+        elif np.array_equal(mask, np.tri(len(mask), dtype=bool)):
+            masks[key] = "lower"
+        else:
+            masks[key] = _bits(mask, blobs)
+    return list(masks.values()), [list(masks).index(key) for key in keys]
 
 
 def _bits(mask: NDArray[np.bool_], blobs: Blobs) -> dict[str, Any]:
@@ -431,21 +431,10 @@ EXPLANATION_BITS = (32, 16)
 WHOLE = ""
 
 #: Fields of an explanation that the header holds as they are.
-_SAID = (
-    "task",
-    "question",
-    "value",
-    "remainder",
-    "target",
-    "target_value",
-    "probability",
-    "contrast",
-    "contrast_value",
-    "contrast_probability",
-    "layer",
-    "completeness",
-    "biases",
-)
+_SAID = (  # noqa: SIM905, which would write a line for each
+    "task question value remainder target target_value probability contrast contrast_value "
+    "contrast_probability layer completeness biases"
+).split()
 
 
 def encode_explanations(
@@ -465,23 +454,9 @@ def encode_explanations(
     sentences = list(left_out)
     items = [
         _explanation_item(why, blobs, precision, flow, sentences)
-        for why in explanations_listed(explained)
+        for why in listed(explained, "explanation")
     ]
     return joined(EXPLANATION_FORMAT, EXPLANATION_VERSION, items, blobs)
-
-
-def explanations_listed(
-    explained: Explanation | Explanations | Sequence[Explanation],
-) -> list[Explanation]:
-    """Make a list of one or several explanations; none, or something else, is an error."""
-    several = list(explained) if isinstance(explained, Sequence) else [explained]
-    if not several:
-        raise InputError("there is no explanation to show; give at least one")
-    for why in several:
-        # Importing the class here would be a circle: explanations show themselves.
-        if not hasattr(why, "contributions"):
-            raise InputError(f"this page shows explanations, not {type(why).__name__}")
-    return several
 
 
 def flow_bytes(several: Sequence[Explanation]) -> int:
@@ -556,20 +531,8 @@ COSINE_VERSION = 1
 def encode_cosines(compared: Cosine | Sequence[Cosine]) -> bytes:
     """Encode one or several cosines; their arrays are kept in float32."""
     blobs = Blobs()
-    items = [_cosine_item(pair, blobs) for pair in cosines_listed(compared)]
+    items = [_cosine_item(pair, blobs) for pair in listed(compared, "cosine")]
     return joined(COSINE_FORMAT, COSINE_VERSION, items, blobs)
-
-
-def cosines_listed(compared: Cosine | Sequence[Cosine]) -> list[Cosine]:
-    """Make a list of one or several cosines; none, or something else, is an error."""
-    several = list(compared) if isinstance(compared, Sequence) else [compared]
-    if not several:
-        raise InputError("there is no cosine to show; give at least one")
-    for pair in several:
-        # Importing the class here would be a circle: cosines show themselves.
-        if not hasattr(pair, "a_with_bias"):
-            raise InputError(f"this page shows cosines, not {type(pair).__name__}")
-    return several
 
 
 def _cosine_item(pair: Cosine, blobs: Blobs) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from normlens.corpus import Run
 from normlens.corpus.measures import measure
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import InputError
-from normlens.inputs import pairs
+from normlens.inputs import encode
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 MEASURES = "similarity,mixing,norms,amplification,explanations"
@@ -44,7 +44,7 @@ def lines(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "MOST_GENERATED", 8)
+    monkeypatch.setattr(encode, "MOST_GENERATED", 8)
 
 
 def as_tsv(path: Path) -> dict[str, Any]:
@@ -183,8 +183,9 @@ def test_a_model_of_one_sequence_takes_parallel_text_as_pairs_of_texts(lines, tm
     checkpoint = tiny_checkpoint(tmp_path / "model")
     run = normlens.run(checkpoint, f"parallel:{lines}", tmp_path / "run", measures="mixing")
     assert run.table("sequences")["source_tokens"].isna().all()
-    lens = normlens.load(checkpoint)
-    assert run.table("sequences")["tokens"].tolist() == [len(m.targets) for m in lens.maps(PAIRS)]
+    tokenizer = normlens.load(checkpoint).tokenizer
+    counts = [len(tokenizer(*pair)["input_ids"]) for pair in PAIRS]
+    assert run.table("sequences")["tokens"].tolist() == counts
 
 
 @pytest.fixture(scope="module")

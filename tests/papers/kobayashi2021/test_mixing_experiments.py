@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import spearmanr
+from tokenizers import processors
 
 import normlens
 from normlens.corpus import Run, run
@@ -319,16 +320,28 @@ def lens(tiny_bert: Path) -> Lens:
     return normlens.load(str(tiny_bert), device="cpu")
 
 
+@pytest.fixture(scope="module")
+def lens_of_pairs(tiny_bert: Path) -> Lens:
+    """A lens whose tokenizer separates the texts of a pair."""
+    lens = normlens.load(str(tiny_bert), device="cpu")
+    lens.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return lens
+
+
 def at(folder: Path) -> Evidence:
     return Evidence("", None, folder, settings=settings())
 
 
-def test_maps_of_a_given_pair(lens: Lens, tmp_path: Path) -> None:
-    sentence.write_sentence(lens, settings(sentence="abc d | ef"), tmp_path)
+def test_maps_of_a_given_pair(lens_of_pairs: Lens, tmp_path: Path) -> None:
+    sentence.write_sentence(lens_of_pairs, settings(sentence="abc d | ef"), tmp_path)
     maps = normlens.open(tmp_path / sentence.FILE)
     assert maps.text == ("abc d", "ef")
     assert maps.scopes == ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRESLN-N"]
-    np.testing.assert_array_equal(maps["ATTN-N"], lens.maps(("abc d", "ef"))["ATTN-N"])
+    np.testing.assert_array_equal(maps["ATTN-N"], lens_of_pairs.maps(("abc d", "ef"))["ATTN-N"])
 
 
 def test_shares_of_diagonal_and_special_tokens(lens: Lens, tmp_path: Path) -> None:
@@ -397,9 +410,9 @@ def test_fourth_method_is_the_attention_block(scopes: list[str], last: str) -> N
     assert sentence.methods(scopes)[-1] == last
 
 
-def test_an_empty_part_of_a_pair_is_refused(lens: Lens, tmp_path: Path) -> None:
+def test_an_empty_part_of_a_pair_is_refused(lens_of_pairs: Lens, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="empty"):
-        sentence.write_sentence(lens, settings(sentence="abc |"), tmp_path)
+        sentence.write_sentence(lens_of_pairs, settings(sentence="abc |"), tmp_path)
 
 
 def test_no_maps_no_result(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from normlens.corpus.data.records import Data, Record, located, written
 from normlens.corpus.data.row_fields import row_fields
 from normlens.corpus.data.table_rows import TableRows, plain
 from normlens.errors import InputError
-from normlens.inputs.iterables import as_list, is_table
+from normlens.inputs import as_list, is_table
 
 #: What runs call such data; an error of a later run can then say that it has to be passed again.
 NAME = "data in memory"

@@ -10,7 +10,7 @@ from typing import Any
 
 from normlens.corpus.data.records import Record, located
 from normlens.errors import InputError
-from normlens.inputs.text import Encoded, Text, encode_texts, tokenise
+from normlens.inputs.text import Encoded, Reader, Text, tokenise
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,6 @@ class EncodedRecord(Encoded):
     extra: Mapping[str, str] = field(default_factory=dict)
     #: the second text of a pair, where a measure takes the two apart
     second: EncodedRecord | None = None
-    #: what an encoder reads, where these are its decoder's tokens
-    source: Encoded | None = None
-    #: how the model generated these tokens itself; None: they were given
-    generated: str | None = None
 
 
 def encode_record(
@@ -119,7 +115,7 @@ def _from_text(text: Text, tokenizer: Any, max_length: int | None, truncate: boo
             f"max_length {max_length} leaves no room beside {special} special tokens; "
             f"give at least {special + pair + 1}"
         )
-    [encoded] = encode_texts([text], tokenizer, max_length, truncate)
+    encoded = Reader(tokenizer, limit=max_length).read(text, truncate)
     return encoded
 
 

@@ -104,7 +104,7 @@ class Dispatcher:
             case Answered():
                 self._answer(event)
             case Died():
-                self._bury(event, attempts)
+                self.on_worker_died(event, attempts)
 
     # Handing out ----------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Dispatcher:
                     post.asked, post.pulse = now, self.crew.ask(worker, Call("pulse"))
                 continue
             self.crew.dismiss(worker)
-            self._bury(died, attempts)
+            self.on_worker_died(died, attempts)
 
     # What comes back ------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Dispatcher:
         else:
             self.results.append(finished)
 
-    def _bury(self, event: Died, attempts: Attempts) -> None:
+    def on_worker_died(self, event: Died, attempts: Attempts) -> None:
         post = self._posts.pop(event.worker)
         if not post.joined:
             self._lost_at_start(event.reason)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from normlens.corpus.measures.base import Asked
-from normlens.explain.ask import ask
-from normlens.inputs.text import Encoded, Item
+from normlens.explain.explainer import ask
+from normlens.inputs.text import Encoded
 from normlens.lens import Lens
 from normlens.options import ExplainOptions
 from normlens.results.explanation import Explanation
@@ -16,7 +16,7 @@ from normlens.results.maps import Maps
 
 
 def explained(
-    lens: Lens, items: Sequence[Item], asked: Asked, batch_size: int | str
+    lens: Lens, items: Sequence[Encoded], asked: Asked, batch_size: int | str
 ) -> list[tuple[Explanation, ...]]:
     """The explanations of each sequence: one, or one for each of its next tokens.
 

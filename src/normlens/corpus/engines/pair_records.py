@@ -10,8 +10,8 @@ from normlens.corpus.data.records import Record, located
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures import Measure, ModelMeasure
 from normlens.errors import InputError
-from normlens.inputs.pairs import SourceTarget, encode_pair, encode_target
-from normlens.inputs.text import Encoded, Pair
+from normlens.inputs.encode import SourceTarget, encode_pair, encode_target
+from normlens.inputs.text import Encoded
 from normlens.lens import Lens
 
 
@@ -65,13 +65,11 @@ def encode_pair_record(
         if in_words and pair.generated is not None:
             pair = _in_words(pair, lens)
     return EncodedRecord(
-        **{item.name: getattr(pair.target, item.name) for item in fields(Encoded)},
+        **{item.name: getattr(pair, item.name) for item in fields(Encoded)},
         id=record.id,
-        entities=[None] * len(pair.target),
-        masked=[False] * len(pair.target),
+        entities=[None] * len(pair),
+        masked=[False] * len(pair),
         extra=record.extra,
-        source=pair.source,
-        generated=pair.generated,
     )
 
 
@@ -94,10 +92,12 @@ def _sides(record: Record) -> SourceTarget:
     return list(pair[0]), list(pair[1])
 
 
-def _in_words(pair: Pair, lens: Lens) -> Pair:
+def _in_words(pair: Encoded, lens: Lens) -> Encoded:
     """A generated target with the words that spaces separate, if they have the same tokens."""
-    text = pair.target.text
+    text = pair.text
     if not isinstance(text, str) or not text.split():
         return pair
     again = encode_target(lens, text.split())
-    return replace(pair, target=again) if again.ids == pair.target.ids else pair
+    if again.ids != pair.ids:
+        return pair
+    return replace(again, source=pair.source, generated=pair.generated)

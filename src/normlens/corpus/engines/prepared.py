@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.runs.shards import Shard
-from normlens.inputs.text import Item, Pair
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 
@@ -30,16 +29,7 @@ class Entry:
 
     def __len__(self) -> int:
         """The tokens of the sequence, or of both that an encoder–decoder reads."""
-        source = self.encoded.source
-        return len(self.encoded) + (0 if source is None else len(source))
-
-    @property
-    def item(self) -> Item:
-        """What a lens analyses."""
-        encoded = self.encoded
-        if encoded.source is None:
-            return encoded
-        return Pair(encoded.source, encoded, encoded.generated)
+        return sum(map(len, self.encoded.sequences))
 
 
 class Clock:

@@ -86,7 +86,7 @@ class RayCrew(Crew):
         asked = list(self._asked)
         ready, _ = self.ray.wait(asked, num_returns=1, timeout=LOOK)
         if not ready:
-            self._wonder()
+            self.warn_if_silent()
             return []
         self._heard = time.monotonic()
         ready, _ = self.ray.wait(asked, num_returns=len(asked), timeout=0)
@@ -115,7 +115,7 @@ class RayCrew(Crew):
     def dismiss(self, worker: int) -> None:
         self._forget(worker)
 
-    def _wonder(self) -> None:
+    def warn_if_silent(self) -> None:
         if time.monotonic() - self._heard > PATIENCE:
             self._heard = time.monotonic()
             print(

@@ -28,7 +28,7 @@ from normlens.corpus.runs.lock import check_same_folder
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.shards import Done, Shard
 from normlens.errors import InputError, NormLensError
-from normlens.inputs.text import Item
+from normlens.inputs.text import Encoded
 from normlens.lens import Lens
 from normlens.loading.load import load
 from normlens.models.base import read_head
@@ -217,17 +217,17 @@ class Worker:
         return [result for entry in batch for result in self._analyse([entry])]
 
     def _analysed(self, batch: list[Entry]) -> list[Analysed | str]:
-        items = [entry.item for entry in batch]
+        items = [entry.encoded for entry in batch]
         encoded = (entry.encoded for entry in batch)
         maps = self._maps(items) if self.needs.maps else [*map(no_maps, encoded)]
         return list(zip(maps, self._explanations(items), strict=True))
 
-    def _explanations(self, items: Sequence[Item]) -> list[tuple[Explanation, ...]]:
+    def _explanations(self, items: Sequence[Encoded]) -> list[tuple[Explanation, ...]]:
         if self.needs.asked is None:
             return [()] * len(items)
         return explained(self.lens, items, self.needs.asked, self.task.batch_size)
 
-    def _maps(self, items: Sequence[Item]) -> list[Maps]:
+    def _maps(self, items: Sequence[Encoded]) -> list[Maps]:
         size = self.task.batch_size
         if size == "auto" and len(items) > LARGEST_BATCH:
             size = len(items)  # of a batch of short sequences, which fits as it is

@@ -44,12 +44,12 @@ class Item:
     @property
     def tokens_read(self) -> int:
         """The tokens that the model reads: its own, and the source's where there is one."""
-        return len(self) + (0 if self.source is None else len(self.source))
+        return sum(map(len, self.encoded.sequences))
 
     @property
     def source(self) -> Encoded | None:
         """What an encoder reads beside the decoder's tokens; None: the model has one stack."""
-        return getattr(self.encoded, "source", None)
+        return self.encoded.source
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import NormLensError
-from normlens.gpu.matmul import formed, late
-from normlens.inputs.pairs import can_generate
+from normlens.gpu.lazy_tensor import formed, lazy_tensor
+from normlens.inputs.encode import can_generate
 from normlens.layers import Dense
 from normlens.lens import Lens
 from normlens.models.parts import DECODER, ENCODER
@@ -46,7 +46,7 @@ def identify(lens: Lens, head: bool = False) -> dict[str, Any]:
     """Describe a model as a run's manifest does; with `head`, also what stands behind its body."""
     behind: dict[str, Any] = {"head": head_hash(lens)} if head else {}
     if lens.two_stacks:
-        behind |= {"stacks": [ENCODER, DECODER], "generates": can_generate(lens.adapter)}
+        behind |= {"stacks": [ENCODER, DECODER], "generates": can_generate(lens)}
     return {
         "name": lens.source,
         "revision": lens.revision,
@@ -112,7 +112,9 @@ def _state(model: nn.Module) -> dict[str, Any]:
     state = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
         if getattr(tensor, "is_meta", False):
-            state[name] = late(tensor.shape, tensor.dtype, partial(loaded_tensor, model, name))
+            state[name] = lazy_tensor(
+                tensor.shape, tensor.dtype, partial(loaded_tensor, model, name)
+            )
     return state
 
 

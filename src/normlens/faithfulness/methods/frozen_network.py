@@ -17,8 +17,8 @@ import torch
 
 from normlens.errors import InputError
 from normlens.explain.explainer import Explainer
-from normlens.explain.network import check_one_sequence
 from normlens.explain.questions import Question as Asked
+from normlens.explain.whole_vectors import check_one_sequence
 from normlens.faithfulness.costs import Passes
 from normlens.faithfulness.methods.base import Method, MethodOptions, Scores
 from normlens.faithfulness.methods.places import place_read

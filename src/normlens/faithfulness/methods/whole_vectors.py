@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normlens.explain.cosines import parts_of_texts
+from normlens.explain.whole_vectors import parts_of_texts
 from normlens.faithfulness.costs import every_source
 from normlens.faithfulness.methods.base import Method, MethodOptions, Scores
 from normlens.faithfulness.methods.frozen_network import check_network

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.figures.canvas import INK, fonts_for
+from normlens.figures.canvas import INK, drawable, families_for
 from normlens.figures.colours import DIVERGING, NEGATIVE, POSITIVE
 from normlens.reports.drawing import GREY, SMALL, panels
 
@@ -92,8 +92,7 @@ def draw_matrix(text: ColouredText) -> Drawing:
     import matplotlib
 
     labels = [token if len(token) <= 16 else token[:15] + "…" for token in text.tokens]
-    fonts = fonts_for([*labels, *text.methods, "−"])
-    with matplotlib.rc_context({"font.family": list(fonts.families)}):
+    with matplotlib.rc_context({"font.family": families_for([*labels, *text.methods])}):
         rows, columns = len(text.methods), len(labels)
         width = max(4.5, min(11.0, 1.6 + 0.2 * columns))
         letters = max(map(len, labels), default=1)
@@ -103,8 +102,8 @@ def draw_matrix(text: ColouredText) -> Drawing:
             np.ma.masked_invalid(text.strengths()), cmap=colours, vmin=-1, vmax=1, aspect="auto"
         )
         size = SMALL if columns <= 48 else 5.0
-        panel.set_yticks(range(rows), map(fonts.drawable, text.methods), fontsize=SMALL)
-        panel.set_xticks(range(columns), map(fonts.drawable, labels), fontsize=size, rotation=90)
+        panel.set_yticks(range(rows), map(drawable, text.methods), fontsize=SMALL)
+        panel.set_xticks(range(columns), map(drawable, labels), fontsize=size, rotation=90)
         deciding = np.zeros(columns, bool) if text.evidence is None else text.evidence
         for tick, ordinary, decides in zip(
             panel.get_xticklabels(), text.ordinary, deciding, strict=True

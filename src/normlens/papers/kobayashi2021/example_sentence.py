@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from normlens.errors import listed, quoted
 from normlens.figures.canvas import (
-    FRAME,
     INK,
-    MARGIN,
-    Fonts,
-    Sheet,
     cut_label,
-    fonts_for,
+    drawable,
+    families_for,
     require_matplotlib,
+    thin_frame,
 )
+from normlens.figures.heat_maps import Panel, draw_panel, label_tokens
 from normlens.measures import normalise
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2021.mixing_table import attention_block
 from normlens.papers.settings import Settings
 from normlens.reports import words
 from normlens.reports.base import Figure, Result, Table
-from normlens.reports.drawing import SMALL, TEXT
+from normlens.reports.drawing import SMALL, TEXT, panels
 from normlens.results.maps import Maps
 from normlens.scopes import layers_in_words, thinned
 
@@ -138,79 +136,45 @@ def _blank(maps: Maps) -> str:
 def _draw(maps: Maps, layers: list[int]) -> Drawing:
     """Draw layers below each other and methods side by side; deep models in two blocks."""
     require_matplotlib()
-    from matplotlib import colormaps
+    from matplotlib import rc_context
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
-    tokens = [cut_label(token, 12) for token in maps.tokens]
-    fonts = fonts_for([*tokens, *maps.scopes, "…"])
+    tokens = [drawable(cut_label(token, 12)) for token in maps.tokens]
     blocks = 1 if len(layers) <= _ROWS else 2
     rows = -(-len(layers) // blocks)
-    n = len(tokens)
-    side = min(max(0.07 * n, 1.2 if blocks == 1 else 0.95), 1.9)
-    cell = 72 * side / n  # points per token
-    size = min(max(0.9 * cell, 5.0), SMALL)
-    labelled = range(0, n, max(1, math.ceil(size / cell)))
-    room = max(fonts.width(tokens[k], size) for k in labelled) + 0.05
-    gap, head, word = 0.06, 0.24, 0.17
-    left = word + room
-    block = left + len(maps.scopes) * (side + gap)
-    width = MARGIN + blocks * (block + 0.12) + 0.5
-    height = MARGIN + head + rows * (side + gap) + room + 0.14 + MARGIN
-    sheet = Sheet(width, height, fonts)
+    side = min(max(0.07 * len(tokens), 1.2 if blocks == 1 else 0.95), 1.9)
     norm = PowerNorm(0.5, 0, 1)
-    colours = colormaps["Blues"].with_extremes(bad="#e9e4dc")
-    for place, layer in enumerate(layers):
-        column, row = divmod(place, rows)
-        x0 = MARGIN + column * (block + 0.12)
-        y = MARGIN + head + row * (side + gap)
-        at = {"rotation": 90, "va": "center", "ha": "left"}
-        sheet.text(x0, y + side / 2, f"layer {layer + 1}", TEXT, **at)
-        lowest = row == rows - 1 or place == len(layers) - 1
-        for number, scope in enumerate(maps.scopes):
-            x = x0 + left + number * (side + gap)
-            axes = sheet.axes(x, y, side, side)
-            k = maps.layers.index(layer)
-            values = normalise(maps[scope][k].astype(np.float64), "target")
-            shown = np.ma.masked_where(~maps.allowed[k], values)
-            axes.imshow(shown, cmap=colours, norm=norm, interpolation="nearest", aspect="auto")
-            if row == 0:
-                sheet.text(x, y - 0.05, scope, TEXT, va="bottom")
-            _label(axes, fonts, tokens, labelled, size, left=number == 0, below=lowest)
-    bar = sheet.axes(width - MARGIN - 0.42, MARGIN + head, 0.08, min(2.0, rows * side))
-    scale = sheet.figure.colorbar(ScalarMappable(norm, colours), cax=bar)
-    scale.set_ticks([0, 0.05, 0.2, 0.5, 1], labels=["0", "0.05", "0.2", "0.5", "1"])
-    scale.set_label("share of the target's row", fontsize=SMALL, color=INK)
-    bar.tick_params(labelsize=SMALL - 0.5, length=1.5, width=0.5, pad=1.5, colors=INK)
-    scale.outline.set_linewidth(0.4)
-    middle = MARGIN + left + len(maps.scopes) * (side + gap) / 2
-    sheet.text(middle, height - MARGIN, _AXES, SMALL, va="bottom", ha="center")
-    return sheet.figure
-
-
-def _label(
-    axes: Any,
-    fonts: Fonts,
-    tokens: list[str],
-    labelled: range,
-    size: float,
-    *,
-    left: bool,
-    below: bool,
-) -> None:
-    """Write tokens at the left and lower edges."""
-    text = [fonts.drawable(tokens[k]) for k in labelled]
-    font = {"fontproperties": fonts.properties(size), "parse_math": False, "color": INK}
-    axes.set_xticks(list(labelled) if below else [])
-    axes.set_yticks(list(labelled) if left else [])
-    if below:
-        axes.set_xticklabels(text, rotation=90, **font)
-    if left:
-        axes.set_yticklabels(text, **font)
-    axes.tick_params(length=0, pad=2)
-    for spine in axes.spines.values():
-        spine.set_linewidth(0.4)
-        spine.set_color(FRAME)
+    with rc_context({"font.family": families_for(tokens)}):
+        columns = blocks * len(maps.scopes)
+        figure, grid = panels(columns, rows, width=side + 0.3, height=side + 0.15)
+        for axes in grid:
+            axes.set_visible(False)
+        for place, layer in enumerate(layers):
+            block, row = divmod(place, rows)
+            lowest = row == rows - 1 or place == len(layers) - 1
+            for number, scope in enumerate(maps.scopes):
+                axes = grid[row * columns + block * len(maps.scopes) + number]
+                axes.set_visible(True)
+                k = maps.layers.index(layer)
+                values = normalise(maps[scope][k].astype(np.float64), "target")
+                draw_panel(axes, Panel(np.ma.masked_where(~maps.allowed[k], values), norm, "Blues"))
+                axes.set(facecolor="#e9e4dc", xticks=[], yticks=[])
+                thin_frame(axes)
+                if row == 0:
+                    axes.set_title(scope, fontsize=TEXT, color=INK, loc="left", pad=3)
+                if number == 0:
+                    label_tokens(axes.yaxis, tokens, side, SMALL)
+                    axes.set_ylabel(f"layer {layer + 1}", fontsize=TEXT, color=INK)
+                if lowest:
+                    label_tokens(axes.xaxis, tokens, side, SMALL)
+        bar = figure.colorbar(ScalarMappable(norm, "Blues"), ax=grid, aspect=30, fraction=0.02)
+        bar.set_ticks([0, 0.05, 0.2, 0.5, 1], labels=["0", "0.05", "0.2", "0.5", "1"])
+        bar.set_label("share of the target's row", fontsize=SMALL, color=INK)
+        bar.ax.tick_params(labelsize=SMALL - 0.5, length=1.5, width=0.5, pad=1.5, colors=INK)
+        bar.outline.set_linewidth(0.4)
+        figure.supxlabel(_AXES, fontsize=SMALL, color=INK)
+    return figure
 
 
 def _sentences(maps: Maps, table: pd.DataFrame) -> list[str]:

@@ -1,0 +1,450 @@
+"""Whole vectors: every token pushed through the frozen layers; maps and cosines of what arrives.
+
+    V^0_ik = δ_ik e_k,        Σ_k V^ℓ_ik + b^ℓ_i = x^ℓ_i                         (completeness)
+
+A group of sources passes layer after layer together (`costs.group_sources` says how many fit), and
+each layer is frozen once for a group. Maps of ‖V^ℓ_ik‖ have the model's input tokens as sources,
+and are held as one layer's own maps are (`LayerMaps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from normlens.errors import CompletenessError, InputError, UnsupportedModelError
+from normlens.explain.network import KEPT_SHARE, FrozenNetwork
+from normlens.frozen.activations import activation
+from normlens.frozen.network import FrozenReadout, Sources, WholeNorms
+from normlens.frozen.norm_maps import LayerMaps
+from normlens.frozen.parts import relative_error
+from normlens.frozen.scores import Errors
+from normlens.inputs.text import Encoded
+from normlens.layers import (
+    FIRST,
+    LAST,
+    MEAN,
+    Dense,
+    Elementwise,
+    Head,
+    HeadStep,
+    Layer,
+    Reach,
+    Routing,
+)
+from normlens.loading.sentences import Pooling
+from normlens.models.parts import ENCODER
+from normlens.options import AUTO, DEFAULT_LIMIT, CosineOptions, parse_bytes
+from normlens.pipeline import batches
+from normlens.pipeline.layer_results import reads_others
+from normlens.pipeline.progress import Progress, by_layers
+from normlens.pipeline.stack_run import StackRun, token_axis
+from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
+from normlens.results.explanation import Cosine
+from normlens.trace.checks import Checks
+from normlens.trace.locking import exclusive
+from normlens.trace.recorder import LayerTrace
+from normlens.trace.run import model_inputs, reading, without_autocast
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+
+def check_one_sequence(layers: Sequence[Layer]) -> None:
+    """Refuse layers that read another sequence, whose tokens would be sources, too."""
+    if any(map(reads_others, layers)):
+        raise UnsupportedModelError(
+            "vectors are not pushed through layers that read another sequence yet; take "
+            "origin='layer'"
+        )
+
+
+@dataclass
+class WholeMaps:
+    """What is kept of the vectors that pass: norms, and sums until they are compared."""
+
+    network: FrozenNetwork
+    scopes: Mapping[tuple[int, int], str]  # that are asked for, by layer and step
+    maps: dict[int, LayerMaps] = field(default_factory=dict)  # by layer
+    passing: dict[tuple[int, int], WholeNorms] = field(default_factory=dict)
+
+    def sources(self, layer: int, step: int, sources: Sources) -> None:
+        """Take some sources' vectors behind a step."""
+        if (layer, step) not in self.scopes:
+            return
+        if (layer, step) not in self.passing:
+            others = self.network.x(0).shape[1] if self.network.stack_of(layer) else 0
+            whole = WholeNorms.empty(self.network.x(layer), others, sources.vectors.shape[-1])
+            self.passing[layer, step] = whole
+        self.passing[layer, step].add(sources)
+
+    def bias(self, layer: int, real: Mapping[int, Tensor], step: int, bias: Tensor) -> None:
+        """Take what no token owns (b, i, d) behind a step that all sources have passed.
+
+        `real` are the model's own vectors behind steps, where they were traced.
+        """
+        if (layer, step) not in self.scopes:
+            return
+        scope, whole = self.scopes[layer, step], self.passing.pop((layer, step))
+        maps = self.maps.setdefault(layer, LayerMaps())
+        maps.norms[scope] = whole.norms
+        maps.own[scope], maps.others[scope] = whole.mixing()
+        if step in real:
+            lengths = self.network.lengths[self.network.stack_of(layer)]
+            maps.completeness[scope] = whole.error(bias, real[step], lengths)
+
+
+def push(
+    network: FrozenNetwork,
+    until: int,
+    limit: int,
+    visitor: WholeMaps,
+    advance: Callable[[float], None] | None = None,
+) -> None:
+    """Push every token of a batch through the model up to layer `until`.
+
+    Behind an encoder, its tokens k pass the steps of its end and enter each of the decoder's
+    layers, beside the decoder's own tokens j:
+
+        M_k = end(encoder(e_k)),    V_ik = decoder(0, M_k),    V_ij = decoder(e_j, 0)
+        Σ_k V_ik + Σ_j V_ij + b_i = x_i                                            (completeness)
+
+    What no token owns of a stack passes its layers with the last group. `advance` is called with
+    the part of the work that is done.
+    """
+    layers = [network.lens.adapter.layer(visited.block) for visited in network.visited]
+    inputs = [network.x(first) for first in network.firsts]
+    two, last = len(inputs) > 1, len(inputs) - 1
+    causal = all(visited.reach.ahead == 0 for visited in network.visited[network.firsts[last] :])
+    groups = []  # of chunks, each with its stack
+    for stack, x in enumerate(inputs):
+        # A token of a source has vectors in both stacks.
+        targets = sum(each.shape[1] for each in inputs[stack:])
+        sizes = VectorSizes.of(layers, len(x), targets, x.itemsize)
+        found = group_sources(sizes, limit, causal and stack == last, x.shape[1])
+        groups += [(stack, group, group is found[-1]) for group in found]
+    total = sum(max(0, until + 1 - network.firsts[stack]) for stack, *_ in groups)
+    done, no_token = 0, dict[str, Tensor]()
+    for stack, group, is_last in groups:
+        x, bias = inputs[stack], None
+        chunks = [Sources.at_input(x, k, count, causal and stack == last) for k, count in group]
+        gave: list[dict[str, Tensor]] = [{} for _ in chunks]
+        for index in range(network.firsts[stack], until + 1):
+            if two and stack == 0 and index == network.firsts[last]:
+                end = network.encoder_end()[0]
+                gave = [{ENCODER: end.linear(chunk.vectors)} for chunk in chunks]
+                chunks = [
+                    Sources.from_other(chunk.first, given[ENCODER], inputs[last])
+                    for chunk, given in zip(chunks, gave, strict=True)
+                ]
+                if bias is not None:
+                    no_token = {ENCODER: end.linear(bias) + end.bias}
+            frozen = network.layer(index)
+            seen = partial(visitor.sources, index)
+            for place, chunk in enumerate(chunks):
+                chunks[place] = chunk.through(frozen, seen, gave[place])
+            if is_last and network.stack_of(index) == stack:
+                alone = partial(visitor.bias, index, network.real)
+                bias = frozen.bias_part(bias, alone, no_token)
+            done += 1
+            if advance is not None:
+                advance(done / total)
+
+
+def collect_whole_way(
+    lens: Lens,
+    runs: Sequence[StackRun],
+    batch: Sequence[Encoded],
+    inputs: dict[str, Tensor],
+    progress: Progress | None,
+) -> None:
+    """Run the model on a batch and add the maps that are asked for to the `runs` of its stacks."""
+    if not lens.two_stacks:
+        check_one_sequence(lens.layers)
+    request, first = runs[-1].stack.request, runs[-1].stack.first
+    limit = request.settings.memory_limit or DEFAULT_LIMIT
+    network = FrozenNetwork(lens, batch, request.settings.rule, limit // KEPT_SHARE)
+    scopes = {
+        (run.stack.first + index, step): scope
+        for run in runs
+        for index in run.stack.request.layers
+        for step, scope in run.stack.layers[index].scope_of_step.items()
+        if scope in run.stack.request.scopes
+    }
+    whole, routing = WholeMaps(network, scopes), dict[int, Routing]()
+    advance = by_layers(progress, sum(len(run.stack.request.layers) for run in runs))
+
+    def check(trace: LayerTrace) -> None:
+        first = network.firsts[network.stack_of(trace.index)]
+        for run in runs:
+            if run.stack.first == first:
+                run.check(replace(trace, index=trace.index - first))
+        if trace.layer.experts is not None and trace.layer.experts.routing is not None:
+            routing[trace.index] = trace.layer.experts.routing
+
+    def compute() -> None:
+        with without_autocast(lens.device), reading(lens.model, lens.adapter):
+            network.forward(lens.model, inputs)
+            push(network, first + max(request.layers), limit, whole, advance)
+
+    network.watch = check
+    exclusive(lens.model, compute)
+    reaches = [visited.reach for visited in network.visited]
+    for run in runs:
+        for index in run.stack.request.layers:
+            place = run.stack.first + index
+            reach = reduce(Reach.then, reaches[run.stack.first : place + 1])
+            layer = Layer(run.stack.layers[index].steps, reach)
+            if place in routing:
+                layer = layer.routed(routing[place])
+            run.collected.add(whole.maps.get(place, LayerMaps()), index, layer)
+
+
+# A text's vector as a sum over its tokens: u = Σ_k u_k + b_u.
+#
+# Each input token is pushed through the frozen layers, the pooling and the steps behind it.
+
+
+@dataclass(frozen=True)
+class SentenceParts:
+    """One text's vector u, and what it consists of."""
+
+    tokens: NDArray[np.float64]  # u_k (k, d)
+    bias: NDArray[np.float64]  # b_u (d,)
+    vector: NDArray[np.float64]  # u (d,), from what the model itself returned
+
+
+def tokens_read(reads: str, n: int) -> slice:
+    """Which of a text's n last vectors are pooled."""
+    return {MEAN: slice(0, n), FIRST: slice(0, 1), LAST: slice(n - 1, n)}[reads]
+
+
+def text_vector(head: Head, output: Tensor) -> Tensor:
+    """A text's vector from the model's own output (i, d), which has no padding."""
+    return through_steps(head.steps, output[tokens_read(head.reads, len(output))].mean(0))
+
+
+def through_steps(steps: Sequence[HeadStep], y: Tensor) -> Tensor:
+    """What the steps behind the pooling make of a vector (…, d)."""
+    for step in steps:
+        if isinstance(step, Dense):
+            y = F.linear(y, step.linear.weight.T, step.linear.bias)
+        else:
+            assert isinstance(step, Elementwise)
+            y = activation(step.activation).value(y)
+    return y
+
+
+def sentence_parts(
+    lens: Lens,
+    head: Head,
+    batch: Sequence[Encoded],
+    rule: str,
+    limit: int,
+    progress: Progress | None = None,
+) -> list[SentenceParts]:
+    """Run the model on a batch once and push every token through it."""
+    check_one_sequence(lens.layers)
+    dtype, pooled_head = lens.compute_dtype, head.to(lens.compute_dtype)
+    network = FrozenNetwork(lens, batch, rule, limit // KEPT_SHARE)
+    (lengths,) = network.lengths
+    checks = Checks(lens.adapter, lens.dtype, lengths)
+    network.watch = lambda traced: checks.add(traced, traced.layer.to(dtype))
+
+    def run() -> list[SentenceParts]:
+        with without_autocast(lens.device), reading(lens.model, lens.adapter):
+            inputs = model_inputs(lens.adapter, batch, lens.device)
+            own = network.forward(lens.model, inputs).last_hidden_state.to(dtype)
+            last = network.last[0].to(dtype)
+            pooled = [_Pooled(pooled_head, b, n, last, rule) for b, n in enumerate(lengths)]
+            errors = partial(_pooling_errors, network, head, inputs)
+            lens.float32_check.once(rule, head.task, "the pooling", errors)
+            layers = enumerate(lens.layers)
+            ends = {(k, len(layer.steps) - 1): layer.scopes[-1] for k, layer in layers}
+            visitor = _PooledVectors(network, ends, pooled=pooled)
+            until = len(network) - 1
+            push(network, until, limit, visitor, by_layers(progress, len(network)))
+            vectors = [text_vector(pooled_head, own[b, :n]) for b, n in enumerate(lengths)]
+        checks.judge()
+        for index, maps in visitor.maps.items():
+            named = [(index, scope, float(error)) for scope, error in maps.completeness.items()]
+            batches.check_completeness(named, lens.dtype)
+        return [one.parts(vector) for one, vector in zip(pooled, vectors, strict=True)]
+
+    return exclusive(lens.model, run)
+
+
+def _pooling_errors(network: FrozenNetwork, head: Head, inputs: dict[str, Any]) -> Errors:
+    """How far frozen vectors of texts miss those that the model gives in float32."""
+    output = network.in_float32(network.lens.model, inputs)
+    last = network.last[0].float()
+    wide = head.to(torch.float32)
+    for b, n in enumerate(network.lengths[0]):
+        own = text_vector(wide, output.last_hidden_state[b, :n])
+        way = _Pooled(wide, b, n, last, network.rule)
+        total = way.share(last) + way.steps.bias
+        yield "a text's vector", float(relative_error(total[None, None], own[None, None], [1]))
+
+
+class _Pooled:
+    """The way from one sequence's last vectors to its one, frozen, and what has passed it."""
+
+    def __init__(self, head: Head, place: int, n: int, last: Tensor, rule: str):
+        """The way at the real vectors `last` (b, i, d) behind the last layer."""
+        self.place, self.tokens, self.n = place, tokens_read(head.reads, n), n
+        self.body = FrozenReadout.at(head.body, last[place, self.tokens], rule)
+        mean, bias = self.body.output.mean(0), self.body.bias.mean(0)
+        self.steps = FrozenReadout.at(head.steps, mean, rule, bias)
+        self.shares: list[Tensor] = []  # each (k, d)
+        self.bias: Tensor | None = None  # (d,)
+
+    def share(self, vectors: Tensor) -> Tensor:
+        """What the way makes of vectors (…, b, i, d), without any bias, (…, d)."""
+        return self.steps.linear(
+            self.body.linear(vectors[..., self.place, self.tokens, :]).mean(-2)
+        )
+
+    def parts(self, vector: Tensor) -> SentenceParts:
+        assert self.bias is not None
+        tokens = torch.cat(self.shares)[: self.n]
+        arrays = [tensor.double().cpu().numpy() for tensor in (tokens, self.bias, vector)]
+        return SentenceParts(*arrays)
+
+
+@dataclass
+class _PooledVectors(WholeMaps):
+    """Also pools what arrives behind the last layer."""
+
+    pooled: Sequence[_Pooled] = ()
+
+    def sources(self, layer: int, step: int, sources: Sources) -> None:
+        super().sources(layer, step, sources)
+        if (layer, step) == max(self.scopes):
+            whole = F.pad(sources.vectors, (0, 0, sources.since, 0))  # earlier targets hold nothing
+            for one in self.pooled:
+                one.shares.append(one.share(whole))
+
+    def bias(self, layer: int, real: Mapping[int, Tensor], step: int, bias: Tensor) -> None:
+        super().bias(layer, real, step, bias)
+        if (layer, step) == max(self.scopes):
+            for one in self.pooled:
+                one.bias = one.share(bias) + one.steps.bias
+
+
+# Cosines of two texts, shared out among pairs of their tokens.
+#
+# cos(u, v) = ( Σ_kl u_k·v_l + Σ_k u_k·b_v + Σ_l b_u·v_l + b_u·b_v ) / (‖u‖ ‖v‖)
+
+
+def text_pairs(a: Any, b: Any) -> tuple[list[tuple[str, str]], bool]:
+    """The pairs of texts that a call is about, and whether they were given as a list."""
+    many = b is None
+    pairs = list(a) if many and isinstance(a, (list, tuple)) else [(a, b)]
+    if many and not isinstance(a, list):
+        raise InputError("cosine takes two texts, cosine(a, b), or a list of pairs of texts")
+    for pair in pairs:
+        if not (
+            isinstance(pair, (tuple, list))
+            and len(pair) == 2
+            and all(isinstance(text, str) for text in pair)
+        ):
+            raise InputError(f"cosine takes two texts, or a list of pairs of texts, not {pair!r}")
+    return [(first, second) for first, second in pairs], many
+
+
+def check_texts(pairs: Sequence[tuple[str, str]], pooling: Pooling) -> None:
+    """Refuse texts that the sentence encoder would change before it reads them."""
+    if pooling.lower_case and any(text != text.lower() for pair in pairs for text in pair):
+        raise InputError(
+            "this sentence encoder puts its texts into lower case first (do_lower_case); pass them "
+            "in lower case"
+        )
+
+
+def cosines(
+    lens: Lens,
+    pooling: Pooling,
+    encoded: Sequence[tuple[Encoded, Encoded]],
+    options: CosineOptions,
+    progress: Progress | None = None,
+) -> list[Cosine]:
+    """The cosine of every pair. A text that comes several times is run once."""
+    head, limit = pooling.head(lens.adapter.end(), lens.device), pooling.max_tokens
+    texts = {_key(text): text for pair in encoded for text in pair}
+    parts = parts_of_texts(lens, head, list(texts.values()), options, progress)
+    found = dict(zip(texts, parts, strict=True))
+    results = []
+    for a, b in encoded:
+        cosine = _cosine(a, b, found[_key(a)], found[_key(b)], lens.dtype)
+        tolerance = batches.SCORE_TOLERANCE[lens.dtype]
+        rule, error = options.nonlinearity, cosine.completeness
+        said = batches.provenance(lens, rule, error, tolerance) | {"pooling": head.reads}
+        notes = [head.note] if head.note else []
+        if limit is not None and max(len(a), len(b)) > limit:
+            notes.append(
+                f"sentence-transformers would cut texts after {limit} tokens; here they are whole"
+            )
+        if notes:
+            said["note"] = "; ".join(notes)
+        results.append(replace(cosine, provenance=said))
+    return results
+
+
+def _key(text: Encoded) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(text.ids), tuple(text.type_ids or ())
+
+
+def parts_of_texts(
+    lens: Lens,
+    head: Head,
+    texts: list[Encoded],
+    options: CosineOptions,
+    progress: Progress | None = None,
+) -> list[SentenceParts]:
+    """What the vector of every text consists of, as `head` pools it."""
+    lengths = [len(text) for text in texts]
+    limit = parse_bytes(options.memory_limit) or DEFAULT_LIMIT
+    if options.memory_limit is not None:
+        check_vectors_limit(limit, lens.layers, lengths, lens.compute_dtype.itemsize)
+    longest = max(lengths, default=1)
+    size = options.batch_size
+    wanted = batches.affordable(lens, longest) if size == AUTO else int(size)
+    size = batches.vector_batch(lens, longest, wanted, limit)
+    parts: dict[int, SentenceParts] = {}
+    for places in batches.batches(lens, texts, size):
+        batch = [texts[place] for place in places]
+        done = sentence_parts(lens, head, batch, options.nonlinearity, limit, progress)
+        parts |= dict(zip(places, done, strict=True))
+    return [parts[place] for place in range(len(texts))]
+
+
+def _cosine(
+    a: Encoded, b: Encoded, u: SentenceParts, v: SentenceParts, dtype: torch.dtype
+) -> Cosine:
+    size = float(np.linalg.norm(u.vector) * np.linalg.norm(v.vector))
+    if not size > 0:
+        raise InputError("one of the texts has a vector of length 0, so there is no cosine")
+    value = float(u.vector @ v.vector) / size
+    matrix = u.tokens @ v.tokens.T / size
+    a_with_bias, b_with_bias = u.tokens @ v.bias / size, v.tokens @ u.bias / size
+    bias = float(u.bias @ v.bias) / size
+    total = float(matrix.sum() + a_with_bias.sum() + b_with_bias.sum()) + bias
+    error, tolerance = abs(total - value), batches.SCORE_TOLERANCE[dtype]
+    if not error <= tolerance:
+        raise CompletenessError(
+            f"the parts of the cosine miss the model's own by {error:.1e}, tolerance "
+            f"{tolerance:.0e} for {str(dtype).removeprefix('torch.')}; the model may differ "
+            "from its family"
+        )
+    axes = token_axis(a), token_axis(b)
+    text_a, text_b = (one.text if isinstance(one.text, str) else None for one in (a, b))
+    parts = value, matrix, a_with_bias, b_with_bias, bias
+    return Cosine(*parts, *axes, error, text_a=text_a, text_b=text_b)

@@ -1,0 +1,192 @@
+"""Which method through the feed-forward stage is taken, and why."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
+
+from normlens.errors import MemoryLimitError
+from normlens.frozen import head_products
+from normlens.frozen.tiles import tail_of
+from normlens.gpu.feed_forward import ByPair, BySource, cheapest_method
+from normlens.gpu.matrices import Matrices
+from normlens.gpu.sizes import PRECISIONS
+from normlens.gpu.stage import Method, Stage
+from normlens.layers import Reach
+from normlens.plan import kernels
+from normlens.plan.costs import Shape
+from normlens.plan.kernels import KernelStage, stores_hidden_rows, target_blocks
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="the GPU runs the kernels itself here"
+)
+
+
+def bert_base(n: int, precision: str = "bfloat16") -> KernelStage:
+    return KernelStage(Shape(n, Reach().pairs(n), 768, 3072, 12, 1), PRECISIONS[precision])
+
+
+def test_long_inputs_are_cheaper_with_matrices_and_short_ones_by_source():
+    assert bert_base(512).by_source < bert_base(512).matrices
+    assert bert_base(8192).matrices < bert_base(8192).by_source
+
+
+#: d, m, heads and projections
+SIZES = {
+    "BERT-base": (768, 3072, 12, 1),
+    "MiniLM": (384, 1536, 12, 1),
+    "SmolLM2": (576, 1536, 9, 2),
+    "Llama-1B": (2048, 8192, 32, 2),
+    "Llama-8B": (4096, 14336, 32, 2),
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize(
+    ("name", "n", "batch", "causal", "stored"),
+    [  # as they took less time on an H200
+        ("BERT-base", 13, 512, False, True),
+        ("BERT-base", 32, 256, False, True),
+        ("BERT-base", 128, 64, False, False),
+        ("BERT-base", 128, 1, False, False),
+        ("BERT-base", 16, 1, False, False),
+        ("BERT-base", 16, 1, True, False),
+        ("BERT-base", 64, 16, True, True),
+        ("BERT-base", 128, 16, True, True),
+        ("BERT-base", 256, 4, True, True),
+        ("BERT-base", 1024, 1, True, False),
+        ("MiniLM", 13, 512, False, True),
+        ("MiniLM", 128, 64, False, False),
+        ("SmolLM2", 64, 16, True, True),
+        ("SmolLM2", 1024, 1, True, True),
+        ("Llama-1B", 64, 1, True, True),
+        ("Llama-1B", 512, 1, True, True),
+        ("Llama-8B", 512, 1, True, True),
+    ],
+)
+def test_hidden_rows_are_stored_where_that_takes_less_time(
+    name, n, batch, causal, stored, precision
+):
+    d, m, heads, projections = SIZES[name]
+    reach = Reach(None, 0) if causal else Reach()
+    texts = [(n, reach.pairs(n))] * batch
+    shape = Shape(n, reach.pairs(n), d, m, heads, projections)
+    assert stores_hidden_rows(texts, shape, PRECISIONS[precision]) == stored
+
+
+@pytest.mark.parametrize("n", [1, 5, 64, 100, 128, 200, 512])
+def test_blocks_of_targets_are_those_of_the_kernel(n):
+    for targets in (64, 128):
+        starts = range(0, n, targets)
+        assert target_blocks(n, n * n, targets) == n * len(starts)
+        causal = sum(j < start + targets for j in range(n) for start in starts)
+        assert target_blocks(n, Reach(None, 0).pairs(n), targets) == causal
+
+
+def table(title: str) -> list[list[str]]:
+    """The rows of the table behind `title` in the document."""
+    behind = DOCS.read_text().split(title, 1)[1]
+    rows = re.findall(r"^\|.*\|$", behind.split("\n\n", 2)[1], re.M)[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_document_shows_what_the_model_expects():
+    """Ratios in brackets, which somebody who changes a constant has to measure anew."""
+    for precision, *cells in table("Long inputs, BERT-base"):
+        for n, cell in zip((512, 1024, 2048, 4096), cells, strict=False):
+            costs = bert_base(n, precision)
+            expected = float(re.search(r"\((.*)\)", cell)[1])
+            assert costs.by_source / costs.matrices == pytest.approx(expected, abs=0.01)
+
+
+@pytest.fixture
+def stage_of(monkeypatch):
+    """The stage of a problem, caught before it runs, with head products that are worth forming."""
+
+    class Caught(Exception):
+        pass
+
+    def make(given) -> Stage:
+        def catch(job, lengths, *_):
+            tail = tail_of(job)
+            assert tail is not None
+            caught.append(Stage(job, tail, lengths, PRECISIONS["float32"]))
+            raise Caught
+
+        caught: list[Stage] = []
+        monkeypatch.setattr(head_products, "head_products_pay", lambda *sizes: True)
+        with monkeypatch.context() as patched:
+            patched.setattr("normlens.frozen.stage.run_feed_forward", catch)
+            with pytest.raises(Caught):
+                given.solve()
+        return caught[0]
+
+    return make
+
+
+@pytest.fixture
+def no_overhead(monkeypatch):
+    """Operations alone, as if nothing had to be launched or moved."""
+    for name in ("STORED_BYTE", "LAUNCHES"):
+        monkeypatch.setattr(kernels, name, 0.0)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("heads", "stages"), [(4, 2), (68, 1)])
+def test_many_heads_leave_room_for_fewer_stages(heads, stages, problem, stage_of):
+    given = problem("pre", n=12, d=68, heads=heads, gated=True, dtype=torch.float32)
+    assert ByPair(stage_of(given)).hidden_stages == stages
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_few_tokens_go_source_by_source(activation, problem, stage_of, no_overhead):
+    given = problem("pre", n=4, activation=activation, dtype=torch.float32)
+    assert isinstance(cheapest_method(stage_of(given)), BySource)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+def test_many_tokens_of_a_narrow_layer_take_matrices(problem, stage_of, no_overhead):
+    given = problem("pre", n=18, d=4, m=64, heads=2, dtype=torch.float32)
+    assert isinstance(cheapest_method(stage_of(given)), Matrices)
+
+
+class Greedy(Method):
+    """A method that runs out of memory above some limit."""
+
+    def __init__(self, enough: int):
+        self.enough, self.tried = enough, []
+
+    least_bytes = 1 << 20
+
+    def fill(self, limit: int) -> None:
+        self.tried.append(limit)
+        if limit > self.enough:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_what_does_not_fit_is_done_in_smaller_pieces():
+    method = Greedy(enough=5 << 20)
+    method.run(32 << 20)
+    assert method.tried == [32 << 20, 16 << 20, 8 << 20, 4 << 20]
+    with pytest.raises(MemoryLimitError, match="shorter text"):
+        Greedy(enough=0).run(4 << 20)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    class Broken(Greedy):
+        def fill(self, limit: int) -> None:
+            raise RuntimeError("illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        Broken(enough=0).run()

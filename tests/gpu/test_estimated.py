@@ -1,0 +1,131 @@
+"""The estimate for a GPU describes what the kernels do there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from fused_examples import force_storing
+
+import normlens
+from normlens.frozen import stage as engine
+from normlens.models.tiny import tiny_model
+from normlens.options import AnalysisOptions
+from normlens.plan.estimate import Analysis, SourceGroup, estimate
+
+pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
+
+from normlens.gpu import feed_forward, matrices
+from normlens.gpu.stage import Stage
+from normlens.plan import kernels
+from normlens.plan.kernels import CHUNK_BYTES
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="the GPU runs the kernels itself here"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # NumPy's, about what the interpreter does
+]
+
+
+class Caught(Exception):
+    pass
+
+
+@pytest.fixture
+def first_stage(monkeypatch):
+    """The stage of the first layer of a run."""
+
+    def make(lens: normlens.Lens, ids: list[list[int]], **options: Any) -> Stage:
+        stages: list[Stage] = []
+
+        def caught(stage: Stage) -> Any:
+            stages.append(stage)
+            raise Caught
+
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "has_kernels", lambda weight: weight.dtype == torch.float32)
+            patched.setattr(feed_forward, "cheapest_method", caught)
+            with pytest.raises(Caught):
+                lens.maps(input_ids=ids, batch_size=len(ids), scopes=lens.scopes[-1:], **options)
+        return stages[0]
+
+    return make
+
+
+def first_group(lens: normlens.Lens, tokens: int, batch: int, precision: str) -> SourceGroup:
+    """The first group of sources of a call on a GPU."""
+    asked = AnalysisOptions(scopes=lens.scopes[-1:], precision=precision, memory_limit=1 << 28)
+    return estimate(Analysis(lens, tokens, asked, batch=batch, device="cuda")).stages[0]
+
+
+@pytest.mark.parametrize("launches", [0.0, kernels.LAUNCHES], ids=["free", "as on a GPU"])
+@pytest.mark.parametrize(("tokens", "batch"), [(2, 1), (20, 1), (20, 3), (40, 2)])
+@pytest.mark.parametrize("family", ["bert", "llama", "opt", "gpt2"])
+def test_the_method_is_that_of_the_run(family, tokens, batch, launches, first_stage, monkeypatch):
+    for name in ("LAUNCHES", "STORED_BYTE"):
+        monkeypatch.setattr(kernels, name, launches and getattr(kernels, name))
+    lens = normlens.load(tiny_model(family, dtype=torch.float32))
+    stage = first_stage(lens, [[5] * tokens] * batch, precision="tf32")
+    group = first_group(lens, tokens, batch, "tf32")
+    run = kernels.KernelStage(stage.shape, stage.precision)
+    assert group.plan.method == run.method
+    assert group.tiles == 0
+    # The costs are the same numbers, not only the choice that follows from them.
+    costs = group.kernels
+    assert (costs.by_source, costs.matrices) == (run.by_source, run.matrices)
+
+
+def test_the_methods_differ(monkeypatch):
+    """Both methods are met above."""
+    for name in ("LAUNCHES", "STORED_BYTE"):
+        monkeypatch.setattr(kernels, name, 0.0)
+    found = set()
+    for family, tokens in (("bert", 2), ("bert", 40), ("opt", 20)):
+        lens = normlens.load(tiny_model(family, dtype=torch.float32))
+        found.add(first_group(lens, tokens, 1, "tf32").plan.method)
+    assert found == {"by source", "matrices"}
+
+
+@pytest.fixture(params=["bert", "llama"])
+def lens(request) -> normlens.Lens:
+    return normlens.load(tiny_model(request.param, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", [False, True], ids=["anew", "stored"])
+def test_memory_by_source_is_that_of_the_run(stored, precision, lens, first_stage, monkeypatch):
+    force_storing(stored, monkeypatch)
+    stage = first_stage(lens, [[5] * 30] * 2, precision=precision)
+    memory = first_group(lens, 30, 2, precision).kernels
+    method = feed_forward.by_source(stage)
+    assert memory.slots == stage.slots["SLOTS"]
+    assert method.stored == stored
+    sums = stage.prepare_sums(method.tiling.dims)
+    rows = stage.rows.take(0, stage.tokens)
+    held = [sums, stage.down, *stage.slopes, *stage.rows.weights, *rows]
+    if stored:
+        held.append(method.room(method.pairs_at_once(CHUNK_BYTES, len(method.pairs))))
+    assert memory.source_memory == sum(operand.nbytes for operand in held)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_memory_of_matrices_is_that_of_the_run(precision, lens, first_stage, monkeypatch):
+    stage = first_stage(lens, [[5] * 30] * 2, precision=precision)
+    memory = first_group(lens, 30, 2, precision).kernels
+    method = feed_forward.Matrices(stage)
+    # What is allocated counts, not what the kernels write there.
+    monkeypatch.setattr(matrices, "launch", lambda *_, **__: None)
+    at = matrices.Launch(first_tile=0, tiles=2, source_first=0, sources=30)  # all of it at once
+    products, parts = method._matrices(0, at.tiles, 1 << 28), method._parts(at)
+    bypassed = [made for made in method._bypassed(at)[:2] if made is not None]
+    sums = stage.prepare_sums(method.tiling.dims, targets_first=True)
+    held = [sums, stage.down, method._down, *stage.slopes, *stage.value_rows.weights, products]
+    fixed = sum(operand.nbytes for operand in held)
+    # The copy of W_down that split operands are multiplied by is W_down itself where there is one.
+    fixed -= 0 if stage.precision.split else method._down.nbytes
+    pairs = parts.nbytes + sum({made.data_ptr(): made.nbytes for made in bypassed}.values())
+    scaled = method._scaled_projections(slice(0, at.tiles * method.tiling.tile)).nbytes
+    assert fixed + max(pairs, scaled) <= memory.matrix_memory <= 1.8 * (fixed + max(pairs, scaled))

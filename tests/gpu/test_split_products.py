@@ -1,0 +1,269 @@
+"""Float32 products from float16 numbers, by Triton's interpreter or on a GPU, against float64."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
+
+from reference import reference
+
+import normlens
+from normlens.gpu import matmul, split_products
+from normlens.gpu.split_products import SplitRows, multiply
+from normlens.models.tiny import tiny_model
+from normlens.trace import run
+from normlens.trace.recorder import LayerTrace
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+#: The interpreter cuts digits off where a GPU rounds.
+ERROR = {22: 1e-6, 11: 1e-3 if DEVICE == "cuda" else 2e-3}
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def relative_errors(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    missed = torch.linalg.vector_norm(found.cpu().double() - exact, dim=-1)
+    return missed / torch.linalg.vector_norm(exact, dim=-1)
+
+
+@pytest.mark.parametrize("digits", [22, 11])
+@pytest.mark.parametrize("shape", [(5, 16, 7), (70, 72, 130), (1, 8, 64), (64, 128, 65)])
+def test_products_have_their_digits(shape: tuple[int, int, int], digits: int) -> None:
+    """In each row by itself, however different the rows' sizes are."""
+    rows, inner, columns = shape
+    v = random(rows, inner) * 10.0 ** torch.linspace(-12, 12, rows)[:, None]
+    weight = random(inner, columns, seed=1) * 10.0 ** torch.linspace(-3, 3, columns)
+    made = multiply(v.to(DEVICE), SplitRows.of(weight.T.to(DEVICE)), digits=digits)
+    assert relative_errors(made, v.double() @ weight.double()).max() < ERROR[digits]
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 16, 7), (70, 2, 72, 130), (9, 4, 40, 64)])
+def test_products_of_each_head(shape: tuple[int, ...]) -> None:
+    """Also where a head's numbers are no multiple of those that are multiplied at a time."""
+    rows, heads, inner, columns = shape
+    v = random(rows, heads, inner) * 10.0 ** torch.linspace(-6, 6, heads)[:, None]
+    weights = random(heads, inner, columns, seed=1)
+    split = SplitRows.of(weights.transpose(1, 2).reshape(-1, inner).to(DEVICE))
+    made = multiply(v.flatten(1).to(DEVICE), split, heads=heads).view(rows, heads, columns)
+    exact = torch.einsum("jhe,hed->jhd", v.double(), weights.double())
+    assert relative_errors(made, exact).max() < ERROR[22]
+
+
+def test_vectors_of_heads_are_close_to_the_plain_product() -> None:
+    v, weights = random(2, 3, 4, 16), random(4, 16, 24, seed=1)
+    plain = matmul.by_head(v, weights)
+    found = matmul.split_by_head(v.to(DEVICE), weights.to(DEVICE)).cpu()
+    assert found.shape == plain.shape == (2, 3, 4, 24)
+    assert not torch.equal(found, plain)
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_small_numbers_beside_large_ones_keep_their_share() -> None:
+    v, weight = random(3, 64), torch.eye(64)
+    v[:, 0] = 3000.0
+    made = multiply(v.to(DEVICE), SplitRows.of(weight.to(DEVICE))).cpu()
+    assert (made - v).abs().max() < 2**-22 * 3000
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision_miss_nothing(dtype: torch.dtype) -> None:
+    """So the product with what they miss is left out, and no digit is another one."""
+    v, weight = random(70, 72), random(130, 72, seed=1).to(dtype).float()
+    split = SplitRows.of(weight.to(DEVICE))
+    assert not split.missed.any()
+    made = multiply(v.to(DEVICE), split)
+    assert relative_errors(made, v.double() @ weight.double().T).max() < ERROR[22]
+    whole = replace(split, missed=torch.ones_like(split.missed))
+    assert torch.equal(made, multiply(v.to(DEVICE), whole))
+
+
+def test_one_weight_that_misses_something_is_enough() -> None:
+    v, weight = random(5, 72), random(200, 72, seed=1).bfloat16().float()
+    weight[150, 3] += 0.001
+    split = SplitRows.of(weight.to(DEVICE))
+    assert split.missed.nonzero().tolist() == [[150]]
+    made = multiply(v.to(DEVICE), split)
+    assert relative_errors(made, v.double() @ weight.double().T).max() < ERROR[22]
+    exact = v.double() @ weight[150].double()
+    assert relative_errors(made[:, 150:151], exact[:, None]).max() < ERROR[22]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_few_of_many_vectors(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    v, weight = random(8, 64).to(DEVICE), random(64, 96, seed=1).to(DEVICE)
+    monkeypatch.setattr(matmul, "is_split", lambda v, weight, vectors=0: vectors >= 256)
+    formed: list[int] = []
+    real = SplitRows.of
+    monkeypatch.setattr(
+        split_products.SplitRows,
+        "of",
+        staticmethod(lambda given: (formed.append(len(given)), real(given))[1]),
+    )
+    with matmul.operands_kept() if kept else nullcontext():
+        for among in (8, 300):
+            made = matmul.matmul_rows(v, weight, among)
+            exact = v.double().cpu() @ weight.double().cpu()
+            assert relative_errors(made, exact).max() < ERROR[22]
+        matmul.matmul_rows(v, weight, 300)
+    assert formed.count(96) == kept  # the weight, once
+
+
+def test_a_bias_is_added() -> None:
+    v, weight, bias = random(9, 24), random(24, 11, seed=1), random(11, seed=2)
+    made = multiply(v.to(DEVICE), SplitRows.of(weight.T.to(DEVICE)), bias.to(DEVICE))
+    assert relative_errors(made, v.double() @ weight.double() + bias.double()).max() < ERROR[22]
+
+
+def test_nothing_and_what_is_not_finite() -> None:
+    v = torch.zeros(4, 8)
+    v[1, 2], v[2, 3], v[3] = float("inf"), float("nan"), 1e-30
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's, by which the interpreter computes
+        made = multiply(v.to(DEVICE), SplitRows.of(torch.ones(5, 8, device=DEVICE))).cpu()
+    assert (made[0] == 0).all()
+    assert not made[1:3].isfinite().any()
+    assert torch.allclose(made[3], torch.tensor(8e-30), rtol=1e-6)
+
+
+# Where products are split -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def split_everywhere(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Every product with a float32 matrix is split; the shapes of those that were."""
+    shapes: list[tuple[int, ...]] = []
+
+    def of(given: torch.Tensor) -> SplitRows:
+        shapes.append(tuple(given.shape))
+        return real(given)
+
+    def is_split(v: torch.Tensor, weight: torch.Tensor, *_: int) -> bool:
+        whole = v.dtype == weight.dtype == torch.float32 and weight.dim() == 2
+        return whole and v.numel() > 0 and weight.shape[0] % matmul.ALIGNED == 0
+
+    real = SplitRows.of
+    monkeypatch.setattr(split_products.SplitRows, "of", staticmethod(of))
+    for module in (matmul, run):
+        monkeypatch.setattr(module, "is_split", is_split)
+    return shapes
+
+
+def test_few_vectors_and_those_of_a_cpu_are_not_split() -> None:
+    assert not matmul.is_split(torch.zeros(512, 64), torch.zeros(64, 64))
+    if DEVICE == "cuda":
+        weight = torch.zeros(64, 64, device="cuda")
+        assert matmul.is_split(torch.zeros(2, 128, 64, device="cuda"), weight)
+        assert not matmul.is_split(torch.zeros(255, 64, device="cuda"), weight)
+        assert not matmul.is_split(torch.zeros(512, 64, device="cuda").double(), weight.double())
+
+
+def test_a_weight_is_split_once_while_operands_are_kept(split_everywhere: Any) -> None:
+    v, weight = random(4, 16).to(DEVICE), random(16, 24).to(DEVICE)
+    bias = torch.zeros(24, device=DEVICE)
+    with matmul.operands_kept():
+        products = [matmul.times(v, weight) for _ in range(2)]
+        products.append(matmul.times_plus(v, weight, bias))
+        matmul.forget_operands()
+        products.append(matmul.times(v, weight))
+    assert split_everywhere.count((24, 16)) == 2
+    assert all(torch.equal(product, products[0]) for product in products)
+    matmul.times(v, weight)
+    matmul.times(v, weight)
+    assert split_everywhere.count((24, 16)) == 4  # nothing is kept outside
+
+
+def test_operands_are_those_of_the_weights_that_are_there(split_everywhere: Any) -> None:
+    """Views of one memory are different weights."""
+    v, both = random(4, 16).to(DEVICE), random(32, 16).to(DEVICE)
+    with matmul.operands_kept():
+        for weight in (both[:16], both[16:], both[:16].T, both[16:].T):
+            exact = v.cpu().double() @ weight.cpu().double()
+            assert relative_errors(matmul.times(v, weight), exact).max() < ERROR[22]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the layer is a CPU's")
+@pytest.mark.parametrize("order", ["post", "pre", "both"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_layer_with_split_products_gives_the_reference(
+    order: str, gated: bool, problem: Any, split_everywhere: Any
+) -> None:
+    given = problem(order, n=3, d=16, m=24, heads=4, gated=gated, dtype=torch.float32)
+    found = given.solve()
+    expected = reference(given.layer, given.x[0], given.alpha[0])
+    assert split_everywhere
+    for scope, norms in expected.maps.items():
+        error = (found.norms[scope][0].double() - norms).abs().max()
+        assert error < 1e-5 * norms.max(), scope
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_a_models_own_products_may_be_split(
+    family: str, monkeypatch: pytest.MonkeyPatch, split_everywhere: Any
+) -> None:
+    monkeypatch.setattr(run, "FEWEST", 1)
+    model = tiny_model(family).to(DEVICE)
+    ids = torch.tensor([[3, 1, 4, 1, 5]], device=DEVICE)
+    with torch.no_grad():
+        plain = model(input_ids=ids).last_hidden_state
+        with run.split_linears():
+            found = model(input_ids=ids).last_hidden_state
+    assert split_everywhere
+    assert relative_errors(found, plain.cpu().double()).max() < 1e-5
+    assert not torch.equal(found, plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "qwen2"])
+def test_long_texts_on_cuda_are_close_to_float64(family: str) -> None:
+    """Long enough for split products, in batches for those of the forward pass."""
+    model = tiny_model(family)
+    config = copy.deepcopy(model.config)
+    for field, value in (("hidden_size", 128), ("intermediate_size", 256), ("n_embd", 128)):
+        if hasattr(config, field):
+            setattr(config, field, value)
+    torch.manual_seed(0)
+    wide = type(model)(config).eval()
+    n = min(300, int(getattr(config, "max_position_embeddings", 300)) - 2)
+    ids = (torch.arange(n) * 7 % (config.vocab_size - 1) + 1).tolist()
+    batch = [ids] * 16
+    exact = normlens.load(wide.double(), device="cuda").maps(input_ids=ids)
+    found = normlens.load(wide.float(), device="cuda").maps(input_ids=batch)
+    for maps in (found[0], found[-1]):
+        for scope in exact.scopes:
+            scale = abs(exact[scope]).max()
+            assert abs(maps[scope] - exact[scope]).max() < 1e-4 * scale, scope
+        assert maps.completeness < 1e-5
+
+
+def test_only_the_models_own_functions_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done with a traced layer is not, and the model's next layer is again."""
+    seen: list[str] = []
+    look = run.split_linears.__torch_function__
+
+    def noted(mode: Any, function: Any, *rest: Any) -> Any:
+        seen.append(getattr(function, "__name__", ""))
+        return look(mode, function, *rest)
+
+    monkeypatch.setattr(run.split_linears, "__torch_function__", noted)
+    monkeypatch.setattr(run, "are_many", lambda inputs: True)
+    adapter = normlens.load(tiny_model("bert")).adapter
+    linears: list[int] = []
+
+    def consume(traced: LayerTrace) -> None:
+        linears.append(seen.count("linear"))
+        torch.special.i0(traced.x)
+
+    run.trace(adapter, {"input_ids": torch.tensor([[3, 1, 4]])}, [0, 1], consume)
+    assert 0 < linears[0] < linears[1]
+    assert "special_i0" not in seen

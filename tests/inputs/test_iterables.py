@@ -1,0 +1,109 @@
+"""Texts as people have them: whatever holds several, in its order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from test_loading import tiny_tokenizer
+
+import normlens
+from normlens.errors import InputError
+from normlens.inputs import as_list
+from normlens.models.tiny import tiny_model
+
+TEXTS = ["the cat sat", "a mat", "the cats sat on a mat"]
+
+SEVERAL = {
+    "list": lambda: list(TEXTS),
+    "Series": lambda: pd.Series(TEXTS, index=[7, 3, 5]),
+    "Series of strings": lambda: pd.Series(TEXTS, dtype="string"),
+    "categories": lambda: pd.Series(TEXTS, dtype="category"),
+    "Index": lambda: pd.Index(TEXTS),
+    "array": lambda: np.array(TEXTS),
+    "array of objects": lambda: np.array(TEXTS, dtype=object),
+    "arrow": lambda: pa.array(TEXTS),
+    "arrow, in pieces": lambda: pa.chunked_array([TEXTS[:1], TEXTS[1:]]),
+    "generator": lambda: (text for text in TEXTS),
+    "map": lambda: map(str, TEXTS),
+    "values": lambda: dict(enumerate(TEXTS)).values(),
+    "keys": lambda: dict.fromkeys(TEXTS).keys(),
+}
+
+
+@pytest.fixture(scope="module")
+def lens() -> normlens.Lens:
+    return normlens.load(tiny_model("bert"), tiny_tokenizer())
+
+
+def test_several_texts_give_a_list(lens):
+    expected = [lens.maps(text) for text in TEXTS]
+    for name, make in SEVERAL.items():
+        assert as_list(make()) == TEXTS, name
+    for make in (SEVERAL["Series"], SEVERAL["array"], SEVERAL["generator"]):
+        maps = lens.maps(make())
+        assert isinstance(maps, list)
+        for one, other in zip(maps, expected, strict=True):
+            assert one.text == other.text
+            np.testing.assert_allclose(one["ATTN-N"], other["ATTN-N"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_column_of_datasets():
+    datasets = pytest.importorskip("datasets", reason="columns: pip install datasets")
+    rows = datasets.Dataset.from_dict({"text": TEXTS, "label": [0, 1, 0]})
+    assert as_list(rows["text"]) == TEXTS
+    with pytest.raises(InputError, match="a Dataset, which has several columns; pass one of them"):
+        as_list(rows)
+
+
+def test_explanations_and_encodings_of_several_texts(lens):
+    encoded = lens.encode(pd.Series(TEXTS))
+    assert [sequence.text for sequence in encoded] == TEXTS
+    direction = np.ones(16)
+    why = lens.explain(np.array(TEXTS), direction=direction, position=1)
+    assert len(why) == len(TEXTS)
+
+
+@pytest.mark.parametrize(
+    "one", ["a mat", ("a mat", "the cat"), np.str_("a mat"), np.array("a mat")]
+)
+def test_one_text_stays_one(one, lens):
+    assert isinstance(lens.maps(one), normlens.Maps)
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (
+            pd.DataFrame({"text": TEXTS}),
+            'a DataFrame, which has several columns; pass one of them, .*"text"',
+        ),
+        (pa.table({"text": TEXTS}), "a Table, which has several columns"),
+        ({"a": "the cat"}, "a dict, which has keys and values"),
+        (OrderedDict(a="the cat"), "a OrderedDict, which has keys and values"),
+        (set(TEXTS), "a set, which has no order"),
+        (np.ones((2, 2)), "reads text, not a "),
+        (torch.ones(2), "reads text, not a "),
+        (pd.Series([1, 2]), "reads text, not a "),
+        (pd.Series(["a mat", None]), "expected a text or a pair of texts, got (nan|None)"),
+        (3, "expected a text or a pair of texts, got 3"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_texts_is_refused_in_one_line(thing: Any, words: str, lens):
+    with pytest.raises(InputError, match=words) as raised:
+        lens.maps(thing)
+    assert "\n" not in str(raised.value)
+
+
+def test_sources_of_an_encoder_decoder():
+    assert as_list(pd.Series(TEXTS)) == TEXTS
+    lens = normlens.load(tiny_model("bart"), tiny_tokenizer())
+    pairs = [("the cat", "a mat"), ("a mat", "the cats")]
+    maps = lens.maps(pair for pair in pairs)
+    assert [one.decoder.text for one in maps] == [one.decoder.text for one in lens.maps(pairs)]

@@ -1,0 +1,162 @@
+"""From a picture to pixel values, patches and back to a picture."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from picture_examples import classifier, processor, saved_classifier, scene
+
+import normlens
+from normlens.errors import InputError, MissingDependencyError
+from normlens.inputs.signals import picture_of
+from normlens.models.tiny import tiny_model
+from normlens.results.axes import PatchGrid
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture(scope="module")
+def lens():
+    return normlens.load(classifier(), processor())
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "scene.png"
+    Image.fromarray(scene()).save(path)
+    return path
+
+
+def test_every_form_of_a_picture_gives_the_same_maps(lens, file):
+    image = Image.fromarray(scene())
+    pixels = processor()(images=image, return_tensors="pt")["pixel_values"]
+    expected = lens.maps(image)
+    assert expected.completeness < 1e-5
+    for given in (scene(), scene() / 255, scene().astype(int), str(file), file, pixels[0]):
+        assert lens.maps(given) == expected
+    several = lens.maps([image, file, scene()])
+    assert several == [expected] * 3
+    assert lens.maps(pixels) == [expected]
+
+
+def test_pictures_are_made_rgb_and_turned(lens, tmp_path):
+    grey = Image.fromarray(scene()).convert("L")
+    assert lens.maps(grey) == lens.maps(np.repeat(np.array(grey)[..., None], 3, -1))
+    assert lens.maps(np.array(grey)) == lens.maps(grey)
+    turned = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    upside_down = Image.fromarray(scene()).rotate(180)
+    upside_down.save(turned, exif=exif, quality=100, subsampling=0)
+    found, expected = lens.maps(turned).grid.picture, lens.maps(scene()).grid.picture
+    assert np.abs(found.astype(int) - expected).max() < 12
+
+
+def test_the_picture_is_what_the_model_saw(lens):
+    maps = lens.maps(scene())
+    small = Image.fromarray(scene()).resize((12, 12), Image.Resampling.BILINEAR)
+    assert maps.grid == PatchGrid(3, 3, 1, np.array(small))
+    assert maps.tokens[0] == "[CLS]"
+    assert maps.special == [True] + [False] * 9
+    assert maps.token_ids == []
+    assert maps.text is None
+
+
+def test_pictures_are_kept_small():
+    values = torch.rand(3, 900, 1200, dtype=torch.float64)
+    plain = processor()
+    picture = picture_of((values - 0.5) / 0.5, plain)
+    assert picture.shape == (336, 448, 3)
+    assert abs(picture.mean() - 127.5) < 2
+
+
+@pytest.mark.parametrize("values", [torch.full((3, 8, 8), 4.0), torch.zeros(5, 8, 8)])
+def test_values_that_are_no_picture_give_none(values):
+    assert picture_of(values, processor()) is None
+
+
+def test_without_a_processor_there_is_no_picture():
+    bare = normlens.load(classifier())
+    values = torch.zeros(3, 12, 12)
+    assert bare.maps(values).grid.picture is None
+    with pytest.raises(InputError, match=r"without an image processor.*pixel_values"):
+        bare.maps(scene())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.zeros((3, 12, 12), np.uint8), r"not \(3, 12, 12\)"),
+        (np.full((8, 8, 3), 7.5), "values from 7.5 to 7.5"),
+        (np.full((8, 8, 3), -1), "from -1 to -1"),
+        (np.zeros((0, 8, 3), np.uint8), "no pixels"),
+        ([], "no picture in the list"),
+        (7, "sees pictures, not int"),
+        ([["a"]], "sees pictures, not list"),
+    ],
+)
+def test_what_is_no_picture(given, message, lens):
+    with pytest.raises(InputError, match=message):
+        lens.maps(given)
+
+
+def test_a_file_that_is_no_picture(lens, tmp_path):
+    other = tmp_path / "notes.png"
+    other.write_text("not a picture")
+    with pytest.raises(InputError, match=r"notes\.png' is no picture"):
+        lens.maps(other)
+
+
+def test_the_processor_comes_with_the_model(tmp_path, file):
+    folder = saved_classifier(tmp_path / "vit")
+    lens = normlens.load(folder, device="cpu")
+    assert type(lens.processor).__name__.startswith("ViTImageProcessor")
+    assert lens.tokenizer is None
+    assert lens.maps(file) == normlens.load(classifier(), processor()).maps(file)
+    (folder / "preprocessor_config.json").unlink()
+    assert normlens.load(folder, device="cpu").processor is None
+
+
+def test_pillow_is_named_where_it_is_missing(lens, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingDependencyError, match=r"normlens\[viz\]"):
+        lens.maps("scene.png")
+    assert lens.maps(torch.zeros(3, 12, 12)).completeness < 1e-5
+
+
+def test_rgb_is_not_the_only_picture():
+    """A model of one channel takes tensors; its picture is grey."""
+    model = tiny_model("vit", num_channels=1)
+    plain = processor()
+    maps = normlens.load(model, plain).maps(torch.zeros(1, 12, 12))
+    assert maps.grid.picture.shape == (12, 12, 3)
+    assert (maps.grid.picture == 128).all()
+
+
+# The grid ----------------------------------------------------------------------------------------
+
+
+def test_places_in_the_grid():
+    grid = PatchGrid(2, 3, 1)
+    tokens = ["[CLS]", *grid.labels(), "[END]"]
+    assert tokens[grid.token(1, 2)] == "2,3"
+    assert grid.place(6) == (1, 2)
+    assert grid.place(0) is grid.place(7) is None
+    assert grid.named("2, 3", tokens) == 6
+    assert grid.named(-1, tokens) == 7
+    np.testing.assert_array_equal(grid.of(np.arange(8)), [[1, 2, 3], [4, 5, 6]])
+    for wrong, message in (("3,1", r"1,1 to 2,3 .*\[CLS\], \[END\]"), (8, "0 to 7"), (1.5, "1.5")):
+        with pytest.raises(InputError, match=message):
+            grid.named(wrong, tokens)
+    with pytest.raises(InputError, match="no patch"):
+        grid.token(2, 0)
+
+
+def test_a_part_of_the_patches_is_no_grid():
+    grid = PatchGrid(2, 3, 1)
+    assert grid.among(range(1, 8)) == PatchGrid(2, 3, 0)
+    assert grid.among([0, 2, 3]) is None
+    assert grid.among([1, 2, 3, 4, 6, 5]) is None

@@ -1,0 +1,165 @@
+"""What results call a model: its name, and never the path of its folder."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import picture_examples
+import pytest
+import transformers
+from shell import Shell
+from test_loading import SENTENCE, save_tiny
+
+import normlens
+from normlens.errors import InputError
+from normlens.loading.hub import shown_name
+from normlens.results import exports
+from normlens.serve.analyses import Limits, ServedModels
+
+PLACE = "home-of-someone"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny decoder in a folder whose path tells whose it is."""
+    return save_tiny(tmp_path_factory.mktemp(PLACE) / "my-model", "gpt2")
+
+
+@pytest.fixture(scope="module")
+def lens(folder: Path) -> normlens.Lens:
+    return normlens.load(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("bert-base-uncased", "bert-base-uncased"),
+        ("google/vit-base-patch16-224", "google/vit-base-patch16-224"),
+        ("/home/anna/models/sst2", "sst2"),
+        ("/home/anna/models/sst2/", "sst2"),
+        ("~/models/sst2", "sst2"),
+        ("../sst2", "sst2"),
+        ("runs/sst2/checkpoint-500", "checkpoint-500"),
+        ("/cache/hub/models--google--vit-base/snapshots/0a1b", "google/vit-base"),
+        ("/cache/hub/models--gpt2/snapshots/0a1b", "gpt2"),
+    ],
+)
+def test_shown_names(name: str, shown: str) -> None:
+    assert shown_name(name) == shown
+
+
+def test_a_relative_folder_has_the_name_of_its_last_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine")
+    assert shown_name(".") == "mine"
+    monkeypatch.chdir(tmp_path / "mine" / "inside")
+    assert shown_name("..") == "mine"
+    monkeypatch.chdir(tmp_path)
+    assert shown_name("mine/inside") == "inside"
+
+
+def test_a_lens_is_called_by_its_folders_last_part_or_as_its_user_likes(folder: Path) -> None:
+    lens = normlens.load(folder)
+    assert (lens.name, lens.source) == ("my-model", str(folder))
+    called = normlens.load(folder, name="GPT, after an epoch")
+    assert (called.name, called.source) == ("GPT, after an epoch", str(folder))
+    assert called.maps(SENTENCE).provenance["model"] == "GPT, after an epoch"
+    with pytest.raises(InputError, match="is empty"):
+        normlens.load(folder, name=" ")
+
+
+def test_objects_say_their_name_alone(folder: Path) -> None:
+    model = transformers.AutoModel.from_pretrained(folder)
+    assert PLACE in model.config._name_or_path
+    lens = normlens.load(model)
+    assert (lens.name, lens.source) == ("my-model", str(folder))
+    assert normlens.load(model, name="mine").name == "mine"
+
+
+def shown_in(path: Path) -> bytes:
+    """The bytes of a file, and what a page's payload says."""
+    data = path.read_bytes()
+    payload = re.search(rb'id="normlens-payload">([^<]*)<', data)
+    return data if payload is None else data + base64.b64decode(payload[1])
+
+
+WRITTEN: dict[str, tuple[tuple[str, ...], Callable[[normlens.Lens, Path], Any]]] = {
+    "maps": (
+        (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
+        lambda lens, path: exports.write(lens.maps(SENTENCE), path),
+    ),
+    "explanation": (
+        (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
+        lambda lens, path: exports.write(lens.explain(SENTENCE), path),
+    ),
+    "cosine": (
+        (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
+        lambda lens, path: exports.write(lens.cosine(SENTENCE, "a cat"), path),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [(kind, ending) for kind in WRITTEN for ending in WRITTEN[kind][0]],
+)
+def test_no_file_says_where_the_model_lies(
+    kind: str, ending: str, lens: normlens.Lens, folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / f"result{ending}"
+    WRITTEN[kind][1](_with_head(lens, folder, kind), path)
+    data = shown_in(path)
+    assert PLACE.encode() not in data
+    if ending in (".safetensors", ".html", ".json"):
+        assert b"my-model" in data
+
+
+def _with_head(lens: normlens.Lens, folder: Path, kind: str) -> normlens.Lens:
+    if kind != "explanation":
+        return lens
+    headed = folder.parent / "headed" / "my-model"
+    if not headed.exists():
+        save_tiny(headed, "gpt2")
+        config = transformers.AutoConfig.from_pretrained(headed)
+        transformers.GPT2LMHeadModel(config).save_pretrained(headed)
+    return normlens.load(headed)
+
+
+def test_results_in_memory_say_no_path(lens: normlens.Lens) -> None:
+    maps = lens.maps(SENTENCE)
+    for said in (repr(maps), json.dumps(maps.provenance), str(maps.to_xarray().attrs)):
+        assert PLACE not in said
+    assert maps.provenance["model"] == "my-model"
+
+
+def test_the_command_line_and_the_server_show_the_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell = Shell(capsys)
+    for words in (("map", SENTENCE), ("estimate", "--tokens", 8), ("cosine", SENTENCE, "a cat")):
+        out = shell(*words, "--model", folder)
+        assert "my-model" in out
+        assert PLACE not in out
+    again = folder.parent / "again" / "my-model"
+    served = ServedModels([str(folder), str(again), str(folder), "minilm"], Limits())
+    assert served.names == ("my-model", "my-model (2)", "minilm")
+
+
+def test_a_pictures_path_is_not_shown(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    model = tmp_path / PLACE / "vit"
+    picture_examples.classifier().save_pretrained(model)
+    picture_examples.processor().save_pretrained(model)
+    picture = tmp_path / PLACE / "scene.png"
+    image.fromarray(picture_examples.scene()).save(picture)
+    maps = normlens.load(model).maps(str(picture))
+    for ending in (".safetensors", ".html", ".json", ".svg"):
+        path = exports.write(maps, tmp_path / f"maps{ending}")
+        assert PLACE.encode() not in shown_in(path)

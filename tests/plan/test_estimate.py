@@ -1,0 +1,358 @@
+"""The cost model against what tiny models really multiply and hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from estimate_counting import LIMIT, MEMORY_FACTOR, OPERATIONS_FACTOR, PeakMemory, within
+from torch.utils.flop_counter import FlopCounterMode
+
+import normlens
+from normlens.errors import InputError
+from normlens.frozen import head_products, shapley, tiles
+from normlens.layers import Branch, Layer, Reach, Residual
+from normlens.models.tiny import tiny_config, tiny_families, tiny_model
+from normlens.options import AnalysisOptions
+from normlens.plan.costs import Plan, player_memory
+from normlens.plan.estimate import Analysis, Estimate, covered, estimate, skeleton
+
+WIDE: dict[str, dict[str, int]] = {
+    "bert": dict(hidden_size=64, intermediate_size=256, max_position_embeddings=300),
+    "llama": dict(hidden_size=64, intermediate_size=192, head_dim=16, max_position_embeddings=300),
+    "gpt2": dict(n_embd=64, n_positions=300),
+    "gpt_neox": dict(hidden_size=64, intermediate_size=256, max_position_embeddings=300),
+    "gemma2": dict(hidden_size=64, intermediate_size=192, head_dim=16, max_position_embeddings=300),
+}
+
+
+def analysis_of(
+    lens: normlens.Lens,
+    n: int,
+    scopes: Sequence[str],
+    batch: int = 1,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Analysis:
+    asked = AnalysisOptions(**{"scopes": list(scopes), "memory_limit": LIMIT, **options})
+    return Analysis(lens, n, asked, batch=batch, device=device, dtype=dtype)
+
+
+RUNS = [
+    *((family, n, "all") for family in WIDE for n in (16, 160)),
+    *((family, 160, which) for family in ("bert", "llama") for which in ("first", "last")),
+]
+
+
+@pytest.mark.parametrize(("family", "n", "which"), RUNS)
+def test_operations_and_memory_are_those_of_the_run(family: str, n: int, which: str) -> None:
+    model = tiny_model(family, **WIDE[family])
+    ids = torch.randint(3, 60, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    lens = normlens.load(model)
+    scopes = {"all": lens.scopes, "first": lens.scopes[:3], "last": lens.scopes[-1:]}[which]
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(input_ids=ids, scopes=scopes, memory_limit=LIMIT)
+    with PeakMemory(model) as held:
+        fresh = normlens.load(model)  # one that keeps nothing from the call before
+        maps = fresh.maps(input_ids=ids, scopes=scopes, memory_limit=LIMIT)
+    # Results leave torch as NumPy arrays.
+    peak = held.peak + sum(array.nbytes for array in maps.arrays.values())
+
+    result = estimate(analysis_of(lens, n, scopes))
+    operations = counted.get_total_flops()
+    assert within(result.total_operations, operations, OPERATIONS_FACTOR), operations
+    assert within(result.working_memory, peak, MEMORY_FACTOR), peak
+
+
+@pytest.mark.parametrize("n", [16, 160])
+def test_parts_as_vectors_cost_what_the_estimate_says(n: int) -> None:
+    """Several feed-forward blocks in a bottleneck; the limit is kept with room to spare."""
+    wide = dict(hidden_size=128, intra_bottleneck_size=64, intermediate_size=192)
+    model = tiny_model("mobilebert", max_position_embeddings=300, **wide)
+    ids = torch.randint(3, 60, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    lens = normlens.load(model)
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(input_ids=ids, memory_limit=LIMIT)
+    with PeakMemory(model) as held:
+        normlens.load(model).maps(input_ids=ids, memory_limit=LIMIT)
+    result = estimate(analysis_of(lens, n, lens.scopes))
+    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
+    assert held.peak / 2.5 < result.working_memory / 2.5 < held.peak
+    assert [stage.plan.method for stage in result.stages] == ["vectors"]
+    assert result.memory["tile buffers"] <= LIMIT
+    assert estimate(analysis_of(lens, n, ["ATTNRESLN-N"])).stages == ()
+    with pytest.raises(InputError, match="several feed-forward blocks"):
+        estimate(analysis_of(lens, n, lens.scopes, nonlinearity="shapley"))
+
+
+@pytest.mark.parametrize(("family", "n"), [("bert", 16), ("llama", 96), ("bert", 160)])
+def test_tiles_are_those_of_the_run(family: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = []
+    walk = tiles.scope_norms  # every tile goes through it once
+
+    def counting(*args: Any, **options: Any) -> Any:
+        walked.append(args)
+        return walk(*args, **options)
+
+    monkeypatch.setattr(tiles, "scope_norms", counting)
+    lens = normlens.load(tiny_model(family, **WIDE[family]))
+    lens.maps(input_ids=[5] * n, memory_limit=LIMIT)
+    result = estimate(analysis_of(lens, n, lens.scopes))
+    assert len(walked) == result.stages[0].tiles * lens.n_layers
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_operations_of_shapley(family: str) -> None:
+    lens = normlens.load(tiny_model(family, **WIDE[family]))
+    ids = list(range(3, 43))
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(input_ids=ids, nonlinearity="shapley", samples=3, memory_limit=LIMIT)
+    analysis = analysis_of(lens, len(ids), lens.scopes, nonlinearity="shapley", samples=3)
+    result = estimate(analysis)
+    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
+
+
+def test_a_batch_costs_as_much_as_its_texts() -> None:
+    lens = normlens.load(tiny_model("bert", **WIDE["bert"]))
+    ids = [[7 + k] * 40 for k in range(3)]
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(input_ids=ids, batch_size=3, memory_limit=LIMIT)
+    result = estimate(analysis_of(lens, 40, lens.scopes, batch=3))
+    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
+
+
+def many_requests() -> list[tuple[str, int, int, str]]:
+    """Families, lengths, memory limits and rules."""
+    return [
+        (family, n, limit, rule)
+        for family in ("bert", "llama", "gpt2", "gemma2")
+        for n in (1, 9, 60, 200)
+        for limit in (LIMIT, 200_000)
+        for rule in ("ig", "shapley")
+    ]
+
+
+@pytest.mark.parametrize(("family", "n", "limit", "rule"), many_requests())
+def test_the_plan_is_that_of_the_lens(
+    family: str, n: int, limit: int, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The method, the tiles, the head products, and the targets that are sampled at once."""
+    made: dict[str, list[Any]] = {"choose_plan": [], "sampled_targets": [], "used_for": []}
+
+    def watch(place: Any, name: str, end: bool = False) -> None:
+        original = getattr(place, name)
+
+        def watched(*args: Any) -> Any:
+            made[name].append(original(*args))
+            if end:
+                raise StopWatching
+            return made[name][-1]
+
+        monkeypatch.setattr(place, name, watched)
+
+    watch(tiles, "choose_plan")
+    watch(shapley, "sampled_targets", end=True)
+    watch(head_products.HeadProducts, "used_for")
+    monkeypatch.setattr(tiles, "_run_sequence", stop_watching)
+    monkeypatch.setattr("normlens.pipeline.call.check_limit", lambda *_: None)
+    lens = normlens.load(tiny_model(family, **WIDE[family]))
+    options: Any = {"nonlinearity": rule, "samples": 2, "memory_limit": limit}
+    with pytest.raises(StopWatching):
+        lens.maps(input_ids=[5] * n, scopes=lens.scopes[-1:], **options)
+
+    analysis = analysis_of(lens, n, lens.scopes[-1:], nonlinearity=rule, memory_limit=limit)
+    result = estimate(analysis)
+    (group,) = result.stages
+    assert group.forms_head_products == any(made["used_for"])
+    if rule == "ig":
+        assert [group.plan] == made["choose_plan"]
+    else:
+        targets = group.sampled_targets
+        assert [targets] == made["sampled_targets"]
+        players = player_memory(group.shape, group.at.scopes_behind)
+        assert targets * players <= limit or targets == 1
+        buffers = result.memory["tile buffers"]
+        assert targets * players <= buffers <= 2 * targets * players
+
+
+class StopWatching(Exception):
+    pass
+
+
+def stop_watching(*_: Any) -> None:
+    raise StopWatching
+
+
+# On a GPU ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU that is asked for is not the one of this machine, whatever that has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_on_a_gpu_kernels_take_the_place_of_tiles(bert_base: normlens.Lens) -> None:
+    here, there = (ask(bert_base, 512, FF, device=device) for device in ("cpu", "cuda"))
+    assert not here.stages[0].at.is_fused
+    assert there.stages[0].at.is_fused
+    assert there.stages[0].plan.method == "by source"
+    assert "tile buffers" in here.memory
+    assert "kernel buffers" in there.memory
+    assert "tile buffers" not in there.memory
+    # Three products for one in float32; one of short numbers in bfloat16.
+    short = ask(bert_base, 512, FF, device="cuda", precision="bfloat16")
+    pairs = [result.operations["feed-forward pairs"] for result in (there, short)]
+    assert pairs[0] == 3 * pairs[1]
+    assert short.memory["kernel buffers"] < there.memory["kernel buffers"]
+
+
+def test_long_texts_take_matrices_on_a_gpu_later_than_on_a_cpu(bert_base: normlens.Lens) -> None:
+    methods = {
+        device: [
+            ask(bert_base, n, FF, device=device).stages[0].plan.method for n in (512, 1280, 8192)
+        ]
+        for device in ("cpu", "cuda")
+    }
+    assert methods["cpu"] == ["tiles", "matrices", "matrices"]
+    assert methods["cuda"] == ["by source", "by source", "matrices"]
+
+
+def test_what_kernels_cannot_do_is_done_by_tiles(
+    bert_base: normlens.Lens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options in (
+        {"device": "cuda", "dtype": torch.float64},
+        {"device": "cuda", "nonlinearity": "shapley"},
+        {"device": "mps"},
+    ):
+        assert not ask(bert_base, 64, FF, **options).stages[0].at.is_fused
+    one = bert_base.layers[0]
+    assert one.feed_forward is not None
+    assert one.norm_behind_feed_forward is not None
+    steps = [Branch(), Branch(), one.attention, one.feed_forward, Residual()]
+    longer = Layer([*steps, one.norm_behind_feed_forward, Residual()])
+    monkeypatch.setattr(bert_base, "layers", [longer])
+    unknown, known = (
+        ask(bert_base, 64, (scope,), device="cuda").stages[0].at.is_fused
+        for scope in ("ATTNFFRESLNRES-N", "ATTNFFRESLN-N")
+    )
+    assert known
+    assert not unknown
+
+
+# Pieces ------------------------------------------------------------------------------------------
+
+REACHES = [Reach(), Reach(None, 0), Reach(2, 0), Reach(3, 3), Reach(0, 0)]
+
+
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("n", [1, 2, 7, 20])
+def test_allowed_pairs(reach: Reach, n: int) -> None:
+    assert reach.pairs(n) == int(reach.mask(n).sum())
+
+
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("plan", [Plan("tiles", 4, 3), Plan("tiles", 20, 1), Plan("tiles", 1, 20)])
+def test_tiles_cover_every_pair(reach: Reach, plan: Plan) -> None:
+    n = 20
+    tiles, pairs = covered(reach, n, plan)
+    assert reach.pairs(n) <= pairs <= n * n
+    assert 0 < tiles <= -(-n // plan.sources) * -(-n // plan.targets)
+    if reach == Reach():
+        assert pairs == n * n
+
+
+@pytest.fixture(scope="module")
+def bert_base() -> normlens.Lens:
+    """The paper's model, without its weights."""
+    config = tiny_config(
+        "bert",
+        vocab_size=30522,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        max_position_embeddings=512,
+    )
+    lens = skeleton(config)
+    assert all(parameter.is_meta for parameter in lens.model.parameters())
+    return lens
+
+
+def ask(lens: normlens.Lens, n: int, scopes: Sequence[str], **options: Any) -> Estimate:
+    return estimate(analysis_of(lens, n, scopes, **options))
+
+
+FF = ("ATTNRESLN-N", "ATTNRESLNFF-N")
+
+
+def test_bert_base_beside_the_published_way(bert_base: normlens.Lens) -> None:
+    result = ask(bert_base, 512, FF, memory_limit=1 << 28)
+    assert result.published == 512 * 512 * 12 * 768 * 4  # 9.7 GB
+    assert result.working_memory < result.published / 10
+    assert result.memory["model weights"] == pytest.approx(4 * 109.5e6, rel=0.01)
+    floor = 12 * 2 * 512**2 * 3072 * 768  # the second product alone, were it done pair by pair
+    assert 0.1 * floor < result.operations["feed-forward pairs"] < 1.2 * floor
+
+
+def test_fewer_layers_cost_less_but_run_the_whole_model(bert_base: normlens.Lens) -> None:
+    whole, one = ask(bert_base, 64, FF), ask(bert_base, 64, FF, layers=[3])
+    assert one.operations["forward pass"] == whole.operations["forward pass"]
+    assert one.operations["feed-forward pairs"] * 12 == whole.operations["feed-forward pairs"]
+
+
+def test_scopes_before_the_block_need_no_tiles(bert_base: normlens.Lens) -> None:
+    result = ask(bert_base, 64, ("ATTN-N",))
+    assert result.stages == ()
+    assert set(result.operations) == {"forward pass", "checks", "attention parts"}
+
+
+def test_weights_alone_need_the_forward_pass_and_its_checks(bert_base: normlens.Lens) -> None:
+    assert set(ask(bert_base, 64, ("ATTN-W",)).operations) == {"forward pass", "checks"}
+
+
+def test_a_tight_limit_makes_smaller_tiles(bert_base: normlens.Lens) -> None:
+    roomy, tight = (ask(bert_base, 256, FF, memory_limit=limit) for limit in (1 << 30, 1 << 22))
+    (wide,), (narrow,) = roomy.stages, tight.stages
+    assert narrow.plan.targets * narrow.plan.sources < wide.plan.targets * wide.plan.sources
+    assert narrow.tiles > wide.tiles
+
+
+def test_longer_texts_cost_more(bert_base: normlens.Lens) -> None:
+    results = [ask(bert_base, n, FF) for n in (1, 2, 10, 100, 500)]
+    for shorter, longer in pairwise(results):
+        assert shorter.total_operations < longer.total_operations
+        assert shorter.peak_memory < longer.peak_memory
+
+
+@pytest.mark.parametrize("model_type", tiny_families())
+def test_every_family_has_an_estimate(model_type: str) -> None:
+    lens = skeleton(tiny_config(model_type))
+    result = estimate(analysis_of(lens, 24, lens.scopes))
+    assert result.total_operations > 0
+    assert result.peak_memory > 0
+    parallel = "∥" in lens.component_sequence
+    assert (not result.stages) == parallel
+
+
+def test_half_precision_halves_the_weights() -> None:
+    lens = skeleton(tiny_config("gpt2"))
+    full, half = (
+        analysis_of(lens, 8, lens.scopes, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert half.weights * 2 == full.weights
+    assert half.layers[0].item == full.layers[0].item == 4
+
+
+def test_a_factor_costs_a_copy_of_what_it_scales() -> None:
+    """Of one layer at a time, its output and its second feed-forward matrix."""
+    memory = []
+    for factor in (1.0, 0.3):
+        lens = skeleton(tiny_config("granite", residual_multiplier=factor))
+        memory.append(estimate(analysis_of(lens, 24, lens.scopes)).peak_memory)
+    assert memory[1] - memory[0] == 4 * (16 * 16 + 24 * 16)

@@ -1,0 +1,175 @@
+"""The cost model of encoder–decoders against what tiny ones really multiply and hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from estimate_counting import LIMIT, MEMORY_FACTOR, OPERATIONS_FACTOR, PeakMemory, within
+from torch.utils.flop_counter import FlopCounterMode
+
+import normlens
+from normlens.errors import InputError
+from normlens.frozen import tiles
+from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_model
+from normlens.options import AnalysisOptions
+from normlens.pipeline import batches
+from normlens.plan import costs
+from normlens.plan.estimate import Analysis, estimate, skeleton
+
+WIDE: dict[str, dict[str, int]] = {
+    "bart": dict(d_model=64, encoder_ffn_dim=256, decoder_ffn_dim=192, max_position_embeddings=300),
+    "mt5": dict(d_model=64, d_kv=16, d_ff=192),
+}
+#: Sources and targets: each longer than the other, and lengths at which matrices are cheaper.
+LENGTHS = [(24, 9), (9, 24), (160, 120)]
+
+
+@pytest.fixture(scope="module", params=list(WIDE))
+def lens(request: pytest.FixtureRequest) -> normlens.Lens:
+    return normlens.load(tiny_model(request.param, **WIDE[request.param]))
+
+
+def ids(n: int) -> list[int]:
+    return torch.randint(3, 60, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+
+
+def analysis_of(
+    lens: normlens.Lens, n: int, m: int, scopes: Any = None, layers: Any = None, **options: Any
+) -> Analysis:
+    """What `lens.maps` would be asked."""
+    asked = AnalysisOptions(scopes=scopes, layers=layers, memory_limit=LIMIT)
+    return Analysis(lens, n, asked, m, **options)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "scopes"),
+    [*((n, m, None) for n, m in LENGTHS), (24, 9, ["ATTN-N", "ATTNRES-N", "CROSS-N"]),
+     (24, 9, ["FF"])],
+)  # fmt: skip
+def test_operations_and_memory_are_those_of_the_run(
+    lens: normlens.Lens, n: int, m: int, scopes: Any
+) -> None:
+    given: Any = {"input_ids": ids(n), "decoder_input_ids": ids(m), "memory_limit": LIMIT}
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(**given, scopes=scopes)
+    with PeakMemory(lens.model) as held:
+        fresh = normlens.load(lens.model)  # one that keeps nothing from the call before
+        maps = fresh.maps(**given, scopes=scopes)
+    # Results leave torch as NumPy arrays.
+    arrays = [*maps.arrays.values(), *maps.encoder.arrays.values()]
+    peak = held.peak + sum(array.nbytes for array in arrays)
+
+    result = estimate(analysis_of(lens, n, m, scopes))
+    operations = counted.get_total_flops()
+    assert within(result.total_operations, operations, OPERATIONS_FACTOR), operations
+    assert within(result.working_memory, peak, MEMORY_FACTOR), peak
+
+
+def test_a_batch_costs_as_much_as_its_pairs(lens: normlens.Lens) -> None:
+    given: Any = {"input_ids": [ids(20)] * 3, "decoder_input_ids": [ids(12)] * 3}
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(**given, batch_size=3, memory_limit=LIMIT)
+    result = estimate(analysis_of(lens, 20, 12, batch=3))
+    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
+
+
+@pytest.mark.parametrize(("n", "m"), [(24, 9), (160, 120)])
+def test_tiles_are_those_of_the_run(
+    lens: normlens.Lens, n: int, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked = []
+    walk = tiles.scope_norms  # every tile goes through it once
+
+    def counting(*args: Any, **options: Any) -> Any:
+        walked.append(args)
+        return walk(*args, **options)
+
+    monkeypatch.setattr(tiles, "scope_norms", counting)
+    lens.maps(input_ids=ids(n), decoder_input_ids=ids(m), scopes="FF", memory_limit=LIMIT)
+    analysis = analysis_of(lens, n, m, "FF")
+    stages = estimate(analysis).stages
+    assert [stage.name for stage in stages] == [
+        "encoder", "decoder, sources of the decoder", "decoder, sources of the encoder",
+    ]  # fmt: skip
+    layers = {stack.name: len(stack.request.layers) for stack in analysis.stacks}
+    counts = {stage.name: layers[stage.name.split(",")[0]] for stage in stages}
+    assert len(walked) == sum(stage.tiles * counts[stage.name] for stage in stages)
+
+
+def test_either_length_costs(lens: normlens.Lens) -> None:
+    both, longer_source, longer_target = (
+        estimate(analysis_of(lens, n, m)) for n, m in [(20, 20), (40, 20), (20, 40)]
+    )
+    for longer in (longer_source, longer_target):
+        assert longer.total_operations > both.total_operations
+        assert longer.peak_memory > both.peak_memory
+        assert longer.published > both.published
+
+
+def test_layers_count_in_each_stack(lens: normlens.Lens) -> None:
+    one = estimate(analysis_of(lens, 20, 12, layers=[0]))
+    whole = estimate(analysis_of(lens, 20, 12))
+    assert one.operations["forward pass"] == whole.operations["forward pass"]
+    assert one.operations["feed-forward pairs"] < whole.operations["feed-forward pairs"]
+
+
+def test_on_a_gpu_kernels_do_both_groups(
+    lens: normlens.Lens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other sequence in squares as long as the targets: 20 sources of 8 targets are three."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    stages = estimate(analysis_of(lens, 20, 8, device="cuda")).stages
+    assert all(stage.at.is_fused for stage in stages)
+    pairs = [
+        estimate(analysis_of(lens, n, 8, layers=[1, 2], device="cuda", scopes=["CROSS-N"]))
+        for n in (17, 20, 24, 25)
+    ]
+    parts = [each.operations["attention parts"] for each in pairs]
+    assert parts[1] - parts[0] < parts[3] - parts[2]  # one more square
+    exact = analysis_of(lens, 20, 8, device="cuda", dtype=torch.float64)
+    assert not any(stage.at.is_fused for stage in estimate(exact).stages)
+
+
+def test_the_automatic_batch_is_that_of_the_lens(
+    lens: normlens.Lens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder's layer has the weights of two attentions."""
+    asked: list[tuple[Any, ...]] = []
+
+    def record(n: int, heads: int, d: int, itemsize: int) -> int:
+        asked.append((n, heads, d, itemsize))
+        return 1
+
+    monkeypatch.setattr(costs, "sequence_memory", record)
+    batches.affordable(lens, 50)
+    analysis_of(lens, 50, 3).automatic_batch()
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("family", tiny_encoder_decoders())
+def test_every_encoder_decoder_has_an_estimate(family: str) -> None:
+    lens = skeleton(tiny_config(family))
+    result = estimate(analysis_of(lens, 9, 6))
+    assert {stage.name.split(",")[0] for stage in result.stages} == {"encoder", "decoder"}
+
+
+def test_shapley_values_are_of_one_attention(lens: normlens.Lens) -> None:
+    asked = AnalysisOptions(nonlinearity="shapley")
+    with pytest.raises(InputError, match="one attention only"):
+        estimate(Analysis(lens, 9, asked, 6))
+
+
+def test_what_hears_has_as_many_frames_as_ever() -> None:
+    lens = skeleton(tiny_config("whisper"))
+    analysis_of(lens, 9, 6).check_lengths()
+    with pytest.raises(InputError, match="always has 9 frames"):
+        analysis_of(lens, 8, 6).check_lengths()
+
+
+def test_a_target_is_for_two_stacks(lens: normlens.Lens) -> None:
+    with pytest.raises(InputError, match="reads one text"):
+        analysis_of(skeleton(tiny_config("bert")), 9, 6).check_lengths()
+    with pytest.raises(InputError, match="give the length of its target"):
+        Analysis(lens, 9, AnalysisOptions()).check_lengths()

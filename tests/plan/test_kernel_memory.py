@@ -1,0 +1,55 @@
+"""What the kernels keep in memory, and the pieces that their work is cut into."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from normlens.gpu.sizes import PRECISIONS, TargetTiling
+from normlens.layers import Reach
+from normlens.plan.costs import Shape
+from normlens.plan.kernels import CHUNK_BYTES, KernelStage, TargetPieces, chunk_limit
+
+hypothesis = pytest.importorskip("hypothesis")
+given, st = hypothesis.given, hypothesis.strategies
+
+
+def bert_base(n: int, precision: str = "float32", batch: int = 1) -> KernelStage:
+    shape = Shape(n, Reach().pairs(n), 768, 3072, 12, 1)
+    return KernelStage(shape, PRECISIONS[precision], batch, 64, slots=7, bypassed=True)
+
+
+def test_a_chunk_is_never_larger_than_a_launch_can_use():
+    assert chunk_limit(None) == chunk_limit(1 << 40) == CHUNK_BYTES
+    assert chunk_limit(1000) == 1000
+
+
+@given(n=st.integers(1, 9000), size=st.integers(1, 1 << 16), limit=st.integers(1, 1 << 30))
+def test_pieces_fit_unless_they_are_the_smallest(n, size, limit):
+    tiling = TargetTiling()
+    pieces = TargetPieces(tiling, n, size)
+    sources = pieces.sources(limit)
+    used = pieces.tiles(limit, sources) * tiling.tile * sources * size
+    assert 1 <= sources <= n
+    assert used <= max(limit, pieces.least_bytes)
+
+
+@pytest.mark.parametrize("method", ["source_memory", "matrix_memory"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_limit_bounds_what_is_beside_sums_and_operands(method, precision):
+    roomy = bert_base(2048, precision)
+    tight = replace(roomy, memory_limit=16 << 20)
+    assert getattr(tight, method) < getattr(roomy, method)
+
+
+@pytest.mark.parametrize("method", ["source_memory", "matrix_memory"])
+def test_more_texts_and_longer_ones_take_more(method):
+    sizes = [getattr(bert_base(n), method) for n in (8, 64, 512, 4096)]
+    assert sizes == sorted(set(sizes))
+    assert getattr(bert_base(64, batch=4), method) > getattr(bert_base(64), method)
+
+
+def test_no_sum_is_as_large_as_the_published_tensor():
+    n = 512
+    assert bert_base(n).source_memory < n * n * 12 * 768 * 4 / 10

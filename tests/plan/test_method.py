@@ -1,0 +1,96 @@
+"""The cost model that cuts the feed-forward stage into tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from normlens.plan.costs import Plan, Shape, choose_plan, matrix_operations, tile_operations
+
+hypothesis = pytest.importorskip("hypothesis")
+given, st = hypothesis.given, hypothesis.strategies
+
+
+def bert_base(n: int, causal: bool = False) -> Shape:
+    pairs = n * (n + 1) // 2 if causal else n * n
+    return Shape(n=n, pairs=pairs, d=768, m=3072, heads=12, projections=1)
+
+
+def crossover(causal: bool) -> int:
+    """The shortest input for which matrices are chosen."""
+    return next(n for n in range(64, 8192, 8) if method(bert_base(n, causal)) == "matrices")
+
+
+def method(shape: Shape) -> str:
+    return choose_plan(shape, None).method
+
+
+def test_short_inputs_take_tiles_and_long_ones_matrices():
+    assert method(bert_base(32)) == "tiles"
+    assert method(bert_base(512)) == "tiles"
+    assert method(bert_base(4096)) == "matrices"
+
+
+def test_matrices_pay_off_where_the_count_of_operations_says():
+    """``n > d m / (m − d)``, about 1024 for BERT-base, and twice that under a causal mask."""
+    assert crossover(causal=False) == pytest.approx(768 * 3072 / (3072 - 768), rel=0.05)
+    assert crossover(causal=True) == pytest.approx(2 * crossover(causal=False), rel=0.05)
+
+
+def test_a_window_keeps_long_inputs_with_tiles():
+    """Few pairs per target never pay for a matrix per target."""
+    n, window = 8192, 128
+    shape = replace(bert_base(n), pairs=n * window)
+    assert method(shape) == "tiles"
+
+
+def test_operations():
+    shape = Shape(n=3, pairs=9, d=5, m=7, heads=2, projections=2)
+    mix, scale_and_multiply = 2 * 7 * 2 * 2, 2 * 7 * 5
+    assert tile_operations(shape) == 9 * (mix + scale_and_multiply)
+    assert matrix_operations(shape) == 3 * 2 * 5 * 5 * 7 + 9 * 2 * 5 * (5 + 2)
+
+
+shapes = st.builds(
+    lambda n, share, d, m, heads, projections, itemsize: Shape(
+        n, max(n, int(n * n * share)), d, m, heads, projections, itemsize
+    ),
+    n=st.integers(1, 5000),
+    share=st.floats(0.01, 1),
+    d=st.integers(1, 2048),
+    m=st.integers(1, 8192),
+    heads=st.integers(1, 64),
+    projections=st.integers(1, 2),
+    itemsize=st.sampled_from([4, 8]),
+)
+
+
+@given(shape=shapes, limit=st.integers(1, 1 << 34))
+def test_the_limit_holds_unless_nothing_is_left_to_halve(shape, limit):
+    plan = choose_plan(shape, limit)
+    assert plan.memory(shape) <= limit or plan.halved() is None
+
+
+@given(shape=shapes)
+def test_a_tile_never_covers_all_pairs(shape):
+    plan = choose_plan(shape, None)
+    assert 1 <= plan.sources <= shape.n
+    assert 1 <= plan.targets <= max(1, shape.n // 2)
+
+
+@given(shape=shapes, limit=st.integers(1, 1 << 34))
+def test_more_memory_never_means_a_smaller_tile(shape, limit):
+    small, large = choose_plan(shape, limit), choose_plan(shape, 2 * limit)
+    assert small.method == large.method
+    assert small.sources * small.targets <= large.sources * large.targets
+
+
+@given(sources=st.integers(1, 4096), targets=st.integers(1, 64))
+def test_halving_ends_at_a_single_pair(sources, targets):
+    plan, steps = Plan("tiles", sources, targets), 0
+    while (smaller := plan.halved()) is not None:
+        assert smaller.sources * smaller.targets < plan.sources * plan.targets
+        plan, steps = smaller, steps + 1
+    assert (plan.sources, plan.targets) == (1, 1)
+    assert steps <= 20

@@ -1,0 +1,349 @@
+"""Maps that go to a file layer by layer are the same maps, and memory never holds them all."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from crafted_files import save_crafted
+from forking import run_python
+from safetensors import safe_open
+from unlike_examples import _own_registry, reader, unlike  # noqa: F401
+
+import normlens
+from normlens import Maps, cli
+from normlens import lens as writing
+from normlens.errors import InputError, MapsFileError, OutputError
+from normlens.layers import Reach
+from normlens.models.tiny import tiny_families, tiny_model
+from normlens.pipeline.collect import Collected
+from normlens.pipeline.layer_results import Columns, LargeResults
+from normlens.results import files as growing_file
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+#: Layers that differ, two stacks, experts, sources of another sequence.
+FAMILIES = ("bert", "gpt2", "mistral", "gemma3_text", "t5", "mixtral", "deepseek_v3", "mobilebert")
+
+
+def ids_of(lens: normlens.Lens) -> dict[str, Any]:
+    return {"input_ids": IDS, **({"decoder_input_ids": [2, 5, 7]} if lens.two_stacks else {})}
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name in tiny_families()])
+@pytest.mark.parametrize("map_dtype", ["auto", "float16"])
+def test_the_same_maps(family: str, map_dtype: str, tmp_path: Path) -> None:
+    lens = normlens.load(tiny_model(family))
+    ids = ids_of(lens)
+    asked: dict[str, Any] = {"heads": True, "statistics": True, "map_dtype": map_dtype}
+    if lens.layers[0].by_source:
+        del asked["statistics"]
+    expected = lens.maps(**ids, **asked)
+    written = lens.maps(**ids, **asked, out=tmp_path / "maps.safetensors")
+    assert written == expected
+    assert written.provenance == expected.provenance
+    assert Maps.load(tmp_path / "maps.safetensors") == expected
+    assert names_in(tmp_path) == ["maps.safetensors"]
+    for maps in (written, written.encoder):
+        for arrays in maps.groups.values() if maps is not None else ():
+            assert all(array.flags.writeable for array in arrays.values())
+
+
+def test_the_file_is_what_save_writes(tmp_path: Path) -> None:
+    lens = normlens.load(tiny_model("t5"))
+    ids = ids_of(lens)
+    lens.maps(**ids, out=tmp_path / "streamed.safetensors")
+    lens.maps(**ids).save(tmp_path / "saved.safetensors")
+    files = [safe_open(tmp_path / f"{name}.safetensors", "np") for name in ("streamed", "saved")]
+    streamed, saved = files
+    assert streamed.metadata() == saved.metadata()
+    assert sorted(streamed.keys()) == sorted(saved.keys())
+    for name in saved.keys():  # noqa: SIM118
+        assert streamed.get_tensor(name).dtype == saved.get_tensor(name).dtype
+        assert np.array_equal(streamed.get_tensor(name), saved.get_tensor(name))
+
+
+@pytest.mark.parametrize("model", [unlike, reader])
+@pytest.mark.parametrize("map_dtype", ["auto", "float32", "float16"])
+def test_layers_that_lack_a_scope_leave_no_gap(model: Any, map_dtype: str, tmp_path: Path) -> None:
+    """Room is kept for all layers; arrays of fewer move together in the end."""
+    lens = normlens.load(model())
+    expected = lens.maps(input_ids=IDS, map_dtype=map_dtype)
+    assert expected.coverage
+    path = tmp_path / "maps.safetensors"
+    assert lens.maps(input_ids=IDS, map_dtype=map_dtype, out=path) == expected
+    assert Maps.load(tmp_path / "maps.safetensors") == expected
+
+
+def test_written_to_in_memory_the_file_stays(tmp_path: Path) -> None:
+    lens = normlens.load(tiny_model("bert"))
+    path = tmp_path / "maps.safetensors"
+    maps = lens.maps(input_ids=IDS, out=path)
+    maps["FF"][:] = 0
+    assert Maps.load(path) == lens.maps(input_ids=IDS) != maps
+
+
+def test_what_else_maps_can_do(tmp_path: Path) -> None:
+    lens = normlens.load(tiny_model("bert"))
+    maps, expected = (
+        lens.maps(input_ids=IDS, out=tmp_path / "x.safetensors"),
+        lens.maps(input_ids=IDS),
+    )
+    assert maps.choose(layers=1, scopes="FF") == expected.choose(layers=1, scopes="FF")
+    assert np.array_equal(maps.similarity("LN1", "FF"), expected.similarity("LN1", "FF"))
+    assert maps.to_pandas().equals(expected.to_pandas())
+    assert maps.rollout("LN2") == expected.rollout("LN2")
+    assert Maps.load(maps.save(tmp_path / "again.safetensors")) == expected
+    maps.save(tmp_path / "x.safetensors", overwrite=True)
+    assert maps == expected  # the replaced file stays as long as it is mapped
+
+
+# Refused, or ended ------------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_only_on_request(tmp_path: Path) -> None:
+    lens = normlens.load(tiny_model("bert"))
+    path = tmp_path / "maps.safetensors"
+    path.write_bytes(b"mine")
+    with pytest.raises(OutputError, match="exists already"):
+        lens.maps(input_ids=IDS, out=path)
+    assert path.read_bytes() == b"mine"
+    lens.maps(input_ids=IDS, out=path, overwrite=True)
+    assert Maps.load(path) == lens.maps(input_ids=IDS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"input_ids": [IDS, IDS]}, "one text"),
+        ({"input_ids": [IDS]}, "one text"),
+        ({"input_ids": IDS, "origin": "input"}, "finished together"),
+    ],
+)
+def test_what_cannot_be_written_layer_by_layer(
+    asked: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    lens = normlens.load(tiny_model("bert"))
+    with pytest.raises(InputError, match=message):
+        lens.maps(**asked, out=tmp_path / "maps.safetensors")
+    assert names_in(tmp_path) == []
+
+
+def test_other_endings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a \.safetensors file"):
+        normlens.load(tiny_model("bert")).maps(input_ids=IDS, out=tmp_path / "maps.csv")
+
+
+def test_a_call_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    lens = normlens.load(tiny_model("bert"))
+    path = tmp_path / "maps.safetensors"
+    path.write_bytes(b"mine")
+
+    def stop(done: int, _: int) -> None:
+        assert len(names_in(tmp_path)) == 2  # the temporary file is there
+        raise RuntimeError(f"stopped behind layer {done}")
+
+    with pytest.raises(RuntimeError, match="stopped behind layer 1"):
+        lens.maps(input_ids=IDS, out=path, overwrite=True, progress=stop)
+    assert names_in(tmp_path) == ["maps.safetensors"]
+    assert path.read_bytes() == b"mine"
+
+
+KILLED = """
+import os, signal, sys, normlens
+from normlens.models.tiny import tiny_model
+stop = lambda done, _: os.kill(os.getpid(), signal.SIGKILL)
+normlens.load(tiny_model("bert")).maps(input_ids=[3, 9, 27], out=sys.argv[1], progress=stop)
+"""
+
+
+def test_a_killed_call_leaves_nothing_under_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "maps.safetensors"
+    assert run_python(KILLED, path).returncode == -9
+    assert not path.exists()
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OutputError, match=r"cannot write .*No space left"):
+        normlens.load(tiny_model("bert")).maps(input_ids=IDS, out=tmp_path / "maps.safetensors")
+    assert names_in(tmp_path) == []
+
+
+def test_a_header_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "ROOM", 0)
+    monkeypatch.setattr(writing, "ROOM_OF_LAYER", 0)
+    monkeypatch.setattr(writing, "LABELS", 0)
+    with pytest.raises(OutputError, match="has room for 0"):
+        normlens.load(tiny_model("bert")).maps(input_ids=IDS, out=tmp_path / "maps.safetensors")
+    assert names_in(tmp_path) == []
+
+
+def test_strange_tokens_have_room(tmp_path: Path) -> None:
+    """Characters that JSON writes as six, twice over."""
+    lens = normlens.load(tiny_model("gpt2"))
+    (encoded,) = lens.encode(input_ids=IDS)
+    strange = ['\x00"\\\n' * 4000, *encoded.tokens[1:]]
+    object.__setattr__(encoded, "tokens", strange)
+    (maps,) = lens.analyse([encoded], out=tmp_path / "maps.safetensors")
+    assert maps.raw_tokens == strange
+
+
+# Memory -----------------------------------------------------------------------------------------
+
+
+def held() -> int:
+    """Bytes of all tensors that the collector sees, and of what Python and NumPy have allocated."""
+    tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return (
+        sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+        + (tracemalloc.get_traced_memory()[0])
+    )
+
+
+def most_held(lens: normlens.Lens, ids: list[int], **asked: Any) -> tuple[int, int]:
+    """Bytes by which memory grows at most, behind a layer or at the end, and those of the maps."""
+    sizes: list[int] = []
+    gc.freeze()  # what other tests have left does not change, and is not looked through
+    tracemalloc.start()
+    try:
+        before = held()
+        maps = lens.maps(input_ids=ids, progress=lambda *_: sizes.append(held() - before), **asked)
+        sizes.append(held() - before)
+        at_most = max(*sizes, tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    return at_most, sum(array.nbytes for array in maps.arrays.values()) + maps.allowed.nbytes
+
+
+def test_memory_does_not_hold_the_maps(tmp_path: Path) -> None:
+    lens = normlens.load(tiny_model("gpt2", n_layer=24, n_positions=256))
+    ids = [k % 60 for k in range(256)]
+    lens.maps(input_ids=ids[:9])
+    kept, total = most_held(lens, ids)
+    assert kept > total  # this is what is measured
+    streamed, same = most_held(lens, ids, out=tmp_path / "maps.safetensors")
+    assert same == total
+    assert streamed < total / 2
+
+
+def test_nothing_is_collected_but_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending: list[int] = []
+    add = Collected.add
+
+    def watched(self: Collected, *args: Any) -> None:
+        add(self, *args)
+        waiting = self.checks.pending._waiting.values()
+        pending.append(max(len(tensor.shape) for each in waiting for tensor in each))
+
+    monkeypatch.setattr(Collected, "add", watched)
+    lens = normlens.load(tiny_model("bert"))
+    lens.maps(input_ids=IDS, heads=True, out=tmp_path / "maps.safetensors")
+    assert pending == [2, 2]  # mixing ratios (b, i) and numbers of the checks alone
+
+
+class Instant:
+    """An outbox that copies at once; a CPU stands in for the GPU."""
+
+    def send(self, tensors: Any, into: Any, ready: Any, first: int | None) -> None:
+        for tensor, place in zip(tensors, into, strict=True):
+            place.copy_(tensor if first is None else tensor.tril(first))
+
+    def wait(self) -> None:
+        pass
+
+
+def test_what_leaves_a_gpu_goes_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.touch()
+    file = growing_file.GrowingFile(str(path), 500)
+    transfer: Any = Instant()
+    large = LargeResults(Columns([4]), 2, transfer, file.place)
+    key, other = ("arrays", "ATTN-N"), ("standard_error", "ATTN-N")
+    layers = [torch.randn(1, 4, 4), torch.randn(1, 4, 4)]
+    for tensor in layers:
+        tensors = {key: tensor.half(), other: tensor, ("mixing", "ATTN-N"): tensor[:, 0]}
+        sent = {each: found for each, found in tensors.items() if large.takes(each, found)}
+        assert list(sent) == [key, other]
+        large.add(sent, Reach(None, 0))
+    arrays = {"/".join(name): array[0] for name, array in large.arrived().items()}
+    file.finish(arrays, {})
+    found = growing_file.mapped_arrays(path)
+    expected = torch.cat(layers).tril()
+    assert np.array_equal(found["standard_error/ATTN-N"], expected)
+    assert np.array_equal(found["arrays/ATTN-N"], expected.half())
+
+
+# The file itself --------------------------------------------------------------------------------
+
+
+def test_a_growing_file_is_a_safetensors_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.touch()
+    file = growing_file.GrowingFile(str(path), 500)
+    first = file.place("first", (4, 3), np.dtype(np.float32))
+    half = file.under("of/")("half", (5,), np.dtype(np.float16))
+    first[:2] = np.arange(6).reshape(2, 3)
+    half[:] = 7
+    more = np.arange(4, dtype=np.int64)
+    file.finish({"first": first[:2], "of/half": half, "more": more}, {"format": "é"})
+    with safe_open(path, "np") as opened:
+        assert opened.metadata() == {"format": "é"}
+        assert np.array_equal(opened.get_tensor("first"), np.arange(6).reshape(2, 3))
+        assert np.array_equal(opened.get_tensor("of/half"), np.full(5, 7, np.float16))
+        assert np.array_equal(opened.get_tensor("more"), more)
+    arrays = growing_file.mapped_arrays(path)
+    assert np.array_equal(arrays["more"], more)
+    assert np.array_equal(arrays["of/half"], np.full(5, 7, np.float16))
+
+
+def test_masks_of_other_bytes_are_refused(tmp_path: Path) -> None:
+    path = normlens.load(tiny_model("bert")).maps(input_ids=IDS).save(tmp_path / "x.safetensors")
+    with safe_open(path, "np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = file.metadata()
+    tensors["allowed"].view(np.uint8)[0, 0, 0] = 2
+    save_crafted(tensors, path, metadata=header)
+    with pytest.raises(MapsFileError, match="'allowed' holds other bytes"):
+        normlens.open(path)
+
+
+# The command line -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [(), ("--heads",), ("--words",), ("--map-dtype", "float16")])
+def test_the_command_writes_the_same(
+    more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("typer")
+    from normlens.loading.embedded import EMBEDDED
+
+    if not EMBEDDED["minilm"].installed:
+        pytest.skip("needs an embedded model")
+    path = tmp_path / "maps.safetensors"
+    text = "The cat sat."
+    given = ["map", text, "--model", "minilm", "--device", "cpu", "--out", str(path), *more]
+    assert cli.main(given) == 0
+    assert f"wrote {path}: " in capsys.readouterr().out
+    lens = normlens.load("minilm", device="cpu")
+    half = "--map-dtype" in more
+    maps = lens.maps(text, heads="--heads" in more, map_dtype="float16" if half else "auto")
+    assert Maps.load(path) == (maps.words() if "--words" in more else maps)
+    assert cli.main(given) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert cli.main([*given, "--force"]) == 0
