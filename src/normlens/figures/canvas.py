@@ -215,8 +215,9 @@ class Page:
         layout.execute(figure)
         figure.set_layout_engine("none")
         for axes in figure.axes:  # the solver's last digits differ from one time to the next
-            box = axes.get_position(original=True)
-            axes.set_position([round(edge, 5) for edge in box.bounds], which="both")
+            left, bottom, wide, tall = axes.get_position(original=True).bounds
+            rounded = (round(left, 5), round(bottom, 5), round(wide, 5), round(tall, 5))
+            axes.set_position(rounded, which="both")
 
         def write(y: float, text: str, size: float, **style: Any) -> None:
             figure.text(MARGIN / across, 1 - y / down, text, size=size, va="top", **style)
