@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from normlens.errors import InputError, MissingDependencyError, NormLensError, check_choice
 from normlens.results import store
-from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS
+from normlens.results.words import OTHER_SEQUENCE, STACKS
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
 
@@ -61,13 +61,6 @@ class Notebook:
             file.write(document)
         return Path(path)
 
-    def widget(self) -> Any:
-        """An interactive widget; what the reader does is in its ``state``."""
-        make = widget_class()
-        shown = make(payload=self.payload(LARGEST), state=dict(self.state))
-        shown.still = self.still()
-        return shown
-
     def still(self) -> dict[str, str]:
         """The picture for pages that run no widget, such as GitHub's; {} without Matplotlib."""
         if self.figure is None:
@@ -80,29 +73,23 @@ class Notebook:
         figure.savefig(buffer, format="png", dpi=_DPI)
         return {"image/png": base64.b64encode(buffer.getvalue()).decode("ascii")}
 
-    def frame(self, height: int = 760) -> str:
-        """The self-contained page in a frame, for notebooks without anywidget."""
-        document = pages.standalone(self.payload(_FRAME), self.title, urlencode(self.state))
-        return (
-            f'<iframe title="NormLens" sandbox="allow-scripts allow-downloads" width="100%" '
-            f'height="{height}" style="border:0" srcdoc="{html.escape(document)}"></iframe>'
-        )
-
     def show(self) -> Any:
-        """The widget, or a frame with a line that says how to get the widget."""
+        """The widget, whose ``state`` is what the reader does, or a frame with how to get it."""
         try:
-            return self.widget()
+            shown = widget_class()(payload=self.payload(LARGEST), state=dict(self.state))
         except MissingDependencyError as error:
-            return Frame(self.frame(), str(error), self.to_file, self.still())
+            document = pages.standalone(self.payload(_FRAME), self.title, urlencode(self.state))
+            return Frame(document, str(error), self.to_file, self.still())
+        shown.still = self.still()
+        return shown
 
     def mimebundle(self, text: str, **options: Any) -> Any:
         """What a notebook shows for the last expression of a cell; `text` is its plain form."""
         shown = self.show()
         if isinstance(shown, Frame):
             return {"text/plain": text, "text/html": shown._repr_html_(), **shown.still}
-        bundle = shown._repr_mimebundle_(**options)
-        data, *rest = bundle if isinstance(bundle, tuple) else (bundle,)
-        return ({**data, "text/plain": text}, *rest) if rest else data
+        data, *rest = shown._repr_mimebundle_(**options)
+        return {**data, "text/plain": text}, *rest
 
 
 @cache
@@ -123,17 +110,15 @@ def widget_class() -> type[Any]:
         still: Mapping[str, str] = {}
 
         def _repr_mimebundle_(self, **options: Any) -> Any:
-            bundle = super()._repr_mimebundle_(**options)
-            if isinstance(bundle, tuple):
-                return ({**self.still, **bundle[0]}, *bundle[1:])
-            return bundle and {**self.still, **bundle}
+            data, *rest = super()._repr_mimebundle_(**options)
+            return {**self.still, **data}, *rest
 
     return ViewerWidget
 
 
 @dataclass(frozen=True)
 class Frame:
-    """HTML that a notebook displays."""
+    """A self-contained page that a notebook without anywidget displays in a frame."""
 
     document: str
     reason: str
@@ -150,14 +135,17 @@ class Frame:
         return self.still.get("image/png")
 
     def _repr_html_(self) -> str:
-        return f"{self.document}<p>{html.escape(self.reason)}; shown in a frame instead.</p>"
+        return (
+            f'<iframe title="NormLens" sandbox="allow-scripts allow-downloads" width="100%" '
+            f'height="760" style="border:0" srcdoc="{html.escape(self.document)}"></iframe>'
+            f"<p>{html.escape(self.reason)}; shown in a frame instead.</p>"
+        )
 
 
 # Maps in a notebook.
 
 
-SOURCES = ("both", *STACKS)
-DIRECTIONS = ("row", "column")
+_CHOICES = {"sources": ("both", *STACKS), "stack": STACKS, "direction": ("row", "column")}
 _WHOLE_LAYER = 64  # tokens up to which a still picture has all scopes of a layer
 
 
@@ -205,7 +193,7 @@ def to_html(
 
 def _figure(maps: Maps, words: Mapping[str, str]) -> Figure:
     """Draw the layer that the viewer opens at; of a long text one of its scopes."""
-    whole = _of_stack(maps, words.get("stack", OWN_SEQUENCE)) or maps
+    whole = _of_stack(maps, words) or maps
     layer = int(words.get("layer", whole.layers[0]))
     if len(whole.tokens) <= _WHOLE_LAYER:
         return whole.plot(layer)
@@ -221,35 +209,32 @@ def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, s
     that has the layer is opened.
     """
     words = {name: str(value) for name, value in state.items()}
-    if "sources" in words:
-        check_choice(words["sources"], SOURCES, "sources")
-    stack = words.get("stack", OWN_SEQUENCE)
-    check_choice(stack, STACKS, "stack")
+    for name, choices in _CHOICES.items():
+        if name in words:
+            check_choice(words[name], choices, name)
     first = maps[0] if isinstance(maps, Sequence) else maps
     if "item" in words:
         listed = payload.as_list(maps)
         items = {str(number): shown for number, shown in enumerate(listed)}
         first = items.get(words["item"], listed[0])
-    whole = _of_stack(first, stack)
+    whole = _of_stack(first, words)
     if whole is None:
         raise InputError("there is no encoder beside these maps; leave stack=… out")
     if words.get("view") == "picture" and whole.grid is None:
         raise InputError("these maps are of no picture, or not of all of its patches; view='map'")
     if "head" in words:
         _check_head(whole, words["head"])
-    if "direction" in words:
-        check_choice(words["direction"], DIRECTIONS, "direction")
     if "layer" not in state:
         return words
     layer = state["layer"]
     if isinstance(layer, str) and layer.isdecimal():
         layer = int(layer)
     (wanted,) = whole.wanted_layers([layer])
-    kinds = [_of_stack(kind, stack) for kind in payload.items_of(first)]
-    if "item" not in words and len(kinds) > 1:
-        places = [place for place, kind in enumerate(kinds) if kind and wanted in kind.layers]
-        words["item"] = str(places[0])
     words["layer"] = str(wanted)
+    kinds = [_of_stack(kind, words) for kind in payload.items_of(first)]
+    if len(kinds) > 1:
+        places = (place for place, kind in enumerate(kinds) if kind and wanted in kind.layers)
+        words.setdefault("item", str(next(places)))
     return words
 
 
@@ -262,12 +247,12 @@ def _check_head(maps: Maps, head: str) -> None:
         raise InputError(f"there is no head {head}; heads count from 0 to {most - 1}")
 
 
-def _of_stack(maps: Maps, stack: str) -> Maps | None:
-    """The maps of a stack: these themselves, or the encoder's beside them."""
-    return maps.encoder if stack == OTHER_SEQUENCE else maps
+def _of_stack(maps: Maps, words: Mapping[str, str]) -> Maps | None:
+    """The maps of the stack that is shown: these themselves, or the encoder's beside them."""
+    return maps.encoder if words.get("stack") == OTHER_SEQUENCE else maps
 
 
-# Explanations to look at: as one HTML file, and in a notebook.
+# Explanations and cosines to look at: as one HTML file, and in a notebook.
 
 
 def explanation_notebook(
@@ -275,10 +260,10 @@ def explanation_notebook(
 ) -> Notebook:
     """What a notebook shows for explanations; `state` in the words of the page's address."""
     several = payload.listed(explained, "explanation")
-    questions = [several[0].question, f"and {len(several) - 1} more"][: len(several)]
+    more = f"and {len(several) - 1} more" if len(several) > 1 else ""
     return Notebook(
         lambda largest: fitted_explanations(several, largest),
-        pages.title(" ".join(questions), several),
+        pages.title(f"{several[0].question} {more}", several),
         "why.to_html('why.html')",
         {name: str(value) for name, value in state.items()},
         several[0].plot,
@@ -287,9 +272,8 @@ def explanation_notebook(
 
 def fitted_explanations(several: Sequence[Explanation], largest: float | None) -> bytes:
     """Encode explanations with their flow maps, or without where a page would be too large."""
-    data = payload.encode_explanations(
-        several, precision=32 if payload.flow_bytes(several) <= EXACT else 16
-    )
+    exact = payload.flow_bytes(several) <= EXACT
+    data = payload.encode_explanations(several, precision=32 if exact else 16)
     if largest is None or len(data) <= room_of(largest):
         return data
     note = (
@@ -305,24 +289,20 @@ def fitted_explanations(several: Sequence[Explanation], largest: float | None) -
     return data
 
 
-# Cosines of two texts to look at: as one HTML file, and in a notebook.
-
-
 def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any]) -> Notebook:
     """What a notebook shows for cosines; `state` in the words of the page's address."""
     several = payload.listed(compared, "cosine")
+    data = payload.encode_cosines(several)
+
+    def fitted_cosines(largest: float | None) -> bytes:
+        if largest is not None and len(data) > room_of(largest):
+            raise InputError(f"these cosines are larger than {largest:g} MB; give fewer of them")
+        return data
+
     return Notebook(
-        lambda largest: fitted_cosines(several, largest),
+        fitted_cosines,
         pages.title(" / ".join(filter(None, (several[0].text_a, several[0].text_b))), several),
         "pair.to_html('pair.html')",
         {name: str(value) for name, value in state.items()},
         several[0].plot,
     )
-
-
-def fitted_cosines(several: Sequence[Cosine], largest: float | None) -> bytes:
-    """Encode cosines, or raise an error where a page would be too large."""
-    data = payload.encode_cosines(several)
-    if largest is not None and len(data) > room_of(largest):
-        raise InputError(f"these cosines are larger than {largest:g} MB; give fewer of them")
-    return data

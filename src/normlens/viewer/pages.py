@@ -127,13 +127,14 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
 
     Without a `precision` small maps are kept as float32, of others single heads in 8 bits.
     """
-    if precision is None:
-        of_maps, of_heads = (32, 32) if _float_bytes(listed) <= EXACT else (16, 8)
-    else:
+    stacks = [maps for one in listed for maps in by_stack(one)]
+    if precision is not None:
         of_maps = of_heads = precision
+    else:
+        of_maps, of_heads = (32, 32) if sum(map(_float_bytes, stacks)) <= EXACT else (16, 8)
     if largest is None:
         return payload.encode(listed, precision=of_maps, head_precision=of_heads)
-    every = max(len(maps.layers) for one in listed for maps in by_stack(one))
+    every = max(len(maps.layers) for maps in stacks)
     larger = f"this file, which would otherwise be larger than {largest:g} MB"
 
     def encoded(layers: int, heads: int, *notes: str) -> bytes:
@@ -161,7 +162,7 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
         guess = int(every * budget / len(bare)) if layers == every else 1
         layers = min(layers - 1, max(1, guess))
         bare = encoded(layers, 0)
-    if not any(maps.heads for one in listed for maps in by_stack(one)):
+    if not any(maps.heads for maps in stacks):
         return bare
     heads = layers
     while heads > 0:
@@ -201,10 +202,10 @@ def title_of(listed: Sequence[Maps]) -> str:
     """Write the browser tab's title: the first text and the models."""
     text = listed[0].text
     first = text if isinstance(text, str) else " / ".join(text or ())
-    return title(first, listed, [maps.origin_in_words or "" for maps in listed])
+    return title(first, listed, *(maps.origin_in_words or "" for maps in listed))
 
 
-def title(first: str, shown: Sequence[Any], more: Sequence[str] = ()) -> str:
+def title(first: str, shown: Sequence[Any], *more: str) -> str:
     """Write a browser tab's title: what is shown, shortened, the models, and more to know."""
     line = " ".join(first.split())
     models = dict.fromkeys(str(result.provenance.get("model", "")) for result in shown)
@@ -212,15 +213,8 @@ def title(first: str, shown: Sequence[Any], more: Sequence[str] = ()) -> str:
     return " · ".join(filter(None, [*words, *dict.fromkeys(more), "NormLens"]))
 
 
-def _float_bytes(listed: Sequence[Maps]) -> int:
-    """The size of all maps and single heads as float32."""
-    return sum(
-        4 * int(maps.allowed.sum()) * len(maps.scopes) + _head_bytes(maps)
-        for one in listed
-        for maps in by_stack(one)
-    )
-
-
-def _head_bytes(maps: Maps) -> int:
+def _float_bytes(maps: Maps) -> int:
+    """The size of all maps and single heads of a stack as float32."""
     share = float(maps.allowed.mean())  # of all pairs, those that are stored
-    return sum(round(4 * array.size * share) for array in maps.heads.values())
+    heads = sum(round(4 * array.size * share) for array in maps.heads.values())
+    return 4 * int(maps.allowed.sum()) * len(maps.scopes) + heads

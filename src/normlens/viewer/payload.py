@@ -7,8 +7,8 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 # The container of the viewer's payloads: a JSON header, then compressed arrays.
 #
-# What the header says is up to the payload: maps (`payload`), explanations (`explanation_payload`)
-# or cosines (`cosine_payload`). The format is described in ``viewer/CONTRACT.md``.
+# What the header says is up to the payload: maps, explanations or cosines.
 
 
 MAGIC = b"NLVIEW01"
@@ -68,17 +67,24 @@ class Blobs:
         if precision == 32:
             return self.add_floats(array)
         values = np.asarray(array, dtype=np.float64)
-        sizes = np.abs(values)
-        finite = np.isfinite(values)
+        sizes, finite = np.abs(values), np.isfinite(values)
         top = float(sizes[finite].max(initial=0.0))
         low = math.log(top) - 30 * math.log(2) if top > 0 else 0.0
         step = 30 * math.log(2) / (_SIGN - 2)
         kept = finite & (sizes > 0) & (sizes >= math.exp(low))
-        codes = np.zeros(values.shape, dtype=np.uint16)
-        codes[kept] = 1 + np.rint((np.log(sizes[kept]) - low) / step)
+        codes = _log_codes(sizes, kept, low, step, np.uint16)
         codes[kept & (values < 0)] += _SIGN
         codes[~finite] = _SIGN
         return self.add(codes, "signed16", low=low, step=step)
+
+
+def _log_codes(
+    sizes: NDArray[Any], kept: NDArray[np.bool_], low: float, step: float, dtype: Any
+) -> NDArray[Any]:
+    """The logarithms of what is kept as whole steps above `low`, from 1; 0 for all others."""
+    codes = np.zeros(sizes.shape, dtype)
+    codes[kept] = 1 + (np.rint((np.log(sizes[kept]) - low) / step) if step > 0 else 0)
+    return codes
 
 
 def joined(format: str, version: int, items: Sequence[dict[str, Any]], blobs: Blobs) -> bytes:
@@ -161,36 +167,27 @@ _SMALLEST = 2.0**-20
 
 
 def encode_map(
-    array: NDArray[Any], allowed: NDArray[np.bool_], blobs: Blobs, precision: int
+    array: NDArray[Any],
+    allowed: NDArray[np.bool_],
+    blobs: Blobs,
+    precision: int,
+    smallest: float = 0.0,
 ) -> dict[str, Any]:
-    """Store a map (i, j)."""
+    """Store a map (i, j); what is below this share of its largest value becomes 0."""
     full = bool(np.any(array[~allowed] != 0))  # only in maps that a user made
-    values = np.asarray(array if full else array[allowed], dtype=np.float64).reshape(-1)
+    values = np.array(array if full else array[allowed], dtype=np.float64).reshape(-1)
+    finite = np.isfinite(values)
+    values[np.abs(values) < smallest * values[finite].max(initial=0.0)] = 0.0
     more: dict[str, Any] = {"full": True} if full else {}
     if precision == 32 or np.any(values < 0):
         return blobs.add(values.astype(np.float32), "f32", **more)
-    top = 2**precision - 2
-    finite = np.isfinite(values)
-    positive = finite & (values > 0)
-    low = math.log(values[positive].min()) if positive.any() else 0.0
-    high = math.log(values[positive].max()) if positive.any() else 0.0
+    top, positive = 2**precision - 2, finite & (values > 0)
+    ends = values[positive] if positive.any() else np.ones(1)
+    low, high = math.log(ends.min()), math.log(ends.max())
     step = (high - low) / (top - 1)
-    logs = np.log(values[positive])
-    codes = np.zeros(values.shape, dtype=np.uint16 if precision == 16 else np.uint8)
-    codes[positive] = 1 + (np.rint((logs - low) / step) if step > 0 else 0)
+    codes = _log_codes(values, positive, low, step, np.uint16 if precision == 16 else np.uint8)
     codes[~finite] = top + 1
     return blobs.add(codes, f"log{precision}", low=low, step=step, **more)
-
-
-def encode_head(
-    array: NDArray[Any], allowed: NDArray[np.bool_], blobs: Blobs, precision: int
-) -> dict[str, Any]:
-    """Store the map (i, j) of a single head."""
-    if precision == 8:
-        finite = np.where(np.isfinite(array), array, 0.0)
-        small = np.abs(finite) < _SMALLEST * finite.max(initial=0.0)
-        array = np.where(small & np.isfinite(array), 0.0, array)
-    return encode_map(array, allowed, blobs, precision)
 
 
 def relative_error(blob: Mapping[str, Any]) -> float:
@@ -244,7 +241,7 @@ def items_of(maps: Maps) -> list[Maps]:
 
 
 def of_like_layers(maps: Maps) -> list[Maps]:
-    """The same maps, or one for each kind of layer where layers have different scopes."""
+    """The same maps, or one for each kind of layer, which its model's name then tells."""
     kinds: dict[tuple[str, ...], list[int]] = {}
     for layer in maps.layers:
         scopes = tuple(scope for scope in maps.scopes if layer in maps.covered("arrays", scope))
@@ -252,13 +249,12 @@ def of_like_layers(maps: Maps) -> list[Maps]:
             kinds.setdefault(scopes, []).append(layer)
     if set(kinds) == {tuple(maps.scopes)}:
         return [maps]
-    return [_named(maps.choose(layers, scopes)) for scopes, layers in kinds.items()]
-
-
-def _named(maps: Maps) -> Maps:
-    """The same maps with their layers in the name of their model."""
-    model = f"{maps.provenance.get('model', 'model')} ({layers_in_words(maps.layers)})"
-    return replace(maps, provenance={**maps.provenance, "model": model})
+    items = []
+    for scopes, layers in kinds.items():
+        model = f"{maps.provenance.get('model', 'model')} ({layers_in_words(layers)})"
+        provenance = {**maps.provenance, "model": model}
+        items.append(replace(maps.choose(layers, scopes), provenance=provenance))
+    return items
 
 
 # Maps as the bytes that the viewer reads: a JSON header, then compressed arrays.
@@ -276,13 +272,6 @@ MAPS_VERSION = 3
 BITS = (32, 16, 8)
 
 
-class Bits(NamedTuple):
-    """Bits per value."""
-
-    maps: int
-    heads: int
-
-
 def encode(
     maps: Maps | Sequence[Maps],
     *,
@@ -294,7 +283,7 @@ def encode(
 
     `head_precision` is that of single heads; None: that of the other maps.
     """
-    bits = Bits(precision, precision if head_precision is None else head_precision)
+    bits = precision, precision if head_precision is None else head_precision
     for each in bits:
         check_precision(each, BITS)
     blobs = Blobs()
@@ -321,25 +310,21 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     return [item for one in several for item in items_of(one)]
 
 
-def _item(maps: Maps, blobs: Blobs, bits: Bits, left_out: list[str]) -> dict[str, Any]:
+def _item(maps: Maps, blobs: Blobs, bits: tuple[int, int], left_out: list[str]) -> dict[str, Any]:
     """The header of one stack's maps, with that of the encoder's maps beside them, if any."""
-    encoder = None
-    if maps.encoder is not None:
-        encoder = _item(maps.encoder, blobs, bits, left_out)
-    masks, allowed = _masks(maps.allowed, blobs)
+    encoder = None if maps.encoder is None else _item(maps.encoder, blobs, bits, left_out)
+    masks, mask_of_layer = _masks(maps.allowed, blobs)
     derived = _derived(maps)
     encoded = {
         scope: [
-            encode_map(array[k], maps.allowed[k], blobs, bits.maps) for k in range(len(maps.layers))
+            encode_map(layer, allowed, blobs, bits[0])
+            for layer, allowed in zip(array, maps.allowed, strict=True)
         ]
         for scope, array in maps.arrays.items()
         if scope not in derived
     }
-    error = max(relative_error(blob) for rows in encoded.values() for blob in rows)
-    heads = _heads(maps, blobs, bits.heads)
-    head_errors = [
-        relative_error(blob) for rows in heads.values() for row in rows for blob in row or []
-    ]
+    heads = _heads(maps, blobs, bits[1])
+    of_heads = (blob for layers in heads.values() for row in layers for blob in row or [])
     if maps.standard_error:
         left_out = [*left_out, "Standard errors are left out; the maps file has them."]
     if (how := rollout_words(maps)) is not None:
@@ -357,19 +342,16 @@ def _item(maps: Maps, blobs: Blobs, bits: Bits, left_out: list[str]) -> dict[str
         "completeness": completeness if math.isfinite(completeness) else None,
         "provenance": plain(maps.provenance),
         "masks": masks,
-        "allowed": allowed,
+        "allowed": mask_of_layer,
         "maps": encoded,
         "derived": derived,
-        "mixing": {
-            scope: blobs.add(ratio.astype(np.float32), "f32")
-            for scope, ratio in maps.mixing.items()
-        },
+        "mixing": {scope: blobs.add_floats(ratio) for scope, ratio in maps.mixing.items()},
         "heads": heads,
         "precision": {
-            "bits": bits.maps,
-            "relative_error": error,
-            "head_bits": bits.heads,
-            "head_relative_error": max(head_errors, default=0.0),
+            "bits": bits[0],
+            "relative_error": max(map(relative_error, chain(*encoded.values()))),
+            "head_bits": bits[1],
+            "head_relative_error": max(map(relative_error, of_heads), default=0.0),
         },
         "left_out": left_out,
         "grid": grid_field(maps.grid, blobs),
@@ -380,16 +362,17 @@ def _item(maps: Maps, blobs: Blobs, bits: Bits, left_out: list[str]) -> dict[str
 
 def _heads(maps: Maps, blobs: Blobs, precision: int) -> dict[str, list[Any]]:
     """The maps of single heads by scope, layer and head; None for layers that have none."""
-
-    def of_layer(scope: str, place: int) -> list[dict[str, Any]] | None:
-        covered = maps.covered("heads", scope)
-        if maps.layers[place] not in covered:
-            return None
-        every = maps.heads[scope][covered.index(maps.layers[place])]  # (h, i, j)
-        return [encode_head(head, maps.allowed[place], blobs, precision) for head in every]
-
-    places = range(len(maps.layers))
-    return {scope: [of_layer(scope, place) for place in places] for scope in maps.heads}
+    share = _SMALLEST if precision == 8 else 0.0
+    heads = {}
+    for scope, array in maps.heads.items():  # (layer, h, i, j)
+        by_layer = dict(zip(maps.covered("heads", scope), array, strict=True))
+        heads[scope] = [
+            None
+            if layer not in by_layer
+            else [encode_map(head, allowed, blobs, precision, share) for head in by_layer[layer]]
+            for layer, allowed in zip(maps.layers, maps.allowed, strict=True)
+        ]
+    return heads
 
 
 def _derived(maps: Maps) -> dict[str, str]:
@@ -403,18 +386,17 @@ def _derived(maps: Maps) -> dict[str, str]:
 
 def _masks(allowed: NDArray[np.bool_], blobs: Blobs) -> tuple[list[Any], list[int]]:
     """Store each different mask once, and number each layer's mask."""
-    masks: dict[bytes, Any] = {}
     keys = [mask.tobytes() for mask in allowed]
-    for key, mask in zip(keys, allowed, strict=True):
-        if key in masks:
-            continue
-        if mask.all():
-            masks[key] = "all"
-        elif np.array_equal(mask, np.tri(len(mask), dtype=bool)):
-            masks[key] = "lower"
-        else:
-            masks[key] = _bits(mask, blobs)
-    return list(masks.values()), [list(masks).index(key) for key in keys]
+    different = dict(zip(keys, allowed, strict=True))
+    masks = [
+        "all"
+        if mask.all()
+        else "lower"
+        if np.array_equal(mask, np.tri(len(mask), dtype=bool))
+        else _bits(mask, blobs)
+        for mask in different.values()
+    ]
+    return masks, [list(different).index(key) for key in keys]
 
 
 def _bits(mask: NDArray[np.bool_], blobs: Blobs) -> dict[str, Any]:
@@ -467,58 +449,50 @@ def flow_bytes(several: Sequence[Explanation]) -> int:
 def _explanation_item(
     why: Explanation, blobs: Blobs, precision: int, flow: bool, left_out: list[str]
 ) -> dict[str, Any]:
-    layers, heads = why.heads.shape[:2]
-    whole = why.flows.get(WHOLE) if flow else None
     end = why.seen  # the target's tokens behind the prefix carry nothing
-    cross = why.cross_heads
     blocks = [place for place, name in enumerate(why.component_names) if name != RES]
+    layers, heads = why.heads.shape[:2]
+    sequences = None
+    if why.has_two_sequences:
+        sequences = {
+            "source_tokens": why.encoder_tokens,
+            "encoder_layers": why.encoder_layers,
+            "shares": plain(asdict(why.shares)),
+        }
+    arrays = {
+        "nodes": why.nodes,
+        "components": why.components[:, blocks],
+        "heads": why.heads,
+        "cross_heads": why.cross_heads,
+    }
+    whole = why.flows.get(WHOLE) if flow else None
+    missing = {
+        "This explanation was made without flow maps, so the way through the layers is not "
+        "shown; ask for flow=True.": WHOLE not in why.flows,
+        "Flow maps behind scopes are left out.": bool(set(why.flows) - {WHOLE}),
+        "Flow maps by head are left out.": why.head_flow is not None,
+    }
     return {
         "model": str(why.provenance.get("model", "model")),
         "text": texts_of(why.text),
         **token_fields(why.axis.take(range(end))),
         **{name: plain(getattr(why, name)) for name in _SAID},
         "position": why.read_at,
-        "sequences": _sequences(why),
+        "sequences": sequences,
         "layers": layers,
         "heads_per_layer": heads,
         "provenance": plain(why.provenance),
-        "nodes": blobs.add_floats(why.nodes[:, :end]),
         "component_names": [why.component_names[place] for place in blocks],
-        "components": blobs.add_floats(why.components[:, blocks, :end]),
-        "heads": blobs.add_floats(why.heads[..., :end]),
-        "cross_heads": None if cross is None else blobs.add_floats(cross[..., :end]),
+        **{
+            name: None if array is None else blobs.add_floats(array[..., :end])
+            for name, array in arrays.items()
+        },
         "flow": None
         if whole is None
         else [blobs.add_signed(part[:end, :end], precision) for part in whole],
         "precision": {"bits": precision},
-        "left_out": [*left_out, *_missing(why)],
+        "left_out": [*left_out, *(sentence for sentence, said in missing.items() if said)],
     }
-
-
-def _sequences(why: Explanation) -> dict[str, Any] | None:
-    """Which tokens and layers are whose, and what each sequence supplies, if there are two."""
-    if not why.has_two_sequences:
-        return None
-    return {
-        "source_tokens": why.encoder_tokens,
-        "encoder_layers": why.encoder_layers,
-        "shares": plain(asdict(why.shares)),
-    }
-
-
-def _missing(why: Explanation) -> list[str]:
-    """Sentences about what an explanation has that the page does not show, or lacks."""
-    sentences = []
-    if WHOLE not in why.flows:
-        sentences.append(
-            "This explanation was made without flow maps, so the way through the layers is not "
-            "shown; ask for flow=True."
-        )
-    if set(why.flows) - {WHOLE}:
-        sentences.append("Flow maps behind scopes are left out.")
-    if why.head_flow is not None:
-        sentences.append("Flow maps by head are left out.")
-    return sentences
 
 
 # Cosines of two texts as the bytes that the viewer reads; see ``viewer/CONTRACT.md``.
@@ -536,17 +510,14 @@ def encode_cosines(compared: Cosine | Sequence[Cosine]) -> bytes:
 
 
 def _cosine_item(pair: Cosine, blobs: Blobs) -> dict[str, Any]:
+    said = ("value", "completeness", "remainder", "provenance")
+    arrays = ("matrix", "a_with_bias", "b_with_bias")
     return {
         "model": str(pair.provenance.get("model", "model")),
-        "value": plain(pair.value),
-        "completeness": plain(pair.completeness),
-        "remainder": plain(dict(pair.remainder)),
-        "provenance": plain(dict(pair.provenance)),
+        **{name: plain(getattr(pair, name)) for name in said},
         "a": {"text": pair.text_a, **token_fields(pair.a)},
         "b": {"text": pair.text_b, **token_fields(pair.b)},
-        "matrix": blobs.add_floats(pair.matrix),
-        "a_with_bias": blobs.add_floats(pair.a_with_bias),
-        "b_with_bias": blobs.add_floats(pair.b_with_bias),
+        **{name: blobs.add_floats(getattr(pair, name)) for name in arrays},
         "bias": plain(pair.bias),
         "left_out": [],
     }
