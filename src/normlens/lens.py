@@ -50,11 +50,10 @@ from normlens.options import (
     split_keywords,
 )
 from normlens.pipeline.batches import check_finite, components_in_words, scopes_of
-from normlens.pipeline.call import Analyser, check_memory_limit
+from normlens.pipeline.call import Call, check_memory_limit, layers_by_stack, stacks_of
 from normlens.pipeline.comparisons import Float32Check, warn_of_padding
 from normlens.pipeline.progress import Progress, layers_shown
 from normlens.pipeline.recordings import Recordings
-from normlens.pipeline.stack_run import layers_by_stack, stacks_of
 from normlens.plan.costs import DEFAULT_PREPARED
 from normlens.results import store
 from normlens.results.explanation import Cosine, Explanation, Explanations
@@ -108,27 +107,25 @@ def check_request(items: Sequence[Encoded], origin: str, out: str | PathLike[str
         )
 
 
-def write_maps(
-    analyser: Analyser, item: Encoded, out: str | PathLike[str], *, overwrite: bool
-) -> Maps:
+def write_maps(call: Call, item: Encoded, out: str | PathLike[str], *, overwrite: bool) -> Maps:
     """Write the maps of one text to a new file and return them; they stay there until used."""
     path = fspath(out)
     with store.writing(path, overwrite=overwrite) as temporary:
-        file = GrowingFile(temporary, _header_room(analyser, item))
-        (maps,) = replace(analyser, file=file).maps([item], 1)
+        file = GrowingFile(temporary, _header_room(call, item))
+        (maps,) = replace(call, file=file).maps([item], 1)
         tensors, header = store.saved(maps)
         file.finish(tensors, header)
         del maps, tensors  # their arrays are in the file that gets its name now
     return store.open_as(Maps, path, mapped=True)
 
 
-def _header_room(analyser: Analyser, item: Encoded) -> int:
+def _header_room(call: Call, item: Encoded) -> int:
     """Bytes that the header of a text's maps takes at most."""
     labels = [
         (each.tokens, each.ids, each.special, each.words, each.word_labels, each.text)
         for each in item.sequences
     ]
-    layers = sum(len(stack.request.layers) for stack in analyser.stacks)
+    layers = sum(len(stack.request.layers) for stack in call.stacks)
     return ROOM + ROOM_OF_LAYER * layers + LABELS * len(json.dumps(labels, default=str))
 
 
@@ -520,10 +517,10 @@ class Lens:
             layers = [stack.first + k for stack in stacks for k in stack.request.layers]
             refresh_products(self._products, self, layers)
         transfer = DeviceTransfer(self.device) if self.device.type == "cuda" else None
-        analyser = Analyser(self, stacks, self._products, progress, transfer)
+        call = Call(self, stacks, self._products, progress, transfer)
         if out is not None:
-            return [write_maps(analyser, encoded[0], out, overwrite=overwrite)]
-        return analyser.maps(encoded, options.batch_size)
+            return [write_maps(call, encoded[0], out, overwrite=overwrite)]
+        return call.maps(encoded, options.batch_size)
 
     @shortage_explained("products of this model's weights", "give prepare a lower memory_limit")
     def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:

@@ -12,7 +12,7 @@ from normlens.models.base import read_head
 from normlens.models.parts import DECODER, TwoStacks
 from normlens.options import AnalysisOptions
 from normlens.pipeline.batches import scopes_of
-from normlens.pipeline.stack_run import layers_by_stack
+from normlens.pipeline.call import layers_by_stack
 from normlens.scopes import components_of, resolve
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from normlens.layers import Layer, Linear, Norm
 from normlens.measures import rollout
 from normlens.options import DEFAULT_LIMIT, NOT_LINEAR, RULES, SHAPLEY, AnalysisOptions, parse_bytes
 from normlens.pipeline.batches import batches, check_completeness, launched
-from normlens.pipeline.layer_results import reads_others
+from normlens.pipeline.collector import reads_others
 from normlens.plan.costs import source_memory
 from normlens.results.maps import Maps
 from normlens.results.rolled import rolled_out

@@ -44,9 +44,9 @@ from normlens.loading.sentences import Pooling
 from normlens.models.parts import ENCODER
 from normlens.options import AUTO, DEFAULT_LIMIT, CosineOptions, parse_bytes
 from normlens.pipeline import batches
-from normlens.pipeline.layer_results import reads_others
+from normlens.pipeline.collector import reads_others
 from normlens.pipeline.progress import Progress, by_layers
-from normlens.pipeline.stack_run import StackRun, token_axis
+from normlens.pipeline.collector import Collector, token_axis
 from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
 from normlens.results.explanation import Cosine
 from normlens.trace.checks import Checks
@@ -161,12 +161,12 @@ def push(
 
 def collect_whole_way(
     lens: Lens,
-    runs: Sequence[StackRun],
+    runs: Sequence[Collector],
     batch: Sequence[Encoded],
     inputs: dict[str, Tensor],
     progress: Progress | None,
 ) -> None:
-    """Run the model on a batch and add the maps that are asked for to the `runs` of its stacks."""
+    """Run the model on a batch and add the maps that are asked for to what collects those of its stacks."""
     if not lens.two_stacks:
         check_one_sequence(lens.layers)
     request, first = runs[-1].stack.request, runs[-1].stack.first
@@ -205,7 +205,7 @@ def collect_whole_way(
             layer = Layer(run.stack.layers[index].steps, reach)
             if place in routing:
                 layer = layer.routed(routing[place])
-            run.collected.add(whole.maps.get(place, LayerMaps()), index, layer)
+            run.add(whole.maps.get(place, LayerMaps()), index, layer)
 
 
 # A text's vector as a sum over its tokens: u = Σ_k u_k + b_u.

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from normlens.errors import is_out_of_memory
-from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, Inputs, ModelState, described
-from normlens.inputs.text import Encoded
-from normlens.layers import FeedForward
-from normlens.options import SHAPLEY
-from normlens.pipeline.collect import Collected
-from normlens.pipeline.stack_run import Stack, StackRun
+from normlens.gpu.graphs import ModelState
 from normlens.trace.locking import process_lock
-
-if TYPE_CHECKING:
-    from normlens.pipeline.call import Analyser
-
 
 #: Batches of one shape before the next one is recorded.
 BEFORE = 2
-#: Operations of a layer's feed-forward stage, and tokens of a batch, up to which launching a layer
-#: may take longer than running it.
-OPERATIONS, TOKENS = 4e13, 1 << 14
 #: Recordings of one lens; the one that was used longest ago makes room.
 RECORDINGS = 8
 #: Changes of a model after which it is no longer recorded.
@@ -39,39 +26,6 @@ KEPT = 8 << 30
 COUNTED = 512
 #: Failures after which a shape is not recorded: a GPU that others use may refuse it once.
 FAILURES = 2
-
-Run = Callable[[dict[str, Tensor]], list[StackRun]]
-
-
-class Recording:
-    """One batch's kernels, with the tensors that they read and write."""
-
-    def __init__(self, run: Run, inputs: Inputs, state: ModelState):
-        self.state, self.used = state, threading.Lock()
-        self._captured = Captured(run, inputs)
-        self.bytes = self._captured.bytes
-        self._last: list[weakref.ref[Collected]] = []  # whose results the last replay leaves
-
-    @property
-    def pending(self) -> bool:
-        """Whether results of the last replay are not taken yet."""
-        return any((last := each()) is not None and last.pending for each in self._last)
-
-    def replay(self, inputs: Inputs, into: Sequence[Collected]) -> bool:
-        """Run the same on other inputs, with results for each of the recorded runs.
-
-        False if the model is no longer the one that was recorded, which is found out meanwhile.
-        """
-        for last in self._last:
-            if (collected := last()) is not None:
-                collected.take()
-        runs = self._captured.replay(inputs)
-        if not self.state.holds():
-            return False
-        for collected, run in zip(into, runs, strict=True):
-            collected.replayed(run.collected, self)
-        self._last = [weakref.ref(collected) for collected in into]
-        return True
 
 
 class Recorded(Protocol):
@@ -203,35 +157,3 @@ class Recordings:
 def _is_engaged(recording: Recorded) -> bool:
     """Whether a replay would have to wait for another one."""
     return recording.pending or recording.used.locked()
-
-
-def recording_key(
-    call: Analyser, sequences: Sequence[Sequence[Encoded]], inputs: Inputs
-) -> Hashable | None:
-    """What batches have in common that a recording can stand for; None: this one has none.
-
-    The key holds the products of weights that a prepared lens keeps, so that they stay in memory,
-    and others that take their place are other ones.
-    """
-    lens, request = call.lens, call.request
-    if lens.device.type != "cuda" or not HAS_GRAPH_EVENTS or call.progress is not None:
-        return None
-    lengths = [len(sequence) for batch in sequences for sequence in batch]
-    if request.settings.rule == SHAPLEY or sum(lengths) > TOKENS:
-        return None
-    if sum(n * n for n in lengths) * _largest_block(call.stacks) > OPERATIONS:
-        return None
-    blocks = lens.adapter.blocks() if call.products is not None else ()
-    return (
-        tuple(repr(stack.request) for stack in call.stacks),
-        tuple(lengths),
-        described(inputs),
-        tuple(call.products.of(block) for block in blocks) if call.products is not None else (),
-    )
-
-
-def _largest_block(stacks: Sequence[Stack]) -> int:
-    """Operations for one pair of tokens in the largest feed-forward block, of its last product."""
-    blocks = [layer.feed_forward for stack in stacks for layer in stack.layers]
-    sizes = [block.down.weight.numel() for block in blocks if isinstance(block, FeedForward)]
-    return 2 * max(sizes, default=0)

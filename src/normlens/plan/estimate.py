@@ -27,7 +27,7 @@ from normlens.layers import (
 from normlens.lens import Lens
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import DEFAULT_LIMIT, NOT_BY_SOURCE, SHAPLEY, AnalysisOptions, Settings
-from normlens.pipeline.stack_run import Stack, stacks_of
+from normlens.pipeline.call import Stack, stacks_of
 from normlens.plan import costs
 from normlens.plan.costs import MATRICES, TILES, VECTORS, Plan, Shape
 from normlens.plan.kernels import KernelStage

@@ -482,7 +482,7 @@ def _check_page_shows(lens: Lens, name: str) -> None:
     """Raise for a model whose maps the page cannot show."""
     from normlens.inputs.signals import takes_signals
     from normlens.models.parts import TwoStacks
-    from normlens.pipeline.stack_run import layers_by_stack
+    from normlens.pipeline.call import layers_by_stack
 
     stacks = [lens.layers]
     if isinstance(lens.adapter, TwoStacks):
