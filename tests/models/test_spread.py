@@ -29,7 +29,7 @@ from normlens.models.tiny import tiny_config, tiny_model
 from normlens.options import AnalysisOptions
 from normlens.pipeline.call import Analyser
 from normlens.pipeline.stack_run import stacks_of
-from normlens.trace.recorder import LayerTrace
+from normlens.trace.run import LayerTrace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 FAMILIES = ["bert", "gpt2", "llama", "gpt_neox", "mixtral", "t5", "bart"]

@@ -7,7 +7,7 @@ from torch import nn
 
 from normlens.models import adapt
 from normlens.models.tiny import tiny_model
-from normlens.trace.recorder import ROWS, RowKeeper
+from normlens.trace.run import ROWS, RowKeeper
 from normlens.trace.run import trace
 
 

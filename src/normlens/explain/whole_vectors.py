@@ -51,7 +51,7 @@ from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
 from normlens.results.explanation import Cosine
 from normlens.trace.checks import Checks
 from normlens.trace.locking import exclusive
-from normlens.trace.recorder import LayerTrace
+from normlens.trace.run import LayerTrace
 from normlens.trace.run import model_inputs, reading, without_autocast
 
 if TYPE_CHECKING:

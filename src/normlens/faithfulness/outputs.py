@@ -19,7 +19,8 @@ from normlens.options import AUTO, DEFAULT_LIMIT
 from normlens.pipeline.batches import batches
 from normlens.plan.costs import SHARE, device_memory
 from normlens.trace.locking import exclusive
-from normlens.trace.patches import Hooks, plain_options
+from normlens.trace.locking import Hooks
+from normlens.trace.run import plain_options
 from normlens.trace.run import model_inputs, reading, without_autocast
 
 if TYPE_CHECKING:

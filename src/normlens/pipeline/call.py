@@ -28,7 +28,7 @@ from normlens.plan.costs import check_limit, check_vectors_limit
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile, Place
 from normlens.results.maps import Maps
-from normlens.trace.recorder import LayerTrace
+from normlens.trace.run import LayerTrace
 from normlens.trace.run import model_inputs, trace, without_autocast
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from normlens.results.axes import Routing, TokenAxis
 from normlens.results.maps import Maps
 from normlens.scopes import is_among, resolve
 from normlens.trace.checks import Checks, Deferred
-from normlens.trace.recorder import LayerTrace
+from normlens.trace.run import LayerTrace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
