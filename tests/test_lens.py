@@ -21,7 +21,7 @@ from normlens.errors import (
 )
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
-from normlens.pipeline import stack_run
+from normlens.pipeline import call
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 
@@ -420,7 +420,7 @@ def test_statistics_are_there_on_request_only(lens):
 def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[int]:
     """Batches of more than `largest` sequences do not fit; returns the sizes that were tried."""
     tried = []
-    real = stack_run.decompose_layer
+    real = call.decompose_layer
 
     def guarded(layer, x, *rest, **options):
         tried.append(len(x))
@@ -428,7 +428,7 @@ def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[
             raise error("out of memory")
         return real(layer, x, *rest, **options)
 
-    monkeypatch.setattr(stack_run, "decompose_layer", guarded)
+    monkeypatch.setattr(call, "decompose_layer", guarded)
     return tried
 
 
@@ -447,7 +447,7 @@ def test_a_batch_that_does_not_fit_is_halved(error, lens, monkeypatch):
 def test_recordings_make_room_before_a_batch_is_halved(tiny, monkeypatch):
     lens = normlens.load(tiny("bert", torch.float32))
     expected, tried = lens.maps(input_ids=IDS), []
-    real, recordings = stack_run.decompose_layer, lens.recordings
+    real, recordings = call.decompose_layer, lens.recordings
     recordings._recorded["a batch"] = object()
 
     def guarded(layer, x, *rest, **options):
@@ -456,7 +456,7 @@ def test_recordings_make_room_before_a_batch_is_halved(tiny, monkeypatch):
             raise torch.OutOfMemoryError("out of memory")
         return real(layer, x, *rest, **options)
 
-    monkeypatch.setattr(stack_run, "decompose_layer", guarded)
+    monkeypatch.setattr(call, "decompose_layer", guarded)
     for maps in lens.maps(input_ids=[IDS, IDS], batch_size=2):
         assert_equal(maps, expected)
     assert set(tried) == {2}
@@ -473,7 +473,7 @@ def test_other_errors_come_through(lens, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(stack_run, "decompose_layer", broken)
+    monkeypatch.setattr(call, "decompose_layer", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         lens.maps(input_ids=IDS)
 

@@ -15,8 +15,7 @@ from normlens.frozen.activations import activation
 from normlens.frozen.layer import freeze
 from normlens.layers import ANY, MEAN
 from normlens.models.base import read_head
-from normlens.trace.recorder import LayerTrace
-from normlens.trace.run import reading, run_traced
+from normlens.trace.run import LayerTrace, reading, run_traced
 
 IDS = [5, 17, 31, 8, 44, 23, 12]
 HEADS = every_head()

@@ -20,7 +20,7 @@ from normlens.gpu import matmul, split_products
 from normlens.gpu.split_products import SplitRows, multiply
 from normlens.models.tiny import tiny_model
 from normlens.trace import run
-from normlens.trace.recorder import LayerTrace
+from normlens.trace.run import LayerTrace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []

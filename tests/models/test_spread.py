@@ -27,9 +27,10 @@ from normlens.models import reading, unwrapping
 from normlens.models.reading import execution_places
 from normlens.models.tiny import tiny_config, tiny_model
 from normlens.options import AnalysisOptions
-from normlens.pipeline.call import Analyser
-from normlens.pipeline.stack_run import stacks_of
-from normlens.trace.recorder import LayerTrace
+from normlens.pipeline import call as calls
+from normlens.pipeline.call import Call, stacks_of
+from normlens.pipeline.collector import Collector
+from normlens.trace.run import LayerTrace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 FAMILIES = ["bert", "gpt2", "llama", "gpt_neox", "mixtral", "t5", "bart"]
@@ -126,41 +127,43 @@ def forward_patches(module: nn.Module) -> set[torch.device]:
 def test_no_two_devices_are_mixed(
     family: str, map_dtype: str, fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from normlens.pipeline.stack_run import StackRun
-
     model = tiny_model(family)
     places = spread(model, FIRST, SECOND)
     assert set(places) == {FIRST, SECOND} == execution_places(model)
     lens = normlens.load(model)
     assert lens.device == FIRST
     seen: list[torch.device] = []
-    decompose = StackRun._decomposed
+    check, decompose = Collector.check, calls.decompose_layer
 
-    def watched(self: StackRun, traced: LayerTrace, layer: Any) -> Any:
+    def watched(self: Collector, traced: LayerTrace) -> Any:
         seen.append(traced.x.device)
+        layer = check(self, traced)
         weights = {linear.weight.device for linear in layer.linear_maps}
         vectors = [*traced.alphas, *traced.real.values(), *traced.sources.values(), traced.output]
         assert {vector.device for vector in vectors} == weights == {traced.x.device}
-        result = decompose(self, traced, layer)
-        assert {norms.device for norms in result.norms.values()} == {traced.x.device}
+        return layer
+
+    def decomposed(layer: Any, x: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        result = decompose(layer, x, *rest, **options)
+        assert {norms.device for norms in result.norms.values()} == {x.device}
         return result
 
-    monkeypatch.setattr(StackRun, "_decomposed", watched)
+    monkeypatch.setattr(Collector, "check", watched)
+    monkeypatch.setattr(calls, "decompose_layer", decomposed)
     # The integral of a gate looks at its numbers first, as the choice of experts does.
     rule = "gradient" if family == "llama" else "ig"
     options = AnalysisOptions(heads=True, map_dtype=map_dtype, nonlinearity=rule)
-    analyser = Analyser(lens, stacks_of(lens, options, True, not lens.two_stacks))
+    call = Call(lens, stacks_of(lens, options, True, not lens.two_stacks))
     if lens.two_stacks:
         items: Any = lens.encode_pairs(**ids_of(lens))
     else:
         items = lens.encode(input_ids=IDS)
-    runs: Any = analyser._launch(items)
+    collectors = call._launch(items)
     assert seen == places
-    for run in runs:
-        collected = run.collected
-        gathered = [each for pieces in collected._pending._waiting.values() for each in pieces]
+    for collector in collectors:
+        gathered = [each for pieces in collector._pending._waiting.values() for each in pieces]
         assert FIRST in {each.device for each in gathered}
-        collected.stack_pending()  # nothing is left that could not be joined
+        collector._pending.stack_pending()  # nothing is left that could not be joined
 
 
 def test_a_layer_on_two_devices_is_refused(fake: FakeTensorMode) -> None:

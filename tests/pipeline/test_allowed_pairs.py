@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from normlens.layers import Reach
-from normlens.pipeline.collect import allowed_pairs
+from normlens.pipeline.collector import allowed_pairs
 
 CAUSAL, NEAR, ALL = Reach(ahead=0), Reach(back=1, ahead=1), Reach()
 

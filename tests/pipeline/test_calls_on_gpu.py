@@ -14,7 +14,7 @@ import normlens
 from normlens.errors import InputError
 from normlens.gpu import transfer
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
-from normlens.pipeline import layer_results, recordings
+from normlens.pipeline import collector, recordings
 from normlens.results.maps import Maps
 
 pytestmark = pytest.mark.gpu
@@ -184,7 +184,7 @@ def test_results_that_are_sent_have_the_same_bits(
     batch = [IDS * 5, OTHERS * 3]
     model = tiny_model(family)
     expected = normlens.load(model, device="cuda").maps(input_ids=batch, heads=True)
-    monkeypatch.setattr(layer_results, "SENT_AT_ONCE", 1)
+    monkeypatch.setattr(collector, "SENT_AT_ONCE", 1)
     monkeypatch.setattr(transfer, "ROWS", 8)
     monkeypatch.setattr(transfer, "SLOT", 1 << 12)
     monkeypatch.setattr(transfer, "_SLOTS", transfer._Slots())
@@ -196,12 +196,12 @@ def test_results_that_are_sent_have_the_same_bits(
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "mistral", "t5"])
-@pytest.mark.parametrize("at_once", [1, layer_results.SENT_AT_ONCE])
+@pytest.mark.parametrize("at_once", [1, collector.SENT_AT_ONCE])
 def test_maps_in_half_precision_are_the_rounded_ones(
     family: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether they are sent at once or at the end, recorded or not."""
-    monkeypatch.setattr(layer_results, "SENT_AT_ONCE", at_once)
+    monkeypatch.setattr(collector, "SENT_AT_ONCE", at_once)
     ids: dict[str, Any] = {"input_ids": [IDS * 5, OTHERS * 3]}
     if family == "t5":
         ids["decoder_input_ids"] = [OTHERS, IDS[:4]]

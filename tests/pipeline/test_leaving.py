@@ -12,7 +12,7 @@ import normlens
 from normlens import lens as lens_module
 from normlens.errors import CompletenessError
 from normlens.models.tiny import tiny_model
-from normlens.pipeline.call import Analyser
+from normlens.pipeline.call import Call
 
 IDS = [5, 9, 2, 11, 4, 7, 3]
 
@@ -46,10 +46,10 @@ class Event:
 def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     made = Box()
 
-    def with_outbox(*given: Any) -> Analyser:
-        return Analyser(*given[:4], made)  # type: ignore[arg-type]
+    def with_outbox(*given: Any) -> Call:
+        return Call(*given[:4], made)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lens_module, "Analyser", with_outbox)
+    monkeypatch.setattr(lens_module, "Call", with_outbox)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     return made
 

@@ -22,8 +22,7 @@ from normlens import lens as writing
 from normlens.errors import InputError, MapsFileError, OutputError
 from normlens.layers import Reach
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.pipeline.collect import Collected
-from normlens.pipeline.layer_results import Columns, LargeResults
+from normlens.pipeline.collector import Collector, LargeResults
 from normlens.results import files as growing_file
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -244,14 +243,14 @@ def test_nothing_is_collected_but_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pending: list[int] = []
-    add = Collected.add
+    add = Collector.add
 
-    def watched(self: Collected, *args: Any) -> None:
+    def watched(self: Collector, *args: Any) -> None:
         add(self, *args)
         waiting = self.checks.pending._waiting.values()
         pending.append(max(len(tensor.shape) for each in waiting for tensor in each))
 
-    monkeypatch.setattr(Collected, "add", watched)
+    monkeypatch.setattr(Collector, "add", watched)
     lens = normlens.load(tiny_model("bert"))
     lens.maps(input_ids=IDS, heads=True, out=tmp_path / "maps.safetensors")
     assert pending == [2, 2]  # mixing ratios (b, i) and numbers of the checks alone
@@ -273,7 +272,7 @@ def test_what_leaves_a_gpu_goes_to_the_file(tmp_path: Path) -> None:
     path.touch()
     file = growing_file.GrowingFile(str(path), 500)
     transfer: Any = Instant()
-    large = LargeResults(Columns([4]), 2, transfer, file.place)
+    large = LargeResults(2, 0, transfer, file.place)
     key, other = ("arrays", "ATTN-N"), ("standard_error", "ATTN-N")
     layers = [torch.randn(1, 4, 4), torch.randn(1, 4, 4)]
     for tensor in layers:

@@ -17,7 +17,7 @@ from normlens.trace.checks import (
     linear_sizes,
     masked_beyond,
 )
-from normlens.trace.recorder import Rows
+from normlens.trace.run import Rows
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 

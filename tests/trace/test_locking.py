@@ -22,7 +22,7 @@ import normlens
 from normlens.errors import InputError
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 from normlens.trace import locking
-from normlens.trace.locking import exclusive, exclusive_of
+from normlens.trace.locking import exclusive
 
 PATIENCE = 60  # seconds after which a thread counts as stuck
 
@@ -317,17 +317,14 @@ def test_what_has_nothing_in_common_runs_side_by_side():
     meeting = threading.Barrier(2)
     things = [Thing(), Thing()]
     run_together(
-        [
-            lambda thing=thing: exclusive_of([thing], lambda: meeting.wait(PATIENCE))
-            for thing in things
-        ]
+        [lambda thing=thing: exclusive([thing], lambda: meeting.wait(PATIENCE)) for thing in things]
     )
 
 
 def test_overlapping_sets_never_run_at_once_and_never_wait_in_a_circle():
     things = [Thing() for _ in range(4)]
-    exclusive_of(things[:1], lambda: None)
-    exclusive_of(things[1:2], lambda: None)
+    exclusive(things[:1], lambda: None)
+    exclusive(things[1:2], lambda: None)
     busy: list[Thing] = []
     draw = random.Random(0)
 
@@ -340,12 +337,12 @@ def test_overlapping_sets_never_run_at_once_and_never_wait_in_a_circle():
     tasks = []
     for _ in range(400):
         shared = draw.sample(things, draw.randint(1, 4))
-        tasks.append(lambda shared=shared: exclusive_of(shared, lambda: work(shared)))
+        tasks.append(lambda shared=shared: exclusive(shared, lambda: work(shared)))
     run_together(tasks, threads=8)
 
 
 def test_the_result_is_passed_on():
-    assert exclusive_of([Thing()], lambda: 3) == 3
+    assert exclusive([Thing()], lambda: 3) == 3
 
 
 def test_nothing_is_remembered_of_what_is_gone():
@@ -360,4 +357,4 @@ def test_nothing_is_remembered_of_what_is_gone():
 
 
 def test_objects_that_cannot_be_weakly_referenced():
-    assert exclusive_of([{}], lambda: 3) == 3
+    assert exclusive([{}], lambda: 3) == 3

@@ -7,15 +7,18 @@ from torch import nn
 
 from normlens.models import adapt
 from normlens.models.tiny import tiny_model
-from normlens.trace.recorder import ROWS, RowKeeper
-from normlens.trace.run import trace
+from normlens.trace.run import ROWS, Recorder, trace
+
+
+def recording() -> Recorder:
+    return Recorder(adapt(tiny_model("bert")), {0}, lambda traced: None)
 
 
 def test_rows_are_few_and_spread_over_the_tokens():
-    keeper, module = RowKeeper(), nn.Linear(4, 3)
+    recorder, module = recording(), nn.Linear(4, 3)
     x = torch.arange(200.0).reshape(2, 25, 4)
-    keeper.keep(module, (x,), {}, x[..., :3])
-    rows = keeper.rows()[module]
+    recorder._keep_rows(module, (x,), {}, x[..., :3])
+    rows = recorder.rows[module]
     assert rows.input.shape == (ROWS, 4)
     assert rows.output.shape == (ROWS, 3)
     assert torch.equal(rows.output, rows.input[:, :3])
@@ -24,13 +27,11 @@ def test_rows_are_few_and_spread_over_the_tokens():
 
 
 def test_a_module_that_is_called_token_by_token():
-    keeper, module = RowKeeper(), nn.Linear(4, 4)
+    recorder, module = recording(), nn.Linear(4, 4)
     for token in torch.randn(20, 1, 4):
-        keeper.keep(module, (), {"input": token}, token)
-    rows = keeper.rows()[module]
+        recorder._keep_rows(module, (), {"input": token}, token)
+    rows = recorder.rows[module]
     assert rows.input.shape == (ROWS, 4)
-    keeper.clear()
-    assert keeper.rows() == {}
 
 
 def test_a_trace_holds_rows_of_every_linear_module():

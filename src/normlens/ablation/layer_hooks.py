@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from normlens.ablation.places import INPUT, OUTPUT, Place
 from normlens.errors import UnsupportedModelError
-from normlens.models.base import Adapter, Change
-from normlens.trace.patches import Hooks, other_forwards
+from normlens.models.base import Adapter
+from normlens.trace.locking import Change, Hooks, other_forwards
 
 #: Called with the vectors at a place (b, i, d); returns others to put there, or None.
 Visitor = Callable[[Tensor], Tensor | None]

@@ -14,8 +14,7 @@ from normlens.inputs.text import Encoded
 from normlens.layers import Head
 from normlens.models.base import NoHead, read_head
 from normlens.pipeline.batches import SCORE_TOLERANCE
-from normlens.trace.patches import plain_options
-from normlens.trace.run import model_inputs
+from normlens.trace.run import model_inputs, plain_options
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from normlens.errors import InputError
 from normlens.models.unwrapping import check_weights, explain_failure
-from normlens.trace.locking import exclusive
-from normlens.trace.patches import other_forwards, plain_options
-from normlens.trace.run import reading, without_autocast
+from normlens.trace.locking import exclusive, other_forwards
+from normlens.trace.run import plain_options, reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

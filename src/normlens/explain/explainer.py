@@ -44,9 +44,8 @@ from normlens.pipeline.batches import (
     provenance,
     scopes_of,
 )
-from normlens.pipeline.collector import reads_others
+from normlens.pipeline.collector import reads_others, token_axis
 from normlens.pipeline.progress import Progress
-from normlens.pipeline.collector import token_axis
 from normlens.results.explanation import Explanation, Explanations
 from normlens.scopes import is_among, resolve
 from normlens.trace.locking import exclusive

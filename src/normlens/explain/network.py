@@ -25,8 +25,7 @@ from normlens.layers import Reach, cast
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.pipeline.comparisons import Seen, end_in_float32
 from normlens.trace.checks import check_tokens
-from normlens.trace.recorder import Call, LayerTrace
-from normlens.trace.run import run_again, run_traced
+from normlens.trace.run import Call, LayerTrace, run_again, run_traced
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -35,10 +35,15 @@ from normlens.plan.costs import source_memory
 from normlens.results.maps import Maps
 from normlens.results.rolled import rolled_out
 from normlens.scopes import WEIGHT_SCOPES, resolve
-from normlens.trace.locking import exclusive
-from normlens.trace.patches import Hooks
-from normlens.trace.recorder import LayerTrace
-from normlens.trace.run import model_inputs, reading, run_traced, trace, without_autocast
+from normlens.trace.locking import Hooks, exclusive
+from normlens.trace.run import (
+    LayerTrace,
+    model_inputs,
+    reading,
+    run_traced,
+    trace,
+    without_autocast,
+)
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -44,15 +44,13 @@ from normlens.loading.sentences import Pooling
 from normlens.models.parts import ENCODER
 from normlens.options import AUTO, DEFAULT_LIMIT, CosineOptions, parse_bytes
 from normlens.pipeline import batches
-from normlens.pipeline.collector import reads_others
+from normlens.pipeline.collector import Collector, reads_others, token_axis
 from normlens.pipeline.progress import Progress, by_layers
-from normlens.pipeline.collector import Collector, token_axis
 from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
 from normlens.results.explanation import Cosine
 from normlens.trace.checks import Checks
 from normlens.trace.locking import exclusive
-from normlens.trace.recorder import LayerTrace
-from normlens.trace.run import model_inputs, reading, without_autocast
+from normlens.trace.run import LayerTrace, model_inputs, reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -166,7 +164,7 @@ def collect_whole_way(
     inputs: dict[str, Tensor],
     progress: Progress | None,
 ) -> None:
-    """Run the model on a batch and add the maps that are asked for to what collects those of its stacks."""
+    """Run the model on a batch and add the maps that are asked for to its stacks' collectors."""
     if not lens.two_stacks:
         check_one_sequence(lens.layers)
     request, first = runs[-1].stack.request, runs[-1].stack.first

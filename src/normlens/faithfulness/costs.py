@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from normlens.trace.patches import Hooks
+from normlens.trace.locking import Hooks
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

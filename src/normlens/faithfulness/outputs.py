@@ -18,9 +18,8 @@ from normlens.models.unwrapping import check_chunks, check_weights
 from normlens.options import AUTO, DEFAULT_LIMIT
 from normlens.pipeline.batches import batches
 from normlens.plan.costs import SHARE, device_memory
-from normlens.trace.locking import exclusive
-from normlens.trace.patches import Hooks, plain_options
-from normlens.trace.run import model_inputs, reading, without_autocast
+from normlens.trace.locking import Hooks, exclusive
+from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

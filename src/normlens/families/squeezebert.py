@@ -20,9 +20,10 @@ from normlens.errors import UnsupportedModelError
 from normlens.families.bert import Bert
 from normlens.gpu.lazy_tensor import formed, lazy_tensor
 from normlens.layers import Attention, FeedForward, Linear, Norm
-from normlens.models.base import Change, layer_norm, register
+from normlens.models.base import layer_norm, register
 from normlens.models.reading import UnreadableModule, read_tensor, without_adapters
 from normlens.models.tiny import ENCODER
+from normlens.trace.locking import Change
 
 Function = Callable[..., Any]
 

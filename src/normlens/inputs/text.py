@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from normlens.errors import InputError
 from normlens.gpu.transfer import sent
 from normlens.results.axes import PatchGrid
-from normlens.trace.locking import exclusive_of
+from normlens.trace.locking import exclusive
 
 Text: TypeAlias = str | tuple[str, str]
 #: Several texts or pairs of texts: a list, a column of a table, an array, a generator.
@@ -93,7 +93,7 @@ def tokenise(tokenizer: Any, *texts: str, **options: Any) -> Any:
     except UnicodeEncodeError as error:  # half a character, which JSON and shells can give
         raise InputError("the text is not valid Unicode; encode it as UTF-8") from error
     # With `verbose` the tokenizer prints a warning about a long text.
-    return exclusive_of([tokenizer], lambda: tokenizer(*texts, verbose=False, **options))
+    return exclusive([tokenizer], lambda: tokenizer(*texts, verbose=False, **options))
 
 
 @dataclass(frozen=True)

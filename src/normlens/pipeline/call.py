@@ -43,8 +43,7 @@ from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
 from normlens.scopes import is_among, resolve
-from normlens.trace.recorder import LayerTrace
-from normlens.trace.run import model_inputs, trace, without_autocast
+from normlens.trace.run import LayerTrace, model_inputs, trace, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -38,7 +38,7 @@ from normlens.results.files import Place
 from normlens.results.maps import Correlations, Maps
 from normlens.scopes import components_of, holds
 from normlens.trace.checks import Checks, Deferred
-from normlens.trace.recorder import LayerTrace
+from normlens.trace.run import LayerTrace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -35,10 +35,15 @@ from normlens.inputs.text import Encoded
 from normlens.layers import Experts, Layer
 from normlens.models.parts import TwoStacks
 from normlens.options import DTYPES, HALF
-from normlens.trace.locking import exclusive
-from normlens.trace.patches import other_forwards, plain_options
-from normlens.trace.recorder import Call
-from normlens.trace.run import model_inputs, reading, run_again, without_autocast
+from normlens.trace.locking import exclusive, other_forwards
+from normlens.trace.run import (
+    Call,
+    model_inputs,
+    plain_options,
+    reading,
+    run_again,
+    without_autocast,
+)
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -31,7 +31,7 @@ from normlens.pipeline.call import Stack, stacks_of
 from normlens.plan import costs
 from normlens.plan.costs import MATRICES, TILES, VECTORS, Plan, Shape
 from normlens.plan.kernels import KernelStage
-from normlens.trace.recorder import ROWS
+from normlens.trace.run import ROWS
 
 
 def skeleton(config: Any, name: str | None = None) -> Lens:

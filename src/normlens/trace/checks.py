@@ -24,7 +24,7 @@ from normlens.gpu.transfer import DeviceTransfer, on_device, pinned_copy
 from normlens.layers import Layer, Linear, Reach
 from normlens.models.base import Adapter
 from normlens.models.reading import class_name
-from normlens.trace.recorder import LayerTrace, Rows
+from normlens.trace.run import LayerTrace, Rows
 
 #: A weight up to this size outside the reach is a mask that leaks, and shows nowhere.
 NEGLIGIBLE = 1e-8

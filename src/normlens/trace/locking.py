@@ -1,4 +1,4 @@
-"""Locks for threads that share a model, also in a process that was forked meanwhile."""
+"""Share a model among threads and forked processes: locks, and changes that are undone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
 from torch import nn
@@ -24,9 +24,8 @@ from normlens.errors import InputError
 
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
-#: The thread of each change that has not been undone yet, and what undoes it.
-_changes: dict[int, tuple[int, Callable[[], None]]] = {}
-_numbers = itertools.count()
+#: The thread of each `Undo` that is open, by its id.
+_open: dict[int, tuple[int, Undo]] = {}
 
 
 def process_lock() -> Any:
@@ -36,33 +35,41 @@ def process_lock() -> Any:
     return lock
 
 
-@contextmanager
-def undoing(undo: Callable[[], None]) -> Iterator[None]:
-    """Call `undo` on every way out, to its end though Ctrl-C may strike meanwhile.
+U = TypeVar("U", bound="Undo")
 
-    A process that another thread forks while this is open calls it at once. It may be called twice.
+
+class Undo(list[Callable[[], object]]):
+    """What undoes changes; each is listed before its change is made, and may be called twice.
+
+    They are called on every way out of the `with` statement, the last one first, to their end
+    though Ctrl-C may strike meanwhile. A process that another thread forks calls them at once.
     """
-    number = next(_numbers)
-    _changes[number] = threading.get_ident(), undo
-    try:
-        yield
-    finally:
+
+    def __enter__(self: U) -> U:
+        _open[id(self)] = threading.get_ident(), self
+        return self
+
+    def __exit__(self, *_: object) -> None:
         try:
-            undo()
+            self.call()
         except KeyboardInterrupt:
-            undo()
+            self.call()
             raise
         finally:
-            _changes.pop(number, None)
+            _open.pop(id(self), None)
+
+    def call(self) -> None:
+        for undo in reversed(self):
+            undo()
 
 
 def _put_right() -> None:
     """Undo what threads of the parent had changed, and make their locks new."""
     here = threading.get_ident()
-    for number, (thread, undo) in reversed(list(_changes.items())):
+    for key, (thread, undo) in reversed(list(_open.items())):
         if thread != here:
-            del _changes[number]
-            undo()
+            del _open[key]
+            undo.call()
     for lock in list(_locks):
         if not lock._is_owned():
             lock._at_fork_reinit()
@@ -96,13 +103,13 @@ T = TypeVar("T")
 _guard = process_lock()  # of the table below; never held while waiting for a turn
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, order=True)
 class _Lock:
     """A lock with a number; locks are taken in the order of numbers, which prevents deadlock."""
 
-    number: int = field(default_factory=lambda: next(_numbers))
+    number: int = field(default_factory=itertools.count().__next__)
     #: reentrant, because such a lock can tell whether this thread holds it
-    lock: Any = field(default_factory=process_lock)
+    lock: Any = field(default_factory=process_lock, compare=False)
 
 
 #: The turn of each object, by its id; an entry is removed when its object is.
@@ -110,58 +117,56 @@ _turns: dict[int, tuple[weakref.ref[Any], _Lock]] = {}
 _without_weak_references = _Lock()
 
 
-def exclusive(model: nn.Module, work: Callable[[], T]) -> T:
-    """Call `work` while no other thread uses this model or a part of it, and return its result."""
-    return exclusive_of(_parts_of(model), work, what="model")
+def exclusive(shared: nn.Module | Sequence[Any], work: Callable[[], T]) -> T:
+    """Call `work` while no other thread uses this model or a part of it, or one of these objects.
+
+    Returns its result.
+    """
+    locks = _locks_of(shared)
+    for turn in locks:
+        if turn.lock._is_owned():
+            what = "model" if isinstance(shared, nn.Module) else "object"
+            raise InputError(
+                f"this {what} is at work already, in this same thread (perhaps from a `progress` "
+                "function); wait for that call to return"
+            )
+    return _holding(locks, work)
 
 
 def while_idle(model: nn.Module, work: Callable[[], T]) -> T:
     """Call `work` while no other thread uses this model; one that uses it itself need not wait."""
-    return _holding(_locks_of(_parts_of(model)), work)
-
-
-def exclusive_of(shared: Iterable[Any], work: Callable[[], T], what: str = "object") -> T:
-    """Call `work` while no other thread uses one of the `shared` objects; return its result."""
-    locks = _locks_of(shared)
-    if any(turn.lock._is_owned() for turn in locks):
-        raise InputError(
-            f"this {what} is at work already, in this same thread (perhaps from a `progress` "
-            "function); wait for that call to return"
-        )
-    return _holding(locks, work)
-
-
-def _parts_of(model: nn.Module) -> list[Any]:
-    """What a model shares with others: its modules and their configurations."""
-    modules = list(model.modules())
-    return [*modules, *(m.config for m in modules if getattr(m, "config", None) is not None)]
+    return _holding(_locks_of(model), work)
 
 
 def _holding(locks: Sequence[_Lock], work: Callable[[], T]) -> T:
     """Call `work` while this thread holds all `locks`."""
-    if not locks:
-        return work()
     # In a `with` statement Python takes and releases such a lock with no point in between where
     # Ctrl-C could interrupt it; nothing else is as safe.
     with locks[0].lock:
-        return _holding(locks[1:], work)
+        return work() if len(locks) == 1 else _holding(locks[1:], work)
 
 
-def _locks_of(shared: Iterable[Any]) -> list[_Lock]:
-    """The turns to take, in order; objects without a turn share that of the others."""
+def _locks_of(shared: nn.Module | Sequence[Any]) -> list[_Lock]:
+    """The turns to take, in order; objects without a turn share that of the others.
+
+    A model shares its modules and their configurations with others.
+    """
+    items = list(shared.modules() if isinstance(shared, nn.Module) else shared)
+    if isinstance(shared, nn.Module):
+        items += [m.config for m in items if getattr(m, "config", None) is not None]
     with _guard:
         locks: set[_Lock] = set()
         new: list[Any] = []
-        for item in shared:
+        for item in items:
             entry = _turns.get(id(item))
             if entry is None:
                 new.append(item)
             else:
                 locks.add(entry[1])
         if new:
-            turn = min(locks, key=lambda turn: turn.number, default=None) or _Lock()
+            turn = min(locks, default=None) or _Lock()
             locks |= {_register(item, turn) for item in new}
-    return sorted(locks, key=lambda turn: turn.number)
+    return sorted(locks)
 
 
 def _register(item: Any, turn: _Lock) -> _Lock:
@@ -174,3 +179,135 @@ def _register(item: Any, turn: _Lock) -> _Lock:
         return _without_weak_references
     _turns[key] = reference, turn
     return turn
+
+
+# Changes that one thread alone sees: hooks, other methods, eager attention.
+
+
+class Hooks(Undo):
+    """Hooks on the calls that one thread makes, all taken off at the end.
+
+    torch notes a hook, and how it is to be called, one after the other. A call by another thread
+    may fall in between and run the hook with arguments missing, so its thread is asked before
+    anything else.
+    """
+
+    def __init__(self) -> None:
+        self._thread: int | None = threading.get_ident()
+
+    def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Have `hook(module, args, kwargs)` called before the module runs."""
+        listener = partial(self._listen, hook)
+        self.append(module.register_forward_pre_hook(listener, with_kwargs=True).remove)
+
+    def behind(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Have `hook(module, args, kwargs, output)` called when the module has run."""
+        listener = partial(self._listen, hook)
+        self.append(module.register_forward_hook(listener, with_kwargs=True).remove)
+
+    def _listen(self, hook: Callable[..., Any], *call: Any) -> Any:
+        return hook(*call) if threading.get_ident() == self._thread else None
+
+    def call(self) -> None:
+        # Ctrl-C inside torch may keep a hook from being noted; it must not act on later calls.
+        self._thread = None
+        super().call()
+
+
+#: Takes a method of a module and returns the function to use instead.
+Change = Callable[[Callable[..., object]], Callable[..., object]]
+
+
+@contextmanager
+def other_methods(changes: Mapping[tuple[nn.Module, str], Change]) -> Iterator[None]:
+    """While this is open, this thread's calls of methods, by module and name, use other functions.
+
+    No class and no weight is touched: the function is an attribute of the module, as some packages
+    have put one there already, and what was there before is put back on every way out.
+    """
+    threads = {threading.get_ident()}
+
+    def switch(real: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            chosen = other if threading.get_ident() in threads else real
+            return chosen(*args, **kwargs)
+
+        return function
+
+    with Undo([threads.clear]) as undo:
+        for (module, name), change in changes.items():
+            attributes, real = vars(module), getattr(module, name)
+            if name in attributes:
+                undo.append(partial(attributes.__setitem__, name, real))
+            else:
+                undo.append(partial(attributes.pop, name, None))
+            attributes[name] = switch(real, change(real))
+        yield
+
+
+def other_forwards(changes: Mapping[nn.Module, Change]) -> AbstractContextManager[None]:
+    """While this is open, calls of these modules by this thread use other `forward` functions."""
+    return other_methods({(module, "forward"): change for module, change in changes.items()})
+
+
+# Eager attention for the calls of one thread, while others run the model as it is set.
+#
+# Only eager attention returns its weights; under sdpa a model silently returns none. The kind of
+# attention is read from a configuration, for the mask first and then in every layer, so a pass
+# during which it changed would apply one kind's mask in another kind's layers, and see what it
+# must not.
+
+
+#: The thread for which a configuration says eager, by the configuration's id.
+_threads: dict[int, int] = {}
+
+
+def ask_for_eager_attention(model: Any, undo: Undo) -> None:
+    """Let the model's configurations say eager to this thread, and to it alone.
+
+    A model whose modules were built for another kind than sdpa stays as it is, and is refused later
+    because its layers return no weights.
+    """
+    can_set = getattr(model, "_can_set_attn_implementation", None)
+    settable = can_set is None or can_set()
+    waiting: list[Any] = [vars(module).get("config") for module in model.modules()]
+    seen: set[int] = set()
+    while waiting:
+        config = waiting.pop()
+        kind: Any = type(config)
+        is_read = isinstance(getattr(kind, "_attn_implementation", None), property)
+        if not is_read or id(config) in seen:
+            continue
+        seen.add(id(config))
+        waiting += [getattr(config, name, None) for name in config.sub_configs]
+        implementation = config._attn_implementation
+        # Falcon reads the setting whenever it runs, but has no method that changes it.
+        if implementation not in ("eager", None) and (settable or implementation == "sdpa"):
+            undo.append(partial(_threads.pop, id(config), None))
+            undo.append(partial(object.__setattr__, config, "__class__", kind))
+            _threads[id(config)] = threading.get_ident()
+            object.__setattr__(config, "__class__", _eager_class(kind))
+
+
+@cache
+def _eager_class(kind: Any) -> type:
+    """A configuration's class that answers one thread differently.
+
+    It has the name of its class, by which transformers finds what belongs to a configuration.
+    """
+
+    def implementation(config: Any) -> Any:
+        is_here = _threads.get(id(config)) == threading.get_ident()
+        return "eager" if is_here else kind._attn_implementation.fget(config)
+
+    def reduced(config: Any, _: Any) -> Any:
+        """A copy is of the plain class, and says what the original says to the thread."""
+        state = {**vars(config), "_attn_implementation_internal": config._attn_implementation}
+        return object.__new__, (kind,), state
+
+    changed = {
+        "_attn_implementation": property(implementation, kind._attn_implementation.fset),
+        "__reduce_ex__": reduced,
+    }
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind)(kind.__name__, (kind,), {**names, **changed})

@@ -1,10 +1,19 @@
-"""Run an unmodified model once and hand over, layer by layer, what the frozen layer needs."""
+"""Run an unmodified model once and hand over, layer by layer, what the frozen layer needs.
+
+Hooks read each block's input, its attention weights and the vectors that it really computes. A
+layer is handed to its consumer as soon as the block has run and is forgotten afterwards, so no
+more than one layer's attention is ever held.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,21 +23,283 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from normlens.errors import UnsupportedModelError
 from normlens.gpu.matmul import is_split, times, times_plus
 from normlens.inputs.text import Encoded, pad
+from normlens.layers import (
+    Attention,
+    Branch,
+    Experts,
+    FeedForward,
+    Layer,
+    Norm,
+    ParallelFeedForward,
+    Residual,
+    Routing,
+)
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
+from normlens.models.reading import class_name
 from normlens.models.unwrapping import check_chunks, check_weights, explain_failure
-from normlens.trace.locking import exclusive
-from normlens.trace.patches import (
+from normlens.trace.locking import (
     Hooks,
-    eager_attention,
-    evaluation,
+    Undo,
+    ask_for_eager_attention,
+    exclusive,
     other_methods,
-    plain_experts,
-    plain_options,
-    uncompiled,
-    whole_float32,
 )
-from normlens.trace.recorder import Call, Consumer, LayerTrace, Recorder, unique
+
+# One layer as the model ran it, and where each part of it can be read.
+
+
+#: Tokens whose vectors are kept of each linear module: enough to check that it computes x W + b,
+#: and very little memory beside a layer's.
+ROWS = 8
+
+
+class Rows(NamedTuple):
+    """Some rows of a module's input, and the same rows of its output."""
+
+    input: Tensor  # (row, in)
+    output: Tensor  # (row, out)
+
+
+#: The arguments of a block's call.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass
+class LayerTrace:
+    """One layer as the model ran it."""
+
+    index: int  # 0-based
+    block: nn.Module
+    layer: Layer
+    x: Tensor  # (b, j, d) the layer's input
+    alphas: tuple[Tensor, ...]  # (b, h, i, j) the weights of each attention, in order
+    real: dict[int, Tensor]  # step index → the model's own vector behind that step (b, i, d)
+    rows: dict[nn.Module, Rows]  # what went into the layer's linear modules, and came out
+    output: Tensor  # (b, i, d) what the block returned
+    call: Call  # how the model called the block
+    #: (b, j, d) the vectors of each other sequence that an attention reads, by its name
+    sources: dict[str, Tensor] = field(default_factory=dict)
+    outputs: int = 0  # what the block returned in a tuple, the vector first; 0: the vector alone
+
+
+Consumer = Callable[[LayerTrace], None]
+
+#: What is read at a module: its input, or an output by its place among several.
+INPUT = -1
+
+
+class Checkpoint(NamedTuple):
+    """Where the model's own vector behind a step can be read."""
+
+    module: nn.Module | None = None  # None: the block itself
+    place: int = 0
+    factor: float | Tensor = 1.0  # what the model multiplies that vector by
+
+
+def checkpoints(layer: Layer) -> dict[int, Checkpoint]:
+    """Where the model's own vector behind each step of a scope can be read, by step.
+
+    Behind a residual it is the input of the norm that follows, or the block's output at the end.
+    """
+    places: dict[int, Checkpoint] = {}
+    following = None
+    for index, step in reversed(list(enumerate(layer.steps))):
+        if isinstance(step, Branch):
+            continue
+        if index not in layer.scope_of_step:
+            break
+        if following is None:
+            places[index] = Checkpoint()
+        elif isinstance(step, Residual):
+            if isinstance(following, Norm) and following.module is not None:
+                places[index] = Checkpoint(following.module, INPUT)
+        elif not isinstance(step, ParallelFeedForward) and step.module is not None:
+            factor: float | Tensor = 1.0
+            if isinstance(step, Experts):
+                factor = step.scale
+            elif isinstance(step, (Attention, FeedForward)):
+                last = step.output if isinstance(step, Attention) else step.down
+                factor = last.scale if step.module is last.module else 1.0
+            places[index] = Checkpoint(step.module, 0, factor)
+        following = step
+    return dict(sorted(places.items()))
+
+
+def _at(output: Any, place: int) -> Any:
+    """One of a module's several outputs, or its only one; None if there are fewer.
+
+    transformers 5 returns a vector alone in some families, in a tuple in others.
+    """
+    if isinstance(output, (tuple, list)):
+        return output[place] if len(output) > place else None
+    return output
+
+
+class Recorder:
+    """Collects what the hooks see during one block and hands it over when the block ends."""
+
+    def __init__(self, adapter: Adapter, wanted: set[int], consume: Consumer):
+        self.adapter, self.wanted, self.consume = adapter, wanted, consume
+        self.calls = 0
+        self.watched: dict[nn.Module, tuple[Layer, dict[int, Checkpoint]]] = {}
+        self.seen: dict[tuple[nn.Module | None, int], list[Tensor]] = {}
+        self.rows: dict[nn.Module, Rows] = {}
+        self.routing: tuple[Tensor, Tensor] | None = None  # experts and weights of all tokens
+
+    def watch(self, block: nn.Module, hooks: Hooks, rows: bool = True) -> Layer:
+        """Read this block whenever it runs; returns what the adapter says it is."""
+        layer = self.adapter.layer(block)
+        points = checkpoints(layer)
+        self.watched[block] = layer, points
+        # In a dictionary: what is hooked twice would be read twice.
+        hooked: dict[tuple[nn.Module | None, int], None] = {}
+        for point in points.values():
+            hooked[point.module, point.place] = None
+        for attention in layer.attentions:
+            if attention.weights is None:
+                raise UnsupportedModelError(
+                    "the adapter does not say which module returns the weights"
+                )
+            hooked[attention.weights, attention.weights_at] = None
+            if attention.source is not None:
+                if attention.value.module is None:
+                    raise UnsupportedModelError(
+                        "the adapter does not say which module projects the values of "
+                        f"{attention.source!r}, where its vectors can be read"
+                    )
+                hooked[attention.value.module, INPUT] = None
+        if (experts := layer.experts) is not None:
+            hooks.behind(experts.router, partial(self._keep_routing, experts))
+            hooked[experts.shared_gate, 0] = None
+        for module, place in hooked:
+            if module is not None:
+                register = hooks.before if place == INPUT else hooks.behind
+                register(module, partial(self._keep, place))
+        linear: dict[nn.Module | None, None] = {}
+        for each in layer.linear_maps if rows else ():
+            linear[each.module] = None
+        for module in linear:
+            if module is not None:
+                hooks.behind(module, self._keep_rows)
+        hooks.before(block, self._begin)
+        hooks.behind(block, self._end)
+        return layer
+
+    def _begin(self, *_: Any) -> None:
+        self.seen, self.rows, self.routing = {}, {}, None
+
+    def _keep(
+        self,
+        place: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any = None,
+    ) -> None:
+        if self.calls in self.wanted:
+            value = [*args, *kwargs.values()][0] if place == INPUT else _at(output, place)
+            if isinstance(value, Tensor):
+                self.seen.setdefault((module, place), []).append(value.detach())
+
+    def _keep_rows(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Keep some rows of a call, evenly spread; a chunked block makes several calls."""
+        kept = self.rows.get(module)
+        if self.calls not in self.wanted or (kept is not None and len(kept.input) >= ROWS):
+            return
+        tables = []
+        for tensor in ([*args, *kwargs.values()][0], _at(output, 0)):
+            table = tensor.detach().reshape(-1, tensor.shape[-1])
+            # A view would keep the whole tensor alive.
+            tables.append(table[:: max(1, len(table) // ROWS)][:ROWS].clone())
+        if kept is not None:
+            tables = [torch.cat(pair) for pair in zip(kept, tables, strict=True)]
+        self.rows[module] = Rows(*tables)
+
+    def _keep_routing(self, experts: Experts, _: nn.Module, *call: Any) -> None:
+        if self.calls in self.wanted:
+            self.routing = experts.read(*call)
+
+    def _end(
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        index, self.calls = self.calls, self.calls + 1
+        if index in self.wanted:
+            self.consume(self._layer_trace(index, block, (args, kwargs), output))
+        self._begin()
+
+    def _layer_trace(self, index: int, block: nn.Module, call: Call, returned: Any) -> LayerTrace:
+        layer, points = self.watched[block]
+        alphas, sources = self._attention(index, layer)
+        # Where layers lie on several devices, a hook sees vectors before they are brought along.
+        device = alphas[0].device
+        x = call[0][0] if call[0] else call[1]["hidden_states"]
+        x, output = x.detach().to(device), _at(returned, 0).to(device)
+        real: dict[int, Tensor] = {}
+        for step, (module, place, factor) in points.items():
+            vectors = [output] if module is None else self.seen.get((module, place))
+            if vectors:
+                # A block that is chunked over the sequence calls its modules several times.
+                vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
+                vector = vector.reshape(*x.shape[:2], -1).to(device)
+                is_scaled = isinstance(factor, Tensor) or factor != 1.0
+                real[step] = vector * factor if is_scaled else vector
+        for module, (before, behind) in self.rows.items():
+            self.rows[module] = Rows(before.to(device), behind.to(device))
+        for name, vectors_read in sources.items():
+            sources[name] = vectors_read.to(device)
+        if layer.experts is not None:
+            layer = layer.routed(self._routing(index, layer.experts, x))
+        several = len(returned) if isinstance(returned, (tuple, list)) else 0
+        return LayerTrace(
+            index, block, layer, x, alphas, real, self.rows, output, call, sources, several
+        )
+
+    def _attention(self, index: int, layer: Layer) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """The weights that each attention's module returned, and what it read elsewhere.
+
+        One module may serve several attentions; other sequences are read by value projections.
+        """
+        calls: Counter[nn.Module | None] = Counter()
+        alphas, sources = [], dict[str, Tensor]()
+        for attention in layer.attentions:
+            module = attention.weights
+            returned = self.seen.get((module, attention.weights_at), [])[calls[module] :]
+            if not returned or returned[0].dim() != 4:
+                raise UnsupportedModelError(
+                    f"layer {index} returned no attention weights; load the model with "
+                    'attn_implementation="eager"'
+                )
+            calls[module] += 1
+            alphas.append(returned[0])
+            if attention.source is None:
+                continue
+            read = self.seen.get((attention.value.module, INPUT))
+            if not read or read[0].dim() != 3:
+                raise UnsupportedModelError(
+                    f"the value projection of layer {index} read no vectors of "
+                    f"{attention.source!r} in this call"
+                )
+            sources.setdefault(attention.source, read[0])
+        return tuple(alphas), sources
+
+    def _routing(self, index: int, experts: Experts, x: Tensor) -> Routing:
+        """The experts that the tokens of `x` (b, i, d) used."""
+        tokens = x.shape[:2]
+        if self.routing is None or self.routing[0].shape[0] != tokens.numel():
+            raise UnsupportedModelError(
+                f"layer {index} did not show which experts its tokens use: "
+                f"{class_name(experts.router)} did not run once for all of them; load the model "
+                "without kernels that take its place"
+            )
+        places, weights = (tensor.detach().reshape(*tokens, -1) for tensor in self.routing)
+        shared = None
+        if experts.shared_gate is not None:
+            shared = self.seen[experts.shared_gate, 0][-1].sigmoid().reshape(tokens)
+        return Routing(places, weights, shared)
+
 
 # A float32 model's own products on a GPU, formed as the algebra forms its own.
 
@@ -55,17 +326,19 @@ class split_linears(TorchFunctionMode):
                 return times_plus(x, weight, bias)
         return function(*args, **(kwargs or {}))
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let functions be called directly: this mode makes each of them pass through Python."""
-        if _get_current_function_mode() is not self:  # one that was entered since lies on top
-            yield
-            return
-        self.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            self.__enter__()
+    def outside(self, consume: Consumer) -> Consumer:
+        """The same consumer without this mode, which makes each function pass through Python."""
+
+        def consume_outside(traced: LayerTrace) -> None:
+            if _get_current_function_mode() is not self:  # one that was entered since lies on top
+                return consume(traced)
+            self.__exit__(None, None, None)
+            try:
+                consume(traced)
+            finally:
+                self.__enter__()
+
+        return consume_outside
 
 
 def are_many(inputs: dict[str, Any]) -> bool:
@@ -87,7 +360,10 @@ def model_inputs(
     adapter: Adapter, batch: Sequence[Encoded], device: torch.device
 ) -> dict[str, Any]:
     """The arguments of the model's call for a batch; texts are padded on the right."""
-    padding, read_first = _padding_id(adapter), [item.sequences[0] for item in batch]
+    # The id of padding: any will do under the mask; some configurations name none, or −1.
+    named = getattr(adapter.config, "pad_token_id", None)
+    padding = named if isinstance(named, int) and named >= 0 else 0
+    read_first = [item.sequences[0] for item in batch]
     signals = [each.signal for each in read_first if each.signal is not None]
     if signals:
         # Pictures or sounds of one shape; padding would be seen and heard.
@@ -107,10 +383,16 @@ def model_inputs(
     return inputs
 
 
-def _padding_id(adapter: Adapter) -> int:
-    """The id of padding: any will do under the mask; some configurations name none, or −1."""
-    pad_id = getattr(adapter.config, "pad_token_id", None)
-    return pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
+def plain_options(model: nn.Module) -> dict[str, Any]:
+    """Switch the key–value cache off where there is one: it would keep every layer's keys.
+
+    A model with a head may hand the option on to its body without naming it.
+    """
+    named = inspect.signature(model.forward).parameters
+    hands_on = inspect.Parameter.VAR_KEYWORD in [parameter.kind for parameter in named.values()]
+    if "use_cache" not in named and hands_on:
+        named = inspect.signature(getattr(model, "base_model", model).forward).parameters
+    return {"use_cache": False} if "use_cache" in named else {}
 
 
 @contextmanager
@@ -124,13 +406,6 @@ def without_autocast(device: torch.device) -> Iterator[None]:
         return
     with torch.autocast(device.type, enabled=False):
         yield
-
-
-# Run an unmodified model once and hand over, layer by layer, what the algebra needs.
-#
-# Hooks read each block's input, its attention weights and the vectors that it really computes. A
-# layer is handed to its consumer as soon as the block has run and is forgotten afterwards, so no
-# more than one layer's attention is ever held.
 
 
 def trace(
@@ -158,22 +433,38 @@ def trace(
 
 
 @contextmanager
-def reading(model: nn.Module, adapter: Adapter) -> Iterator[None]:
+def reading(model: Any, adapter: Adapter) -> Iterator[None]:
     """Run a model as an analysis must: no dropout, no gradients, attention that shows its weights.
 
     `model` is the adapter's or holds it. The thread must be alone with the model
     (`normlens.trace.locking`).
     """
-    with (
-        torch.no_grad(),
-        evaluation(model),
-        eager_attention(model),
-        plain_experts(model),
-        uncompiled(model),
-        whole_float32(),
-        other_methods(adapter.forward_patches()),
-    ):
-        yield
+    with torch.no_grad(), other_methods(adapter.forward_patches()), Undo() as undo:
+        compiled = False
+        for module in model.modules():
+            if module.training:
+                undo.append(partial(setattr, module, "training", True))
+            if getattr(module, "_orig_mod", getattr(module, "_compiled_call_impl", None)):
+                compiled = True
+        model.eval()
+        ask_for_eager_attention(model, undo)
+        # transformers takes PyTorch's grouped product of experts, which has none for float64.
+        experts = getattr(model.config, "_experts_implementation", None)
+        if experts not in ("eager", None) and torch.float64 in {
+            p.dtype for p in model.parameters()
+        }:
+            undo.append(partial(model.set_experts_implementation, experts))
+            model.set_experts_implementation("eager")
+        if torch.cuda.is_available():
+            # Products and convolutions not in TF32, which cuDNN takes if nobody says no.
+            products, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+            undo.append(partial(torch.set_float32_matmul_precision, products))
+            undo.append(partial(setattr, cudnn, "allow_tf32", cudnn.allow_tf32))
+            torch.set_float32_matmul_precision("highest")
+            cudnn.allow_tf32 = False
+        # Compiled code may pass by the hooks.
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            yield
 
 
 def run_traced(
@@ -193,14 +484,13 @@ def run_traced(
     if "input_ids" in inputs:  # sound has frames, which no family cuts into chunks
         check_chunks(blocks, inputs["input_ids"].shape[1])
     splitting = split_linears() if are_many(inputs) else None
-
-    def consume_layer(traced: LayerTrace) -> None:
-        with nullcontext() if splitting is None else splitting.paused():
-            consume(traced)
-
-    recorder = Recorder(adapter, set(layers), consume_layer)
+    if splitting is not None:
+        consume = splitting.outside(consume)
+    recorder = Recorder(adapter, set(layers), consume)
     with Hooks() as hooks:
-        described = [recorder.watch(block, hooks) for block in unique(blocks)]
+        described = []
+        for block in dict.fromkeys(blocks):
+            described.append(recorder.watch(block, hooks))
         check_weights(model, described, blocks if spread else None)
         try:
             with nullcontext() if splitting is None else splitting:
