@@ -17,7 +17,8 @@ from gpu_stage import Shape, job_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from normlens.frozen.tiles import FeedForwardJob, tail_of
+from normlens.frozen.stage import tail_of
+from normlens.frozen.tiles import Job
 from normlens.gpu.feed_forward import ByPair, InOneKernel, by_source
 from normlens.gpu.matrices import Matrices
 from normlens.gpu.sizes import PRECISIONS
@@ -47,14 +48,14 @@ METHODS = {
 }
 
 
-def stage_of(job: FeedForwardJob, precision: str) -> Stage:
+def stage_of(job: Job, precision: str) -> Stage:
     tail = tail_of(job)
     assert tail is not None
     b, n = job.factors.scale.shape
     return Stage(job, tail, [n] * b, PRECISIONS[precision])
 
 
-def run(job: FeedForwardJob, precision: str, method: str) -> dict[str, torch.Tensor]:
+def run(job: Job, precision: str, method: str) -> dict[str, torch.Tensor]:
     stage = stage_of(job, precision)
     METHODS[method](stage).run()
     return stage.norms()[0]

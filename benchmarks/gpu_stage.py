@@ -24,10 +24,11 @@ from unittest.mock import patch
 
 import torch
 
+from normlens.frozen.feedforward import FrozenFeedForward
 from normlens.frozen.head_products import ProductStore
 from normlens.frozen.norm_maps import decompose_layer
-from normlens.frozen.stage import run_feed_forward
-from normlens.frozen.tiles import FeedForwardJob, feed_forward_norms
+from normlens.frozen.stage import stage_by_kernels
+from normlens.frozen.tiles import Job, feed_forward_norms
 from normlens.gpu.sizes import PRECISIONS
 from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
 from normlens.plan import costs as method
@@ -99,20 +100,21 @@ def random_layer(shape: Shape, seed: int = 0) -> tuple[Layer, torch.Tensor, torc
     return Layer(steps, reach), draw(shape.batch, shape.n, d), scores.softmax(-1)
 
 
-def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> FeedForwardJob:
+def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> Job:
     """The feed-forward stage of a random layer, caught on its way through the walk."""
-    caught: list[FeedForwardJob] = []
+    caught: list[Job] = []
 
     class Caught(Exception):
         pass
 
-    def catch(job: FeedForwardJob, *_: object) -> None:
+    def catch(job: Job, *_: object) -> None:
         caught.append(job)
         raise Caught
 
     made, x, alpha = random_layer(shape)
     with (
-        patch("normlens.frozen.stage.run_feed_forward", catch),
+        patch("normlens.frozen.norm_maps.stage_by_kernels", catch),
+        patch("normlens.frozen.norm_maps.feed_forward_norms", catch),
         suppress(Caught),
     ):
         decompose_layer(
@@ -213,7 +215,8 @@ def worst_error(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) 
 def published(shape: Shape) -> Callable[[], object]:
     """The stage as the papers' code does it: every part in memory, in float32."""
     job = job_of(shape)
-    ff, tail = job.ff, job.tail
+    assert isinstance(job.block, FrozenFeedForward)
+    ff, slopes, tail = job.block.ff, job.block.neurons.slopes, list(job.tail.values())
     weights = job.factors.weights[0]  # (j, i, h)
     values, scale = job.factors.values[0], job.factors.scale[0]
 
@@ -221,7 +224,7 @@ def published(shape: Shape) -> Callable[[], object]:
         heads = weights[..., None] * values[:, None]  # (j, i, h, d)
         parts = heads.sum(2) * scale[:, None]
         del heads
-        hidden = (parts @ ff.up.weight) * job.slopes[-1][0]
+        hidden = (parts @ ff.up.weight) * slopes[-1][0]
         out = hidden @ ff.down.weight
         del hidden
         out.norm(dim=-1)
@@ -229,7 +232,7 @@ def published(shape: Shape) -> Callable[[], object]:
         out.norm(dim=-1)
         if len(tail) > 1:
             out -= out.mean(-1, keepdim=True)
-            out *= tail[1].step.norm.gamma  # type: ignore[union-attr]
+            out *= tail[1].norm.gamma  # type: ignore[union-attr]
             out.norm(dim=-1)
 
     return run
@@ -288,7 +291,7 @@ def measure(shape: Shape) -> Iterator[Row]:
     for precision in PRECISIONS.values():
 
         def fused(name: str = precision.name) -> Any:
-            return run_feed_forward(job, lengths, name, None)[0].norms
+            return stage_by_kernels(job, lengths, name, None).norms
 
         error = None if exact is None else worst_error(fused(), exact)
         limit = ceilings[precision.operand] / (3 if precision.split else 1)

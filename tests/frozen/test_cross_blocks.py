@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from normlens.frozen.activations import Linearised
+from normlens.frozen.feedforward import FrozenFeedForward
 from normlens.frozen.parts import Factors
 from normlens.frozen.stage import Squares
-from normlens.frozen.tiles import FeedForwardJob, feed_forward_norms
+from normlens.frozen.tiles import Job, feed_forward_norms
 from normlens.layers import FeedForward as Block
 from normlens.layers import Linear, Reach
 
@@ -53,7 +55,8 @@ def test_a_job_in_blocks_has_the_result_of_the_whole(n, lengths):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     block = Block(Linear(draw(D, M)), Linear(draw(M, D)), "gelu")
-    job = FeedForwardJob("FF-N", given, (), ff=block, slopes=(draw(B, n, M),))
+    neurons = Linearised((draw(B, n, M),), draw(B, n, M), None)
+    job = Job(FrozenFeedForward(block, neurons), given, "FF-N", {})
     targets = [n, n]
     squares = Squares.of(given, targets)
     cut = squares.job(job)
@@ -61,6 +64,8 @@ def test_a_job_in_blocks_has_the_result_of_the_whole(n, lengths):
     expected = feed_forward_norms(job, targets)
     torch.testing.assert_close(found.norms["FF-N"], expected.norms["FF-N"])
     torch.testing.assert_close(found.mixed, expected.mixed)
-    torch.testing.assert_close(job.sum_behind_block(), expected.mixed)
-    torch.testing.assert_close(squares.joined(
-        type(found)({}, cut.mixed)).mixed, expected.mixed)  # fmt: skip
+    for each in (job, cut):
+        mixed = each.block.linear(each.factors.sum_of_sources())
+        whole = mixed.unflatten(0, (B, -1)).sum(1)
+        torch.testing.assert_close(whole, expected.mixed)
+    torch.testing.assert_close(cut.block.output, squares.repeated(job.block.output))

@@ -254,7 +254,7 @@ def test_a_block_without_biases_adds_none_of_its_own(rule, biased):
     y = torch.randn(2, 3, 6, generator=draw, dtype=torch.float64)
     bias = torch.ones(6, dtype=torch.float64) if biased == "incoming" else None
     frozen = FrozenFeedForward.at(block, y, bias, rule)
-    behind = frozen.on_bias(bias)
+    behind = frozen.affine(bias)
     assert (behind is None) == (biased is None and rule == "ig")
     owned = y if bias is None else y - bias
     total = frozen.linear(owned) + (0 if behind is None else behind)

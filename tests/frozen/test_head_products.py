@@ -13,8 +13,12 @@ from reference import largest_error, reference
 import normlens
 from normlens.errors import InputError
 from normlens.frozen import head_products
-from normlens.frozen.head_products import HeadProducts, ProductStore
+from normlens.frozen.feedforward import SampledFeedForward
+from normlens.frozen.head_products import ProductStore
 from normlens.frozen.norm_maps import decompose_layer
+from normlens.frozen.parts import Factors
+from normlens.frozen.tiles import Job
+from normlens.layers import FeedForward, Linear, Reach
 from normlens.models.tiny import tiny_model
 
 IDS = list(range(3, 40))
@@ -44,30 +48,35 @@ def test_kept_or_formed_or_not_at_all(order, gated, n, problem):
             assert largest_error(norms[0], expected.maps[scope]) < 1e-9, scope
 
 
-def basis_and_weights(heads: int = 2, d_head: int = 4, d: int = 32, m: int = 10):
-    generator = torch.Generator().manual_seed(0)
-    basis = torch.randn(heads, d_head, d, generator=generator)
-    return basis, (torch.randn(d, m, generator=generator),)
+def job_of(kept=None, heads: int = 2, d_head: int = 4, d: int = 32, m: int = 10) -> Job:
+    draw = torch.Generator().manual_seed(0)
+    basis = torch.randn(heads, d_head, d, generator=draw)
+    up, down = (torch.randn(*shape, generator=draw) for shape in ((d, m), (m, d)))
+    block = SampledFeedForward(FeedForward(Linear(up), Linear(down), "gelu"), torch.zeros(1, 3, d))
+    empty = torch.zeros(1, 3, 3, heads), torch.ones(1, 3), torch.zeros(1, 3, heads, d_head)
+    return Job(block, Factors(*empty, basis, Reach()), "FF-N", {}, kept=kept)
 
 
 def test_products_lead_from_each_head_to_each_neuron():
-    basis, weights = basis_and_weights()
-    (found,) = HeadProducts(None, basis, weights).for_tokens(1000)
-    torch.testing.assert_close(found, torch.einsum("hed,dm->hem", basis, weights[0]))
+    job = job_of()
+    (found,) = job.formed_products
+    expected = torch.einsum("hed,dm->hem", job.factors.basis, job.block.weights.up.weight)
+    torch.testing.assert_close(found, expected)
 
 
 def test_only_a_text_that_repays_them_has_them_formed():
     """Whatever came before it: forming costs as much as 4 · 32 / (32 − 4) tokens save."""
-    products = HeadProducts(None, *basis_and_weights())
+    job = job_of()
     for n, formed in [(3, False), (4, False), (5, True), (1000, True), (4, False), (3, False)]:
-        assert (products.for_tokens(n) is not None) == formed, n
+        assert job.uses_head_products(n) == formed, n
 
 
 def test_kept_ones_are_used_for_any_text(problem):
     given = problem("post", n=4)
     kept = prepared(given.layer).of(0)
-    products = HeadProducts(kept, *basis_and_weights())
-    assert all(products.for_tokens(n) is kept.tensors for n in (1, 4, 1000))
+    job = job_of(kept)
+    assert all(job.uses_head_products(n) for n in (1, 4, 1000))
+    assert job.formed_products is kept.tensors
 
 
 def test_the_limit_is_for_all_layers_together(problem):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from normlens.errors import MemoryLimitError
 from normlens.frozen import tiles
+from normlens.frozen.feedforward import FrozenFeedForward
 from normlens.frozen.norm_maps import decompose_layer
 from normlens.plan import costs as plan
 from normlens.plan.costs import Plan
@@ -146,11 +148,11 @@ def test_a_plan_takes_no_more_memory_than_it_says(chosen, d, m, heads, gated, pr
     seen = []
 
     def watched(job, index, n, plan, *rest):
-        _ = job.factors.values  # is there already, whatever the plan
+        _ = job.factors.values, job.formed_products  # are there already, whatever the plan
         with Peak() as peak:
             real(job, index, n, plan, *rest)
         seen.append(peak.peak)
-        assert peak.peak <= plan.memory(job.shape(n))
+        assert peak.peak <= plan.memory(job.shape(n, n))
 
     monkeypatch.setattr(tiles, "_run_sequence", watched)
     use_plan(monkeypatch, chosen.method, chosen.sources, chosen.targets)
@@ -161,23 +163,26 @@ def test_a_plan_takes_no_more_memory_than_it_says(chosen, d, m, heads, gated, pr
 # Running out of memory ---------------------------------------------------------------------------
 
 
+TILES = [(FrozenFeedForward, "tile"), (tiles, "_tile_by_matrices")]
+
+
 @pytest.fixture
 def failing_tiles(monkeypatch):
     """Tiles above a number of pairs run out of memory; returns the sizes that were tried."""
 
     def install(largest: int, error=torch.OutOfMemoryError, after: int = 0):
         tried = []
-        for name in ("tile_by_rows", "tile_by_matrices"):
-            real = getattr(tiles, name)
+        for place, name in TILES:
+            real = getattr(place, name)
 
-            def guarded(job, index, targets, sources, *rest, real=real):
-                pairs = (targets.stop - targets.start) * (sources.stop - sources.start)
-                tried.append(pairs)
-                if pairs > largest and len(tried) > after:
+            def guarded(*given, real=real):
+                sizes = [each.stop - each.start for each in given if isinstance(each, slice)]
+                tried.append(math.prod(sizes))
+                if tried[-1] > largest and len(tried) > after:
                     raise error("out of memory: tried to allocate more than there is")
-                return real(job, index, targets, sources, *rest)
+                return real(*given)
 
-            monkeypatch.setattr(tiles, name, guarded)
+            monkeypatch.setattr(place, name, guarded)
         return tried
 
     return install
@@ -219,7 +224,7 @@ def test_other_errors_are_not_swallowed(problem, monkeypatch):
     def broken(*_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(tiles, "tile_by_rows", broken)
-    monkeypatch.setattr(tiles, "tile_by_matrices", broken)
+    for place, name in TILES:
+        monkeypatch.setattr(place, name, broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         problem("post").solve()

@@ -64,7 +64,7 @@ def force_storing(stored: bool, monkeypatch: Any) -> None:
 
 def force_method(name: str, monkeypatch: Any) -> None:
     """One method through the stage, whatever it costs."""
-    from normlens.frozen import head_products
+    from normlens.frozen import tiles
     from normlens.gpu import feed_forward
 
     known = {
@@ -72,5 +72,5 @@ def force_method(name: str, monkeypatch: Any) -> None:
         "by pair": feed_forward.ByPair,
         "matrices": feed_forward.Matrices,
     }
-    monkeypatch.setattr(head_products, "head_products_pay", lambda *sizes: True)
+    monkeypatch.setattr(tiles, "head_products_pay", lambda *sizes: True)
     monkeypatch.setattr(feed_forward, "cheapest_method", known[name])

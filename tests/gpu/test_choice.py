@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
 from normlens.errors import MemoryLimitError
-from normlens.frozen import head_products
-from normlens.frozen.tiles import tail_of
+from normlens.frozen import tiles
+from normlens.frozen.stage import tail_of
 from normlens.gpu.feed_forward import ByPair, BySource, cheapest_method
 from normlens.gpu.matrices import Matrices
 from normlens.gpu.sizes import PRECISIONS
@@ -121,9 +121,9 @@ def stage_of(monkeypatch):
             raise Caught
 
         caught: list[Stage] = []
-        monkeypatch.setattr(head_products, "head_products_pay", lambda *sizes: True)
+        monkeypatch.setattr(tiles, "head_products_pay", lambda *sizes: True)
         with monkeypatch.context() as patched:
-            patched.setattr("normlens.frozen.stage.run_feed_forward", catch)
+            patched.setattr("normlens.frozen.norm_maps.feed_forward_norms", catch)
             with pytest.raises(Caught):
                 given.solve()
         return caught[0]

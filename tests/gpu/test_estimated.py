@@ -10,7 +10,7 @@ import torch
 from fused_examples import force_storing
 
 import normlens
-from normlens.frozen import stage as engine
+from normlens.frozen import norm_maps as engine
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
 from normlens.plan.estimate import Analysis, SourceGroup, estimate

@@ -14,16 +14,10 @@ from reference import largest_error, mixing_of, pair_references, reference
 from torch import nn
 
 import normlens
-from normlens.frozen import stage
+from normlens.frozen import norm_maps
 from normlens.frozen.norm_maps import decompose_layer
-from normlens.frozen.stage import sampled_error
-from normlens.frozen.tiles import (
-    ORDINARY,
-    FeedForwardJob,
-    feed_forward_norms,
-    kernel_slots,
-    tail_of,
-)
+from normlens.frozen.stage import kernel_slots, sampled_error, tail_of
+from normlens.frozen.tiles import ORDINARY, Job, feed_forward_norms
 from normlens.models.tiny import tiny_model
 from normlens.options import Settings
 from normlens.pipeline.batches import KERNEL_TOLERANCE
@@ -52,7 +46,7 @@ TINY_TARGETS = TargetTiling(16, 16, 16, 16, 1, 1)
 @pytest.fixture
 def fused(monkeypatch):
     """Every layer that the kernels know goes through them."""
-    monkeypatch.setattr(stage, "has_kernels", lambda weight: weight.dtype == torch.float32)
+    monkeypatch.setattr(norm_maps, "has_kernels", lambda weight: weight.dtype == torch.float32)
     monkeypatch.setattr(Tiling, "choose", classmethod(lambda cls, *_: TINY))
     monkeypatch.setattr(TargetTiling, "choose", classmethod(lambda cls, *_: TINY_TARGETS))
     monkeypatch.setattr(source_rows, "SOURCE_BLOCK", 16)
@@ -181,16 +175,17 @@ def test_nan_never_passes_for_a_number(method, problem, forced):
     assert found.kernel_error == torch.inf
 
 
-def job_of(given, monkeypatch) -> FeedForwardJob:
+def job_of(given, monkeypatch) -> Job:
     """The feed-forward stage of a problem, caught before it runs."""
     caught = []
 
-    def catch(job, lengths, precision, limit):
+    def catch(job, lengths, limit):
         caught.append(job)
-        return feed_forward_norms(job, lengths, limit), "float32"
+        return feed_forward_norms(job, lengths, limit)
 
     with monkeypatch.context() as patched:
-        patched.setattr("normlens.frozen.stage.run_feed_forward", catch)
+        patched.setattr(norm_maps, "has_kernels", lambda weight: False)
+        patched.setattr(norm_maps, "feed_forward_norms", catch)
         given.solve()
     return caught[0]
 
@@ -203,7 +198,9 @@ def test_every_element_of_the_output_is_written(method, order, problem, forced, 
     forced(method)
     job = replace(job, ordinary=torch.arange(3, 12))
     tail = tail_of(job)
-    slots = kernel_slots(True, tail.norm, tail.bypass is not None, tail.norm_first)
+    slots = kernel_slots(
+        True, tail.norm and tail.norm.norm, tail.bypass is not None, tail.norm_first
+    )
     poisoned = torch.full((1, slots["SLOTS"], 1, 5, 5), torch.nan)
     found = fused_norms(job, [4], "float32", sums=poisoned)
     assert not poisoned.isnan().any()
@@ -272,7 +269,7 @@ def test_a_lens_refuses_norms_that_miss_the_sample(fused, monkeypatch):
     def wrong(job, lengths, norms):
         return torch.tensor(0.05)
 
-    monkeypatch.setattr("normlens.frozen.stage.sampled_error", wrong)
+    monkeypatch.setattr("normlens.frozen.norm_maps.sampled_error", wrong)
     lens = normlens.load(tiny_model("bert", num_hidden_layers=1), device="cpu")
     with pytest.raises(normlens.NormLensError, match="miss an exact recomputation"):
         lens.maps(input_ids=[3, 9, 27], precision="float32")

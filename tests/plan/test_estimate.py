@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
 from normlens.errors import InputError
-from normlens.frozen import head_products, shapley, tiles
+from normlens.frozen import shapley, tiles
 from normlens.layers import Branch, Layer, Reach, Residual
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 from normlens.options import AnalysisOptions
@@ -141,7 +141,11 @@ def test_the_plan_is_that_of_the_lens(
     family: str, n: int, limit: int, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The method, the tiles, the head products, and the targets that are sampled at once."""
-    made: dict[str, list[Any]] = {"choose_plan": [], "sampled_targets": [], "used_for": []}
+    made: dict[str, list[Any]] = {
+        "choose_plan": [],
+        "sampled_targets": [],
+        "uses_head_products": [],
+    }
 
     def watch(place: Any, name: str, end: bool = False) -> None:
         original = getattr(place, name)
@@ -156,8 +160,8 @@ def test_the_plan_is_that_of_the_lens(
 
     watch(tiles, "choose_plan")
     watch(shapley, "sampled_targets", end=True)
-    watch(head_products.HeadProducts, "used_for")
-    monkeypatch.setattr(tiles, "_run_sequence", stop_watching)
+    watch(tiles.Job, "uses_head_products")
+    monkeypatch.setattr(tiles, "scope_norms", stop_watching)  # of the first tile
     monkeypatch.setattr("normlens.pipeline.call.check_limit", lambda *_: None)
     lens = normlens.load(tiny_model(family, **WIDE[family]))
     options: Any = {"nonlinearity": rule, "samples": 2, "memory_limit": limit}
@@ -167,7 +171,7 @@ def test_the_plan_is_that_of_the_lens(
     analysis = analysis_of(lens, n, lens.scopes[-1:], nonlinearity=rule, memory_limit=limit)
     result = estimate(analysis)
     (group,) = result.stages
-    assert group.forms_head_products == any(made["used_for"])
+    assert group.forms_head_products == any(made["uses_head_products"])
     if rule == "ig":
         assert [group.plan] == made["choose_plan"]
     else:

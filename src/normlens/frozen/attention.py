@@ -211,11 +211,8 @@ class FrozenAttention(FrozenBlock):
             lengths=self.lengths,
         )
         own = torch.zeros_like(mixed) if own is None else own
-        return Parts(own, self.on_bias(None), mixed, (factors,))
-
-    def on_bias(self, bias: Tensor | None) -> Tensor | None:
-        """b_O; what was there before passes by the residual."""
-        return self.attention.output.bias
+        # What no token owned before passes by the residual.
+        return Parts(own, self.attention.output.bias, mixed, (factors,))
 
     def source_parts(self, first: int, last: int) -> Tensor:
         """``F_i(x_j) = Σ_h α^h_ij v^h_j W_O^h`` of some sources as vectors, (j, b, i, d)."""

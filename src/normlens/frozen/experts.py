@@ -21,9 +21,8 @@ from normlens.errors import InputError
 from normlens.frozen.activations import Linearised
 from normlens.frozen.feedforward import FrozenFeedForward
 from normlens.frozen.parts import Scored, plus
-from normlens.frozen.tiles import FeedForwardBlock, StageJob
+from normlens.frozen.tiles import FeedForwardBlock, Job
 from normlens.layers import Experts
-from normlens.plan.costs import MATRICES
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,10 @@ class FrozenExperts(FeedForwardBlock):
             used.append(Used(experts, expert, rows, places, weights, block.neurons))
         return cls(experts, (b, n), tuple(used), d)
 
-    def job(self, common: StageJob) -> ExpertsJob:
-        """The job of the stage behind the block."""
-        return ExpertsJob(**vars(common), experts=self)
+    @property
+    def weights(self) -> Experts:
+        """The block as the model has it."""
+        return self.experts
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_e w_ie Σ_k ((v W^e_k) ⊙ r^ke_i) W^e_down`` of vectors (…, b, i, d)."""
@@ -158,7 +158,44 @@ class FrozenExperts(FeedForwardBlock):
             return self.bias_part
         return plus(self.linear(v.expand(*self.shape, -1)), self.bias_part)
 
-    def at_targets(self, index: int, targets: slice) -> Iterator[tuple[Used, Tensor, slice]]:
+    # Parts behind a mixture of experts, for a tile of targets and sources.
+    #
+    # Each target has its own experts, so no rows of neurons are shared by all targets of a source.
+    # Inside a tile the parts themselves are formed, and targets that use the same expert pass it
+    # together. For many sources, one matrix is formed per target.
+
+    def tile(
+        self, job: Job, index: int, targets: slice, sources: slice, rows: list[Tensor]
+    ) -> Tensor:
+        """``Σ_e w_ie Σ_k ((F_i(x_j) W^e_k) ⊙ r^ke_i) W^e_down``, (j, i, d)."""
+        parts = torch.bmm(*job.factors.tile(index, targets, sources))  # (j, i, d)
+        total = torch.zeros_like(parts)
+        for used, places, some in self._at_targets(index, targets):
+            ff, here = used.block.ff, parts[:, places] * used.inside[some]
+            flat, neurons = here.flatten(0, 1), torch.empty(0)
+            for k, (w, slope) in enumerate(zip(ff.projections, used.neurons.slopes, strict=True)):
+                out = job.buffers.take(f"expert {k}", w, len(flat), w.shape[1])
+                z = torch.mm(flat, w, out=out).view(*here.shape[:2], -1)
+                neurons = z.mul_(slope[0, some]) if k == 0 else neurons.addcmul_(z, slope[0, some])
+            made = torch.mm(neurons.flatten(0, 1), ff.down.weight).view(*here.shape[:2], -1)
+            total.index_add_(1, places, made * used.outside[some])
+        return total
+
+    def matrices(self, index: int, targets: slice) -> Tensor:
+        """``M_i = Σ_e w_ie Σ_k W^e_k diag(r^ke_i) W^e_down`` of some targets, (i, d, d)."""
+        first = index * self.shape[1] + targets.start
+        like = self.used[0].weights
+        matrices = like.new_zeros(targets.stop - targets.start, self.d, self.d)
+        for used, _, rows in self._at_targets(index, targets):
+            ff = used.block.ff
+            for row in range(rows.start, rows.stop):
+                scaled = torch.zeros_like(ff.up.weight)
+                for w, slope in zip(ff.projections, used.neurons.slopes, strict=True):
+                    scaled.addcmul_(w, slope[0, row] * used.weights[row])
+                matrices[used.order[row] - first].addmm_(scaled, ff.down.weight)
+        return matrices
+
+    def _at_targets(self, index: int, targets: slice) -> Iterator[tuple[Used, Tensor, slice]]:
         """The experts that some targets of a sequence use.
 
         With each, which of the targets use it, and where they stand among its tokens.
@@ -201,56 +238,3 @@ def _groups(experts: Experts, y: Tensor) -> Iterator[tuple[int | None, Tensor, T
     if experts.shared is not None:
         shared = torch.ones(b, n) if routing.shared is None else routing.shared
         yield None, torch.arange(b * n), shared.to(y).reshape(b * n, 1) * experts.scale
-
-
-# Parts behind a mixture of experts, for a tile of targets and sources.
-#
-# Each target has its own experts, so no rows of neurons are shared by all targets of a source.
-# Inside a tile the parts themselves are formed, and targets that use the same expert pass it
-# together. For many sources, one matrix ``M_i = Σ_e w_ie Σ_k W^e_k diag(r^ke_i) W^e_down`` is
-# formed per target.
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertsJob(StageJob):
-    """The job of a mixture of experts, of which each target has its own."""
-
-    experts: FrozenExperts
-
-    @property
-    def block(self) -> Experts:
-        """The weights of the block."""
-        return self.experts.experts
-
-    def tile(
-        self, index: int, targets: slice, sources: slice, method: str, rows: list[Tensor]
-    ) -> Tensor:
-        """``Σ_e w_ie Σ_k ((F_i(x_j) W^e_k) ⊙ r^ke_i) W^e_down`` for one block, (j, i, d)."""
-        parts = torch.bmm(*self.factors.tile(index, targets, sources))  # (j, i, d)
-        if method == MATRICES:
-            matrices = self._matrices(index, targets)
-            return torch.bmm(parts.transpose(0, 1), matrices).transpose(0, 1)
-        total = torch.zeros_like(parts)
-        for used, places, some in self.experts.at_targets(index, targets):
-            ff, here = used.block.ff, parts[:, places] * used.inside[some]
-            flat, neurons = here.flatten(0, 1), torch.empty(0)
-            for k, (w, slope) in enumerate(zip(ff.projections, used.neurons.slopes, strict=True)):
-                out = self.buffers.take(f"expert {k}", w, len(flat), w.shape[1])
-                z = torch.mm(flat, w, out=out).view(*here.shape[:2], -1)
-                neurons = z.mul_(slope[0, some]) if k == 0 else neurons.addcmul_(z, slope[0, some])
-            made = torch.mm(neurons.flatten(0, 1), ff.down.weight).view(*here.shape[:2], -1)
-            total.index_add_(1, places, made * used.outside[some])
-        return total
-
-    def _matrices(self, index: int, targets: slice) -> Tensor:
-        """M_i of some targets, (i, d, d)."""
-        d, first = self.experts.d, index * self.experts.shape[1] + targets.start
-        matrices = self.factors.scale.new_zeros(targets.stop - targets.start, d, d)
-        for used, _, rows in self.experts.at_targets(index, targets):
-            ff = used.block.ff
-            for row in range(rows.start, rows.stop):
-                scaled = torch.zeros_like(ff.up.weight)
-                for w, slope in zip(ff.projections, used.neurons.slopes, strict=True):
-                    scaled.addcmul_(w, slope[0, row] * used.weights[row])
-                matrices[used.order[row] - first].addmm_(scaled, ff.down.weight)
-        return matrices

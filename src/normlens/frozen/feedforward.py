@@ -20,7 +20,7 @@ from normlens.errors import InputError
 from normlens.frozen.activations import Linearised, Nonlinearity, activation
 from normlens.frozen.norm import Chain, FrozenNorm
 from normlens.frozen.parts import FrozenBlock, FrozenStep, Parts, Scored, State, T, plus
-from normlens.frozen.tiles import FeedForwardBlock, FeedForwardJob, StageJob
+from normlens.frozen.tiles import FeedForwardBlock, Job
 from normlens.gpu.matmul import times
 from normlens.layers import FeedForward, ParallelFeedForward
 from normlens.options import NOT_LINEAR, SHAPLEY
@@ -54,9 +54,10 @@ class FrozenFeedForward(FeedForwardBlock):
         z = [linear(y) for linear in ff.inputs]
         return cls(ff, nonlinearity(ff).linearised(rule, z, start))
 
-    def job(self, common: StageJob) -> FeedForwardJob:
-        """The job of the stage behind the block."""
-        return FeedForwardJob(**vars(common), ff=self.ff, slopes=self.neurons.slopes)
+    @property
+    def weights(self) -> FeedForward:
+        """The block as the model has it."""
+        return self.ff
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_k ((v W_k) ⊙ r^k_i) W_down`` of vectors (…, i, d)."""
@@ -113,6 +114,53 @@ class FrozenFeedForward(FeedForwardBlock):
         neurons = self._neurons(v.expand(*self.neurons.hidden.shape[:-1], -1))
         return self.ff.down(plus(neurons, self.own))
 
+    def rows(self, job: Job, index: int, sources: slice, count: int) -> list[Tensor]:
+        """``Q^k_jh = U_jh W_k`` of some of a sequence's `count` sources, each (j, h, m)."""
+        rows = []
+        if job.uses_head_products(count):
+            v = job.factors.heads[index, sources].transpose(0, 1)  # (h, j, d_head)
+            for k, w in enumerate(job.formed_products):
+                out = job.buffers.take(f"rows {k}", w, *v.shape[:2], w.shape[-1])
+                rows.append(torch.bmm(v, w, out=out).transpose(0, 1))
+            return rows
+        u = job.factors.values[index, sources]  # (j, h, d)
+        for k, w in enumerate(self.ff.projections):
+            out = job.buffers.take(f"rows {k}", w, u.shape[0] * u.shape[1], w.shape[1])
+            rows.append(torch.mm(u.flatten(0, 1), w, out=out).view(*u.shape[:2], -1))
+        return rows
+
+    def tile(
+        self, job: Job, index: int, targets: slice, sources: slice, rows: list[Tensor]
+    ) -> Tensor:
+        """``Σ_k ((s_i Σ_h A_ijh Q^k_jh) ⊙ r^k_i) W_down``, (j, i, d)."""
+        weights = job.factors.weights[index, sources, targets]  # (j, i, h)
+        scale = job.factors.scale[index, targets, None]
+        down = self.ff.down.weight
+        j, i, _ = weights.shape
+        m, d = down.shape
+        hidden = job.buffers.take("hidden", down, j, i, m)
+        for k, (q, slope) in enumerate(zip(rows, self.neurons.slopes, strict=True)):
+            # s_i goes into the slopes: both belong to the target, and the slopes are smaller.
+            scaled = slope[index, targets] * scale  # (i, m)
+            if k == 0:
+                torch.bmm(weights, q, out=hidden).mul_(scaled)
+            else:
+                mixed = job.buffers.take("gated", down, j, i, m)
+                hidden.addcmul_(torch.bmm(weights, q, out=mixed), scaled)
+        out = job.buffers.take("out", down, j * i, d)
+        return torch.mm(hidden.view(j * i, m), down, out=out).view(j, i, d)
+
+    def matrices(self, index: int, targets: slice) -> Tensor:
+        """``M_i = Σ_k W_k diag(r^k_i) W_down`` of some targets, (i, d, d)."""
+        up, down = self.ff.up.weight, self.ff.down.weight
+        matrices = up.new_empty(targets.stop - targets.start, *up.shape[:1], *down.shape[1:])
+        for matrix, target in zip(matrices, range(targets.start, targets.stop), strict=True):
+            scaled = torch.zeros_like(up)
+            for w, slope in zip(self.ff.projections, self.neurons.slopes, strict=True):
+                scaled.addcmul_(w, slope[index, target])
+            torch.mm(scaled, down, out=matrix)
+        return matrices
+
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """``a_i · b_i`` of neurons (…, b, i, m), without the products in memory."""
@@ -126,18 +174,15 @@ class SampledFeedForward(FeedForwardBlock):
     ff: FeedForward
     y: Tensor  # (b, i, d), the block's real input
 
-    def job(self, common: StageJob) -> FeedForwardJob:
-        """The job of the stage behind the block; there are no slopes."""
-        return FeedForwardJob(**vars(common), ff=self.ff, slopes=())
+    @property
+    def weights(self) -> FeedForward:
+        """The block as the model has it."""
+        return self.ff
 
     @cached_property
     def output(self) -> Tensor:
         """The block's real output (b, i, d)."""
         return self.ff.down(hidden(self.ff, self.y))
-
-    def on_bias(self, bias: Tensor | None) -> Tensor | None:
-        """Nobody reads it behind the block: its share is sampled with the parts'."""
-        return bias
 
 
 @dataclass(frozen=True)
@@ -198,17 +243,10 @@ class FrozenParallelFeedForward(FrozenBlock):
         """All of the output belongs to the token itself."""
         return Parts(self.output)
 
-    def on_bias(self, bias: Tensor | None) -> None:
-        """Nothing of it is a bias, therefore."""
-
     def pass_on(self, state: State[T], act: Callable[[T], T]) -> None:
         """Read the layer's input, and add to the stream."""
-        state.stream = plus(state.stream, act(self.reads(state)))
-
-    def reads(self, state: State[T]) -> T:
-        """The layer's input."""
         start: Any = state.start
-        return start
+        state.stream = plus(state.stream, act(start))
 
     def backward(self, state: State[Tensor]) -> Scored:
         """Hand the gradient to the layer's input; the stream's goes on."""

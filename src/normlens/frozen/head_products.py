@@ -21,44 +21,14 @@ from normlens.frozen.norm import stretch
 from normlens.gpu.lazy_tensor import LazyTensor, formed
 from normlens.gpu.matmul import times
 from normlens.layers import FeedForward, Layer, Norm
-from normlens.plan.costs import head_product_elements, head_products_pay
+from normlens.plan.costs import head_product_elements
 from normlens.trace.locking import exclusive
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
 T = TypeVar("T")
-Product = Callable[[Tensor, Tensor], Tensor]
-ProductTensors = tuple[Tensor, ...]  # B_h W_k (h, d_head, m), one per input projection
 Fingerprint = tuple[Hashable, ...]
-
-
-class HeadProducts:
-    """The head products of one layer in one call: kept ones, or formed where that pays."""
-
-    def __init__(
-        self,
-        kept: KeptProducts | None,
-        basis: Tensor,
-        weights: Sequence[Tensor],
-        product: Product = times,
-    ):
-        self._formed = None if kept is None else kept.tensors
-        self._always = kept is not None
-        self._basis, self._weights, self._product = basis, weights, product
-
-    def used_for(self, n: int) -> bool:
-        """Whether n tokens that are treated together use the products; U W_k may cost less."""
-        _, d_head, d = self._basis.shape
-        return self._always or head_products_pay(d_head, d, n)
-
-    def for_tokens(self, n: int) -> ProductTensors | None:
-        """The products for n tokens, or None where they do not pay."""
-        if not self.used_for(n):
-            return None
-        if self._formed is None:
-            self._formed = tuple(self._product(self._basis, w) for w in self._weights)
-        return self._formed
 
 
 # Fingerprints of weights: numbers that depend on every bit, to notice any change.

@@ -25,11 +25,11 @@ from normlens.frozen.feedforward import (
 )
 from normlens.frozen.norm import FrozenBranch, FrozenNorm, FrozenProjection, FrozenResidual
 from normlens.frozen.parts import FrozenBlock, FrozenStep, State
+from normlens.frozen.tiles import FeedForwardBlock
 from normlens.layers import (
     Attention,
     Branch,
     Experts,
-    FeedForward,
     Layer,
     Norm,
     ParallelFeedForward,
@@ -88,18 +88,22 @@ class FrozenLayer:
         return self.forward(before, sources, observe, biases=True)
 
     @cached_property
-    def beside_blocks(self) -> list[Tensor | None]:
+    def beside_blocks(self) -> dict[int, Tensor | None]:
         """The layer's input (b, i, d) as it arrives at each step by ways that pass no block.
 
         It passes norms, projections and residual connections, without their biases; None is
         nothing. The last is what is left of it behind all steps.
         """
         state = State[Tensor | None](self.x, start=self.x)
-        arriving = []
-        for step in self.steps:
-            arriving.append(step.reads(state))
-            step.pass_on(state, step.beside)
-        return [*arriving, state.stream]
+        arriving: dict[int, Tensor | None] = {}
+        for index, step in enumerate(self.steps):
+
+            def act(v: Tensor | None, index: int = index, step: FrozenStep = step) -> Tensor | None:
+                arriving[index] = v
+                return None if v is None or isinstance(step, FrozenBlock) else step.linear(v)
+
+            step.pass_on(state, act)
+        return {**arriving, len(self.steps): state.stream}
 
     def from_token(self, first: int) -> FrozenLayer:
         """The linear face for the tokens from `first` on, if earlier ones hold nothing."""
@@ -153,7 +157,7 @@ def freeze(
             read = y if step.source is None else (sources or {})[step.source]
             real_sources = (source_lengths or {}).get(step.source or "")
             a = next(weights)
-            before = bias.stream
+            before, bias.stream = bias.stream, step.output.bias
             frozen = FrozenAttention.at(step, read, a, layer.reach, before, parts, real_sources)
             if not mixed:  # what was a bias before is now the part of a token
                 bias.saved = [None] * len(bias.saved)
@@ -169,9 +173,13 @@ def freeze(
         else:
             frozen = FrozenFeedForward.at(step, y, bias.stream, rule)
         steps.append(frozen)
-        # Without parts, nothing behind the only feed-forward block reads a bias.
-        if parts or layer.by_source or not isinstance(step, (FeedForward, Experts)):
-            frozen.pass_on(bias, frozen.on_bias)
+        # Without parts, nothing behind the only feed-forward block reads a bias, and sampled shares
+        # include it. Of a block beside the attention nothing is one: its output is the token's.
+        is_read = rule != SHAPLEY and (parts or layer.by_source)
+        if not isinstance(frozen, FrozenBlock) or (
+            isinstance(frozen, FeedForwardBlock) and is_read
+        ):
+            frozen.pass_on(bias, frozen.affine)
         biases.append(bias.stream)
         known = taken.get(index)
         if known is None or not isinstance(frozen, FrozenBlock):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from normlens.frozen.parts import FrozenStep, Parts, Scored, State, T, plus
+from normlens.frozen.parts import Factors, FrozenStep, Parts, Scored, State, T, plus
 from normlens.gpu.matmul import times
 from normlens.gpu.sizes import takes_one_pass
 from normlens.layers import Branch, Linear, Norm
@@ -38,13 +38,21 @@ class FrozenNorm(FrozenStep):
         square = y.var(-1, correction=0) if norm.centred else y.square().mean(-1)
         return cls(norm, (square + norm.eps).rsqrt())
 
-    def linear(self, v: Tensor) -> Tensor:
-        """``(v − mean v)/σ_i ⊙ γ`` of vectors (…, i, d)."""
-        return self._normalised(v, None)
+    def linear(self, v: Tensor, beta: Tensor | None = None) -> Tensor:
+        """``(v − mean v)/σ_i ⊙ γ`` of vectors (…, i, d), plus `beta`."""
+        # The kernel has a row of v for each σ; PyTorch would also repeat one for several.
+        if v.shape[-3:-1] == self.inverse_deviation.shape and takes_one_pass(v):
+            from normlens.gpu.rows import normalised  # Triton is slow to import
+
+            return normalised(v, self.norm, self.inverse_deviation, beta)
+        v = stretch(v, self.norm) * self.inverse_deviation[..., None]
+        return v if beta is None else v + beta
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``(γ⊙g − mean(γ⊙g))/σ_i``."""
-        return self.stretch_adjoint(g) * self.inverse_deviation[..., None]
+        g = g if self.norm.gamma is None else g * self.norm.gamma
+        g = g - g.mean(-1, keepdim=True) if self.norm.centred else g
+        return g * self.inverse_deviation[..., None]
 
     @property
     def bias_part(self) -> Tensor | None:
@@ -53,40 +61,24 @@ class FrozenNorm(FrozenStep):
 
     def apply(self, y: Tensor) -> Tensor:
         """The complete norm, β included."""
-        return self._normalised(y, self.norm.beta)
+        return self.linear(y, self.norm.beta)
 
     def from_token(self, first: int) -> FrozenNorm:
         """The same for the tokens from `first` on."""
         return FrozenNorm(self.norm, self.inverse_deviation[:, first:])
 
-    def _normalised(self, v: Tensor, beta: Tensor | None) -> Tensor:
-        # The kernel has a row of v for each σ; PyTorch would also repeat one for several.
-        if v.shape[-3:-1] == self.inverse_deviation.shape and takes_one_pass(v):
-            from normlens.gpu.rows import normalised  # Triton is slow to import
+    def on_factors(self, factors: Factors) -> Factors:
+        """``B ← stretch(B)``, and ``s_i ← s_i/σ_i``."""
+        scale = factors.scale * self.inverse_deviation
+        return replace(factors, scale=scale, basis=stretch(factors.basis, self.norm))
 
-            return normalised(v, self.norm, self.inverse_deviation, beta)
-        v = self.stretch(v) * self.inverse_deviation[..., None]
-        return v if beta is None else v + beta
-
-    def scaled(self, scale: Tensor) -> Tensor:
-        """Divided by σ_i."""
-        return scale * self.inverse_deviation
-
-    def stretch(self, v: Tensor) -> Tensor:
-        """The norm without the division: centre (if it centres), times γ."""
-        return stretch(v, self.norm)
-
-    def stretch_(self, v: Tensor) -> None:
-        """`stretch` in place."""
+    def on_tile(self, tile: Tensor, index: int, targets: slice, sources: slice) -> Tensor:
+        """Stretch the parts of a tile (j, i, d) in place; the factors 1/σ_i (i,) are to come."""
         if self.norm.centred:
-            v.sub_(v.mean(-1, keepdim=True))
+            tile.sub_(tile.mean(-1, keepdim=True))
         if self.norm.gamma is not None:
-            v.mul_(self.norm.gamma)
-
-    def stretch_adjoint(self, g: Tensor) -> Tensor:
-        """The transpose of `stretch`: times γ, then centred."""
-        g = g if self.norm.gamma is None else g * self.norm.gamma
-        return g - g.mean(-1, keepdim=True) if self.norm.centred else g
+            tile.mul_(self.norm.gamma)
+        return self.inverse_deviation[index, targets]
 
 
 def stretch(v: Tensor, norm: Norm) -> Tensor:
@@ -203,7 +195,7 @@ class FrozenBranch(Chain):
 
     def pass_on(self, state: State[T], act: Callable[[T], T]) -> None:
         """Save what arrives; the stream goes on as it is."""
-        state.saved.append(act(state.stream))
+        state.saved.append(act(state.stream) if self.steps else state.stream)
 
     def backward(self, state: State[Tensor]) -> Scored:
         """Add what its residual left; there is none if the way back began before that."""

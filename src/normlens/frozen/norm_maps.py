@@ -9,24 +9,32 @@ import torch
 from torch import Tensor
 
 from normlens.frozen.attention import FrozenAttention, output_basis
+from normlens.frozen.feedforward import FrozenFeedForward, SampledFeedForward
 from normlens.frozen.head_products import KeptProducts
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import norms_by_source
 from normlens.frozen.norm import FrozenNorm, FrozenResidual
 from normlens.frozen.parts import Factors, Parts, State, largest_errors, relative_rows, side_by_side
-from normlens.frozen.stage import StageResult, factored_norms, feed_forward_stage
+from normlens.frozen.shapley import shapley_norms
+from normlens.frozen.stage import (
+    kernel_precision,
+    norms_by_kernel,
+    sampled_error,
+    stage_by_kernels,
+    tail_of,
+)
 from normlens.frozen.tiles import (
     ORDINARY,
-    AddBypass,
     Buffers,
+    Bypass,
     FeedForwardBlock,
-    Normalise,
-    StageJob,
-    TailStep,
+    Job,
+    PairNorms,
+    feed_forward_norms,
 )
 from normlens.gpu.matmul import by_head
-from normlens.gpu.sizes import takes_one_pass
-from normlens.layers import Attention, Layer
+from normlens.gpu.sizes import kernels_run_on, takes_one_pass
+from normlens.layers import Layer
 from normlens.options import Settings
 
 # The maps of one layer, as its decomposition returns them.
@@ -62,62 +70,37 @@ class FeedForwardStatistics:
     ordinary: Tensor | None = None  # (b, i, j) the map behind the block without special dimensions
 
 
-# What is measured of the vectors at a scope: norms for its mixing ratio, and its completeness.
-
-
-def scope_sizes(
-    parts: Parts, real: Tensor | None, lengths: Sequence[int]
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Norms of own parts and of the others' sums, and the errors against `real`, (b, i) each.
-
-    None of the others where no tokens are mixed yet, and of the errors where nothing was traced.
-    """
-    if parts.mixed is not None and takes_one_pass(parts.own):
-        from normlens.gpu.rows import measured  # Triton is slow to import
-
-        return measured(parts, real, lengths)
-    return (
-        torch.linalg.vector_norm(parts.own, dim=-1),
-        None if parts.mixed is None else torch.linalg.vector_norm(parts.mixed, dim=-1),
-        None if real is None else relative_rows(parts.total, real, lengths),
-    )
-
-
 # Maps of an attention alone: of its weights, and of single heads.
 
 
-def add_weight_maps(result: LayerMaps, attention: FrozenAttention, scopes: Collection[str]) -> None:
-    """Add the maps of weights alone that are in `scopes`.
+def add_attention_maps(
+    result: LayerMaps, attention: FrozenAttention, scopes: Collection[str], heads: bool
+) -> None:
+    """Add the maps of weights alone that are in `scopes`, and with `heads` those of single heads.
 
-    ATTN-W and CROSS-W are ``mean_h α``, ATTNRES-W is ``½α + ½I`` (Abnar & Zuidema 2020).
+    ATTN-W and CROSS-W are ``mean_h α``, ATTNRES-W is ``½α + ½I`` (Abnar & Zuidema 2020). Maps of
+    heads are ``α^h_ij`` and ``α^h_ij ‖f^h(x_j)‖``, (b, h, i, j) (Kobayashi et al. 2020, eq. 6).
     """
-    described = attention.attention
-    mean = attention.alpha.mean(1)  # (b, i, j)
-    maps = {f"{described.symbol}-W": mean}
-    if described.source is None:
+    described, alpha = attention.attention, attention.alpha
+    symbol, is_own = described.symbol, described.source is None
+    mean = alpha.mean(1)  # (b, i, j)
+    maps = {f"{symbol}-W": mean}
+    if is_own:
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-        maps[f"{described.symbol}RES-W"] = 0.5 * mean + 0.5 * eye
+        maps[f"{symbol}RES-W"] = 0.5 * mean + 0.5 * eye
     for scope, weights in maps.items():
         if scope not in scopes:
             continue
-        own = mean.new_zeros(mean.shape[:2])
-        if described.source is None:  # no token of another sequence is the target itself
-            own = weights.diagonal(dim1=1, dim2=2)
+        # No token of another sequence is the target itself.
+        own = weights.diagonal(dim1=1, dim2=2) if is_own else mean.new_zeros(mean.shape[:2])
         # What a sink takes is no mixing with other tokens.
-        total = weights.sum(-1) if described.sinks and described.source is None else 1
+        total = weights.sum(-1) if described.sinks and is_own else 1
         result.norms[scope], result.own[scope], result.others[scope] = weights, own, total - own
-
-
-def add_head_maps(result: LayerMaps, attention: FrozenAttention) -> None:
-    """Add the maps of single heads, ``α^h_ij`` and ``α^h_ij ‖f^h(x_j)‖``, each (b, h, i, j).
-
-    Kobayashi et al. 2020, eq. 6.
-    """
-    alpha, symbol = attention.alpha, attention.attention.symbol
-    vectors = by_head(attention.values, output_basis(attention.attention))
-    sizes = torch.linalg.vector_norm(vectors, dim=-1)  # ‖f^h(x_j)‖ (b, j, h)
-    result.head_maps[f"{symbol}-W"] = alpha
-    result.head_maps[f"{symbol}-N"] = alpha * sizes.transpose(1, 2)[:, :, None, :]
+    if heads:
+        vectors = by_head(attention.values, output_basis(described))
+        sizes = torch.linalg.vector_norm(vectors, dim=-1)  # ‖f^h(x_j)‖ (b, j, h)
+        result.head_maps[f"{symbol}-W"] = alpha
+        result.head_maps[f"{symbol}-N"] = alpha * sizes.transpose(1, 2)[:, :, None, :]
 
 
 # Norm maps of a frozen layer: ‖F_i(x_j)‖ behind every component.
@@ -148,17 +131,11 @@ def decompose_layer(
     `x` (b, j, d) is the layer's input and `alpha` (b, h, i, j) its attention weights; they,
     `sources` and `source_lengths` as in `freeze`, the rest as in `layer_maps`.
     """
-    until = max(last_step(layer, scopes, settings), _last_attention(layer, scopes, settings))
-    frozen = freeze(
-        layer,
-        x,
-        alpha,
-        lengths,
-        settings.rule,
-        sources,
-        until,
-        source_lengths=source_lengths,
-    )
+    until = last_step(layer, scopes, settings)
+    if settings.heads or not set(scopes) <= set(layer.scope_of_step.values()):
+        until = max(until, layer.steps.index(layer.attentions[-1]))  # maps of its weights alone
+    given = layer, x, alpha, lengths, settings.rule, sources, until
+    frozen = freeze(*given, source_lengths=source_lengths)
     return layer_maps(frozen, scopes, settings, real, kept, buffers, ordinary)
 
 
@@ -178,8 +155,26 @@ def layer_maps(
     for their tiles; `ordinary` are the dimensions of the feed-forward block's output in one more
     map, which belongs to the statistics.
     """
-    walk = _Walk(frozen, set(scopes), settings, real or {}, kept, buffers, ordinary)
-    return walk.run()
+    walk = _Walk(frozen, set(scopes), settings, real or {}, kept, buffers or Buffers(), ordinary)
+    last, start = last_step(frozen.layer, scopes, settings), Parts(frozen.x)
+    state = State(start, start=start)
+    for index, step in enumerate(frozen.steps):
+        if isinstance(step, FrozenAttention):
+            add_attention_maps(walk.result, step, walk.scopes, settings.heads)
+        if index > last:
+            continue
+        if isinstance(step, FeedForwardBlock):
+            if frozen.layer.by_source:
+                walk.by_source(index, last)
+            else:
+                walk.behind_feed_forward(index, last, step, state)
+            break
+        step.pass_on(state, step.on_parts)
+        if index in frozen.layer.scope_of_step:
+            walk.record(index, state.stream)
+    largest = largest_errors(list(walk.errors.values()))
+    walk.result.completeness |= zip(walk.errors, largest, strict=True)
+    return walk.result
 
 
 def last_step(layer: Layer, scopes: Collection[str], settings: Settings) -> int:
@@ -189,157 +184,157 @@ def last_step(layer: Layer, scopes: Collection[str], settings: Settings) -> int:
     return max((i for i, name in layer.scope_of_step.items() if name in scopes), default=-1)
 
 
-def _last_attention(layer: Layer, scopes: Collection[str], settings: Settings) -> int:
-    """The last attention, if maps of weights or of single heads are requested; else −1."""
-    if not settings.heads and set(scopes) <= set(layer.scope_of_step.values()):
-        return -1
-    return max(i for i, step in enumerate(layer.steps) if isinstance(step, Attention))
+def has_kernels(weight: Tensor) -> bool:
+    """Whether kernels can work with this weight's device and dtype."""
+    return kernels_run_on(weight.device, weight.dtype)
 
 
 @dataclass
 class _Walk:
-    """The state of one pass over a frozen layer's steps."""
+    """One pass over a frozen layer's steps, and what it has found so far."""
 
     frozen: FrozenLayer
     scopes: set[str]
     settings: Settings
     real: Mapping[int, Tensor]
     kept: KeptProducts | None
-    buffers: Buffers | None
+    buffers: Buffers
     ordinary: Tensor | None
     result: LayerMaps = field(default_factory=LayerMaps)
-    normed: dict[int, tuple[Factors, Tensor]] = field(default_factory=dict)  # of the last scope
+    normed: dict[Factors, Tensor] = field(default_factory=dict)  # norms of the last scope's parts
     errors: dict[str, Tensor] = field(default_factory=dict)  # of completeness (b, i), by scope
 
-    def run(self) -> LayerMaps:
-        frozen, start = self.frozen, Parts(self.frozen.x)
-        last = last_step(frozen.layer, self.scopes, self.settings)
-        state = State(start, start=start)
-        for index, step in enumerate(frozen.steps):
-            if isinstance(step, FrozenAttention):
-                add_weight_maps(self.result, step, self.scopes)
-                if self.settings.heads:
-                    add_head_maps(self.result, step)
-            if index > last:
-                continue
-            if isinstance(step, FeedForwardBlock):
-                if frozen.layer.by_source:
-                    self._by_source(index, last)
-                else:
-                    self._behind_feed_forward(index, last, step, state)
-                break
-            step.pass_on(state, step.on_parts)
-            if index in frozen.layer.scope_of_step:
-                self._record(index, state.stream)
-        largest = largest_errors(list(self.errors.values()))
-        self.result.completeness |= zip(self.errors, largest, strict=True)
-        return self.result
-
-    def _by_source(self, index: int, last: int) -> None:
+    def by_source(self, index: int, last: int) -> None:
         """Record the block and every step behind it; of several blocks there are no statistics."""
         limit = self.settings.memory_limit
         for position, whole in norms_by_source(self.frozen, index, last, limit):
             bias, mixed = self.frozen.biases[position], whole.total - whole.own
-            self._record(position, Parts(whole.own, bias, mixed), whole.norms)
+            self.record(position, Parts(whole.own, bias, mixed), whole.norms)
         self.result.precision = str(self.frozen.x.dtype).removeprefix("torch.")
 
-    def _behind_feed_forward(
+    def behind_feed_forward(
         self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]
     ) -> None:
         """Record the block and every step behind it; their parts exist only inside tiles."""
-        parts, names = state.stream, self.frozen.layer.scope_of_step
-        behind = range(index + 1, last + 1)
-        stage = feed_forward_stage(
-            block,
-            parts,
-            self.frozen.biases[index],
-            [
-                block.job(
-                    StageJob(
-                        names[index],
-                        factors,
-                        self._tail(behind, list(state.saved), factors),
-                        self.buffers or Buffers(),
-                        self.ordinary,
-                        self.kept,
-                        block.output,
-                    )
-                )
-                for factors in parts.groups
-            ],
-            self.frozen.lengths,
-            self.settings,
-        )
-        result, norms = self.result, stage.norms
-        result.precision, result.kernel_error = stage.precision, stage.kernel_error
-        result.sampled_error = stage.sampled_error
-        for scope, error in stage.standard_error.items():
-            if scope in self.scopes:
-                result.standard_error[scope] = error
-        self._record(index, stage.sums, norms[names[index]])
-        if self.settings.statistics:
-            has_residual = any(isinstance(self.frozen.steps[k], FrozenResidual) for k in behind)
-            result.statistics = FeedForwardStatistics(
-                output=block.output,
-                input=parts.total,
-                bypassed=state.saved[-1].total if has_residual else None,
-                ordinary=self._ordinary_map(stage),
+        names, result, groups = self.frozen.layer.scope_of_step, self.result, state.stream.groups
+        behind = {k: self.frozen.steps[k] for k in range(index + 1, last + 1)}
+        # Products are kept of the first attention, and of all its parts' norms.
+        kept = self.kept if len(groups) == 1 else None
+        jobs = []
+        for factors in groups:
+            tail: dict[str, FrozenNorm | Bypass] = {}
+            saved = list(state.saved)
+            for position, step in behind.items():
+                if isinstance(step, FrozenResidual):
+                    added = saved.pop()
+                    same = [group for group in added.groups if group.source == factors.source]
+                    tail[names[position]] = Bypass(same[0] if same else None, added.own)
+                else:
+                    assert isinstance(step, FrozenNorm), f"{step} behind the feed-forward block"
+                    tail[names[position]] = step
+            jobs.append(Job(block, factors, names[index], tail, self.buffers, self.ordinary, kept))
+        if isinstance(block, SampledFeedForward):
+            sampled = shapley_norms(
+                block.ff, jobs, state.stream, self.frozen.lengths, self.settings
             )
-        state = State(stage.sums, [replace(before, groups=()) for before in state.saved])
-        for position in behind:
-            step = self.frozen.steps[position]
+            sums, norms = sampled.sums, sampled.norms
+            result.standard_error |= {
+                scope: error
+                for scope, error in sampled.standard_error.items()
+                if scope in self.scopes
+            }
+        else:
+            own, bias = block.linear(state.stream.own), self.frozen.biases[index]
+            pairs = [self._pair_norms(job, own, bias, len(jobs)) for job in jobs]
+            mixed = pairs[0].mixed
+            for group in pairs[1:]:
+                mixed = mixed + group.mixed
+            sums = Parts(own, bias, mixed)
+            norms = {
+                scope: side_by_side([group.norms[scope] for group in pairs], groups)
+                for scope in jobs[0].scopes
+            }
+        self.record(index, sums, norms[names[index]])
+        if self.settings.statistics:
+            has_residual = any(isinstance(step, FrozenResidual) for step in behind.values())
+            bypassed = state.saved[-1].total if has_residual else None
+            ordinary: Tensor | None = None
+            if self.ordinary is not None:  # the map just behind the block, of these dimensions
+                sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
+                ordinary = _with_diagonal(norms[ORDINARY], sizes)
+            result.statistics = FeedForwardStatistics(
+                block.output, state.stream.total, bypassed, ordinary
+            )
+        state = State(sums, [replace(before, groups=()) for before in state.saved])
+        for position, step in behind.items():
             step.pass_on(state, step.on_parts)
-            self._record(position, state.stream, norms[names[position]])
+            self.record(position, state.stream, norms[names[position]])
 
-    def _tail(self, behind: range, saved: list[Parts], factors: Factors) -> tuple[TailStep, ...]:
-        """The steps behind the block, for one group of sources."""
-        tail: list[TailStep] = []
-        for position in behind:
-            step, scope = self.frozen.steps[position], self.frozen.layer.scope_of_step[position]
-            if isinstance(step, FrozenNorm):
-                tail.append(Normalise(scope, step))
-            elif isinstance(step, FrozenResidual):
-                added = saved.pop()
-                same = [group for group in added.groups if group.source == factors.source]
-                tail.append(AddBypass(scope, same[0] if same else None, added.own))
-            else:
-                raise ValueError(f"{step} cannot stand behind the feed-forward block")
-        return tuple(tail)
+    def _pair_norms(self, job: Job, own: Tensor, bias: Tensor | None, groups: int) -> PairNorms:
+        """The norms of one group of sources behind the block, by kernels where they support it.
 
-    def _ordinary_map(self, stage: StageResult) -> Tensor | None:
-        """The map just behind the block, of the ordinary dimensions alone."""
-        if self.ordinary is None:
-            return None
-        own = torch.linalg.vector_norm(stage.sums.own[..., self.ordinary], dim=-1)
-        return _with_diagonal(stage.norms[ORDINARY], own)
+        Tiles sum the mixed vectors from their parts. The kernels give no vectors; there the mixed
+        vector of an only group is the real output without diagonal and bias, and the kernels'
+        parts are compared with it.
+        """
+        result, settings, lengths = self.result, self.settings, self.frozen.lengths
+        block, limit = job.block, settings.memory_limit
+        is_plain = isinstance(block, FrozenFeedForward) and has_kernels(block.ff.down.weight)
+        if not is_plain or tail_of(job) is None:
+            result.precision = str(own.dtype).removeprefix("torch.")
+            return feed_forward_norms(job, lengths, limit)
+        result.precision = kernel_precision(settings.precision).name
+        if groups == 1:
+            mixed = block.output - own
+            job = replace(job, mixed=mixed if bias is None else mixed - bias)
+        pairs = stage_by_kernels(job, lengths, result.precision, limit)
+        result.kernel_error = _larger(result.kernel_error, pairs.error)
+        if settings.sample_kernels:
+            error = sampled_error(job, lengths, pairs.norms)
+            result.sampled_error = _larger(result.sampled_error, error)
+        return pairs
 
-    def _record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
-        """Keep a scope's map, the norms that its mixing ratio compares, and its completeness."""
-        scope = self.frozen.layer.scope_of_step[index]
-        if scope not in self.scopes and index not in self.real:
+    def record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
+        """Keep a scope's map, the norms that its mixing ratio compares, and its completeness.
+
+        `norms` of factored parts are taken here, once for all scopes with the same factors.
+        """
+        scope, real = self.frozen.layer.scope_of_step[index], self.real.get(index)
+        if real is None and scope not in self.scopes:
             return
-        own, others, errors = scope_sizes(parts, self.real.get(index), self.frozen.lengths)
+        assert parts.mixed is not None
+        if takes_one_pass(parts.own):
+            from normlens.gpu.rows import measured  # Triton is slow to import
+
+            own, others, errors = measured(parts, real, self.frozen.lengths)
+        else:
+            own, others = (torch.linalg.vector_norm(v, dim=-1) for v in (parts.own, parts.mixed))
+            errors = None if real is None else relative_rows(parts.total, real, self.frozen.lengths)
         if errors is not None:
             self.errors[scope] = errors
         if scope not in self.scopes:
             return
-        assert others is not None
         if norms is None:
-            norms = self._factored_norms(parts.groups).clone()
+            before, self.normed = self.normed, {}
+            for group in parts.groups:
+                self.normed[group] = before[group] if group in before else self._factored(group)
+            norms = side_by_side(list(self.normed.values()), parts.groups).clone()
         self.result.norms[scope] = _with_diagonal(norms, own)
         self.result.own[scope], self.result.others[scope] = own, others
 
-    def _factored_norms(self, groups: tuple[Factors, ...]) -> Tensor:
-        """Norms of factored parts, taken once for all scopes in which the factors are the same."""
-        before, self.normed = self.normed, {}
-        for group in groups:
-            known = before.get(id(group))
-            norms = factored_norms(group, self.frozen.lengths) if known is None else known[1]
-            self.normed[id(group)] = group, norms  # which is held, so that its id stays its own
-        return side_by_side([norms for _, norms in self.normed.values()], groups)
+    def _factored(self, factors: Factors) -> Tensor:
+        """Norms (b, i, j) of factored parts, 0 where i = j."""
+        if has_kernels(factors.weights):
+            return norms_by_kernel(factors, self.frozen.lengths)
+        return factors.norms()
 
 
 def _with_diagonal(norms: Tensor, own: Tensor) -> Tensor:
     """Write the norms of the targets' own parts on the diagonal of the map's last columns."""
     norms[..., -own.shape[-1] :].diagonal(dim1=1, dim2=2).copy_(own)
     return norms
+
+
+def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The larger of two errors, NaN above all; None if nothing was compared."""
+    return b if a is None else a if b is None else torch.maximum(a, b)

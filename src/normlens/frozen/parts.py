@@ -61,7 +61,7 @@ def gram_operations(sources: int, heads: int, targets: int, d: int) -> int:
 # Each component's module says what it does to parts.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factors:
     """One group of sources: ``F_i(x_j) = s_i Σ_h A_ijh U_jh`` with ``U_jh = v_jh B_h``."""
 
@@ -145,12 +145,12 @@ class Parts:
         )
 
 
-def side_by_side(norms: Sequence[Tensor], groups: Sequence[Factors], fill: float = 0) -> Tensor:
-    """Join the groups' maps along j, the layer's tokens last; `fill` if they are no source."""
-    if groups[-1].source is None:
-        return norms[0] if len(norms) == 1 else torch.cat(list(norms), dim=-1)
-    b, n, _ = norms[0].shape
-    return torch.cat([*norms, norms[0].new_full((b, n, n), fill)], dim=-1)
+def side_by_side(norms: list[Tensor], groups: Sequence[Factors]) -> Tensor:
+    """Join the groups' maps along j, the layer's tokens last; 0 if they are no source."""
+    if groups[-1].source is not None:
+        b, n, _ = norms[0].shape
+        norms = [*norms, norms[0].new_zeros(b, n, n)]
+    return norms[0] if len(norms) == 1 else torch.cat(norms, dim=-1)
 
 
 # The error of completeness: parts and bias against the vectors that the model computed.
@@ -260,31 +260,20 @@ class FrozenStep:
         """What the step makes of vectors, and what it adds itself; None is nothing."""
         return self.bias_part if v is None else plus(self.linear(v), self.bias_part)
 
-    def on_bias(self, bias: Tensor | None) -> Tensor | None:
-        """What no token owns behind the step, from the attention on: before it, tokens own all."""
-        return self.affine(bias)
-
     def on_parts(self, parts: Parts) -> Parts:
         """What the step makes of parts: each passes alone; biases are the token's until the mixing.
 
-        The others' parts stay factored, ``U ← stretch(U)``, through their basis.
+        The others' parts stay factored.
         """
         if parts.mixed is None:
             return Parts(self.apply(parts.own))
-        groups = [
-            replace(g, scale=self.scaled(g.scale), basis=self.stretch(g.basis))
-            for g in parts.groups
-        ]
-        bias = self.on_bias(parts.bias)
-        return Parts(self.linear(parts.own), bias, self.linear(parts.mixed), tuple(groups))
+        groups = tuple(map(self.on_factors, parts.groups))
+        mixed = self.linear(parts.mixed)
+        return Parts(self.linear(parts.own), self.affine(parts.bias), mixed, groups)
 
-    def stretch(self, v: Tensor) -> Tensor:
-        """What of `linear` depends on weights alone, of vectors (…, d)."""
-        return self.linear(v)
-
-    def scaled(self, scale: Tensor) -> Tensor:
-        """The rest of it: a factor for each target, (b, i)."""
-        return scale
+    def on_factors(self, factors: Factors) -> Factors:
+        """Factored parts behind the step: their basis passes it."""
+        return replace(factors, basis=self.linear(factors.basis))
 
     def score(self, g: Tensor) -> Scored:
         """The adjoint, and what the step adds to the score of g."""
@@ -294,17 +283,9 @@ class FrozenStep:
         """The linear face for the tokens from `first` on."""
         return self
 
-    def beside(self, v: Tensor | None) -> Tensor | None:
-        """What is left of vectors that have passed no block; None is nothing."""
-        return None if v is None else self.linear(v)
-
     def pass_on(self, state: State[T], act: Callable[[T], T]) -> None:
         """Read from the state, and write what `act`, one of the above, makes of it."""
-        state.stream = act(self.reads(state))
-
-    def reads(self, state: State[T]) -> T:
-        """What the step reads of the state."""
-        return state.stream
+        state.stream = act(state.stream)
 
     def forward(self, state: State[Tensor], biases: bool = False) -> None:
         """Pass vectors (…, b, i, d) on; with `biases`, add what no token owns."""
@@ -329,6 +310,3 @@ class FrozenBlock(FrozenStep):
     def apply(self, y: Tensor) -> Tensor:
         """The real output: the block is frozen at its input."""
         return self.output
-
-    def beside(self, v: Tensor | None) -> None:
-        """Nothing: it has passed this block."""

@@ -68,7 +68,7 @@ class LayerScores:
 def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Collection[int] = ()) -> LayerScores:
     """Carry g (…, b, i, d) behind a layer to its input; `keep` the gradient behind these steps."""
     scores = scores_behind(frozen, g, len(frozen.steps) - 1, keep)
-    scores.residual = inner(g, frozen.beside_blocks[-1])
+    scores.residual = inner(g, frozen.beside_blocks[len(frozen.steps)])
     return scores
 
 

@@ -11,15 +11,16 @@ All sources of a layer play together: its own tokens, those of another sequence,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from normlens.frozen.activations import Nonlinearity, activation
+from normlens.frozen.feedforward import nonlinearity
 from normlens.frozen.norm import FrozenNorm
 from normlens.frozen.parts import Parts
-from normlens.frozen.tiles import FeedForwardJob, Normalise, scope_norms
+from normlens.frozen.tiles import Job, scope_norms
+from normlens.layers import FeedForward
 from normlens.options import Settings
 from normlens.plan.costs import sampled_targets
 
@@ -28,37 +29,40 @@ from normlens.plan.costs import sampled_targets
 class ShapleyResult:
     """Norms behind the block with their standard errors, and the vectors of diagonal and bias."""
 
-    norms: list[dict[str, Tensor]]  # of each group of sources, scope → (b, i, j)
-    standard_error: list[dict[str, Tensor]]  # like `norms`, of each norm; NaN where there is none
-    mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
-    diagonal: Tensor  # (b, i, d)
-    bias: Tensor  # (b, i, d)
+    sums: Parts  # just behind the block, without factors
+    norms: dict[str, Tensor]  # scope → (b, i, j), of the block and of every step behind it
+    standard_error: dict[str, Tensor]  # like `norms`, of each norm; NaN where there is none
 
 
 def shapley_norms(
-    jobs: Sequence[FeedForwardJob], parts: Parts, lengths: Sequence[int], settings: Settings
+    ff: FeedForward, jobs: Sequence[Job], parts: Parts, lengths: Sequence[int], settings: Settings
 ) -> ShapleyResult:
     """Norms of sampled Shapley parts; every target of a sequence has the same orders.
 
     There is a job for each group of sources.
     """
-    (b, n, _), d, scopes = parts.own.shape, jobs[0].ff.down.weight.shape[1], jobs[0].scopes
-    made = parts.own.new_zeros(b, n, d)
-    norms: list[dict[str, Tensor]] = []
-    for job in jobs:
-        empty = parts.own.new_zeros(b, n, job.factors.weights.shape[1])
-        norms.append({scope: empty.clone() for scope in scopes})
-    errors = [{name: torch.full_like(m, torch.nan) for name, m in maps.items()} for maps in norms]
-    result = ShapleyResult(norms, errors, made, made.clone(), made.clone())
+    b, n, _ = parts.own.shape
+    columns = sum(job.factors.weights.shape[1] for job in jobs)
+    if jobs[-1].factors.source is not None:  # the layer's tokens have columns, source or not
+        columns += n
+    empty, vectors = (
+        parts.own.new_zeros(b, n, columns),
+        parts.own.new_zeros(b, n, ff.down.weight.shape[1]),
+    )
+    result = ShapleyResult(
+        Parts(vectors, vectors.clone(), vectors.clone()),
+        {scope: empty.clone() for scope in jobs[0].scopes},
+        {scope: torch.full_like(empty, torch.nan) for scope in jobs[0].scopes},
+    )
     for index, length in enumerate(lengths):
-        game = _Game(jobs, parts, index, length)
+        game = _Game(ff, jobs, parts, index, length)
         generator = torch.Generator().manual_seed(settings.seed)
         orders = [
             torch.randperm(game.players, generator=generator) for _ in range(settings.samples)
         ]
         job = max(jobs, key=lambda job: job.factors.source is not None)
         shape = job.shape(length, game.players - 1 - length)
-        step = sampled_targets(shape, len(scopes), settings.memory_limit)
+        step = sampled_targets(shape, len(job.scopes), settings.memory_limit)
         for i in range(0, length, step):
             game.play(slice(i, min(i + step, length)), orders, result)
     return result
@@ -67,23 +71,23 @@ def shapley_norms(
 class _Game:
     """The players of one sequence: its n tokens, those of other sequences, and the bias, last."""
 
-    def __init__(self, jobs: Sequence[FeedForwardJob], parts: Parts, index: int, n: int):
-        self.jobs, self.parts, self.index, self.n = jobs, parts, index, n
-        self.ff = jobs[0].ff
-        self.value = Nonlinearity(activation(self.ff.activation)).value
-        self.groups: list[slice] = []  # the players of each job
-        end = n
+    def __init__(self, ff: FeedForward, jobs: Sequence[Job], parts: Parts, index: int, n: int):
+        self.ff, self.parts, self.index = ff, parts, index
+        self.value = nonlinearity(ff).value
+        self.groups: list[tuple[Job, slice, slice]] = []  # with the players and columns of each
+        end, column = n, 0
         for job in jobs:
-            if job.factors.source is None:
-                self.groups.append(slice(0, n))
-            else:
-                self.groups.append(slice(end, end + job.sources(index, n)))
-                end = self.groups[-1].stop
+            first, count = 0 if job.factors.source is None else end, job.sources(index, n)
+            players, columns = slice(first, first + count), slice(column, column + count)
+            self.groups.append((job, players, columns))
+            end, column = max(end, players.stop), column + job.factors.weights.shape[1]
         self.players = end + 1
 
     def play(self, targets: slice, orders: list[Tensor], result: ShapleyResult) -> None:
         """Fill the result of some targets."""
-        index, down = self.index, self.ff.down
+        index, down, sums = self.index, self.ff.down, result.sums
+        assert sums.bias is not None
+        assert sums.mixed is not None
         players = self._shares(targets)
         mean = torch.zeros_like(players[0])  # (players, i, m)
         for order in orders:
@@ -92,15 +96,15 @@ class _Game:
         shares = mean @ down.weight  # (players, i, d)
         rows = torch.arange(targets.start, targets.stop)
         own = shares[rows, rows - targets.start]
-        result.diagonal[index, targets] = own
-        result.bias[index, targets] = shares[-1] + down(self._nobody(players))[0]
-        result.mixed[index, targets] = shares[:-1].sum(0) - own
+        sums.own[index, targets] = own
+        sums.bias[index, targets] = shares[-1] + down(self._nobody(players))[0]
+        sums.mixed[index, targets] = shares[:-1].sum(0) - own
         if len(orders) > 1:  # a single order has no spread
             self._spread(targets, orders, players, mean, shares, result)
-        for job, group, norms in zip(self.jobs, self.groups, result.norms, strict=True):
+        for job, group, columns in self.groups:
             sources = slice(0, group.stop - group.start)
             for scope, sizes in scope_norms(job, index, targets, sources, shares[group]):
-                norms[scope][index, targets, sources] = sizes.transpose(0, 1)
+                result.norms[scope][index, targets, columns] = sizes.T
 
     def _shares(self, targets: slice) -> list[Tensor]:
         """The players' shares of each input projection, (players, i, m)."""
@@ -109,7 +113,7 @@ class _Game:
         players = []
         for linear in self.ff.inputs:
             z = linear.weight.new_zeros(self.players, len(rows), linear.weight.shape[1])
-            for job, group in zip(self.jobs, self.groups, strict=True):
+            for job, group, _ in self.groups:
                 sources = slice(0, group.stop - group.start)
                 alpha, values = job.factors.tile(index, targets, sources)
                 torch.bmm(alpha, values @ linear.weight, out=z[group])
@@ -161,11 +165,11 @@ class _Game:
         """Write the standard errors of some targets."""
         down, count = self.ff.down.weight, len(orders)
         spreads = []  # players, ∂‖F‖/∂h, its mean, where Σ (deviation)² goes
-        for job, group, errors in zip(self.jobs, self.groups, result.standard_error, strict=True):
+        for job, group, columns in self.groups:
             for scope, gradient in _gradients(job, self.index, targets, shares[group]):
                 at_neurons = gradient @ down.T
                 along = torch.linalg.vecdot(at_neurons, mean[group])
-                error = errors[scope][self.index, targets, : along.shape[0]].zero_()
+                error = result.standard_error[scope][self.index, targets, columns].zero_()
                 spreads.append((group, at_neurons, along, error))
         for order in orders:
             joined = self._contributions(players, order)
@@ -176,25 +180,23 @@ class _Game:
             error.div_(count * (count - 1)).sqrt_()
 
 
-def _gradients(
-    job: FeedForwardJob, index: int, targets: slice, parts: Tensor
-) -> Iterator[tuple[str, Tensor]]:
+def _gradients(job: Job, index: int, targets: slice, parts: Tensor) -> Iterator[tuple[str, Tensor]]:
     """``∂‖F‖/∂part`` (j, i, d) of each scope's norm, for the part just behind the block."""
     v, norms = parts.clone(), list[FrozenNorm]()
     yield job.scope, _direction(v)
-    for step in job.tail:
-        step.pass_tile(v, index, targets, slice(0, len(parts)))
-        if isinstance(step, Normalise):
-            v.mul_(step.step.inverse_deviation[index, targets, None])
-            norms.append(step.step)
+    for scope, step in job.tail.items():
+        step.on_tile(v, index, targets, slice(0, len(parts)))
+        if isinstance(step, FrozenNorm):
+            inverse = step.inverse_deviation[index, targets]
+            v.mul_(inverse[:, None])
+            norms.append(replace(step, inverse_deviation=inverse))
         elif job.factors.source is None:  # sources are the targets' own tokens
             rows = torch.arange(targets.start, targets.stop)
             v[rows, rows - targets.start] += step.own[index, targets]
         gradient = _direction(v)
         for passed in reversed(norms):
-            gradient = passed.stretch_adjoint(gradient)
-            gradient *= passed.inverse_deviation[index, targets, None]
-        yield step.scope, gradient
+            gradient = passed.adjoint(gradient)
+        yield scope, gradient
 
 
 def _direction(v: Tensor) -> Tensor:

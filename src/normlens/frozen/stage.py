@@ -1,67 +1,122 @@
-"""From factored parts to the norms behind the feed-forward block, by tiles or by GPU kernels."""
+"""The stage behind the feed-forward block by GPU kernels: what they support and take.
+
+The kernels run on CUDA, where Triton is installed and they support the layer. In every other case
+`parts` and `tiles` compute the norms by PyTorch, in the precision of the weights. Experts have no
+kernels: each target has its own weights.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normlens.frozen.feedforward import SampledFeedForward
-from normlens.frozen.parts import Factors, FrozenBlock, Parts, side_by_side
-from normlens.frozen.shapley import shapley_norms
-from normlens.frozen.tiles import (
-    AddBypass,
-    FeedForwardJob,
-    Normalise,
-    PairNorms,
-    StageJob,
-    TailStep,
-    feed_forward_norms,
-    scope_norms,
-    tail_of,
-    tile_by_rows,
-)
+from normlens.frozen.activations import Linearised
+from normlens.frozen.feedforward import FrozenFeedForward
+from normlens.frozen.norm import FrozenNorm
+from normlens.frozen.parts import Factors
+from normlens.frozen.tiles import Bypass, Job, PairNorms, scope_norms
 from normlens.gpu.sizes import PRECISIONS as KERNEL_PRECISIONS
-from normlens.gpu.sizes import Precision, kernels_run_on
-from normlens.layers import Reach
-from normlens.options import AUTO, Settings
+from normlens.gpu.sizes import Precision
+from normlens.layers import Norm, Reach
+from normlens.options import AUTO
 
-# A few norms of the kernels, compared with a recomputation in float32.
-#
-# Comparing the sum of all parts (`Stage.norms`) does not notice errors of both signs that cancel;
-# norms of single pairs do. The sample takes some fifteen short launches, about as long as the
-# whole stage of a short text, so a lens takes it in its first and last layers only.
+#: The fastest precision whose error cannot change a Spearman's ρ at three decimals
+#: (docs/performance.md).
+DEFAULT_PRECISION = "float32"
 
 
-TARGETS = SOURCES = 4  # of the sample
+def kernel_precision(name: str) -> Precision:
+    """The kernels' precision for a name that the user may give; "auto" is the default."""
+    return KERNEL_PRECISIONS[DEFAULT_PRECISION if name == AUTO else name]
 
 
-def sampled_error(
-    job: FeedForwardJob, lengths: Sequence[int], norms: Mapping[str, Tensor]
-) -> Tensor:
-    """``√(Σ (‖part‖ − exact)² / Σ exact²)`` over sampled pairs, in the scope where it is largest.
+def stage_by_kernels(
+    job: Job, lengths: Sequence[int], precision: str, memory_limit: int | None
+) -> PairNorms:
+    """The norms behind the block; sources of another sequence go through the kernels in blocks."""
+    from normlens.gpu.feed_forward import fused_norms  # Triton is slow to import
 
-    The sample lies in the longest sequence of the batch: targets from its second half, which see
-    the most sources, and sources from all of it. The number stays on the device.
-    """
-    index = max(range(len(lengths)), key=lambda place: lengths[place])
-    n, count = lengths[index], job.sources(index, lengths[index])
-    targets = slice(n // 2, n, max(1, (n - n // 2) // TARGETS))
-    sources = slice(0, count, max(1, count // SOURCES))
-    values = torch.einsum("jhe,hed->jhd", job.factors.heads[index, sources], job.factors.basis)
-    rows = [values @ w for w in job.ff.projections]
-    errors = []
-    tile = tile_by_rows(job, index, targets, sources, rows)
-    for scope, exact in scope_norms(job, index, targets, sources, tile):
-        sampled = norms[scope][index, targets, sources].T  # (j, i)
-        size = exact.square().sum().clamp_min(torch.finfo(exact.dtype).tiny)
-        errors.append(((sampled - exact).square().sum() / size).sqrt())
-    # NaN must not pass as a small error.
-    return torch.stack(errors).max().nan_to_num(nan=float("inf"), posinf=float("inf"))
+    if job.factors.source is None:
+        return fused_norms(job, lengths, precision, memory_limit)
+    squares = Squares.of(job.factors, lengths)
+    blocks = fused_norms(squares.job(job), squares.block_lengths, precision, memory_limit)
+    return squares.joined(blocks)
+
+
+def norms_by_kernel(factors: Factors, lengths: Sequence[int]) -> Tensor:
+    """Norms (b, i, j) of factored parts before the block, 0 where i = j."""
+    from normlens.gpu.rows import fused_factored_norms  # Triton is slow to import
+
+    if factors.source is None:
+        return fused_factored_norms(factors, lengths)
+    squares = Squares.of(factors, lengths)
+    return squares.norms(fused_factored_norms(squares.factors(factors), squares.block_lengths))
+
+
+# The steps behind the feed-forward block that the kernels support, and the sums they keep.
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The steps behind the block, in an order that the kernels support: RES LN, RES, LN RES, LN."""
+
+    bypass: Bypass | None = None
+    norm: FrozenNorm | None = None
+    norm_first: bool = False
+
+    @property
+    def factors(self) -> Factors | None:
+        """The bypassed parts; None where only the diagonal is bypassed."""
+        return None if self.bypass is None else self.bypass.factors
+
+
+def is_supported(kinds: Sequence[type]) -> bool:
+    """Whether the kernels support a tail of these kinds of steps: at most one of each."""
+    return len(kinds) <= 2 and len(set(kinds)) == len(kinds)
+
+
+def tail_of(job: Job) -> Tail | None:
+    """The job's tail, or None if the kernels do not support it."""
+    steps = list(job.tail.values())
+    if not is_supported([type(step) for step in steps]):
+        return None
+    bypass = next((step for step in steps if isinstance(step, Bypass)), None)
+    norm = next((step for step in steps if isinstance(step, FrozenNorm)), None)
+    tail = Tail(bypass, norm, norm is not None and norm is steps[0])
+    if tail.factors is not None and tail.factors.weights is not job.factors.weights:
+        return None  # the kernels read one set of weights for both
+    return tail
+
+
+#: The sums of a pair that a kernel may keep, in the order of their slots: Σ v² of the ordinary
+#: dimensions; Σ (γv)², Σ v and Σ γ²v of a norm; Σ u² behind the residual, and Σ γu if a norm stood
+#: before it. Slot 0 is the pair's largest weight, 1 is Σ v² and 2 is Σ v just behind the block.
+SLOTS = ("ORDINARY", "NORMED", "NORMED_MEAN", "NORMED_CROSS", "ADDED", "ADDED_CROSS")
+
+
+def kernel_slots(
+    ordinary: bool, norm: Norm | None, bypassed: bool, norm_first: bool
+) -> dict[str, Any]:
+    """The slot of each sum as a constant of a kernel; −1: not kept. "SLOTS" counts them."""
+    centred = norm is not None and norm.centred
+    kept = (
+        ordinary,
+        norm is not None,
+        centred,
+        centred,
+        bypassed,
+        bypassed and norm_first and centred,
+    )
+    slots, count = {}, 3
+    for name, is_kept in zip(SLOTS, kept, strict=True):
+        slots[name] = count if is_kept else -1
+        count += is_kept
+    return {"SLOTS": count, **slots}
 
 
 # Sources of another sequence, cut into blocks as long as the targets: the kernels know squares.
@@ -107,24 +162,25 @@ class Squares:
             lengths=None,
         )
 
-    def job(self, job: FeedForwardJob) -> FeedForwardJob:
+    def job(self, job: Job) -> Job:
         """The same job, block by block; each block's parts have their own sum."""
-        factors = self.factors(job.factors)
-        tail: list[TailStep] = []
-        for step in job.tail:
-            if isinstance(step, Normalise):
-                inverse = self.repeated(step.step.inverse_deviation)
-                tail.append(replace(step, step=replace(step.step, inverse_deviation=inverse)))
+        factors, block = self.factors(job.factors), job.block
+        assert isinstance(block, FrozenFeedForward)
+        tail: dict[str, FrozenNorm | Bypass] = {}
+        for scope, step in job.tail.items():
+            if isinstance(step, FrozenNorm):
+                inverse = self.repeated(step.inverse_deviation)
+                tail[scope] = replace(step, inverse_deviation=inverse)
                 continue
             bypassed = step.factors
             if bypassed is not None:  # the kernels read one set of weights for both
                 same = bypassed.weights is job.factors.weights
                 bypassed = self.factors(bypassed, factors.weights if same else None)
-            tail.append(AddBypass(step.scope, bypassed, self.repeated(step.own)))
-        slopes = tuple(map(self.repeated, job.slopes))
-        output = None if job.output is None else self.repeated(job.output)
-        cut = replace(job, factors=factors, slopes=slopes, tail=tuple(tail), output=output)
-        return replace(cut, mixed=cut.sum_behind_block())
+            tail[scope] = Bypass(bypassed, self.repeated(step.own))
+        slopes = tuple(map(self.repeated, block.neurons.slopes))
+        neurons = Linearised(slopes, self.repeated(block.neurons.hidden), None)
+        cut = FrozenFeedForward(block.ff, neurons)
+        return replace(job, block=cut, factors=factors, tail=tail, mixed=None)
 
     def norms(self, blocks: Tensor) -> Tensor:
         """Norms (b · blocks, i, j) of the blocks as (b, i, j) of all sources."""
@@ -148,135 +204,34 @@ class Squares:
         return padded.unflatten(1, (self.blocks, self.n)).flatten(0, 1)
 
 
-# The choice between PyTorch and the fused kernels for the norms of pairs, made only here.
+# A few norms of the kernels, compared with a recomputation in float32.
 #
-# The kernels run on CUDA, where Triton is installed and they support the layer. In every other
-# case `parts` and `tiles` compute the norms by PyTorch, in the precision of the weights. Experts
-# have no kernels: each target has its own weights.
+# Comparing the sum of all parts (`Stage.norms`) does not notice errors of both signs that cancel;
+# norms of single pairs do. The sample takes some fifteen short launches, about as long as the
+# whole stage of a short text, so a lens takes it in its first and last layers only.
 
 
-#: The fastest precision whose error cannot change a Spearman's ρ at three decimals
-#: (docs/performance.md).
-DEFAULT_PRECISION = "float32"
+TARGETS = SOURCES = 4  # of the sample
 
 
-def run_feed_forward(
-    job: StageJob, lengths: Sequence[int], precision: str, memory_limit: int | None
-) -> tuple[PairNorms, str]:
-    """The norms behind the block, and the precision of their products."""
-    if (
-        not isinstance(job, FeedForwardJob)
-        or not has_kernels(job.ff.down.weight)
-        or tail_of(job) is None  # steps behind the block that the kernels do not know
-    ):
-        norms = feed_forward_norms(job, lengths, memory_limit)
-        return norms, str(job.factors.scale.dtype).removeprefix("torch.")
-    from normlens.gpu.feed_forward import fused_norms
+def sampled_error(job: Job, lengths: Sequence[int], norms: Mapping[str, Tensor]) -> Tensor:
+    """``√(Σ (‖part‖ − exact)² / Σ exact²)`` over sampled pairs, in the scope where it is largest.
 
-    chosen = kernel_precision(precision).name
-    if job.factors.source is not None:
-        squares = Squares.of(job.factors, lengths)
-        cut = squares.job(job)
-        norms = fused_norms(cut, squares.block_lengths, chosen, memory_limit)
-        return squares.joined(norms), chosen
-    if job.mixed is None:
-        job = replace(job, mixed=job.sum_behind_block())
-    return fused_norms(job, lengths, chosen, memory_limit), chosen
-
-
-def kernel_precision(name: str) -> Precision:
-    """The kernels' precision for a name that the user may give; "auto" is the default."""
-    return KERNEL_PRECISIONS[DEFAULT_PRECISION if name == AUTO else name]
-
-
-def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
-    """Norms (b, i, j) of factored parts, 0 where i = j."""
-    if not has_kernels(factors.weights):
-        return factors.norms()
-    from normlens.gpu.rows import fused_factored_norms
-
-    if factors.source is not None:
-        squares = Squares.of(factors, lengths)
-        cut = fused_factored_norms(squares.factors(factors), squares.block_lengths)
-        return squares.norms(cut)
-    return fused_factored_norms(factors, lengths)
-
-
-def has_kernels(weight: Tensor) -> bool:
-    """Whether kernels can work with this weight's device and dtype."""
-    return kernels_run_on(weight.device, weight.dtype)
-
-
-# From factored parts to the norms behind the feed-forward block and the steps that follow it.
-#
-# Behind the nonlinearity parts no longer factor, so they exist only inside tiles or kernels, and
-# only norms and sums come out.
-
-
-@dataclass(frozen=True)
-class StageResult:
-    """The norms and sums behind the block, and their errors."""
-
-    sums: Parts  # just behind the block, without factors
-    norms: dict[str, Tensor]  # scope → (b, i, j), of the block and of every step behind it
-    precision: str | None = None  # of the products; None: sampled
-    #: errors of the kernels' parts: of their sum, and of a sample of their norms
-    kernel_error: Tensor | None = None
-    sampled_error: Tensor | None = None
-    standard_error: dict[str, Tensor] = field(default_factory=dict)  # Shapley only
-
-
-def feed_forward_stage(
-    block: FrozenBlock,
-    parts: Parts,
-    bias: Tensor | None,
-    jobs: Sequence[StageJob],
-    lengths: Sequence[int],
-    settings: Settings,
-) -> StageResult:
-    """Norms of all parts behind the block, and sums of the parts; a job for each group of sources.
-
-    Tiles sum the mixed vectors from their parts. The fused kernels give no vectors; there the mixed
-    vector is the real output without diagonal and `bias`, and the kernels' parts are compared with
-    it.
+    The sample lies in the longest sequence of the batch: targets from its second half, which see
+    the most sources, and sources from all of it. The number stays on the device.
     """
-    groups = parts.groups
-    if isinstance(block, SampledFeedForward):
-        sampled = shapley_norms(
-            [job for job in jobs if isinstance(job, FeedForwardJob)], parts, lengths, settings
-        )
-        norms = _joined(sampled.norms, groups)
-        spread = _joined(sampled.standard_error, groups, math.nan)
-        sums = Parts(sampled.diagonal, sampled.bias, sampled.mixed)
-        return StageResult(sums, norms, standard_error=spread)
-    own = block.linear(parts.own)
-    results, samples = [], []
-    for job in jobs:
-        if len(jobs) > 1:  # products are kept of the first attention, and of all its parts' norms
-            job = replace(job, kept=None)
-        elif job.output is not None:
-            job = replace(job, mixed=job.output - own if bias is None else job.output - own - bias)
-        group, precision = run_feed_forward(job, lengths, settings.precision, settings.memory_limit)
-        results.append(group)
-        if isinstance(job, FeedForwardJob) and group.error is not None and settings.sample_kernels:
-            samples.append(sampled_error(job, lengths, group.norms))
-    mixed = results[0].mixed
-    for group in results[1:]:
-        mixed = mixed + group.mixed
-    norms = _joined([group.norms for group in results], groups)
-    error = _largest([group.error for group in results if group.error is not None])
-    return StageResult(Parts(own, bias, mixed), norms, precision, error, _largest(samples))
-
-
-def _joined(
-    norms: Sequence[Mapping[str, Tensor]], groups: Sequence[Factors], fill: float = 0
-) -> dict[str, Tensor]:
-    """Each scope's map of all groups of sources, side by side."""
-    return {
-        scope: side_by_side([group[scope] for group in norms], groups, fill) for scope in norms[0]
-    }
-
-
-def _largest(errors: Sequence[Tensor]) -> Tensor | None:
-    """The largest of the groups' errors; None if nothing was compared."""
-    return torch.stack(list(errors)).amax() if errors else None
+    index = max(range(len(lengths)), key=lambda place: lengths[place])
+    n, count = lengths[index], job.sources(index, lengths[index])
+    targets = slice(n // 2, n, max(1, (n - n // 2) // TARGETS))
+    sources = slice(0, count, max(1, count // SOURCES))
+    values = torch.einsum("jhe,hed->jhd", job.factors.heads[index, sources], job.factors.basis)
+    assert isinstance(job.block, FrozenFeedForward)
+    rows = [values @ w for w in job.block.ff.projections]
+    errors = []
+    tile = job.block.tile(job, index, targets, sources, rows)
+    for scope, exact in scope_norms(job, index, targets, sources, tile):
+        sampled = norms[scope][index, targets, sources].T  # (j, i)
+        size = exact.square().sum().clamp_min(torch.finfo(exact.dtype).tiny)
+        errors.append(((sampled - exact).square().sum() / size).sqrt())
+    # NaN must not pass as a small error.
+    return torch.stack(errors).max().nan_to_num(nan=float("inf"), posinf=float("inf"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 from typing import Any
@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.frozen.tiles import FeedForwardJob, PairNorms, tail_of
+from normlens.frozen.stage import tail_of
+from normlens.frozen.tiles import Job, PairNorms
 from normlens.gpu.by_source import feed_forward_sums, pair_sums, store_hidden
 from normlens.gpu.matmul import forget_operands
 from normlens.gpu.matrices import Matrices
@@ -33,7 +34,7 @@ from normlens.plan.kernels import KernelStage, at_once, stores_hidden_rows
 
 
 def fused_norms(
-    job: FeedForwardJob,
+    job: Job,
     lengths: Sequence[int],
     precision: str,
     memory_limit: int | None = None,
@@ -41,12 +42,15 @@ def fused_norms(
 ) -> PairNorms:
     """Norms behind the block for every pair of a batch.
 
-    The sum of the kernels' parts is compared with `job.mixed`, which it should equal. `sums` may
-    be given as the memory that the kernels write to.
+    The sum of the kernels' parts is compared with `job.mixed`, which it should equal; where that
+    is not known, with what the block makes of the sum over sources. `sums` may be given as the
+    memory that the kernels write to.
     """
     tail = tail_of(job)
     assert tail is not None, "ask `tail_of` first"
-    assert job.mixed is not None, "the kernels' parts need a sum to be compared with"
+    if job.mixed is None:
+        job = replace(job, mixed=job.block.linear(job.factors.sum_of_sources()))
+    assert job.mixed is not None
     stage = Stage(job, tail, lengths, PRECISIONS[precision], sums)
     cheapest_method(stage).run(memory_limit)
     norms, error = stage.norms()
@@ -240,7 +244,7 @@ class ByPair(BySource):
 
     def __init__(self, stage: Stage):
         lengths = stage.given_lengths
-        self.pairs = PairList.of(stage.job.reach, lengths, stage.n, stage.weights.device)
+        self.pairs = PairList.of(stage.job.factors.reach, lengths, stage.n, stage.weights.device)
         super().__init__(stage, len(self.pairs))
 
     def run_sources(self, first: int, last: int, rows: list[Operand], limit: int) -> None:

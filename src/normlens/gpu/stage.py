@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from normlens.errors import MemoryLimitError, is_out_of_memory
-from normlens.frozen.head_products import HeadProducts
-from normlens.frozen.tiles import ORDINARY, FeedForwardJob, Tail, kernel_slots
+from normlens.frozen.feedforward import FrozenFeedForward
+from normlens.frozen.stage import Tail, kernel_slots
+from normlens.frozen.tiles import ORDINARY, Bypass, Job
 from normlens.gpu.matmul import rough_product, times
 from normlens.gpu.operands import ScaledWeights, SourceRows, scaled_slopes
 from normlens.gpu.pieces import error_of_totals, launch, norms_of_sums, strided
@@ -29,36 +30,39 @@ class Stage:
 
     def __init__(
         self,
-        job: FeedForwardJob,
+        job: Job,
         tail: Tail,
         lengths: Sequence[int],
         precision: Precision,
         sums: Tensor | None = None,
     ):
+        assert isinstance(job.block, FrozenFeedForward)
         self.job, self.tail, self.precision = job, tail, precision
+        self.block, ff, slopes = job.block, job.block.ff, job.block.neurons.slopes
         factors, device = job.factors, job.factors.scale.device
         self.b, self.n = factors.scale.shape
         self.tokens, self.given_lengths = self.b * self.n, tuple(lengths)
-        self.texts = [(length, job.reach.pairs(length)) for length in lengths]
-        self.d, self.heads = job.ff.down.weight.shape[1], factors.weights.shape[-1]
+        self.texts = [(length, factors.reach.pairs(length)) for length in lengths]
+        self.d, self.heads = ff.down.weight.shape[1], factors.weights.shape[-1]
         self.head_block = block_of_heads(self.heads)
-        self.gated = len(job.slopes) > 1
+        self.gated = len(slopes) > 1
+        norm = None if tail.norm is None else tail.norm.norm
         has_bypass, has_ordinary = tail.bypass is not None, job.ordinary is not None
-        self.slots = kernel_slots(has_ordinary, tail.norm, has_bypass, tail.norm_first)
+        self.slots = kernel_slots(has_ordinary, norm, has_bypass, tail.norm_first)
         self.weights = factors.weights.contiguous()
-        self.slopes, self.slope_sizes = scaled_slopes(job.slopes, precision)
-        down = self._kept("down", lambda: ScaledWeights.of_down(job.ff.down.weight, precision))
+        self.slopes, self.slope_sizes = scaled_slopes(slopes, precision)
+        down = self._kept("down", lambda: ScaledWeights.of_down(ff.down.weight, precision))
         (self.down,), self.down_size = down.weights, down.size
         self.m, self.width = self.down.high.shape  # padded
         self.lengths = on_device(tuple(lengths), device, torch.int32)
-        self.reach = job.reach.integers
+        self.reach = factors.reach.integers
         #: γ of the norm behind the block, 1/σ_i, and the scale of the bypassed parts; where there
         #: is none, something that kernels do not read. 1 for each ordinary dimension, 0 for others.
-        gamma = None if tail.norm is None else tail.norm.gamma
+        gamma = None if norm is None else norm.gamma
         self.gamma = self.slope_sizes.new_ones(self.d) if gamma is None else gamma.contiguous()
         self.inverse_deviation = self.bypass_scale = self.ordinary = self.gamma
-        if tail.normalise is not None:
-            self.inverse_deviation = tail.normalise.step.inverse_deviation.contiguous()
+        if tail.norm is not None:
+            self.inverse_deviation = tail.norm.inverse_deviation.contiguous()
         if tail.factors is not None:
             self.bypass_scale = tail.factors.scale.contiguous()
         if job.ordinary is not None:
@@ -96,18 +100,16 @@ class Stage:
     def rows(self) -> SourceRows:
         """The rows that are mixed into hidden rows: by head products, or from U."""
         job = self.job
-        product = times if self.precision.split else rough_product
-        formed = HeadProducts(job.kept, job.factors.basis, job.ff.projections, product)
-        products = formed.for_tokens(sum(self.given_lengths))
-        if products is None:
+        if not job.uses_head_products(sum(self.given_lengths)):
             return self.value_rows
+        products = job.head_products(times if self.precision.split else rough_product)
         weights = self._kept("head products", lambda: ScaledWeights.of(products, self.precision))
         return SourceRows(job.factors.heads, weights, self.precision)
 
     @cached_property
     def value_rows(self) -> SourceRows:
         """The rows from U = v B and the input projections W_k themselves."""
-        given = self.job.ff.projections
+        given = self.block.ff.projections
         weights = self._kept("inputs", lambda: ScaledWeights.of(given, self.precision))
         return SourceRows(self.job.factors.values, weights, self.precision)
 
@@ -140,12 +142,11 @@ class Stage:
         ``|Σ_j Σ_d F_i(x_j) − Σ_d mixed_i| / (√d ‖output_i‖)`` of the real tokens, enough to notice
         operands that no longer belong to the model's weights.
         """
-        job, tail, b, n, sums = self.job, self.tail, self.b, self.n, self._sums
+        job, b, n, sums = self.job, self.b, self.n, self._sums
         assert sums is not None
         assert job.mixed is not None
-        assert job.output is not None
         names = [job.scope] if job.ordinary is None else [job.scope, ORDINARY]
-        names += [step.scope for step in (tail.normalise, tail.bypass) if step is not None]
+        names += sorted(job.tail, key=lambda scope: isinstance(job.tail[scope], Bypass))
         norms = torch.empty((len(names), b, n, n), dtype=torch.float32, device=sums.device)
         blocks = -(-n // NORM_BLOCK)
         totals = torch.empty((blocks, b, n), dtype=torch.float32, device=sums.device)
@@ -166,7 +167,7 @@ class Stage:
             **self.slots,
         )
         errors = torch.empty((b, n), dtype=torch.float32, device=sums.device)
-        real = [job.mixed.contiguous(), job.output.contiguous(), self.lengths]
+        real = [job.mixed.contiguous(), self.block.output.contiguous(), self.lengths]
         constants: dict[str, Any] = {"ROOT": self.d**0.5, "BLOCK": min(1024, power_of_two(self.d))}
         launch(error_of_totals, b * n, errors, totals, *real, b, n, blocks, D=self.d, **constants)
         return dict(zip(names, norms, strict=True)), errors.max()

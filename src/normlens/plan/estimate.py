@@ -11,8 +11,7 @@ import torch
 
 from normlens.errors import InputError
 from normlens.frozen.parts import gram_memory, gram_operations
-from normlens.frozen.stage import kernel_precision
-from normlens.frozen.tiles import is_supported, kernel_slots
+from normlens.frozen.stage import is_supported, kernel_precision, kernel_slots
 from normlens.gpu.sizes import SPLIT_PRODUCTS, kernels_run_on
 from normlens.layers import (
     Attention,
