@@ -22,7 +22,7 @@ CIRCLES = {
     ("normlens.frozen.stage", "normlens.gpu.feed_forward"),
     ("normlens.frozen.stage", "normlens.gpu.rows"),
     ("normlens.frozen.stage", "normlens.gpu.stage"),
-    ("normlens.frozen.norm", "normlens.gpu.rows"),
+    ("normlens.frozen.parts", "normlens.gpu.rows"),
     ("normlens.frozen.activations", "normlens.gpu.rows"),
     ("normlens.frozen.norm_maps", "normlens.gpu.rows"),
 }

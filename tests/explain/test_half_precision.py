@@ -20,8 +20,7 @@ from normlens.explain import network
 from normlens.families.bert import Bert
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.feedforward import FrozenFeedForward, FrozenParallelFeedForward
-from normlens.frozen.norm import FrozenBranch, FrozenNorm, FrozenProjection
-from normlens.frozen.parts import Scored
+from normlens.frozen.parts import FrozenBranch, FrozenNorm, FrozenProjection, Scored
 from normlens.layers import ANY, CAUSAL
 from normlens.models.base import read_head
 from normlens.models.tiny import (

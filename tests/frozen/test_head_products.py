@@ -60,7 +60,7 @@ def job_of(kept=None, heads: int = 2, d_head: int = 4, d: int = 32, m: int = 10)
 def test_products_lead_from_each_head_to_each_neuron():
     job = job_of()
     (found,) = job.formed_products
-    expected = torch.einsum("hed,dm->hem", job.factors.basis, job.block.weights.up.weight)
+    expected = torch.einsum("hed,dm->hem", job.factors.basis, job.block.ff.up.weight)
     torch.testing.assert_close(found, expected)
 
 

@@ -9,7 +9,7 @@ from normlens.errors import InputError
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.feedforward import FrozenFeedForward
 from normlens.frozen.layer import FrozenLayer, freeze
-from normlens.frozen.norm import FrozenBranch, FrozenResidual
+from normlens.frozen.parts import FrozenBranch, FrozenResidual
 from normlens.frozen.scores import (
     cross_flow,
     cross_flow_by_head,

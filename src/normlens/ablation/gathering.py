@@ -17,7 +17,7 @@ from normlens.ablation.plan import Plan
 from normlens.ablation.seeding import draws
 from normlens.ablation.statistics import RESERVOIR, Statistics, Where
 from normlens.errors import InputError
-from normlens.frozen.norm import FrozenNorm
+from normlens.frozen.parts import FrozenNorm
 from normlens.inputs.text import Encoded
 from normlens.layers import cast
 from normlens.pipeline.batches import batches

@@ -33,7 +33,7 @@ from normlens.ablation.plan import Plan
 from normlens.ablation.seeding import draws
 from normlens.ablation.statistics import Statistics
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.frozen.norm import FrozenNorm
+from normlens.frozen.parts import FrozenNorm
 from normlens.layers import cast
 from normlens.pipeline.batches import TOLERANCE
 

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError, valid_choice
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import source_parts
-from normlens.frozen.norm import FrozenNorm
 from normlens.frozen.norm_maps import layer_maps
-from normlens.frozen.parts import relative_error
+from normlens.frozen.parts import FrozenNorm, relative_error
 from normlens.inputs.text import Encoded, Text, Texts
 from normlens.layers import Layer, Linear, Norm
 from normlens.measures import rollout

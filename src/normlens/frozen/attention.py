@@ -15,10 +15,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normlens.frozen.norm import Chain, FrozenNorm, FrozenProjection
 from normlens.frozen.parts import (
+    Chain,
     Factors,
     FrozenBlock,
+    FrozenNorm,
+    FrozenProjection,
     FrozenStep,
     Parts,
     Scored,

@@ -9,10 +9,10 @@ linearised at the tokens that used it (`feedforward`), and tokens are grouped by
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -33,42 +33,23 @@ class Used:
     expert: int | None  # None: the shared one
     rows: Tensor  # (t,) the tokens, counted through the batch, on the CPU and in order
     places: Tensor  # the same on the device
-    weights: Tensor  # (t, 1)
+    inside: Tensor  # what the expert's input is multiplied by, (t, 1)
+    outside: Tensor  # what its output is multiplied by, (t, 1)
     neurons: Linearised  # of (1, t, d) vectors
-
-    @cached_property
-    def order(self) -> list[int]:
-        """`rows` as numbers."""
-        return self.rows.tolist()
 
     @property
     def block(self) -> FrozenFeedForward:
         """The expert, its weights converted now, on the vectors (…, 1, t, d) of its tokens."""
         return FrozenFeedForward(self.experts.member(self.expert), self.neurons)
 
-    @property
-    def inside(self) -> Tensor:
-        """What the expert's input is multiplied by, (t, 1)."""
-        return self.weights if self._weighs_input else torch.ones_like(self.weights)
-
-    @property
-    def outside(self) -> Tensor:
-        """What the expert's output is multiplied by, (t, 1)."""
-        return torch.ones_like(self.weights) if self._weighs_input else self.weights
-
-    @property
-    def _weighs_input(self) -> bool:
-        return self.experts.weighs_input and self.expert is not None
-
 
 @dataclass(frozen=True)
 class FrozenExperts(FeedForwardBlock):
     """A mixture of experts with the routing of one run, linearised at its real input."""
 
-    experts: Experts
+    ff: Experts
     shape: tuple[int, int]  # sequences, tokens
     used: tuple[Used, ...]
-    d: int
 
     @classmethod
     def at(cls, experts: Experts, y: Tensor, bias: Tensor | None, rule: str) -> FrozenExperts:
@@ -78,20 +59,14 @@ class FrozenExperts(FeedForwardBlock):
         before = None if bias is None else bias.expand_as(y).reshape(b * n, d)
         used = []
         for expert, rows, weights in _groups(experts, y):
-            places = rows.to(y.device)
-            here = vectors[places][None]
-            incoming = None if before is None else before[places][None]
+            places, inside, outside = rows.to(y.device), torch.ones_like(weights), weights
             if experts.weighs_input and expert is not None:
-                here = here * weights
-                incoming = None if incoming is None else incoming * weights
+                inside, outside = outside, inside
+            here = vectors[places][None] * inside
+            incoming = None if before is None else before[places][None] * inside
             block = FrozenFeedForward.at(experts.member(expert), here, incoming, rule)
-            used.append(Used(experts, expert, rows, places, weights, block.neurons))
-        return cls(experts, (b, n), tuple(used), d)
-
-    @property
-    def weights(self) -> Experts:
-        """The block as the model has it."""
-        return self.experts
+            used.append(Used(experts, expert, rows, places, inside, outside, block.neurons))
+        return cls(experts, (b, n), tuple(used))
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_e w_ie Σ_k ((v W^e_k) ⊙ r^ke_i) W^e_down`` of vectors (…, b, i, d)."""
@@ -131,13 +106,10 @@ class FrozenExperts(FeedForwardBlock):
             chosen = (token >= first).nonzero()[:, 0]
             rows = sequence[chosen] * (n - first) + token[chosen] - first
             if len(rows):
-                device = used.places.device
-                at = chosen.to(device)
-                neurons, weights = used.neurons.at_tokens(at), used.weights[at]
-                places = rows.to(device)
-                some.append(
-                    replace(used, rows=rows, places=places, weights=weights, neurons=neurons)
-                )
+                places, at = rows.to(used.places), chosen.to(used.places)
+                inside, outside = used.inside[at], used.outside[at]
+                given = rows, places, inside, outside, used.neurons.at_tokens(at)
+                some.append(Used(used.experts, used.expert, *given))
         return replace(self, shape=(b, n - first), used=tuple(some))
 
     @cached_property
@@ -183,16 +155,15 @@ class FrozenExperts(FeedForwardBlock):
 
     def matrices(self, index: int, targets: slice) -> Tensor:
         """``M_i = Σ_e w_ie Σ_k W^e_k diag(r^ke_i) W^e_down`` of some targets, (i, d, d)."""
-        first = index * self.shape[1] + targets.start
-        like = self.used[0].weights
-        matrices = like.new_zeros(targets.stop - targets.start, self.d, self.d)
-        for used, _, rows in self._at_targets(index, targets):
-            ff = used.block.ff
-            for row in range(rows.start, rows.stop):
+        first, d = index * self.shape[1] + targets.start, self.ff.members[0].up.weight.shape[0]
+        matrices = self.used[0].inside.new_zeros(targets.stop - targets.start, d, d)
+        for used, _, some in self._at_targets(index, targets):
+            ff, weights = used.block.ff, used.inside * used.outside
+            for row, token in enumerate(used.rows[some].tolist(), some.start):
                 scaled = torch.zeros_like(ff.up.weight)
                 for w, slope in zip(ff.projections, used.neurons.slopes, strict=True):
-                    scaled.addcmul_(w, slope[0, row] * used.weights[row])
-                matrices[used.order[row] - first].addmm_(scaled, ff.down.weight)
+                    scaled.addcmul_(w, slope[0, row] * weights[row])
+                matrices[token - first].addmm_(scaled, ff.down.weight)
         return matrices
 
     def _at_targets(self, index: int, targets: slice) -> Iterator[tuple[Used, Tensor, slice]]:
@@ -200,10 +171,9 @@ class FrozenExperts(FeedForwardBlock):
 
         With each, which of the targets use it, and where they stand among its tokens.
         """
-        first = index * self.shape[1] + targets.start
-        last = first + targets.stop - targets.start
+        first, last = (index * self.shape[1] + end for end in (targets.start, targets.stop))
         for used in self.used:
-            start, stop = (bisect_left(used.order, end) for end in (first, last))
+            start, stop = torch.searchsorted(used.rows, torch.tensor([first, last])).tolist()
             if start < stop:
                 yield used, used.places[start:stop] - first, slice(start, stop)
 
@@ -215,7 +185,7 @@ class FrozenExperts(FeedForwardBlock):
             if vectors is not None:
                 weighted = vectors.expand(1, len(used.rows), -1)[0] * used.outside
                 if total is None:
-                    total = weighted.new_zeros(self.shape[0] * self.shape[1], self.d)
+                    total = weighted.new_zeros(prod(self.shape), weighted.shape[-1])
                 total.index_add_(0, used.places, weighted)
         return None if total is None else total.unflatten(0, self.shape)
 

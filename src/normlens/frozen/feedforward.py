@@ -18,8 +18,17 @@ from torch import Tensor
 
 from normlens.errors import InputError
 from normlens.frozen.activations import Linearised, Nonlinearity, activation
-from normlens.frozen.norm import Chain, FrozenNorm
-from normlens.frozen.parts import FrozenBlock, FrozenStep, Parts, Scored, State, T, plus
+from normlens.frozen.parts import (
+    Chain,
+    FrozenBlock,
+    FrozenNorm,
+    FrozenStep,
+    Parts,
+    Scored,
+    State,
+    T,
+    plus,
+)
 from normlens.frozen.tiles import FeedForwardBlock, Job
 from normlens.gpu.matmul import times
 from normlens.layers import FeedForward, ParallelFeedForward
@@ -53,11 +62,6 @@ class FrozenFeedForward(FeedForwardBlock):
 
         z = [linear(y) for linear in ff.inputs]
         return cls(ff, nonlinearity(ff).linearised(rule, z, start))
-
-    @property
-    def weights(self) -> FeedForward:
-        """The block as the model has it."""
-        return self.ff
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_k ((v W_k) ⊙ r^k_i) W_down`` of vectors (…, i, d)."""
@@ -173,11 +177,6 @@ class SampledFeedForward(FeedForwardBlock):
 
     ff: FeedForward
     y: Tensor  # (b, i, d), the block's real input
-
-    @property
-    def weights(self) -> FeedForward:
-        """The block as the model has it."""
-        return self.ff
 
     @cached_property
     def output(self) -> Tensor:

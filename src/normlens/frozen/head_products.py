@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlens.frozen.attention import output_basis
-from normlens.frozen.norm import stretch
+from normlens.frozen.parts import stretch
 from normlens.gpu.lazy_tensor import LazyTensor, formed
 from normlens.gpu.matmul import times
 from normlens.layers import FeedForward, Layer, Norm

@@ -23,8 +23,14 @@ from normlens.frozen.feedforward import (
     FrozenParallelFeedForward,
     SampledFeedForward,
 )
-from normlens.frozen.norm import FrozenBranch, FrozenNorm, FrozenProjection, FrozenResidual
-from normlens.frozen.parts import FrozenBlock, FrozenStep, State
+from normlens.frozen.parts import (
+    FrozenBlock,
+    FrozenBranch,
+    FrozenResidual,
+    FrozenStep,
+    State,
+    frozen_at,
+)
 from normlens.frozen.tiles import FeedForwardBlock
 from normlens.layers import (
     Attention,
@@ -149,10 +155,8 @@ def freeze(
             frozen = FrozenBranch.at(step, y)
         elif isinstance(step, Residual):
             frozen = FrozenResidual()
-        elif isinstance(step, Norm):
-            frozen = FrozenNorm.at(step, y)
-        elif isinstance(step, Projection):
-            frozen = FrozenProjection(step.linear)
+        elif isinstance(step, (Norm, Projection)):
+            frozen = frozen_at(step, y)
         elif isinstance(step, Attention):
             read = y if step.source is None else (sources or {})[step.source]
             real_sources = (source_lengths or {}).get(step.source or "")
@@ -175,10 +179,10 @@ def freeze(
         steps.append(frozen)
         # Without parts, nothing behind the only feed-forward block reads a bias, and sampled shares
         # include it. Of a block beside the attention nothing is one: its output is the token's.
-        is_read = rule != SHAPLEY and (parts or layer.by_source)
-        if not isinstance(frozen, FrozenBlock) or (
-            isinstance(frozen, FeedForwardBlock) and is_read
-        ):
+        passes_bias = not isinstance(frozen, FrozenBlock)
+        if isinstance(frozen, FeedForwardBlock):
+            passes_bias = rule != SHAPLEY and (parts or layer.by_source)
+        if passes_bias:
             frozen.pass_on(bias, frozen.affine)
         biases.append(bias.stream)
         known = taken.get(index)

@@ -11,9 +11,8 @@ from torch import Tensor
 from normlens.frozen.activations import Nonlinearity, activation
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.layer import FrozenLayer, Observer
-from normlens.frozen.norm import Chain, FrozenNorm, FrozenProjection
-from normlens.frozen.parts import FrozenStep, State, inner, relative_error
-from normlens.layers import Dense, Elementwise, HeadStep, Norm
+from normlens.frozen.parts import Chain, FrozenStep, State, frozen_at, inner, relative_error
+from normlens.layers import Elementwise, HeadStep
 from normlens.plan.costs import source_memory, sources_at_once
 
 # A frozen readout: the steps behind the last layer, from vectors to what a score is read from.
@@ -68,12 +67,10 @@ class FrozenReadout:
         frozen: list[FrozenStep] = []
         unowned = torch.zeros_like(y) if bias is None else bias
         for step in steps:
-            if isinstance(step, Norm):
-                frozen.append(FrozenNorm.at(step, y))
-            elif isinstance(step, Dense):
-                frozen.append(FrozenProjection(step.linear))
-            else:
+            if isinstance(step, Elementwise):
                 frozen.append(FrozenElementwise.at(step, y, unowned, rule))
+            else:
+                frozen.append(frozen_at(step, y))
             y, unowned = frozen[-1].apply(y), frozen[-1].apply(unowned)
         return cls(tuple(frozen), y, unowned)
 

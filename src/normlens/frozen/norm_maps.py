@@ -13,8 +13,17 @@ from normlens.frozen.feedforward import FrozenFeedForward, SampledFeedForward
 from normlens.frozen.head_products import KeptProducts
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import norms_by_source
-from normlens.frozen.norm import FrozenNorm, FrozenResidual
-from normlens.frozen.parts import Factors, Parts, State, largest_errors, relative_rows, side_by_side
+from normlens.frozen.parts import (
+    Factors,
+    FrozenNorm,
+    FrozenResidual,
+    Parts,
+    State,
+    largest_errors,
+    plus,
+    relative_rows,
+    side_by_side,
+)
 from normlens.frozen.shapley import shapley_norms
 from normlens.frozen.stage import (
     kernel_precision,
@@ -216,58 +225,53 @@ class _Walk:
         self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]
     ) -> None:
         """Record the block and every step behind it; their parts exist only inside tiles."""
-        names, result, groups = self.frozen.layer.scope_of_step, self.result, state.stream.groups
-        behind = {k: self.frozen.steps[k] for k in range(index + 1, last + 1)}
+        names, steps, parts = self.frozen.layer.scope_of_step, self.frozen.steps, state.stream
+        behind, residuals = range(index + 1, last + 1), 0
         # Products are kept of the first attention, and of all its parts' norms.
-        kept = self.kept if len(groups) == 1 else None
+        kept = self.kept if len(parts.groups) == 1 else None
         jobs = []
-        for factors in groups:
+        for factors in parts.groups:
             tail: dict[str, FrozenNorm | Bypass] = {}
-            saved = list(state.saved)
-            for position, step in behind.items():
+            residuals = 0
+            for position in behind:
+                step = steps[position]
                 if isinstance(step, FrozenResidual):
-                    added = saved.pop()
-                    same = [group for group in added.groups if group.source == factors.source]
-                    tail[names[position]] = Bypass(same[0] if same else None, added.own)
+                    residuals += 1
+                    tail[names[position]] = Bypass.of(state.saved[-residuals], factors.source)
                 else:
                     assert isinstance(step, FrozenNorm), f"{step} behind the feed-forward block"
                     tail[names[position]] = step
-            jobs.append(Job(block, factors, names[index], tail, self.buffers, self.ordinary, kept))
+            given = tail, self.buffers, self.ordinary, kept
+            jobs.append(Job(block, factors, names[index], *given))
         if isinstance(block, SampledFeedForward):
-            sampled = shapley_norms(
-                block.ff, jobs, state.stream, self.frozen.lengths, self.settings
-            )
+            sampled = shapley_norms(block.ff, jobs, parts, self.frozen.lengths, self.settings)
             sums, norms = sampled.sums, sampled.norms
-            result.standard_error |= {
-                scope: error
-                for scope, error in sampled.standard_error.items()
-                if scope in self.scopes
-            }
+            for scope in self.scopes & sampled.standard_error.keys():
+                self.result.standard_error[scope] = sampled.standard_error[scope]
         else:
-            own, bias = block.linear(state.stream.own), self.frozen.biases[index]
-            pairs = [self._pair_norms(job, own, bias, len(jobs)) for job in jobs]
-            mixed = pairs[0].mixed
-            for group in pairs[1:]:
-                mixed = mixed + group.mixed
-            sums = Parts(own, bias, mixed)
+            own, bias = block.linear(parts.own), self.frozen.biases[index]
+            sums, found = Parts(own, bias), []
+            for job in jobs:
+                pairs = self._pair_norms(job, own, bias, len(jobs))
+                sums = replace(sums, mixed=plus(pairs.mixed, sums.mixed))
+                found.append(pairs.norms)
             norms = {
-                scope: side_by_side([group.norms[scope] for group in pairs], groups)
+                scope: side_by_side([group[scope] for group in found], parts.groups)
                 for scope in jobs[0].scopes
             }
         self.record(index, sums, norms[names[index]])
         if self.settings.statistics:
-            has_residual = any(isinstance(step, FrozenResidual) for step in behind.values())
-            bypassed = state.saved[-1].total if has_residual else None
+            bypassed = state.saved[-1].total if residuals else None
             ordinary: Tensor | None = None
             if self.ordinary is not None:  # the map just behind the block, of these dimensions
                 sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
                 ordinary = _with_diagonal(norms[ORDINARY], sizes)
-            result.statistics = FeedForwardStatistics(
-                block.output, state.stream.total, bypassed, ordinary
+            self.result.statistics = FeedForwardStatistics(
+                block.output, parts.total, bypassed, ordinary
             )
         state = State(sums, [replace(before, groups=()) for before in state.saved])
-        for position, step in behind.items():
-            step.pass_on(state, step.on_parts)
+        for position in behind:
+            steps[position].pass_on(state, steps[position].on_parts)
             self.record(position, state.stream, norms[names[position]])
 
     def _pair_norms(self, job: Job, own: Tensor, bias: Tensor | None, groups: int) -> PairNorms:

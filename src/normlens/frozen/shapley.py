@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from normlens.frozen.feedforward import nonlinearity
-from normlens.frozen.norm import FrozenNorm
-from normlens.frozen.parts import Parts
+from normlens.frozen.parts import FrozenNorm, Parts
 from normlens.frozen.tiles import Job, scope_norms
 from normlens.layers import FeedForward
 from normlens.options import Settings

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from normlens.frozen.activations import Linearised
 from normlens.frozen.feedforward import FrozenFeedForward
-from normlens.frozen.norm import FrozenNorm
-from normlens.frozen.parts import Factors
+from normlens.frozen.parts import Factors, FrozenNorm
 from normlens.frozen.tiles import Bypass, Job, PairNorms, scope_norms
 from normlens.gpu.sizes import PRECISIONS as KERNEL_PRECISIONS
 from normlens.gpu.sizes import Precision

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from normlens.errors import MemoryLimitError, is_out_of_memory, process_limit
 from normlens.frozen.head_products import KeptProducts
-from normlens.frozen.norm import FrozenNorm
-from normlens.frozen.parts import Factors, FrozenBlock
+from normlens.frozen.parts import Factors, FrozenBlock, FrozenNorm, Parts
 from normlens.gpu.matmul import times
 from normlens.layers import Experts, FeedForward
 from normlens.plan.costs import TILES, Plan, Shape, choose_plan, head_products_pay
@@ -56,10 +55,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 class FeedForwardBlock(FrozenBlock):
     """A feed-forward block, behind which parts exist only in tiles or kernels."""
 
-    @property
-    def weights(self) -> FeedForward | Experts:
-        """The block as the model has it."""
-        raise NotImplementedError
+    ff: FeedForward | Experts  # the block as the model has it
 
     def rows(self, job: Job, index: int, sources: slice, count: int) -> list[Tensor]:
         """What the tiles of some of a sequence's `count` sources share."""
@@ -82,6 +78,12 @@ class Bypass:
 
     factors: Factors | None  # None: this group has no bypassed parts off the diagonal
     own: Tensor  # (b, i, d), the bypassed part of the token itself
+
+    @classmethod
+    def of(cls, saved: Parts, source: str | None) -> Bypass:
+        """What is added of parts that were saved, to those of one sequence's tokens."""
+        same = [group for group in saved.groups if group.source == source]
+        return cls(same[0] if same else None, saved.own)
 
     def on_tile(self, tile: Tensor, index: int, targets: slice, sources: slice) -> Tensor | None:
         """Add the bypassed parts of other tokens to those of a tile (j, i, d), in place."""
@@ -119,7 +121,7 @@ class Job:
         heads, itemsize = self.factors.weights.shape[-1], self.factors.scale.element_size()
         others = None if self.factors.source is None else sources
         reach = self.factors.reach
-        return Shape.of_block(self.block.weights, heads, reach, targets, itemsize, others)
+        return Shape.of_block(self.block.ff, heads, reach, targets, itemsize, others)
 
     def uses_head_products(self, tokens: int) -> bool:
         """Whether that many tokens use products B_h W_k, or U W_k costs less."""
@@ -130,8 +132,8 @@ class Job:
         """``B_h W_k`` (h, d_head, m) for each input projection: kept, or formed now."""
         if self.kept is not None:
             return self.kept.tensors
-        assert isinstance(self.block.weights, FeedForward)
-        return tuple(product(self.factors.basis, w) for w in self.block.weights.projections)
+        assert isinstance(self.block.ff, FeedForward)
+        return tuple(product(self.factors.basis, w) for w in self.block.ff.projections)
 
     @cached_property
     def formed_products(self) -> tuple[Tensor, ...]:
