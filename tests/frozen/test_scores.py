@@ -11,10 +11,7 @@ from normlens.frozen.feedforward import FrozenFeedForward
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.parts import FrozenBranch, FrozenResidual
 from normlens.frozen.scores import (
-    cross_flow,
-    cross_flow_by_head,
-    flow,
-    flow_by_head,
+    layer_flow,
     layer_scores,
     scores_behind,
 )
@@ -55,8 +52,8 @@ def test_columns_of_a_flow_are_the_sources_and_rows_the_targets(order, problem):
     given = problem(order, batch=2, groups=2)
     layer, g = frozen(given), gradient(given, 2)
     scores = layer_scores(layer, g)
-    whole = flow(layer, scores)
-    by_head = flow_by_head(layer, scores)
+    whole, _ = layer_flow(layer, scores)
+    by_head, _ = layer_flow(layer, scores, by_head=True)
     beside = torch.diag_embed((scores.beside * given.x).sum(-1))
     torch.testing.assert_close(whole, by_head.sum(-3) + beside, rtol=0, atol=1e-11)
     columns = (scores.arriving * given.x).sum(-1)
@@ -79,7 +76,7 @@ def test_a_flow_behind_a_scope_is_the_directed_part_of_single_tokens(order, prob
         head = freeze(given.layer, given.x, given.alpha, [n], until=step, parts=False)
         parts = head.forward(alone)[:, 0]  # (j, i, d)
         expected = torch.einsum("id,jid->ij", kept[step][0], parts)
-        found = flow(layer, scores_behind(layer, kept[step], step))
+        found, _ = layer_flow(layer, scores_behind(layer, kept[step], step))
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-11)
 
 
@@ -127,7 +124,7 @@ def test_every_way_through_a_layer_belongs_to_one_component(order, problem):
         left = without
     residual = torch.zeros_like(left) if scores.residual is None else scores.residual
     torch.testing.assert_close(residual, left, rtol=0, atol=1e-11)
-    heads = flow_by_head(layer, scores).sum(-1)
+    heads = layer_flow(layer, scores, by_head=True)[0].sum(-1)
     torch.testing.assert_close(scores.heads[blocks[0]], heads, rtol=0, atol=1e-11)
 
 
@@ -171,9 +168,9 @@ def test_few_heads_at_a_time_give_the_same_flow(problem, monkeypatch):
     given = problem("pre", batch=2, groups=2)
     layer = frozen(given)
     scores = layer_scores(layer, gradient(given, 2))
-    whole = flow(layer, scores)
+    whole, _ = layer_flow(layer, scores)
     monkeypatch.setattr("normlens.frozen.attention._FLOW_PAIRS", 1)
-    torch.testing.assert_close(flow(layer, scores), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer_flow(layer, scores)[0], whole, rtol=0, atol=1e-12)
 
 
 # A layer that reads another sequence --------------------------------------------------------------
@@ -226,7 +223,7 @@ def test_both_flows_of_a_layer_lose_nothing(order):
     layer, e = decoder(order)
     g = torch.randn(layer.x.shape, generator=torch.Generator().manual_seed(3)).double()
     scores = layer_scores(layer, g, keep=range(len(layer.steps)))
-    own, other = flow(layer, scores), cross_flow(layer, scores)
+    own, other = layer_flow(layer, scores)
     columns = (scores.arriving * layer.x).sum(-1), (scores.others["encoder"] * e).sum(-1)
     torch.testing.assert_close(own.sum(-2), columns[0], rtol=0, atol=1e-10)
     torch.testing.assert_close(other.sum(-2), columns[1], rtol=0, atol=1e-10)
@@ -234,11 +231,12 @@ def test_both_flows_of_a_layer_lose_nothing(order):
     torch.testing.assert_close(own.sum(-1) + other.sum(-1), rows, rtol=0, atol=1e-10)
     ways = sum(scores.ways.values(), scores.residual)
     torch.testing.assert_close(ways, rows, rtol=0, atol=1e-10)
-    by_head = cross_flow_by_head(layer, scores)
+    _, by_head = layer_flow(layer, scores, by_head=True)
     torch.testing.assert_close(by_head.sum(-3), other, rtol=0, atol=1e-11)
     # Behind the first attention nothing of the other sequence has arrived.
     first = next(k for k, step in enumerate(layer.steps) if isinstance(step, FrozenAttention))
-    assert cross_flow(layer, scores_behind(layer, scores.gradients[first], first)) is None
+    behind = scores_behind(layer, scores.gradients[first], first)
+    assert layer_flow(layer, behind)[1] is None
 
 
 def test_another_sequence_that_is_read_first_is_refused():

@@ -24,9 +24,9 @@ def test_slopes_in_one_pass(name):
     low = -45 if DEVICE == "cuda" or name == "silu" else -8
     a = torch.cat([torch.linspace(low, 45, 3001), special])
     u = torch.linspace(-3, 5, len(a))
-    table = mean_slope_table(g, 40.0, torch.device(DEVICE))
+    table = mean_slope_table(g, torch.device(DEVICE))
     made = gated_slopes(a.to(DEVICE), u.to(DEVICE), table, CELLS, 40.0, tanh=g.logistic == "tanh")
-    exact = Nonlinearity(g).linearised("ig", [a.double(), u.double()], list)
+    exact = Nonlinearity(g).linearised("ig", [a.double(), u.double()])
     for found, right in zip(made, (*exact.slopes, exact.hidden), strict=True):
         found = found.cpu().double()
         assert found[-1].isnan()

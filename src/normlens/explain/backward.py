@@ -25,15 +25,7 @@ from normlens.explain.network import FrozenNetwork
 from normlens.explain.questions import Question
 from normlens.frozen.activations import Nonlinearity, activation
 from normlens.frozen.network import FrozenReadout
-from normlens.frozen.scores import (
-    cross_attentions,
-    cross_flow,
-    cross_flow_by_head,
-    flow,
-    flow_by_head,
-    layer_scores,
-    scores_behind,
-)
+from normlens.frozen.scores import attentions, layer_flow, layer_scores, scores_behind
 from normlens.gpu.transfer import pinned_copy
 from normlens.layers import Head
 from normlens.pipeline.batches import check_completeness, check_scores
@@ -164,7 +156,7 @@ def _columns(
         # c · tanh(z/c): the rule's slope of tanh at z/c.
         of_bias = steps.bias @ weights + biases
         neuron = Nonlinearity(activation("tanh"))
-        tanh = neuron.linearised(rule, [scores / cap], lambda: [of_bias / cap])
+        tanh = neuron.linearised(rule, [scores / cap], [of_bias / cap])
         (slopes,), capped = tanh.slopes, tanh.hidden * cap
     remainder = capped - slopes * (scores - biases)
     weight = weights @ (slopes * signs)
@@ -233,22 +225,21 @@ def carry(
         components = {step_names[step]: share for step, share in scores.ways.items()}
         if scores.residual is not None:
             components[RES] = scores.residual
-        crossing = dict(cross_attentions(frozen))
+        (own, _), *_ = attentions(frozen)
         flows: dict[str, tuple[Tensor, Tensor | None]] = {}
         if flow_maps:
-            flows[WHOLE] = flow(frozen, scores), cross_flow(frozen, scores)
+            flows[WHOLE] = layer_flow(frozen, scores)
         if by_head:
-            flows[HEAD_FLOW] = flow_by_head(frozen, scores), cross_flow_by_head(frozen, scores)
+            flows[HEAD_FLOW] = layer_flow(frozen, scores, by_head=True)
         for step, scope in steps.items():
             part = scores_behind(frozen, scores.gradients[step], step)
-            flows[scope] = flow(frozen, part), cross_flow(frozen, part)
+            flows[scope] = layer_flow(frozen, part)
         kept = {
             "nodes": dict(nodes),
             "components": components,
             "bias_part": {step_names[s]: share for s, share in scores.bias_part.items()} | behind,
             "heads": {
-                CROSS_HEADS if step in crossing else HEADS: share
-                for step, share in scores.heads.items()
+                HEADS if step == own else CROSS_HEADS: share for step, share in scores.heads.items()
             },
             "flows": flows,
         }

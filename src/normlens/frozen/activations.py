@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -38,9 +38,9 @@ class Activation:
     slope: Callable[[Tensor], Tensor]
     at_zero: float = 0.0
     #: beyond this |z| the activation is, to full precision, a line through 0 on each side …
-    linear_beyond: float | None = 40.0
-    #: … or beyond this |z| a constant
-    constant_beyond: float | None = None
+    bound: float = 40.0
+    #: … or a constant
+    is_bounded: bool = False
     #: it has a kink at 0, across which no quadrature may go
     kinked: bool = False
     #: what a kernel may compute its slope as: a logistic function of z, or of tanh GELU's argument
@@ -57,18 +57,18 @@ class Activation:
         ``J(z) = s² J(±T) + r(z) (1 − s²)/2``, or ``… + r(z) (1 − s)``, with ``s = T/|z|``, and the
         quadrature is only needed for ``|z| ≤ T``.
         """
-        bound = self.linear_beyond or self.constant_beyond or math.inf
+        bound = self.bound
         # The rest is for the few that lie beyond; NaN does not lie inside.
         within = z.numel() == 0 or bool(z.abs().amax() <= bound)
         inside = z if within else z.clamp(-bound, bound)
         if z.dtype == torch.float32 and not self.kinked and bound < math.inf:
-            integral = _interpolated(inside, mean_slope_table(self, bound, z.device), bound)
+            integral = _interpolated(inside, mean_slope_table(self, z.device), bound)
         else:
             integral = self._quadrature(inside)
         if within:
             return integral
         share = torch.where(z.abs() > bound, bound / z.abs(), torch.ones_like(z))
-        beyond = (1 - share) if self.constant_beyond else (1 - share.square()) / 2
+        beyond = (1 - share) if self.is_bounded else (1 - share.square()) / 2
         return share.square() * integral + beyond * self.slope(z)
 
     def _quadrature(self, z: Tensor) -> Tensor:
@@ -85,9 +85,9 @@ CELLS = 16
 
 
 @lru_cache
-def mean_slope_table(g: Activation, bound: float, device: torch.device) -> Tensor:
+def mean_slope_table(g: Activation, device: torch.device) -> Tensor:
     """The cubic on each cell of [−bound, bound] that meets J and its slope at both ends, (4, k)."""
-    points = torch.linspace(-bound, bound, int(2 * bound) * CELLS + 1, dtype=torch.float64)
+    points = torch.linspace(-g.bound, g.bound, int(2 * g.bound) * CELLS + 1, dtype=torch.float64)
     with torch.enable_grad():
         leaf = points.requires_grad_()
         value = g._quadrature(leaf) + 0 * leaf  # whose slope may be constant
@@ -126,13 +126,9 @@ def _tanh_cdf(constant: float) -> Callable[[Tensor], Tensor]:
     return lambda z: torch.sigmoid(2 * constant * z * (1 + 0.044715 * z * z))
 
 
-def _times_z(slope: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda z: z * slope(z)
-
-
-def _gated_linear(slope: Callable[[Tensor], Tensor]) -> Activation:
+def _gated_linear(slope: Callable[[Tensor], Tensor], logistic: str | None = None) -> Activation:
     """An activation of the form ``g(z) = z · slope(z)``."""
-    return Activation(_times_z(slope), slope)
+    return Activation(lambda z: z * slope(z), slope, logistic=logistic)
 
 
 def _tanh_over(z: Tensor) -> Tensor:
@@ -146,28 +142,20 @@ def _tanh_over(z: Tensor) -> Tensor:
     return torch.where(small, series, torch.tanh(safe) / safe)
 
 
-def _sigmoid_slope(z: Tensor) -> Tensor:
-    # σ(z) = ½ + ½ tanh(z/2), so its slope from 0 is ¼ · tanh(z/2) / (z/2).
-    return 0.25 * _tanh_over(z / 2)
-
-
-def _step(z: Tensor) -> Tensor:
-    return (z > 0).to(z.dtype)
-
-
 _GELU = Activation(F.gelu, _normal_cdf)
-_TANH_GELU = replace(_gated_linear(_tanh_cdf(math.sqrt(2 / math.pi))), logistic="tanh")
+_TANH_GELU = _gated_linear(_tanh_cdf(math.sqrt(2 / math.pi)), "tanh")
 # Bloom and gelu_fast write √(2/π) to eight digits, and in float64 that is visible.
 _SHORT_TANH_GELU = _gated_linear(_tanh_cdf(0.79788456))
 _FAST_GELU = _gated_linear(_tanh_cdf(0.7978845608))
-_SILU = replace(_gated_linear(torch.sigmoid), logistic="plain")
-_RELU = Activation(torch.relu, _step, kinked=True)
+_SILU = _gated_linear(torch.sigmoid, "plain")
+_RELU = Activation(torch.relu, lambda z: (z > 0).to(z.dtype), kinked=True)
 _SQUARED_RELU = Activation(
-    lambda z: torch.relu(z).square(), torch.relu, linear_beyond=None, kinked=True
+    lambda z: torch.relu(z).square(), torch.relu, bound=math.inf, kinked=True
 )
-_TANH = Activation(torch.tanh, _tanh_over, linear_beyond=None, constant_beyond=20.0)
+_TANH = Activation(torch.tanh, _tanh_over, bound=20.0, is_bounded=True)
+# σ(z) = ½ + ½ tanh(z/2), so its slope from 0 is ¼ · tanh(z/2) / (z/2).
 _SIGMOID = Activation(
-    torch.sigmoid, _sigmoid_slope, at_zero=0.5, linear_beyond=None, constant_beyond=40.0
+    torch.sigmoid, lambda z: 0.25 * _tanh_over(z / 2), at_zero=0.5, is_bounded=True
 )
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -229,6 +217,7 @@ def gradients(f: Callable[..., Tensor], *z: Tensor) -> tuple[Tensor, ...]:
 # Paper: Kobayashi et al. 2024, eq. 6 (integrated gradients with a zero baseline).
 
 
+IG_BIAS = "ig-bias"
 SHORT_PATH = 1.0
 SHORT_PATH_NODES = 16
 
@@ -268,21 +257,14 @@ class Nonlinearity:
             a, u = a.clamp(max=self.limit), u.clamp(-self.limit, self.limit) + 1
         return self.g.value(a) * u
 
-    def linearised(
-        self, rule: str, z: Sequence[Tensor], bias: Callable[[], Sequence[Tensor]]
-    ) -> Linearised:
-        """Slopes, h and constant at arguments `z` by a rule; `bias` forms the bias's share of z."""
+    def linearised(self, rule: str, z: Sequence[Tensor], bias: Sequence[Tensor] = ()) -> Linearised:
+        """Slopes, h and constant at arguments `z` by a rule; `IG_BIAS` needs the bias's share."""
         if rule == IG:
             slopes, h = self._from_zero(*z)
             at_zero = self.g.at_zero if len(z) == 1 else 0.0
             return Linearised(slopes, h, torch.full_like(h, at_zero) if at_zero else None)
-        start, h = z, self.value(*z)
-        if rule == "ig-bias":
-            start = bias()
-            slopes = self._between(start, z)
-        else:
-            assert rule == "gradient"
-            slopes = gradients(self.value, *z)
+        start, h = bias if rule == IG_BIAS else z, self.value(*z)
+        slopes = self._between(start, z) if rule == IG_BIAS else gradients(self.value, *z)
         constant = self.value(*start)
         for argument, slope in zip(start, slopes, strict=True):
             constant = constant - argument * slope
@@ -305,10 +287,8 @@ class Nonlinearity:
         if g.logistic is not None and kernels_run_on(a.device, a.dtype) and a.is_cuda:
             from normlens.gpu.rows import gated_slopes  # Triton is slow to import
 
-            assert g.linear_beyond is not None
-            table = mean_slope_table(g, g.linear_beyond, a.device)
-            tanh = g.logistic == "tanh"
-            r_a, r_u, h = gated_slopes(a, u, table, CELLS, g.linear_beyond, tanh=tanh)
+            table, tanh = mean_slope_table(g, a.device), g.logistic == "tanh"
+            r_a, r_u, h = gated_slopes(a, u, table, CELLS, g.bound, tanh=tanh)
             return (r_a, r_u), h
         mean, slope = g.mean_slope(a), g.slope(a)
         r_a = u * (slope - mean)

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from normlens.errors import InputError
-from normlens.frozen.activations import Linearised, Nonlinearity, activation
+from normlens.frozen.activations import IG_BIAS, Linearised, Nonlinearity, activation
 from normlens.frozen.parts import (
     Chain,
     FrozenBlock,
     FrozenNorm,
-    FrozenStep,
     Parts,
     Scored,
     State,
@@ -55,12 +54,10 @@ class FrozenFeedForward(FeedForwardBlock):
     @classmethod
     def at(cls, ff: FeedForward, y: Tensor, bias: Tensor | None, rule: str) -> FrozenFeedForward:
         """The block at input `y` (b, i, d), of which no token owns `bias`."""
-
-        def start() -> list[Tensor]:
+        z, start = [linear(y) for linear in ff.inputs], list[Tensor]()
+        if rule == IG_BIAS:
             before = torch.zeros_like(y) if bias is None else bias.expand_as(y)
-            return [linear(before) for linear in ff.inputs]
-
-        z = [linear(y) for linear in ff.inputs]
+            start = [linear(before) for linear in ff.inputs]
         return cls(ff, nonlinearity(ff).linearised(rule, z, start))
 
     def linear(self, v: Tensor) -> Tensor:
@@ -192,8 +189,8 @@ class FrozenParallelFeedForward(FrozenBlock):
     any rule; slopes are computed only when the linear operator is needed.
     """
 
-    step: ParallelFeedForward
-    x: Tensor  # (b, i, d), the layer's input
+    ff: FeedForward
+    y: Tensor  # (b, i, d), the block's real input, behind the norm
     rule: str
     norm: FrozenNorm | None
     linearised: Chain | None = None  # `chain`, where it is there already
@@ -201,7 +198,8 @@ class FrozenParallelFeedForward(FrozenBlock):
     @classmethod
     def at(cls, step: ParallelFeedForward, x: Tensor, rule: str) -> FrozenParallelFeedForward:
         """The block at the layer's input `x` (b, i, d)."""
-        return cls(step, x, rule, None if step.norm is None else FrozenNorm.at(step.norm, x))
+        norm = None if step.norm is None else FrozenNorm.at(step.norm, x)
+        return cls(step.feed_forward, x if norm is None else norm.apply(x), rule, norm)
 
     @cached_property
     def chain(self) -> Chain:
@@ -210,10 +208,10 @@ class FrozenParallelFeedForward(FrozenBlock):
             raise InputError(NOT_LINEAR)
         if self.linearised is not None:
             return self.linearised
-        before: tuple[FrozenStep, ...] = () if self.norm is None else (self.norm,)
-        bias = None if self.norm is None else self.norm.bias_part
-        ff = self.step.feed_forward
-        return Chain((*before, FrozenFeedForward.at(ff, self._input, bias, self.rule)))
+        if self.norm is None:
+            return Chain((FrozenFeedForward.at(self.ff, self.y, None, self.rule),))
+        block = FrozenFeedForward.at(self.ff, self.y, self.norm.bias_part, self.rule)
+        return Chain((self.norm, block))
 
     def linear(self, v: Tensor) -> Tensor:
         """The norm and the block, linearised, on the layer's input vectors (…, i, d)."""
@@ -221,7 +219,7 @@ class FrozenParallelFeedForward(FrozenBlock):
 
     def from_token(self, first: int) -> FrozenParallelFeedForward:
         """The linear face for the tokens from `first` on."""
-        return replace(self, x=self.x[:, first:], linearised=self.chain.from_token(first))
+        return replace(self, y=self.y[:, first:], linearised=self.chain.from_token(first))
 
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d), β included in what no token owns."""
@@ -235,8 +233,7 @@ class FrozenParallelFeedForward(FrozenBlock):
     @cached_property
     def output(self) -> Tensor:
         """The block's real output (b, i, d)."""
-        ff = self.step.feed_forward
-        return ff.down(hidden(ff, self._input))
+        return self.ff.down(hidden(self.ff, self.y))
 
     def on_parts(self, parts: Parts) -> Parts:
         """All of the output belongs to the token itself."""
@@ -252,7 +249,3 @@ class FrozenParallelFeedForward(FrozenBlock):
         scored = self.score(state.stream)
         state.start = plus(scored.arriving, state.start)
         return scored
-
-    @property
-    def _input(self) -> Tensor:
-        return self.x if self.norm is None else self.norm.apply(self.x)

@@ -52,14 +52,9 @@ def fingerprints(weights: Mapping[Hashable, Sequence[Tensor]]) -> dict[Hashable,
     # Layers may lie on several devices.
     numbers = iter(torch.stack([each.to(sums[0].device) for each in sums]).tolist() if sums else ())
     return {
-        key: tuple((*description(tensor), next(numbers)) for tensor in group)
+        key: tuple((t.shape, t.stride(), t.dtype, t.device, next(numbers)) for t in group)
         for key, group in weights.items()
     }
-
-
-def description(tensor: Tensor) -> tuple[Hashable, ...]:
-    """The part of a fingerprint that does not need the tensor's content."""
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 def _content(tensor: Tensor) -> Tensor:
@@ -106,12 +101,6 @@ class KeptProducts:
         """Bytes held."""
         operands = sum(size for _, size in self._operands.values())
         return sum(tensor.nbytes for tensor in self.tensors) + operands
-
-    def is_of(self, weights: Sequence[Tensor], fingerprint: Fingerprint | None) -> bool:
-        """Whether they are of these weights, as far as their fingerprint is known."""
-        described = tuple(entry[:-1] for entry in self.fingerprint)  # type: ignore[index]
-        is_same = described == tuple(map(description, weights))
-        return is_same and fingerprint in (None, self.fingerprint)
 
     def operand(self, name: Hashable, make: Callable[[], tuple[T, int]]) -> T:
         """The operand called `name`: kept, or formed by `make`, which also tells its bytes.
@@ -175,7 +164,7 @@ class ProductStore:
         self._kept = {
             key: kept
             for key, kept in self._kept.items()
-            if kept.is_of(weights.get(key, ()), current.get(key))
+            if key in weights and current.get(key, kept.fingerprint) == kept.fingerprint
         }
         for key, fingerprint in current.items():
             if key not in self._kept:

@@ -33,7 +33,7 @@ class FrozenElementwise(FrozenStep):
     @classmethod
     def at(cls, step: Elementwise, z: Tensor, bias: Tensor, rule: str) -> FrozenElementwise:
         """The activation at z (…, d), of which no token owns `bias`."""
-        neurons = Nonlinearity(activation(step.activation)).linearised(rule, [z], lambda: [bias])
+        neurons = Nonlinearity(activation(step.activation)).linearised(rule, [z], [bias])
         (slope,) = neurons.slopes
         return cls(slope, neurons.hidden - z * slope)
 

@@ -246,8 +246,9 @@ class _Walk:
         if isinstance(block, SampledFeedForward):
             sampled = shapley_norms(block.ff, jobs, parts, self.frozen.lengths, self.settings)
             sums, norms = sampled.sums, sampled.norms
-            for scope in self.scopes & sampled.standard_error.keys():
-                self.result.standard_error[scope] = sampled.standard_error[scope]
+            for scope, errors in sampled.standard_error.items():
+                if scope in self.scopes:
+                    self.result.standard_error[scope] = errors
         else:
             own, bias = block.linear(parts.own), self.frozen.biases[index]
             sums, found = Parts(own, bias), []

@@ -76,7 +76,7 @@ def scores_behind(
     frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int] = ()
 ) -> LayerScores:
     """The way back of what passes the end of step `last`, g (…, b, i, d) the gradient there."""
-    own, _ = own_attention(frozen)
+    (own, _), *_ = attentions(frozen)
     named = _named_biases(frozen.layer)
     beside, through = State(g), State(g)
     scores = LayerScores(g, g, beside.others)
@@ -106,62 +106,36 @@ def scores_behind(
     return scores
 
 
-def flow(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
-    """The flow map (…, b, i, j) of all heads, and on its diagonal what passes beside them."""
-    place, attention = own_attention(frozen)
-    whole = attention.flow(scores.at_heads[place])
-    whole.diagonal(dim1=-2, dim2=-1).add_((scores.beside * frozen.x).sum(-1))
-    return whole
+def layer_flow(
+    frozen: FrozenLayer, scores: LayerScores, by_head: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The flow map (…, b, i, j) of all heads, and on its diagonal what passes beside them.
 
-
-def flow_by_head(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
-    """What flows through each head, (…, b, h, i, j)."""
-    place, attention = own_attention(frozen)
-    return attention.head_flow(scores.at_heads[place])
-
-
-def cross_flow(frozen: FrozenLayer, scores: LayerScores) -> Tensor | None:
-    """The flow map (…, b, i, k) from the other sequence that the layer reads; None: it has none."""
-    total: Tensor | None = None
-    for place, attention in cross_attentions(frozen):
+    With it that (…, b, i, k) from the other sequence that the layer reads; None: it reads none. By
+    head they are (…, b, h, i, j), and nothing passes beside.
+    """
+    (place, attention), *crossing = attentions(frozen)
+    flow = FrozenAttention.head_flow if by_head else FrozenAttention.flow
+    own, other = flow(attention, scores.at_heads[place]), None
+    if not by_head:
+        own.diagonal(dim1=-2, dim2=-1).add_((scores.beside * frozen.x).sum(-1))
+    for place, attention in crossing:
         if place in scores.at_heads:
-            total = plus(total, attention.flow(scores.at_heads[place]))
-    return total
+            other = plus(flow(attention, scores.at_heads[place]), other)
+    return own, other
 
 
-def cross_flow_by_head(frozen: FrozenLayer, scores: LayerScores) -> Tensor | None:
-    """What flows through each head that reads the other sequence, (…, b, h, i, k)."""
-    crossing = cross_attentions(frozen)
-    if not crossing:
-        return None
-    ((place, attention),) = crossing
-    return attention.head_flow(scores.at_heads[place])
-
-
-def own_attention(frozen: FrozenLayer) -> tuple[int, FrozenAttention]:
-    """The layer's attention over its own tokens, and its place among the steps."""
-    places = _attentions(frozen)
-    own = [place for place in places if place[1].attention.source is None]
-    if len(own) != 1:
-        raise InputError(
-            "scores are carried back through layers with one attention over their own tokens"
-        )
-    if places[0][0] != own[0][0]:
-        raise InputError(
-            "scores are not carried back through layers that read another sequence before their "
-            "own tokens"
-        )
-    return own[0]
-
-
-def cross_attentions(frozen: FrozenLayer) -> list[tuple[int, FrozenAttention]]:
-    """The attentions that read another sequence, each with its place among the steps."""
-    return [place for place in _attentions(frozen) if place[1].attention.source is not None]
-
-
-def _attentions(frozen: FrozenLayer) -> list[tuple[int, FrozenAttention]]:
+def attentions(frozen: FrozenLayer) -> list[tuple[int, FrozenAttention]]:
+    """The attention over the layer's tokens, and those over another sequence, by their places."""
     steps = enumerate(frozen.steps)
-    return [(index, step) for index, step in steps if isinstance(step, FrozenAttention)]
+    found = [(index, step) for index, step in steps if isinstance(step, FrozenAttention)]
+    is_own = [step.attention.source is None for _, step in found]
+    if not is_own or not is_own[0] or any(is_own[1:]):
+        raise InputError(
+            "scores are carried back through layers with one attention over their own tokens, and "
+            "none that read another sequence before their own tokens"
+        )
+    return found
 
 
 def _named_biases(layer: Layer) -> dict[int, int]:
@@ -200,13 +174,17 @@ def vectors_of(
     lengths: Sequence[int],
     rule: str,
     sources: Mapping[str, Tensor],
+    parts: bool = False,
 ) -> tuple[FrozenLayer, dict[int, Tensor]]:
-    """A layer frozen for its operators, and the vectors (b, i, d) behind each of its steps."""
-    slopes = IG if rule == SHAPLEY else rule
+    """A layer frozen for its operators or `parts`, and the vectors (b, i, d) behind each step.
+
+    Where the rule would have to be sampled and cannot be, the standard one takes its place.
+    """
+    if not parts or layer.by_source or layer.experts is not None:
+        rule = IG if rule == SHAPLEY else rule
     y: dict[int, Tensor] = {}
-    observe = y.__setitem__
-    frozen = freeze(layer, x, alphas, lengths, slopes, sources, parts=False, observe=observe)
-    return frozen, y
+    given = layer, x, alphas, lengths, rule, sources
+    return freeze(*given, parts=parts, observe=y.__setitem__), y
 
 
 def face_errors(
@@ -232,22 +210,15 @@ def face_errors(
             Routing(routing.experts[:1, :TOKENS], routing.weights[:1, :TOKENS], shared)
         )
     lengths = [x.shape[1]]
+    frozen, y = vectors_of(layer, x, alphas, lengths, rule, sources, parts=face == PARTS)
+    last = y[max(y)]
     if face == PARTS:
-        sampled = rule == SHAPLEY and not layer.by_source and layer.experts is None
-        settings = Settings(rule if sampled else IG if rule == SHAPLEY else rule, samples=1)
-        seen: dict[int, Tensor] = {}
-        in_parts = freeze(
-            layer, x, alphas, lengths, settings.rule, sources, observe=seen.__setitem__
-        )
-        maps = layer_maps(in_parts, layer.scopes, settings, seen)
+        maps = layer_maps(frozen, layer.scopes, Settings(samples=1), y)
         for scope, error in maps.completeness.items():
             yield f"the parts of {scope}", float(error)
         if maps.kernel_error is not None:
             yield "the parts behind the feed-forward block", float(maps.kernel_error)
-        return
-    frozen, y = vectors_of(layer, x, alphas, lengths, rule, sources)
-    last = y[max(y)]
-    if face == VECTORS:
+    elif face == VECTORS:
         total = frozen.forward(x, sources) + frozen.bias_part()
         yield "vectors and biases", float(relative_error(total, last, lengths))
     else:
@@ -292,10 +263,10 @@ def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor])
     shares = [*scores.bias_part.values(), *others.values()]
     total = nodes.sum(-1) + sum(share.sum(-1) for share in shares)
     yield "contributions and biases of a score", error(total - (g * y).sum((-1, -2)))
-    whole = flow(frozen, scores)
+    whole, crossing = layer_flow(frozen, scores)
     rows = whole.sum(-1)
     yield "the flow of a score", error(whole.sum(-2) - nodes)
-    if (crossing := cross_flow(frozen, scores)) is not None:
+    if crossing is not None:
         missed = crossing.sum(-2) - sum(others.values())
         yield "the flow of a score from the other sequence", error(missed)
         rows = rows + crossing.sum(-1)
