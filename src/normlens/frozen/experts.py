@@ -10,7 +10,7 @@ linearised at the tokens that used it (`feedforward`), and tokens are grouped by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -41,6 +41,12 @@ class Used:
     def block(self) -> FrozenFeedForward:
         """The expert, its weights converted now, on the vectors (…, 1, t, d) of its tokens."""
         return FrozenFeedForward(self.experts.member(self.expert), self.neurons)
+
+    def at(self, some: Tensor | slice, rows: Tensor, places: Tensor) -> Used:
+        """The expert at some of its tokens, which are counted anew."""
+        inside, outside, neurons = self.inside[some], self.outside[some], self.neurons
+        given = rows, places, inside, outside, neurons.at_tokens(some)
+        return Used(self.experts, self.expert, *given)
 
 
 @dataclass(frozen=True)
@@ -106,11 +112,8 @@ class FrozenExperts(FeedForwardBlock):
             chosen = (token >= first).nonzero()[:, 0]
             rows = sequence[chosen] * (n - first) + token[chosen] - first
             if len(rows):
-                places, at = rows.to(used.places), chosen.to(used.places)
-                inside, outside = used.inside[at], used.outside[at]
-                given = rows, places, inside, outside, used.neurons.at_tokens(at)
-                some.append(Used(used.experts, used.expert, *given))
-        return replace(self, shape=(b, n - first), used=tuple(some))
+                some.append(used.at(chosen.to(used.places), rows, rows.to(used.places)))
+        return FrozenExperts(self.ff, (b, n - first), tuple(some))
 
     @cached_property
     def bias_part(self) -> Tensor | None:
@@ -141,41 +144,31 @@ class FrozenExperts(FeedForwardBlock):
     ) -> Tensor:
         """``Σ_e w_ie Σ_k ((F_i(x_j) W^e_k) ⊙ r^ke_i) W^e_down``, (j, i, d)."""
         parts = torch.bmm(*job.factors.tile(index, targets, sources))  # (j, i, d)
-        total = torch.zeros_like(parts)
-        for used, places, some in self._at_targets(index, targets):
-            ff, here = used.block.ff, parts[:, places] * used.inside[some]
-            flat, neurons = here.flatten(0, 1), torch.empty(0)
-            for k, (w, slope) in enumerate(zip(ff.projections, used.neurons.slopes, strict=True)):
-                out = job.buffers.take(f"expert {k}", w, len(flat), w.shape[1])
-                z = torch.mm(flat, w, out=out).view(*here.shape[:2], -1)
-                neurons = z.mul_(slope[0, some]) if k == 0 else neurons.addcmul_(z, slope[0, some])
-            made = torch.mm(neurons.flatten(0, 1), ff.down.weight).view(*here.shape[:2], -1)
-            total.index_add_(1, places, made * used.outside[some])
-        return total
+        return self._at_targets(index, targets).linear(parts[:, None])[:, 0]
 
     def matrices(self, index: int, targets: slice) -> Tensor:
         """``M_i = Σ_e w_ie Σ_k W^e_k diag(r^ke_i) W^e_down`` of some targets, (i, d, d)."""
-        first, d = index * self.shape[1] + targets.start, self.ff.members[0].up.weight.shape[0]
+        d = self.ff.members[0].up.weight.shape[0]
         matrices = self.used[0].inside.new_zeros(targets.stop - targets.start, d, d)
-        for used, _, some in self._at_targets(index, targets):
+        for used in self._at_targets(index, targets).used:
             ff, weights = used.block.ff, used.inside * used.outside
-            for row, token in enumerate(used.rows[some].tolist(), some.start):
+            for row, target in enumerate(used.rows.tolist()):
                 scaled = torch.zeros_like(ff.up.weight)
                 for w, slope in zip(ff.projections, used.neurons.slopes, strict=True):
                     scaled.addcmul_(w, slope[0, row] * weights[row])
-                matrices[token - first].addmm_(scaled, ff.down.weight)
+                matrices[target].addmm_(scaled, ff.down.weight)
         return matrices
 
-    def _at_targets(self, index: int, targets: slice) -> Iterator[tuple[Used, Tensor, slice]]:
-        """The experts that some targets of a sequence use.
-
-        With each, which of the targets use it, and where they stand among its tokens.
-        """
+    def _at_targets(self, index: int, targets: slice) -> FrozenExperts:
+        """The block of some targets of one sequence."""
         first, last = (index * self.shape[1] + end for end in (targets.start, targets.stop))
-        for used in self.used:
-            start, stop = torch.searchsorted(used.rows, torch.tensor([first, last])).tolist()
+        used = []
+        for each in self.used:
+            start, stop = torch.searchsorted(each.rows, torch.tensor([first, last])).tolist()
             if start < stop:
-                yield used, used.places[start:stop] - first, slice(start, stop)
+                some = slice(start, stop)
+                used.append(each.at(some, each.rows[some] - first, each.places[some] - first))
+        return FrozenExperts(self.ff, (1, last - first), tuple(used))
 
     def _sum(self, of: Callable[[FrozenFeedForward], Tensor | None]) -> Tensor | None:
         """``Σ_e w_ie v^e_i`` of each expert's vectors (1, t, d), as (b, i, d); None of none."""
