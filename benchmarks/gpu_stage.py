@@ -31,6 +31,7 @@ from normlens.frozen.stage import stage_by_kernels
 from normlens.frozen.tiles import Job, feed_forward_norms
 from normlens.gpu.sizes import PRECISIONS
 from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
+from normlens.options import Settings
 from normlens.plan import costs as method
 
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
@@ -291,7 +292,9 @@ def measure(shape: Shape) -> Iterator[Row]:
     for precision in PRECISIONS.values():
 
         def fused(name: str = precision.name) -> Any:
-            return stage_by_kernels(job, lengths, name, None).norms
+            return stage_by_kernels(
+                job, lengths, Settings(precision=name, sample_kernels=False)
+            ).norms
 
         error = None if exact is None else worst_error(fused(), exact)
         limit = ceilings[precision.operand] / (3 if precision.split else 1)

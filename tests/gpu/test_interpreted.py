@@ -269,7 +269,7 @@ def test_a_lens_refuses_norms_that_miss_the_sample(fused, monkeypatch):
     def wrong(job, lengths, norms):
         return torch.tensor(0.05)
 
-    monkeypatch.setattr("normlens.frozen.norm_maps.sampled_error", wrong)
+    monkeypatch.setattr("normlens.frozen.stage.sampled_error", wrong)
     lens = normlens.load(tiny_model("bert", num_hidden_layers=1), device="cpu")
     with pytest.raises(normlens.NormLensError, match="miss an exact recomputation"):
         lens.maps(input_ids=[3, 9, 27], precision="float32")

@@ -25,13 +25,7 @@ from normlens.frozen.parts import (
     side_by_side,
 )
 from normlens.frozen.shapley import shapley_norms
-from normlens.frozen.stage import (
-    kernel_precision,
-    norms_by_kernel,
-    sampled_error,
-    stage_by_kernels,
-    tail_of,
-)
+from normlens.frozen.stage import norms_by_kernel, stage_by_kernels, tail_of
 from normlens.frozen.tiles import (
     ORDINARY,
     Buffers,
@@ -226,6 +220,7 @@ class _Walk:
     ) -> None:
         """Record the block and every step behind it; their parts exist only inside tiles."""
         names, steps, parts = self.frozen.layer.scope_of_step, self.frozen.steps, state.stream
+        result = self.result
         behind, residuals = range(index + 1, last + 1), 0
         # Products are kept of the first attention, and of all its parts' norms.
         kept = self.kept if len(parts.groups) == 1 else None
@@ -248,14 +243,20 @@ class _Walk:
             sums, norms = sampled.sums, sampled.norms
             for scope, errors in sampled.standard_error.items():
                 if scope in self.scopes:
-                    self.result.standard_error[scope] = errors
+                    result.standard_error[scope] = errors
         else:
             own, bias = block.linear(parts.own), self.frozen.biases[index]
             sums, found = Parts(own, bias), []
+            if len(jobs) == 1:
+                mixed = block.output - own
+                jobs = [replace(jobs[0], mixed=mixed if bias is None else mixed - bias)]
             for job in jobs:
-                pairs = self._pair_norms(job, own, bias, len(jobs))
+                pairs = self._pair_norms(job)
                 sums = replace(sums, mixed=plus(pairs.mixed, sums.mixed))
                 found.append(pairs.norms)
+                result.precision = pairs.precision
+                result.kernel_error = _larger(result.kernel_error, pairs.error)
+                result.sampled_error = _larger(result.sampled_error, pairs.sampled_error)
             norms = {
                 scope: side_by_side([group[scope] for group in found], parts.groups)
                 for scope in jobs[0].scopes
@@ -267,37 +268,19 @@ class _Walk:
             if self.ordinary is not None:  # the map just behind the block, of these dimensions
                 sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
                 ordinary = _with_diagonal(norms[ORDINARY], sizes)
-            self.result.statistics = FeedForwardStatistics(
-                block.output, parts.total, bypassed, ordinary
-            )
+            result.statistics = FeedForwardStatistics(block.output, parts.total, bypassed, ordinary)
         state = State(sums, [replace(before, groups=()) for before in state.saved])
         for position in behind:
             steps[position].pass_on(state, steps[position].on_parts)
             self.record(position, state.stream, norms[names[position]])
 
-    def _pair_norms(self, job: Job, own: Tensor, bias: Tensor | None, groups: int) -> PairNorms:
-        """The norms of one group of sources behind the block, by kernels where they support it.
-
-        Tiles sum the mixed vectors from their parts. The kernels give no vectors; there the mixed
-        vector of an only group is the real output without diagonal and bias, and the kernels'
-        parts are compared with it.
-        """
-        result, settings, lengths = self.result, self.settings, self.frozen.lengths
-        block, limit = job.block, settings.memory_limit
+    def _pair_norms(self, job: Job) -> PairNorms:
+        """The norms of one group of sources, by kernels where they support it, or by tiles."""
+        block, lengths, settings = job.block, self.frozen.lengths, self.settings
         is_plain = isinstance(block, FrozenFeedForward) and has_kernels(block.ff.down.weight)
-        if not is_plain or tail_of(job) is None:
-            result.precision = str(own.dtype).removeprefix("torch.")
-            return feed_forward_norms(job, lengths, limit)
-        result.precision = kernel_precision(settings.precision).name
-        if groups == 1:
-            mixed = block.output - own
-            job = replace(job, mixed=mixed if bias is None else mixed - bias)
-        pairs = stage_by_kernels(job, lengths, result.precision, limit)
-        result.kernel_error = _larger(result.kernel_error, pairs.error)
-        if settings.sample_kernels:
-            error = sampled_error(job, lengths, pairs.norms)
-            result.sampled_error = _larger(result.sampled_error, error)
-        return pairs
+        if is_plain and tail_of(job) is not None:
+            return stage_by_kernels(job, lengths, settings)
+        return feed_forward_norms(job, lengths, settings.memory_limit)
 
     def record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
         """Keep a scope's map, the norms that its mixing ratio compares, and its completeness.

@@ -20,7 +20,7 @@ first block that it passes, or to RES if it passes none, so that nothing is coun
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,16 +30,7 @@ from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.norm_maps import layer_maps
 from normlens.frozen.parts import State, inner, plus, relative_error
-from normlens.layers import (
-    Branch,
-    FeedForward,
-    Layer,
-    Linear,
-    ParallelFeedForward,
-    Residual,
-    Routing,
-    Step,
-)
+from normlens.layers import Branch, Layer, Residual, Routing
 from normlens.options import IG, SHAPLEY, Settings
 
 
@@ -161,8 +152,6 @@ PARTS, VECTORS, SCORES = "parts", "vectors", "scores"
 TOKENS = 4
 #: Directions, of no special kind, in which scores are read at each of these tokens.
 DIRECTIONS = 2
-#: Neurons of a feed-forward block that are taken: large matrices are most of the cost.
-NEURONS = 64
 
 Errors = Iterator[tuple[str, float]]
 
@@ -195,12 +184,11 @@ def face_errors(
     rule: str,
     sources: Mapping[str, Tensor],
 ) -> Errors:
-    """How far one face misses the layer's own vectors, for the first tokens and neurons.
+    """How far one face misses the layer's own vectors, for the first tokens.
 
     The weights of the sources that are left out go to the others: whatever the weights, all faces
     agree.
     """
-    layer = Layer([_narrowed(step) for step in layer.steps], layer.reach)
     x, sources = x[:1, :TOKENS], {name: e[:1, :TOKENS] for name, e in sources.items()}
     alphas = [alpha[:1, :, :TOKENS, :TOKENS] for alpha in alphas]
     alphas = [a / a.sum(-1, keepdim=True).clamp_min(1e-6) for a in alphas]
@@ -223,23 +211,6 @@ def face_errors(
         yield "vectors and biases", float(relative_error(total, last, lengths))
     else:
         yield from _score_errors(frozen, last, sources)
-
-
-def _narrowed(step: Step) -> Step:
-    """A feed-forward block with its first neurons alone; other steps as they are."""
-    if isinstance(step, ParallelFeedForward):
-        return replace(step, feed_forward=_first_neurons(step.feed_forward))
-    return _first_neurons(step) if isinstance(step, FeedForward) else step
-
-
-def _first_neurons(block: FeedForward) -> FeedForward:
-    def into(linear: Linear) -> Linear:
-        bias = None if linear.bias is None else linear.bias[:NEURONS]
-        return replace(linear, weight=linear.weight[:, :NEURONS], bias=bias)
-
-    down = replace(block.down, weight=block.down.weight[:NEURONS])
-    gate = None if block.gate is None else into(block.gate)
-    return replace(block, up=into(block.up), gate=gate, down=down)
 
 
 def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor]) -> Errors:

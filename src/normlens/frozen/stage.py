@@ -22,7 +22,7 @@ from normlens.frozen.tiles import Bypass, Job, PairNorms, scope_norms
 from normlens.gpu.sizes import PRECISIONS as KERNEL_PRECISIONS
 from normlens.gpu.sizes import Precision
 from normlens.layers import Norm, Reach
-from normlens.options import AUTO
+from normlens.options import AUTO, Settings
 
 #: The fastest precision whose error cannot change a Spearman's ρ at three decimals
 #: (docs/performance.md).
@@ -34,17 +34,19 @@ def kernel_precision(name: str) -> Precision:
     return KERNEL_PRECISIONS[DEFAULT_PRECISION if name == AUTO else name]
 
 
-def stage_by_kernels(
-    job: Job, lengths: Sequence[int], precision: str, memory_limit: int | None
-) -> PairNorms:
+def stage_by_kernels(job: Job, lengths: Sequence[int], settings: Settings) -> PairNorms:
     """The norms behind the block; sources of another sequence go through the kernels in blocks."""
     from normlens.gpu.feed_forward import fused_norms  # Triton is slow to import
 
+    given = kernel_precision(settings.precision).name, settings.memory_limit
     if job.factors.source is None:
-        return fused_norms(job, lengths, precision, memory_limit)
-    squares = Squares.of(job.factors, lengths)
-    blocks = fused_norms(squares.job(job), squares.block_lengths, precision, memory_limit)
-    return squares.joined(blocks)
+        pairs = fused_norms(job, lengths, *given)
+    else:
+        squares = Squares.of(job.factors, lengths)
+        pairs = squares.joined(fused_norms(squares.job(job), squares.block_lengths, *given))
+    if not settings.sample_kernels:
+        return pairs
+    return replace(pairs, sampled_error=sampled_error(job, lengths, pairs.norms))
 
 
 def norms_by_kernel(factors: Factors, lengths: Sequence[int]) -> Tensor:
@@ -190,7 +192,7 @@ class Squares:
         """The result of the blocks' job as that of the job that was cut."""
         norms = {scope: self.norms(norms) for scope, norms in pairs.norms.items()}
         mixed = pairs.mixed.unflatten(0, (-1, self.blocks)).sum(1)
-        return PairNorms(norms, mixed, pairs.error)
+        return replace(pairs, norms=norms, mixed=mixed)
 
     def repeated(self, of_targets: Tensor) -> Tensor:
         """What belongs to targets, (b, i, …), once for each block."""

@@ -104,7 +104,8 @@ class Job:
     #: dimensions of the block's output in one more map, `ORDINARY`
     ordinary: Tensor | None = None
     kept: KeptProducts | None = None  # products of this layer's weights, if there are any
-    #: Σ_{j≠i} of the parts behind the block (b, i, d), where it follows from the block's output
+    #: Σ_{j≠i} of the parts behind the block (b, i, d), which the kernels' parts are compared with:
+    #: of an only group it is the block's output without diagonal and bias
     mixed: Tensor | None = None
 
     @property
@@ -147,8 +148,11 @@ class PairNorms:
 
     norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
     mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
-    #: relative error of the parts' sum against `mixed`; None where `mixed` was summed from them
+    precision: str  # of the products
+    #: errors of the kernels' parts: of their sum against `mixed`, and of a sample of their norms;
+    #: None where `mixed` was summed from the parts
     error: Tensor | None = None
+    sampled_error: Tensor | None = None
 
 
 # Norms of the parts behind the feed-forward block, tile by tile.
@@ -165,9 +169,10 @@ def feed_forward_norms(
 ) -> PairNorms:
     """Norms behind the block for every pair, one sequence of the batch after another."""
     b, n_sources, n, _ = job.factors.weights.shape
-    empty = job.factors.scale.new_zeros
-    norms = {scope: empty(b, n, n_sources) for scope in job.scopes}
-    result = PairNorms(norms, empty(b, n, job.factors.basis.shape[-1]))
+    scale, d = job.factors.scale, job.factors.basis.shape[-1]
+    norms = {scope: scale.new_zeros(b, n, n_sources) for scope in job.scopes}
+    precision = str(scale.dtype).removeprefix("torch.")
+    result = PairNorms(norms, scale.new_zeros(b, n, d), precision)
     for index, length in enumerate(lengths):
         shape = job.shape(length, job.sources(index, length))
         plan: Plan | None = choose_plan(shape, memory_limit)
