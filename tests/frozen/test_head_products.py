@@ -95,10 +95,11 @@ def test_operands_take_what_room_is_left(problem):
     store = prepared(problem("post", n=4, d=16, m=10).layer)
     kept = store.of(0)
     store.limit = store.size + 100
-    assert kept.operand("small", lambda: ("made", 60)) == "made"
-    assert kept.operand("small", lambda: ("made again", 60)) == "made"
-    assert kept.operand("large", lambda: ("made", 60)) == "made"
-    assert kept.operand("large", lambda: ("made again", 60)) == "made again"
+    made, again = torch.zeros(60, dtype=torch.int8), torch.ones(60, dtype=torch.int8)
+    assert kept.operand("small", lambda: made) is made
+    assert kept.operand("small", lambda: again) is made
+    assert kept.operand("large", lambda: made) is made
+    assert kept.operand("large", lambda: again) is again
     assert store.size <= store.limit
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,12 @@ from normlens.frozen.parts import stretch
 from normlens.gpu.lazy_tensor import LazyTensor, formed
 from normlens.gpu.matmul import times
 from normlens.layers import FeedForward, Layer, Norm
-from normlens.plan.costs import head_product_elements
 from normlens.trace.locking import exclusive
 
 if TYPE_CHECKING:
+    from normlens.gpu.operands import ScaledWeights
     from normlens.lens import Lens
 
-T = TypeVar("T")
 Fingerprint = tuple[Hashable, ...]
 
 
@@ -88,30 +87,27 @@ class KeptProducts:
     def __init__(self, store: ProductStore, layer: Layer, fingerprint: Fingerprint):
         basis, ff = output_basis(layer.attention), layer.feed_forward
         assert isinstance(ff, FeedForward)
-        for norm in _between(layer):
+        for norm in _norms_between(layer):
             basis = stretch(basis, norm)
         self.tensors = tuple(times(basis, w) for w in ff.projections)
         self.fingerprint = fingerprint
         self.places: object = None  # of the weights when their content was last compared
         self._store = store
-        self._operands: dict[Hashable, tuple[Any, int]] = {}  # of the kernels, with their bytes
+        self._operands: dict[Hashable, ScaledWeights] = {}  # of the kernels
 
     @property
     def size(self) -> int:
         """Bytes held."""
-        operands = sum(size for _, size in self._operands.values())
-        return sum(tensor.nbytes for tensor in self.tensors) + operands
+        operands = sum(operand.nbytes for operand in self._operands.values())
+        return operands + sum(tensor.nbytes for tensor in self.tensors)
 
-    def operand(self, name: Hashable, make: Callable[[], tuple[T, int]]) -> T:
-        """The operand called `name`: kept, or formed by `make`, which also tells its bytes.
-
-        A new operand is kept if it fits into the store's limit.
-        """
+    def operand(self, name: Hashable, make: Callable[[], ScaledWeights]) -> ScaledWeights:
+        """The operand called `name`: kept, or formed by `make` and kept if the store has room."""
         if name in self._operands:
-            return self._operands[name][0]
-        operand, size = make()
-        if self._store.size + size <= self._store.limit:
-            self._operands[name] = operand, size
+            return self._operands[name]
+        operand = make()
+        if self._store.size + operand.nbytes <= self._store.limit:
+            self._operands[name] = operand
         return operand
 
 
@@ -150,10 +146,14 @@ class ProductStore:
         weights: dict[Hashable, list[Tensor]] = {}  # of the layers that fit into the limit together
         total = 0
         for key, layer in layers.items():
-            size = _elements(layer) * dtype.itemsize
-            if size and total + size <= self.limit:
-                weights[key] = _weights_of(layer)
+            ff, output = layer.feed_forward, layer.attention.output.weight
+            if not isinstance(ff, FeedForward) or layer.by_source:
+                continue  # products are for tiles and kernels of a block that all tokens use
+            size = len(ff.inputs) * output.shape[0] * ff.up.weight.shape[1] * dtype.itemsize
+            if total + size <= self.limit:
                 total += size
+                gammas = [norm.gamma for norm in _norms_between(layer) if norm.gamma is not None]
+                weights[key] = [output, *gammas, *ff.projections, ff.down.weight]
         asked = {key: weights[key] for key in weights if key in wanted}
         places = {key: _places_of(tensors) for key, tensors in asked.items()}
         known = {key: kept.places for key, kept in self._kept.items() if kept.places is not None}
@@ -172,19 +172,11 @@ class ProductStore:
             self._kept[key].places = places[key]
 
 
-def _between(layer: Layer) -> list[Norm]:
+def _norms_between(layer: Layer) -> list[Norm]:
     """The norms between the attention and the feed-forward block."""
-    kinds = [type(step) for step in layer.steps]
-    first, last = layer.steps.index(layer.attention), kinds.index(FeedForward)
+    assert layer.feed_forward is not None
+    first, last = map(layer.steps.index, (layer.attention, layer.feed_forward))
     return [step for step in layer.steps[first:last] if isinstance(step, Norm)]
-
-
-def _weights_of(layer: Layer) -> list[Tensor]:
-    """Every weight that this layer's products and operands are formed from."""
-    ff = layer.feed_forward
-    assert isinstance(ff, FeedForward)
-    gammas = [norm.gamma for norm in _between(layer) if norm.gamma is not None]
-    return [layer.attention.output.weight, *gammas, *ff.projections, ff.down.weight]
 
 
 def _places_of(weights: Sequence[Tensor]) -> tuple[tuple[int, int], ...] | None:
@@ -192,19 +184,6 @@ def _places_of(weights: Sequence[Tensor]) -> tuple[tuple[int, int], ...] | None:
     if any(isinstance(weight, LazyTensor) for weight in weights):
         return None
     return tuple((weight.data_ptr(), weight._version) for weight in weights)
-
-
-def _elements(layer: Layer) -> int:
-    """Numbers of a layer's products; 0 where there are none.
-
-    They are for tiles and kernels of a block that all tokens use.
-    """
-    ff = layer.feed_forward
-    if not isinstance(ff, FeedForward) or layer.by_source:
-        return 0
-    heads = layer.attention.heads
-    d_head = layer.attention.output.weight.shape[0] // heads
-    return head_product_elements(heads, d_head, ff.up.weight.shape[1], len(ff.inputs))
 
 
 def refresh_products(products: ProductStore, lens: Lens, layers: Iterable[int]) -> None:

@@ -126,14 +126,7 @@ class Stage:
     def _kept(self, name: str, make: Callable[[], ScaledWeights]) -> ScaledWeights:
         """Operands formed from weights alone: kept with the layer's products if those are kept."""
         kept = self.job.kept
-        if kept is None:
-            return make()
-
-        def sized() -> tuple[ScaledWeights, int]:
-            made = make()
-            return made, made.nbytes
-
-        return kept.operand((name, self.precision), sized)
+        return make() if kept is None else kept.operand((name, self.precision), make)
 
     def norms(self) -> tuple[dict[str, Tensor], Tensor]:
         """Every scope's norms (b, i, j), 0 where i = j, and the parts' error.
