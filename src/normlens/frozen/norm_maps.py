@@ -29,7 +29,6 @@ from normlens.frozen.stage import norms_by_kernel, stage_by_kernels, tail_of
 from normlens.frozen.tiles import (
     ORDINARY,
     Buffers,
-    Bypass,
     FeedForwardBlock,
     Job,
     PairNorms,
@@ -220,24 +219,19 @@ class _Walk:
     ) -> None:
         """Record the block and every step behind it; their parts exist only inside tiles."""
         names, steps, parts = self.frozen.layer.scope_of_step, self.frozen.steps, state.stream
-        result = self.result
-        behind, residuals = range(index + 1, last + 1), 0
+        result, behind, saved = self.result, range(index + 1, last + 1), list(state.saved)
+        tail: dict[str, FrozenNorm | Parts] = {}
+        for position in behind:
+            step = steps[position]
+            if isinstance(step, FrozenResidual):
+                tail[names[position]] = saved.pop()
+            else:
+                assert isinstance(step, FrozenNorm), f"{step} behind the feed-forward block"
+                tail[names[position]] = step
         # Products are kept of the first attention, and of all its parts' norms.
         kept = self.kept if len(parts.groups) == 1 else None
-        jobs = []
-        for factors in parts.groups:
-            tail: dict[str, FrozenNorm | Bypass] = {}
-            residuals = 0
-            for position in behind:
-                step = steps[position]
-                if isinstance(step, FrozenResidual):
-                    residuals += 1
-                    tail[names[position]] = Bypass.of(state.saved[-residuals], factors.source)
-                else:
-                    assert isinstance(step, FrozenNorm), f"{step} behind the feed-forward block"
-                    tail[names[position]] = step
-            given = tail, self.buffers, self.ordinary, kept
-            jobs.append(Job(block, factors, names[index], *given))
+        given = names[index], tail, self.buffers, self.ordinary, kept
+        jobs = [Job(block, factors, *given) for factors in parts.groups]
         if isinstance(block, SampledFeedForward):
             sampled = shapley_norms(block.ff, jobs, parts, self.frozen.lengths, self.settings)
             sums, norms = sampled.sums, sampled.norms
@@ -263,7 +257,7 @@ class _Walk:
             }
         self.record(index, sums, norms[names[index]])
         if self.settings.statistics:
-            bypassed = state.saved[-1].total if residuals else None
+            bypassed = state.saved[-1].total if len(saved) < len(state.saved) else None
             ordinary: Tensor | None = None
             if self.ordinary is not None:  # the map just behind the block, of these dimensions
                 sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
@@ -305,16 +299,15 @@ class _Walk:
         if norms is None:
             before, self.normed = self.normed, {}
             for group in parts.groups:
-                self.normed[group] = before[group] if group in before else self._factored(group)
+                if group in before:
+                    self.normed[group] = before[group]
+                elif has_kernels(group.weights):
+                    self.normed[group] = norms_by_kernel(group, self.frozen.lengths)
+                else:
+                    self.normed[group] = group.norms()
             norms = side_by_side(list(self.normed.values()), parts.groups).clone()
         self.result.norms[scope] = _with_diagonal(norms, own)
         self.result.own[scope], self.result.others[scope] = own, others
-
-    def _factored(self, factors: Factors) -> Tensor:
-        """Norms (b, i, j) of factored parts, 0 where i = j."""
-        if has_kernels(factors.weights):
-            return norms_by_kernel(factors, self.frozen.lengths)
-        return factors.norms()
 
 
 def _with_diagonal(norms: Tensor, own: Tensor) -> Tensor:

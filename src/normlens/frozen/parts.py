@@ -150,6 +150,18 @@ class Parts:
             tuple(groups),
         )
 
+    def factors_of(self, source: str | None) -> Factors | None:
+        """The parts of one sequence's tokens; None where it has none off the diagonal."""
+        return next((group for group in self.groups if group.source == source), None)
+
+    def add_to_tile(
+        self, tile: Tensor, source: str | None, index: int, targets: slice, sources: slice
+    ) -> None:
+        """Add the parts of one sequence's other tokens to those of a tile (j, i, d), in place."""
+        factors = self.factors_of(source)
+        if factors is not None:
+            tile.baddbmm_(*factors.tile(index, targets, sources))
+
 
 def side_by_side(norms: list[Tensor], groups: Sequence[Factors]) -> Tensor:
     """Join the groups' maps along j, the layer's tokens last; 0 if they are no source."""
@@ -376,7 +388,7 @@ class FrozenNorm(FrozenStep):
         scale = factors.scale * self.inverse_deviation
         return replace(factors, scale=scale, basis=stretch(factors.basis, self.norm))
 
-    def on_tile(self, tile: Tensor, index: int, targets: slice, sources: slice) -> Tensor:
+    def stretch_tile(self, tile: Tensor, index: int, targets: slice) -> Tensor:
         """Stretch the parts of a tile (j, i, d) in place; the factors 1/σ_i (i,) are to come."""
         if self.norm.centred:
             tile.sub_(tile.mean(-1, keepdim=True))

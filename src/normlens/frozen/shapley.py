@@ -184,14 +184,15 @@ def _gradients(job: Job, index: int, targets: slice, parts: Tensor) -> Iterator[
     v, norms = parts.clone(), list[FrozenNorm]()
     yield job.scope, _direction(v)
     for scope, step in job.tail.items():
-        step.on_tile(v, index, targets, slice(0, len(parts)))
         if isinstance(step, FrozenNorm):
-            inverse = step.inverse_deviation[index, targets]
+            inverse = step.stretch_tile(v, index, targets)
             v.mul_(inverse[:, None])
             norms.append(replace(step, inverse_deviation=inverse))
-        elif job.factors.source is None:  # sources are the targets' own tokens
-            rows = torch.arange(targets.start, targets.stop)
-            v[rows, rows - targets.start] += step.own[index, targets]
+        else:
+            step.add_to_tile(v, job.factors.source, index, targets, slice(0, len(parts)))
+            if job.factors.source is None:  # sources are the targets' own tokens
+                rows = torch.arange(targets.start, targets.stop)
+                v[rows, rows - targets.start] += step.own[index, targets]
         gradient = _direction(v)
         for passed in reversed(norms):
             gradient = passed.adjoint(gradient)

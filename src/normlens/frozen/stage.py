@@ -17,8 +17,8 @@ from torch import Tensor
 
 from normlens.frozen.activations import Linearised
 from normlens.frozen.feedforward import FrozenFeedForward
-from normlens.frozen.parts import Factors, FrozenNorm
-from normlens.frozen.tiles import Bypass, Job, PairNorms, scope_norms
+from normlens.frozen.parts import Factors, FrozenNorm, Parts
+from normlens.frozen.tiles import Job, PairNorms, scope_norms
 from normlens.gpu.sizes import PRECISIONS as KERNEL_PRECISIONS
 from normlens.gpu.sizes import Precision
 from normlens.layers import Norm, Reach
@@ -66,14 +66,10 @@ def norms_by_kernel(factors: Factors, lengths: Sequence[int]) -> Tensor:
 class Tail:
     """The steps behind the block, in an order that the kernels support: RES LN, RES, LN RES, LN."""
 
-    bypass: Bypass | None = None
+    bypass: Parts | None = None
+    factors: Factors | None = None  # of `bypass`; None where only the diagonal is bypassed
     norm: FrozenNorm | None = None
     norm_first: bool = False
-
-    @property
-    def factors(self) -> Factors | None:
-        """The bypassed parts; None where only the diagonal is bypassed."""
-        return None if self.bypass is None else self.bypass.factors
 
 
 def is_supported(kinds: Sequence[type]) -> bool:
@@ -86,12 +82,12 @@ def tail_of(job: Job) -> Tail | None:
     steps = list(job.tail.values())
     if not is_supported([type(step) for step in steps]):
         return None
-    bypass = next((step for step in steps if isinstance(step, Bypass)), None)
+    bypass = next((step for step in steps if isinstance(step, Parts)), None)
     norm = next((step for step in steps if isinstance(step, FrozenNorm)), None)
-    tail = Tail(bypass, norm, norm is not None and norm is steps[0])
-    if tail.factors is not None and tail.factors.weights is not job.factors.weights:
+    factors = None if bypass is None else bypass.factors_of(job.factors.source)
+    if factors is not None and factors.weights is not job.factors.weights:
         return None  # the kernels read one set of weights for both
-    return tail
+    return Tail(bypass, factors, norm, norm is not None and norm is steps[0])
 
 
 #: The sums of a pair that a kernel may keep, in the order of their slots: Σ v² of the ordinary
@@ -167,17 +163,17 @@ class Squares:
         """The same job, block by block; each block's parts have their own sum."""
         factors, block = self.factors(job.factors), job.block
         assert isinstance(block, FrozenFeedForward)
-        tail: dict[str, FrozenNorm | Bypass] = {}
+        tail: dict[str, FrozenNorm | Parts] = {}
         for scope, step in job.tail.items():
             if isinstance(step, FrozenNorm):
                 inverse = self.repeated(step.inverse_deviation)
                 tail[scope] = replace(step, inverse_deviation=inverse)
                 continue
-            bypassed = step.factors
+            bypassed, groups = step.factors_of(job.factors.source), tuple[Factors, ...]()
             if bypassed is not None:  # the kernels read one set of weights for both
                 same = bypassed.weights is job.factors.weights
-                bypassed = self.factors(bypassed, factors.weights if same else None)
-            tail[scope] = Bypass(bypassed, self.repeated(step.own))
+                groups = (self.factors(bypassed, factors.weights if same else None),)
+            tail[scope] = Parts(self.repeated(step.own), groups=groups)
         slopes = tuple(map(self.repeated, block.neurons.slopes))
         neurons = Linearised(slopes, self.repeated(block.neurons.hidden), None)
         cut = FrozenFeedForward(block.ff, neurons)

@@ -73,33 +73,14 @@ class FeedForwardBlock(FrozenBlock):
 
 
 @dataclass(frozen=True)
-class Bypass:
-    """What a residual connection behind the block adds to one group's parts."""
-
-    factors: Factors | None  # None: this group has no bypassed parts off the diagonal
-    own: Tensor  # (b, i, d), the bypassed part of the token itself
-
-    @classmethod
-    def of(cls, saved: Parts, source: str | None) -> Bypass:
-        """What is added of parts that were saved, to those of one sequence's tokens."""
-        same = [group for group in saved.groups if group.source == source]
-        return cls(same[0] if same else None, saved.own)
-
-    def on_tile(self, tile: Tensor, index: int, targets: slice, sources: slice) -> Tensor | None:
-        """Add the bypassed parts of other tokens to those of a tile (j, i, d), in place."""
-        if self.factors is not None:
-            tile.baddbmm_(*self.factors.tile(index, targets, sources))
-        return None
-
-
-@dataclass(frozen=True)
 class Job:
     """One group of sources at the feed-forward block of one layer, and the steps behind it."""
 
     block: FeedForwardBlock
     factors: Factors  # the group's parts at the block's input
     scope: str  # just behind the block
-    tail: Mapping[str, FrozenNorm | Bypass]  # the steps behind it, by the scope that each ends
+    #: the norms behind it and the parts that residual connections add, by the scope that each ends
+    tail: Mapping[str, FrozenNorm | Parts]
     buffers: Buffers = field(default_factory=Buffers)
     #: dimensions of the block's output in one more map, `ORDINARY`
     ordinary: Tensor | None = None
@@ -234,7 +215,11 @@ def scope_norms(
         yield ORDINARY, torch.linalg.vector_norm(tile[..., job.ordinary], dim=-1)
     last = len(job.tail) - 1
     for place, (scope, step) in enumerate(job.tail.items()):
-        inverse = step.on_tile(tile, index, targets, sources)
+        inverse: Tensor | None = None
+        if isinstance(step, FrozenNorm):
+            inverse = step.stretch_tile(tile, index, targets)
+        else:
+            step.add_to_tile(tile, job.factors.source, index, targets, sources)
         norms = torch.linalg.vector_norm(tile, dim=-1)
         yield scope, norms if inverse is None else norms * inverse
         if inverse is not None and place < last:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from normlens.errors import MemoryLimitError, is_out_of_memory
 from normlens.frozen.feedforward import FrozenFeedForward
+from normlens.frozen.parts import Parts
 from normlens.frozen.stage import Tail, kernel_slots
-from normlens.frozen.tiles import ORDINARY, Bypass, Job
+from normlens.frozen.tiles import ORDINARY, Job
 from normlens.gpu.matmul import rough_product, times
 from normlens.gpu.operands import ScaledWeights, SourceRows, scaled_slopes
 from normlens.gpu.pieces import error_of_totals, launch, norms_of_sums, strided
@@ -139,7 +140,7 @@ class Stage:
         assert sums is not None
         assert job.mixed is not None
         names = [job.scope] if job.ordinary is None else [job.scope, ORDINARY]
-        names += sorted(job.tail, key=lambda scope: isinstance(job.tail[scope], Bypass))
+        names += sorted(job.tail, key=lambda scope: isinstance(job.tail[scope], Parts))
         norms = torch.empty((len(names), b, n, n), dtype=torch.float32, device=sums.device)
         blocks = -(-n // NORM_BLOCK)
         totals = torch.empty((blocks, b, n), dtype=torch.float32, device=sums.device)
