@@ -151,12 +151,12 @@ class FrozenExperts(FeedForwardBlock):
         d = self.ff.members[0].up.weight.shape[0]
         matrices = self.used[0].inside.new_zeros(targets.stop - targets.start, d, d)
         for used in self._at_targets(index, targets).used:
-            ff, weights = used.block.ff, used.inside * used.outside
+            block, weights = used.block, used.inside * used.outside
             for row, target in enumerate(used.rows.tolist()):
-                scaled = torch.zeros_like(ff.up.weight)
-                for w, slope in zip(ff.projections, used.neurons.slopes, strict=True):
+                scaled = torch.zeros_like(block.ff.up.weight)
+                for w, slope in block.branches:
                     scaled.addcmul_(w, slope[0, row] * weights[row])
-                matrices[target].addmm_(scaled, ff.down.weight)
+                matrices[target].addmm_(scaled, block.ff.down.weight)
         return matrices
 
     def _at_targets(self, index: int, targets: slice) -> FrozenExperts:

@@ -64,11 +64,16 @@ class FrozenFeedForward(FeedForwardBlock):
         """``Σ_k ((v W_k) ⊙ r^k_i) W_down`` of vectors (…, i, d)."""
         return times(self._neurons(v), self.ff.down.weight)
 
+    @property
+    def branches(self) -> list[tuple[Tensor, Tensor]]:
+        """W_k and r^k of each input projection."""
+        return list(zip(self.ff.projections, self.neurons.slopes, strict=True))
+
     def _neurons(self, v: Tensor) -> Tensor:
-        weights, slopes = self.ff.projections, self.neurons.slopes
+        (first, r), *gated = self.branches
         # In place: with many sources side by side the neurons are the largest tensor of all.
-        neurons = times(v, weights[0]).mul_(slopes[0])
-        for w, slope in zip(weights[1:], slopes[1:], strict=True):
+        neurons = times(v, first).mul_(r)
+        for w, slope in gated:
             neurons.addcmul_(times(v, w), slope)
         return neurons
 
@@ -78,10 +83,10 @@ class FrozenFeedForward(FeedForwardBlock):
 
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d)."""
-        weights, slopes = self.ff.projections, self.neurons.slopes
+        (first, r), *gated = self.branches
         at_neurons = times(g, self.ff.down.weight.T)
-        arriving = times(at_neurons, weights[0].T, slopes[0])
-        for w, slope in zip(weights[1:], slopes[1:], strict=True):
+        arriving = times(at_neurons, first.T, r)
+        for w, slope in gated:
             arriving = arriving + times(at_neurons, w.T, slope)
         passed = _inner(at_neurons, self.neurons.hidden)
         bias_part = None if self.ff.down.bias is None else g @ self.ff.down.bias
@@ -157,7 +162,7 @@ class FrozenFeedForward(FeedForwardBlock):
         matrices = up.new_empty(targets.stop - targets.start, *up.shape[:1], *down.shape[1:])
         for matrix, target in zip(matrices, range(targets.start, targets.stop), strict=True):
             scaled = torch.zeros_like(up)
-            for w, slope in zip(self.ff.projections, self.neurons.slopes, strict=True):
+            for w, slope in self.branches:
                 scaled.addcmul_(w, slope[index, target])
             torch.mm(scaled, down, out=matrix)
         return matrices
