@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.llama import MIXED, Llama
-from normlens.layers import Branch, Head, Norm, ParallelFeedForward, Residual, Step
-from normlens.models.base import layer_norm, register, scaled_scores
+from normlens.layers import Branch, Norm, ParallelFeedForward, Residual, Step
+from normlens.models.base import layer_norm, register
 from normlens.models.tiny import GROUPED
 
 
@@ -25,8 +25,8 @@ class Cohere(Llama):
             Residual(),
         ]
 
-    def causal_head(self, model: Any) -> Head | None:
-        return scaled_scores(super().causal_head(model), model.logit_scale)
+    def score_scale(self, model: Any) -> float:
+        return model.logit_scale
 
 
 @register(

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.families.llama import Llama
-from normlens.layers import Attention, Experts, FeedForward, Head
-from normlens.models.base import columns, feed_forward_of, register, scaled, scaled_scores
+from normlens.layers import Attention, Experts, FeedForward
+from normlens.models.base import columns, feed_forward_of, register, scaled
 from normlens.models.parts import StackedExperts, routed
 from normlens.models.tiny import EXPERTS, GROUPED
 
@@ -37,8 +37,8 @@ class Granite(Llama):
         down = scaled(feed_forward.down, block.residual_multiplier)
         return replace(feed_forward, down=down)
 
-    def causal_head(self, model: Any) -> Head | None:
-        return scaled_scores(super().causal_head(model), 1 / self.config.logits_scaling)
+    def score_scale(self, model: Any) -> float:
+        return 1 / self.config.logits_scaling
 
 
 _FACTORS = dict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -33,13 +34,8 @@ class ModernBert(base.Adapter):
         return [base.layer_norm(self.model.final_norm)]
 
     def masked_head(self, model: Any) -> layers.Head | None:
-        return layers.Head(
-            layers.MASKED,
-            layers.ANY,
-            tuple(self.end()),
-            self._transform(model),
-            base.linear(model.decoder),
-        )
+        head, activation = model.head, self.config.classifier_activation
+        return self.words_head(head.dense, activation, head.norm, model.decoder)
 
     def sequence_head(self, model: Any) -> layers.Head | None:
         reads = layers.MEAN if self.config.classifier_pooling == "mean" else layers.FIRST
@@ -97,11 +93,9 @@ class ModernBertDecoder(ModernBert):
     causal = True
 
     def causal_head(self, model: Any) -> layers.Head | None:
-        norm = base.layer_norm(model.lm_head.norm)
-        steps = base.transform(model.lm_head.dense, self.config.classifier_activation, norm)
-        return layers.Head(
-            layers.CAUSAL, layers.ANY, tuple(self.end()), steps, base.linear(model.decoder)
-        )
+        head, activation = model.lm_head, self.config.classifier_activation
+        words = self.words_head(head.dense, activation, head.norm, model.decoder)
+        return replace(words, task=layers.CAUSAL)
 
     def sequence_head(self, model: Any) -> layers.Head | None:
         return self.classifier(

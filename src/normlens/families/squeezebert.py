@@ -21,7 +21,7 @@ from normlens.families.bert import Bert
 from normlens.gpu.lazy_tensor import formed, lazy_tensor
 from normlens.layers import Attention, FeedForward, Linear, Norm
 from normlens.models.base import layer_norm, register
-from normlens.models.reading import UnreadableModule, read_tensor, without_adapters
+from normlens.models.reading import UnreadableModule, read_tensor, without_idle_adapters
 from normlens.models.tiny import ENCODER
 from normlens.trace.locking import Change
 
@@ -137,7 +137,7 @@ def _in_a_tuple(real: Function) -> Function:
 
 def convolution(module: Any) -> Linear:
     """A convolution of single tokens; in groups, its matrix is block-diagonal."""
-    base = without_adapters(module)
+    base = without_idle_adapters(module)
     weight = read_tensor(base, "weight")  # (out, in / groups, 1)
     if weight is None or weight.dim() != 3 or weight.shape[-1] != 1:
         raise UnreadableModule(

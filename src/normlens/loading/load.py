@@ -318,7 +318,7 @@ def inner_model(model: Any, part: str) -> Any:
     except AttributeError:
         inner = None
     if getattr(inner, "config", None) is None:
-        inside = list(inner_models(model, lambda _: True))
+        inside = list(inner_models(model))
         known = f"those inside are {', '.join(inside)}" if inside else "there are none inside it"
         raise InputError(f"{part!r} is no model inside this {type(model).__name__}; {known}")
     return inner

@@ -17,7 +17,7 @@ from torch import nn
 from normlens.errors import MissingDependencyError, ModelLoadError, UnsupportedModelError, reason_of
 from normlens.loading.hub import Origin, is_local, known_cause, quiet_transformers
 from normlens.loading.sentences import Pooling, pooling_of
-from normlens.models.base import has_known_head, is_generating
+from normlens.models.base import head_method
 from normlens.models.parts import ImageEncoder, SignalEncoder
 from normlens.models.unwrapping import body as body_of
 from normlens.models.unwrapping import body_class
@@ -214,9 +214,7 @@ def headed_class(architectures: Sequence[str], config: Any = None) -> Any:
     """
     import transformers
 
-    if len(architectures) == 1 and (
-        has_known_head(architectures[0]) or is_generating(architectures[0])
-    ):
+    if len(architectures) == 1 and head_method(architectures[0]) is not None:
         return getattr(transformers, architectures[0], transformers.AutoModel)
     return transformers.AutoModel if config is None else body_class(config)
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from normlens.errors import ModelLoadError, UnsupportedModelError, reason_of
 from normlens.layers import FIRST, LAST, MEAN, SENTENCES, Dense, Elementwise, Head, HeadStep, Linear
-from normlens.models.reading import read_linear
+from normlens.models.reading import linear
 
 #: Finds a file that lies beside a model's weights; None where there is none.
 Finder = Callable[[str], Path | None]
@@ -99,7 +99,7 @@ def pooling_of(sentences: Any) -> Pooling:
 
 
 def _linear_of(module: Any) -> Linear:
-    return read_linear(module.linear)
+    return linear(module.linear)
 
 
 class Part(NamedTuple):
