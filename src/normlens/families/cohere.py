@@ -17,27 +17,14 @@ class Cohere(Llama):
 
     def steps(self, block: Any) -> list[Step]:
         norm = self.norm(block.input_layernorm)
-        return [
-            Branch(),
-            norm,
-            self.attention(block),
-            ParallelFeedForward(self.gated(block.mlp), norm),
-            Residual(),
-        ]
+        beside = ParallelFeedForward(self.gated(block.mlp), norm)
+        return [Branch(), norm, self.attention(block), beside, Residual()]
 
     def score_scale(self, model: Any) -> float:
         return model.logit_scale
 
 
-@register(
-    "cohere2",
-    tiny=dict(
-        GROUPED,
-        attention_bias=True,
-        sliding_window=3,
-        layer_types=MIXED,
-    ),
-)
+@register("cohere2", tiny=dict(GROUPED, attention_bias=True, sliding_window=3, layer_types=MIXED))
 class Cohere2(Cohere):
     def window(self, block: Any) -> int | None:
         return self.sliding_window(block.self_attn)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Branch, HeadStep, Linear, ParallelFeedForward, Residual, Step
+from normlens.layers import Branch, Linear, ParallelFeedForward, Residual, Step
 from normlens.models import base
 from normlens.models.tiny import GPT
 
 
 @base.register("gptj", tiny=dict(GPT, rotary_dim=2))
 class GPTJ(base.Decoder):
-    def blocks(self) -> list[Any]:
-        return list(self.model.h)
-
-    def end(self) -> list[HeadStep]:
-        return [base.layer_norm(self.model.ln_f)]
+    layers_path = "h"
+    final_norm = "ln_f"
 
     def value(self, attention: Any) -> Linear:
         return base.linear(attention.v_proj)

@@ -27,11 +27,8 @@ _TINY = dict(
 
 @base.register("modernbert", tiny=_TINY)
 class ModernBert(base.Adapter):
-    def blocks(self) -> list[Any]:
-        return list(self.model.layers)
-
-    def end(self) -> list[layers.HeadStep]:
-        return [base.layer_norm(self.model.final_norm)]
+    layers_path = "layers"
+    final_norm = "final_norm"
 
     def masked_head(self, model: Any) -> layers.Head | None:
         head, activation = model.head, self.config.classifier_activation

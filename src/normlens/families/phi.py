@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Branch, HeadStep, ParallelFeedForward, Residual, Step
+from normlens.layers import Branch, ParallelFeedForward, Residual, Step
 from normlens.models.base import Decoder, attention_of, feed_forward_of, layer_norm, register
 from normlens.models.tiny import DECODER
 
 
 @register("phi", tiny=DECODER)
 class Phi(Decoder):
-    def blocks(self) -> list[Any]:
-        return list(self.model.layers)
-
-    def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.final_layernorm)]
+    layers_path = "layers"
+    final_norm = "final_layernorm"
 
     def steps(self, block: Any) -> list[Step]:
         attention, mlp = block.self_attn, block.mlp

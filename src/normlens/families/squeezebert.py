@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from normlens.errors import UnsupportedModelError
 from normlens.families.bert import Bert
 from normlens.gpu.lazy_tensor import formed, lazy_tensor
-from normlens.layers import Attention, FeedForward, Linear, Norm
-from normlens.models.base import layer_norm, register
+from normlens.layers import Attention, FeedForward, Linear
+from normlens.models.base import register
 from normlens.models.reading import UnreadableModule, read_tensor, without_idle_adapters
 from normlens.models.tiny import ENCODER
 from normlens.trace.locking import Change
@@ -43,9 +43,8 @@ Function = Callable[..., Any]
 )
 class SqueezeBert(Bert):
     causal = False
-
-    def blocks(self) -> list[Any]:
-        return list(self.model.encoder.layers)
+    layers_path = "encoder.layers"
+    norms = "post_attention.layernorm", "output.layernorm"
 
     def attention(self, block: Any) -> Attention:
         attention, output = block.attention, block.post_attention.conv1d
@@ -66,9 +65,6 @@ class SqueezeBert(Bert):
             activation=self.activation,
             module=block.output.conv1d,
         )
-
-    def norms(self, block: Any) -> tuple[Norm, Norm]:
-        return layer_norm(block.post_attention.layernorm), layer_norm(block.output.layernorm)
 
     def forward_patches(self) -> dict[tuple[nn.Module, str], Change]:
         encoder, blocks = self.model.encoder, self.blocks()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from normlens.layers import (
     Branch,
     Dense,
     Elementwise,
+    Experts,
     FeedForward,
     Head,
     HeadStep,
@@ -124,7 +126,7 @@ def attention_of(
     """
     return Attention(
         value=linear(value),
-        output=scaled(linear(output), scale),
+        output=replace(linear(output), scale=scale),
         heads=heads,
         groups=heads if groups is None else groups,
         weights=weights,
@@ -148,7 +150,7 @@ def feed_forward_of(
     """A feed-forward block from its modules; the model multiplies its output by `scale`."""
     return FeedForward(
         up=linear(up),
-        down=scaled(linear(down), scale),
+        down=replace(linear(down), scale=scale),
         activation=activation,
         gate=None if gate is None else linear(gate),
         module=down,
@@ -243,7 +245,22 @@ Change = Callable[[Callable[..., object]], Callable[..., object]]
 
 
 class Adapter:
-    """One model family. Subclass it, write `blocks` and `steps`, and `register` it."""
+    """One model family. Subclass it, say where its layers and their parts are, and `register` it.
+
+    Most families have two branches in each layer, the attention and the feed-forward block: they
+    write `attention` and `feed_forward` and name their norms. Others write `steps`.
+    """
+
+    #: Where the model keeps its layers: "encoder.layer".
+    layers_path: str
+    #: The norms of the attention and of the feed-forward block, as paths inside a layer.
+    norms: tuple[str, ...] = ()
+    #: Whether these stand before the branches, or behind their residual connections.
+    norm_first: bool = False
+    #: Norms at the end of each branch, before its residual connection adds.
+    branch_norms: tuple[str, ...] = ()
+    #: The norm behind the last layer, if there is one, as a path inside the model.
+    final_norm: str | None = None
 
     #: Whether a target sees no later source; a property where the configuration decides.
     causal: bool = False
@@ -261,13 +278,41 @@ class Adapter:
         #: The same model with its head, where it was given with one.
         self.whole: Any = model
 
-    def blocks(self) -> Sequence[nn.Module]:
+    def blocks(self) -> Sequence[Any]:
         """The layers in the order in which the model runs them; a shared one appears repeatedly."""
+        return list(attrgetter(self.layers_path)(self.model))
+
+    def steps(self, block: Any) -> list[Step]:
+        """The steps of one layer, in the model's order."""
+        norms = self.norms_at(block, self.norms)
+        branch_norms = self.norms_at(block, self.branch_norms)
+        steps: list[Step] = []
+        for branch, part in enumerate((self.attention(block), self.feed_forward(block))):
+            outer, inner = norms[branch : branch + 1], branch_norms[branch : branch + 1]
+            before, behind = (outer, []) if self.norm_first else ([], outer)
+            steps += [Branch(), *before, part, *inner, Residual(), *behind]
+        return steps
+
+    def norms_at(self, block: Any, paths: tuple[str, ...]) -> list[Norm]:
+        """The norms at these paths inside a layer, two or none."""
+        return list(map(self.norm, attrgetter(*paths)(block))) if paths else []
+
+    def attention(self, block: Any) -> Attention:
+        """The attention of a layer."""
         raise NotImplementedError
 
-    def steps(self, block: nn.Module) -> list[Step]:
-        """The steps of one layer, in the model's order."""
+    def feed_forward(self, block: Any) -> FeedForward | Experts:
+        """The feed-forward block of a layer."""
         raise NotImplementedError
+
+    def norm(self, module: Any) -> Norm:
+        """A norm of this family."""
+        return layer_norm(module)
+
+    @property
+    def activation(self) -> str:
+        """The activation of the feed-forward blocks."""
+        return self.config.hidden_act
 
     def forward_patches(self) -> Mapping[tuple[nn.Module, str], Change]:
         """Methods, by module and name, to replace while the model is read; few families need it.
@@ -279,7 +324,9 @@ class Adapter:
 
     def end(self) -> list[HeadStep]:
         """The steps behind the last layer that belong to the body, such as a final norm."""
-        return []
+        if self.final_norm is None:
+            return []
+        return [self.norm(attrgetter(self.final_norm)(self.model))]
 
     def head(self, model: Any) -> Head | None:
         """The head of `model`, which holds this adapter's body; None: it is not described.

@@ -154,22 +154,21 @@ def read_tensor(module: Any, name: str) -> Tensor | None:
     tensor = getattr(module, name, None)
     if tensor is None:
         return None
-    late = _is_quantised(tensor) or (
-        getattr(tensor, "is_meta", False) and _loading_hook(module) is not None
-    )
+    if type(tensor) in (Tensor, nn.Parameter):
+        if tensor.dtype not in _DTYPES:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UnreadableModule(module, f"holds weights in {kind}", _UNPACKED)
+        # What is no parameter is computed at every look (parametrizations) or at every run
+        # (weight_norm), and a view would keep the result.
+        is_offloaded = tensor.is_meta and _loading_hook(module) is not None
+        if type(tensor) is nn.Parameter and not is_offloaded:
+            return tensor
     # Quantised modules of torch have a method of that name; bitsandbytes has tensors of special
     # classes, which may look like floating point and not act like it.
-    if not late and type(tensor) not in (Tensor, nn.Parameter):
+    elif not _is_quantised(tensor):
         kind = "packed weights" if callable(tensor) else f"weights of {type(tensor).__name__}"
         raise UnreadableModule(module, f"holds {kind} that cannot be read as a matrix", _UNPACKED)
-    if not late and tensor.dtype not in _DTYPES:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise UnreadableModule(module, f"holds weights in {kind}", _UNPACKED)
-    # What is no parameter is computed at every look (parametrizations) or at every run
-    # (weight_norm), and a view would keep the result.
-    if late or type(tensor) is Tensor:
-        return lazy_tensor(tensor.shape, tensor.dtype, partial(loaded_tensor, module, name))
-    return tensor
+    return lazy_tensor(tensor.shape, tensor.dtype, partial(loaded_tensor, module, name))
 
 
 def linear(module: Any) -> Linear:

@@ -248,13 +248,14 @@ def _mixed(name: str, kinds: set[torch.dtype], reason: str = "") -> UnsupportedM
 
 def check_chunks(blocks: Sequence[Any], n: int) -> None:
     """Raise where feed-forward blocks run in chunks that do not divide `n` tokens."""
-    chunk = max((getattr(block, "chunk_size_feed_forward", 0) or 0 for block in blocks), default=0)
-    if chunk and n % chunk:
-        raise InputError(
-            f"this model runs its feed-forward blocks in chunks of {chunk} tokens, and {n} tokens "
-            "are not a multiple of that; set chunk_size_feed_forward to 0 in its configuration and "
-            "load it again"
-        )
+    for block in blocks:
+        chunk = getattr(block, "chunk_size_feed_forward", 0)
+        if chunk and n % chunk:
+            raise InputError(
+                f"this model runs its feed-forward blocks in chunks of {chunk} tokens, and {n} "
+                "tokens are not a multiple of that; set chunk_size_feed_forward to 0 in its "
+                "configuration and load it again"
+            )
 
 
 def check_causal(config: Any, name: str) -> None:
