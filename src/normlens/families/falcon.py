@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Attention, Branch, FeedForward, ParallelFeedForward, Residual, Step
+from normlens.layers import Attention, FeedForward, Step
 from normlens.models import base
 
 
@@ -54,7 +54,5 @@ class Falcon(base.Decoder):
             return super().steps(block)
         two = hasattr(block, "ln_mlp")
         norm = base.layer_norm(block.ln_attn if two else block.input_layernorm)
-        beside = ParallelFeedForward(
-            self.feed_forward(block), base.layer_norm(block.ln_mlp) if two else norm
-        )
-        return [Branch(), norm, self.attention(block), beside, Residual()]
+        other = base.layer_norm(block.ln_mlp) if two else norm
+        return base.side_by_side(norm, self.attention(block), self.feed_forward(block), other)

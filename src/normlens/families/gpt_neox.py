@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Attention, Branch, FeedForward, ParallelFeedForward, Residual, Step
+from normlens.layers import Attention, FeedForward, Step
 from normlens.models import base
 from normlens.models.tiny import DECODER
 
@@ -29,5 +29,4 @@ class GPTNeoX(base.Decoder):
         if not block.use_parallel_residual:
             return super().steps(block)
         first, second = self.norms_at(block, self.norms)
-        beside = ParallelFeedForward(self.feed_forward(block), second)
-        return [Branch(), first, self.attention(block), beside, Residual()]
+        return base.side_by_side(first, self.attention(block), self.feed_forward(block), second)

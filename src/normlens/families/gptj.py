@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Branch, Linear, ParallelFeedForward, Residual, Step
+from normlens.layers import Linear, Step
 from normlens.models import base
 from normlens.models.tiny import GPT
 
@@ -20,14 +20,11 @@ class GPTJ(base.Decoder):
     def steps(self, block: Any) -> list[Step]:
         attention, mlp = block.attn, block.mlp
         heads = attention.num_attention_heads
-        feed_forward = base.feed_forward_of(mlp.fc_in, mlp.fc_out, self.config.activation_function)
-        return [
-            Branch(),
+        return base.side_by_side(
             base.layer_norm(block.ln_1),
             base.attention_of(attention, self.value(attention), attention.out_proj, heads),
-            ParallelFeedForward(feed_forward, base.layer_norm(block.ln_1)),
-            Residual(),
-        ]
+            base.feed_forward_of(mlp.fc_in, mlp.fc_out, self.config.activation_function),
+        )
 
 
 @base.register("codegen", tiny=dict(GPT, rotary_dim=2))

@@ -63,7 +63,6 @@ class ModernBert(base.Adapter):
         return base.attention_of(attention, value, attention.Wo, heads)
 
     def steps(self, block: Any) -> list[layers.Step]:
-        mlp, m = block.mlp, self.config.intermediate_size
         # The embeddings end in a norm already, so the first layer has none.
         first_norm = (
             [] if isinstance(block.attn_norm, nn.Identity) else [base.layer_norm(block.attn_norm)]
@@ -75,12 +74,7 @@ class ModernBert(base.Adapter):
             layers.Residual(),
             layers.Branch(),
             base.layer_norm(block.mlp_norm),
-            base.feed_forward_of(
-                base.columns(mlp.Wi, m, 2 * m),
-                mlp.Wo,
-                self.config.hidden_activation,
-                gate=base.columns(mlp.Wi, 0, m),
-            ),
+            base.fused_gate(block.mlp.Wi, block.mlp.Wo, self.config.hidden_activation),
             layers.Residual(),
         ]
 

@@ -132,17 +132,27 @@ def dtype_to_load(
 
 def count_parameters(config: Any) -> int:
     """The parameters of a model of this configuration, with any head that it names."""
-    import transformers
-
-    name = (getattr(config, "architectures", None) or ["AutoModel"])[0]
-    kind: Any = getattr(transformers, name, transformers.AutoModel)
+    kind = headed_class(config)
     try:
         with torch.device("meta"):
-            model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+            model = getattr(kind, "from_config", kind)(config)
     # Whatever a model of foreign code raises here, loading it says it better.
     except Exception:
         return 0
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def headed_class(config: Any, architecture: str | None = None) -> Any:
+    """The class that loads a checkpoint, with the head that it names if an adapter may describe it.
+
+    A class that comes with a checkpoint as code has no head that could be described.
+    """
+    import transformers
+
+    named = [architecture] if architecture else getattr(config, "architectures", None) or []
+    if len(named) == 1 and head_method(named[0]) is not None:
+        return getattr(transformers, named[0], transformers.AutoModel)
+    return body_class(config)
 
 
 # Checkpoints as models: what lies in a folder or on the hub, read with its head.
@@ -163,25 +173,19 @@ def read_checkpoint(
     *,
     kind: Any = None,
     **settings: Any,
-) -> tuple[Any, dict[str, Any]]:
-    """A model in this precision and place, and what transformers says of its weights.
+) -> tuple[Any, dict[str, list[str]]]:
+    """A model in this precision and place, and the weights that its files lack or that do not fit.
 
-    `kind` is the class to load, by default the one that the checkpoint names, with its head if an
-    adapter may describe that; `settings` replace some of the configuration.
+    `kind` is the class to load, by default the one that the checkpoint names; `settings` replace
+    some of the configuration.
     """
-    import transformers
+    from transformers import AutoModel
 
     # An unsupported architecture is refused before its weights are fetched, unless it is made of
     # several models, of which one is wanted.
     config = read_config(origin)
-    if kind is not transformers.AutoModel:
+    if kind is not AutoModel:
         adapter_class(config)
-    if kind is None:
-        named = [origin.architecture] if origin.architecture else config.architectures or []
-        kind = body_class(config)
-        if len(named) == 1 and head_method(named[0]) is not None:
-            # A class that comes with a checkpoint as code has no head that could be described.
-            kind = getattr(transformers, named[0], transformers.AutoModel)
     free = None
     if device_map is not None:
         gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -192,7 +196,7 @@ def read_checkpoint(
         settings["device_map"] = {"": place}
     with explained(origin):
         model, report = origin.read(
-            kind,
+            kind or headed_class(config, origin.architecture),
             dtype=dtype_to_load(dtype, config, place, origin.name, free),
             attn_implementation="eager",
             weights_only=True,
@@ -200,16 +204,18 @@ def read_checkpoint(
             ignore_mismatched_sizes=True,  # `is_incomplete` says which ones do not match
             **settings,
         )
-    return model if "device_map" in settings else model.to(place), report
+    lacking = {
+        "lack": list(report.get("missing_keys", ())),
+        "have the wrong shape for": [key for key, *_ in report.get("mismatched_keys", ())],
+    }
+    return model if "device_map" in settings else model.to(place), lacking
 
 
-def is_incomplete(name: str, report: dict[str, Any], inside: str) -> bool:
+def is_incomplete(name: str, lacking: dict[str, list[str]], inside: str) -> bool:
     """Whether a checkpoint lacks some of a model; raise if that is in the module `inside`.
 
     Weights that the files lack, or that do not fit, would silently be random numbers.
     """
-    mismatched = [key for key, *_ in report.get("mismatched_keys", ())]
-    lacking = {"lack": report.get("missing_keys", ()), "have the wrong shape for": mismatched}
     for what, keys in lacking.items():
         # No map needs the pooler; a classifier does.
         wrong = sorted(key for key in keys if key.startswith(inside) and "pooler" not in key)
@@ -218,14 +224,14 @@ def is_incomplete(name: str, report: dict[str, Any], inside: str) -> bool:
                 f"the weights of {name!r} {what} {len(wrong)} of the model's tensors (the first is "
                 f"{wrong[0]!r}); the checkpoint is incomplete or of another model, get it again"
             )
-    return any(map(len, lacking.values()))
+    return any(lacking.values())
 
 
-def complete_part(name: str, model: Any, report: dict[str, Any]) -> Any:
+def complete_part(name: str, model: Any, lacking: dict[str, list[str]]) -> Any:
     """The model if its checkpoint holds all of it, else its body if it holds that."""
     inner = body(model)
     inside = f"{model.base_model_prefix}." if inner is not model else ""
-    return inner if is_incomplete(name, report, inside) else model
+    return inner if is_incomplete(name, lacking, inside) else model
 
 
 def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.device) -> Any:
@@ -233,7 +239,7 @@ def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.
     trust = adapter.origin.options["trust_remote_code"]
     try:
         base, _ = _found(adapter.base, adapter.base_revision, trust, weights=True)
-        model, report = read_checkpoint(base, dtype, place, **adapter.base_settings)
+        model, lacking = read_checkpoint(base, dtype, place, **adapter.base_settings)
     except ModelLoadError as error:
         raise ModelLoadError(
             f"{adapter.origin.name!r} is an adapter for the model {adapter.base!r}, which cannot "
@@ -241,12 +247,9 @@ def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.
         ) from error
     # A head that the base lacks is the adapter's, or it is random numbers and left out.
     saved = {name.removeprefix("base_model.model.") for name in adapter.shapes}
-    lacking = {
-        "missing_keys": [key for key in report.get("missing_keys", ()) if key not in saved],
-        "mismatched_keys": [it for it in report.get("mismatched_keys", ()) if it[0] not in saved],
-    }
+    others = {what: [key for key in keys if key not in saved] for what, keys in lacking.items()}
     wrapped = adapter.applied_to(model)
-    is_whole = complete_part(adapter.base, model, lacking) is model
+    is_whole = complete_part(adapter.base, model, others) is model
     return wrapped if is_whole else unwrapped(wrapped).base_model
 
 
@@ -398,14 +401,14 @@ def load(
             )
         model = adapted_model(adapter, precision, place)
     elif part is None:
-        model, report = read_checkpoint(origin, precision, place, device_map)
-        model = complete_part(origin.name, model, report)
+        model, lacking = read_checkpoint(origin, precision, place, device_map)
+        model = complete_part(origin.name, model, lacking)
     else:
         from transformers import AutoModel
 
-        whole, report = read_checkpoint(origin, precision, place, kind=AutoModel)
+        whole, lacking = read_checkpoint(origin, precision, place, kind=AutoModel)
         model = inner_model(whole, part)
-        is_incomplete(origin.name, report, f"{part}.")
+        is_incomplete(origin.name, lacking, f"{part}.")
     if reader is None:
         family = adapter_class(unwrapped(model).config)
         if adapter is None and issubclass(family, SignalEncoder):

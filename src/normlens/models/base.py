@@ -33,6 +33,7 @@ from normlens.layers import (
     Layer,
     Linear,
     Norm,
+    ParallelFeedForward,
     Reach,
     Residual,
     Step,
@@ -109,6 +110,14 @@ def sublayers(parts: Iterable[tuple[Norm, Step]], *, norm_first: bool) -> list[S
     return steps
 
 
+def side_by_side(
+    norm: Norm, attention: Attention, feed_forward: FeedForward, other: Norm | None = None
+) -> list[Step]:
+    """Steps of a block whose branches stand side by side, behind one norm or two."""
+    beside = ParallelFeedForward(feed_forward, other or norm)
+    return [Branch(), norm, attention, beside, Residual()]
+
+
 def attention_of(
     weights: nn.Module,
     value: nn.Module | Linear,
@@ -155,6 +164,12 @@ def feed_forward_of(
         gate=None if gate is None else linear(gate),
         module=down,
     )
+
+
+def fused_gate(both: nn.Module, down: nn.Module, activation: str) -> FeedForward:
+    """A gated block whose first projection gives the gate and then the values that it gates."""
+    m = linear(down).weight.shape[0]
+    return feed_forward_of(columns(both, m, 2 * m), down, activation, columns(both, 0, m))
 
 
 # Which head a model has on top, and how an adapter's description of it is asked for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -148,15 +148,7 @@ class StackedExperts(Sequence[FeedForward]):
     def __len__(self) -> int:
         return len(self._read("down_proj"))
 
-    @overload
-    def __getitem__(self, expert: int) -> FeedForward: ...
-
-    @overload
-    def __getitem__(self, expert: slice) -> Sequence[FeedForward]: ...
-
-    def __getitem__(self, expert: int | slice) -> FeedForward | Sequence[FeedForward]:
-        if isinstance(expert, slice):
-            return [self[place] for place in range(len(self))[expert]]
+    def __getitem__(self, expert: Any) -> Any:
         m = self._read("down_proj").shape[1 if self.transposed else 2]
         gate, up = slice(0, m), slice(m, 2 * m)
         if self.alternating:

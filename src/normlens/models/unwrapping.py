@@ -299,11 +299,9 @@ def body_class(config: Any) -> Any:
     return kind if getattr(kind, "config_class", None) is type(config) else auto
 
 
-def model_of(config: Any, attention: str | None = "eager") -> Any:
-    """A model of this configuration with random weights; `attention` None is transformers' own."""
+def model_of(config: Any) -> Any:
+    """A model of this configuration with random weights."""
     kind = body_class(config)
     make = kind.from_config if hasattr(kind, "from_config") else kind._from_config
-    if attention is None:
-        return make(config)
     # The fast way of experts has no float64.
-    return make(config, attn_implementation=attention, experts_implementation="eager")
+    return make(config, attn_implementation="eager", experts_implementation="eager")
