@@ -8,7 +8,7 @@ the same to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +67,8 @@ class SqueezeBert(Bert):
         )
 
     def forward_patches(self) -> dict[tuple[nn.Module, str], Change]:
-        encoder, blocks = self.model.encoder, self.blocks()
+        encoder: Any = self.model.encoder
+        blocks: Sequence[Any] = self.blocks()
         for block in blocks:
             self._check_hooks(block.attention.query, block.attention.key)
         called = SimpleNamespace(layers=[_Called(block) for block in blocks])

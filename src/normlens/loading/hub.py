@@ -86,6 +86,17 @@ _OFFLINE_ALTERNATIVES = (
 )
 
 
+#: What is said where the libraries' own message has to do.
+_DAMAGED = (
+    "cannot load the model in {name}: {reason} (a file there may be damaged; save or download the "
+    "model again)"
+)
+_NOT_LOADED = (
+    "cannot load {name} from the Hugging Face hub: {reason}; check the name, or, "
+    + _OFFLINE_ALTERNATIVES
+)
+
+
 @dataclass(frozen=True)
 class Origin:
     """The origin of a model's files, and how transformers reads them."""
@@ -198,7 +209,7 @@ class UnexplainedError(ModelLoadError):
 def explained(origin: Origin, otherwise: str = "") -> Iterator[None]:
     """Turn any error of loading into one line that says what to do.
 
-    Where its cause is not known, `otherwise` is that line, with ``{reason}`` in it.
+    Where its cause is not known, `otherwise` is that line, with ``{name}`` and ``{reason}`` in it.
     """
     try:
         yield
@@ -207,25 +218,14 @@ def explained(origin: Origin, otherwise: str = "") -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise  # no fault of the model's
-        clearer = known_cause(origin, error)
-        if clearer is not None:
-            raise clearer from error
-        if origin.local:
-            line = (
-                f"cannot load the model in {origin.name!r}: {{reason}} (a file there may be "
-                "damaged; save or download the model again)"
-            )
-        else:
-            line = (
-                f"cannot load {origin.name!r} from the Hugging Face hub: {{reason}}; check the "
-                f"name, or, {_OFFLINE_ALTERNATIVES}"
-            )
-        line = otherwise or line
-        raise UnexplainedError(line.replace("{reason}", reason_of(error))) from error
+        known = _known_cause(origin, error)
+        line = known or otherwise or (_DAMAGED if origin.local else _NOT_LOADED)
+        line = line.replace("{name}", repr(origin.name)).replace("{reason}", reason_of(error))
+        raise (UnexplainedError(line) if known is None else ModelLoadError(line)) from error
 
 
-def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
-    """A clearer error where the libraries' message would mislead, or None."""
+def _known_cause(origin: Origin, error: BaseException) -> str | None:
+    """A line for an error of which the libraries' message would mislead, or None."""
     from huggingface_hub import errors
 
     text = str(error).lower()
@@ -254,8 +254,8 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
         "does not load such files, because they can run code; use safetensors weights": (
             due_to(pickle.UnpicklingError)
         ),
-        f"loading {{name}} needs a package that is not installed ({reason_of(error)}); install it, "
-        "or load the model without quantisation": due_to(ImportError),
+        "loading {name} needs a package that is not installed ({reason}); install it, or load the "
+        "model without quantisation": due_to(ImportError),
         "the Hugging Face hub does not accept the token that {name} was asked for with; set "
         "HF_TOKEN to a valid one on every machine, or log in with `hf auth login`": (
             "invalid credentials" in said
@@ -271,8 +271,7 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
         f"cannot load {{name}}: the Hugging Face hub is unreachable{why} and the model is not in "
         f"the local cache; {_OFFLINE_ALTERNATIVES}": not origin.local and unreached,
     }
-    line = next((line for line, holds in causes.items() if holds), None)
-    return None if line is None else ModelLoadError(line.replace("{name}", repr(origin.name)))
+    return next((line for line, holds in causes.items() if holds), None)
 
 
 @contextmanager
@@ -318,7 +317,7 @@ def processor_of(origin: Origin, *, sees: bool) -> Any:
         "pass another one (load(model, processor)), or load it without any (tokenizer=False) and "
         "pass tensors"
     )
-    with explained(origin, f"{origin.name!r} has no usable processor ({{reason}}); {advice}"):
+    with explained(origin, f"{{name}} has no usable processor ({{reason}}); {advice}"):
         kind = transformers.AutoImageProcessor if sees else transformers.AutoFeatureExtractor
         return origin.read(kind)
 
@@ -333,7 +332,7 @@ def tokenizer_of(origin: Origin, *, required: bool = False) -> Any:
         "and pass input_ids=…"
     )
     try:
-        with explained(origin, f"{origin.name!r} has no usable tokenizer ({{reason}}); {advice}"):
+        with explained(origin, f"{{name}} has no usable tokenizer ({{reason}}); {advice}"):
             tokenizer = origin.read(AutoTokenizer)
         # Where the files are missing, transformers makes a tokenizer that calls every word unknown.
         if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) > 2:

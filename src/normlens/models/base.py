@@ -42,7 +42,7 @@ from normlens.models.reading import UnreadableModule, read_tensor, without_idle_
 from normlens.models.reading import linear as linear  # which adapters take from here
 from normlens.models.refusals import UnknownModelType, refusal
 from normlens.models.unwrapping import body, composite_refusal, tower_config, unreadable, unwrapped
-from normlens.trace.locking import process_lock
+from normlens.trace.locking import Change, process_lock
 
 # Modules of a model as components: what adapters are written with.
 
@@ -255,10 +255,6 @@ def class_names(config: Any) -> dict[int, str]:
 # and writes each block as steps of `normlens.layers`. It knows nothing of how parts are computed.
 
 
-#: Takes a method of a module and returns the function to use instead.
-Change = Callable[[Callable[..., object]], Callable[..., object]]
-
-
 class Adapter:
     """One model family. Subclass it, say where its layers and their parts are, and `register` it.
 
@@ -293,11 +289,11 @@ class Adapter:
         #: The same model with its head, where it was given with one.
         self.whole: Any = model
 
-    def blocks(self) -> Sequence[Any]:
+    def blocks(self) -> Sequence[nn.Module]:
         """The layers in the order in which the model runs them; a shared one appears repeatedly."""
         return list(attrgetter(self.layers_path)(self.model))
 
-    def steps(self, block: Any) -> list[Step]:
+    def steps(self, block: nn.Module) -> list[Step]:
         """The steps of one layer, in the model's order."""
         norms = self.norms_at(block, self.norms)
         branch_norms = self.norms_at(block, self.branch_norms)
@@ -308,19 +304,19 @@ class Adapter:
             steps += [Branch(), *before, part, *inner, Residual(), *behind]
         return steps
 
-    def norms_at(self, block: Any, paths: tuple[str, ...]) -> list[Norm]:
+    def norms_at(self, block: nn.Module, paths: tuple[str, ...]) -> list[Norm]:
         """The norms at these paths inside a layer, two or none."""
         return list(map(self.norm, attrgetter(*paths)(block))) if paths else []
 
-    def attention(self, block: Any) -> Attention:
+    def attention(self, block: nn.Module) -> Attention:
         """The attention of a layer."""
         raise NotImplementedError
 
-    def feed_forward(self, block: Any) -> FeedForward | Experts:
+    def feed_forward(self, block: nn.Module) -> FeedForward | Experts:
         """The feed-forward block of a layer."""
         raise NotImplementedError
 
-    def norm(self, module: Any) -> Norm:
+    def norm(self, module: nn.Module) -> Norm:
         """A norm of this family."""
         return layer_norm(module)
 
@@ -343,7 +339,7 @@ class Adapter:
             return []
         return [self.norm(attrgetter(self.final_norm)(self.model))]
 
-    def head(self, model: Any) -> Head | None:
+    def head(self, model: nn.Module) -> Head | None:
         """The head of `model`, which holds this adapter's body; None: it is not described.
 
         By default the method for the task in the name of the model's class says it.
@@ -352,27 +348,29 @@ class Adapter:
         describe = getattr(self, next(methods, ""), None)  # few families see or hear
         return None if describe is None else describe(model)
 
-    def score_scale(self, model: Any) -> float:
+    def score_scale(self, model: nn.Module) -> float:
         """What the model multiplies the scores of its next tokens by."""
         return 1.0
 
-    def causal_head(self, model: Any) -> Head | None:
+    def causal_head(self, model: nn.Module) -> Head | None:
         """A head that predicts the next token."""
+        whole: Any = model
         cap = getattr(self.config, "final_logit_softcapping", None)
-        output = scaled(linear(model.get_output_embeddings()), self.score_scale(model))
+        output = scaled(linear(whole.get_output_embeddings()), self.score_scale(model))
         return Head(CAUSAL, ANY, tuple(self.end()), output=output, soft_cap=cap)
 
-    def masked_head(self, model: Any) -> Head | None:
+    def masked_head(self, model: nn.Module) -> Head | None:
         """A head that predicts masked tokens."""
         return None
 
-    def sequence_head(self, model: Any) -> Head | None:
+    def sequence_head(self, model: nn.Module) -> Head | None:
         """A head that classifies a sequence."""
         return None
 
-    def token_head(self, model: Any) -> Head | None:
+    def token_head(self, model: nn.Module) -> Head | None:
         """A head that classifies every token."""
-        output = model.classifier if hasattr(model, "classifier") else model.score
+        whole: Any = model
+        output = whole.classifier if hasattr(whole, "classifier") else whole.score
         return self.classifier(TOKENS, ANY, output)
 
     def classifier(self, task: str, reads: str, output: nn.Module, *steps: HeadStep) -> Head:
