@@ -31,6 +31,6 @@ class Bloom(base.Decoder):
     def steps(self, block: Any) -> list[Step]:
         if not block.apply_residual_connection_post_layernorm:
             return super().steps(block)
-        first, second = self.norms_at(block, self.norms)
+        (first,), (second,) = self.norms_at(block, self.norms)
         attended: list[Step] = [first, Branch(), self.attention(block), Residual()]
         return [*attended, second, Branch(), self.feed_forward(block), Residual()]

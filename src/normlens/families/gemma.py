@@ -6,7 +6,7 @@ from typing import Any
 
 from normlens.families.llama import Llama
 from normlens.layers import Norm, Reach
-from normlens.models.base import register, rms_norm
+from normlens.models.base import Adapter, register, rms_norm
 from normlens.models.tiny import GROUPED
 
 
@@ -48,6 +48,4 @@ class Gemma3(Gemma2):
     def reach(self, block: Any) -> Reach:
         if self.causal or not super().causal:
             return super().reach(block)
-        window = self.window(block)
-        side = None if window is None else window - 1
-        return Reach(side, side)
+        return Adapter.reach(self, block)

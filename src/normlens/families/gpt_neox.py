@@ -28,5 +28,5 @@ class GPTNeoX(base.Decoder):
     def steps(self, block: Any) -> list[Step]:
         if not block.use_parallel_residual:
             return super().steps(block)
-        first, second = self.norms_at(block, self.norms)
+        (first,), (second,) = self.norms_at(block, self.norms)
         return base.side_by_side(first, self.attention(block), self.feed_forward(block), second)

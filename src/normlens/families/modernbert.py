@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from normlens import layers
 from normlens.models import base
 from normlens.models.tiny import ENCODER
@@ -28,6 +26,8 @@ _TINY = dict(
 @base.register("modernbert", tiny=_TINY)
 class ModernBert(base.Adapter):
     layers_path = "layers"
+    norms = "attn_norm", "mlp_norm"  # the embeddings end in a norm, so the first layer lacks one
+    norm_first = True
     final_norm = "final_norm"
 
     def masked_head(self, model: Any) -> layers.Head | None:
@@ -47,12 +47,8 @@ class ModernBert(base.Adapter):
             head.dense, self.config.classifier_activation, base.layer_norm(head.norm)
         )
 
-    def reach(self, block: Any) -> layers.Reach:
-        if block.attn.sliding_window is None:
-            return layers.Reach()
-        # The module keeps an exclusive bound; half the window lies on each side.
-        side = block.attn.sliding_window - 1
-        return layers.Reach(side, side)
+    def window(self, block: Any) -> int | None:
+        return block.attn.sliding_window  # the target included; half the window lies on each side
 
     def attention(self, block: Any) -> layers.Attention:
         attention, d = block.attn, self.config.hidden_size
@@ -62,21 +58,8 @@ class ModernBert(base.Adapter):
         heads = self.config.num_attention_heads
         return base.attention_of(attention, value, attention.Wo, heads)
 
-    def steps(self, block: Any) -> list[layers.Step]:
-        # The embeddings end in a norm already, so the first layer has none.
-        first_norm = (
-            [] if isinstance(block.attn_norm, nn.Identity) else [base.layer_norm(block.attn_norm)]
-        )
-        return [
-            layers.Branch(),
-            *first_norm,
-            self.attention(block),
-            layers.Residual(),
-            layers.Branch(),
-            base.layer_norm(block.mlp_norm),
-            base.fused_gate(block.mlp.Wi, block.mlp.Wo, self.config.hidden_activation),
-            layers.Residual(),
-        ]
+    def feed_forward(self, block: Any) -> layers.FeedForward:
+        return base.fused_gate(block.mlp.Wi, block.mlp.Wo, self.config.hidden_activation)
 
 
 @base.register("modernbert-decoder", tiny=dict(_TINY, local_attention=6))
@@ -98,5 +81,4 @@ class ModernBertDecoder(ModernBert):
 
     def reach(self, block: Any) -> layers.Reach:
         check_causal(self.config, "ModernBERT's decoder")
-        window = block.attn.sliding_window
-        return layers.Reach(None if window is None else window - 1, 0)
+        return super().reach(block)

@@ -36,15 +36,10 @@ TINY = dict(
 @base.register("mt5", tiny=dict(TINY, feed_forward_proj="gated-gelu"))
 @base.register("t5", tiny=dict(TINY, feed_forward_proj="relu"))
 class T5(TwoStacks):
+    layers_path = "block"
     #: The place of α among the outputs of an attention, whose second output is the position bias.
     weights_at = 2
     final_norm = "decoder.final_layer_norm"
-
-    def encoder_blocks(self) -> list[Any]:
-        return list(self.model.encoder.block)
-
-    def decoder_blocks(self) -> list[Any]:
-        return list(self.model.decoder.block)
 
     def norm(self, module: Any) -> Norm:
         return base.rms_norm(module)

@@ -295,18 +295,23 @@ class Adapter:
 
     def steps(self, block: nn.Module) -> list[Step]:
         """The steps of one layer, in the model's order."""
-        norms = self.norms_at(block, self.norms)
-        branch_norms = self.norms_at(block, self.branch_norms)
+        parts = self.attention(block), self.feed_forward(block)
+        none: list[list[Norm]] = [[], []]
+        norms = self.norms_at(block, self.norms) or none
+        branch_norms = self.norms_at(block, self.branch_norms) or none
         steps: list[Step] = []
-        for branch, part in enumerate((self.attention(block), self.feed_forward(block))):
-            outer, inner = norms[branch : branch + 1], branch_norms[branch : branch + 1]
+        for part, outer, inner in zip(parts, norms, branch_norms, strict=True):
             before, behind = (outer, []) if self.norm_first else ([], outer)
             steps += [Branch(), *before, part, *inner, Residual(), *behind]
         return steps
 
-    def norms_at(self, block: nn.Module, paths: tuple[str, ...]) -> list[Norm]:
-        """The norms at these paths inside a layer, two or none."""
-        return list(map(self.norm, attrgetter(*paths)(block))) if paths else []
+    def norms_at(self, owner: nn.Module, paths: tuple[str, ...]) -> list[list[Norm]]:
+        """The norm at each path inside a layer or the model; none where ``nn.Identity`` stands."""
+        norms: list[list[Norm]] = []
+        for path in paths:
+            module = attrgetter(path)(owner)
+            norms.append([] if isinstance(module, nn.Identity) else [self.norm(module)])
+        return norms
 
     def attention(self, block: nn.Module) -> Attention:
         """The attention of a layer."""
@@ -335,9 +340,8 @@ class Adapter:
 
     def end(self) -> list[HeadStep]:
         """The steps behind the last layer that belong to the body, such as a final norm."""
-        if self.final_norm is None:
-            return []
-        return [self.norm(attrgetter(self.final_norm)(self.model))]
+        paths = () if self.final_norm is None else (self.final_norm,)
+        return [norm for norms in self.norms_at(self.model, paths) for norm in norms]
 
     def head(self, model: nn.Module) -> Head | None:
         """The head of `model`, which holds this adapter's body; None: it is not described.

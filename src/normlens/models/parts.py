@@ -58,14 +58,15 @@ class TwoStacks(Adapter):
 
     two_stacks = True
     causal = True  # the decoder
+    layers_path = "layers"  # inside each stack
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
         """The encoder's layers in the order in which the model runs them."""
-        return list(self.model.encoder.layers)
+        return list(getattr(self.model.encoder, self.layers_path))
 
     def decoder_blocks(self) -> Sequence[nn.Module]:
         """The decoder's layers in the order in which the model runs them."""
-        return list(self.model.decoder.layers)
+        return list(getattr(self.model.decoder, self.layers_path))
 
     def encoder_end(self) -> list[HeadStep]:
         """The steps between the encoder's last layer and the vectors that the decoder reads."""
