@@ -42,10 +42,8 @@ class ModernBert(base.Adapter):
         return self.classifier(layers.TOKENS, layers.ANY, model.classifier, *self._transform(model))
 
     def _transform(self, model: Any) -> tuple[layers.HeadStep, ...]:
-        head = model.head
-        return base.transform(
-            head.dense, self.config.classifier_activation, base.layer_norm(head.norm)
-        )
+        activation = layers.Elementwise(self.config.classifier_activation)
+        return base.dense(model.head.dense), activation, base.layer_norm(model.head.norm)
 
     def window(self, block: Any) -> int | None:
         return block.attn.sliding_window  # the target included; half the window lies on each side

@@ -23,7 +23,6 @@ class EmbeddedModel:
     weights: str  # path inside the package
     sha256: str
     architecture: str  # transformers' class for it, with its head if it has one
-    gguf: bool = False
     extras: tuple[str, ...] = ()  # packages that reading the weights needs
 
     def folder(self) -> Path | None:
@@ -85,7 +84,6 @@ EMBEDDED: dict[str, EmbeddedModel] = {
             weights="SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             architecture="LlamaForCausalLM",
-            gguf=True,
             extras=("gguf", "accelerate"),
         ),
     )

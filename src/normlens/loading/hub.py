@@ -17,12 +17,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from normlens.errors import (
-    InputError,
     MissingDependencyError,
     ModelLoadError,
     NormLensError,
     is_out_of_memory,
     reason_of,
+    require,
 )
 from normlens.loading.embedded import DEFAULT, EMBEDDED
 
@@ -111,15 +111,15 @@ class Origin:
     def find(cls, name: str, revision: str | None, trust_remote_code: bool) -> Origin:
         """The origin of a model's name: an embedded one, a folder, the hub, or its cache alone."""
         embedded, local = is_embedded(name), is_local(name)
-        if revision is not None and (embedded or local):
-            raise InputError(
-                f"revision {revision!r} is for models on the hub; {name!r} is "
-                f"{'an embedded model' if embedded else 'a folder'}, so leave it out"
-            )
+        require(
+            revision is None or not (embedded or local),
+            f"revision {revision!r} is for models on the hub; {name!r} is "
+            f"{'an embedded model' if embedded else 'a folder'}, so leave it out",
+        )
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         if embedded:
             weights = EMBEDDED[name].locate()
-            gguf = {"gguf_file": weights.name} if EMBEDDED[name].gguf else {}
+            gguf = {"gguf_file": weights.name} if weights.suffix == ".gguf" else {}
             options |= {"local_files_only": True, **gguf}
             return cls(name, str(weights.parent), True, options, EMBEDDED[name].architecture)
         if local:

@@ -164,10 +164,10 @@ def _undescribed(what: str) -> UnsupportedModelError:
 
 def _weights(find: Finder, folder: str) -> Linear:
     """The linear map of a Dense module in its file."""
-    safe = find(f"{folder}/model.safetensors")
-    path = safe or _needed(find, f"{folder}/pytorch_model.bin")
+    path = _needed(find, f"{folder}/model.safetensors", f"{folder}/pytorch_model.bin")
     try:
-        weights = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
+        is_safe = path.suffix == ".safetensors"
+        weights = load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True)
         return Linear(weights["linear.weight"].T, weights.get("linear.bias"))
     except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
         raise ModelLoadError(
@@ -181,14 +181,15 @@ def _about_prompt(name: str | None) -> str | None:
     return f"the default prompt {name!r} of this sentence encoder is not put before the texts"
 
 
-def _needed(find: Finder, name: str) -> Path:
-    path = find(name)
-    if path is None:
-        raise ModelLoadError(
-            f"this sentence encoder names {name!r} in its modules.json, but the file is not there; "
-            "get the model again"
-        )
-    return path
+def _needed(find: Finder, *names: str) -> Path:
+    """The first of these files that is there."""
+    for name in names:
+        if (path := find(name)) is not None:
+            return path
+    raise ModelLoadError(
+        f"this sentence encoder names {names[-1]!r} in its modules.json, but the file is not "
+        "there; get the model again"
+    )
 
 
 def _json(find: Finder, name: str, default: Any = None) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlens.errors import InputError, UnsupportedModelError, reason_of
+from normlens.errors import UnsupportedModelError, reason_of, require
 from normlens.layers import (
     ANY,
     CAUSAL,
@@ -239,16 +239,6 @@ def dense(module: Any) -> Dense:
     return Dense(linear(module))
 
 
-def transform(module: Any, activation: str, norm: Norm) -> tuple[HeadStep, ...]:
-    """What most masked language models do before they compare with words."""
-    return (dense(module), Elementwise(activation), norm)
-
-
-def class_names(config: Any) -> dict[int, str]:
-    """The names of a classifier's classes."""
-    return {int(index): str(name) for index, name in (config.id2label or {}).items()}
-
-
 # Adapters: which module of a model family is which component, and in what order.
 #
 # An adapter wraps an unmodified model. It lists the blocks (layers) in the order in which they run
@@ -379,6 +369,8 @@ class Adapter:
 
     def classifier(self, task: str, reads: str, output: nn.Module, *steps: HeadStep) -> Head:
         """A head whose last module `output` gives one score for each class."""
+        # CLIP's configuration of both towers names the classes, not that of its vision tower.
+        names = self.whole.config.id2label or {}
         problem = getattr(self.config, "problem_type", None)
         return Head(
             task,
@@ -386,7 +378,7 @@ class Adapter:
             tuple(self.end()),
             steps,
             linear(output),
-            labels=class_names(self.config),
+            labels={int(index): str(name) for index, name in names.items()},
             exclusive=problem in (None, "single_label_classification"),
         )
 
@@ -394,7 +386,7 @@ class Adapter:
         self, module: nn.Module, activation: str, norm: nn.Module, output: nn.Module | Linear
     ) -> Head:
         """The head of most masked language models: a dense map, its activation, a norm, words."""
-        steps = transform(module, activation, layer_norm(norm))
+        steps = dense(module), Elementwise(activation), layer_norm(norm)
         return Head(MASKED, ANY, tuple(self.end()), steps, linear(output))
 
     def pooled_head(self, module: nn.Module, activation: str, output: nn.Module) -> Head:
@@ -503,16 +495,20 @@ def register(
     `tiny` holds the settings of a configuration of these types, as small as it can be. Tables and
     tests build models of it (`normlens.models.tiny`); analyses do without.
     """
-    if not model_types or not all(isinstance(name, str) for name in model_types):
-        raise InputError('register takes model types: @normlens.register("my_model_type")')
-    if tiny is not None and not isinstance(tiny, Mapping):
-        raise InputError(
-            f"register takes the settings of a tiny configuration, tiny={{…}}, not {tiny!r}"
-        )
+    require(
+        model_types and all(isinstance(name, str) for name in model_types),
+        'register takes model types: @normlens.register("my_model_type")',
+    )
+    require(
+        tiny is None or isinstance(tiny, Mapping),
+        f"register takes the settings of a tiny configuration, tiny={{…}}, not {tiny!r}",
+    )
 
     def decorate(adapter: type[Adapter]) -> type[Adapter]:
-        if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
-            raise InputError(f"an adapter must be a subclass of normlens.Adapter, not {adapter!r}")
+        require(
+            isinstance(adapter, type) and issubclass(adapter, Adapter),
+            f"an adapter must be a subclass of normlens.Adapter, not {adapter!r}",
+        )
         for name in model_types:
             _ADAPTERS[name] = adapter
             if tiny is not None:

@@ -23,7 +23,7 @@ from normlens.layers import (
     Linear,
     Reach,
 )
-from normlens.models.base import Adapter, class_names, linear
+from normlens.models.base import Adapter, linear
 from normlens.models.reading import UnreadableModule, read_tensor
 
 # Encoder–decoders: two stacks of layers, and which sequence each of them reads.
@@ -259,9 +259,7 @@ class ImageEncoder(SignalEncoder):
     def image_classifier(self, reads: str, output: nn.Module, *steps: Any) -> Head:
         """A head that classifies the picture from what `reads` names of its tokens."""
         head = self.classifier(IMAGES, reads, output, *steps)
-        # CLIP's configuration of both towers names the classes, not that of its vision tower.
-        labels = class_names(self.whole.config)
-        return replace(head, labels=labels, prefix=len(self.prefix()))
+        return replace(head, prefix=len(self.prefix()))
 
 
 class SoundEncoder(SignalEncoder):
