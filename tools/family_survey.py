@@ -97,7 +97,7 @@ def survey_small(model_type: str) -> Outcome:
 
 def judged_inside(outcome: Outcome, model: Any) -> Outcome:
     """The outcome of a refused model, or of a model inside it that the error says to pass."""
-    for path, inner in inner_models(model, supported_families().__contains__).items():
+    for path, inner in inner_models(model, supported_families()).items():
         if path in outcome.detail:
             inside = judged(outcome.model_type, inner)
             if inside.verdict == FAILED:

@@ -119,7 +119,7 @@ def test_other_pooling_is_refused_by_name(mode, named, folder):
         (("Transformer", "Pooling", "LayerNorm"), "'LayerNorm'"),
         (("Transformer", "CNN", "Pooling"), "'CNN'"),
         (("Transformer", "Dense", "Pooling"), "'Dense'"),
-        (("Transformer", "Pooling", "Normalize", "Dense"), "Normalize stands before Dense"),
+        (("Transformer", "Pooling", "Normalize", "Dense"), "Normalize before Dense"),
         (("Transformer",), "names no Pooling"),
     ],
 )

@@ -22,7 +22,7 @@ from normlens.models.tiny import (
     tiny_families,
     tiny_signal_families,
 )
-from normlens.models.unwrapping import model_of
+from normlens.models.unwrapping import body_class
 
 FAMILIES = tiny_families()
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -252,11 +252,18 @@ def test_heads_on_top_are_taken_off(family, tiny):
     assert (not set(tried) & words) == (family in WORDLESS)
 
 
+def with_its_own_attention(family):
+    """A tiny model whose attention is the one that transformers chooses."""
+    config = tiny_config(family)
+    kind = body_class(config)
+    return (kind.from_config if hasattr(kind, "from_config") else kind._from_config)(config)
+
+
 @every_family
 def test_the_model_is_left_as_it_was(family):
     """An sdpa model in training mode works, and comes back with its modes and without hooks."""
     torch.manual_seed(0)
-    model = model_of(tiny_config(family), attention=None)
+    model = with_its_own_attention(family)
     scramble(model)
     model.train()
     next(model.children()).eval()
@@ -283,7 +290,7 @@ def test_the_model_is_left_as_it_was(family):
 def test_fused_attention_gives_the_maps_of_eager_attention(family, tiny, maps_of):
     """transformers runs sdpa by itself wherever a family has it."""
     eager = tiny(family, torch.float32)
-    model = model_of(tiny_config(family), attention=None)
+    model = with_its_own_attention(family)
     model.load_state_dict(eager.state_dict())
     chosen = model.config._attn_implementation
     assert chosen == ("sdpa" if model._supports_sdpa else "eager")

@@ -16,7 +16,6 @@ import normlens
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.models import adapt
 from normlens.models.tiny import scramble, tiny_config, tiny_model, tiny_signal_families
-from normlens.models.unwrapping import model_of
 from normlens.serve.analyses import Limits, ServedModels
 
 every_family = pytest.mark.parametrize("family", tiny_signal_families())
@@ -163,7 +162,7 @@ def test_a_model_in_training_with_fused_attention_is_left_as_it_was(family, tiny
     overrides = {"drop_path_rate": 0.9} if family.startswith(("dino", "beit")) else {}
     if family in HEARING:
         overrides = {"layerdrop": 0.9, "mask_time_prob": 0.9, "mask_time_length": 1}
-    model = model_of(tiny_config(family, **overrides), attention=None)
+    model = transformers.AutoModel.from_config(tiny_config(family, **overrides))
     model.load_state_dict(eager.state_dict(), strict=False)
     model.train()
     implementation = model.config._attn_implementation

@@ -165,10 +165,10 @@ def estimate_command(
 
     import torch
 
-    from normlens.loading.load import device_anywhere, dtype_to_load, load_config, pick_dtype
+    from normlens.loading.load import dtype_to_load, load_config, pick_device, pick_dtype
     from normlens.plan import estimate as estimates
 
-    place, asked_dtype = device_anywhere(loading.device), pick_dtype(loading.dtype)
+    place, asked_dtype = pick_device(loading.device, anywhere=True), pick_dtype(loading.dtype)
     config = load_config(
         model, revision=loading.revision, trust_remote_code=loading.trust_remote_code
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Head, Step
+from normlens.layers import Attention, FeedForward, Head
 from normlens.models import base
 from normlens.models.tiny import ENCODER
 
 
 @base.register("albert", tiny=dict(ENCODER, embedding_size=8, num_hidden_layers=3))
 class Albert(base.Adapter):
+    norms = "attention.LayerNorm", "full_layer_layer_norm"
+
     def blocks(self) -> list[Any]:
         # Layer i runs group ⌊i / (layers / groups)⌋, each group its inner layers in turn.
         config, encoder = self.config, self.model.encoder
@@ -28,15 +30,10 @@ class Albert(base.Adapter):
     def sequence_head(self, model: Any) -> Head | None:
         return self.pooled_head(self.model.pooler, "tanh", model.classifier)
 
-    def steps(self, block: Any) -> list[Step]:
+    def attention(self, block: Any) -> Attention:
         attention = block.attention
         heads = attention.num_attention_heads
-        attend = base.attention_of(attention, attention.value, attention.dense, heads)
-        feed_forward = base.feed_forward_of(block.ffn, block.ffn_output, self.config.hidden_act)
-        return base.sublayers(
-            [
-                (base.layer_norm(attention.LayerNorm), attend),
-                (base.layer_norm(block.full_layer_layer_norm), feed_forward),
-            ],
-            norm_first=False,
-        )
+        return base.attention_of(attention, attention.value, attention.dense, heads)
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        return base.feed_forward_of(block.ffn, block.ffn_output, self.activation)

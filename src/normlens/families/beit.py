@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlens.families.vit import ViT
-from normlens.layers import PATCHES, Head, HeadStep
+from normlens.layers import PATCHES, Head
 from normlens.models.base import layer_norm, register
 from normlens.models.tiny import IMAGE
 
@@ -16,16 +16,11 @@ from normlens.models.tiny import IMAGE
 class Beit(ViT):
     interpolates = False  # whatever the size, without being asked
 
-    def end(self) -> list[HeadStep]:
-        # With mean pooling the norm stands behind the mean.
-        norm = self.model.layernorm
-        return [] if isinstance(norm, nn.Identity) else [layer_norm(norm)]
-
     def factors(self, block: Any) -> tuple[float | Tensor, float | Tensor]:
         return block.lambda_1, block.lambda_2
 
     def image_head(self, model: Any) -> Head | None:
-        norm = self.model.pooler.layernorm
+        norm = self.model.pooler.layernorm  # with mean pooling it stands behind the mean
         if norm is None:
             return super().image_head(model)
         return self.image_classifier(PATCHES, model.classifier, layer_norm(norm))

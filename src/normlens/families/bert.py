@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.errors import UnsupportedModelError
-from normlens.layers import CAUSAL, Attention, FeedForward, Head, Linear, Norm, Step
+from normlens.layers import CAUSAL, Attention, FeedForward, Head, Linear
 from normlens.models import base
 from normlens.models.tiny import ENCODER
 
@@ -15,7 +15,8 @@ from normlens.models.tiny import ENCODER
 @base.register("ernie", tiny=dict(ENCODER, use_task_id=True))
 @base.register("layoutlm", tiny=dict(ENCODER, max_2d_position_embeddings=8))
 class Bert(base.Adapter):
-    norm_first = False
+    layers_path = "encoder.layer"
+    norms = "attention.output.LayerNorm", "output.LayerNorm"
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -23,9 +24,6 @@ class Bert(base.Adapter):
         return bool(getattr(self.config, "is_decoder", False)) and bool(
             getattr(self.config, "is_causal", True)
         )
-
-    def blocks(self) -> list[Any]:
-        return list(self.model.encoder.layer)
 
     def masked_head(self, model: Any) -> Head | None:
         head, inner = model.cls.predictions, model.cls.predictions.transform
@@ -45,28 +43,8 @@ class Bert(base.Adapter):
             attention.self, attention.self.value, attention.output.dense, heads
         )
 
-    @property
-    def activation(self) -> str:
-        return self.config.hidden_act
-
     def feed_forward(self, block: Any) -> FeedForward:
         return base.feed_forward_of(block.intermediate.dense, block.output.dense, self.activation)
-
-    def norms(self, block: Any) -> tuple[Norm, Norm]:
-        """The norm of the attention, and the one of the feed-forward block."""
-        return base.layer_norm(block.attention.output.LayerNorm), base.layer_norm(
-            block.output.LayerNorm
-        )
-
-    def steps(self, block: Any) -> list[Step]:
-        first, second = self.norms(block)
-        return base.sublayers(
-            [
-                (first, self.attention(block)),
-                (second, self.feed_forward(block)),
-            ],
-            norm_first=self.norm_first,
-        )
 
 
 @base.register("electra", tiny=dict(ENCODER, embedding_size=8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import MEAN, PATCHES, Head, HeadStep, Step
+from normlens.layers import MEAN, PATCHES, Attention, FeedForward, Head
 from normlens.models import base
 from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import ENCODER, IMAGE
@@ -13,14 +13,15 @@ from normlens.models.tiny import ENCODER, IMAGE
 class Tower(base.Adapter):
     """Either of two towers."""
 
-    def blocks(self) -> list[Any]:
-        return list(self.model.encoder.layers)
+    layers_path = "encoder.layers"
+    norms = "layer_norm1", "layer_norm2"
+    norm_first = True
 
-    def steps(self, block: Any) -> list[Step]:
-        mixing, mlp = base.projected_attention(block.self_attn), block.mlp
-        feed_forward = base.feed_forward_of(mlp.fc1, mlp.fc2, self.config.hidden_act)
-        norms = base.layer_norm(block.layer_norm1), base.layer_norm(block.layer_norm2)
-        return base.sublayers(zip(norms, (mixing, feed_forward), strict=True), norm_first=True)
+    def attention(self, block: Any) -> Attention:
+        return base.projected_attention(block.self_attn)
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        return base.feed_forward_of(block.mlp.fc1, block.mlp.fc2, self.activation)
 
 
 @base.register("clip_vision_model", tiny=IMAGE)
@@ -35,23 +36,20 @@ class ClipVision(Tower, ImageEncoder):
 
 @base.register("clip_text_model", tiny=ENCODER)
 class ClipText(Tower):
+    final_norm = "final_layer_norm"
+
     @property
     def causal(self) -> bool:  # type: ignore[override]
         return bool(getattr(self.config, "is_causal", True))
-
-    def end(self) -> list[HeadStep]:
-        return [base.layer_norm(self.model.final_layer_norm)]
 
 
 @base.register("siglip_vision_model", tiny=IMAGE)
 class SiglipVision(Tower, ImageEncoder):
     interpolates = True
+    final_norm = "post_layernorm"
 
     def prefix(self) -> list[str]:
         return []
-
-    def end(self) -> list[HeadStep]:
-        return [base.layer_norm(self.model.post_layernorm)]
 
     def image_head(self, model: Any) -> Head | None:
         return self.image_classifier(MEAN, model.classifier)
@@ -64,7 +62,5 @@ class SiglipVision(Tower, ImageEncoder):
 
 @base.register("siglip_text_model", "siglip2_text_model", tiny=ENCODER)
 class SiglipText(Tower):
+    final_norm = "final_layer_norm"
     reads_padding = True  # trained so, and pooled at the last token, whichever that is
-
-    def end(self) -> list[HeadStep]:
-        return [base.layer_norm(self.model.final_layer_norm)]

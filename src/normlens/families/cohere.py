@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.llama import MIXED, Llama
-from normlens.layers import Branch, Head, Norm, ParallelFeedForward, Residual, Step
-from normlens.models.base import layer_norm, register, scaled_scores
+from normlens.layers import Norm, Step
+from normlens.models.base import layer_norm, register, side_by_side
 from normlens.models.tiny import GROUPED
 
 
@@ -17,27 +17,13 @@ class Cohere(Llama):
 
     def steps(self, block: Any) -> list[Step]:
         norm = self.norm(block.input_layernorm)
-        return [
-            Branch(),
-            norm,
-            self.attention(block),
-            ParallelFeedForward(self.gated(block.mlp), norm),
-            Residual(),
-        ]
+        return side_by_side(norm, self.attention(block), self.gated(block.mlp))
 
-    def causal_head(self, model: Any) -> Head | None:
-        return scaled_scores(super().causal_head(model), model.logit_scale)
+    def score_scale(self, model: Any) -> float:
+        return model.logit_scale
 
 
-@register(
-    "cohere2",
-    tiny=dict(
-        GROUPED,
-        attention_bias=True,
-        sliding_window=3,
-        layer_types=MIXED,
-    ),
-)
+@register("cohere2", tiny=dict(GROUPED, attention_bias=True, sliding_window=3, layer_types=MIXED))
 class Cohere2(Cohere):
     def window(self, block: Any) -> int | None:
         return self.sliding_window(block.self_attn)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normlens.families.vit import ViT
 from normlens.layers import FIRST_AND_PATCHES, Attention, FeedForward, Head
-from normlens.models.base import columns, linear, register, scaled
+from normlens.models.base import attention_of, columns, feed_forward_of, register
 from normlens.models.tiny import IMAGE
 
 _TINY = {name: size for name, size in IMAGE.items() if name != "intermediate_size"}
@@ -16,37 +16,31 @@ _TINY = {name: size for name, size in IMAGE.items() if name != "intermediate_siz
 
 @register("dinov2", tiny=dict(_TINY, mlp_ratio=2, use_swiglu_ffn=True))
 class Dinov2(ViT):
+    layers_path = "encoder.layer"
+    norms = "norm1", "norm2"
     interpolates = False  # whatever the size, without being asked
-
-    def blocks(self) -> list[Any]:
-        return list(self.model.encoder.layer)
-
-    def norms(self, block: Any) -> tuple[Any, Any]:
-        return block.norm1, block.norm2
 
     def factors(self, block: Any) -> tuple[Tensor, Tensor]:
         return block.layer_scale1.lambda1, block.layer_scale2.lambda1
 
-    def attention(self, block: Any, factor: float | Tensor) -> Attention:
+    def attention(self, block: Any) -> Attention:
         if hasattr(block.attention, "v_proj"):
-            return super().attention(block, factor)
+            return super().attention(block)
         # transformers before 5.18 has BERT's modules here.
         inner, output = block.attention.attention, block.attention.output.dense
-        heads = self.config.num_attention_heads
-        out = scaled(linear(output), factor)
-        return Attention(linear(inner.value), out, heads, heads, weights=inner, module=output)
+        heads, factor = self.config.num_attention_heads, self.factors(block)[0]
+        return attention_of(inner, inner.value, output, heads, scale=factor)
 
-    def feed_forward(self, block: Any, factor: float | Tensor) -> FeedForward:
+    def feed_forward(self, block: Any) -> FeedForward:
         if not self.config.use_swiglu_ffn:
-            return super().feed_forward(block, factor)
-        mlp = block.mlp
-        if hasattr(mlp, "weights_in"):  # transformers before 5.18: gate and up in one
-            width = mlp.weights_out.in_features
-            gate, up = columns(mlp.weights_in, 0, width), columns(mlp.weights_in, width, 2 * width)
-            down = mlp.weights_out
-        else:
-            gate, up, down = linear(mlp.gate_proj), linear(mlp.up_proj), mlp.down_proj
-        return FeedForward(up, scaled(linear(down), factor), "silu", gate, down)
+            return super().feed_forward(block)
+        mlp, factor = block.mlp, self.factors(block)[1]
+        if not hasattr(mlp, "weights_in"):
+            return feed_forward_of(mlp.up_proj, mlp.down_proj, "silu", mlp.gate_proj, factor)
+        # transformers before 5.18 has gate and up in one.
+        m = mlp.weights_out.in_features
+        gate, up = columns(mlp.weights_in, 0, m), columns(mlp.weights_in, m, 2 * m)
+        return feed_forward_of(up, mlp.weights_out, "silu", gate, factor)
 
     def image_head(self, model: Any) -> Head | None:
         return self.image_classifier(FIRST_AND_PATCHES, model.classifier)

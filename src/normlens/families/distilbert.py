@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Head, Step
+from normlens.layers import Attention, FeedForward, Head
 from normlens.models import base
 
 
@@ -15,24 +15,23 @@ from normlens.models import base
     ),
 )
 class DistilBert(base.Adapter):
-    def blocks(self) -> list[Any]:
-        return list(self.model.transformer.layer)
+    layers_path = "transformer.layer"
+    norms = "sa_layer_norm", "output_layer_norm"
+
+    @property
+    def activation(self) -> str:
+        return self.config.activation
 
     def masked_head(self, model: Any) -> Head | None:
         norm, words = model.vocab_layer_norm, model.vocab_projector
-        return self.words_head(model.vocab_transform, self.config.activation, norm, words)
+        return self.words_head(model.vocab_transform, self.activation, norm, words)
 
     def sequence_head(self, model: Any) -> Head | None:
         return self.pooled_head(model.pre_classifier, "relu", model.classifier)
 
-    def steps(self, block: Any) -> list[Step]:
-        attention, ffn = block.attention, block.ffn
-        attend = base.attention_of(attention, attention.v_lin, attention.out_lin, attention.n_heads)
-        feed_forward = base.feed_forward_of(ffn.lin1, ffn.lin2, self.config.activation)
-        return base.sublayers(
-            [
-                (base.layer_norm(block.sa_layer_norm), attend),
-                (base.layer_norm(block.output_layer_norm), feed_forward),
-            ],
-            norm_first=False,
-        )
+    def attention(self, block: Any) -> Attention:
+        attention = block.attention
+        return base.attention_of(attention, attention.v_lin, attention.out_lin, attention.n_heads)
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        return base.feed_forward_of(block.ffn.lin1, block.ffn.lin2, self.activation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Attention, Branch, HeadStep, ParallelFeedForward, Residual, Step
+from normlens.layers import Attention, FeedForward, Step
 from normlens.models import base
 
 
@@ -25,11 +25,10 @@ from normlens.models import base
     ),
 )
 class Falcon(base.Decoder):
-    def blocks(self) -> list[Any]:
-        return list(self.model.h)
-
-    def end(self) -> list[HeadStep]:
-        return [base.layer_norm(self.model.ln_f)]
+    layers_path = "h"
+    norms = "input_layernorm", "post_attention_layernorm"
+    norm_first = True
+    final_norm = "ln_f"
 
     def max_positions(self) -> int | None:
         return None if self.config.alibi else self.config.max_position_embeddings
@@ -46,24 +45,14 @@ class Falcon(base.Decoder):
             groups,
         )
 
+    def feed_forward(self, block: Any) -> FeedForward:
+        up, down = block.mlp.dense_h_to_4h, block.mlp.dense_4h_to_h
+        return base.feed_forward_of(up, down, self.config.activation)
+
     def steps(self, block: Any) -> list[Step]:
-        config, attention, mlp = self.config, self.attention(block), block.mlp
-        feed_forward = base.feed_forward_of(mlp.dense_h_to_4h, mlp.dense_4h_to_h, config.activation)
-        if not (config.new_decoder_architecture or config.parallel_attn):
-            first: list[Step] = [base.layer_norm(block.input_layernorm), attention]
-            second: list[Step] = [
-                base.layer_norm(block.post_attention_layernorm),
-                feed_forward,
-            ]
-            return [
-                Branch(),
-                *first,
-                Residual(),
-                Branch(),
-                *second,
-                Residual(),
-            ]
+        if not (self.config.new_decoder_architecture or self.config.parallel_attn):
+            return super().steps(block)
         two = hasattr(block, "ln_mlp")
         norm = base.layer_norm(block.ln_attn if two else block.input_layernorm)
-        beside = ParallelFeedForward(feed_forward, base.layer_norm(block.ln_mlp) if two else norm)
-        return [Branch(), norm, attention, beside, Residual()]
+        other = base.layer_norm(block.ln_mlp) if two else norm
+        return base.side_by_side(norm, self.attention(block), self.feed_forward(block), other)

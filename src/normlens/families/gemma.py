@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.llama import Llama
-from normlens.layers import Branch, Norm, Reach, Residual, Step
-from normlens.models.base import register, rms_norm, sublayers
+from normlens.layers import Norm, Reach
+from normlens.models.base import Adapter, register, rms_norm
 from normlens.models.tiny import GROUPED
 
 
@@ -18,6 +18,9 @@ class Gemma(Llama):
 
 @register("gemma2", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
 class Gemma2(Gemma):
+    norms = "input_layernorm", "pre_feedforward_layernorm"
+    branch_norms: tuple[str, ...] = ("post_attention_layernorm", "post_feedforward_layernorm")
+
     def window(self, block: Any) -> int | None:
         return self.sliding_window(block.self_attn)
 
@@ -25,31 +28,10 @@ class Gemma2(Gemma):
     def activation(self) -> str:
         return self.config.hidden_activation
 
-    def steps(self, block: Any) -> list[Step]:
-        return [
-            Branch(),
-            self.norm(block.input_layernorm),
-            self.attention(block),
-            self.norm(block.post_attention_layernorm),
-            Residual(),
-            Branch(),
-            self.norm(block.pre_feedforward_layernorm),
-            self.feed_forward(block),
-            self.norm(block.post_feedforward_layernorm),
-            Residual(),
-        ]
-
 
 @register("vaultgemma", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
 class VaultGemma(Gemma2):
-    def steps(self, block: Any) -> list[Step]:
-        return sublayers(
-            [
-                (self.norm(block.input_layernorm), self.attention(block)),
-                (self.norm(block.pre_feedforward_layernorm), self.feed_forward(block)),
-            ],
-            norm_first=True,
-        )
+    branch_norms = ()
 
 
 @register("gemma3_text", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
@@ -66,6 +48,4 @@ class Gemma3(Gemma2):
     def reach(self, block: Any) -> Reach:
         if self.causal or not super().causal:
             return super().reach(block)
-        window = self.window(block)
-        side = None if window is None else window - 1
-        return Reach(side, side)
+        return Adapter.reach(self, block)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Attention, FeedForward, HeadStep, Step
+from normlens.layers import Attention, FeedForward
 from normlens.models import base
 from normlens.models.tiny import GPT
 
 
 @base.register("gpt2", tiny=GPT)
 class GPT2(base.Decoder):
+    layers_path = "h"
+    norms = "ln_1", "ln_2"
     norm_first = True
-
-    def blocks(self) -> list[Any]:
-        return list(self.model.h)
-
-    def end(self) -> list[HeadStep]:
-        return [base.layer_norm(self.model.ln_f)]
+    final_norm: str | None = "ln_f"
 
     def attention(self, block: Any) -> Attention:
         attention, d = block.attn, self.config.hidden_size
@@ -35,12 +32,3 @@ class GPT2(base.Decoder):
     def feed_forward(self, block: Any) -> FeedForward:
         mlp = block.mlp
         return base.feed_forward_of(mlp.c_fc, mlp.c_proj, self.activation)
-
-    def steps(self, block: Any) -> list[Step]:
-        return base.sublayers(
-            [
-                (base.layer_norm(block.ln_1), self.attention(block)),
-                (base.layer_norm(block.ln_2), self.feed_forward(block)),
-            ],
-            norm_first=self.norm_first,
-        )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Branch, HeadStep, Linear, ParallelFeedForward, Residual, Step
+from normlens.layers import Linear, Step
 from normlens.models import base
 from normlens.models.tiny import GPT
 
 
 @base.register("gptj", tiny=dict(GPT, rotary_dim=2))
 class GPTJ(base.Decoder):
-    def blocks(self) -> list[Any]:
-        return list(self.model.h)
-
-    def end(self) -> list[HeadStep]:
-        return [base.layer_norm(self.model.ln_f)]
+    layers_path = "h"
+    final_norm = "ln_f"
 
     def value(self, attention: Any) -> Linear:
         return base.linear(attention.v_proj)
@@ -23,14 +20,11 @@ class GPTJ(base.Decoder):
     def steps(self, block: Any) -> list[Step]:
         attention, mlp = block.attn, block.mlp
         heads = attention.num_attention_heads
-        feed_forward = base.feed_forward_of(mlp.fc_in, mlp.fc_out, self.config.activation_function)
-        return [
-            Branch(),
+        return base.side_by_side(
             base.layer_norm(block.ln_1),
             base.attention_of(attention, self.value(attention), attention.out_proj, heads),
-            ParallelFeedForward(feed_forward, base.layer_norm(block.ln_1)),
-            Residual(),
-        ]
+            base.feed_forward_of(mlp.fc_in, mlp.fc_out, self.config.activation_function),
+        )
 
 
 @base.register("codegen", tiny=dict(GPT, rotary_dim=2))

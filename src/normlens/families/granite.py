@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.families.llama import Llama
-from normlens.layers import Attention, Experts, FeedForward, Head
-from normlens.models.base import columns, feed_forward_of, register, scaled, scaled_scores
+from normlens.layers import Attention, Experts, FeedForward
+from normlens.models.base import fused_gate, register, scaled
 from normlens.models.parts import StackedExperts, routed
 from normlens.models.tiny import EXPERTS, GROUPED
 
@@ -37,8 +37,8 @@ class Granite(Llama):
         down = scaled(feed_forward.down, block.residual_multiplier)
         return replace(feed_forward, down=down)
 
-    def causal_head(self, model: Any) -> Head | None:
-        return scaled_scores(super().causal_head(model), 1 / self.config.logits_scaling)
+    def score_scale(self, model: Any) -> float:
+        return 1 / self.config.logits_scaling
 
 
 _FACTORS = dict(
@@ -67,13 +67,5 @@ class GraniteMoe(Granite):
             return experts
         # The layer adds what the shared expert returns to what the module of the others returns, so
         # that no module returns the sum.
-        return replace(experts, shared=self.fused(shared), module=None)
-
-    def fused(self, mlp: Any) -> FeedForward:
-        m = mlp.output_linear.weight.shape[1]
-        return feed_forward_of(
-            columns(mlp.input_linear, m, 2 * m),
-            mlp.output_linear,
-            self.activation,
-            gate=columns(mlp.input_linear, 0, m),
-        )
+        expert = fused_gate(shared.input_linear, shared.output_linear, self.activation)
+        return replace(experts, shared=expert, module=None)

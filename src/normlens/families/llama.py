@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Attention, Branch, Experts, FeedForward, HeadStep, Norm, Residual, Step
+from normlens.layers import Attention, Experts, FeedForward, Norm
 from normlens.models.base import Decoder, attention_of, feed_forward_of, register, rms_norm
 from normlens.models.parts import SHARED, StackedExperts, routed
 from normlens.models.tiny import GROUPED
@@ -21,11 +21,10 @@ MIXED = ["sliding_attention", "full_attention"]
     "seed_oss", tiny=dict(GROUPED, attention_bias=True, attention_out_bias=True, mlp_bias=True)
 )
 class Llama(Decoder):
-    def blocks(self) -> list[Any]:
-        return list(self.model.layers)
-
-    def end(self) -> list[HeadStep]:
-        return [self.norm(self.model.norm)]
+    layers_path = "layers"
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    norm_first = True
+    final_norm = "norm"
 
     def norm(self, module: Any) -> Norm:
         return rms_norm(module)
@@ -39,10 +38,6 @@ class Llama(Decoder):
             config.num_attention_heads,
             config.num_key_value_heads,
         )
-
-    @property
-    def activation(self) -> str:
-        return self.config.hidden_act
 
     def feed_forward(self, block: Any) -> FeedForward | Experts:
         mlp = block.mlp
@@ -62,18 +57,6 @@ class Llama(Decoder):
     def gated(self, mlp: Any) -> FeedForward:
         """The block of a layer, or an expert that all tokens share."""
         return feed_forward_of(mlp.up_proj, mlp.down_proj, self.activation, gate=mlp.gate_proj)
-
-    def steps(self, block: Any) -> list[Step]:
-        return [
-            Branch(),
-            self.norm(block.input_layernorm),
-            self.attention(block),
-            Residual(),
-            Branch(),
-            self.norm(block.post_attention_layernorm),
-            self.feed_forward(block),
-            Residual(),
-        ]
 
 
 @register(

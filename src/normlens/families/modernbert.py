@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
-
-from torch import nn
 
 from normlens import layers
 from normlens.models import base
@@ -26,20 +25,14 @@ _TINY = dict(
 
 @base.register("modernbert", tiny=_TINY)
 class ModernBert(base.Adapter):
-    def blocks(self) -> list[Any]:
-        return list(self.model.layers)
-
-    def end(self) -> list[layers.HeadStep]:
-        return [base.layer_norm(self.model.final_norm)]
+    layers_path = "layers"
+    norms = "attn_norm", "mlp_norm"  # the embeddings end in a norm, so the first layer lacks one
+    norm_first = True
+    final_norm = "final_norm"
 
     def masked_head(self, model: Any) -> layers.Head | None:
-        return layers.Head(
-            layers.MASKED,
-            layers.ANY,
-            tuple(self.end()),
-            self._transform(model),
-            base.linear(model.decoder),
-        )
+        head, activation = model.head, self.config.classifier_activation
+        return self.words_head(head.dense, activation, head.norm, model.decoder)
 
     def sequence_head(self, model: Any) -> layers.Head | None:
         reads = layers.MEAN if self.config.classifier_pooling == "mean" else layers.FIRST
@@ -49,17 +42,11 @@ class ModernBert(base.Adapter):
         return self.classifier(layers.TOKENS, layers.ANY, model.classifier, *self._transform(model))
 
     def _transform(self, model: Any) -> tuple[layers.HeadStep, ...]:
-        head = model.head
-        return base.transform(
-            head.dense, self.config.classifier_activation, base.layer_norm(head.norm)
-        )
+        activation = layers.Elementwise(self.config.classifier_activation)
+        return base.dense(model.head.dense), activation, base.layer_norm(model.head.norm)
 
-    def reach(self, block: Any) -> layers.Reach:
-        if block.attn.sliding_window is None:
-            return layers.Reach()
-        # The module keeps an exclusive bound; half the window lies on each side.
-        side = block.attn.sliding_window - 1
-        return layers.Reach(side, side)
+    def window(self, block: Any) -> int | None:
+        return block.attn.sliding_window  # the target included; half the window lies on each side
 
     def attention(self, block: Any) -> layers.Attention:
         attention, d = block.attn, self.config.hidden_size
@@ -69,27 +56,8 @@ class ModernBert(base.Adapter):
         heads = self.config.num_attention_heads
         return base.attention_of(attention, value, attention.Wo, heads)
 
-    def steps(self, block: Any) -> list[layers.Step]:
-        mlp, m = block.mlp, self.config.intermediate_size
-        # The embeddings end in a norm already, so the first layer has none.
-        first_norm = (
-            [] if isinstance(block.attn_norm, nn.Identity) else [base.layer_norm(block.attn_norm)]
-        )
-        return [
-            layers.Branch(),
-            *first_norm,
-            self.attention(block),
-            layers.Residual(),
-            layers.Branch(),
-            base.layer_norm(block.mlp_norm),
-            base.feed_forward_of(
-                base.columns(mlp.Wi, m, 2 * m),
-                mlp.Wo,
-                self.config.hidden_activation,
-                gate=base.columns(mlp.Wi, 0, m),
-            ),
-            layers.Residual(),
-        ]
+    def feed_forward(self, block: Any) -> layers.FeedForward:
+        return base.fused_gate(block.mlp.Wi, block.mlp.Wo, self.config.hidden_activation)
 
 
 @base.register("modernbert-decoder", tiny=dict(_TINY, local_attention=6))
@@ -97,11 +65,9 @@ class ModernBertDecoder(ModernBert):
     causal = True
 
     def causal_head(self, model: Any) -> layers.Head | None:
-        norm = base.layer_norm(model.lm_head.norm)
-        steps = base.transform(model.lm_head.dense, self.config.classifier_activation, norm)
-        return layers.Head(
-            layers.CAUSAL, layers.ANY, tuple(self.end()), steps, base.linear(model.decoder)
-        )
+        head, activation = model.lm_head, self.config.classifier_activation
+        words = self.words_head(head.dense, activation, head.norm, model.decoder)
+        return replace(words, task=layers.CAUSAL)
 
     def sequence_head(self, model: Any) -> layers.Head | None:
         return self.classifier(
@@ -113,5 +79,4 @@ class ModernBertDecoder(ModernBert):
 
     def reach(self, block: Any) -> layers.Reach:
         check_causal(self.config, "ModernBERT's decoder")
-        window = block.attn.sliding_window
-        return layers.Reach(None if window is None else window - 1, 0)
+        return super().reach(block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import HeadStep, Reach, Step
+from normlens.layers import Attention, FeedForward, Reach
 from normlens.models import base
 from normlens.models.unwrapping import check_causal
 
@@ -16,11 +16,10 @@ from normlens.models.unwrapping import check_causal
 class Mpt(base.Decoder):
     """`clip_qkv` limits values as well: a text in which it does so is not complete, and refused."""
 
-    def blocks(self) -> list[Any]:
-        return list(self.model.blocks)
-
-    def end(self) -> list[HeadStep]:
-        return [base.layer_norm(self.model.norm_f)]
+    layers_path = "blocks"
+    norms = "norm_1", "norm_2"
+    norm_first = True
+    final_norm = "norm_f"
 
     def max_positions(self) -> int:
         return self.config.max_seq_len  # its table of ALiBi's distances
@@ -29,20 +28,11 @@ class Mpt(base.Decoder):
         check_causal(self.config, "MPT")
         return super().reach(block)
 
-    def steps(self, block: Any) -> list[Step]:
-        attention, ffn, d = block.attn, block.ffn, self.config.hidden_size
-        attend = base.attention_of(
-            attention,
-            base.columns(attention.Wqkv, 2 * d, 3 * d),
-            attention.out_proj,
-            attention.n_heads,
-        )
+    def attention(self, block: Any) -> Attention:
+        attention, d = block.attn, self.config.hidden_size
+        value = base.columns(attention.Wqkv, 2 * d, 3 * d)
+        return base.attention_of(attention, value, attention.out_proj, attention.n_heads)
+
+    def feed_forward(self, block: Any) -> FeedForward:
         # The module of the feed-forward block itself adds the residual as well.
-        feed_forward = base.feed_forward_of(ffn.up_proj, ffn.down_proj, "gelu")
-        return base.sublayers(
-            [
-                (base.layer_norm(block.norm_1), attend),
-                (base.layer_norm(block.norm_2), feed_forward),
-            ],
-            norm_first=True,
-        )
+        return base.feed_forward_of(block.ffn.up_proj, block.ffn.down_proj, "gelu")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Attention, FeedForward, Head, Step
+from normlens.layers import Attention, FeedForward, Head
 from normlens.models import base
 from normlens.models.tiny import ENCODER
 
 
 @base.register("nomic_bert", tiny=dict(ENCODER, head_dim=4))
 class NomicBert(base.Adapter):
-    def blocks(self) -> list[Any]:
-        return list(self.model.layers)
+    layers_path = "layers"
+    norms = "post_attention_layernorm", "post_mlp_layernorm"
 
     def masked_head(self, model: Any) -> Head | None:
         head, inner = model.cls.predictions, model.cls.predictions.transform
@@ -27,18 +27,7 @@ class NomicBert(base.Adapter):
 
     def feed_forward(self, block: Any) -> FeedForward:
         mlp = block.mlp
-        return base.feed_forward_of(
-            mlp.up_proj, mlp.down_proj, self.config.hidden_act, gate=mlp.gate_proj
-        )
-
-    def steps(self, block: Any) -> list[Step]:
-        return base.sublayers(
-            [
-                (base.layer_norm(block.post_attention_layernorm), self.attention(block)),
-                (base.layer_norm(block.post_mlp_layernorm), self.feed_forward(block)),
-            ],
-            norm_first=False,
-        )
+        return base.feed_forward_of(mlp.up_proj, mlp.down_proj, self.activation, mlp.gate_proj)
 
 
 @base.register("gte", tiny=dict(ENCODER, head_dim=4))
@@ -52,7 +41,7 @@ class Gte(NomicBert):
 class JinaEmbeddings(Gte):
     def feed_forward(self, block: Any) -> FeedForward:
         mlp = block.mlp
-        return base.feed_forward_of(mlp.fc1, mlp.fc2, self.config.hidden_act)
+        return base.feed_forward_of(mlp.fc1, mlp.fc2, self.activation)
 
     def sequence_head(self, model: Any) -> Head | None:
         head = model.classifier

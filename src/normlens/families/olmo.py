@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.llama import MIXED, Llama
-from normlens.layers import Branch, Norm, Residual, Step
+from normlens.layers import Norm
 from normlens.models.base import register
 from normlens.models.tiny import EXPERTS, GROUPED
 
@@ -21,37 +21,17 @@ class Olmo(Llama):
 @register("flex_olmo", tiny=EXPERTS)  # with experts in place of the block
 @register("olmo2", tiny=GROUPED)
 class Olmo2(Llama):
-    def steps(self, block: Any) -> list[Step]:
-        return [
-            Branch(),
-            self.attention(block),
-            self.norm(block.post_attention_layernorm),
-            Residual(),
-            Branch(),
-            self.feed_forward(block),
-            self.norm(block.post_feedforward_layernorm),
-            Residual(),
-        ]
+    norms = ()
+    branch_norms = "post_attention_layernorm", "post_feedforward_layernorm"
 
 
-@register(
-    "olmo3",
-    tiny=dict(
-        GROUPED,
-        attention_bias=True,
-        sliding_window=3,
-        layer_types=MIXED,
-    ),
-)
+@register("olmo3", tiny=dict(GROUPED, attention_bias=True, sliding_window=3, layer_types=MIXED))
 class Olmo3(Olmo2):
     def window(self, block: Any) -> int | None:
         return self.sliding_window(block.self_attn)
 
 
-@register(
-    "exaone4",
-    tiny=dict(GROUPED, sliding_window=3, layer_types=MIXED),
-)
+@register("exaone4", tiny=dict(GROUPED, sliding_window=3, layer_types=MIXED))
 class Exaone4(Olmo2):
     def window(self, block: Any) -> int | None:
         return self.config.sliding_window if block.self_attn.is_sliding else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.gpt2 import GPT2
-from normlens.layers import Attention, HeadStep
+from normlens.layers import Attention
 from normlens.models.base import attention_of, columns, register
 from normlens.models.tiny import GPT
 
@@ -13,10 +13,8 @@ from normlens.models.tiny import GPT
 @register("openai-gpt", tiny=GPT)
 class OpenAIGPT(GPT2):
     norm_first = False
+    final_norm = None
     causal = True  # each layer has a triangular mask, whatever the configuration says
-
-    def end(self) -> list[HeadStep]:
-        return []
 
     def attention(self, block: Any) -> Attention:
         attention, d = block.attn, self.config.n_embd

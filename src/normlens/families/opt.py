@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import HeadStep, Step
+from normlens.layers import Attention, FeedForward, HeadStep
 from normlens.models import base
 from normlens.models.tiny import DECODER
 
@@ -22,8 +22,12 @@ from normlens.models.tiny import DECODER
     ),
 )
 class OPT(base.Decoder):
-    def blocks(self) -> list[Any]:
-        return list(self.model.decoder.layers)
+    layers_path = "decoder.layers"
+    norms = "self_attn_layer_norm", "final_layer_norm"
+
+    @property
+    def norm_first(self) -> bool:  # type: ignore[override]
+        return self.config.do_layer_norm_before
 
     def end(self) -> list[HeadStep]:
         decoder = self.model.decoder
@@ -34,35 +38,24 @@ class OPT(base.Decoder):
             steps.append(base.dense(decoder.project_out))
         return steps
 
-    def norm_first(self, block: Any) -> bool:
-        return block.do_layer_norm_before
-
     @property
     def activation(self) -> str:
         return self.config.activation_function
 
-    def steps(self, block: Any) -> list[Step]:
-        attend = base.projected_attention(block.self_attn)
-        feed_forward = base.feed_forward_of(block.fc1, block.fc2, self.activation)
-        return base.sublayers(
-            [
-                (base.layer_norm(block.self_attn_layer_norm), attend),
-                (base.layer_norm(block.final_layer_norm), feed_forward),
-            ],
-            norm_first=self.norm_first(block),
-        )
+    def attention(self, block: Any) -> Attention:
+        return base.projected_attention(block.self_attn)
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        return base.feed_forward_of(block.fc1, block.fc2, self.activation)
 
 
 @base.register("biogpt", tiny=DECODER)
 class BioGpt(OPT):
-    def blocks(self) -> list[Any]:
-        return list(self.model.layers)
+    layers_path = "layers"
+    norm_first = True
 
     def end(self) -> list[HeadStep]:
         return [base.layer_norm(self.model.layer_norm)]
-
-    def norm_first(self, block: Any) -> bool:
-        return True
 
     @property
     def activation(self) -> str:

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Branch, HeadStep, ParallelFeedForward, Residual, Step
-from normlens.models.base import Decoder, attention_of, feed_forward_of, layer_norm, register
+from normlens.layers import Step
+from normlens.models import base
 from normlens.models.tiny import DECODER
 
 
-@register("phi", tiny=DECODER)
-class Phi(Decoder):
-    def blocks(self) -> list[Any]:
-        return list(self.model.layers)
-
-    def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.final_layernorm)]
+@base.register("phi", tiny=DECODER)
+class Phi(base.Decoder):
+    layers_path = "layers"
+    final_norm = "final_layernorm"
 
     def steps(self, block: Any) -> list[Step]:
-        attention, mlp = block.self_attn, block.mlp
-        feed_forward = feed_forward_of(mlp.fc1, mlp.fc2, self.config.hidden_act)
-        return [
-            Branch(),
-            layer_norm(block.input_layernorm),
-            attention_of(
-                attention,
-                attention.v_proj,
-                attention.dense,
-                self.config.num_attention_heads,
-                self.config.num_key_value_heads,
-            ),
-            ParallelFeedForward(feed_forward, layer_norm(block.input_layernorm)),
-            Residual(),
-        ]
+        attention, mlp, config = block.self_attn, block.mlp, self.config
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        return base.side_by_side(
+            base.layer_norm(block.input_layernorm),
+            base.attention_of(attention, attention.v_proj, attention.dense, heads, groups),
+            base.feed_forward_of(mlp.fc1, mlp.fc2, self.activation),
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 from normlens.families.llama import Mistral
 from normlens.layers import Attention, FeedForward
-from normlens.models.base import attention_of, columns, feed_forward_of, linear, register
+from normlens.models.base import attention_of, columns, fused_gate, linear, register
 from normlens.models.tiny import DECODER
 
 
@@ -25,15 +25,4 @@ class Phi3(Mistral):
         )
 
     def feed_forward(self, block: Any) -> FeedForward:
-        return fused_gate(block.mlp, self.activation)
-
-
-def fused_gate(mlp: Any, activation: str) -> FeedForward:
-    """A gated block whose first projection gives the gate and then the values that it gates."""
-    m = linear(mlp.down_proj).weight.shape[0]
-    return feed_forward_of(
-        columns(mlp.gate_up_proj, m, 2 * m),
-        mlp.down_proj,
-        activation,
-        gate=columns(mlp.gate_up_proj, 0, m),
-    )
+        return fused_gate(block.mlp.gate_up_proj, block.mlp.down_proj, self.activation)

@@ -5,40 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.bert import Bert, Roberta
-from normlens.layers import HeadStep, Linear, Norm
-from normlens.models.base import layer_norm, linear, register
+from normlens.layers import Linear
+from normlens.models.base import linear, register
 from normlens.models.tiny import ENCODER
 
 
 @register("megatron-bert", tiny=ENCODER)
 class MegatronBert(Bert):
     norm_first = True
-
-    def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.encoder.ln)]
-
-    def norms(self, block: Any) -> tuple[Norm, Norm]:
-        return layer_norm(block.attention.ln), layer_norm(block.ln)
+    final_norm = "encoder.ln"
+    norms = "attention.ln", "ln"
 
 
 @register("roberta-prelayernorm", tiny=ENCODER)
 class RobertaPreLayerNorm(Roberta):
     norm_first = True
-
-    def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.LayerNorm)]
-
-    def norms(self, block: Any) -> tuple[Norm, Norm]:
-        return layer_norm(block.attention.LayerNorm), layer_norm(block.intermediate.LayerNorm)
+    final_norm = "LayerNorm"
+    norms = "attention.LayerNorm", "intermediate.LayerNorm"
 
 
 @register("xlm-roberta-xl", tiny=ENCODER)
 class XLMRobertaXL(RobertaPreLayerNorm):
-    def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.encoder.LayerNorm)]
-
-    def norms(self, block: Any) -> tuple[Norm, Norm]:
-        return layer_norm(block.attention.self_attn_layer_norm), layer_norm(block.LayerNorm)
+    final_norm = "encoder.LayerNorm"
+    norms = "attention.self_attn_layer_norm", "LayerNorm"
 
 
 @register(
@@ -53,12 +42,8 @@ class XLMRobertaXL(RobertaPreLayerNorm):
 )
 class Esm(RobertaPreLayerNorm):
     activation = "gelu"  # whatever the configuration says
-
-    def end(self) -> list[HeadStep]:
-        return [layer_norm(self.model.encoder.emb_layer_norm_after)]
-
-    def norms(self, block: Any) -> tuple[Norm, Norm]:
-        return layer_norm(block.attention.LayerNorm), layer_norm(block.LayerNorm)
+    final_norm = "encoder.emb_layer_norm_after"
+    norms = "attention.LayerNorm", "LayerNorm"
 
     def max_positions(self) -> int:
         if self.model.embeddings.position_embedding_type == "absolute":

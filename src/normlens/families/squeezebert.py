@@ -8,7 +8,7 @@ the same to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from normlens.errors import UnsupportedModelError
 from normlens.families.bert import Bert
 from normlens.gpu.lazy_tensor import formed, lazy_tensor
-from normlens.layers import Attention, FeedForward, Linear, Norm
-from normlens.models.base import layer_norm, register
-from normlens.models.reading import UnreadableModule, read_tensor, without_adapters
+from normlens.layers import Attention, FeedForward, Linear
+from normlens.models.base import register
+from normlens.models.reading import UnreadableModule, read_tensor, without_idle_adapters
 from normlens.models.tiny import ENCODER
 from normlens.trace.locking import Change
 
@@ -43,9 +43,8 @@ Function = Callable[..., Any]
 )
 class SqueezeBert(Bert):
     causal = False
-
-    def blocks(self) -> list[Any]:
-        return list(self.model.encoder.layers)
+    layers_path = "encoder.layers"
+    norms = "post_attention.layernorm", "output.layernorm"
 
     def attention(self, block: Any) -> Attention:
         attention, output = block.attention, block.post_attention.conv1d
@@ -67,11 +66,9 @@ class SqueezeBert(Bert):
             module=block.output.conv1d,
         )
 
-    def norms(self, block: Any) -> tuple[Norm, Norm]:
-        return layer_norm(block.post_attention.layernorm), layer_norm(block.output.layernorm)
-
     def forward_patches(self) -> dict[tuple[nn.Module, str], Change]:
-        encoder, blocks = self.model.encoder, self.blocks()
+        encoder: Any = self.model.encoder
+        blocks: Sequence[Any] = self.blocks()
         for block in blocks:
             self._check_hooks(block.attention.query, block.attention.key)
         called = SimpleNamespace(layers=[_Called(block) for block in blocks])
@@ -137,7 +134,7 @@ def _in_a_tuple(real: Function) -> Function:
 
 def convolution(module: Any) -> Linear:
     """A convolution of single tokens; in groups, its matrix is block-diagonal."""
-    base = without_adapters(module)
+    base = without_idle_adapters(module)
     weight = read_tensor(base, "weight")  # (out, in / groups, 1)
     if weight is None or weight.dim() != 3 or weight.shape[-1] != 1:
         raise UnreadableModule(

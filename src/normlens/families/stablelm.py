@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.llama import Llama
-from normlens.layers import Branch, Norm, ParallelFeedForward, Residual, Step
-from normlens.models.base import layer_norm, register
+from normlens.layers import Norm, Step
+from normlens.models.base import layer_norm, register, side_by_side
 from normlens.models.tiny import DECODER
 
 
@@ -32,5 +32,4 @@ class StableLm(Llama):
         if not block.use_parallel_residual:
             return super().steps(block)
         norm = self.norm(block.input_layernorm)
-        beside = ParallelFeedForward(self.gated(block.mlp), norm)
-        return [Branch(), norm, self.attention(block), beside, Residual()]
+        return side_by_side(norm, self.attention(block), self.gated(block.mlp))

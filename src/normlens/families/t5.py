@@ -36,20 +36,16 @@ TINY = dict(
 @base.register("mt5", tiny=dict(TINY, feed_forward_proj="gated-gelu"))
 @base.register("t5", tiny=dict(TINY, feed_forward_proj="relu"))
 class T5(TwoStacks):
+    layers_path = "block"
     #: The place of α among the outputs of an attention, whose second output is the position bias.
     weights_at = 2
+    final_norm = "decoder.final_layer_norm"
 
-    def encoder_blocks(self) -> list[Any]:
-        return list(self.model.encoder.block)
-
-    def decoder_blocks(self) -> list[Any]:
-        return list(self.model.decoder.block)
+    def norm(self, module: Any) -> Norm:
+        return base.rms_norm(module)
 
     def encoder_end(self) -> list[HeadStep]:
-        return [base.rms_norm(self.model.encoder.final_layer_norm)]
-
-    def end(self) -> list[HeadStep]:
-        return [base.rms_norm(self.model.decoder.final_layer_norm)]
+        return [self.norm(self.model.encoder.final_layer_norm)]
 
     def generating_head(self, model: Any) -> Head:
         head = super().generating_head(model)
@@ -82,28 +78,24 @@ class T5(TwoStacks):
     def steps(self, block: Any) -> list[Step]:
         first, *cross, last = block.layer
         parts: list[tuple[Norm, Step]] = [
-            (base.rms_norm(first.layer_norm), self.attention(first.SelfAttention))
+            (self.norm(first.layer_norm), self.attend(first.SelfAttention))
         ]
         parts += [
-            (base.rms_norm(layer.layer_norm), self.attention(layer.EncDecAttention, ENCODER))
+            (self.norm(layer.layer_norm), self.attend(layer.EncDecAttention, ENCODER))
             for layer in cross
         ]
-        parts.append((base.rms_norm(last.layer_norm), self.feed_forward(last.DenseReluDense)))
+        parts.append((self.norm(last.layer_norm), self.feed_forward(last.DenseReluDense)))
         return base.sublayers(parts, norm_first=True)
 
-    def attention(self, module: Any, source: str | None = None) -> Attention:
+    def attend(self, module: Any, source: str | None = None) -> Attention:
         return base.attention_of(
             module, module.v, module.o, module.n_heads, source=source, weights_at=self.weights_at
         )
 
-    def feed_forward(self, module: Any) -> FeedForward:
-        gated = hasattr(module, "wi_0")
-        return base.feed_forward_of(
-            module.wi_1 if gated else module.wi,
-            module.wo,
-            self.config.dense_act_fn,
-            gate=base.linear(module.wi_0) if gated else None,
-        )
+    def feed_forward(self, block: Any) -> FeedForward:
+        gated = hasattr(block, "wi_0")
+        gate, up = (block.wi_0, block.wi_1) if gated else (None, block.wi)
+        return base.feed_forward_of(up, block.wo, self.config.dense_act_fn, gate)
 
 
 @base.register("umt5", tiny=dict(TINY, feed_forward_proj="gated-gelu"))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normlens.errors import UnsupportedModelError
-from normlens.layers import FIRST_TWO, MEAN, Attention, FeedForward, Head, HeadStep, Linear, Step
+from normlens.layers import FIRST_TWO, MEAN, Attention, FeedForward, Head, Linear
 from normlens.models import base
 from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import IMAGE
@@ -17,35 +17,24 @@ from normlens.models.tiny import IMAGE
 
 @base.register("vit", "vit_msn", tiny=IMAGE)
 class ViT(ImageEncoder):
+    layers_path = "layers"
+    norms = "layernorm_before", "layernorm_after"
+    norm_first = True
+    final_norm = "layernorm"
     interpolates = True
-
-    def blocks(self) -> list[Any]:
-        return list(self.model.layers)
-
-    def end(self) -> list[HeadStep]:
-        return [base.layer_norm(self.model.layernorm)]
 
     def factors(self, block: Any) -> tuple[float | Tensor, float | Tensor]:
         """What the outputs of the attention and of the feed-forward block are multiplied by."""
         return 1.0, 1.0
 
-    def attention(self, block: Any, factor: float | Tensor) -> Attention:
-        attention = block.attention
-        heads = self.config.num_attention_heads
-        return base.attention_of(attention, attention.v_proj, attention.o_proj, heads, scale=factor)
+    def attention(self, block: Any) -> Attention:
+        attention, heads = block.attention, self.config.num_attention_heads
+        value, output, factor = attention.v_proj, attention.o_proj, self.factors(block)[0]
+        return base.attention_of(attention, value, output, heads, scale=factor)
 
-    def feed_forward(self, block: Any, factor: float | Tensor) -> FeedForward:
-        mlp = block.mlp
-        return base.feed_forward_of(mlp.fc1, mlp.fc2, self.config.hidden_act, scale=factor)
-
-    def norms(self, block: Any) -> tuple[Any, Any]:
-        return block.layernorm_before, block.layernorm_after
-
-    def steps(self, block: Any) -> list[Step]:
-        of_attention, of_feed_forward = self.factors(block)
-        parts = self.attention(block, of_attention), self.feed_forward(block, of_feed_forward)
-        norms = map(base.layer_norm, self.norms(block))
-        return base.sublayers(zip(norms, parts, strict=True), norm_first=True)
+    def feed_forward(self, block: Any) -> FeedForward:
+        up, down, factor = block.mlp.fc1, block.mlp.fc2, self.factors(block)[1]
+        return base.feed_forward_of(up, down, self.activation, scale=factor)
 
 
 @base.register("deit", tiny=IMAGE)

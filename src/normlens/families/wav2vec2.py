@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.errors import UnsupportedModelError
-from normlens.layers import MEAN, SEQUENCES, Head, HeadStep, Step
+from normlens.layers import MEAN, SEQUENCES, Attention, FeedForward, Head, HeadStep, Step
 from normlens.models import base
 from normlens.models.parts import SoundEncoder
 from normlens.models.tiny import SOUND
@@ -17,12 +17,12 @@ from normlens.models.tiny import SOUND
 )
 @base.register("hubert", "data2vec-audio", tiny=SOUND)
 class Wav2Vec2(SoundEncoder):
-    @property
-    def norm_first(self) -> bool:
-        return bool(getattr(self.config, "do_stable_layer_norm", False))
+    layers_path = "encoder.layers"
+    norms = "layer_norm", "final_layer_norm"
 
-    def blocks(self) -> list[Any]:
-        return list(self.model.encoder.layers)
+    @property
+    def norm_first(self) -> bool:  # type: ignore[override]
+        return bool(getattr(self.config, "do_stable_layer_norm", False))
 
     def end(self) -> list[HeadStep]:
         if getattr(self.model, "adapter", None) is not None:
@@ -38,12 +38,15 @@ class Wav2Vec2(SoundEncoder):
                 "each of this model's layers has a second feed-forward block, an adapter behind "
                 "the first (adapter_attn_dim), and no scope has a place for it"
             )
-        mixing, feed_forward = base.projected_attention(block.attention), block.feed_forward
-        last = base.feed_forward_of(
-            feed_forward.intermediate_dense, feed_forward.output_dense, self.config.hidden_act
-        )
-        norms = base.layer_norm(block.layer_norm), base.layer_norm(block.final_layer_norm)
-        return base.sublayers(zip(norms, (mixing, last), strict=True), norm_first=self.norm_first)
+        return super().steps(block)
+
+    def attention(self, block: Any) -> Attention:
+        return base.projected_attention(block.attention)
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        inner = block.feed_forward
+        up, down = inner.intermediate_dense, inner.output_dense
+        return base.feed_forward_of(up, down, self.activation)
 
     def outside_scopes(self) -> str | None:
         kernel = self.config.num_conv_pos_embeddings

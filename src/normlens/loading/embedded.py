@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from normlens.errors import ModelLoadError, valid_choice
 
@@ -24,15 +23,12 @@ class EmbeddedModel:
     weights: str  # path inside the package
     sha256: str
     architecture: str  # transformers' class for it, with its head if it has one
-    gguf: bool = False
     extras: tuple[str, ...] = ()  # packages that reading the weights needs
 
     def folder(self) -> Path | None:
         """The package's folder, without importing the package."""
         spec = importlib.util.find_spec(self.package)
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        return Path(next(iter(spec.submodule_search_locations)))
+        return next(map(Path, (spec and spec.submodule_search_locations) or ()), None)
 
     def missing_extras(self) -> list[str]:
         return [extra for extra in self.extras if importlib.util.find_spec(extra) is None]
@@ -49,32 +45,23 @@ class EmbeddedModel:
     def locate(self) -> Path:
         """The verified weights file, or an error with the command that installs it."""
         folder = self.folder()
-        if folder is None or not (folder / self.weights).is_file():
-            raise ModelLoadError(
-                f"the embedded model {self.name!r} is not installed; run: {self.install_hint}"
+        if folder is None or not self.installed:
+            problem = f"the embedded model {self.name!r} is not installed"
+        elif missing := self.missing_extras():
+            problem = f"the embedded model {self.name!r} needs {' and '.join(missing)}"
+        else:
+            weights = folder / self.weights
+            digest = hashlib.sha256()
+            with weights.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+            sha256 = digest.hexdigest()
+            if sha256 == self.sha256:
+                return weights
+            problem = (
+                f"{weights} is not the published {self.name!r} (its SHA-256 is {sha256[:12]}…)"
             )
-        missing = self.missing_extras()
-        if missing:
-            raise ModelLoadError(
-                f"the embedded model {self.name!r} needs {' and '.join(missing)}; "
-                f"run: {self.install_hint}"
-            )
-        weights = folder / self.weights
-        with weights.open("rb") as file:
-            digest = _digest(file)
-        if digest != self.sha256:
-            raise ModelLoadError(
-                f"{weights} is not the published {self.name!r} (its SHA-256 is {digest[:12]}…); "
-                f"run: {self.install_hint}"
-            )
-        return weights
-
-
-def _digest(file: Any) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
+        raise ModelLoadError(f"{problem}; run: {self.install_hint}")
 
 
 EMBEDDED: dict[str, EmbeddedModel] = {
@@ -97,7 +84,6 @@ EMBEDDED: dict[str, EmbeddedModel] = {
             weights="SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             architecture="LlamaForCausalLM",
-            gguf=True,
             extras=("gguf", "accelerate"),
         ),
     )

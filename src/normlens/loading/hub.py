@@ -17,12 +17,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from normlens.errors import (
-    InputError,
     MissingDependencyError,
     ModelLoadError,
     NormLensError,
     is_out_of_memory,
     reason_of,
+    require,
 )
 from normlens.loading.embedded import DEFAULT, EMBEDDED
 
@@ -65,17 +65,13 @@ def shown_name(name: str) -> str:
     return last or "model"
 
 
-# What other libraries say of themselves when they are imported, kept off a user's screen.
-
-
-#: Loggers of what transformers imports where it is installed; what they say then (torchao about
-#: kernels for other GPUs) is nothing about the user's question.
-TALKATIVE = ("torchao", "torch.utils._pytree")
-
-
 def hush() -> None:
-    """Let these loggers report errors alone; for processes that are NormLens's own."""
-    for name in TALKATIVE:
+    """Silence import-time log messages of other libraries; for processes that are NormLens's own.
+
+    What transformers imports says things (torchao, about kernels for other GPUs) that are nothing
+    about the user's question.
+    """
+    for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
@@ -87,6 +83,17 @@ _YES = ("1", "TRUE", "YES", "ON")
 _OFFLINE_ALTERNATIVES = (
     f"without the hub, use an embedded model (load() or --model {DEFAULT}), a folder that "
     "save_pretrained wrote, or a model that is in the cache already"
+)
+
+
+#: What is said where the libraries' own message has to do.
+_DAMAGED = (
+    "cannot load the model in {name}: {reason} (a file there may be damaged; save or download the "
+    "model again)"
+)
+_NOT_LOADED = (
+    "cannot load {name} from the Hugging Face hub: {reason}; check the name, or, "
+    + _OFFLINE_ALTERNATIVES
 )
 
 
@@ -104,15 +111,15 @@ class Origin:
     def find(cls, name: str, revision: str | None, trust_remote_code: bool) -> Origin:
         """The origin of a model's name: an embedded one, a folder, the hub, or its cache alone."""
         embedded, local = is_embedded(name), is_local(name)
-        if revision is not None and (embedded or local):
-            raise InputError(
-                f"revision {revision!r} is for models on the hub; {name!r} is "
-                f"{'an embedded model' if embedded else 'a folder'}, so leave it out"
-            )
+        require(
+            revision is None or not (embedded or local),
+            f"revision {revision!r} is for models on the hub; {name!r} is "
+            f"{'an embedded model' if embedded else 'a folder'}, so leave it out",
+        )
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         if embedded:
             weights = EMBEDDED[name].locate()
-            gguf = {"gguf_file": weights.name} if EMBEDDED[name].gguf else {}
+            gguf = {"gguf_file": weights.name} if weights.suffix == ".gguf" else {}
             options |= {"local_files_only": True, **gguf}
             return cls(name, str(weights.parent), True, options, EMBEDDED[name].architecture)
         if local:
@@ -132,19 +139,16 @@ class Origin:
         """A file that belongs to the model, if there is one."""
         from transformers.utils import cached_file
 
-        quietly: dict[str, Any] = {
-            "_raise_exceptions_for_missing_entries": False,
-            "_raise_exceptions_for_connection_errors": False,
-            "_raise_exceptions_for_gated_repo": False,
-        }
-        taken = ("revision", "local_files_only")
-        options = {key: value for key, value in self.options.items() if key in taken}
-        path = cached_file(self.place, name, **options, **quietly)
+        path = cached_file(
+            self.place,
+            name,
+            revision=self.options["revision"],
+            local_files_only=self.options.get("local_files_only", False),
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
         return None if path is None else Path(path)
-
-    def has_file(self, names: Sequence[str]) -> bool:
-        """Whether there is any of these files."""
-        return any(self.file(name) is not None for name in names)
 
 
 def is_cached(name: str, revision: str | None) -> bool:
@@ -167,7 +171,7 @@ def reachable(timeout: float = 3.0) -> bool:
     """Whether the hub answers at all; its client would retry for half a minute."""
     if _set_offline():
         return False
-    if _has_proxy():
+    if any(map(os.environ.get, PROXIES)):
         return True  # only the proxy can tell
     from huggingface_hub import constants
 
@@ -186,11 +190,7 @@ def state() -> str:
         return "switched off (HF_HUB_OFFLINE is set)"
     if not reachable():
         return "unreachable; embedded models, local folders and cached models work"
-    return "behind a proxy; not tried" if _has_proxy() else "reachable"
-
-
-def _has_proxy() -> bool:
-    return any(os.environ.get(key) for key in PROXIES)
+    return "behind a proxy; not tried" if any(map(os.environ.get, PROXIES)) else "reachable"
 
 
 def _set_offline() -> bool:
@@ -201,9 +201,16 @@ def _set_offline() -> bool:
 # What went wrong ---------------------------------------------------------------------------------
 
 
+class UnexplainedError(ModelLoadError):
+    """A failure whose cause only the libraries' own message tells."""
+
+
 @contextmanager
-def explained(origin: Origin) -> Iterator[None]:
-    """Turn any error of loading into one line that says what to do."""
+def explained(origin: Origin, otherwise: str = "") -> Iterator[None]:
+    """Turn any error of loading into one line that says what to do.
+
+    Where its cause is not known, `otherwise` is that line, with ``{name}`` and ``{reason}`` in it.
+    """
     try:
         yield
     except NormLensError:
@@ -211,26 +218,20 @@ def explained(origin: Origin) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise  # no fault of the model's
-        clearer = known_cause(origin, error)
-        if clearer is not None:
-            raise clearer from error
-        line = reason_of(error)
-        if origin.local:
-            raise ModelLoadError(
-                f"cannot load the model in {origin.name!r}: {line} (a file there may be damaged; "
-                "save or download the model again)"
-            ) from error
-        raise ModelLoadError(
-            f"cannot load {origin.name!r} from the Hugging Face hub: {line}; check the name, or, "
-            f"{_OFFLINE_ALTERNATIVES}"
-        ) from error
+        known = _known_cause(origin, error)
+        line = known or otherwise or (_DAMAGED if origin.local else _NOT_LOADED)
+        line = line.replace("{name}", repr(origin.name)).replace("{reason}", reason_of(error))
+        raise (UnexplainedError(line) if known is None else ModelLoadError(line)) from error
 
 
-def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
-    """A clearer error where the libraries' message would mislead, or None."""
+def _known_cause(origin: Origin, error: BaseException) -> str | None:
+    """A line for an error of which the libraries' message would mislead, or None."""
     from huggingface_hub import errors
 
-    text, chain = str(error).lower(), list(_chain(error))
+    text = str(error).lower()
+    chain = [error]  # it and those that led to it
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
     said = "\n".join(str(cause).lower() for cause in chain)
 
     def due_to(*kinds: type[BaseException]) -> bool:
@@ -253,8 +254,8 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
         "does not load such files, because they can run code; use safetensors weights": (
             due_to(pickle.UnpicklingError)
         ),
-        f"loading {{name}} needs a package that is not installed ({reason_of(error)}); install it, "
-        "or load the model without quantisation": due_to(ImportError),
+        "loading {name} needs a package that is not installed ({reason}); install it, or load the "
+        "model without quantisation": due_to(ImportError),
         "the Hugging Face hub does not accept the token that {name} was asked for with; set "
         "HF_TOKEN to a valid one on every machine, or log in with `hf auth login`": (
             "invalid credentials" in said
@@ -270,15 +271,7 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
         f"cannot load {{name}}: the Hugging Face hub is unreachable{why} and the model is not in "
         f"the local cache; {_OFFLINE_ALTERNATIVES}": not origin.local and unreached,
     }
-    line = next((line for line, holds in causes.items() if holds), None)
-    return None if line is None else ModelLoadError(line.replace("{name}", repr(origin.name)))
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that led to it."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    return next((line for line, holds in causes.items() if holds), None)
 
 
 @contextmanager
@@ -299,36 +292,38 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# Tokenizers: a model's, or another one by its name or folder.
+# Tokenizers and processors: a model's own, or another tokenizer by its name or folder.
 
 
-#: Files of which every tokenizer has at least one.
-_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json")
 #: Files that some tokenizers read with the package sentencepiece.
 _SENTENCEPIECE_FILES = (
-    "tokenizer.model",
-    "spiece.model",
-    "spm.model",
-    "source.spm",
-    "sentencepiece.bpe.model",
+    *("tokenizer.model", "spiece.model", "spm.model", "source.spm", "sentencepiece.bpe.model"),
 )
+#: Files of which every tokenizer has at least one, and every processor.
+_TOKENIZER_FILES = (
+    *("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json"),
+    *_SENTENCEPIECE_FILES,
+)
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
-def tokenizer_of(origin: Origin) -> Any:
-    """The tokenizer that comes with a model; None where none does: `input_ids` need none."""
-    try:
-        return _read_tokenizer(origin)
-    except _UnusableTokenizerError:
-        if origin.has_file((*_TOKENIZER_FILES, *_SENTENCEPIECE_FILES)):
-            raise
-        return None
+def processor_of(origin: Origin, *, sees: bool) -> Any:
+    """What makes a model's input of a picture or a sound; None where nothing does."""
+    import transformers
+
+    if not _has_file(origin, _PROCESSOR_FILES) or (sees and find_spec("PIL") is None):
+        return None  # whoever gives a picture is told to install Pillow
+    advice = (
+        "pass another one (load(model, processor)), or load it without any (tokenizer=False) and "
+        "pass tensors"
+    )
+    with explained(origin, f"{{name}} has no usable processor ({{reason}}); {advice}"):
+        kind = transformers.AutoImageProcessor if sees else transformers.AutoFeatureExtractor
+        return origin.read(kind)
 
 
-class _UnusableTokenizerError(ModelLoadError):
-    """Files that give no tokenizer, or none at all."""
-
-
-def _read_tokenizer(origin: Origin) -> Any:
+def tokenizer_of(origin: Origin, *, required: bool = False) -> Any:
+    """The tokenizer that comes with a model; None where none does and none is `required`."""
     from transformers import AutoTokenizer
 
     advice = (
@@ -337,25 +332,27 @@ def _read_tokenizer(origin: Origin) -> Any:
         "and pass input_ids=…"
     )
     try:
-        tokenizer = origin.read(AutoTokenizer)
-    # Whatever the many tokenizer classes raise, the user's next step is the same.
-    except Exception as error:
-        if (explained := known_cause(origin, error)) is not None:
-            raise explained from error
-        if find_spec("sentencepiece") is None and origin.has_file(_SENTENCEPIECE_FILES):
+        with explained(origin, f"{{name}} has no usable tokenizer ({{reason}}); {advice}"):
+            tokenizer = origin.read(AutoTokenizer)
+        # Where the files are missing, transformers makes a tokenizer that calls every word unknown.
+        if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) > 2:
+            return tokenizer
+        raise UnexplainedError(
+            f"{origin.name!r} has no tokenizer (its vocabulary is empty); {advice}"
+        )
+    except UnexplainedError as error:
+        if find_spec("sentencepiece") is None and _has_file(origin, _SENTENCEPIECE_FILES):
             raise MissingDependencyError(
                 f"the tokenizer of {origin.name!r} needs the sentencepiece package; run: pip "
                 "install sentencepiece"
             ) from error
-        raise _UnusableTokenizerError(
-            f"{origin.name!r} has no usable tokenizer ({reason_of(error)}); {advice}"
-        ) from error
-    # Where the files are missing, transformers makes a tokenizer that calls every word unknown.
-    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) <= 2:
-        raise _UnusableTokenizerError(
-            f"{origin.name!r} has no tokenizer (its vocabulary is empty); {advice}"
-        )
-    return tokenizer
+        if required or _has_file(origin, _TOKENIZER_FILES):
+            raise
+        return None
+
+
+def _has_file(origin: Origin, names: Sequence[str]) -> bool:
+    return any(origin.file(name) is not None for name in names)
 
 
 def named_tokenizer(name: str, trust_remote_code: bool) -> Any:
@@ -365,4 +362,4 @@ def named_tokenizer(name: str, trust_remote_code: bool) -> Any:
             f"there is no tokenizer folder at {name!r}; give a folder that "
             "tokenizer.save_pretrained wrote, or a hub name"
         )
-    return _read_tokenizer(Origin.find(name, None, trust_remote_code))
+    return tokenizer_of(Origin.find(name, None, trust_remote_code), required=True)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,46 +22,51 @@ from normlens.errors import (
     check_choice,
     is_out_of_memory,
     reason_of,
+    require,
     shortage_explained,
     valid_choice,
 )
 from normlens.inputs.text import Tokenizer
 from normlens.lens import Lens
 from normlens.loading.embedded import DEFAULT, EMBEDDED
-from normlens.loading.hub import Origin, explained, named_tokenizer, shown_name, tokenizer_of
-from normlens.loading.objects import (
-    CONFIG,
-    Held,
-    SavedAdapter,
-    complete_part,
-    headed_class,
-    held_by,
+from normlens.loading.hub import (
+    Origin,
+    explained,
+    named_tokenizer,
     processor_of,
-    saved_adapter,
+    shown_name,
+    tokenizer_of,
 )
+from normlens.loading.objects import CONFIG, Held, SavedAdapter, held_by, saved_adapter
 from normlens.loading.sentences import read_pooling
 from normlens.models import adapter_class
-from normlens.models.base import bring_installed_families
-from normlens.models.parts import SignalEncoder
-from normlens.models.unwrapping import inner_models, unwrapped
+from normlens.models.base import bring_installed_families, head_method
+from normlens.models.parts import ImageEncoder, SignalEncoder
+from normlens.models.unwrapping import body, body_class, inner_models, unwrapped
 from normlens.options import AUTO, CHECKPOINT, DTYPES, HALF
 from normlens.plan.costs import GIB, free_memory
 
 # Devices and dtypes by their names.
 
 
-def pick_device(device: str | torch.device) -> torch.device:
-    """The device of this name, which must be here; "auto" is the fastest that is."""
+def pick_device(device: str | torch.device, *, anywhere: bool = False) -> torch.device:
+    """The device of this name, which must be here; "auto" is the fastest that is.
+
+    With `anywhere` it may be a GPU that another machine has, where this one has none.
+    """
     if device == AUTO:
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        if torch.backends.mps.is_available():
-            return torch.device("mps")
-        return torch.device("cpu")
-    place = _named_device(device)
+        here = [kind for kind in ("cuda", "mps") if not is_elsewhere(torch.device(kind))]
+        return torch.device([*here, "cpu"][0])
     try:
-        # A device without memory, such as "meta", is no place for a model either.
-        torch.zeros(1, device=place).item()
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(
+            f"there is no device {str(device)!r}; use 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'"
+        ) from error
+    try:
+        if not (anywhere and is_elsewhere(place)):
+            # A device without memory, such as "meta", is no place for a model either.
+            torch.zeros(1, device=place).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(
             f"device {str(device)!r} is not available here ({reason_of(error)}); "
@@ -70,34 +75,16 @@ def pick_device(device: str | torch.device) -> torch.device:
     return place
 
 
-def device_anywhere(device: str) -> torch.device:
-    """The same, or a GPU that another machine has, where this one has none."""
-    if device == AUTO:
-        return pick_device(device)
-    place = _named_device(device)
-    return place if is_elsewhere(place) else pick_device(place)
-
-
 def is_elsewhere(device: torch.device) -> bool:
     """Whether a device is of a kind that other machines have and this one has not."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     return not here.get(device.type, True)
 
 
-def _named_device(device: str | torch.device) -> torch.device:
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise InputError(
-            f"there is no device {str(device)!r}; use 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'"
-        ) from error
-
-
 def pick_dtype(dtype: str | torch.dtype) -> torch.dtype | str:
     """The dtype of this name, or "auto" or "checkpoint" as they are (`normlens.loading.load`)."""
-    if isinstance(dtype, torch.dtype):
-        dtype = str(dtype).removeprefix("torch.")
-    name = valid_choice(dtype, (AUTO, CHECKPOINT, *DTYPES), "dtype")
+    name = str(dtype).removeprefix("torch.")
+    valid_choice(name, (AUTO, CHECKPOINT, *DTYPES), "dtype")
     return name if name in (AUTO, CHECKPOINT) else getattr(torch, name)
 
 
@@ -145,154 +132,124 @@ def dtype_to_load(
 
 def count_parameters(config: Any) -> int:
     """The parameters of a model of this configuration, with any head that it names."""
-    import transformers
-
-    name = (getattr(config, "architectures", None) or ["AutoModel"])[0]
-    kind: Any = getattr(transformers, name, transformers.AutoModel)
+    kind = headed_class(config)
     try:
         with torch.device("meta"):
-            model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+            model = getattr(kind, "from_config", kind)(config)
     # Whatever a model of foreign code raises here, loading it says it better.
     except Exception:
         return 0
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-# Models that accelerate spreads over several devices while it loads them (`device_map`).
+def headed_class(config: Any, architecture: str | None = None) -> Any:
+    """The class that loads a checkpoint, with the head that it names if an adapter may describe it.
 
+    A class that comes with a checkpoint as code has no head that could be described.
+    """
+    import transformers
 
-#: A way of spreading by its name, or the device of each module by the module's path.
-DeviceMap = str | dict[str, str | int | torch.device]
-
-
-#: Ways of spreading that accelerate has names for.
-_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
-
-
-def _check_device_map(
-    device_map: DeviceMap, source: object, device: str | torch.device, part: str | None
-) -> None:
-    """Raise unless a model from `source` can be spread while it is loaded."""
-    if isinstance(device_map, str) and device_map not in _SPREAD:
-        try:
-            torch.device(device_map)
-        except RuntimeError:
-            check_choice(device_map, (*_SPREAD, "a device"), "device_map")
-    if held_by(source) is not None:
-        raise InputError(
-            "device_map is for models that are loaded by name; load the object with "
-            "from_pretrained(…, device_map=…) and give it as it is"
-        )
-    if device != AUTO:
-        raise InputError(
-            f"give device or device_map, not both: a device_map says where all of a model lies, "
-            f"and device is {str(device)!r}"
-        )
-    if part is not None:
-        raise InputError("device_map spreads whole models; leave it out, or leave out part")
-    if importlib.util.find_spec("accelerate") is None:
-        raise MissingDependencyError("device_map needs accelerate; run: pip install accelerate")
-
-
-def _free_everywhere() -> int:
-    """Bytes that are free on all GPUs together, or in memory where there is none."""
-    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return sum(map(free_memory, gpus)) if gpus else free_memory(torch.device("cpu"))
+    named = [architecture] if architecture else getattr(config, "architectures", None) or []
+    if len(named) == 1 and head_method(named[0]) is not None:
+        return getattr(transformers, named[0], transformers.AutoModel)
+    return body_class(config)
 
 
 # Checkpoints as models: what lies in a folder or on the hub, read with its head.
 
 
+#: How accelerate spreads a model over several devices while it loads it: a way by its name, or the
+#: device of each module by the module's path.
+DeviceMap = str | dict[str, str | int | torch.device]
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model's files, and the precision and the place that it is to have."""
+def read_checkpoint(
+    origin: Origin,
+    dtype: torch.dtype | str,
+    place: torch.device,
+    device_map: DeviceMap | None = None,
+    *,
+    kind: Any = None,
+    **settings: Any,
+) -> tuple[Any, dict[str, list[str]]]:
+    """A model in this precision and place, and the weights that its files lack or that do not fit.
 
-    origin: Origin
-    dtype: torch.dtype | str
-    place: torch.device
-    device_map: DeviceMap | None = None
+    `kind` is the class to load, by default the one that the checkpoint names; `settings` replace
+    some of the configuration.
+    """
+    from transformers import AutoModel
 
-    def model(self) -> Any:
-        """All of the model that is there, with its head if it has one."""
-        model, report = self.read()
-        return complete_part(self.origin.name, model, report)
-
-    def part(self, path: str) -> Any:
-        """The model at a path inside one that is made of several."""
-        from transformers import AutoModel
-
-        whole, report = self.read(AutoModel, composite=True)
-        inner = inner_model(whole, path)
-        keys = [*report.get("missing_keys", ())]
-        keys += [key for key, *_ in report.get("mismatched_keys", ())]
-        lacking = next((key for key in keys if key.startswith(f"{path}.")), None)
-        if lacking is not None:
-            raise ModelLoadError(
-                f"the weights of {self.origin.name!r} do not hold {lacking!r} as this model has "
-                "it; another class saved them"
-            )
-        return inner
-
-    def read(
-        self, kind: Any = None, *, composite: bool = False, **settings: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """A model, and what transformers says of its weights.
-
-        `kind` is the class to load, by default the one that the checkpoint names; `settings`
-        replace some of the configuration. A `composite` model is made of several, of which one is
-        wanted.
-        """
-        origin = self.origin
-        # An unsupported architecture is refused before its weights are fetched.
-        config = read_config(origin)
-        if not composite:
-            adapter_class(config)
-        named = [origin.architecture] if origin.architecture else config.architectures or []
-        packed = getattr(config, "quantization_config", None) is not None
-        free = None if self.device_map is None else _free_everywhere()
+    # An unsupported architecture is refused before its weights are fetched, unless it is made of
+    # several models, of which one is wanted.
+    config = read_config(origin)
+    if kind is not AutoModel:
+        adapter_class(config)
+    free = None
+    if device_map is not None:
+        gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        free = sum(map(free_memory, gpus or [torch.device("cpu")]))
+        settings["device_map"] = device_map
+    elif getattr(config, "quantization_config", None) is not None:
         # Quantised weights are put in their place as they are read; many cannot be moved.
-        spread = {"": self.place} if packed and self.device_map is None else self.device_map
-        with explained(origin):
-            model, report = origin.read(
-                kind or headed_class(named, config),
-                dtype=dtype_to_load(self.dtype, config, self.place, origin.name, free),
-                attn_implementation="eager",
-                weights_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # `complete_part` says which ones do not match
-                **settings,
-                **({} if spread is None else {"device_map": spread}),
+        settings["device_map"] = {"": place}
+    with explained(origin):
+        model, report = origin.read(
+            kind or headed_class(config, origin.architecture),
+            dtype=dtype_to_load(dtype, config, place, origin.name, free),
+            attn_implementation="eager",
+            weights_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `is_incomplete` says which ones do not match
+            **settings,
+        )
+    lacking = {
+        "lack": list(report.get("missing_keys", ())),
+        "have the wrong shape for": [key for key, *_ in report.get("mismatched_keys", ())],
+    }
+    return model if "device_map" in settings else model.to(place), lacking
+
+
+def is_incomplete(name: str, lacking: dict[str, list[str]], inside: str) -> bool:
+    """Whether a checkpoint lacks some of a model; raise if that is in the module `inside`.
+
+    Weights that the files lack, or that do not fit, would silently be random numbers.
+    """
+    for what, keys in lacking.items():
+        # No map needs the pooler; a classifier does.
+        wrong = sorted(key for key in keys if key.startswith(inside) and "pooler" not in key)
+        if wrong:
+            raise ModelLoadError(
+                f"the weights of {name!r} {what} {len(wrong)} of the model's tensors (the first is "
+                f"{wrong[0]!r}); the checkpoint is incomplete or of another model, get it again"
             )
-        return model.to(self.place) if spread is None else model, report
+    return any(lacking.values())
+
+
+def complete_part(name: str, model: Any, lacking: dict[str, list[str]]) -> Any:
+    """The model if its checkpoint holds all of it, else its body if it holds that."""
+    inner = body(model)
+    inside = f"{model.base_model_prefix}." if inner is not model else ""
+    return inner if is_incomplete(name, lacking, inside) else model
 
 
 def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.device) -> Any:
     """An adapter on its base model."""
+    trust = adapter.origin.options["trust_remote_code"]
     try:
-        base, _ = _found(
-            adapter.base,
-            adapter.base_revision,
-            adapter.origin.options["trust_remote_code"],
-            weights=True,
-        )
-        settings = adapter.head_settings if adapter.task in ("SEQ_CLS", "TOKEN_CLS") else {}
-        model, report = Checkpoint(base, dtype, place).read(adapter.model_class, **settings)
+        base, _ = _found(adapter.base, adapter.base_revision, trust, weights=True)
+        model, lacking = read_checkpoint(base, dtype, place, **adapter.base_settings)
     except ModelLoadError as error:
         raise ModelLoadError(
             f"{adapter.origin.name!r} is an adapter for the model {adapter.base!r}, which cannot "
             f"be loaded: {error}"
         ) from error
     # A head that the base lacks is the adapter's, or it is random numbers and left out.
-    saved = {name.removeprefix("base_model.model.") for name in adapter.shapes()}
-    lacking = {
-        "missing_keys": [key for key in report.get("missing_keys", ()) if key not in saved],
-        "mismatched_keys": [it for it in report.get("mismatched_keys", ()) if it[0] not in saved],
-    }
+    saved = {name.removeprefix("base_model.model.") for name in adapter.shapes}
+    others = {what: [key for key in keys if key not in saved] for what, keys in lacking.items()}
     wrapped = adapter.applied_to(model)
-    is_whole = complete_part(adapter.base, model, lacking) is model
+    is_whole = complete_part(adapter.base, model, others) is model
     return wrapped if is_whole else unwrapped(wrapped).base_model
 
 
@@ -318,7 +275,7 @@ def inner_model(model: Any, part: str) -> Any:
     except AttributeError:
         inner = None
     if getattr(inner, "config", None) is None:
-        inside = list(inner_models(model, lambda _: True))
+        inside = list(inner_models(model))
         known = f"those inside are {', '.join(inside)}" if inside else "there are none inside it"
         raise InputError(f"{part!r} is no model inside this {type(model).__name__}; {known}")
     return inner
@@ -331,7 +288,17 @@ def _found(
 
     A folder must hold either; with `weights`, all of a model.
     """
-    name = _name(source)
+    if source is not None and not isinstance(source, (str, os.PathLike)):
+        raise InputError(
+            "load takes a name, a folder, a model, or an object that holds one (a pipeline, a "
+            f"SentenceTransformer, a CrossEncoder, a Trainer), not {type(source).__name__}"
+        )
+    name = DEFAULT if source is None else os.fspath(source)
+    require(
+        name.strip(),
+        "the model's name is empty; give a hub name, a folder, or an embedded model "
+        f"({', '.join(EMBEDDED)})",
+    )
     origin = Origin.find(name, revision, trust_remote_code)
     if origin.local and origin.architecture is None:
         _check_folder(name, weights=weights)
@@ -403,45 +370,84 @@ def load(
     `name` is what results call the model in titles and files; by default its name on the hub, or
     the last part of its folder's path.
     """
-    if name is not None and not name.strip():
-        raise InputError("the name that results shall call the model by is empty")
-    named = _given_tokenizer(tokenizer, trust_remote_code)
+    require(name is None or name.strip(), "the name that results shall call the model by is empty")
+    reader: Any = tokenizer
+    if isinstance(tokenizer, (str, os.PathLike)):
+        reader = named_tokenizer(os.fspath(tokenizer), trust_remote_code)
+    require(
+        reader is None or reader is False or callable(reader),
+        f"tokenizer is a tokenizer, the name or folder of one, or False for none, not {reader!r}",
+    )
+    held = held_by(source)
     if device_map is not None:
-        _check_device_map(device_map, source, device, part)
-    if (held := held_by(source)) is not None:
+        _check_device_map(device_map, held, device, part)
+    if held is not None:
         held = held if part is None else replace(held, model=inner_model(held.model, part))
-        return _from_object(held, named, device, dtype, revision, name)
+        return Lens(
+            _moved(held.model, device, dtype),
+            held.tokenizer if reader is None else reader,
+            name=name,
+            revision=revision,
+            pooling=held.pooling,
+            max_tokens=held.max_tokens,
+        )
     place, precision = pick_device(device), pick_dtype(dtype)
     origin, adapter = _found(source, revision, trust_remote_code, weights=True)
-    if adapter is not None and (part is not None or device_map is not None):
-        asked = "part" if part is not None else "device_map"
-        raise InputError(
-            f"{origin.name!r} is an adapter; give `{asked}` with its base model merged in"
-        )
     if adapter is not None:
+        for option, value in {"part": part, "device_map": device_map}.items():
+            require(
+                value is None,
+                f"{origin.name!r} is an adapter; give `{option}` with its base model merged in",
+            )
         model = adapted_model(adapter, precision, place)
+    elif part is None:
+        model, lacking = read_checkpoint(origin, precision, place, device_map)
+        model = complete_part(origin.name, model, lacking)
     else:
-        checkpoint = Checkpoint(origin, precision, place, device_map)
-        model = checkpoint.model() if part is None else checkpoint.part(part)
-    if named is None:
-        named = _reader_beside(origin, adapter, unwrapped(model).config)
+        from transformers import AutoModel
+
+        whole, lacking = read_checkpoint(origin, precision, place, kind=AutoModel)
+        model = inner_model(whole, part)
+        is_incomplete(origin.name, lacking, f"{part}.")
+    if reader is None:
+        family = adapter_class(unwrapped(model).config)
+        if adapter is None and issubclass(family, SignalEncoder):
+            reader = processor_of(origin, sees=issubclass(family, ImageEncoder))
+        else:
+            reader = _tokenizer(origin, adapter)
     inside = "" if part is None else f" ({part})"
     return Lens(
         model,
-        named,
-        name=name or f"{shown_name(_name(source))}{inside}",
-        source=f"{_name(source)}{inside}",
+        reader,
+        name=name or f"{shown_name(origin.name)}{inside}",
+        source=f"{origin.name}{inside}",
         revision=revision,
         pooling=partial(read_pooling, origin.file),
     )
 
 
-def _reader_beside(origin: Origin, adapter: SavedAdapter | None, config: Any) -> Any:
-    """What makes the model's input, if it comes with the model: a tokenizer or a processor."""
-    kind = adapter_class(config)
-    if adapter is None and issubclass(kind, SignalEncoder):
-        return processor_of(origin, kind)
-    return _tokenizer(origin, adapter)
+def _check_device_map(
+    device_map: DeviceMap, held: Held | None, device: str | torch.device, part: str | None
+) -> None:
+    """Raise unless a model can be spread while it is loaded."""
+    if isinstance(device_map, str) and device_map not in _SPREAD:
+        try:
+            torch.device(device_map)
+        except RuntimeError:
+            check_choice(device_map, (*_SPREAD, "a device"), "device_map")
+    require(
+        held is None,
+        "device_map is for models that are loaded by name; load the object with "
+        "from_pretrained(…, device_map=…) and give it as it is",
+    )
+    require(
+        device == AUTO,
+        "give device or device_map, not both: a device_map says where all of a model lies, and "
+        f"device is {str(device)!r}",
+    )
+    require(part is None, "device_map spreads whole models; leave it out, or leave out part")
+    if importlib.util.find_spec("accelerate") is None:
+        raise MissingDependencyError("device_map needs accelerate; run: pip install accelerate")
 
 
 def _tokenizer(origin: Origin, adapter: SavedAdapter | None) -> Any:
@@ -478,45 +484,10 @@ def load_tokenizer(
     return _tokenizer(*_found(source, revision, trust_remote_code, weights=False))
 
 
-def _given_tokenizer(
-    tokenizer: Tokenizer | str | os.PathLike[str] | Literal[False] | None, trust_remote_code: bool
-) -> Tokenizer | Literal[False] | None:
-    """The tokenizer that a user asks for; None is the model's."""
-    if isinstance(tokenizer, (str, os.PathLike)):
-        return named_tokenizer(os.fspath(tokenizer), trust_remote_code)
-    if tokenizer is None or tokenizer is False or callable(tokenizer):
-        return tokenizer
-    raise InputError(
-        f"tokenizer is a tokenizer, the name or folder of one, or False for none, not {tokenizer!r}"
-    )
-
-
-def _name(source: object) -> str:
-    if source is not None and not isinstance(source, (str, os.PathLike)):
-        raise InputError(
-            "load takes a name, a folder, a model, or an object that holds one (a pipeline, a "
-            f"SentenceTransformer, a CrossEncoder, a Trainer), not {type(source).__name__}"
-        )
-    name = DEFAULT if source is None else os.fspath(source)
-    if not name.strip():
-        raise InputError(
-            "the model's name is empty; give a hub name, a folder, or an embedded model "
-            f"({', '.join(EMBEDDED)})"
-        )
-    return name
-
-
-def _from_object(
-    held: Held,
-    tokenizer: Tokenizer | Literal[False] | None,
-    device: str | torch.device,
-    dtype: str | torch.dtype,
-    revision: str | None,
-    name: str | None,
-) -> Lens:
-    model = held.model
+def _moved(model: Any, device: str | torch.device, dtype: str | torch.dtype) -> Any:
+    """A user's model where and in what it is asked for; by default as it is."""
     try:
-        if device != "auto":
+        if device != AUTO:
             model = model.to(pick_device(device))
         if dtype not in (AUTO, CHECKPOINT):
             model = model.to(pick_dtype(dtype))
@@ -528,11 +499,4 @@ def _from_object(
             f"{type(model).__name__} cannot be moved or converted ({reason_of(error)}); leave "
             "device and dtype out, or load it anew where and how you want it"
         ) from error
-    return Lens(
-        model,
-        held.tokenizer if tokenizer is None else tokenizer,
-        name=name,
-        revision=revision,
-        pooling=held.pooling,
-        max_tokens=held.max_tokens,
-    )
+    return model

@@ -1,13 +1,12 @@
-"""Models inside objects of other libraries, peft adapters, heads and processors."""
+"""Models inside objects of other libraries, and adapters that peft has saved."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from normlens.errors import MissingDependencyError, ModelLoadError, UnsupportedModelError, reason_of
-from normlens.loading.hub import Origin, is_local, known_cause, quiet_transformers
+from normlens.loading.hub import Origin, is_local, quiet_transformers
 from normlens.loading.sentences import Pooling, pooling_of
-from normlens.models.base import has_known_head, is_generating
-from normlens.models.parts import ImageEncoder, SignalEncoder
-from normlens.models.unwrapping import body as body_of
-from normlens.models.unwrapping import body_class
 
 # Objects of other libraries that hold a model: what of them a lens takes over.
 #
@@ -31,7 +26,7 @@ from normlens.models.unwrapping import body_class
 class Held:
     """The model inside an object, with what the object does to texts."""
 
-    model: nn.Module
+    model: Any
     tokenizer: Any = None
     pooling: Callable[[], Pooling] = Pooling
     max_tokens: int | None = None  # where the object cuts a text, if before the model's own limit
@@ -41,46 +36,35 @@ def held_by(source: Any) -> Held | None:
     """What a user's object holds; None if it is no model and nothing that is known to hold one."""
     kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(source).__mro__}
     if "sentence_transformers.CrossEncoder" in kinds:
-        return _cross_encoder(source)
-    if {"sentence_transformers.SentenceTransformer", "sentence_transformers.BaseModel"} & kinds:
-        return _sentence_encoder(source)
-    if "transformers.Pipeline" in kinds:
-        return _pipeline(source)
-    if "transformers.Trainer" in kinds:
-        reads = getattr(source, "processing_class", None) or getattr(source, "tokenizer", None)
-        return Held(source.model, reads if hasattr(reads, "get_vocab") else None)
-    return Held(source) if isinstance(source, nn.Module) else None
-
-
-def _sentence_encoder(sentences: Any) -> Held:
-    """sentence-transformers' models: a Transformer module, then what makes one vector of it."""
-    model = getattr(next(iter(sentences), None), "auto_model", None)
-    if not isinstance(model, nn.Module):
+        model = source.model
+        limit = getattr(source, "max_seq_length", None) or getattr(source, "max_length", None)
+        if isinstance(source, nn.Sequential) and len(source) > 1:
+            # Other modules make the score, so it is not the one of the model's own head.
+            model = getattr(model, "base_model", model)
+        held = Held(model, source.tokenizer, max_tokens=limit)
+    elif {"sentence_transformers.SentenceTransformer", "sentence_transformers.BaseModel"} & kinds:
+        # A Transformer module, then what makes one vector of it.
+        model = getattr(next(iter(source), None), "auto_model", None)
+        held = Held(model, getattr(source, "tokenizer", None), partial(pooling_of, source))
+    elif "transformers.Pipeline" in kinds:
+        held = _pipeline(source)
+    elif "transformers.Trainer" in kinds:
+        reader = getattr(source, "processing_class", None) or getattr(source, "tokenizer", None)
+        held = Held(source.model, reader if hasattr(reader, "get_vocab") else None)
+    elif isinstance(source, nn.Module):
+        held = Held(source)
+    else:
+        return None
+    if not isinstance(held.model, nn.Module):
         raise UnsupportedModelError(
-            f"this {type(sentences).__name__} begins with no transformers model in torch, so it "
-            "has no layers to look into"
+            f"this {type(source).__name__} holds no transformers model in torch, so it has no "
+            "layers to look into; load a model by its name"
         )
-    return Held(model, sentences.tokenizer, partial(pooling_of, sentences))
-
-
-def _cross_encoder(encoder: Any) -> Held:
-    """sentence-transformers' classifiers of pairs."""
-    model = encoder.model
-    if not isinstance(model, nn.Module):
-        raise UnsupportedModelError("this CrossEncoder holds no transformers model in torch")
-    limit = getattr(encoder, "max_seq_length", None) or getattr(encoder, "max_length", None)
-    if isinstance(encoder, nn.Sequential) and len(encoder) > 1:
-        # Other modules make the score, so it is not the one of the model's own head.
-        model = getattr(model, "base_model", model)
-    return Held(model, encoder.tokenizer, max_tokens=limit)
+    return held
 
 
 def _pipeline(pipeline: Any) -> Held:
     """transformers' pipelines, which may cut texts as they were told to."""
-    if not isinstance(pipeline.model, nn.Module):
-        raise UnsupportedModelError(
-            f"the model of this {type(pipeline).__name__} is no torch module; load it by its name"
-        )
     settings = dict(getattr(pipeline, "_preprocess_params", {}))
     settings |= settings.pop("tokenizer_kwargs", None) or {}
     limit = settings.get("max_length") if settings.get("truncation") else None
@@ -115,20 +99,18 @@ class SavedAdapter:
     task: str | None
 
     @property
-    def model_class(self) -> Any:
-        """The class that loads the base with the head of the adapter's task; None: not named."""
+    def base_settings(self) -> dict[str, Any]:
+        """How the base is read: with the head of the task, whose size the weights tell."""
         import transformers
 
-        return getattr(transformers, _CLASSES[self.task]) if self.task in _CLASSES else None
+        kind = getattr(transformers, _CLASSES[self.task]) if self.task in _CLASSES else None
+        classes = [size[0] for name, size in self.shapes.items() if name.endswith(_CLASSIFIERS)]
+        sized = self.task in ("SEQ_CLS", "TOKEN_CLS") and classes
+        return {"kind": kind, **({"num_labels": classes[-1]} if sized else {})}
 
-    @property
-    def head_settings(self) -> dict[str, Any]:
-        """The settings of the base's head that only the adapter's weights tell."""
-        classes = [shape[0] for name, shape in self.shapes().items() if name.endswith(_CLASSIFIERS)]
-        return {"num_labels": classes[-1]} if classes else {}
-
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The adapter's tensors; none where they are no safetensors."""
+        """The sizes of the adapter's tensors; none where they are no safetensors."""
         path = self.origin.file("adapter_model.safetensors")
         if path is None:
             return {}
@@ -155,8 +137,7 @@ class SavedAdapter:
                 f"the adapter {self.origin.name!r} does not go onto {self.base!r} "
                 f"({reason_of(error)}); it may be of another model, or need another peft"
             ) from error
-        held = self.shapes()
-        missing = sorted(set(parts) - set(held)) if held else []
+        missing = sorted(set(parts) - set(self.shapes)) if self.shapes else []
         if missing:
             raise ModelLoadError(
                 f"the adapter {self.origin.name!r} lacks {len(missing)} of its tensors (the first "
@@ -201,73 +182,4 @@ def _peft(name: str) -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             f"{name!r} is an adapter, which needs the peft package; run: pip install peft"
-        ) from error
-
-
-# Which class of transformers loads a checkpoint with its head, and whether all of it was there.
-
-
-def headed_class(architectures: Sequence[str], config: Any = None) -> Any:
-    """The class with the head that a checkpoint names, or the body's where that is not described.
-
-    A class that comes with a checkpoint as code has no head that an adapter could describe.
-    """
-    import transformers
-
-    if len(architectures) == 1 and (
-        has_known_head(architectures[0]) or is_generating(architectures[0])
-    ):
-        return getattr(transformers, architectures[0], transformers.AutoModel)
-    return transformers.AutoModel if config is None else body_class(config)
-
-
-def complete_part(name: str, model: Any, report: Any) -> Any:
-    """The model if its checkpoint holds all of it, else its body if it holds that.
-
-    Weights that the files lack, or that do not fit, would silently be random numbers.
-    """
-    body = body_of(model)
-    inside = f"{model.base_model_prefix}." if body is not model else ""
-    headless = False
-    for what, keys in (
-        ("lack", report.get("missing_keys", ())),
-        ("have the wrong shape for", [key for key, *_ in report.get("mismatched_keys", ())]),
-    ):
-        # No map needs the pooler; a classifier does.
-        wrong = sorted(key for key in keys if key.startswith(inside) and "pooler" not in key)
-        if wrong:
-            raise ModelLoadError(
-                f"the weights of {name!r} {what} {len(wrong)} of the model's tensors (the first is "
-                f"{wrong[0]!r}); the checkpoint is incomplete or of another model, get it again"
-            )
-        headless = headless or bool(list(keys))
-    return body if headless else model
-
-
-# Processors: what makes a model's input of a picture or a sound.
-
-
-#: Files of which every processor has at least one.
-_FILES = ("preprocessor_config.json", "processor_config.json")
-
-
-def processor_of(origin: Origin, adapter: type[SignalEncoder]) -> Any:
-    """The processor that comes with a model; None where none does: tensors need none."""
-    import transformers
-
-    sees = issubclass(adapter, ImageEncoder)
-    if not origin.has_file(_FILES):
-        return None
-    if sees and find_spec("PIL") is None:
-        return None  # whoever gives a picture is told to install it
-    kind = transformers.AutoImageProcessor if sees else transformers.AutoFeatureExtractor
-    try:
-        return origin.read(kind)
-    # Whatever the many classes raise, the user's next step is the same.
-    except Exception as error:
-        if (explained := known_cause(origin, error)) is not None:
-            raise explained from error
-        raise ModelLoadError(
-            f"{origin.name!r} has no usable processor ({reason_of(error)}); pass another one "
-            "(load(model, processor)), or load it without any (tokenizer=False) and pass tensors"
         ) from error

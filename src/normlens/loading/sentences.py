@@ -7,11 +7,11 @@ Normalize, which a cosine does anyway.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,20 +19,17 @@ from safetensors.torch import load_file
 
 from normlens.errors import ModelLoadError, UnsupportedModelError, reason_of
 from normlens.layers import FIRST, LAST, MEAN, SENTENCES, Dense, Elementwise, Head, HeadStep, Linear
-from normlens.models.reading import read_linear
+from normlens.models.reading import linear
 
 #: Finds a file that lies beside a model's weights; None where there is none.
 Finder = Callable[[str], Path | None]
+#: A module of a sentence encoder: its kind, its settings, and its linear map if it has one.
+Module = tuple[str, Mapping[str, Any], Callable[[], Linear]]
 
 #: What sentence-transformers calls the ways of pooling that are linear in the vectors.
 _MODES = {"mean": MEAN, "mean_tokens": MEAN, "cls": FIRST, "cls_token": FIRST, "lasttoken": LAST}
-_ACTIVATIONS = {
-    "Tanh": "tanh",
-    "GELU": "gelu",
-    "ReLU": "relu",
-    "SiLU": "silu",
-    "Sigmoid": "sigmoid",
-}
+#: Activations behind a Dense module that are described, beside Identity, which is none.
+_ACTIVATIONS = ("Tanh", "GELU", "ReLU", "SiLU", "Sigmoid")
 _NOT_SAID = (
     "the mean of all tokens' vectors is taken, because the model does not say how it makes one "
     "vector of them (it has no modules.json)"
@@ -53,37 +50,45 @@ class Pooling:
 
     def head(self, end: Sequence[HeadStep], device: torch.device) -> Head:
         """The same as a head behind a body that ends with the steps `end`."""
-        steps = tuple(_moved(step, device) for step in self.steps)
-        return Head(SENTENCES, self.reads, tuple(end), steps, note=self.note)
+        steps: list[HeadStep] = []
+        for step in self.steps:
+            if isinstance(step, Dense):
+                weight, bias = step.linear.weight, step.linear.bias
+                step = Dense(Linear(weight.to(device), None if bias is None else bias.to(device)))
+            steps.append(step)
+        return Head(SENTENCES, self.reads, tuple(end), tuple(steps), note=self.note)
 
 
 def read_pooling(find: Finder) -> Pooling:
     """What the files beside a model say of its sentence vectors; the mean where there are none."""
-    listed = find("modules.json")
-    if listed is None:
+    if find("modules.json") is None:
         return Pooling()
-
-    def parts() -> Iterator[Part]:
-        for folder, kind in _modules(listed):
-            settings = _json(_needed(find, f"{folder}/config.json")) if kind not in _PASSED else {}
-            yield Part(kind, settings, partial(_weights, find, folder))
-
-    reads, steps = _behind(parts(), str(listed))
-    return Pooling(reads, steps, *_transformer(find))
+    modules: list[Module] = []
+    try:
+        for one in _json(find, "modules.json"):
+            folder, kind = str(one.get("path", "")), str(one.get("type", "")).rpartition(".")[2]
+            settings = {} if kind in _PASSED else _json(find, f"{folder}/config.json")
+            modules.append((kind, settings, partial(_weights, find, folder)))
+    except (AttributeError, TypeError) as error:
+        raise ModelLoadError(
+            f"the modules.json of this model does not list modules ({reason_of(error)}); get the "
+            "model again"
+        ) from error
+    reads, steps = _behind(modules, "modules.json")
+    settings = _json(find, "sentence_bert_config.json", {})
+    prompt = _json(find, "config_sentence_transformers.json", {}).get("default_prompt_name")
+    lower = bool(settings.get("do_lower_case"))
+    return Pooling(reads, steps, settings.get("max_seq_length"), lower, _about_prompt(prompt))
 
 
 def pooling_of(sentences: Any) -> Pooling:
     """What a `SentenceTransformer` does with the vectors of its model."""
     first, *behind = sentences
-    parts = [
-        Part(
-            type(module).__name__,
-            module.get_config_dict() if hasattr(module, "get_config_dict") else {},
-            partial(_linear_of, module),
-        )
-        for module in behind
-    ]
-    reads, steps = _behind(parts, type(sentences).__name__)
+    modules: list[Module] = []
+    for module in behind:
+        settings = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
+        modules.append((type(module).__name__, settings, partial(_map_of, module)))
+    reads, steps = _behind(modules, type(sentences).__name__)
     if (width := getattr(sentences, "truncate_dim", None)) is not None:
         dense = [step.linear.weight.shape[1] for step in steps if isinstance(step, Dense)]
         whole = (dense or [first.auto_model.config.hidden_size])[-1]
@@ -98,51 +103,28 @@ def pooling_of(sentences: Any) -> Pooling:
     )
 
 
-def _linear_of(module: Any) -> Linear:
-    return read_linear(module.linear)
+def _map_of(module: Any) -> Linear:
+    return linear(module.linear)
 
 
-class Part(NamedTuple):
-    """A module of a sentence encoder: its kind, its settings, and its linear map if it has one."""
-
-    kind: str
-    settings: Mapping[str, Any]
-    linear: Callable[[], Linear]
-
-
-def _behind(parts: Iterable[Part], whose: str) -> tuple[str, tuple[HeadStep, ...]]:
+def _behind(modules: Iterable[Module], whose: str) -> tuple[str, tuple[HeadStep, ...]]:
     """Which vectors are read, and the steps behind; what a cosine does anyway is left out."""
     reads: str | None = None
     steps: list[HeadStep] = []
-    normalised = False
-    for part in parts:
-        if part.kind == "Pooling":
-            reads = _mode(part.settings)
-        elif part.kind == "Dense" and reads is not None:
-            if normalised:
-                raise UnsupportedModelError(
-                    "Normalize stands before Dense in this sentence encoder, which is not described"
-                )
-            steps += _dense(part)
-        elif part.kind not in _PASSED:
-            raise UnsupportedModelError(
-                f"the module {part.kind!r} of this sentence encoder ({whose}) is not "
-                "described there; cosines go through Pooling, then Dense, then Normalize"
-            )
-        normalised = normalised or part.kind == "Normalize"
+    passed: list[str] = []
+    for kind, settings, linear_map in modules:
+        if kind == "Pooling":
+            reads = _mode(settings)
+        elif kind == "Dense" and reads is not None:
+            if "Normalize" in passed:
+                raise _undescribed("Normalize before Dense")
+            steps += _dense(settings, linear_map)
+        elif kind not in _PASSED:
+            raise _undescribed(f"a module {kind!r} in this place")
+        passed.append(kind)
     if reads is None:
         raise UnsupportedModelError(f"{whose} names no Pooling, so the model gives no one vector")
     return reads, tuple(steps)
-
-
-def _modules(path: Path) -> list[tuple[str, str]]:
-    """The folder and the kind of every module, in order."""
-    modules = _json(path)
-    if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
-        raise ModelLoadError(f"{str(path)!r} does not list modules; get the model again")
-    return [
-        (str(one.get("path", "")), str(one.get("type", "")).rpartition(".")[2]) for one in modules
-    ]
 
 
 def _mode(settings: Mapping[str, Any]) -> str:
@@ -154,58 +136,43 @@ def _mode(settings: Mapping[str, Any]) -> str:
     else:
         modes = named if isinstance(named, list) else str(named).split("+")
     if len(modes) != 1 or modes[0] not in _MODES:
-        raise UnsupportedModelError(
-            f"this sentence encoder pools by {' and '.join(map(str, modes)) or 'nothing'}; cosines "
-            "are taken apart for mean, cls and lasttoken, one of them alone"
-        )
+        raise _undescribed(f"a pooling by {' and '.join(map(str, modes)) or 'nothing'}")
     return _MODES[modes[0]]
 
 
-def _dense(part: Part) -> list[HeadStep]:
+def _dense(settings: Mapping[str, Any], linear_map: Callable[[], Linear]) -> list[HeadStep]:
     """A Dense module as a map and its activation."""
-    if part.settings.get("use_residual"):
-        raise UnsupportedModelError(
-            "a Dense module of this sentence encoder has a residual connection, which is not "
-            "described"
-        )
-    reads = part.settings.get("module_input_name") or "sentence_embedding"
+    if settings.get("use_residual"):
+        raise _undescribed("a Dense module with a residual connection")
+    reads = settings.get("module_input_name") or "sentence_embedding"
     if reads != "sentence_embedding":
-        raise UnsupportedModelError(
-            f"a Dense module of this sentence encoder reads {reads!r}, which is not described; "
-            "cosines go through Pooling, then Dense"
-        )
-    linear = part.linear()
-    name = str(part.settings.get("activation_function", "")).rpartition(".")[2]
-    if name == "Identity":
-        return [Dense(linear)]
-    if name not in _ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"the activation {name!r} of this sentence encoder's Dense module is not described; "
-            f"described are {', '.join(_ACTIVATIONS)} and Identity"
-        )
-    return [Dense(linear), Elementwise(_ACTIVATIONS[name])]
+        raise _undescribed(f"a Dense module that reads {reads!r}")
+    name = str(settings.get("activation_function", "")).rpartition(".")[2]
+    if name not in (*_ACTIVATIONS, "Identity"):
+        raise _undescribed(f"a Dense module with the activation {name!r}")
+    dense = Dense(linear_map())
+    return [dense] if name == "Identity" else [dense, Elementwise(name.lower())]
+
+
+def _undescribed(what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"this sentence encoder has {what}, which is not described; cosines go through Pooling "
+        "(mean, cls or lasttoken, one of them alone), then Dense (with "
+        f"{', '.join(_ACTIVATIONS)} or Identity), then Normalize"
+    )
 
 
 def _weights(find: Finder, folder: str) -> Linear:
     """The linear map of a Dense module in its file."""
-    safe = find(f"{folder}/model.safetensors")
-    path = safe or _needed(find, f"{folder}/pytorch_model.bin")
+    path = _needed(find, f"{folder}/model.safetensors", f"{folder}/pytorch_model.bin")
     try:
-        weights = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
+        is_safe = path.suffix == ".safetensors"
+        weights = load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True)
         return Linear(weights["linear.weight"].T, weights.get("linear.bias"))
     except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
         raise ModelLoadError(
             f"cannot read the weights in {str(path)!r} ({reason_of(error)})"
         ) from error
-
-
-def _transformer(find: Finder) -> tuple[int | None, bool, str | None]:
-    """Where a text is cut, whether it is lower-cased, and what is said about prompts."""
-    path, about = find("sentence_bert_config.json"), find("config_sentence_transformers.json")
-    settings = _json(path) if path is not None else {}
-    name = _json(about).get("default_prompt_name") if about is not None else None
-    lower = bool(settings.get("do_lower_case"))
-    return settings.get("max_seq_length"), lower, _about_prompt(name)
 
 
 def _about_prompt(name: str | None) -> str | None:
@@ -214,25 +181,23 @@ def _about_prompt(name: str | None) -> str | None:
     return f"the default prompt {name!r} of this sentence encoder is not put before the texts"
 
 
-def _needed(find: Finder, name: str) -> Path:
-    path = find(name)
-    if path is None:
-        raise ModelLoadError(
-            f"this sentence encoder names {name!r} in its modules.json, but the file is not there; "
-            "get the model again"
-        )
-    return path
+def _needed(find: Finder, *names: str) -> Path:
+    """The first of these files that is there."""
+    for name in names:
+        if (path := find(name)) is not None:
+            return path
+    raise ModelLoadError(
+        f"this sentence encoder names {names[-1]!r} in its modules.json, but the file is not "
+        "there; get the model again"
+    )
 
 
-def _json(path: Path) -> Any:
+def _json(find: Finder, name: str, default: Any = None) -> Any:
+    """What a file holds; without a `default` it has to be there."""
+    if default is not None and find(name) is None:
+        return default
+    path = _needed(find, name)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot read {str(path)!r} ({reason_of(error)})") from error
-
-
-def _moved(step: HeadStep, device: torch.device) -> HeadStep:
-    if not isinstance(step, Dense):
-        return step
-    bias = step.linear.bias
-    return Dense(Linear(step.linear.weight.to(device), None if bias is None else bias.to(device)))

@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlens.errors import InputError, UnsupportedModelError, reason_of
+from normlens.errors import UnsupportedModelError, reason_of, require
 from normlens.layers import (
     ANY,
     CAUSAL,
@@ -25,39 +26,25 @@ from normlens.layers import (
     Branch,
     Dense,
     Elementwise,
+    Experts,
     FeedForward,
     Head,
     HeadStep,
     Layer,
     Linear,
     Norm,
+    ParallelFeedForward,
     Reach,
     Residual,
     Step,
 )
-from normlens.models.reading import UnreadableModule, read_linear, read_tensor, without_adapters
+from normlens.models.reading import UnreadableModule, read_tensor, without_idle_adapters
+from normlens.models.reading import linear as linear  # which adapters take from here
 from normlens.models.refusals import UnknownModelType, refusal
-from normlens.models.unwrapping import (
-    body,
-    composite_refusal,
-    is_vision_classifier,
-    tower_config,
-    unreadable,
-    unwrapped,
-)
-from normlens.trace.locking import process_lock
+from normlens.models.unwrapping import body, composite_refusal, tower_config, unreadable, unwrapped
+from normlens.trace.locking import Change, process_lock
 
 # Modules of a model as components: what adapters are written with.
-
-
-def linear(module: Any) -> Linear:
-    """An ``nn.Linear``, whose weight is (out, in), or GPT-2's Conv1D, whose weight is (in, out)."""
-    return read_linear(module)
-
-
-def as_linear(given: nn.Module | Linear) -> Linear:
-    """The map of a module, or one that was read already."""
-    return given if isinstance(given, Linear) else linear(given)
 
 
 def columns(module: Any, start: int, stop: int) -> Linear:
@@ -79,45 +66,37 @@ def head_columns(module: Any, heads: int, start: int, stop: int | None = None) -
     return _share(module, lambda t: t.unflatten(-1, (heads, -1))[..., start:stop].flatten(-2))
 
 
+def _share(module: Any, part: Callable[[Tensor], Tensor]) -> Linear:
+    whole = linear(module)
+    bias = None if whole.bias is None else part(whole.bias)
+    return Linear(part(whole.weight), bias, module, part)
+
+
 def scaled(linear: Linear, factor: float | Tensor) -> Linear:
     """A map whose output, bias included, the model multiplies by `factor`: a number or (d,)."""
     return replace(linear, scale=linear.scale * factor)
 
 
-def _share(module: Any, part: Callable[[Tensor], Tensor]) -> Linear:
-    whole = read_linear(module)
-    bias = None if whole.bias is None else part(whole.bias)
-    return Linear(part(whole.weight), bias, module, part)
-
-
 def layer_norm(module: Any, offset: float = 0.0) -> Norm:
     """A LayerNorm, with or without γ and β; `offset` 1 where the model multiplies by 1 + γ."""
-    base = without_adapters(module)
-    return Norm(_gamma(base, offset), read_tensor(base, "bias"), _eps(base), True, module)
+    inner = without_idle_adapters(module)
+    gamma = read_tensor(inner, "weight")
+    if gamma is not None and offset:
+        # Models form 1 + γ in float32; in half precision γ's last digits would be lost.
+        gamma = gamma.to(torch.promote_types(gamma.dtype, torch.float32)) + offset
+    eps = inner.variance_epsilon if hasattr(inner, "variance_epsilon") else inner.eps
+    return Norm(gamma, read_tensor(inner, "bias"), eps, True, module)
 
 
 def rms_norm(module: Any, offset: float = 0.0) -> Norm:
     """An RMSNorm; `offset` 1 where the model multiplies by 1 + γ."""
-    base = without_adapters(module)
-    return Norm(_gamma(base, offset), None, _eps(base), False, module)
+    return replace(layer_norm(module, offset), beta=None, centred=False)
 
 
 def affine(module: Any) -> Norm:
     """γ and β in a norm's place, without any deviation."""
-    base = without_adapters(module)
-    return Norm(read_tensor(base, "weight"), read_tensor(base, "bias"), None, False, module)
-
-
-def _gamma(module: Any, offset: float) -> Tensor | None:
-    gamma = read_tensor(module, "weight")
-    if gamma is None or not offset:
-        return gamma
-    # Models form 1 + γ in float32; in half precision γ's last digits would be lost.
-    return gamma.to(torch.promote_types(gamma.dtype, torch.float32)) + offset
-
-
-def _eps(module: Any) -> float:
-    return module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    inner = without_idle_adapters(module)
+    return Norm(read_tensor(inner, "weight"), read_tensor(inner, "bias"), None, False, module)
 
 
 def sublayers(parts: Iterable[tuple[Norm, Step]], *, norm_first: bool) -> list[Step]:
@@ -129,6 +108,14 @@ def sublayers(parts: Iterable[tuple[Norm, Step]], *, norm_first: bool) -> list[S
         else:
             steps += [Branch(), part, Residual(), norm]
     return steps
+
+
+def side_by_side(
+    norm: Norm, attention: Attention, feed_forward: FeedForward, other: Norm | None = None
+) -> list[Step]:
+    """Steps of a block whose branches stand side by side, behind one norm or two."""
+    beside = ParallelFeedForward(feed_forward, other or norm)
+    return [Branch(), norm, attention, beside, Residual()]
 
 
 def attention_of(
@@ -147,8 +134,8 @@ def attention_of(
     by `scale`.
     """
     return Attention(
-        value=as_linear(value),
-        output=scaled(linear(output), scale),
+        value=linear(value),
+        output=replace(linear(output), scale=scale),
         heads=heads,
         groups=heads if groups is None else groups,
         weights=weights,
@@ -171,12 +158,18 @@ def feed_forward_of(
 ) -> FeedForward:
     """A feed-forward block from its modules; the model multiplies its output by `scale`."""
     return FeedForward(
-        up=as_linear(up),
-        down=scaled(linear(down), scale),
+        up=linear(up),
+        down=replace(linear(down), scale=scale),
         activation=activation,
-        gate=None if gate is None else as_linear(gate),
+        gate=None if gate is None else linear(gate),
         module=down,
     )
+
+
+def fused_gate(both: nn.Module, down: nn.Module, activation: str) -> FeedForward:
+    """A gated block whose first projection gives the gate and then the values that it gates."""
+    m = linear(down).weight.shape[0]
+    return feed_forward_of(columns(both, m, 2 * m), down, activation, columns(both, 0, m))
 
 
 # Which head a model has on top, and how an adapter's description of it is asked for.
@@ -185,6 +178,8 @@ def feed_forward_of(
 # for each task; decoders share theirs.
 
 
+#: The method that describes the head of an encoder–decoder that can generate.
+GENERATING = "generating_head"
 #: How the name of a model's class ends, and the adapter's method that describes such a head.
 _METHODS = {
     "ForCausalLM": "causal_head",
@@ -197,92 +192,51 @@ _METHODS = {
     "ForImageClassificationWithTeacher": "teacher_head",
     "ForAudioFrameClassification": "token_head",
     "ForCTC": "ctc_head",
+    "ForConditionalGeneration": GENERATING,
+    "MTModel": GENERATING,
 }
-
-
-#: How the names of encoder–decoders with a head end.
-_GENERATING = ("ForConditionalGeneration", "MTModel")
 
 
 class NoHead(UnsupportedModelError):
     """A model whose scores cannot be explained, because nothing on top of it gives any."""
 
 
+def head_method(class_name: str) -> str | None:
+    """The adapter's method that describes the head of a class of this name; None: it has none."""
+    return next((_METHODS[ending] for ending in _METHODS if class_name.endswith(ending)), None)
+
+
 def read_head(adapter: Adapter) -> Head:
     """The head of an adapter's model, or an error that says what is in the way."""
-    whole = adapter.whole
+    whole, of_pairs = adapter.whole, adapter.two_stacks
     name = type(whole).__name__
     # A T5 with its head is no body with a head on top, but one module.
-    if whole is adapter.model and not (adapter.two_stacks and is_generating(name)):
-        other = "ask for its vectors (direction=…), compare two texts (cosine), or "
+    if whole is adapter.model and not (of_pairs and head_method(name) == GENERATING):
+        instead = "ask for its vectors (direction=…), compare two texts (cosine), or "
         raise NoHead(
             f"{name} has no head, so it says nothing that could be explained; "
-            f"{'' if adapter.two_stacks else other}load a model with a head"
+            f"{'' if of_pairs else instead}load a model with a head"
         )
-    with torch.no_grad():
-        try:
+    why = f"the head of {name} is not described"
+    try:
+        with torch.no_grad():
             head = adapter.head(whole)
-        except UnreadableModule as error:
-            path = next((n for n, m in whole.named_modules() if m is error.module), "a module")
-            raise UnsupportedModelError(error.line(path)) from error
-        except AttributeError as error:
-            raise _undescribed(adapter, f"{name} does not look as expected: {error}") from error
-    if head is None:
-        raise _undescribed(adapter, f"the head of {name} is not described")
-    return head
-
-
-def described_by_task(adapter: Adapter, whole: Any) -> Head | None:
-    """The head that the adapter's method for the task of this class describes."""
-    for kind in type(whole).__mro__:
-        for ending, method in _METHODS.items():
-            if kind.__name__.endswith(ending):
-                describe = getattr(adapter, method, None)  # few families see or hear
-                return None if describe is None else describe(whole)
-    return None
-
-
-def has_known_head(class_name: str) -> bool:
-    """Whether a class of this name has a head of a task that adapters describe."""
-    return class_name.endswith(tuple(_METHODS))
-
-
-def is_generating(class_name: str) -> bool:
-    """Whether a class of this name is an encoder–decoder with a head, which can generate."""
-    return class_name.endswith(_GENERATING)
-
-
-def _undescribed(adapter: Adapter, why: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
+        if head is not None:
+            return head
+    except UnreadableModule as error:
+        raise UnsupportedModelError(error.line(adapter.name_of(error.module))) from error
+    except AttributeError as error:
+        why = f"{name} does not look as expected: {error}"
+    raise UnsupportedModelError(
         f"{why}; write `head` in {type(adapter).__name__} or a subclass of it, which returns a "
         "normlens.layers.Head (`normlens help adapters` has an example)"
-        + ("" if adapter.two_stacks else ", or explain a vector (direction=…)")
+        + ("" if of_pairs else ", or explain a vector (direction=…)")
     )
-
-
-# Helpers that heads are written with --------------------------------------------------------------
 
 
 def dense(module: Any) -> Dense:
     """A dense map."""
-    return Dense(read_linear(module))
-
-
-def transform(module: Any, activation: str, norm: Norm) -> tuple[HeadStep, ...]:
-    """What most masked language models do before they compare with words."""
-    return (dense(module), Elementwise(activation), norm)
-
-
-def scaled_scores(head: Head | None, factor: float) -> Head | None:
-    """A head whose scores the model multiplies by `factor`."""
-    if head is None or head.output is None:
-        return head
-    return replace(head, output=scaled(head.output, factor))
-
-
-def class_names(config: Any) -> dict[int, str]:
-    """The names of a classifier's classes."""
-    return {int(index): str(name) for index, name in (config.id2label or {}).items()}
+    return Dense(linear(module))
 
 
 # Adapters: which module of a model family is which component, and in what order.
@@ -291,12 +245,23 @@ def class_names(config: Any) -> dict[int, str]:
 # and writes each block as steps of `normlens.layers`. It knows nothing of how parts are computed.
 
 
-#: Takes a method of a module and returns the function to use instead.
-Change = Callable[[Callable[..., object]], Callable[..., object]]
-
-
 class Adapter:
-    """One model family. Subclass it, write `blocks` and `steps`, and `register` it."""
+    """One model family. Subclass it, say where its layers and their parts are, and `register` it.
+
+    Most families have two branches in each layer, the attention and the feed-forward block: they
+    write `attention` and `feed_forward` and name their norms. Others write `steps`.
+    """
+
+    #: Where the model keeps its layers: "encoder.layer".
+    layers_path: str
+    #: The norms of the attention and of the feed-forward block, as paths inside a layer.
+    norms: tuple[str, ...] = ()
+    #: Whether these stand before the branches, or behind their residual connections.
+    norm_first: bool = False
+    #: Norms at the end of each branch, before its residual connection adds.
+    branch_norms: tuple[str, ...] = ()
+    #: The norm behind the last layer, if there is one, as a path inside the model.
+    final_norm: str | None = None
 
     #: Whether a target sees no later source; a property where the configuration decides.
     causal: bool = False
@@ -316,11 +281,44 @@ class Adapter:
 
     def blocks(self) -> Sequence[nn.Module]:
         """The layers in the order in which the model runs them; a shared one appears repeatedly."""
-        raise NotImplementedError
+        return list(attrgetter(self.layers_path)(self.model))
 
     def steps(self, block: nn.Module) -> list[Step]:
         """The steps of one layer, in the model's order."""
+        parts = self.attention(block), self.feed_forward(block)
+        none: list[list[Norm]] = [[], []]
+        norms = self.norms_at(block, self.norms) or none
+        branch_norms = self.norms_at(block, self.branch_norms) or none
+        steps: list[Step] = []
+        for part, outer, inner in zip(parts, norms, branch_norms, strict=True):
+            before, behind = (outer, []) if self.norm_first else ([], outer)
+            steps += [Branch(), *before, part, *inner, Residual(), *behind]
+        return steps
+
+    def norms_at(self, owner: nn.Module, paths: tuple[str, ...]) -> list[list[Norm]]:
+        """The norm at each path inside a layer or the model; none where ``nn.Identity`` stands."""
+        norms: list[list[Norm]] = []
+        for path in paths:
+            module = attrgetter(path)(owner)
+            norms.append([] if isinstance(module, nn.Identity) else [self.norm(module)])
+        return norms
+
+    def attention(self, block: nn.Module) -> Attention:
+        """The attention of a layer."""
         raise NotImplementedError
+
+    def feed_forward(self, block: nn.Module) -> FeedForward | Experts:
+        """The feed-forward block of a layer."""
+        raise NotImplementedError
+
+    def norm(self, module: nn.Module) -> Norm:
+        """A norm of this family."""
+        return layer_norm(module)
+
+    @property
+    def activation(self) -> str:
+        """The activation of the feed-forward blocks."""
+        return self.config.hidden_act
 
     def forward_patches(self) -> Mapping[tuple[nn.Module, str], Change]:
         """Methods, by module and name, to replace while the model is read; few families need it.
@@ -332,20 +330,27 @@ class Adapter:
 
     def end(self) -> list[HeadStep]:
         """The steps behind the last layer that belong to the body, such as a final norm."""
-        return []
+        paths = () if self.final_norm is None else (self.final_norm,)
+        return [norm for norms in self.norms_at(self.model, paths) for norm in norms]
 
     def head(self, model: nn.Module) -> Head | None:
         """The head of `model`, which holds this adapter's body; None: it is not described.
 
         By default the method for the task in the name of the model's class says it.
         """
-        return described_by_task(self, model)
+        methods = filter(None, (head_method(kind.__name__) for kind in type(model).__mro__))
+        describe = getattr(self, next(methods, ""), None)  # few families see or hear
+        return None if describe is None else describe(model)
+
+    def score_scale(self, model: nn.Module) -> float:
+        """What the model multiplies the scores of its next tokens by."""
+        return 1.0
 
     def causal_head(self, model: nn.Module) -> Head | None:
         """A head that predicts the next token."""
-        cap = getattr(self.config, "final_logit_softcapping", None)
         whole: Any = model
-        output = read_linear(whole.get_output_embeddings())
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        output = scaled(linear(whole.get_output_embeddings()), self.score_scale(model))
         return Head(CAUSAL, ANY, tuple(self.end()), output=output, soft_cap=cap)
 
     def masked_head(self, model: nn.Module) -> Head | None:
@@ -364,14 +369,16 @@ class Adapter:
 
     def classifier(self, task: str, reads: str, output: nn.Module, *steps: HeadStep) -> Head:
         """A head whose last module `output` gives one score for each class."""
+        # CLIP's configuration of both towers names the classes, not that of its vision tower.
+        names = self.whole.config.id2label or {}
         problem = getattr(self.config, "problem_type", None)
         return Head(
             task,
             reads,
             tuple(self.end()),
             steps,
-            read_linear(output),
-            labels=class_names(self.config),
+            linear(output),
+            labels={int(index): str(name) for index, name in names.items()},
             exclusive=problem in (None, "single_label_classification"),
         )
 
@@ -379,8 +386,8 @@ class Adapter:
         self, module: nn.Module, activation: str, norm: nn.Module, output: nn.Module | Linear
     ) -> Head:
         """The head of most masked language models: a dense map, its activation, a norm, words."""
-        steps = transform(module, activation, layer_norm(norm))
-        return Head(MASKED, ANY, tuple(self.end()), steps, as_linear(output))
+        steps = dense(module), Elementwise(activation), layer_norm(norm)
+        return Head(MASKED, ANY, tuple(self.end()), steps, linear(output))
 
     def pooled_head(self, module: nn.Module, activation: str, output: nn.Module) -> Head:
         """A classifier of sequences behind a dense map of the first token's vector."""
@@ -420,22 +427,24 @@ class Adapter:
         if "token_type_ids" not in inspect.signature(self.model.forward).parameters:
             return 0
         # GPT-2 and its kin have no table of types; they look them up among the words.
-        sizes = (getattr(self.config, name, None) for name in ("type_vocab_size", "vocab_size"))
-        return next((size for size in sizes if size is not None), 2)
+        size = getattr(self.config, "type_vocab_size", None)
+        return getattr(self.config, "vocab_size", 2) if size is None else size
 
     def layer(self, block: nn.Module) -> Layer:
         """One block as a `Layer`, without autograd history."""
-        with torch.no_grad():
-            try:
+        try:
+            with torch.no_grad():
                 return Layer(self.steps(block), self.reach(block))
-            except UnreadableModule as error:
-                name = self.name_of(error.module)
-                raise UnsupportedModelError(error.line(name)) from error
+        except UnreadableModule as error:
+            raise UnsupportedModelError(error.line(self.name_of(error.module))) from error
 
     def name_of(self, module: nn.Module) -> str:
-        """The name of a module in the model."""
-        names = (name for name, other in self.model.named_modules() if other is module)
-        return next(names, "a module")
+        """The name of a module in the body, or in the model with its head."""
+        for model in (self.model, self.whole):
+            for name, other in model.named_modules():
+                if other is module:
+                    return name
+        return "a module"
 
 
 class Decoder(Adapter):
@@ -452,9 +461,8 @@ class Decoder(Adapter):
         window = self.window(block)
         return Reach(window, window)
 
-    def sequence_head(self, model: nn.Module) -> Head | None:
-        whole: Any = model
-        return self.classifier(SEQUENCES, LAST, whole.score)
+    def sequence_head(self, model: Any) -> Head | None:
+        return self.classifier(SEQUENCES, LAST, model.score)
 
     def sliding_window(self, attention: Any) -> int | None:
         """The sliding window of a layer, if any; masks read its width in the configuration."""
@@ -462,11 +470,12 @@ class Decoder(Adapter):
         return None if width is None else self.config.sliding_window
 
 
-# Families of other installed packages: entry points of the group `normlens.families`.
+# Which adapter reads which model: NormLens's own families, and those that others register.
 #
-# They are imported when a model type is requested that is not built in, or when all families are
-# listed. They replace no registered adapter: otherwise the adapter of a built-in family would
-# depend on what was requested before.
+# Families of other installed packages are entry points of the group `normlens.families`. They are
+# imported when a model type is requested that is not built in, or when all families are listed.
+# They replace no registered adapter: otherwise the adapter of a built-in family would depend on
+# what was requested before.
 
 
 GROUP = "normlens.families"
@@ -474,81 +483,6 @@ GROUP = "normlens.families"
 _log = logging.getLogger(__name__)
 _lock = process_lock()  # reentrant: a package may list the families while it is imported
 _loaded = False
-
-
-def is_available(model_type: str, adapter: type) -> bool:
-    """Whether there can be a model for an adapter: transformers may be older than the adapter.
-
-    Only families of NormLens itself are asked about; others may be of models of their own.
-    """
-    from transformers import CONFIG_MAPPING
-
-    built_in = adapter.__module__.startswith("normlens.families.")
-    return not built_in or model_type in CONFIG_MAPPING
-
-
-def load_installed(adapters: dict[str, Any], tiny: dict[str, Any]) -> bool:
-    """Import the families of other packages, once; return whether this call added any.
-
-    Importing them fills `adapters` and `tiny`, the two registries.
-    """
-    global _loaded
-    with _lock:
-        if _loaded:
-            return False
-        _loaded = True
-        entries = sorted(entry_points(group=GROUP), key=lambda entry: (_owner(entry), entry.name))
-        new = [_load(entry, adapters, tiny) for entry in entries]
-        return any(new)
-
-
-def _load(entry: EntryPoint, adapters: dict[str, Any], tiny: dict[str, Any]) -> bool:
-    """Import one package's families; return whether that added any."""
-    before, tiny_before = dict(adapters), dict(tiny)
-    try:
-        entry.load()
-    # A package can fail with any error, which must not affect the others.
-    except (Exception, SystemExit) as error:
-        for registry, state in ((adapters, before), (tiny, tiny_before)):
-            registry.clear()
-            registry.update(state)
-        reason = f"{type(error).__name__}: {reason_of(error)}"
-        _log.warning(
-            "normlens: the families of the installed package %r are left out, because importing "
-            "%s failed (%s); update or uninstall the package",
-            _owner(entry),
-            entry.value,
-            reason,
-        )
-        return False
-    taken = sorted(name for name, adapter in before.items() if adapters[name] is not adapter)
-    adapters.update(before)
-    tiny.update(tiny_before)
-    if taken:
-        _log.warning(
-            "normlens: the installed package %r registers model types that have an adapter "
-            "already, which stays in use: %s; import %s before any other use of NormLens to "
-            "have its own",
-            _owner(entry),
-            ", ".join(taken),
-            entry.module,
-        )
-    return len(adapters) > len(before)
-
-
-def _owner(entry: EntryPoint) -> str:
-    """The name by which pip knows the package of this entry point."""
-    try:
-        name = None if entry.dist is None else entry.dist.metadata["Name"]
-    # An incomplete installation has no metadata, and versions of Python fail differently then.
-    except Exception:
-        name = None
-    return name or entry.value
-
-
-# Which adapter reads which model: NormLens's own families, and those that others register.
-
-
 _ADAPTERS: dict[str, type[Adapter]] = {}
 _TINY: dict[str, dict[str, Any]] = {}
 
@@ -561,16 +495,20 @@ def register(
     `tiny` holds the settings of a configuration of these types, as small as it can be. Tables and
     tests build models of it (`normlens.models.tiny`); analyses do without.
     """
-    if not model_types or not all(isinstance(name, str) for name in model_types):
-        raise InputError('register takes model types: @normlens.register("my_model_type")')
-    if tiny is not None and not isinstance(tiny, Mapping):
-        raise InputError(
-            f"register takes the settings of a tiny configuration, tiny={{…}}, not {tiny!r}"
-        )
+    require(
+        model_types and all(isinstance(name, str) for name in model_types),
+        'register takes model types: @normlens.register("my_model_type")',
+    )
+    require(
+        tiny is None or isinstance(tiny, Mapping),
+        f"register takes the settings of a tiny configuration, tiny={{…}}, not {tiny!r}",
+    )
 
     def decorate(adapter: type[Adapter]) -> type[Adapter]:
-        if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
-            raise InputError(f"an adapter must be a subclass of normlens.Adapter, not {adapter!r}")
+        require(
+            isinstance(adapter, type) and issubclass(adapter, Adapter),
+            f"an adapter must be a subclass of normlens.Adapter, not {adapter!r}",
+        )
         for name in model_types:
             _ADAPTERS[name] = adapter
             if tiny is not None:
@@ -580,18 +518,74 @@ def register(
     return decorate
 
 
+def bring_installed_families() -> bool:
+    """Import the families of other installed packages, once; return whether that added any."""
+    global _loaded
+    with _lock:
+        before = len(_ADAPTERS)
+        if not _loaded:
+            _loaded = True
+            entries = ((_owner(entry), entry) for entry in entry_points(group=GROUP))
+            for owner, entry in sorted(entries, key=lambda each: (each[0], each[1].name)):
+                _import_families(owner, entry)
+        return len(_ADAPTERS) > before
+
+
+def _import_families(owner: str, entry: EntryPoint) -> None:
+    """Import one package's families; what is registered already stays as it is."""
+    adapters, tiny = dict(_ADAPTERS), dict(_TINY)
+    try:
+        entry.load()
+    # A package can fail with any error, which must not affect the others.
+    except (Exception, SystemExit) as error:
+        _ADAPTERS.clear()
+        _TINY.clear()
+        _log.warning(
+            "normlens: the families of the installed package %r are left out, because importing "
+            "%s failed (%s); update or uninstall the package",
+            owner,
+            entry.value,
+            f"{type(error).__name__}: {reason_of(error)}",
+        )
+    else:
+        taken = [name for name, adapter in adapters.items() if _ADAPTERS[name] is not adapter]
+        if taken:
+            _log.warning(
+                "normlens: the installed package %r registers model types that have an adapter "
+                "already, which stays in use: %s; import %s before any other use of NormLens to "
+                "have its own",
+                owner,
+                ", ".join(sorted(taken)),
+                entry.module,
+            )
+    _ADAPTERS.update(adapters)
+    _TINY.update(tiny)
+
+
+def _owner(entry: EntryPoint) -> str:
+    """The name by which pip knows the package of this entry point."""
+    try:
+        name = None if entry.dist is None else entry.dist.metadata["Name"]
+    # An incomplete installation has no metadata, and versions of Python fail differently then.
+    except Exception:
+        name = None
+    return name or entry.value
+
+
 def supported_families() -> dict[str, type[Adapter]]:
     """Every registered model type with its adapter, those of other installed packages included.
 
-    Families of NormLens that the installed transformers does not have yet are left out.
+    Families of NormLens that the installed transformers does not have yet are left out; others may
+    be of models of their own.
     """
+    from transformers import CONFIG_MAPPING
+
     bring_installed_families()
-    return {name: adapter for name, adapter in _ADAPTERS.items() if is_available(name, adapter)}
-
-
-def bring_installed_families() -> bool:
-    """Import the families of other installed packages, once; return whether that added any."""
-    return load_installed(_ADAPTERS, _TINY)
+    return {
+        name: adapter
+        for name, adapter in _ADAPTERS.items()
+        if name in CONFIG_MAPPING or not adapter.__module__.startswith("normlens.families.")
+    }
 
 
 def tiny_settings(model_type: str) -> dict[str, Any] | None:
@@ -613,7 +607,7 @@ def adapter_class(config: Any, model: nn.Module | None = None) -> type[Adapter]:
         bring_installed_families()
     adapter = _ADAPTERS.get(model_type)
     if adapter is None:
-        reason = refusal(model_type) or composite_refusal(config, _ADAPTERS.__contains__, model)
+        reason = refusal(model_type) or composite_refusal(config, _ADAPTERS, model)
         if reason is not None:
             raise UnsupportedModelError(reason)
     if adapter is None or (decoder_too and not adapter.two_stacks):
@@ -624,20 +618,17 @@ def adapter_class(config: Any, model: nn.Module | None = None) -> type[Adapter]:
 def adapt(model: nn.Module) -> Adapter:
     """The adapter of a model, which is read without any wrapper or head class on top."""
     model = unwrapped(model)
-    config = getattr(model, "config", None)
-    if config is None:
+    if getattr(model, "config", None) is None:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no `config`; pass a transformers model, or a module whose "
             "`config.model_type` is registered with normlens.register"
         )
     inner = body(model)
-    kind = adapter_class(inner.config if is_vision_classifier(model) else config, model)
-    adapter = kind(inner)
+    adapter = adapter_class(inner.config, model)(inner)
     adapter.whole = model
     try:
         for block in {id(block): block for block in adapter.blocks()}.values():
             adapter.layer(block)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        family = getattr(config, "model_type", type(config).__name__)
-        raise unreadable(adapter.model, family, error) from error
+        raise unreadable(adapter.model, error) from error
     return adapter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ from normlens.layers import (
     Linear,
     Reach,
 )
-from normlens.models.base import Adapter, class_names, is_generating, linear
+from normlens.models.base import Adapter, linear
 from normlens.models.reading import UnreadableModule, read_tensor
 
 # Encoder–decoders: two stacks of layers, and which sequence each of them reads.
@@ -58,14 +58,15 @@ class TwoStacks(Adapter):
 
     two_stacks = True
     causal = True  # the decoder
+    layers_path = "layers"  # inside each stack
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
         """The encoder's layers in the order in which the model runs them."""
-        return list(self.model.encoder.layers)
+        return list(getattr(self.model.encoder, self.layers_path))
 
     def decoder_blocks(self) -> Sequence[nn.Module]:
         """The decoder's layers in the order in which the model runs them."""
-        return list(self.model.decoder.layers)
+        return list(getattr(self.model.decoder, self.layers_path))
 
     def encoder_end(self) -> list[HeadStep]:
         """The steps between the encoder's last layer and the vectors that the decoder reads."""
@@ -77,17 +78,11 @@ class TwoStacks(Adapter):
     def reach(self, block: nn.Module) -> Reach:
         return Reach(ahead=0) if any(block is other for other in self.decoder_blocks()) else Reach()
 
-    def head(self, model: nn.Module) -> Head | None:
-        if any(is_generating(kind.__name__) for kind in type(model).__mro__):
-            return self.generating_head(model)
-        return super().head(model)
-
     def generating_head(self, model: Any) -> Head:
         """The head that predicts the decoder's next token; some families add a bias for each."""
         output = linear(model.get_output_embeddings())
-        bias = getattr(model, "final_logits_bias", None)
-        if bias is not None:
-            own = bias.detach()[0]
+        if getattr(model, "final_logits_bias", None) is not None:
+            own = model.final_logits_bias.detach()[0]
             output = replace(output, bias=own if output.bias is None else output.bias + own)
         return Head(GENERATOR, ANY, tuple(self.end()), output=output)
 
@@ -154,34 +149,23 @@ class StackedExperts(Sequence[FeedForward]):
     def __len__(self) -> int:
         return len(self._read("down_proj"))
 
-    @overload
-    def __getitem__(self, expert: int) -> FeedForward: ...
-
-    @overload
-    def __getitem__(self, expert: slice) -> Sequence[FeedForward]: ...
-
-    def __getitem__(self, expert: int | slice) -> FeedForward | Sequence[FeedForward]:
-        if isinstance(expert, slice):
-            return [self[place] for place in range(len(self))[expert]]
-        both, down = self._linear("gate_up_proj", expert), self._linear("down_proj", expert)
-        m = down.weight.shape[0]
+    def __getitem__(self, expert: Any) -> Any:
+        m = self._read("down_proj").shape[1 if self.transposed else 2]
         gate, up = slice(0, m), slice(m, 2 * m)
         if self.alternating:
             gate, up = slice(0, None, 2), slice(1, None, 2)
         return FeedForward(
-            gate=_part(both, gate),
-            up=_part(both, up),
-            down=down,
+            gate=self._linear("gate_up_proj", expert, gate),
+            up=self._linear("gate_up_proj", expert, up),
+            down=self._linear("down_proj", expert),
             activation=self.activation,
             limit=self.limit,
         )
 
-    def _linear(self, name: str, expert: int) -> Linear:
-        weight = self._read(name)[expert]
-        bias = read_tensor(self.module, f"{name}_bias")
-        return Linear(
-            weight if self.transposed else weight.T, None if bias is None else bias[expert]
-        )
+    def _linear(self, name: str, expert: int, columns: slice = slice(None)) -> Linear:
+        weight, bias = self._read(name)[expert], read_tensor(self.module, f"{name}_bias")
+        matrix = weight if self.transposed else weight.T
+        return Linear(matrix[:, columns], None if bias is None else bias[expert][columns])
 
     def _read(self, name: str) -> Tensor:
         tensor = read_tensor(self.module, name)
@@ -210,11 +194,6 @@ def routing_of_call(
     if weights.shape[-1] != experts.shape[-1]:  # a column for every expert, used or not
         weights = weights.gather(-1, experts)
     return experts, weights
-
-
-def _part(linear: Linear, columns: slice) -> Linear:
-    bias = None if linear.bias is None else linear.bias[columns]
-    return Linear(linear.weight[:, columns], bias)
 
 
 # Families that see or hear: the model itself cuts a picture into patches, a sound into frames.
@@ -273,17 +252,14 @@ class ImageEncoder(SignalEncoder):
         other_size = tuple(values.shape[-2:]) != self.image_size
         return {"interpolate_pos_encoding": True} if self.interpolates and other_size else {}
 
-    def image_head(self, model: nn.Module) -> Head | None:
+    def image_head(self, model: Any) -> Head | None:
         """A head that classifies a picture."""
-        whole: Any = model
-        return self.image_classifier(FIRST, whole.classifier)
+        return self.image_classifier(FIRST, model.classifier)
 
     def image_classifier(self, reads: str, output: nn.Module, *steps: Any) -> Head:
         """A head that classifies the picture from what `reads` names of its tokens."""
         head = self.classifier(IMAGES, reads, output, *steps)
-        # CLIP's configuration of both towers names the classes, not that of its vision tower.
-        labels = class_names(self.whole.config)
-        return replace(head, labels=labels, prefix=len(self.prefix()))
+        return replace(head, prefix=len(self.prefix()))
 
 
 class SoundEncoder(SignalEncoder):
@@ -302,10 +278,9 @@ class SoundEncoder(SignalEncoder):
             samples = (samples - kernel) // stride + 1 if samples >= kernel else 0
         return samples
 
-    def ctc_head(self, model: nn.Module) -> Head | None:
+    def ctc_head(self, model: Any) -> Head | None:
         """A head that gives each frame a letter, or none."""
-        whole: Any = model
-        return Head(TOKENS, ANY, tuple(self.end()), output=linear(whole.lm_head))
+        return Head(TOKENS, ANY, tuple(self.end()), output=linear(model.lm_head))
 
 
 def _both(size: Any) -> tuple[int, int]:

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from normlens.errors import InputError, UnsupportedModelError, reason_of
-from normlens.layers import Attention, Experts, FeedForward, Layer, Norm, ParallelFeedForward, Step
-from normlens.models import supported_families
+from normlens.layers import (
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    Norm,
+    ParallelFeedForward,
+    blocks_of,
+)
+from normlens.models.base import supported_families, tiny_settings
 from normlens.models.parts import ImageEncoder, SignalEncoder
 from normlens.models.refusals import refusal
-from normlens.models.tiny import (
-    tiny_config,
-    tiny_encoder_decoders,
-    tiny_families,
-    tiny_signal_families,
-)
+from normlens.models.tiny import tiny_config
 from normlens.plan.estimate import skeleton
 
 # What a family's layers are like, in a few words: the norms, the blocks, how far targets see.
 
 
-def traits_of(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """The traits of a model's layers; each is named once, whichever layers have it."""
-    return tuple(dict.fromkeys(_traits(layers)))
-
-
-def _traits(layers: Sequence[Layer]) -> Iterable[str]:
+def _traits(layers: Sequence[Layer]) -> Iterator[str]:
     steps = [step for layer in layers for step in layer.steps]
     norms = [step for step in steps if isinstance(step, Norm)]
     norms += [s.norm for s in steps if isinstance(s, ParallelFeedForward) and s.norm is not None]
@@ -38,14 +35,14 @@ def _traits(layers: Sequence[Layer]) -> Iterable[str]:
         yield "bottlenecks"
     if any(sum(isinstance(step, FeedForward) for step in layer.steps) > 1 for layer in layers):
         yield "several blocks"
-    for step in steps:
-        if isinstance(step, Attention) and step.groups < step.heads:
-            yield "multi-query" if step.groups == 1 else "grouped queries"
-    for step in steps:
-        if isinstance(step, Attention) and step.latent is not None:
-            yield "latent attention"
-        if isinstance(step, Attention) and step.sinks:
-            yield "attention sinks"
+    attentions = [step for step in steps if isinstance(step, Attention)]
+    for attention in attentions:
+        if attention.groups < attention.heads:
+            yield "multi-query" if attention.groups == 1 else "grouped queries"
+    if any(attention.latent is not None for attention in attentions):
+        yield "latent attention"
+    if any(attention.sinks for attention in attentions):
+        yield "attention sinks"
     if any(layer.reach.back is not None for layer in layers):
         yield "windows"
     if any(isinstance(step, ParallelFeedForward) for step in steps):
@@ -53,7 +50,7 @@ def _traits(layers: Sequence[Layer]) -> Iterable[str]:
     for step in steps:
         if isinstance(step, Experts):
             yield "experts" if step.shared is None else "experts with a shared one"
-    for block in (block for step in steps for block in _blocks(step)):
+    for block in (block for step in steps for block in blocks_of(step)):
         yield f"gated {block.activation}" if block.gate is not None else block.activation
         if block.limit is not None:
             yield "limits"
@@ -63,23 +60,15 @@ def _traits(layers: Sequence[Layer]) -> Iterable[str]:
         yield "factors"
 
 
-def _blocks(step: Step) -> tuple[FeedForward, ...]:
-    """The feed-forward blocks of a step, of experts one of each kind."""
-    if isinstance(step, Experts):
-        return step.examples
-    if isinstance(step, ParallelFeedForward):
-        return (step.feed_forward,)
-    return (step,) if isinstance(step, FeedForward) else ()
-
-
 # The table of supported model families, computed from tiny models instead of written by hand.
 
 
 _log = logging.getLogger(__name__)
 
-
 #: What a model reads.
 TEXT, IMAGES, SOUND = "text", "images", "sound"
+#: The order of the table, by what models read and how they attend.
+_ORDER = ("bidirectional", "causal", "encoder–decoder", IMAGES, SOUND, "unknown")
 
 
 @dataclass(frozen=True)
@@ -87,10 +76,9 @@ class Family:
     """One model type and what its layers consist of, as far as a tiny model can tell."""
 
     model_type: str
-    causal: bool | None = None  # None: there is no tiny model to tell
+    attention: str = "unknown"  # there is no tiny model to tell
     components: str = "unknown"
     scopes: tuple[str, ...] = ()
-    two_stacks: bool = False
     traits: tuple[str, ...] = ()
 
     @property
@@ -103,37 +91,23 @@ class Family:
         text = " ".join((self.model_type, self.attention, self.components, *self.traits)).lower()
         return all(word.lower() in text for word in words)
 
-    @property
-    def attention(self) -> str:
-        if self.causal is None:
-            return "unknown"
-        if self.two_stacks:
-            return "encoder–decoder"
-        return "causal" if self.causal else "bidirectional"
-
 
 def family_table() -> list[Family]:
     """Every model type that has an adapter: encoders, decoders, encoder–decoders, then the others.
 
     Those are the models that see or hear; those without a tiny model come last.
     """
-    tiny = {*tiny_families(), *tiny_encoder_decoders(), *tiny_signal_families()}
-    families = [
-        _family(model_type) if model_type in tiny else Family(model_type)
-        for model_type in supported_families()
-    ]
-    return sorted(families, key=lambda family: (_rank(family), family.model_type))
 
+    def place(family: Family) -> tuple[int, str]:
+        kind = family.attention if family.reads == TEXT else family.reads
+        return _ORDER.index(kind), family.model_type
 
-def _rank(family: Family) -> int:
-    if family.causal is None:
-        return 5
-    if family.reads != TEXT:
-        return 3 if family.reads == IMAGES else 4
-    return 2 if family.two_stacks else int(family.causal)
+    return sorted(map(_family, supported_families()), key=place)
 
 
 def _family(model_type: str) -> Family:
+    if tiny_settings(model_type) is None:
+        return Family(model_type)
     try:
         lens = skeleton(tiny_config(model_type), name=model_type)
     # One package's mistake must not hide the families of all others.
@@ -145,10 +119,17 @@ def _family(model_type: str) -> Family:
             reason_of(error),
         )
         return Family(model_type)
-    scopes, traits = tuple(lens.scopes), traits_of(lens.layers)
+    attention = "causal" if lens.causal else "bidirectional"
+    traits = dict.fromkeys(_traits(lens.layers))  # each is named once
     if isinstance(lens.adapter, SignalEncoder):
-        traits = (IMAGES if isinstance(lens.adapter, ImageEncoder) else SOUND, *traits)
-    return Family(model_type, lens.causal, lens.component_sequence, scopes, lens.two_stacks, traits)
+        traits = {IMAGES if isinstance(lens.adapter, ImageEncoder) else SOUND: None, **traits}
+    return Family(
+        model_type,
+        "encoder–decoder" if lens.two_stacks else attention,
+        lens.component_sequence,
+        tuple(lens.scopes),
+        tuple(traits),
+    )
 
 
 def search_families(words: Sequence[str]) -> list[Family]:
@@ -167,21 +148,15 @@ def search_families(words: Sequence[str]) -> list[Family]:
 
 def by_components(families: list[Family]) -> list[list[Family]]:
     """Group families whose layers have the same components and kind of attention."""
-
-    def alike(family: Family) -> tuple[bool | None, str]:
-        return family.causal, family.components
-
-    order = {key: place for place, key in enumerate(dict.fromkeys(map(alike, families)))}
-    ranked = sorted(families, key=lambda family: order[alike(family)])
-    return [list(group) for _, group in groupby(ranked, alike)]
+    groups: dict[tuple[str, str], list[Family]] = {}
+    for family in families:
+        groups.setdefault((family.attention, family.components), []).append(family)
+    return list(groups.values())
 
 
 def markdown_table(words: Sequence[str] = ()) -> str:
     """A table of the families that match every word, with one row per kind of layer."""
-    lines = [
-        "| model types | attention | components | scopes |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| model types | attention | components | scopes |", "|---|---|---|---|"]
     for group in by_components(search_families(words)):
         types = ", ".join(f"`{family.model_type}`" for family in group)
         scopes = ", ".join(group[0].scopes)

@@ -6,14 +6,13 @@ share are here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from normlens.errors import InputError
-from normlens.models.base import Adapter, supported_families, tiny_settings
+from normlens.models.base import supported_families, tiny_settings
 from normlens.models.unwrapping import model_of
 
 _SIZES = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24)
@@ -50,28 +49,25 @@ EXPERTS = dict(
 
 def tiny_families() -> list[str]:
     """Every model type that reads one text and has a tiny configuration, by name."""
-    return _with_tiny(lambda adapter: not adapter.two_stacks and not _takes_signals(adapter))
+    return _with_tiny(two_stacks=False, takes_signals=False)
 
 
 def tiny_encoder_decoders() -> list[str]:
     """Every encoder–decoder that was registered with a tiny configuration, by name."""
-    return _with_tiny(lambda adapter: adapter.two_stacks)
+    return _with_tiny(two_stacks=True, takes_signals=False)
 
 
 def tiny_signal_families() -> list[str]:
     """Every model type that sees or hears and has a tiny configuration, by name."""
-    return _with_tiny(_takes_signals)
+    return _with_tiny(two_stacks=False, takes_signals=True)
 
 
-def _takes_signals(adapter: type[Adapter]) -> bool:
-    return hasattr(adapter, "argument")
-
-
-def _with_tiny(is_wanted: Callable[[type[Adapter]], bool]) -> list[str]:
+def _with_tiny(*, two_stacks: bool, takes_signals: bool) -> list[str]:
     return sorted(
         name
         for name, adapter in supported_families().items()
-        if is_wanted(adapter) and tiny_settings(name) is not None
+        if (adapter.two_stacks, hasattr(adapter, "argument")) == (two_stacks, takes_signals)
+        and tiny_settings(name) is not None
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from normlens.models.refusals import refusal
 
 #: Kinds of peft whose wrapper does more than run the model inside it.
 _BEYOND_LAYERS = ("XLORA", "POLY", "ADAPTION_PROMPT", "SHADOW")
+#: Classes of torch whose weights are shared out among processes.
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 def unwrapped(model: Any) -> Any:
@@ -30,7 +32,7 @@ def unwrapped(model: Any) -> Any:
             model = model._orig_mod
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
-        elif _is_sharded(model):
+        elif _SHARDED & {kind.__name__ for kind in type(model).__mro__}:
             raise UnsupportedModelError(
                 f"the weights of this {type(model).__name__} are shared out among processes "
                 "(FSDP); save the whole model and load it in one process"
@@ -60,18 +62,14 @@ def name_of_model(model: Any, *, path: bool = False) -> str:
 def body(model: Any) -> Any:
     """The model without any wrapper or head."""
     model = unwrapped(model)
-    if is_vision_classifier(model):
+    # The vision tower of two, CLIP's for example, with a head of its own.
+    if hasattr(model, "vision_model") and hasattr(model, "classifier"):
         return model.vision_model
     base = getattr(model, "base_model", model)
     # DINOv3 calls its stack of layers so, which stands behind the patches.
     read = getattr(model, "main_input_name", None)
     takes = inspect.signature(base.forward).parameters
     return base if read is None or read in takes else model
-
-
-def is_vision_classifier(model: Any) -> bool:
-    """Whether a model is the vision tower of two, CLIP's for example, with a head of its own."""
-    return hasattr(model, "vision_model") and hasattr(model, "classifier")
 
 
 def tower_config(config: Any) -> Any:
@@ -81,42 +79,29 @@ def tower_config(config: Any) -> Any:
     return getattr(config, "vision_config", config) if alone else config
 
 
-def _is_sharded(model: Any) -> bool:
-    kinds = {kind.__name__ for kind in type(model).__mro__}
-    return not kinds.isdisjoint(("FullyShardedDataParallel", "FSDPModule"))
-
-
 def _without_peft(model: Any) -> Any:
-    name = type(model).__name__
-    configs = [model.peft_config[active] for active in model.active_adapters]
-    for config in configs:
+    name, cure = type(model).__name__, "load the base model (model.get_base_model())"
+    for config in (model.peft_config[active] for active in model.active_adapters):
         kind = str(getattr(config.peft_type, "value", config.peft_type))
         if getattr(config, "is_prompt_learning", False):
             raise UnsupportedModelError(
                 f"{name} puts virtual tokens of {type(config).__name__} before the text, and they "
-                "have no place in maps of its tokens; load the base model (model.get_base_model())"
+                f"have no place in maps of its tokens; {cure}"
             )
         if kind in _BEYOND_LAYERS or getattr(config, "alora_invocation_tokens", None):
             what = "an activated LoRA" if kind == "LORA" else kind
             raise UnsupportedModelError(
                 f"{name} has {what}, whose wrapper acts beside the model's layers, so maps of the "
-                "layers would not be the model's; load the base model (model.get_base_model())"
+                f"layers would not be the model's; {cure}"
             )
     return model.get_base_model()
 
 
-def unreadable(model: nn.Module, family: str, error: Exception) -> UnsupportedModelError:
+def unreadable(model: nn.Module, error: Exception) -> UnsupportedModelError:
     """An error for a model that names a supported family but does not have its layers."""
-    inner = next(
-        (
-            name
-            for name, child in model.named_modules()
-            if name
-            and hasattr(child, "base_model")
-            and getattr(getattr(child, "config", None), "model_type", None) == family
-        ),
-        None,
-    )
+    config: Any = model.config
+    family = getattr(config, "model_type", type(config).__name__)
+    inner = next(iter(inner_models(model, [family])), None)
     cure = (
         "pass the transformers model itself, or register an adapter with normlens.register"
         if inner is None
@@ -135,13 +120,17 @@ def unreadable(model: nn.Module, family: str, error: Exception) -> UnsupportedMo
 # Maps of a text are maps of the language model.
 
 
-def inner_models(model: nn.Module, is_supported: Callable[[str], bool]) -> dict[str, Any]:
-    """The supported models inside another one by their paths, those inside others left out."""
+def inner_models(model: nn.Module, model_types: Container[str] | None = None) -> dict[str, Any]:
+    """The models of these types (None: of any) inside another one by their paths.
+
+    Those inside others of them are left out.
+    """
     inner: dict[str, Any] = {}
     for path, module in model.named_modules():
         model_type = getattr(getattr(module, "config", None), "model_type", None)
-        is_model = path and hasattr(module, "base_model")
-        if not is_model or model_type is None or not is_supported(model_type):
+        if not path or not hasattr(module, "base_model") or model_type is None:
+            continue
+        if model_types is not None and model_type not in model_types:
             continue
         if not any(path.startswith(f"{outer}.") for outer in inner):
             inner[path] = module
@@ -149,22 +138,32 @@ def inner_models(model: nn.Module, is_supported: Callable[[str], bool]) -> dict[
 
 
 def composite_refusal(
-    config: Any, is_supported: Callable[[str], bool], model: nn.Module | None = None
+    config: Any, supported: Container[str], model: nn.Module | None = None
 ) -> str | None:
     """The line that says which model inside another one to pass; None if there are none inside.
 
     Without the model, a skeleton of it tells what it holds.
     """
-    types = _inner_types(config)
+    names = getattr(type(config), "sub_configs", None) or {}
+    held = (getattr(getattr(config, name, None), "model_type", None) for name in names)
+    types = list(dict.fromkeys(name for name in held if name))
     if not types:
         return None
-    what = f"model type {config.model_type!r} is made of several models"
-    whole = _skeleton(config) if model is None else model
-    if whole is None:
-        names = ", ".join(types)
-        return f"{what} ({names}); load it with transformers and pass the one whose maps you want"
-    if inner := inner_models(whole, is_supported):
-        get = "" if model is not None else "load it with transformers' AutoModel and "
+    what, get = f"model type {config.model_type!r} is made of several models", ""
+    if model is None:
+        from transformers import AutoModel
+
+        get = "load it with transformers' AutoModel and "
+        try:
+            with torch.device("meta"):
+                model = AutoModel.from_config(config)
+        # The model is refused in any case; this is only about how precisely.
+        except Exception:
+            return (
+                f"{what} ({', '.join(types)}); load it with transformers and pass the one whose "
+                "maps you want"
+            )
+    if inner := inner_models(model, supported):
         choices = " or ".join(
             f"model.{path} ({module.config.model_type!r})" for path, module in inner.items()
         )
@@ -178,25 +177,6 @@ def composite_refusal(
     reasons = [line for name in types if (line := refusal(name)) is not None]
     why = reasons[0] if reasons else "`normlens models` lists the types that are"
     return f"{what}, none of which is supported ({', '.join(types)}); {why}"
-
-
-def _inner_types(config: Any) -> list[str]:
-    """The model types of the configurations inside a configuration, each once."""
-    names = getattr(type(config), "sub_configs", None) or {}
-    types = (getattr(getattr(config, name, None), "model_type", None) for name in names)
-    return list(dict.fromkeys(name for name in types if name))
-
-
-def _skeleton(config: Any) -> nn.Module | None:
-    """A model without weights; None where transformers cannot make one."""
-    from transformers import AutoModel
-
-    try:
-        with torch.device("meta"):
-            return AutoModel.from_config(config)
-    # The model is refused in any case; this is only about how precisely.
-    except Exception:
-        return None
 
 
 # Checks that a loaded model can be run and its weights read.
@@ -222,55 +202,60 @@ def check_weights(
             "(lens.maps) can be taken of such a model. Load it on one device (without device_map, "
             'then model.to("cuda"))'
         )
-    for index, block in enumerate(blocks or () if len(places) > 1 else ()):
-        if len(within := execution_places(block)) > 1:
-            raise UnsupportedModelError(
-                f"the weights of layer {index} of {name} are spread over {_listed(within)}; a "
-                "layer is analysed where its weights are, so give each layer one device in the "
-                "device_map (accelerate's no_split_module_classes)"
-            )
-    first = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    held = [linear.weight for layer in layers for linear in layer.linear_maps]
-    # What is formed late takes and gives vectors in the model's precision, whatever it holds.
-    kinds = {first} | {weight.dtype for weight in held if not isinstance(weight, LazyTensor)}
+    if len(places) > 1:
+        for index, block in enumerate(blocks or ()):
+            if len(within := execution_places(block)) > 1:
+                raise UnsupportedModelError(
+                    f"the weights of layer {index} of {name} are spread over {_listed(within)}; a "
+                    "layer is analysed where its weights are, so give each layer one device in the "
+                    "device_map (accelerate's no_split_module_classes)"
+                )
+    kinds = {next(p.dtype for p in model.parameters() if p.is_floating_point())}
+    for layer in layers:
+        for linear in layer.linear_maps:
+            # What is formed late takes and gives vectors in the model's precision.
+            if not isinstance(linear.weight, LazyTensor):
+                kinds.add(linear.weight.dtype)
     if len(kinds) > 1:
         raise _mixed(name, kinds)
 
 
-def _listed(places: set[torch.device]) -> str:
-    return ", ".join(sorted(map(str, places)))
+def _listed(things: Iterable[object]) -> str:
+    return ", ".join(sorted(str(each).removeprefix("torch.") for each in things))
 
 
 def explain_failure(model: nn.Module, error: RuntimeError) -> None:
     """Raise with the cause if the model failed because of where or in what its weights are."""
-    if "meta tensor" in str(error) and not isinstance(error, NormLensError):
+    name, said = type(model).__name__, str(error)
+    if isinstance(error, NormLensError):
+        return
+    if "meta tensor" in said:
         raise UnsupportedModelError(
-            f"{type(model).__name__} needs weights of a module that does not run, which "
-            "accelerate's hooks do not bring; load it whole, without device_map or offloading"
+            f"{name} needs weights of a module that does not run, which accelerate's hooks do not "
+            "bring; load it whole, without device_map or offloading"
         ) from error
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    about_types = "dtype" in str(error) or "scalar type" in str(error)
-    if len(kinds) > 1 and about_types and not isinstance(error, NormLensError):
-        raise _mixed(type(model).__name__, kinds, str(error).splitlines()[0]) from error
+    if len(kinds) > 1 and ("dtype" in said or "scalar type" in said):
+        raise _mixed(name, kinds, f": {said.splitlines()[0]}") from error
 
 
 def _mixed(name: str, kinds: set[torch.dtype], reason: str = "") -> UnsupportedModelError:
-    several = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
     return UnsupportedModelError(
-        f"the weights of {name} are of several precisions ({several}){reason and f': {reason}'}; "
-        "convert it with model.to(torch.float32), or load(…, dtype=…)"
+        f"the weights of {name} are of several precisions ({_listed(kinds)}){reason}; convert it "
+        "with model.to(torch.float32), or load(…, dtype=…)"
     )
 
 
 def check_chunks(blocks: Sequence[Any], n: int) -> None:
     """Raise where feed-forward blocks run in chunks that do not divide `n` tokens."""
-    chunk = max((getattr(block, "chunk_size_feed_forward", 0) or 0 for block in blocks), default=0)
-    if chunk and n % chunk:
-        raise InputError(
-            f"this model runs its feed-forward blocks in chunks of {chunk} tokens, and {n} tokens "
-            "are not a multiple of that; set chunk_size_feed_forward to 0 in its configuration and "
-            "load it again"
-        )
+    for block in blocks:
+        chunk = getattr(block, "chunk_size_feed_forward", 0)
+        if chunk and n % chunk:
+            raise InputError(
+                f"this model runs its feed-forward blocks in chunks of {chunk} tokens, and {n} "
+                "tokens are not a multiple of that; set chunk_size_feed_forward to 0 in its "
+                "configuration and load it again"
+            )
 
 
 def check_causal(config: Any, name: str) -> None:
@@ -314,11 +299,9 @@ def body_class(config: Any) -> Any:
     return kind if getattr(kind, "config_class", None) is type(config) else auto
 
 
-def model_of(config: Any, attention: str | None = "eager") -> Any:
-    """A model of this configuration with random weights; `attention` None is transformers' own."""
+def model_of(config: Any) -> Any:
+    """A model of this configuration with random weights."""
     kind = body_class(config)
     make = kind.from_config if hasattr(kind, "from_config") else kind._from_config
-    if attention is None:
-        return make(config)
     # The fast way of experts has no float64.
-    return make(config, attn_implementation=attention, experts_implementation="eager")
+    return make(config, attn_implementation="eager", experts_implementation="eager")

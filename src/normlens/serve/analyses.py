@@ -547,13 +547,13 @@ def _by_shown_names(given: Sequence[str]) -> dict[str, str]:
 
 def _head(name: str, config: Any, two_stacks: bool) -> str | None:
     """The class with the head that a model's checkpoint names, if it is one of a known task."""
-    from normlens.models.base import has_known_head, is_generating
+    from normlens.models.base import GENERATING, head_method
 
     classes = getattr(config, "architectures", None) or []
     if is_embedded(name):
         classes = [EMBEDDED[name].architecture]
-    known = is_generating if two_stacks else has_known_head
-    return classes[0] if len(classes) == 1 and known(classes[0]) else None
+    method = head_method(classes[0]) if len(classes) == 1 else None
+    return classes[0] if method is not None and (method == GENERATING) == two_stacks else None
 
 
 def installed_models() -> list[str]:
