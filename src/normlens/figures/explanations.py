@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.errors import InputError
 from normlens.figures import canvas
 from normlens.figures.colours import DIVERGING, NO_TOKEN, SignedColours, colour_bar, sign_colour
 from normlens.figures.heat_maps import label_tokens, left_out_note
@@ -40,8 +41,9 @@ _PAD, _GAP, _HEIGHT, _LINE = 0.045, 0.025, 0.19, 0.235  # inches
 
 
 def draw_strip(
+    name: str,
     tokens: Sequence[str],
-    values: Sequence[float] | NDArray[np.floating],
+    values: NDArray[np.floating],
     remainder: float | None,
     colours: SignedColours,
     axes: Any,
@@ -59,7 +61,7 @@ def draw_strip(
     if remainder is not None:
         places = decimals(max(colours.largest, abs(remainder)))
         labels.append(f"{NO_TOKEN_WORDS} {signed_number(remainder, places)}")
-    x, y = 0.0, 0.02
+    x, y = 0.0, 0.18 if name else 0.02
     for place, label in enumerate(labels):
         [shown] = canvas.wrap(label, size, room - 2 * _PAD, 1)
         width = canvas.text_width(shown, size) + 2 * _PAD
@@ -78,6 +80,7 @@ def draw_strip(
         axes.text(*middle, shown, ha="center", va="center_baseline", color=ink, size=size)
         x += width + _GAP
     height = y + _LINE + 0.02
+    axes.set_title(name, loc="left", y=1, pad=-8, size=canvas.TITLE, weight="bold")
     axes.set(xlim=(0, room), ylim=(height, 0), xticks=[], yticks=[])
     axes.axis("off")
     return height
@@ -111,10 +114,9 @@ def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
     longest = max(len(signed_number(row.value, places)) for row in rows)
     axes.margins(x=0.03 * longest)  # for the numbers
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(range(len(rows)), [row.label for row in rows], parse_math=False)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_fontweight("bold" if row.is_heading else "normal")
-    axes.set_xlabel("contribution to the score")
 
 
 # An explanation: its tokens on the colours of their contributions, and the same as bars.
@@ -131,17 +133,17 @@ def plot_explanation(
     yours. Of a picture the contributions of its patches are laid over it.
     """
     canvas.require_matplotlib()
-    canvas.check_at_least_one(max_label=max_label)
     colours = SignedColours(why.contributions, cmap)
     patches = ax is None and why.grid is not None
+    rows = explained_rows(why, 18) if patches else explained_rows(why)
+    labels = canvas.cut_labels((row.label for row in rows), max_label)
     rows = [
-        row if row.token is None else replace(row, label=canvas.cut_label(row.label, max_label))
-        for row in (explained_rows(why, 18) if patches else explained_rows(why))
+        row if row.token is None else replace(row, label=label)
+        for row, label in zip(rows, labels, strict=True)
     ]
     if ax is not None:
         draw_bars(ax, rows, colours)
-        ax.set_title(why.question, parse_math=False)
-        return canvas.figure_of(ax)
+        return canvas.finish_axes(ax, title=why.question, xlabel="contribution to the score")
 
     heading = f"{canvas.model_name(why)}: {why.question}"
     about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
@@ -164,8 +166,8 @@ def plot_explanation(
             last = part is why.sequences[-1]
             read_at = why.read_at - part.first if last and why.read_at is not None else None
             rest = why.remainder if last else None
-            strip = partial(draw_strip, part.tokens, part.contributions, rest, colours)
-            page.add_strip(part.name, partial(strip, read_at=read_at))
+            fields = part.name, part.tokens, part.contributions, rest, colours
+            page.add_strip(partial(draw_strip, *fields, read_at=read_at))
         bars = page.axes()
         what, notes = "token", []
         if why.position is not None:
@@ -173,9 +175,28 @@ def plot_explanation(
     draw_bars(bars, rows, colours)
     canvas.number_axis(bars.xaxis, 6, "contribution to the score")
     bars.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
-    canvas.thin_frame(bars, ["bottom"])
+    bars.spines[["left", "right", "top"]].set_visible(False)
     first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
     return page.finish([first, *notes, made_how], narrowest=6.3)
+
+
+# What the pictures of layers have in common.
+
+
+def biases_by_layer(why: Explanation) -> NDArray[np.float64]:
+    """The biases that each layer adds, and at the end those behind the last layer."""
+    biases = np.zeros(len(why.nodes) + 1)
+    for layer, _, share in why.biases:
+        biases[-1 if isinstance(layer, str) else layer] += share
+    return biases
+
+
+def label_layers(axes: Any, why: Explanation, most: int) -> None:
+    """Name about so many layers along the vertical axis, and the end behind the last."""
+    layers = len(why.nodes)
+    shown = range(0, layers, max(1, round(layers / most)))
+    names = [name.replace("coder", "c.") for name in why.layer_names]
+    axes.set_yticks([*shown, layers], [*(names[layer] for layer in shown), "end"])
 
 
 # The edges of a flow picture: which are drawn, how wide, and what the others carry.
@@ -268,21 +289,19 @@ def plot_flow(
     alone into axes of yours.
     """
     canvas.require_matplotlib()
-    canvas.check_at_least_one(max_label=max_label, max_edges=max_edges)
+    if max_edges < 1:
+        raise InputError(f"max_edges must be at least 1, not {max_edges}")
     n = why.seen
     flow = why.flow_behind(scope)[:, :n, :n]
     edges = Edges.of(flow, max_edges)
     # What enters each layer, and behind the last what leaves it, (layer + 1, token).
     leaving = np.nan_to_num(why.flows.get("", flow)[-1, :n, :n]).sum(1)
     nodes = np.concatenate([why.nodes[:, :n], leaving[None]])
-    labels = [canvas.cut_label(token, max_label) for token in why.tokens[:n]]
+    labels = canvas.cut_labels(why.tokens[:n], max_label)
     if ax is not None:
         _draw_flow(ax, why, edges, nodes, 0.2, _BESIDE)
         ax.set_xticks([*range(n), n - 1 + _BESIDE], [*labels, "no token"], rotation=90)
-        for label in ax.get_xticklabels():
-            label.set_parse_math(False)
-        ax.set(title=why.question, ylabel="layer", xlabel="token")
-        return canvas.figure_of(ax)
+        return canvas.finish_axes(ax, title=why.question, ylabel="layer", xlabel="token")
 
     behind = "" if scope is None else f", behind {scope}"
     column = min(max(0.16, 4.6 / (n + _BESIDE)), 0.6, 30 / (n + _BESIDE))  # inches
@@ -340,9 +359,10 @@ def _draw_flow(
 
     rows, columns = (places.ravel() for places in np.indices(nodes.shape))
     circles(columns, rows, nodes.ravel(), largest, linewidths=0.3, edgecolors="white")
-    biases = np.zeros(layers + 1)
-    for layer, _, share in why.biases:
-        biases[layers if isinstance(layer, str) else layer + 1] += share
+    # What a layer adds leaves it; at the top it joins what stands behind the last layer.
+    *of_layers, at_the_end = biases_by_layer(why)
+    biases = np.array([0.0, *of_layers])
+    biases[-1] += at_the_end
     x, y = np.full(layers + 1, n - 1 + beside), np.arange(layers + 1)
     axes.scatter(x, y, s=3, c=canvas.FRAME, marker="_", linewidths=0.5)
     most = max(largest, float(np.abs(biases).max()))
@@ -350,9 +370,7 @@ def _draw_flow(
     circles(x, y, biases, most, edgecolors=NO_TOKEN, linewidths=frames)
     axes.axvline(n - 1 + beside / 2, color=canvas.FAINT, linewidth=0.5, linestyle=(0, (3, 2)))
     axes.set(xlim=(-0.6, n - 1 + beside + 0.6), ylim=(-0.6, layers + 0.6))
-    shown = range(0, layers, max(1, round(layers / 10)))
-    names = [name.replace("coder", "c.") for name in why.layer_names]
-    axes.set_yticks([*shown, layers], [*(names[layer] for layer in shown), "end"])
+    label_layers(axes, why, 10)
     if why.encoder_tokens is not None:
         axes.axvline(why.encoder_tokens - 0.5, color=canvas.FAINT, linewidth=0.6)
         axes.axhline(why.encoder_layers, color=canvas.FAINT, linewidth=0.4, linestyle=(0, (3, 2)))

@@ -1,4 +1,4 @@
-"""Lines of similarity by layer, and shares of source and prefix by generated token."""
+"""Lines and bars by layer and by generated token: similarity, components, shares."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.figures import canvas
-from normlens.figures.colours import NO_TOKEN
-from normlens.figures.heat_maps import label_tokens, left_out_note
-from normlens.results.words import NO_TOKEN_WORDS, PREFIX, SOURCE, by_stack
+from normlens.figures.colours import DIVERGING, NO_TOKEN, SignedColours, colour_bar
+from normlens.figures.explanations import biases_by_layer, label_layers
+from normlens.figures.heat_maps import Panel, draw_panel, label_tokens, left_out_note
+from normlens.results.words import (
+    NO_TOKEN_WORDS,
+    PREFIX,
+    RES,
+    SOURCE,
+    by_stack,
+    score_words,
+    total_words,
+)
 from normlens.scopes import consecutive
 
 if TYPE_CHECKING:
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.results.explanation import Explanations
+    from normlens.results.explanation import Explanation, Explanations
     from normlens.results.maps import Maps
 
 
@@ -39,9 +48,8 @@ def plot_similarity(maps: Maps, *, stack: str | None = None, ax: Axes | None = N
     maps = both[-1]
     if ax is not None:
         _draw_lines(ax, maps, "{0}")
-        ax.set(xlabel="layer", ylabel="Spearman's ρ", title=maps.stack)
         ax.legend(frameon=False)
-        return canvas.figure_of(ax)
+        return canvas.finish_axes(ax, xlabel="layer", ylabel="Spearman's ρ", title=maps.stack)
 
     # Maps without two scopes that follow each other are an error, unless the other stack has some.
     stacks = [one for one in both if consecutive(one.scopes)] or [maps]
@@ -67,9 +75,9 @@ def plot_similarity(maps: Maps, *, stack: str | None = None, ax: Axes | None = N
         axes.tick_params(labelsize=canvas.LARGEST_TICK)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
-        canvas.thin_frame(axes, ["left", "bottom"])
-        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
-        axes.legend(fontsize=canvas.LARGEST_TICK, **place)
+        axes.spines[["right", "top"]].set_visible(False)
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        axes.legend(fontsize=canvas.LARGEST_TICK, frameon=False, **place)
     either = " and that either scope has a part of" if maps.source_sequences else ""
     note = (
         f"ρ over all pairs of tokens that attention allows{either}; 1: the component leaves the "
@@ -108,6 +116,98 @@ def _draw_lines(axes: Any, maps: Maps, label: str) -> NDArray[Any]:
     return values
 
 
+# What each component of each layer adds to a score, and each head.
+
+
+def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None = None) -> Figure:
+    """Draw what each layer's components add to the score, as bars, and each head, as a heat map.
+
+    All positions are summed. What passes a layer by its residual connections alone (RES) is not
+    drawn; with it, a layer's bars and the biases from that layer on sum to the score. `ax` takes
+    the bars into axes of yours.
+    """
+    canvas.require_matplotlib()
+    if ax is not None:
+        _draw_bars(ax, why)
+        ax.legend(fontsize="small")
+        labels = {"xlabel": "added to the score", "ylabel": "layer"}
+        return canvas.finish_axes(ax, title=why.question, **labels)
+
+    by_head, names = _by_head(why)
+    layers, heads = by_head.shape
+    colours = SignedColours(by_head, cmap)
+    row = min(max(0.155, 2.0 / (layers + 1)), 0.4)
+    cell = max(min(row, 1.8 / heads + 0.05), 0.07)
+    page = canvas.Page(
+        f"{canvas.model_name(why)}: {why.question}",
+        [*canvas.text_lines(why), score_words(why), total_words(why)],
+        [3.4, cell * heads, canvas.BAR],
+        [row * (layers + 1)],
+    )
+    bars = page.axes()
+    _draw_bars(bars, why)
+    canvas.legend_above(bars)
+    canvas.number_axis(bars.xaxis, 6, "added to the score")
+    bars.tick_params(axis="y", length=0)
+    bars.set_ylabel("layer", size=canvas.NOTE)
+    heat = page.axes(0, 1)
+    draw_panel(heat, Panel(np.ma.masked_invalid(by_head), colours.norm, cmap))
+    title = "heads" if why.cross_heads is None else "heads of ATTN | CROSS"
+    canvas.bold_title(heat, title)
+    heat.set_ylim(bars.get_ylim())
+    shown = [k for k in range(0, heads, max(1, round(heads / 8))) if names[k]]
+    canvas.number_axis(heat.xaxis, words="head")
+    heat.set_xticks(shown, [names[k] for k in shown])
+    heat.set_yticks([])
+    colour_bar(page.axes(0, 2), colours.norm, colours.palette, row * layers)
+    attentions = "ATTN and, behind the gap, CROSS" if why.has_two_sequences else "ATTN"
+    return page.finish(
+        [
+            "Left: how much of the score passes each block of a layer first, over all positions; "
+            "the rest passes none of them (RES, not drawn). Biases of all layers and what the "
+            f"tokens contribute sum to the score. Right: the part of the attention ({attentions}) "
+            "by head, red above 0, blue below.",
+            canvas.made(why.provenance, why.completeness),
+        ],
+        narrowest=5.8,
+    )
+
+
+def _by_head(why: Explanation) -> tuple[NDArray[np.float64], list[str]]:
+    """What each head adds over all positions, (layer, head), and the heads' names.
+
+    Heads of CROSS stand behind those of ATTN, with a gap between them.
+    """
+    own = why.heads.sum(-1, dtype=np.float64)
+    names = [str(head) for head in range(own.shape[1])]
+    if why.cross_heads is None:
+        return own, names
+    cross = why.cross_heads.sum(-1, dtype=np.float64)
+    gap = np.full((len(own), 1), np.nan)
+    return np.hstack([own, gap, cross]), [*names, "", *map(str, range(cross.shape[1]))]
+
+
+def _draw_bars(axes: Any, why: Explanation) -> None:
+    """Bars beside each other in each layer's row, layer 0 on top; biases of the head at the end."""
+    layers = len(why.nodes)
+    sums = np.nansum(why.components, axis=-1)  # (layer, component)
+    groups = {
+        name: (canvas.COLOURS[place % 6], np.append(sums[:, place], 0.0))
+        for place, name in enumerate(why.component_names)
+        if name != RES  # it is most of the score, and would dwarf the others
+    }
+    groups[NO_TOKEN_WORDS] = (NO_TOKEN, biases_by_layer(why))
+    thick = 0.84 / len(groups)
+    for place, (name, (colour, values)) in enumerate(groups.items()):
+        at = np.arange(layers + 1) + thick * (place - (len(groups) - 1) / 2)
+        axes.barh(at, values, height=thick, color=colour, label=name, linewidth=0)
+    axes.axvline(0, color=canvas.INK, linewidth=0.6)
+    label_layers(axes, why, 16)
+    axes.set_ylim(layers + 0.5, -0.5)
+    for boundary in range(1, layers + 1):
+        axes.axhline(boundary - 0.5, color="#e6e6e6", linewidth=0.4, zorder=0)
+
+
 # What the source and the prefix supply of each generated token's score.
 
 
@@ -124,14 +224,13 @@ def plot_shares(
     absolute sums, ``Σ|c|``. `ax` takes the shares alone into axes of yours.
     """
     canvas.require_matplotlib()
-    canvas.check_at_least_one(max_label=max_label)
     table = explanations.shares()
-    labels = [canvas.cut_label(str(token), max_label) for token in table["token"]]
+    labels = canvas.cut_labels(explanations.predicted, max_label)
     if ax is not None:
         _draw_shares(ax, table)
-        ax.set_yticks(range(len(labels)), labels, parse_math=False)
-        ax.set(xlabel="share", ylabel="generated token", title="source against prefix")
-        return canvas.figure_of(ax)
+        ax.set_yticks(range(len(labels)), labels)
+        words = {"xlabel": "share", "ylabel": "generated token"}
+        return canvas.finish_axes(ax, title="source against prefix", **words)
 
     first = explanations[0]
     height = min(0.2, 30 / len(labels)) * len(labels)  # rows of very long targets are thinner
@@ -147,9 +246,8 @@ def plot_shares(
     stride = label_tokens(sums.yaxis, labels, height)
     _draw_shares(shares, table)
     shares.set_yticks([])
-    words = "part of the score", "share of source and prefix"
-    for axes, word in zip((sums, shares), words, strict=True):
-        canvas.number_axis(axes.xaxis, 5, word)
+    canvas.number_axis(sums.xaxis, 5, "part of the score")
+    canvas.number_axis(shares.xaxis, 5, "share of source and prefix")
     return page.finish(
         [
             "Left: contributions of the source's tokens, of the target's tokens before the "

@@ -178,8 +178,7 @@ def plot_patches(
             raise InputError(f"one pair of axes takes one layer, not {len(lines)}; name a layer")
         draw_overlay(ax, grid, shown[0], colour_norm(colour, tops[0]), cmap, token)
         title = "\n".join(filter(None, [f"{name} · {what}", maps.origin_in_words]))
-        ax.set_title(title, parse_math=False)
-        return canvas.figure_of(ax)
+        return canvas.finish_axes(ax, title=title)
 
     width, height = ((_ALONE if one else _SMALL) * share for share in shape_of(grid))
     columns = min(len(lines), _IN_A_ROW)
