@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.figures import canvas
-from normlens.figures.colours import DIVERGING, NO_TOKEN, SignedColours, colour_bar, sign_colour
-from normlens.figures.heat_maps import label_tokens, left_out_note
-from normlens.figures.patches import draw_overlay, picture_note, shape_of
+from normlens.figures.colours import DIVERGING, NO_TOKEN, SignedColours, colour_bar, sign_colours
+from normlens.figures.heat_maps import Panel, label_tokens, left_out_note
+from normlens.figures.patches import COVER, MIDDLING, draw_patches, picture_note, shape_of
 from normlens.results.words import (
     NO_TOKEN_WORDS,
     Row,
@@ -152,11 +152,11 @@ def plot_explanation(
     if why.grid is not None:
         width, height = (3.4 * share for share in shape_of(why.grid))
         page = canvas.Page(heading, about, [width, canvas.BAR, 3.0], [max(height, tall)])
-        axes, bar = page.axes(), page.axes(0, 1)
         values = why.grid.of(why.contributions)
-        palette = draw_overlay(axes, why.grid, values, colours.norm, cmap)
-        colour_bar(bar, colours.norm, palette, height)
-        bar.set(box_aspect=height / canvas.BAR, anchor="NW")
+        draw_patches(page.axes(), why.grid, Panel(values, colours.norm, cmap))
+        bar = page.axes(0, 1)
+        colour_bar(bar, colours.norm, cmap, height, alpha=COVER)
+        bar.set(box_aspect=height / canvas.BAR, anchor="NW", facecolor=MIDDLING)
         bars = page.axes(0, 2)
         what, notes = "patch", picture_note(why.grid)
     else:
@@ -255,7 +255,7 @@ class Edges:
             for y, i, j in zip(self.layer, self.target, self.source, strict=True)
         ]
         widths = np.maximum(widest * np.abs(self.value) / largest, 0.15)
-        colours = [sign_colour(float(value)) for value in self.value]
+        colours = sign_colours(self.value)
         drawn = PathCollection(
             paths, facecolors="none", edgecolors=colours, linewidths=widths, alpha=0.6, zorder=1
         )
@@ -354,8 +354,7 @@ def _draw_flow(
 
     def circles(x: Any, y: Any, values: Any, largest: float, **style: Any) -> None:
         sizes = 1.6 * widest**2 * np.abs(values) / largest  # square points
-        colours = [sign_colour(float(value)) for value in values]
-        axes.scatter(x, y, s=sizes, c=colours, zorder=2, **style)
+        axes.scatter(x, y, s=sizes, c=sign_colours(values), zorder=2, **style)
 
     rows, columns = (places.ravel() for places in np.indices(nodes.shape))
     circles(columns, rows, nodes.ravel(), largest, linewidths=0.3, edgecolors="white")

@@ -15,6 +15,7 @@ from normlens import measures
 from normlens.errors import InputError
 from normlens.figures import canvas
 from normlens.figures.colours import (
+    BLUE_ON,
     beyond,
     beyond_colour,
     colour_bar,
@@ -22,7 +23,6 @@ from normlens.figures.colours import (
     largest,
     palette_named,
     scale_end,
-    scale_notes,
 )
 from normlens.results.words import OWN_SEQUENCE
 from normlens.scopes import holds
@@ -56,17 +56,18 @@ class Panel:
         return beyond_colour(self.cmap) if beyond(self.values, self.norm).any() else ""
 
 
-def draw_panel(axes: Any, panel: Panel) -> None:
-    """Draw a heat map into axes."""
+def draw_panel(axes: Any, panel: Panel, alpha: float = 1, extent: Any = None) -> None:
+    """Draw a heat map into axes; with `alpha` below 1, over what they already show."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patheffects import withStroke
 
+    style = {"interpolation": "nearest", "aspect": "auto", "alpha": alpha, "extent": extent}
     # Blank means "not allowed"; zero has a colour of its own.
     colours = palette_named(panel.cmap).with_extremes(bad=(1.0, 1.0, 1.0, 0.0))
-    style: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"}
-    axes.imshow(panel.values, cmap=colours, norm=panel.norm, **style)
-    marked = {panel.beyond_colour: beyond(panel.values, panel.norm), "#d5d5d5": panel.grey}
-    for colour, pairs in marked.items():
+    outside = beyond(panel.values, panel.norm)
+    values = np.ma.masked_where(outside & (alpha < 1), panel.values)  # no colour below another
+    axes.imshow(values, cmap=colours, norm=panel.norm, **style)
+    for pairs, colour in ((outside, beyond_colour(panel.cmap)), (panel.grey, "#d5d5d5")):
         if np.any(pairs):
             flat = np.ma.masked_where(~pairs, np.zeros(pairs.shape))
             axes.imshow(flat, cmap=ListedColormap([colour]), **style)
@@ -111,11 +112,55 @@ def draw_into(
     return canvas.finish_axes(ax, ylabel=words[0], xlabel=words[1], title=panel.title)
 
 
-# What maps look like: which columns, in which colours, with or without i = j.
+# What values look like: on which scale, with or without i = j.
 
 
-class View:
-    """Maps as a picture shows them."""
+class Look:
+    """How values become colours, and whether the pairs of a token with itself are shown."""
+
+    divided: float | None = None  # where a line between two sequences of sources stands
+
+    def __init__(self, same_token: NDArray[np.bool_], colour: str, cmap: str, diagonal: bool):
+        self.same_token = same_token  # (i, j)
+        self.colour, self.cmap, self.diagonal = colour, cmap, diagonal
+
+    def panels(
+        self, items: Sequence[tuple[Any, str, str, object]], captions: bool = False
+    ) -> list[Panel]:
+        """Panels of values (i, j), title, what a scope adds; those with equal keys share a scale.
+
+        A caption is the end of a scale, where something lies beyond it, and the largest value.
+        """
+        left_out = self.same_token & (not self.diagonal)
+        shown = [np.ma.masked_where(left_out, values) for values, *_ in items]
+        tops: dict[object, float] = defaultdict(float)
+        for values, (*_, key) in zip(shown, items, strict=True):
+            tops[key] = max(tops[key], scale_end(values, self.same_token, self.colour))
+        panels = []
+        for values, (whole, title, added, key) in zip(shown, items, strict=True):
+            top, most = tops[key], largest(values)
+            end = f"end {canvas.number(top)}, " if most > top else ""
+            caption = f"{end}max {canvas.number(most)}" if captions else ""
+            grey = left_out & ~np.ma.getmaskarray(whole)
+            norm = colour_norm(self.colour, top)
+            panels.append(Panel(values, norm, self.cmap, title, added, caption, grey, self.divided))
+        return panels
+
+    def notes(self, panels: Sequence[Panel], what: str) -> list[str]:
+        """Sentences about the clipped scale, which `what` does not stretch, and about i = j."""
+        notes = []
+        if self.colour == "clipped":
+            end = ""
+            if any(panel.beyond_colour for panel in panels):
+                end = f"; what is beyond its end is {'blue' if self.cmap in BLUE_ON else 'red'}"
+            notes = [f"Clipped: {what} do not stretch a scale{end}."]
+        if not self.diagonal and self.same_token.any():
+            notes.append("Grey: i = j, left out.")
+        return notes
+
+
+class View(Look):
+    """Maps as a picture shows them: all columns, or those of one sequence."""
 
     def __init__(
         self,
@@ -126,16 +171,14 @@ class View:
         diagonal: bool,
         normalise: str = "none",
     ):
-        self.whole, self.sequence = maps, sources
-        self.colour, self.cmap = colour, cmap
-        self.diagonal, self.normalise = diagonal, normalise
+        self.whole, self.sequence, self.normalise = maps, sources, normalise
         self.maps = maps if sources is None else maps.sources_of(sources)
+        super().__init__(self.maps.is_same_token, colour, cmap, diagonal)
         shown = [sources in (None, name) for name in maps.source_sequences]
         self.places = np.flatnonzero(shown) if shown else slice(None)
-        self.same_token = self.maps.is_same_token
         sequences = self.maps.source_sequences
-        two = len(set(sequences)) == 2
-        self.divided = sequences.index(OWN_SEQUENCE) - 0.5 if two else None
+        if len(set(sequences)) == 2:
+            self.divided = sequences.index(OWN_SEQUENCE) - 0.5
 
     def scopes(self, names: Sequence[str]) -> list[str]:
         """The scopes that have parts of the columns that are shown."""
@@ -160,36 +203,6 @@ class View:
         blank = ~self.whole.pairs_of(scope)[self.whole.layers.index(layer)]
         shown = np.ma.masked_where(blank, measures.normalise(array, self.normalise))
         return shown[:, self.places]
-
-    def panels(
-        self, items: Sequence[tuple[Any, str, str, object]], captions: bool = False
-    ) -> list[Panel]:
-        """Panels of values (i, j), title, what a scope adds; those with equal keys share a scale.
-
-        A caption is the end of a scale, where something lies beyond it, and the largest value.
-        """
-        left_out = self.same_token & (not self.diagonal)
-        shown = [np.ma.masked_where(left_out, values) for values, *_ in items]
-        tops: dict[object, float] = defaultdict(float)
-        for values, (*_, key) in zip(shown, items, strict=True):
-            tops[key] = max(tops[key], scale_end(values, self.same_token, self.colour))
-        panels = []
-        for values, (whole, title, added, key) in zip(shown, items, strict=True):
-            top, most = tops[key], largest(values)
-            end = f"end {canvas.number(top)}, " if most > top else ""
-            caption = f"{end}max {canvas.number(most)}" if captions else ""
-            grey = left_out & ~np.ma.getmaskarray(whole)
-            norm = colour_norm(self.colour, top)
-            panels.append(Panel(values, norm, self.cmap, title, added, caption, grey, self.divided))
-        return panels
-
-    def notes(self, panels: Sequence[Panel]) -> list[str]:
-        """Sentences about the scale, about what is left out, and about two sequences."""
-        marked = any(panel.beyond_colour for panel in panels)
-        notes = scale_notes(self.colour, self.cmap, marked)
-        if not self.diagonal and self.same_token.any():
-            notes.append("Grey: i = j, left out.")
-        return [*notes, *self.sequence_notes]
 
     @property
     def sequence_notes(self) -> list[str]:
@@ -252,7 +265,8 @@ def heat_maps(
     rows = [row for grid in grids for row in grid.rows]
     columns = max(map(len, rows))
     panels = [panel for row in rows for panel in row if panel is not None]
-    notes = [*first_notes, *view.notes(panels)]
+    clipped = view.notes(panels, "i = j and the few largest other pairs")
+    notes = [*first_notes, *clipped, *view.sequence_notes]
     side = 0.1 * max(max(grid.view.same_token.shape) for grid in grids)  # inches
     if small:
         side = min(max(side, 1.15), 1.9, max(1.15, 40 / len(rows)))  # a page below about a metre
@@ -278,7 +292,7 @@ def heat_maps(
                     continue
                 axes = page.axes(first + r, c if small else 2 * c)
                 draw_panel(axes, panel)
-                _write_titles(axes, panel, title_size)
+                write_titles(axes, panel, title_size)
                 axes.set(xticks=[], yticks=[])
                 if panel is next(filter(None, row)):
                     of_targets = label_tokens(axes.yaxis, targets, side, largest_tick)
@@ -289,8 +303,7 @@ def heat_maps(
                     axes.set_xlabel(words[1], size=word_size)
                 if not small:
                     bar = page.axes(first + r, 2 * c + 1)
-                    palette = palette_named(panel.cmap)
-                    colour_bar(bar, panel.norm, palette, side, beyond=panel.beyond_colour)
+                    colour_bar(bar, panel.norm, panel.cmap, side, panel.beyond_colour)
         notes += left_out_note(of_targets, of_sources, maps.stack if len(grids) > 1 else "")
         first += len(grid.rows)
     if small:
@@ -299,15 +312,15 @@ def heat_maps(
         colour_bar(
             page.axes(slice(0, spanned), columns),
             colour_norm(view.colour, 1.0),
-            palette_named(view.cmap),
+            view.cmap,
             spanned * side,
-            name=f"share of the {of_what}",
-            beyond=max(panel.beyond_colour for panel in panels),
+            max(panel.beyond_colour for panel in panels),
+            f"share of the {of_what}",
         )
     return page.finish([*notes, canvas.provenance(view.maps)])
 
 
-def _write_titles(axes: Any, panel: Panel, size: float) -> None:
+def write_titles(axes: Any, panel: Panel, size: float) -> None:
     """Write caption, what is added, and title above each other."""
     height = 2.0  # points
     offset = {"xycoords": "axes fraction", "textcoords": "offset points", "color": canvas.FAINT}

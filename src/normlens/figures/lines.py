@@ -159,7 +159,7 @@ def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None 
     canvas.number_axis(heat.xaxis, words="head")
     heat.set_xticks(shown, [names[k] for k in shown])
     heat.set_yticks([])
-    colour_bar(page.axes(0, 2), colours.norm, colours.palette, row * layers)
+    colour_bar(page.axes(0, 2), colours.norm, cmap, row * layers)
     attentions = "ATTN and, behind the gap, CROSS" if why.has_two_sequences else "ATTN"
     return page.finish(
         [

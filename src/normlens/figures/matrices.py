@@ -58,6 +58,9 @@ def _draw_matrix(
 
     The last of the notes says how the numbers were made. Pairs are `marked`, and listed beside it.
     """
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
+
     shape = panel.values.shape
     labels = [
         [*canvas.cut_labels(names, max_label), *["no token"] * (count - len(names))]
@@ -87,30 +90,23 @@ def _draw_matrix(
     for names, count, line in zip(tokens, shape, (axes.axhline, axes.axvline), strict=True):
         if len(names) < count:
             line(len(names) - 0.5, color=canvas.INK, linewidth=0.8, linestyle="--")
-    colour_bar(page.axes(0, 1), colours.norm, colours.palette, height)
+    colour_bar(page.axes(0, 1), panel.norm, panel.cmap, height)
     if listing:
-        _mark_pairs(axes, colours, marked, 72 * cell)
+        small = 72 * cell < 5  # a mark does not fit into its cell, and stands beside it
+        style: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
+        style["size"] = canvas.NOTE if small else min(canvas.LARGEST_TICK, 0.7 * 72 * cell)
+        style["xytext"] = (5, 5) if small else (0, 0)
+        halo = [withStroke(linewidth=1.5, foreground="white")] if small else []
+        for mark, (i, j, value) in marked.items():
+            corner = (j - 0.5, i - 0.5)
+            axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=canvas.INK, linewidth=0.8))
+            text = axes.annotate(mark, (j, i), textcoords="offset points", **style)
+            text.set(color=canvas.INK if small else colours.ink(value), path_effects=halo)
         free = page.axes(0, 2)
         free.set(xticks=[], yticks=[])
         free.axis("off")
         free.text(0, 1, listing, size=canvas.LARGEST_TICK, va="top", linespacing=1.5)
     return page.finish([*notes[:-1], *left_out_note(*strides), notes[-1]], narrowest=5.2)
-
-
-def _mark_pairs(axes: Any, colours: SignedColours, marked: Mapping[str, Pair], cell: float) -> None:
-    """Frame pairs and write their marks into their cells, or beside cells of a few points."""
-    from matplotlib.patches import Rectangle
-    from matplotlib.patheffects import withStroke
-
-    inside: dict[str, Any] = {"ha": "center", "va": "center_baseline", "xytext": (0, 0)}
-    inside["size"] = min(canvas.LARGEST_TICK, 0.7 * cell)
-    outside = {"ha": "left", "va": "bottom", "xytext": (2.5, 2.5), "size": canvas.NOTE}
-    outside["path_effects"] = [withStroke(linewidth=1.5, foreground="white")]
-    for mark, (i, j, value) in marked.items():
-        frame = Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor=canvas.INK, linewidth=0.8)
-        axes.add_patch(frame)
-        style = outside if cell < 5 else {**inside, "color": colours.ink(value)}
-        axes.annotate(mark, (j, i), textcoords="offset points", **style)
 
 
 # The pairs that one scope strengthens and weakens compared with another.
