@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.figures import canvas
-from normlens.figures.colours import DIVERGING, NO_TOKEN, SignedColours, colour_bar, sign_colours
+from normlens.figures.colours import (
+    DIVERGING,
+    NO_TOKEN,
+    SignedColours,
+    colour_bar,
+    largest,
+    sign_colours,
+)
 from normlens.figures.heat_maps import Panel, label_tokens, left_out_note
 from normlens.figures.patches import COVER, MIDDLING, draw_patches, picture_note, shape_of
 from normlens.results.words import (
@@ -89,30 +96,21 @@ def draw_strip(
 # Bars of signed contributions: one per token, and always one for what no token owns.
 
 
-ROW = 0.165  # inches
-
-
 def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
     """Draw bars from the top down, with their numbers."""
     places = decimals(max(abs(row.value) for row in rows))
+    numbers = [signed_number(row.value, places) for row in rows]
     for place, row in enumerate(rows):
         if row.is_heading:
             continue
-        of_token = row.token is not None
-        bar = axes.barh(
-            place,
-            row.value,
-            height=0.78,
-            color=colours.of(row.value) if of_token else "white",
-            edgecolor=canvas.FRAME if of_token else NO_TOKEN,
-            linewidth=0.4 if of_token else 0.8,
-            hatch=None if of_token else "////" if row.of_no_token else "....",
-        )
-        label = signed_number(row.value, places)
-        axes.bar_label(bar, [label], padding=2.5, fontsize=canvas.NOTE)
+        style = {"color": "white", "edgecolor": NO_TOKEN, "linewidth": 0.8}
+        style["hatch"] = "////" if row.of_no_token else "...."
+        if row.token is not None:
+            style = {"color": colours.of(row.value), "edgecolor": canvas.FRAME, "linewidth": 0.4}
+        bar = axes.barh(place, row.value, height=0.78, **style)
+        axes.bar_label(bar, numbers[place : place + 1], padding=2.5, fontsize=canvas.NOTE)
     axes.axvline(0, color=canvas.INK, linewidth=0.6)
-    longest = max(len(signed_number(row.value, places)) for row in rows)
-    axes.margins(x=0.03 * longest)  # for the numbers
+    axes.margins(x=0.03 * max(map(len, numbers)))  # for the numbers
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
@@ -147,8 +145,7 @@ def plot_explanation(
 
     heading = f"{canvas.model_name(why)}: {why.question}"
     about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
-    made_how = canvas.made(why.provenance, why.completeness)
-    tall = ROW * len(rows)
+    tall = 0.165 * len(rows)  # inches
     if why.grid is not None:
         width, height = (3.4 * share for share in shape_of(why.grid))
         page = canvas.Page(heading, about, [width, canvas.BAR, 3.0], [max(height, tall)])
@@ -177,6 +174,7 @@ def plot_explanation(
     bars.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
     bars.spines[["left", "right", "top"]].set_visible(False)
     first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
+    made_how = canvas.made(why.provenance, why.completeness)
     return page.finish([first, *notes, made_how], narrowest=6.3)
 
 
@@ -207,13 +205,10 @@ FEW = 100  # edges that are drawn whatever they carry
 MOST = 1500  # edges in one picture
 
 
-@dataclass(frozen=True)
-class Edges:
+class Edges(NamedTuple):
     """The strongest edges of a flow map, weakest first."""
 
-    layer: NDArray[np.intp]
-    target: NDArray[np.intp]
-    source: NDArray[np.intp]
+    places: NDArray[np.intp]  # (edge, 3): layer, target, source
     value: NDArray[np.floating]
     left_out: int
     share_left_out: float  # of Σ |flow|
@@ -224,15 +219,13 @@ class Edges:
         sizes = np.abs(np.nan_to_num(flow)).ravel()
         order = np.argsort(-sizes, kind="stable")
         carried = np.cumsum(sizes[order], dtype=np.float64)
-        total = float(carried[-1]) if len(carried) else 0.0
         there = int(np.count_nonzero(sizes))
-        needed = int(np.searchsorted(carried, CARRIED * total)) + 1
+        needed = int(np.searchsorted(carried, CARRIED * carried[-1])) + 1
         count = min(max(needed, FEW), most, there)
         chosen = order[:count][::-1]  # the widest are drawn last
-        layer, target, source = np.unravel_index(chosen, flow.shape)
-        lost = 1 - float(carried[count - 1]) / total if count else 0.0
-        values = flow[layer, target, source]
-        return cls(layer, target, source, values, there - count, max(lost, 0.0))
+        lost = 1 - float(carried[count - 1] / carried[-1]) if count else 0.0
+        places = np.stack(np.unravel_index(chosen, flow.shape), axis=1)
+        return cls(places, flow.ravel()[chosen], there - count, max(lost, 0.0))
 
     @property
     def note(self) -> str:
@@ -243,23 +236,6 @@ class Edges:
             f"The {len(self.value)} strongest edges are drawn; the {self.left_out} left out carry "
             f"{100 * self.share_left_out:.1f} % of all that flows (both signs counted)."
         )
-
-    def draw(self, axes: Any, widest: float, largest: float) -> None:
-        """Draw curves from (source, layer) to (target, layer + 1), `widest` points at `largest`."""
-        from matplotlib.collections import PathCollection
-        from matplotlib.path import Path
-
-        codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
-        paths = [
-            Path([(j, y), (j, y + 0.5), (i, y + 0.5), (i, y + 1)], codes)
-            for y, i, j in zip(self.layer, self.target, self.source, strict=True)
-        ]
-        widths = np.maximum(widest * np.abs(self.value) / largest, 0.15)
-        colours = sign_colours(self.value)
-        drawn = PathCollection(
-            paths, facecolors="none", edgecolors=colours, linewidths=widths, alpha=0.6, zorder=1
-        )
-        axes.add_collection(drawn)
 
 
 # The flow of a score: layers × tokens, with edges as wide as what they carry.
@@ -344,32 +320,43 @@ def _draw_flow(
 ) -> None:
     """Draw edges and nodes; a cell of the picture is `cell` inches wide at least.
 
-    What no token owns stands `beside` columns behind the last token: each bias behind the layer
-    that adds it, those behind the last layer at the top.
+    An edge is a curve from (source, layer) to (target, layer + 1). What no token owns stands
+    `beside` columns behind the last token: each bias behind the layer that adds it, those behind
+    the last layer at the top.
     """
+    from matplotlib.collections import PathCollection
+    from matplotlib.path import Path
+
     layers, n = len(why.nodes), why.seen
-    largest = float(np.abs(nodes).max(initial=0.0)) or 1.0
-    widest = min(0.45 * 72 * cell, 9.0)
-    edges.draw(axes, widest, max(largest, float(np.abs(edges.value).max(initial=0.0))))
-
-    def circles(x: Any, y: Any, values: Any, largest: float, **style: Any) -> None:
-        sizes = 1.6 * widest**2 * np.abs(values) / largest  # square points
-        axes.scatter(x, y, s=sizes, c=sign_colours(values), zorder=2, **style)
-
-    rows, columns = (places.ravel() for places in np.indices(nodes.shape))
-    circles(columns, rows, nodes.ravel(), largest, linewidths=0.3, edgecolors="white")
     # What a layer adds leaves it; at the top it joins what stands behind the last layer.
     *of_layers, at_the_end = biases_by_layer(why)
     biases = np.array([0.0, *of_layers])
     biases[-1] += at_the_end
+    most_of_node = largest(np.abs(nodes))
+    widest = min(0.45 * 72 * cell, 9.0)  # points
+    widths = widest * np.abs(edges.value) / max(most_of_node, largest(np.abs(edges.value)))
+    codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+    curves = [
+        Path([(j, y), (j, y + 0.5), (i, y + 0.5), (i, y + 1)], codes) for y, i, j in edges.places
+    ]
+    style: dict[str, Any] = {"facecolors": "none", "alpha": 0.6, "zorder": 1}
+    style |= {"edgecolors": sign_colours(edges.value), "linewidths": np.maximum(widths, 0.15)}
+    axes.add_collection(PathCollection(curves, **style))
+
+    def circles(x: Any, y: Any, values: Any, most: float, **style: Any) -> None:
+        sizes = 1.6 * widest**2 * np.abs(values) / most  # square points
+        axes.scatter(x, y, s=sizes, c=sign_colours(values), zorder=2, **style)
+
+    rows, columns = (places.ravel() for places in np.indices(nodes.shape))
+    circles(columns, rows, nodes.ravel(), most_of_node, linewidths=0.3, edgecolors="white")
     x, y = np.full(layers + 1, n - 1 + beside), np.arange(layers + 1)
     axes.scatter(x, y, s=3, c=canvas.FRAME, marker="_", linewidths=0.5)
-    most = max(largest, float(np.abs(biases).max()))
-    frames = np.where(biases != 0, 1.0, 0.0)
-    circles(x, y, biases, most, edgecolors=NO_TOKEN, linewidths=frames)
-    axes.axvline(n - 1 + beside / 2, color=canvas.FAINT, linewidth=0.5, linestyle=(0, (3, 2)))
+    most = max(most_of_node, largest(np.abs(biases)))
+    circles(x, y, biases, most, edgecolors=NO_TOKEN, linewidths=1.0 * (biases != 0))
+    dashed = {"color": canvas.FAINT, "linewidth": 0.5, "linestyle": (0, (3, 2))}
+    axes.axvline(n - 1 + beside / 2, **dashed)
     axes.set(xlim=(-0.6, n - 1 + beside + 0.6), ylim=(-0.6, layers + 0.6))
     label_layers(axes, why, 10)
     if why.encoder_tokens is not None:
         axes.axvline(why.encoder_tokens - 0.5, color=canvas.FAINT, linewidth=0.6)
-        axes.axhline(why.encoder_layers, color=canvas.FAINT, linewidth=0.4, linestyle=(0, (3, 2)))
+        axes.axhline(why.encoder_layers, **dashed)

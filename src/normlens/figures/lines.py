@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,21 +55,16 @@ def plot_similarity(maps: Maps, *, stack: str | None = None, ax: Axes | None = N
     # Maps without two scopes that follow each other are an error, unless the other stack has some.
     stacks = [one for one in both if consecutive(one.scopes)] or [maps]
     span = max(one.layers[-1] - one.layers[0] for one in stacks)
-    heading = f"{canvas.model_name(maps)}: similarity of consecutive scopes"
     page = canvas.Page(
-        ", ".join(filter(None, [heading, maps.origin_in_words])),
+        canvas.model_and(maps, "similarity of consecutive scopes"),
         canvas.text_lines(maps),
         [min(max(3.6, 0.24 * span), 7.5)],
         [2.9] * len(stacks),
     )
-    whole = True
     for row, one in enumerate(stacks):
         axes = page.axes(row)
-        values = _draw_lines(axes, one, "{0}:  {1} → {2}")
-        defined = values[np.isfinite(values)]
-        whole = whole and defined.size == values.size
-        lowest = float(defined.min(initial=0.9))
-        axes.set_ylim(max(-1.0, math.floor(10 * lowest - 0.3) / 10), 1.0)
+        _draw_lines(axes, one, "{0}:  {1} → {2}")
+        axes.set_ylim(min(axes.get_ylim()[0], 0.85), 1)
         canvas.bold_title(axes, one.stack)
         axes.set_xlabel("layer", size=canvas.TITLE)
         axes.set_ylabel("Spearman's ρ", size=canvas.TITLE)
@@ -81,39 +77,43 @@ def plot_similarity(maps: Maps, *, stack: str | None = None, ax: Axes | None = N
     either = " and that either scope has a part of" if maps.source_sequences else ""
     note = (
         f"ρ over all pairs of tokens that attention allows{either}; 1: the component leaves the "
-        "map's ranking as it was."
+        "map's ranking as it was. It is undefined for a map without differences and for a layer "
+        "without the component."
     )
-    if not whole:
-        note += " It is undefined for a map without differences."
-        if any(one.coverage for one in both):
-            note += " Layers without a component have no value for it."
     return page.finish([note, *canvas.generated_note(maps), canvas.provenance(maps)])
 
 
-def _draw_lines(axes: Any, maps: Maps, label: str) -> NDArray[Any]:
-    """Draw a line for each step between scopes; return the values (step, layer)."""
+def _draw_lines(axes: Any, maps: Maps, label: str) -> None:
+    """Draw a line for each step between scopes."""
     steps = consecutive(maps.scopes)
     if not steps:
         raise InputError(
             f"similarity needs two scopes that follow each other; these maps have "
             f"{', '.join(maps.scopes)}"
         )
-    values = np.array([maps.similarity(before, after) for _, before, after in steps])
-    for number, (step, rho) in enumerate(zip(steps, values, strict=True)):
-        axes.plot(
-            maps.layers,
-            rho,
-            marker=canvas.MARKERS[number % len(canvas.MARKERS)],
-            color=canvas.COLOURS[number % len(canvas.COLOURS)],
-            linewidth=1.3,
-            markersize=4,
-            linestyle="-" if number < len(canvas.COLOURS) else "--",
-            label=label.format(*step),
-            clip_on=False,
-        )
+    count = len(canvas.COLOURS)
+    dashes = ["-"] * count + ["--"] * count
+    axes.set_prop_cycle(color=2 * canvas.COLOURS, marker=2 * [*canvas.MARKERS], linestyle=dashes)
+    for step in steps:
+        rho = maps.similarity(step.before, step.after)
+        style = {"linewidth": 1.3, "markersize": 4, "clip_on": False}
+        axes.plot(maps.layers, rho, label=label.format(*step), **style)
     axes.set_xlim(maps.layers[0] - 0.3, maps.layers[-1] + 0.3)
     axes.set_xticks(maps.layers[:: math.ceil(len(maps.layers) / 15)])
-    return values
+
+
+# Bars beside each other in each row, from the top down.
+
+
+def _draw_bars(axes: Any, groups: Mapping[str, tuple[str, Any]]) -> None:
+    """Draw groups of bars, by name: their colour, and a value for each row."""
+    thick = 0.84 / len(groups)
+    for place, (name, (colour, values)) in enumerate(groups.items()):
+        rows = np.arange(len(values))
+        at = rows + thick * (place - (len(groups) - 1) / 2)
+        axes.barh(at, values, height=thick, color=colour, label=name, linewidth=0)
+    axes.axvline(0, color=canvas.INK, linewidth=0.6)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
 
 
 # What each component of each layer adds to a score, and each head.
@@ -128,7 +128,7 @@ def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None 
     """
     canvas.require_matplotlib()
     if ax is not None:
-        _draw_bars(ax, why)
+        _draw_components(ax, why)
         ax.legend(fontsize="small")
         labels = {"xlabel": "added to the score", "ylabel": "layer"}
         return canvas.finish_axes(ax, title=why.question, **labels)
@@ -145,7 +145,7 @@ def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None 
         [row * (layers + 1)],
     )
     bars = page.axes()
-    _draw_bars(bars, why)
+    _draw_components(bars, why)
     canvas.legend_above(bars)
     canvas.number_axis(bars.xaxis, 6, "added to the score")
     bars.tick_params(axis="y", length=0)
@@ -178,33 +178,24 @@ def _by_head(why: Explanation) -> tuple[NDArray[np.float64], list[str]]:
 
     Heads of CROSS stand behind those of ATTN, with a gap between them.
     """
-    own = why.heads.sum(-1, dtype=np.float64)
-    names = [str(head) for head in range(own.shape[1])]
-    if why.cross_heads is None:
-        return own, names
-    cross = why.cross_heads.sum(-1, dtype=np.float64)
-    gap = np.full((len(own), 1), np.nan)
-    return np.hstack([own, gap, cross]), [*names, "", *map(str, range(cross.shape[1]))]
+    parts, names = [why.heads], [*map(str, range(why.heads.shape[1]))]
+    if why.cross_heads is not None:
+        parts += [np.full_like(why.heads[:, :1], np.nan), why.cross_heads]
+        names += ["", *map(str, range(why.cross_heads.shape[1]))]
+    return np.hstack(parts).sum(-1, dtype=np.float64), names
 
 
-def _draw_bars(axes: Any, why: Explanation) -> None:
-    """Bars beside each other in each layer's row, layer 0 on top; biases of the head at the end."""
-    layers = len(why.nodes)
+def _draw_components(axes: Any, why: Explanation) -> None:
+    """Draw what the blocks of each layer add, layer 0 on top, and the biases."""
     sums = np.nansum(why.components, axis=-1)  # (layer, component)
     groups = {
         name: (canvas.COLOURS[place % 6], np.append(sums[:, place], 0.0))
         for place, name in enumerate(why.component_names)
         if name != RES  # it is most of the score, and would dwarf the others
     }
-    groups[NO_TOKEN_WORDS] = (NO_TOKEN, biases_by_layer(why))
-    thick = 0.84 / len(groups)
-    for place, (name, (colour, values)) in enumerate(groups.items()):
-        at = np.arange(layers + 1) + thick * (place - (len(groups) - 1) / 2)
-        axes.barh(at, values, height=thick, color=colour, label=name, linewidth=0)
-    axes.axvline(0, color=canvas.INK, linewidth=0.6)
+    _draw_bars(axes, {**groups, NO_TOKEN_WORDS: (NO_TOKEN, biases_by_layer(why))})
     label_layers(axes, why, 16)
-    axes.set_ylim(layers + 0.5, -0.5)
-    for boundary in range(1, layers + 1):
+    for boundary in range(1, len(sums) + 1):
         axes.axhline(boundary - 0.5, color="#e6e6e6", linewidth=0.4, zorder=0)
 
 
@@ -241,7 +232,8 @@ def plot_shares(
         [height],
     )
     sums, shares = page.axes(), page.axes(0, 1)
-    _draw_sums(sums, table)
+    groups = {name: (colour, table[name]) for name, colour in _OF.items()}
+    _draw_bars(sums, {**groups, NO_TOKEN_WORDS: (NO_TOKEN, table["bias"])})
     canvas.legend_above(sums)
     stride = label_tokens(sums.yaxis, labels, height)
     _draw_shares(shares, table)
@@ -259,26 +251,11 @@ def plot_shares(
     )
 
 
-def _draw_sums(axes: Any, table: pd.DataFrame) -> None:
-    """Three thin bars for each token."""
-    rows = np.arange(len(table))
-    colours = {**_OF, NO_TOKEN_WORDS: NO_TOKEN}
-    for place, (label, colour) in enumerate(colours.items()):
-        values = table[("source", "prefix", "bias")[place]]
-        style: dict[str, Any] = {"height": 0.26, "color": colour, "linewidth": 0}
-        axes.barh(rows + 0.26 * (place - 1), values, label=label, **style)
-    axes.axvline(0, color=canvas.INK, linewidth=0.6)
-    axes.set_ylim(len(table) - 0.5, -0.5)
-
-
 def _draw_shares(axes: Any, table: pd.DataFrame) -> None:
     """One bar for each token, divided between source and prefix."""
-    rows = np.arange(len(table))
-    share = table["source_share"].to_numpy()
-    style: dict[str, Any] = {"height": 0.78, "linewidth": 0}
-    axes.barh(rows, share, color=_OF[SOURCE], label=SOURCE, **style)
-    axes.barh(rows, 1 - share, left=share, color=_OF[PREFIX], label=PREFIX, **style)
-    absolute = table["source_share_absolute"]
-    axes.scatter(absolute, rows, marker="|", s=60, color="black", linewidths=1.4, zorder=3)
+    share, absolute = table["source_share"], table["source_share_absolute"]
+    axes.barh(table.index, share, height=0.78, color=_OF[SOURCE], label=SOURCE)
+    axes.barh(table.index, 1 - share, left=share, height=0.78, color=_OF[PREFIX], label=PREFIX)
+    axes.scatter(absolute, table.index, marker="|", s=60, color="black", linewidths=1.4, zorder=3)
     axes.set_xlim(0, 1)
     axes.set_ylim(len(table) - 0.5, -0.5)
