@@ -134,18 +134,23 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
     if largest is None:
         return payload.encode_items(items, bits)
     every = max(len(maps.layers) for maps in stacks)
+    have_heads = any(maps.heads for maps in stacks)
     larger = f"this file, which would otherwise be larger than {largest:g} MB"
+    budget = room_of(largest)
 
-    def encoded(layers: int, heads: int, *notes: str) -> bytes:
+    def encoded(layers: int, heads: int) -> bytes:
         """Encode so many layers, and the single heads of so many of them."""
-        chosen = items
+        chosen, notes = items, []
         if layers < every:
             chosen = [_of_layers(maps, layers) for maps in items]
             fewer = f"Only {layers} of {every} layers are in {larger}"
-            notes = (f"{fewer}; averages over layers are over these.", *notes)
+            notes.append(f"{fewer}; averages over layers are over these.")
+        if have_heads and not heads:
+            notes.append(f"Single heads are left out of {larger}; the maps file has them.")
+        elif have_heads and heads < layers:
+            fewer = f"Single heads of {heads} of {layers} layers are in {larger}"
+            notes.append(f"{fewer}; the maps file has all.")
         return payload.encode_items(chosen, bits if heads else (bits[0], bits[0]), notes, heads)
-
-    budget = room_of(largest)
 
     def most_of(count: int, encode: Callable[[int], bytes], fixed: int) -> tuple[int, bytes]:
         """Encode as many of `count` as fit beside `fixed` bytes; 0 where not even one fits."""
@@ -163,17 +168,10 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
             f"one layer of these maps is larger than {largest:g} MB; choose fewer scopes with "
             "maps.choose(scopes=…), precision=8, or largest=None"
         )
-    if not any(maps.heads for maps in stacks):
+    if not have_heads:
         return bare
-    some = f"Single heads of {{}} of {layers} layers are in {larger}; the maps file has all."
-    heads, data = most_of(
-        layers,
-        lambda count: encoded(layers, count, *([some.format(count)] if count < layers else [])),
-        len(bare),
-    )
-    if heads:
-        return data
-    return encoded(layers, 0, f"Single heads are left out of {larger}; the maps file has them.")
+    _, with_heads = most_of(layers, lambda count: encoded(layers, count), len(bare))
+    return with_heads or bare
 
 
 def _of_layers(maps: Maps, count: int) -> Maps:
