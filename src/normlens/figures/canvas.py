@@ -6,7 +6,7 @@ import io
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -137,12 +137,17 @@ class Page:
     """
 
     def __init__(
-        self, heading: str, lines: Sequence[str], widths: Sequence[float], heights: Sequence[float]
+        self,
+        result: Maps | Explanation | Cosine,
+        what: str,
+        widths: Sequence[float],
+        heights: Sequence[float],
+        lines: Sequence[str] = (),
     ):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        self.heading, self.lines = heading, lines
+        self.result, self.what, self.lines = result, what, lines
         self.widths, self.heights = widths, heights
         size = (1.2 * sum(widths) + 2, 1.2 * sum(heights) + 2)
         self.figure = Figure(figsize=size, facecolor="white", layout="constrained")
@@ -170,24 +175,27 @@ class Page:
         self.strips.append((self.figure.add_axes((0, 0, 1, 1)), draw))
 
     def finish(self, notes: Sequence[str], narrowest: float = 4.0) -> Figure:
-        """Lay the page out and write heading and notes."""
+        """Lay the page out and write heading, text, lines and notes."""
         figure = self.figure
         self._set_fonts()
         layout: Any = figure.get_layout_engine()
         layout.set(w_pad=0.05, h_pad=0.05)
         layout.execute(figure)
+        # The first panel that was added is as large as that of the upper left corner.
         panel = next(axes for axes in figure.axes if axes.get_subplotspec() is not None)
-        place: Any = panel.get_subplotspec()
-        wanted = self.widths[place.colspan.start], self.heights[place.rowspan.start]
         size = figure.get_size_inches()
-        scale = panel.get_position(original=True).size * size / np.array(wanted)
+        wanted = np.array([self.widths[0], self.heights[0]])
+        scale = panel.get_position(original=True).size * size / wanted
         # The size at which all panels have theirs: what stands around them does not scale.
         totals = np.array([sum(self.widths), sum(self.heights)])
         width, height = np.round(size - totals * (scale - 1), 4).tolist()
 
         room = max(width, narrowest)
-        lines = [line for text in self.lines for line in wrap(text, TEXT, room, 2)]
-        small = [line for note in notes for line in wrap(note, NOTE, room, 4)]
+        text = " ".join(quoted(getattr(self.result, "text", None)))  # a cosine has two
+        about = filter(None, [text, *self.lines])
+        lines = [line for words in about for line in wrap(words, TEXT, room, 2)]
+        made_how = [*notes, made(self.result)]
+        small = [line for note in made_how for line in wrap(note, NOTE, room, 4)]
         strips = [(axes, draw(axes, room)) for axes, draw in self.strips]
         above = MARGIN + 0.24 + LINE * TEXT * len(lines) + 0.08
         below = MARGIN + 0.1 + LINE * NOTE * len(small)
@@ -209,7 +217,8 @@ class Page:
                 place = MARGIN / across, 1 - (y + row * LINE * size) / down
                 figure.text(*place, text, size=size, va="top", **style)
 
-        write(MARGIN, wrap(self.heading, HEADING, room, 1, "bold"), HEADING, weight="bold")
+        heading = wrap(heading_of(self.result, self.what), HEADING, room, 1, "bold")
+        write(MARGIN, heading, HEADING, weight="bold")
         write(MARGIN + 0.24, lines, TEXT)
         write(down - below + 0.1, small, NOTE, color=FAINT)
         self._set_fonts()
@@ -304,29 +313,16 @@ def measured(maps: Maps, names: Sequence[str], normalise: str) -> str:
     return ", ".join(f"{unit} (-{letter})" for unit, letter in kinds.items())
 
 
-def model_name(result: Maps | Explanation | Cosine) -> str:
-    return str(result.provenance.get("model") or "model")
-
-
-def model_and(maps: Maps, what: str) -> str:
-    """A heading: the model, what is shown of it, and whose contributions, if not the layer's."""
-    return ", ".join(filter(None, [model_name(maps), what, maps.origin_in_words]))
+def heading_of(result: Maps | Explanation | Cosine, what: str) -> str:
+    """The model, what is shown of it, and of maps whose contributions, if not the layer's."""
+    model = str(result.provenance.get("model") or "model")
+    origin = getattr(result, "origin_in_words", None)
+    return f"{model}: {what}" if origin is None else ", ".join(filter(None, [model, what, origin]))
 
 
 def stack_words(maps: Maps, words: str) -> str:
     """Words about layers, after the name of an encoder–decoder's stack."""
     return f"{maps.stack} {words}" if maps.stack else words
-
-
-def text_lines(result: Maps | Explanation) -> list[str]:
-    """Quote the text in one line; no line without a text."""
-    return [" ".join(quoted(result.text))] if result.text is not None else []
-
-
-def provenance(maps: Maps) -> str:
-    """Say in one line how the numbers of maps were made."""
-    measured = any(scope.endswith("-N") for scope in maps.scopes)  # weights have no parts
-    return made(maps.provenance, maps.completeness if measured else None, "maps")
 
 
 def generated_note(maps: Maps) -> list[str]:
@@ -335,14 +331,16 @@ def generated_note(maps: Maps) -> list[str]:
     return [f"The target is the model's own ({target})."] if target.startswith("generated") else []
 
 
-def made(facts: Mapping[str, Any], completeness: float | None, what: str = "contributions") -> str:
+def made(result: Maps | Explanation | Cosine) -> str:
     """Say in one line how the numbers were made, and how exactly."""
-    cost = cost_in_words(str(facts.get("dtype")))
-    exactly = "not measured" if completeness is None else f"{completeness:.1e}{cost}"
+    facts = result.provenance
+    exactly = f"{result.completeness:.1e}{cost_in_words(str(facts.get('dtype')))}"
+    if not any(scope.endswith("-N") for scope in getattr(result, "scopes", ["-N"])):
+        exactly = "not measured"  # weights have no parts
     words = [f"completeness {exactly}"]
     if "dtype" in facts:
         own = facts.get("compute_dtype", facts["dtype"])
-        other = "" if own == facts["dtype"] else f" ({what} in {own})"
+        other = "" if own == facts["dtype"] else f" (computed in {own})"
         words.append(f"{facts['dtype']}{other}")
     if "nonlinearity" in facts:
         words.append(f"rule {facts['nonlinearity']}")

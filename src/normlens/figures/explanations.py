@@ -1,8 +1,8 @@
-"""Pictures of an explanation: tokens on colours, bars, patches of a picture, the flow."""
+"""Pictures of explanations: tokens on colours, bars, patches, the flow, components, shares."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,10 +20,13 @@ from normlens.figures.colours import (
     largest,
     sign_colours,
 )
-from normlens.figures.heat_maps import Panel, label_tokens, left_out_note
+from normlens.figures.heat_maps import Panel, draw_panel, label_tokens, left_out_note
 from normlens.figures.patches import COVER, MIDDLING, draw_patches, picture_note, shape_of
 from normlens.results.words import (
     NO_TOKEN_WORDS,
+    PREFIX,
+    RES,
+    SOURCE,
     Row,
     decimals,
     explained_rows,
@@ -35,10 +38,11 @@ from normlens.results.words import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.results.explanation import Explanation
+    from normlens.results.explanation import Explanation, Explanations
 
 
 # A strip of tokens, each on the colour of its number, broken into lines like a text.
@@ -143,12 +147,12 @@ def plot_explanation(
         draw_bars(ax, rows, colours)
         return canvas.finish_axes(ax, title=why.question, xlabel="contribution to the score")
 
-    heading = f"{canvas.model_name(why)}: {why.question}"
     about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
     tall = 0.165 * len(rows)  # inches
     if why.grid is not None:
         width, height = (3.4 * share for share in shape_of(why.grid))
-        page = canvas.Page(heading, about, [width, canvas.BAR, 3.0], [max(height, tall)])
+        widths = [width, canvas.BAR, 3.0]
+        page = canvas.Page(why, why.question, widths, [max(height, tall)], about)
         values = why.grid.of(why.contributions)
         draw_patches(page.axes(), why.grid, Panel(values, colours.norm, cmap))
         bar = page.axes(0, 1)
@@ -158,7 +162,7 @@ def plot_explanation(
         what, notes = "patch", picture_note(why.grid)
     else:
         shares = [share_words(why)] if why.has_two_sequences else []
-        page = canvas.Page(heading, [*canvas.text_lines(why), *about, *shares], [5.1], [tall])
+        page = canvas.Page(why, why.question, [5.1], [tall], [*about, *shares])
         for part in why.sequences:
             last = part is why.sequences[-1]
             read_at = why.read_at - part.first if last and why.read_at is not None else None
@@ -174,8 +178,7 @@ def plot_explanation(
     bars.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
     bars.spines[["left", "right", "top"]].set_visible(False)
     first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
-    made_how = canvas.made(why.provenance, why.completeness)
-    return page.finish([first, *notes, made_how], narrowest=6.3)
+    return page.finish([first, *notes], narrowest=6.3)
 
 
 # What the pictures of layers have in common.
@@ -284,10 +287,11 @@ def plot_flow(
     row = min(max(0.16, 2.6 / len(nodes)), 0.5)
     beside = max(_BESIDE, 0.2 / column)
     page = canvas.Page(
-        f"{canvas.model_name(why)}: {why.question}{behind}",
-        [*canvas.text_lines(why), score_words(why), total_words(why)],
+        why,
+        f"{why.question}{behind}",
         [column * (n + beside)],
         [row * len(nodes)],
+        [score_words(why), total_words(why)],
     )
     axes = page.axes()
     _draw_flow(axes, why, edges, nodes, min(row, column), beside)
@@ -304,7 +308,6 @@ def plot_flow(
             + (_TWO_STACKS if why.has_two_sequences else ""),
             edges.note,
             *left_out_note(stride, stride),
-            canvas.made(why.provenance, why.completeness),
         ],
         narrowest=4.7,
     )
@@ -360,3 +363,157 @@ def _draw_flow(
     if why.encoder_tokens is not None:
         axes.axvline(why.encoder_tokens - 0.5, color=canvas.FAINT, linewidth=0.6)
         axes.axhline(why.encoder_layers, **dashed)
+
+
+# Bars beside each other in each row, from the top down.
+
+
+def _draw_bars(axes: Any, groups: Mapping[str, tuple[str, Any]]) -> None:
+    """Draw groups of bars, by name: their colour, and a value for each row."""
+    thick = 0.84 / len(groups)
+    for place, (name, (colour, values)) in enumerate(groups.items()):
+        rows = np.arange(len(values))
+        at = rows + thick * (place - (len(groups) - 1) / 2)
+        axes.barh(at, values, height=thick, color=colour, label=name, linewidth=0)
+    axes.axvline(0, color=canvas.INK, linewidth=0.6)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+
+
+# What each component of each layer adds to a score, and each head.
+
+
+def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None = None) -> Figure:
+    """Draw what each layer's components add to the score, as bars, and each head, as a heat map.
+
+    All positions are summed. What passes a layer by its residual connections alone (RES) is not
+    drawn; with it, a layer's bars and the biases from that layer on sum to the score. `ax` takes
+    the bars into axes of yours.
+    """
+    canvas.require_matplotlib()
+    if ax is not None:
+        _draw_components(ax, why)
+        ax.legend(fontsize="small")
+        labels = {"xlabel": "added to the score", "ylabel": "layer"}
+        return canvas.finish_axes(ax, title=why.question, **labels)
+
+    by_head, names = _by_head(why)
+    layers, heads = by_head.shape
+    colours = SignedColours(by_head, cmap)
+    row = min(max(0.155, 2.0 / (layers + 1)), 0.4)
+    cell = max(min(row, 1.8 / heads + 0.05), 0.07)
+    page = canvas.Page(
+        why,
+        why.question,
+        [3.4, cell * heads, canvas.BAR],
+        [row * (layers + 1)],
+        [score_words(why), total_words(why)],
+    )
+    bars = page.axes()
+    _draw_components(bars, why)
+    canvas.legend_above(bars)
+    canvas.number_axis(bars.xaxis, 6, "added to the score")
+    bars.tick_params(axis="y", length=0)
+    bars.set_ylabel("layer", size=canvas.NOTE)
+    heat = page.axes(0, 1)
+    draw_panel(heat, Panel(np.ma.masked_invalid(by_head), colours.norm, cmap))
+    title = "heads" if why.cross_heads is None else "heads of ATTN | CROSS"
+    canvas.bold_title(heat, title)
+    heat.set_ylim(bars.get_ylim())
+    shown = [k for k in range(0, heads, max(1, round(heads / 8))) if names[k]]
+    canvas.number_axis(heat.xaxis, words="head")
+    heat.set_xticks(shown, [names[k] for k in shown])
+    heat.set_yticks([])
+    colour_bar(page.axes(0, 2), colours.norm, cmap, row * layers)
+    attentions = "ATTN and, behind the gap, CROSS" if why.has_two_sequences else "ATTN"
+    return page.finish(
+        [
+            "Left: how much of the score passes each block of a layer first, over all positions; "
+            "the rest passes none of them (RES, not drawn). Biases of all layers and what the "
+            f"tokens contribute sum to the score. Right: the part of the attention ({attentions}) "
+            "by head, red above 0, blue below."
+        ],
+        narrowest=5.8,
+    )
+
+
+def _by_head(why: Explanation) -> tuple[NDArray[np.float64], list[str]]:
+    """What each head adds over all positions, (layer, head), and the heads' names.
+
+    Heads of CROSS stand behind those of ATTN, with a gap between them.
+    """
+    parts, names = [why.heads], [*map(str, range(why.heads.shape[1]))]
+    if why.cross_heads is not None:
+        parts += [np.full_like(why.heads[:, :1], np.nan), why.cross_heads]
+        names += ["", *map(str, range(why.cross_heads.shape[1]))]
+    return np.hstack(parts).sum(-1, dtype=np.float64), names
+
+
+def _draw_components(axes: Any, why: Explanation) -> None:
+    """Draw what the blocks of each layer add, layer 0 on top, and the biases."""
+    sums = np.nansum(why.components, axis=-1)  # (layer, component)
+    groups = {
+        name: (canvas.COLOURS[place % 6], np.append(sums[:, place], 0.0))
+        for place, name in enumerate(why.component_names)
+        if name != RES  # it is most of the score, and would dwarf the others
+    }
+    _draw_bars(axes, {**groups, NO_TOKEN_WORDS: (NO_TOKEN, biases_by_layer(why))})
+    label_layers(axes, why, 16)
+    for boundary in range(1, len(sums) + 1):
+        axes.axhline(boundary - 0.5, color="#e6e6e6", linewidth=0.4, zorder=0)
+
+
+# What the source and the prefix supply of each generated token's score.
+
+
+_OF = {SOURCE: canvas.COLOURS[0], PREFIX: canvas.COLOURS[4]}
+
+
+def plot_shares(
+    explanations: Explanations, *, max_label: int = 24, ax: Axes | None = None
+) -> Figure:
+    """Draw how much of each generated token's score comes from the source and from the prefix.
+
+    Left: the sums of both sequences' contributions, and the biases, which make the score. Right:
+    the share of each, ``|source| / (|source| + |prefix|)``, with a mark at the share of the
+    absolute sums, ``Σ|c|``. `ax` takes the shares alone into axes of yours.
+    """
+    canvas.require_matplotlib()
+    table = explanations.shares()
+    labels = canvas.cut_labels(explanations.predicted, max_label)
+    if ax is not None:
+        _draw_shares(ax, table)
+        ax.set_yticks(range(len(labels)), labels)
+        words = {"xlabel": "share", "ylabel": "generated token"}
+        return canvas.finish_axes(ax, title="source against prefix", **words)
+
+    height = min(0.2, 30 / len(labels)) * len(labels)  # rows of very long targets are thinner
+    result = replace(explanations[0], completeness=explanations.completeness)
+    what = "what source and prefix supply of each token"
+    page = canvas.Page(result, what, [3.0, 2.4], [height])
+    sums, shares = page.axes(), page.axes(0, 1)
+    groups = {name: (colour, table[name]) for name, colour in _OF.items()}
+    _draw_bars(sums, {**groups, NO_TOKEN_WORDS: (NO_TOKEN, table["bias"])})
+    canvas.legend_above(sums)
+    stride = label_tokens(sums.yaxis, labels, height)
+    _draw_shares(shares, table)
+    shares.set_yticks([])
+    canvas.number_axis(sums.xaxis, 5, "part of the score")
+    canvas.number_axis(shares.xaxis, 5, "share of source and prefix")
+    return page.finish(
+        [
+            "Left: contributions of the source's tokens, of the target's tokens before the "
+            "generated one, and of no token (biases); they sum to the token's score. Right: "
+            "|Σ source| / (|Σ source| + |Σ prefix|); black marks: the same of Σ|contribution|.",
+            *left_out_note(stride, stride),
+        ]
+    )
+
+
+def _draw_shares(axes: Any, table: pd.DataFrame) -> None:
+    """One bar for each token, divided between source and prefix."""
+    share, absolute = table["source_share"], table["source_share_absolute"]
+    axes.barh(table.index, share, height=0.78, color=_OF[SOURCE], label=SOURCE)
+    axes.barh(table.index, 1 - share, left=share, height=0.78, color=_OF[PREFIX], label=PREFIX)
+    axes.scatter(absolute, table.index, marker="|", s=60, color="black", linewidths=1.4, zorder=3)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(table) - 0.5, -0.5)

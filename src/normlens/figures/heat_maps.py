@@ -274,8 +274,7 @@ def heat_maps(
     else:
         side = min(max(side, {1: 3.0, 2: 2.4}.get(columns, 1.9)), 3.8)
         widths = [side, canvas.BAR] * columns
-    heading = canvas.model_and(view.maps, what)
-    page = canvas.Page(heading, canvas.text_lines(view.maps), widths, [side] * len(rows))
+    page = canvas.Page(view.maps, what, widths, [side] * len(rows))
     title_size = 7.0 if small else canvas.TITLE
     longest = max(canvas.text_width(panel.title, title_size, "bold") for panel in panels)
     title_size *= min(1, max(0.5, (side + (0.06 if small else 0.4)) / longest))
@@ -317,7 +316,7 @@ def heat_maps(
             max(panel.beyond_colour for panel in panels),
             f"share of the {of_what}",
         )
-    return page.finish([*notes, canvas.provenance(view.maps)])
+    return page.finish(notes)
 
 
 def write_titles(axes: Any, panel: Panel, size: float) -> None:

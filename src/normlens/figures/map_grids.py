@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from normlens.figures import canvas
 from normlens.figures.colours import COLOUR_SCALES
 from normlens.figures.heat_maps import Grid, Panel, View, heat_maps
 from normlens.results.words import by_stack, choose_in_stacks
-from normlens.scopes import layers_in_words
+from normlens.scopes import consecutive, layers_in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -245,3 +245,71 @@ def _wanted_heads(heads: int | Iterable[int] | None, count: int) -> list[int]:
         if head not in range(count):
             raise InputError(f"there is no head {head!r}; this layer has heads 0 to {count - 1}")
     return [int(head) for head in wanted]
+
+
+# Lines of similarity: how much each component changes the map, layer by layer.
+
+
+def plot_similarity(maps: Maps, *, stack: str | None = None, ax: Axes | None = None) -> Figure:
+    """Draw Spearman's ρ between each scope and the one before it, layer by layer.
+
+    The lower a component's line, the more it changes the map. Kobayashi et al. 2024, section 4.
+    Of an encoder–decoder the encoder stands above the decoder; `stack` shows one of them. `ax`
+    takes the lines into axes of yours, of both stacks the decoder's.
+    """
+    canvas.require_matplotlib()
+    both = by_stack(maps, stack)
+    maps = both[-1]
+    if ax is not None:
+        _draw_lines(ax, maps, "{0}")
+        ax.legend(frameon=False)
+        return canvas.finish_axes(ax, xlabel="layer", ylabel="Spearman's ρ", title=maps.stack)
+
+    # Maps without two scopes that follow each other are an error, unless the other stack has some.
+    stacks = [one for one in both if consecutive(one.scopes)] or [maps]
+    span = max(one.layers[-1] - one.layers[0] for one in stacks)
+    page = canvas.Page(
+        maps,
+        "similarity of consecutive scopes",
+        [min(max(3.6, 0.24 * span), 7.5)],
+        [2.9] * len(stacks),
+    )
+    for row, one in enumerate(stacks):
+        axes = page.axes(row)
+        _draw_lines(axes, one, "{0}:  {1} → {2}")
+        axes.set_ylim(min(axes.get_ylim()[0], 0.85), 1)
+        canvas.bold_title(axes, one.stack)
+        axes.set_xlabel("layer", size=canvas.TITLE)
+        axes.set_ylabel("Spearman's ρ", size=canvas.TITLE)
+        axes.tick_params(labelsize=canvas.LARGEST_TICK)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["right", "top"]].set_visible(False)
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        axes.legend(fontsize=canvas.LARGEST_TICK, frameon=False, **place)
+    either = " and that either scope has a part of" if maps.source_sequences else ""
+    note = (
+        f"ρ over all pairs of tokens that attention allows{either}; 1: the component leaves the "
+        "map's ranking as it was. It is undefined for a map without differences and for a layer "
+        "without the component."
+    )
+    return page.finish([note, *canvas.generated_note(maps)])
+
+
+def _draw_lines(axes: Any, maps: Maps, label: str) -> None:
+    """Draw a line for each step between scopes."""
+    steps = consecutive(maps.scopes)
+    if not steps:
+        raise InputError(
+            f"similarity needs two scopes that follow each other; these maps have "
+            f"{', '.join(maps.scopes)}"
+        )
+    count = len(canvas.COLOURS)
+    dashes = ["-"] * count + ["--"] * count
+    axes.set_prop_cycle(color=2 * canvas.COLOURS, marker=2 * [*canvas.MARKERS], linestyle=dashes)
+    for step in steps:
+        rho = maps.similarity(step.before, step.after)
+        style = {"linewidth": 1.3, "markersize": 4, "clip_on": False}
+        axes.plot(maps.layers, rho, label=label.format(*step), **style)
+    axes.set_xlim(maps.layers[0] - 0.3, maps.layers[-1] + 0.3)
+    axes.set_xticks(maps.layers[:: math.ceil(len(maps.layers) / 15)])

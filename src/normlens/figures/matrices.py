@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.results.explanation import Cosine, Explanations
+    from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
 
 
@@ -47,8 +48,9 @@ def _draw_matrix(
     max_label: int,
     ax: Axes | None = None,
     *,
-    heading: str,
-    lines: Sequence[str],
+    result: Maps | Explanation | Cosine,
+    what: str,
+    lines: Sequence[str] = (),
     notes: Sequence[str],
     strips: Sequence[Callable[[Any, float], float]] = (),
     marked: Mapping[str, Pair] = MappingProxyType({}),
@@ -56,7 +58,7 @@ def _draw_matrix(
 ) -> Figure:
     """Draw a heat map between tokens; rows and columns behind the last token are of no token.
 
-    The last of the notes says how the numbers were made. Pairs are `marked`, and listed beside it.
+    Pairs are `marked`, and listed beside it.
     """
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import withStroke
@@ -76,7 +78,7 @@ def _draw_matrix(
     if listing:
         height = width = max(height, width, 0.165 * len(listing.splitlines()))
         widths = [width, canvas.BAR, 0.01]  # a list is as wide as it must be
-    page = canvas.Page(heading, lines, widths, [height])
+    page = canvas.Page(result, what, widths, [height], lines)
     for draw in strips:
         page.add_strip(draw)
     axes = page.axes()
@@ -106,7 +108,7 @@ def _draw_matrix(
         free.set(xticks=[], yticks=[])
         free.axis("off")
         free.text(0, 1, listing, size=canvas.LARGEST_TICK, va="top", linespacing=1.5)
-    return page.finish([*notes[:-1], *left_out_note(*strides), notes[-1]], narrowest=5.2)
+    return page.finish([*notes, *left_out_note(*strides)], narrowest=5.2)
 
 
 # The pairs that one scope strengthens and weakens compared with another.
@@ -169,12 +171,12 @@ def plot_amplification(
         (view.maps.tokens, view.maps.source_tokens),
         view.axis_words,
         max_label,
-        heading=canvas.model_and(maps, where),
-        lines=[*canvas.text_lines(maps), title],
+        result=maps,
+        what=where,
+        lines=[title],
         notes=[
             f"Colour: {last} minus {first}, {_NORMALISED[axis]}.{grey}",
             *view.sequence_notes,
-            canvas.provenance(maps),
         ],
         marked=marked,
         listing=listing,
@@ -235,7 +237,8 @@ def plot_cosine(
         words,
         max_label,
         ax,
-        heading=f"{canvas.model_name(pair)}: {title}",
+        result=pair,
+        what=title,
         lines=[*about, parts_words(pair)],
         strips=[
             partial(draw_strip, word, names, own, pair.value - float(own.sum()), shares)
@@ -244,8 +247,7 @@ def plot_cosine(
         notes=[
             "Strips: what a token has of the cosine with all of the other text. Matrix: the pairs "
             f"of tokens, on a {SIGNED_SCALES[colour]} scale; last row and column: with the other "
-            "text's biases; all cells sum to the cosine. Red above 0, blue below.",
-            canvas.made(pair.provenance, pair.completeness, "parts"),
+            "text's biases; all cells sum to the cosine. Red above 0, blue below."
         ],
     )
 
@@ -294,12 +296,11 @@ def plot_explanations(
         words,
         max_label,
         ax,
-        heading=f"{canvas.model_name(first)}: {title}",
-        lines=canvas.text_lines(first),
+        result=replace(first, completeness=explanations.completeness),
+        what=title,
         notes=[
             "Colour: contribution to the predicted token's score, red above 0, blue below, on "
             f"a {SIGNED_SCALES[colour]} scale; each row sums to the score. Last column: what no "
-            "token owns (biases). Blank: tokens that come later.",
-            canvas.made(first.provenance, explanations.completeness),
+            "token owns (biases). Blank: tokens that come later."
         ],
     )

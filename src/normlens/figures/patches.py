@@ -143,10 +143,11 @@ def plot_patches(
     columns = min(len(lines), _IN_A_ROW)
     rows = math.ceil(len(lines) / columns)
     page = canvas.Page(
-        canvas.model_and(maps, layers_in_words(chosen.layers)),
-        [f"{name}: {what}"],
+        maps,
+        layers_in_words(chosen.layers),
         [*[width] * columns, canvas.BAR],
         [height] * rows,
+        [f"{name}: {what}"],
     )
     others = [k for k in range(len(maps.tokens)) if k not in grid.tokens]
     for place, (panel, line) in enumerate(zip(panels, lines, strict=True)):
@@ -180,6 +181,5 @@ def plot_patches(
             f"Colour: {canvas.unit(maps, name, 'none')}{share}; {COLOUR_SCALES[colour]} scale.",
             *look.notes(panels, "the token itself and the few largest patches"),
             *picture_note(grid),
-            canvas.provenance(maps),
         ]
     )
