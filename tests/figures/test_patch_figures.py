@@ -6,13 +6,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from picture_examples import classifier, processor, scene
-from tidy import assert_tidy, words
+from tidy import assert_tidy, colour_at, words
 
 import normlens
 from normlens.errors import InputError
-from normlens.figures.patches import COVER, overlay
+from normlens.figures.heat_maps import Panel
+from normlens.figures.patches import COVER, draw_patches
 from normlens.models.tiny import tiny_model
 from normlens.results.axes import PatchGrid
 
@@ -33,13 +37,17 @@ def panels(figure):
 
 def test_colours_lie_over_the_picture_in_grey():
     black, white = np.zeros((4, 6, 3), np.uint8), np.full((4, 6, 3), 255, np.uint8)
-    colours = np.random.default_rng(0).random((2, 3, 3))
-    dark, bright = (overlay(PatchGrid(2, 3, 0, picture), colours) for picture in (black, white))
-    assert dark.shape == (4, 6, 3)
-    np.testing.assert_allclose(bright[2:, 4:], np.broadcast_to(
-        1 - COVER + COVER * colours[1, 2], (2, 2, 3)))  # fmt: skip
+    panel = Panel(np.arange(6.0).reshape(2, 3), Normalize(0, 5), "viridis")
+    seen = []
+    for picture in (black, white, None):
+        axes = Figure().subplots()
+        draw_patches(axes, PatchGrid(2, 3, 0, picture), panel)
+        seen.append(colour_at(axes, 2.5, 1.5))
+    dark, bright, unknown = seen
+    yellow = np.array(colormaps["viridis"](1.0)[:3])
+    np.testing.assert_allclose(bright, 1 - COVER + COVER * yellow, atol=0.01)
+    np.testing.assert_allclose(unknown, bright, atol=0.01)
     assert (dark < bright).all()
-    assert overlay(PatchGrid(2, 3, 0), colours).shape == (16, 24, 3)
 
 
 @pytest.mark.parametrize("line", [{"target": "2,3"}, {"source": "2,3"}])
@@ -58,10 +66,10 @@ def test_one_layer_shows_a_row_or_a_column(maps, line):
     assert (what if "target" in line else "what each patch receives from patch 2,3") in said
     assert "ATTN-N" in said
     assert "square-root scale" in said
-    colours = panel.images[0].get_array()
     patches = maps.grid.of(values)
-    brightest = np.unravel_index(patches.argmax(), patches.shape)
-    yellow = colours[brightest[0] * 4 + 2, brightest[1] * 4 + 2]
+    np.testing.assert_array_equal(panel.images[1].get_array().data, patches)
+    row, column = np.unravel_index(patches.argmax(), patches.shape)
+    yellow = colour_at(panel, column + 0.5, row + 0.5)
     assert yellow[0] > yellow[2]  # viridis ends in yellow
 
 
@@ -123,7 +131,7 @@ def test_an_explanation_lies_over_its_picture(lens):
     patches = why.grid.of(why.contributions)
     for place, is_red in ((patches.argmax(), True), (patches.argmin(), False)):
         row, column = divmod(int(place), 3)
-        red, _, blue = panel.images[0].get_array()[row * 4 + 2, column * 4 + 2]
+        red, _, blue = colour_at(panel, column + 0.5, row + 0.5)
         assert (red > blue) == is_red
 
 

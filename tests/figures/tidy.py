@@ -5,6 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
 
 def words(figure: Any) -> str:
     """Everything written outside the panels, and what panels are called."""
@@ -30,6 +33,15 @@ def every_text(figure: Any) -> list[Any]:
                 if low <= place <= high:
                     texts.append(label)
     return [text for text in texts if text.get_visible() and text.get_text().strip()]
+
+
+def colour_at(axes: Any, x: float, y: float) -> Any:
+    """The colour (red, green, blue) that is seen at a place of the axes, 0 to 1."""
+    canvas = FigureCanvasAgg(axes.figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())
+    column, row = axes.transData.transform((x, y))
+    return pixels[len(pixels) - 1 - int(row), int(column), :3] / 255
 
 
 def assert_tidy(figure: Any) -> None:

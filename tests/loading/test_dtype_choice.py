@@ -11,7 +11,7 @@ from shell import Shell
 from test_loading import SENTENCE, tiny_tokenizer
 
 import normlens
-from normlens.figures.canvas import provenance
+from normlens.figures.canvas import made
 from normlens.loading import load
 from normlens.models.tiny import tiny_config, tiny_model
 
@@ -49,7 +49,7 @@ def test_the_checkpoints_own_on_request(folder):
     maps = lens.maps(SENTENCE)
     said = f"completeness {maps.completeness:.1e} in bfloat16, about 1e-06 in float32"
     assert said in repr(maps)
-    assert said in provenance(maps)
+    assert said in made(maps)
     assert maps.completeness > 1e-4
 
 

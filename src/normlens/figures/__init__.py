@@ -6,16 +6,20 @@ arguments and in pictures.
 
 from normlens.figures.canvas import require_matplotlib
 from normlens.figures.colours import COLOUR_SCALES
-from normlens.figures.explanations import plot_explanation, plot_flow
-from normlens.figures.lines import plot_shares, plot_similarity
+from normlens.figures.explanations import (
+    plot_components,
+    plot_explanation,
+    plot_flow,
+    plot_shares,
+)
 from normlens.figures.map_grids import (
     head_scope,
-    plot_amplification,
     plot_heads,
     plot_layer,
     plot_overview,
+    plot_similarity,
 )
-from normlens.figures.matrices import plot_components, plot_cosine, plot_explanations
+from normlens.figures.matrices import plot_amplification, plot_cosine, plot_explanations
 from normlens.figures.patches import plot_patches
 
 __all__ = [

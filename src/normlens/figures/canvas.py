@@ -6,9 +6,11 @@ import io
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from normlens.errors import InputError, MissingDependencyError, quoted
 from normlens.options import cost_in_words
@@ -30,22 +32,9 @@ INK, FAINT, FRAME = "#1a1a1a", "#5f5f5f", "#9a9a9a"
 # Sizes of text in points, lengths in inches.
 HEADING, TEXT, TITLE, NOTE = 10.0, 8.5, 8.0, 6.5
 LARGEST_TICK, SMALLEST_TICK = 7.5, 5.5
+LINE = 0.019  # the height of a line, for each point of its text
 MARGIN = 0.15
 BAR = 0.07  # the width of a colour bar
-_TICKS = {
-    "color": FRAME,
-    "labelcolor": INK,
-    "labelsize": NOTE,
-    "major.size": 2,
-    "major.width": 0.5,
-    "major.pad": 1.5,
-}
-#: Thin frames, short ticks and small numbers.
-_STYLE = {
-    "axes.linewidth": 0.5,
-    "axes.edgecolor": FRAME,
-    **{f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()},
-}
 
 
 def require_matplotlib() -> None:
@@ -58,23 +47,18 @@ def require_matplotlib() -> None:
         ) from error
 
 
-def check_at_least_one(**options: int) -> None:
-    """Raise unless every option is 1 or more."""
-    for name, value in options.items():
-        if value < 1:
-            raise InputError(f"{name} must be at least 1, not {value}")
-
-
 # Fonts that can draw every character of a picture, and how much room its texts take.
+
+
+_OWN_FONT = "DejaVu Sans"  # which Matplotlib brings along
 
 
 def families_for(texts: Iterable[str]) -> list[str]:
     """The user's font, then Matplotlib's, then installed fonts that the texts still need."""
     from matplotlib import rcParams
 
-    fallbacks = {_font_with(character) for text in texts for character in text}
-    needed = sorted(fallbacks - {None, "DejaVu Sans"}, key=str)
-    return list(dict.fromkeys([*rcParams["font.family"], "DejaVu Sans", *map(str, needed)]))
+    needed = filter(None, {_font_with(character) for text in texts for character in text})
+    return list(dict.fromkeys([*rcParams["font.family"], _OWN_FONT, *sorted(needed)]))
 
 
 def drawable(text: str) -> str:
@@ -86,14 +70,12 @@ def drawable(text: str) -> str:
 def _font_with(character: str) -> str | None:
     """Find an installed font that has a character, Matplotlib's own first."""
     from matplotlib import get_cachedir
-    from matplotlib.font_manager import findfont, fontManager
+    from matplotlib.font_manager import fontManager
 
-    if ord(character) in _letters(str(findfont("DejaVu Sans"))):
-        return "DejaVu Sans"
-    for entry in fontManager.ttflist:
+    for font in sorted(fontManager.ttflist, key=lambda font: font.name != _OWN_FONT):
         # Matplotlib's own "Last Resort" has a box for every character of Unicode.
-        if not entry.name.startswith("Last Resort") and ord(character) in _letters(entry.fname):
-            return str(entry.name)
+        if not font.name.startswith("Last Resort") and ord(character) in _letters(font.fname):
+            return str(font.name)
     # Spaces and control characters have no glyph anywhere.
     if unicodedata.category(character)[0] not in "CZ":
         # The same words at the same place, which Python shows once.
@@ -118,12 +100,12 @@ def _letters(path: str) -> frozenset[int]:
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """The width of a text in inches."""
+    """The width of a drawable text in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(family=families_for([text]), size=size, weight=weight)
-    points = text_to_path.get_text_width_height_descent(drawable(text), font, ismath=False)[0]
+    points = text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]
     # Hinting makes letters wider than they are drawn, the more so the fewer the pixels.
     return 1.05 * float(points) / 72
 
@@ -155,12 +137,17 @@ class Page:
     """
 
     def __init__(
-        self, heading: str, lines: Sequence[str], widths: Sequence[float], heights: Sequence[float]
+        self,
+        result: Maps | Explanation | Cosine,
+        what: str,
+        widths: Sequence[float],
+        heights: Sequence[float],
+        lines: Sequence[str] = (),
     ):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        self.heading, self.lines = heading, lines
+        self.result, self.what, self.lines = result, what, lines
         self.widths, self.heights = widths, heights
         size = (1.2 * sum(widths) + 2, 1.2 * sum(heights) + 2)
         self.figure = Figure(figsize=size, facecolor="white", layout="constrained")
@@ -170,89 +157,81 @@ class Page:
         self.grid = self.figure.add_gridspec(
             len(heights), len(widths), width_ratios=widths, height_ratios=heights
         )
-        self.strips: list[tuple[str, Any, Callable[[Any, float], float]]] = []
+        self.strips: list[tuple[Any, Callable[[Any, float], float]]] = []
 
     def axes(self, row: int | slice = 0, column: int = 0) -> Any:
-        """Add the axes of one panel."""
-        from matplotlib import rc_context
+        """Add the axes of one panel: thin frames, short ticks and small numbers."""
+        axes: Any = self.figure.add_subplot(self.grid[row, column])
+        ticks = {"color": FRAME, "width": 0.5, "length": 2, "pad": 1.5}
+        axes.tick_params(labelcolor=INK, labelsize=NOTE, **ticks)
+        axes.spines[:].set(linewidth=0.5, color=FRAME)
+        return axes
 
-        with rc_context(_STYLE):
-            return self.figure.add_subplot(self.grid[row, column])
-
-    def add_strip(self, name: str, draw: Callable[[Any, float], float]) -> None:
+    def add_strip(self, draw: Callable[[Any, float], float]) -> None:
         """Add something between heading and panels, as wide as the page.
 
         `draw` takes axes and a width in inches and returns the height that it takes.
         """
-        self.strips.append((name, self.figure.add_axes((0, 0, 1, 1)), draw))
+        self.strips.append((self.figure.add_axes((0, 0, 1, 1)), draw))
 
     def finish(self, notes: Sequence[str], narrowest: float = 4.0) -> Figure:
-        """Lay the page out and write heading and notes."""
+        """Lay the page out and write heading, text, lines and notes."""
         figure = self.figure
         self._set_fonts()
         layout: Any = figure.get_layout_engine()
         layout.set(w_pad=0.05, h_pad=0.05)
         layout.execute(figure)
+        # The first panel that was added is as large as that of the upper left corner.
         panel = next(axes for axes in figure.axes if axes.get_subplotspec() is not None)
-        place: Any = panel.get_subplotspec()
-        wanted = self.widths[place.colspan.start], self.heights[place.rowspan.start]
         size = figure.get_size_inches()
-        box = panel.get_position(original=True)
-        width = size[0] - sum(self.widths) * (box.width * size[0] / wanted[0] - 1)
-        height = size[1] - sum(self.heights) * (box.height * size[1] / wanted[1] - 1)
+        wanted = np.array([self.widths[0], self.heights[0]])
+        scale = panel.get_position(original=True).size * size / wanted
+        # The size at which all panels have theirs: what stands around them does not scale.
+        totals = np.array([sum(self.widths), sum(self.heights)])
+        width, height = np.round(size - totals * (scale - 1), 4).tolist()
 
-        width, height = round(width, 4), round(height, 4)
         room = max(width, narrowest)
-        lines = [line for text in self.lines for line in wrap(text, TEXT, room, 2)]
-        small = [line for note in notes for line in wrap(note, NOTE, room, 4)]
-        strips = [(name, axes, draw(axes, room)) for name, axes, draw in self.strips]
-        above = 0.24 + 0.16 * len(lines) + 0.08
-        below = MARGIN + 0.1 + 0.125 * len(small)
-        top = MARGIN + above + sum(tall + (0.16 if name else 0) for name, _, tall in strips)
-        across, down = room + 2 * MARGIN, top + height + below
+        text = " ".join(quoted(getattr(self.result, "text", None)))  # a cosine has two
+        about = filter(None, [text, *self.lines])
+        lines = [line for words in about for line in wrap(words, TEXT, room, 2)]
+        made_how = [*notes, made(self.result)]
+        small = [line for note in made_how for line in wrap(note, NOTE, room, 4)]
+        strips = [(axes, draw(axes, room)) for axes, draw in self.strips]
+        above = MARGIN + 0.24 + LINE * TEXT * len(lines) + 0.08
+        below = MARGIN + 0.1 + LINE * NOTE * len(small)
+        across = room + 2 * MARGIN
+        down = above + sum(tall for _, tall in strips) + height + below
         figure.set_size_inches(across, down)
         layout.set(rect=(MARGIN / across, below / down, width / across, height / down))
         layout.execute(figure)
         figure.set_layout_engine("none")
         for axes in figure.axes:  # the solver's last digits differ from one time to the next
-            left, bottom, wide, tall = axes.get_position(original=True).bounds
-            rounded = (round(left, 5), round(bottom, 5), round(wide, 5), round(tall, 5))
-            axes.set_position(rounded, which="both")
+            bounds: Any = np.round(axes.get_position(original=True).bounds, 5)
+            axes.set_position(bounds, which="both")
+        for axes, tall in strips:
+            above += tall
+            axes.set_position((MARGIN / across, 1 - above / down, room / across, tall / down))
 
-        def write(y: float, text: str, size: float, **style: Any) -> None:
-            figure.text(MARGIN / across, 1 - y / down, text, size=size, va="top", **style)
+        def write(y: float, texts: Iterable[str], size: float, **style: Any) -> None:
+            for row, text in enumerate(texts):
+                place = MARGIN / across, 1 - (y + row * LINE * size) / down
+                figure.text(*place, text, size=size, va="top", **style)
 
-        [first] = wrap(self.heading, HEADING, room, 1, "bold")
-        write(MARGIN, first, HEADING, weight="bold")
-        for row, line in enumerate(lines):
-            write(MARGIN + 0.24 + 0.16 * row, line, TEXT)
-        y = MARGIN + above
-        for name, axes, tall in strips:
-            if name:
-                write(y, name, TITLE, weight="bold")
-                y += 0.16
-            axes.set_position((MARGIN / across, 1 - (y + tall) / down, room / across, tall / down))
-            y += tall
-        for row, line in enumerate(small):
-            write(down - below + 0.1 + 0.125 * row, line, NOTE, color=FAINT)
+        heading = wrap(heading_of(self.result, self.what), HEADING, room, 1, "bold")
+        write(MARGIN, heading, HEADING, weight="bold")
+        write(MARGIN + 0.24, lines, TEXT)
+        write(down - below + 0.1, small, NOTE, color=FAINT)
         self._set_fonts()
         return figure
 
     def _set_fonts(self) -> None:
         """Write all texts in fonts that have their characters, and none as mathematics."""
         from matplotlib.text import Text
-        from matplotlib.ticker import FixedLocator
 
-        for axes in self.figure.axes:
-            for axis in (axes.xaxis, axes.yaxis):
-                labels = [label.get_text() for label in axis.get_ticklabels()]
-                shown = list(map(drawable, labels))
-                if shown != labels and isinstance(axis.get_major_locator(), FixedLocator):
-                    axis.set_ticklabels(shown)
         texts: list[Any] = self.figure.findobj(Text)
         families = families_for(text.get_text() for text in texts)
         for text in texts:
-            text.set(fontfamily=families, parse_math=False, text=drawable(text.get_text()))
+            text.set(fontfamily=families, parse_math=False)
 
 
 def _png(figure: Figure) -> tuple[bytes, dict[str, int]]:
@@ -263,11 +242,16 @@ def _png(figure: Figure) -> tuple[bytes, dict[str, int]]:
     return buffer.getvalue(), {"width": width, "height": height}
 
 
-def figure_of(ax: Axes) -> Figure:
-    """Find the figure that the axes belong to."""
+def finish_axes(ax: Axes, **labels: str) -> Figure:
+    """Write what somebody else's axes show, none of it as mathematics; return their figure."""
+    from matplotlib.text import Text
+
     figure = ax.get_figure(root=True)
     if figure is None:
         raise InputError("these axes belong to no figure")
+    ax.set(**labels)
+    for text in ax.findobj(Text):
+        text.set(parse_math=False)
     return figure
 
 
@@ -279,26 +263,20 @@ def bold_title(axes: Any, title: str, size: float = TITLE, pad: float = 4) -> No
     axes.set_title(title, loc="left", size=size, weight="bold", pad=pad)
 
 
-def thin_frame(axes: Any, sides: Sequence[str] = ("left", "right", "top", "bottom")) -> None:
-    """Draw thin grey lines at some sides of a panel."""
-    for side, spine in axes.spines.items():
-        spine.set(visible=side in sides, linewidth=0.5, color=FRAME)
-
-
 def number_axis(axis: Any, count: int = 5, words: str = "") -> None:
     """Give an axis few and small numbers, and say what they measure."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(tick))
+    axis.set_major_formatter("{x:.5g}")
     axis.set_label_text(words, size=NOTE)
 
 
 def legend_above(axes: Any) -> None:
     """Draw the legend in one line above a panel."""
-    style: dict[str, Any] = {"handlelength": 0.8, "handleheight": 0.8, "borderaxespad": 0.2}
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 9}
-    axes.legend(frameon=False, fontsize=TITLE, **place, **style)
+    squares = {"handlelength": 0.8, "handleheight": 0.8}
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+    axes.legend(frameon=False, fontsize=TITLE, ncols=9, **place, **squares)
 
 
 # Words about maps: headings, notes and numbers as they are written.
@@ -335,29 +313,16 @@ def measured(maps: Maps, names: Sequence[str], normalise: str) -> str:
     return ", ".join(f"{unit} (-{letter})" for unit, letter in kinds.items())
 
 
-def model_name(result: Maps | Explanation | Cosine) -> str:
-    return str(result.provenance.get("model") or "model")
-
-
-def model_and(maps: Maps, what: str) -> str:
-    """A heading: the model, what is shown of it, and whose contributions, if not the layer's."""
-    return ", ".join(filter(None, [model_name(maps), what, maps.origin_in_words]))
+def heading_of(result: Maps | Explanation | Cosine, what: str) -> str:
+    """The model, what is shown of it, and of maps whose contributions, if not the layer's."""
+    model = str(result.provenance.get("model") or "model")
+    origin = getattr(result, "origin_in_words", None)
+    return f"{model}: {what}" if origin is None else ", ".join(filter(None, [model, what, origin]))
 
 
 def stack_words(maps: Maps, words: str) -> str:
     """Words about layers, after the name of an encoder–decoder's stack."""
     return f"{maps.stack} {words}" if maps.stack else words
-
-
-def text_lines(result: Maps | Explanation) -> list[str]:
-    """Quote the text in one line; no line without a text."""
-    return [" ".join(quoted(result.text))] if result.text is not None else []
-
-
-def provenance(maps: Maps) -> str:
-    """Say in one line how the numbers of maps were made."""
-    measured = any(scope.endswith("-N") for scope in maps.scopes)  # weights have no parts
-    return made(maps.provenance, maps.completeness if measured else None, "maps")
 
 
 def generated_note(maps: Maps) -> list[str]:
@@ -366,14 +331,16 @@ def generated_note(maps: Maps) -> list[str]:
     return [f"The target is the model's own ({target})."] if target.startswith("generated") else []
 
 
-def made(facts: Mapping[str, Any], completeness: float | None, what: str = "contributions") -> str:
+def made(result: Maps | Explanation | Cosine) -> str:
     """Say in one line how the numbers were made, and how exactly."""
-    cost = cost_in_words(str(facts.get("dtype")))
-    exactly = "not measured" if completeness is None else f"{completeness:.1e}{cost}"
+    facts = result.provenance
+    exactly = f"{result.completeness:.1e}{cost_in_words(str(facts.get('dtype')))}"
+    if not any(scope.endswith("-N") for scope in getattr(result, "scopes", ["-N"])):
+        exactly = "not measured"  # weights have no parts
     words = [f"completeness {exactly}"]
     if "dtype" in facts:
         own = facts.get("compute_dtype", facts["dtype"])
-        other = "" if own == facts["dtype"] else f" ({what} in {own})"
+        other = "" if own == facts["dtype"] else f" (computed in {own})"
         words.append(f"{facts['dtype']}{other}")
     if "nonlinearity" in facts:
         words.append(f"rule {facts['nonlinearity']}")
@@ -388,14 +355,9 @@ def number(value: float) -> str:
     return f"{value:.2g}" if value < 100 else f"{value:.0f}"
 
 
-def tick(value: float, _position: int) -> str:
-    short = f"{value:.5g}" if abs(value) < 1e5 else f"{value:.2g}".replace("e+0", "e")
-    return short.replace("-", "−")
-
-
-def signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
-
-
-def cut_label(token: str, longest: int) -> str:
-    return token if len(token) <= longest else token[: max(1, longest - 1)] + "…"
+def cut_labels(tokens: Iterable[str], max_label: int) -> list[str]:
+    """Tokens as labels: longer ones are cut, and characters that no font has are boxes."""
+    if max_label < 1:
+        raise InputError(f"max_label must be at least 1, not {max_label}")
+    cut = (t if len(t) <= max_label else t[: max(1, max_label - 1)] + "…" for t in tokens)
+    return list(map(drawable, cut))

@@ -20,8 +20,8 @@ SIGNED_SCALES = {"linear": "linear", "sqrt": "square-root"}
 #: Scales for maps. "clipped" is a square root, too; outliers and i = j do not stretch it.
 COLOUR_SCALES = {"clipped": "clipped square-root", **SIGNED_SCALES}
 
-_BEYOND = "#c2410c"  # differs from the colours of the usual palettes, also for the colour-blind
-_BEYOND_ON = {"magma": "#00c8ff", "inferno": "#00c8ff", "plasma": "#00c8ff"}
+#: Palettes that have red, so that what is beyond them is blue.
+BLUE_ON = ("magma", "inferno", "plasma")
 _TIMES = 4  # so that the 90th percentile stands in the middle of a square-root scale
 _FEWEST = 3  # pairs that may be beyond the end in a short text; else one in fifty
 
@@ -79,22 +79,11 @@ def beyond(values: Any, norm: Any) -> NDArray[np.bool_]:
 
 
 def beyond_colour(cmap: str) -> str:
-    """The colour of what is beyond a scale's end: none that the palette has."""
-    return _BEYOND_ON.get(cmap, _BEYOND)
+    """The colour of what is beyond a scale's end: none that the palette has.
 
-
-def scale_notes(
-    colour: str, cmap: str, beyond: bool, what: str = "i = j and the few largest other pairs"
-) -> list[str]:
-    """A sentence about the clipped scale, which `what` does not stretch.
-
-    `beyond` says whether anything lies beyond an end.
+    It differs from the colours of the usual palettes for the colour-blind, too.
     """
-    if colour != "clipped":
-        return []
-    marked = "blue" if cmap in _BEYOND_ON else "red"
-    sentence = f"Clipped: {what} do not stretch a scale"
-    return [f"{sentence}; what is beyond its end is {marked}." if beyond else f"{sentence}."]
+    return "#00c8ff" if cmap in BLUE_ON else "#c2410c"
 
 
 def palette_named(cmap: str) -> Any:
@@ -109,19 +98,18 @@ def palette_named(cmap: str) -> Any:
 
 
 def colour_bar(
-    axes: Any, norm: Any, palette: Any, height: float, *, name: str = "", beyond: str = ""
+    axes: Any, norm: Any, cmap: str, height: float, beyond: str = "", name: str = "", **options: Any
 ) -> None:
     """Draw the colours of a scale with their numbers, `height` inches of them.
 
     `beyond` is the colour of what is beyond the scale, if anything is; it stands at the end.
+    `options` go to Matplotlib's ``colorbar``.
     """
     from matplotlib.cm import ScalarMappable
 
-    if beyond:
-        palette = palette.with_extremes(over=beyond)
-    scale = ScalarMappable(norm, palette)
-    extend = "max" if beyond else "neither"
-    bar = axes.figure.colorbar(scale, cax=axes, extend=extend, extendrect=True)
+    options |= {"extend": "max", "extendrect": True} if beyond else {}
+    palette = palette_named(cmap).with_extremes(over=beyond or None)
+    bar = axes.figure.colorbar(ScalarMappable(norm, palette), cax=axes, **options)
     number_axis(axes.yaxis, min(4, max(1, int(height / 0.3))))
     axes.minorticks_off()
     bar.outline.set_linewidth(0.4)
@@ -147,8 +135,7 @@ class SignedColours:
 
         valid_choice(scale, tuple(SIGNED_SCALES), "colour scale")
         self.cmap, self.palette = cmap, palette_named(cmap)
-        finite = np.abs(np.asarray(values, dtype=float))
-        self.largest = float(finite[np.isfinite(finite)].max(initial=0.0)) or 1.0
+        self.largest = largest(np.abs(values))
         limits = -self.largest, self.largest
         roots = lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x)
         self.norm: Any = Normalize(*limits) if scale == "linear" else FuncNorm(roots, *limits)
@@ -164,6 +151,6 @@ class SignedColours:
         return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else INK
 
 
-def sign_colour(value: float) -> str:
-    """The colour of a line by its sign alone."""
-    return POSITIVE if value >= 0 else NEGATIVE
+def sign_colours(values: NDArray[Any]) -> NDArray[np.str_]:
+    """The colours of lines by their signs alone."""
+    return np.where(values >= 0, POSITIVE, NEGATIVE)

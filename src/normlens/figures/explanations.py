@@ -1,21 +1,32 @@
-"""Pictures of an explanation: tokens on colours, bars, patches of a picture, the flow."""
+"""Pictures of explanations: tokens on colours, bars, patches, the flow, components, shares."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.errors import InputError
 from normlens.figures import canvas
-from normlens.figures.colours import DIVERGING, NO_TOKEN, SignedColours, colour_bar, sign_colour
-from normlens.figures.heat_maps import label_tokens, left_out_note
-from normlens.figures.patches import draw_overlay, picture_note, shape_of
+from normlens.figures.colours import (
+    DIVERGING,
+    NO_TOKEN,
+    SignedColours,
+    colour_bar,
+    largest,
+    sign_colours,
+)
+from normlens.figures.heat_maps import Panel, draw_panel, label_tokens, left_out_note
+from normlens.figures.patches import COVER, MIDDLING, draw_patches, picture_note, shape_of
 from normlens.results.words import (
     NO_TOKEN_WORDS,
+    PREFIX,
+    RES,
+    SOURCE,
     Row,
     decimals,
     explained_rows,
@@ -27,10 +38,11 @@ from normlens.results.words import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.results.explanation import Explanation
+    from normlens.results.explanation import Explanation, Explanations
 
 
 # A strip of tokens, each on the colour of its number, broken into lines like a text.
@@ -40,8 +52,9 @@ _PAD, _GAP, _HEIGHT, _LINE = 0.045, 0.025, 0.19, 0.235  # inches
 
 
 def draw_strip(
+    name: str,
     tokens: Sequence[str],
-    values: Sequence[float] | NDArray[np.floating],
+    values: NDArray[np.floating],
     remainder: float | None,
     colours: SignedColours,
     axes: Any,
@@ -59,7 +72,7 @@ def draw_strip(
     if remainder is not None:
         places = decimals(max(colours.largest, abs(remainder)))
         labels.append(f"{NO_TOKEN_WORDS} {signed_number(remainder, places)}")
-    x, y = 0.0, 0.02
+    x, y = 0.0, 0.18 if name else 0.02
     for place, label in enumerate(labels):
         [shown] = canvas.wrap(label, size, room - 2 * _PAD, 1)
         width = canvas.text_width(shown, size) + 2 * _PAD
@@ -78,6 +91,7 @@ def draw_strip(
         axes.text(*middle, shown, ha="center", va="center_baseline", color=ink, size=size)
         x += width + _GAP
     height = y + _LINE + 0.02
+    axes.set_title(name, loc="left", y=1, pad=-8, size=canvas.TITLE, weight="bold")
     axes.set(xlim=(0, room), ylim=(height, 0), xticks=[], yticks=[])
     axes.axis("off")
     return height
@@ -86,35 +100,25 @@ def draw_strip(
 # Bars of signed contributions: one per token, and always one for what no token owns.
 
 
-ROW = 0.165  # inches
-
-
 def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
     """Draw bars from the top down, with their numbers."""
     places = decimals(max(abs(row.value) for row in rows))
+    numbers = [signed_number(row.value, places) for row in rows]
     for place, row in enumerate(rows):
         if row.is_heading:
             continue
-        of_token = row.token is not None
-        bar = axes.barh(
-            place,
-            row.value,
-            height=0.78,
-            color=colours.of(row.value) if of_token else "white",
-            edgecolor=canvas.FRAME if of_token else NO_TOKEN,
-            linewidth=0.4 if of_token else 0.8,
-            hatch=None if of_token else "////" if row.of_no_token else "....",
-        )
-        label = signed_number(row.value, places)
-        axes.bar_label(bar, [label], padding=2.5, fontsize=canvas.NOTE)
+        style = {"color": "white", "edgecolor": NO_TOKEN, "linewidth": 0.8}
+        style["hatch"] = "////" if row.of_no_token else "...."
+        if row.token is not None:
+            style = {"color": colours.of(row.value), "edgecolor": canvas.FRAME, "linewidth": 0.4}
+        bar = axes.barh(place, row.value, height=0.78, **style)
+        axes.bar_label(bar, numbers[place : place + 1], padding=2.5, fontsize=canvas.NOTE)
     axes.axvline(0, color=canvas.INK, linewidth=0.6)
-    longest = max(len(signed_number(row.value, places)) for row in rows)
-    axes.margins(x=0.03 * longest)  # for the numbers
+    axes.margins(x=0.03 * max(map(len, numbers)))  # for the numbers
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(range(len(rows)), [row.label for row in rows], parse_math=False)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_fontweight("bold" if row.is_heading else "normal")
-    axes.set_xlabel("contribution to the score")
 
 
 # An explanation: its tokens on the colours of their contributions, and the same as bars.
@@ -131,41 +135,40 @@ def plot_explanation(
     yours. Of a picture the contributions of its patches are laid over it.
     """
     canvas.require_matplotlib()
-    canvas.check_at_least_one(max_label=max_label)
     colours = SignedColours(why.contributions, cmap)
     patches = ax is None and why.grid is not None
+    rows = explained_rows(why, 18) if patches else explained_rows(why)
+    labels = canvas.cut_labels((row.label for row in rows), max_label)
     rows = [
-        row if row.token is None else replace(row, label=canvas.cut_label(row.label, max_label))
-        for row in (explained_rows(why, 18) if patches else explained_rows(why))
+        row if row.token is None else replace(row, label=label)
+        for row, label in zip(rows, labels, strict=True)
     ]
     if ax is not None:
         draw_bars(ax, rows, colours)
-        ax.set_title(why.question, parse_math=False)
-        return canvas.figure_of(ax)
+        return canvas.finish_axes(ax, title=why.question, xlabel="contribution to the score")
 
-    heading = f"{canvas.model_name(why)}: {why.question}"
     about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
-    made_how = canvas.made(why.provenance, why.completeness)
-    tall = ROW * len(rows)
+    tall = 0.165 * len(rows)  # inches
     if why.grid is not None:
         width, height = (3.4 * share for share in shape_of(why.grid))
-        page = canvas.Page(heading, about, [width, canvas.BAR, 3.0], [max(height, tall)])
-        axes, bar = page.axes(), page.axes(0, 1)
+        widths = [width, canvas.BAR, 3.0]
+        page = canvas.Page(why, why.question, widths, [max(height, tall)], about)
         values = why.grid.of(why.contributions)
-        palette = draw_overlay(axes, why.grid, values, colours.norm, cmap)
-        colour_bar(bar, colours.norm, palette, height)
-        bar.set(box_aspect=height / canvas.BAR, anchor="NW")
+        draw_patches(page.axes(), why.grid, Panel(values, colours.norm, cmap))
+        bar = page.axes(0, 1)
+        colour_bar(bar, colours.norm, cmap, height, alpha=COVER)
+        bar.set(box_aspect=height / canvas.BAR, anchor="NW", facecolor=MIDDLING)
         bars = page.axes(0, 2)
         what, notes = "patch", picture_note(why.grid)
     else:
         shares = [share_words(why)] if why.has_two_sequences else []
-        page = canvas.Page(heading, [*canvas.text_lines(why), *about, *shares], [5.1], [tall])
+        page = canvas.Page(why, why.question, [5.1], [tall], [*about, *shares])
         for part in why.sequences:
             last = part is why.sequences[-1]
             read_at = why.read_at - part.first if last and why.read_at is not None else None
             rest = why.remainder if last else None
-            strip = partial(draw_strip, part.tokens, part.contributions, rest, colours)
-            page.add_strip(part.name, partial(strip, read_at=read_at))
+            fields = part.name, part.tokens, part.contributions, rest, colours
+            page.add_strip(partial(draw_strip, *fields, read_at=read_at))
         bars = page.axes()
         what, notes = "token", []
         if why.position is not None:
@@ -173,9 +176,28 @@ def plot_explanation(
     draw_bars(bars, rows, colours)
     canvas.number_axis(bars.xaxis, 6, "contribution to the score")
     bars.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
-    canvas.thin_frame(bars, ["bottom"])
+    bars.spines[["left", "right", "top"]].set_visible(False)
     first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
-    return page.finish([first, *notes, made_how], narrowest=6.3)
+    return page.finish([first, *notes], narrowest=6.3)
+
+
+# What the pictures of layers have in common.
+
+
+def biases_by_layer(why: Explanation) -> NDArray[np.float64]:
+    """The biases that each layer adds, and at the end those behind the last layer."""
+    biases = np.zeros(len(why.nodes) + 1)
+    for layer, _, share in why.biases:
+        biases[-1 if isinstance(layer, str) else layer] += share
+    return biases
+
+
+def label_layers(axes: Any, why: Explanation, most: int) -> None:
+    """Name about so many layers along the vertical axis, and the end behind the last."""
+    layers = len(why.nodes)
+    shown = range(0, layers, max(1, round(layers / most)))
+    names = [name.replace("coder", "c.") for name in why.layer_names]
+    axes.set_yticks([*shown, layers], [*(names[layer] for layer in shown), "end"])
 
 
 # The edges of a flow picture: which are drawn, how wide, and what the others carry.
@@ -186,13 +208,10 @@ FEW = 100  # edges that are drawn whatever they carry
 MOST = 1500  # edges in one picture
 
 
-@dataclass(frozen=True)
-class Edges:
+class Edges(NamedTuple):
     """The strongest edges of a flow map, weakest first."""
 
-    layer: NDArray[np.intp]
-    target: NDArray[np.intp]
-    source: NDArray[np.intp]
+    places: NDArray[np.intp]  # (edge, 3): layer, target, source
     value: NDArray[np.floating]
     left_out: int
     share_left_out: float  # of Σ |flow|
@@ -203,15 +222,13 @@ class Edges:
         sizes = np.abs(np.nan_to_num(flow)).ravel()
         order = np.argsort(-sizes, kind="stable")
         carried = np.cumsum(sizes[order], dtype=np.float64)
-        total = float(carried[-1]) if len(carried) else 0.0
         there = int(np.count_nonzero(sizes))
-        needed = int(np.searchsorted(carried, CARRIED * total)) + 1
+        needed = int(np.searchsorted(carried, CARRIED * carried[-1])) + 1
         count = min(max(needed, FEW), most, there)
         chosen = order[:count][::-1]  # the widest are drawn last
-        layer, target, source = np.unravel_index(chosen, flow.shape)
-        lost = 1 - float(carried[count - 1]) / total if count else 0.0
-        values = flow[layer, target, source]
-        return cls(layer, target, source, values, there - count, max(lost, 0.0))
+        lost = 1 - float(carried[count - 1] / carried[-1]) if count else 0.0
+        places = np.stack(np.unravel_index(chosen, flow.shape), axis=1)
+        return cls(places, flow.ravel()[chosen], there - count, max(lost, 0.0))
 
     @property
     def note(self) -> str:
@@ -222,23 +239,6 @@ class Edges:
             f"The {len(self.value)} strongest edges are drawn; the {self.left_out} left out carry "
             f"{100 * self.share_left_out:.1f} % of all that flows (both signs counted)."
         )
-
-    def draw(self, axes: Any, widest: float, largest: float) -> None:
-        """Draw curves from (source, layer) to (target, layer + 1), `widest` points at `largest`."""
-        from matplotlib.collections import PathCollection
-        from matplotlib.path import Path
-
-        codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
-        paths = [
-            Path([(j, y), (j, y + 0.5), (i, y + 0.5), (i, y + 1)], codes)
-            for y, i, j in zip(self.layer, self.target, self.source, strict=True)
-        ]
-        widths = np.maximum(widest * np.abs(self.value) / largest, 0.15)
-        colours = [sign_colour(float(value)) for value in self.value]
-        drawn = PathCollection(
-            paths, facecolors="none", edgecolors=colours, linewidths=widths, alpha=0.6, zorder=1
-        )
-        axes.add_collection(drawn)
 
 
 # The flow of a score: layers × tokens, with edges as wide as what they carry.
@@ -268,31 +268,30 @@ def plot_flow(
     alone into axes of yours.
     """
     canvas.require_matplotlib()
-    canvas.check_at_least_one(max_label=max_label, max_edges=max_edges)
+    if max_edges < 1:
+        raise InputError(f"max_edges must be at least 1, not {max_edges}")
     n = why.seen
     flow = why.flow_behind(scope)[:, :n, :n]
     edges = Edges.of(flow, max_edges)
     # What enters each layer, and behind the last what leaves it, (layer + 1, token).
     leaving = np.nan_to_num(why.flows.get("", flow)[-1, :n, :n]).sum(1)
     nodes = np.concatenate([why.nodes[:, :n], leaving[None]])
-    labels = [canvas.cut_label(token, max_label) for token in why.tokens[:n]]
+    labels = canvas.cut_labels(why.tokens[:n], max_label)
     if ax is not None:
         _draw_flow(ax, why, edges, nodes, 0.2, _BESIDE)
         ax.set_xticks([*range(n), n - 1 + _BESIDE], [*labels, "no token"], rotation=90)
-        for label in ax.get_xticklabels():
-            label.set_parse_math(False)
-        ax.set(title=why.question, ylabel="layer", xlabel="token")
-        return canvas.figure_of(ax)
+        return canvas.finish_axes(ax, title=why.question, ylabel="layer", xlabel="token")
 
     behind = "" if scope is None else f", behind {scope}"
     column = min(max(0.16, 4.6 / (n + _BESIDE)), 0.6, 30 / (n + _BESIDE))  # inches
     row = min(max(0.16, 2.6 / len(nodes)), 0.5)
     beside = max(_BESIDE, 0.2 / column)
     page = canvas.Page(
-        f"{canvas.model_name(why)}: {why.question}{behind}",
-        [*canvas.text_lines(why), score_words(why), total_words(why)],
+        why,
+        f"{why.question}{behind}",
         [column * (n + beside)],
         [row * len(nodes)],
+        [score_words(why), total_words(why)],
     )
     axes = page.axes()
     _draw_flow(axes, why, edges, nodes, min(row, column), beside)
@@ -309,7 +308,6 @@ def plot_flow(
             + (_TWO_STACKS if why.has_two_sequences else ""),
             edges.note,
             *left_out_note(stride, stride),
-            canvas.made(why.provenance, why.completeness),
         ],
         narrowest=4.7,
     )
@@ -325,34 +323,197 @@ def _draw_flow(
 ) -> None:
     """Draw edges and nodes; a cell of the picture is `cell` inches wide at least.
 
-    What no token owns stands `beside` columns behind the last token: each bias behind the layer
-    that adds it, those behind the last layer at the top.
+    An edge is a curve from (source, layer) to (target, layer + 1). What no token owns stands
+    `beside` columns behind the last token: each bias behind the layer that adds it, those behind
+    the last layer at the top.
     """
-    layers, n = len(why.nodes), why.seen
-    largest = float(np.abs(nodes).max(initial=0.0)) or 1.0
-    widest = min(0.45 * 72 * cell, 9.0)
-    edges.draw(axes, widest, max(largest, float(np.abs(edges.value).max(initial=0.0))))
+    from matplotlib.collections import PathCollection
+    from matplotlib.path import Path
 
-    def circles(x: Any, y: Any, values: Any, largest: float, **style: Any) -> None:
-        sizes = 1.6 * widest**2 * np.abs(values) / largest  # square points
-        colours = [sign_colour(float(value)) for value in values]
-        axes.scatter(x, y, s=sizes, c=colours, zorder=2, **style)
+    layers, n = len(why.nodes), why.seen
+    # What a layer adds leaves it; at the top it joins what stands behind the last layer.
+    *of_layers, at_the_end = biases_by_layer(why)
+    biases = np.array([0.0, *of_layers])
+    biases[-1] += at_the_end
+    most_of_node = largest(np.abs(nodes))
+    widest = min(0.45 * 72 * cell, 9.0)  # points
+    widths = widest * np.abs(edges.value) / max(most_of_node, largest(np.abs(edges.value)))
+    codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+    curves = [
+        Path([(j, y), (j, y + 0.5), (i, y + 0.5), (i, y + 1)], codes) for y, i, j in edges.places
+    ]
+    style: dict[str, Any] = {"facecolors": "none", "alpha": 0.6, "zorder": 1}
+    style |= {"edgecolors": sign_colours(edges.value), "linewidths": np.maximum(widths, 0.15)}
+    axes.add_collection(PathCollection(curves, **style))
+
+    def circles(x: Any, y: Any, values: Any, most: float, **style: Any) -> None:
+        sizes = 1.6 * widest**2 * np.abs(values) / most  # square points
+        axes.scatter(x, y, s=sizes, c=sign_colours(values), zorder=2, **style)
 
     rows, columns = (places.ravel() for places in np.indices(nodes.shape))
-    circles(columns, rows, nodes.ravel(), largest, linewidths=0.3, edgecolors="white")
-    biases = np.zeros(layers + 1)
-    for layer, _, share in why.biases:
-        biases[layers if isinstance(layer, str) else layer + 1] += share
+    circles(columns, rows, nodes.ravel(), most_of_node, linewidths=0.3, edgecolors="white")
     x, y = np.full(layers + 1, n - 1 + beside), np.arange(layers + 1)
     axes.scatter(x, y, s=3, c=canvas.FRAME, marker="_", linewidths=0.5)
-    most = max(largest, float(np.abs(biases).max()))
-    frames = np.where(biases != 0, 1.0, 0.0)
-    circles(x, y, biases, most, edgecolors=NO_TOKEN, linewidths=frames)
-    axes.axvline(n - 1 + beside / 2, color=canvas.FAINT, linewidth=0.5, linestyle=(0, (3, 2)))
+    most = max(most_of_node, largest(np.abs(biases)))
+    circles(x, y, biases, most, edgecolors=NO_TOKEN, linewidths=1.0 * (biases != 0))
+    dashed = {"color": canvas.FAINT, "linewidth": 0.5, "linestyle": (0, (3, 2))}
+    axes.axvline(n - 1 + beside / 2, **dashed)
     axes.set(xlim=(-0.6, n - 1 + beside + 0.6), ylim=(-0.6, layers + 0.6))
-    shown = range(0, layers, max(1, round(layers / 10)))
-    names = [name.replace("coder", "c.") for name in why.layer_names]
-    axes.set_yticks([*shown, layers], [*(names[layer] for layer in shown), "end"])
+    label_layers(axes, why, 10)
     if why.encoder_tokens is not None:
         axes.axvline(why.encoder_tokens - 0.5, color=canvas.FAINT, linewidth=0.6)
-        axes.axhline(why.encoder_layers, color=canvas.FAINT, linewidth=0.4, linestyle=(0, (3, 2)))
+        axes.axhline(why.encoder_layers, **dashed)
+
+
+# Bars beside each other in each row, from the top down.
+
+
+def _draw_bars(axes: Any, groups: Mapping[str, tuple[str, Any]]) -> None:
+    """Draw groups of bars, by name: their colour, and a value for each row."""
+    thick = 0.84 / len(groups)
+    for place, (name, (colour, values)) in enumerate(groups.items()):
+        rows = np.arange(len(values))
+        at = rows + thick * (place - (len(groups) - 1) / 2)
+        axes.barh(at, values, height=thick, color=colour, label=name, linewidth=0)
+    axes.axvline(0, color=canvas.INK, linewidth=0.6)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+
+
+# What each component of each layer adds to a score, and each head.
+
+
+def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None = None) -> Figure:
+    """Draw what each layer's components add to the score, as bars, and each head, as a heat map.
+
+    All positions are summed. What passes a layer by its residual connections alone (RES) is not
+    drawn; with it, a layer's bars and the biases from that layer on sum to the score. `ax` takes
+    the bars into axes of yours.
+    """
+    canvas.require_matplotlib()
+    if ax is not None:
+        _draw_components(ax, why)
+        ax.legend(fontsize="small")
+        labels = {"xlabel": "added to the score", "ylabel": "layer"}
+        return canvas.finish_axes(ax, title=why.question, **labels)
+
+    by_head, names = _by_head(why)
+    layers, heads = by_head.shape
+    colours = SignedColours(by_head, cmap)
+    row = min(max(0.155, 2.0 / (layers + 1)), 0.4)
+    cell = max(min(row, 1.8 / heads + 0.05), 0.07)
+    page = canvas.Page(
+        why,
+        why.question,
+        [3.4, cell * heads, canvas.BAR],
+        [row * (layers + 1)],
+        [score_words(why), total_words(why)],
+    )
+    bars = page.axes()
+    _draw_components(bars, why)
+    canvas.legend_above(bars)
+    canvas.number_axis(bars.xaxis, 6, "added to the score")
+    bars.tick_params(axis="y", length=0)
+    bars.set_ylabel("layer", size=canvas.NOTE)
+    heat = page.axes(0, 1)
+    draw_panel(heat, Panel(np.ma.masked_invalid(by_head), colours.norm, cmap))
+    title = "heads" if why.cross_heads is None else "heads of ATTN | CROSS"
+    canvas.bold_title(heat, title)
+    heat.set_ylim(bars.get_ylim())
+    shown = [k for k in range(0, heads, max(1, round(heads / 8))) if names[k]]
+    canvas.number_axis(heat.xaxis, words="head")
+    heat.set_xticks(shown, [names[k] for k in shown])
+    heat.set_yticks([])
+    colour_bar(page.axes(0, 2), colours.norm, cmap, row * layers)
+    attentions = "ATTN and, behind the gap, CROSS" if why.has_two_sequences else "ATTN"
+    return page.finish(
+        [
+            "Left: how much of the score passes each block of a layer first, over all positions; "
+            "the rest passes none of them (RES, not drawn). Biases of all layers and what the "
+            f"tokens contribute sum to the score. Right: the part of the attention ({attentions}) "
+            "by head, red above 0, blue below."
+        ],
+        narrowest=5.8,
+    )
+
+
+def _by_head(why: Explanation) -> tuple[NDArray[np.float64], list[str]]:
+    """What each head adds over all positions, (layer, head), and the heads' names.
+
+    Heads of CROSS stand behind those of ATTN, with a gap between them.
+    """
+    parts, names = [why.heads], [*map(str, range(why.heads.shape[1]))]
+    if why.cross_heads is not None:
+        parts += [np.full_like(why.heads[:, :1], np.nan), why.cross_heads]
+        names += ["", *map(str, range(why.cross_heads.shape[1]))]
+    return np.hstack(parts).sum(-1, dtype=np.float64), names
+
+
+def _draw_components(axes: Any, why: Explanation) -> None:
+    """Draw what the blocks of each layer add, layer 0 on top, and the biases."""
+    sums = np.nansum(why.components, axis=-1)  # (layer, component)
+    groups = {
+        name: (canvas.COLOURS[place % 6], np.append(sums[:, place], 0.0))
+        for place, name in enumerate(why.component_names)
+        if name != RES  # it is most of the score, and would dwarf the others
+    }
+    _draw_bars(axes, {**groups, NO_TOKEN_WORDS: (NO_TOKEN, biases_by_layer(why))})
+    label_layers(axes, why, 16)
+    for boundary in range(1, len(sums) + 1):
+        axes.axhline(boundary - 0.5, color="#e6e6e6", linewidth=0.4, zorder=0)
+
+
+# What the source and the prefix supply of each generated token's score.
+
+
+_OF = {SOURCE: canvas.COLOURS[0], PREFIX: canvas.COLOURS[4]}
+
+
+def plot_shares(
+    explanations: Explanations, *, max_label: int = 24, ax: Axes | None = None
+) -> Figure:
+    """Draw how much of each generated token's score comes from the source and from the prefix.
+
+    Left: the sums of both sequences' contributions, and the biases, which make the score. Right:
+    the share of each, ``|source| / (|source| + |prefix|)``, with a mark at the share of the
+    absolute sums, ``Σ|c|``. `ax` takes the shares alone into axes of yours.
+    """
+    canvas.require_matplotlib()
+    table = explanations.shares()
+    labels = canvas.cut_labels(explanations.predicted, max_label)
+    if ax is not None:
+        _draw_shares(ax, table)
+        ax.set_yticks(range(len(labels)), labels)
+        words = {"xlabel": "share", "ylabel": "generated token"}
+        return canvas.finish_axes(ax, title="source against prefix", **words)
+
+    height = min(0.2, 30 / len(labels)) * len(labels)  # rows of very long targets are thinner
+    result = replace(explanations[0], completeness=explanations.completeness)
+    what = "what source and prefix supply of each token"
+    page = canvas.Page(result, what, [3.0, 2.4], [height])
+    sums, shares = page.axes(), page.axes(0, 1)
+    groups = {name: (colour, table[name]) for name, colour in _OF.items()}
+    _draw_bars(sums, {**groups, NO_TOKEN_WORDS: (NO_TOKEN, table["bias"])})
+    canvas.legend_above(sums)
+    stride = label_tokens(sums.yaxis, labels, height)
+    _draw_shares(shares, table)
+    shares.set_yticks([])
+    canvas.number_axis(sums.xaxis, 5, "part of the score")
+    canvas.number_axis(shares.xaxis, 5, "share of source and prefix")
+    return page.finish(
+        [
+            "Left: contributions of the source's tokens, of the target's tokens before the "
+            "generated one, and of no token (biases); they sum to the token's score. Right: "
+            "|Σ source| / (|Σ source| + |Σ prefix|); black marks: the same of Σ|contribution|.",
+            *left_out_note(stride, stride),
+        ]
+    )
+
+
+def _draw_shares(axes: Any, table: pd.DataFrame) -> None:
+    """One bar for each token, divided between source and prefix."""
+    share, absolute = table["source_share"], table["source_share_absolute"]
+    axes.barh(table.index, share, height=0.78, color=_OF[SOURCE], label=SOURCE)
+    axes.barh(table.index, 1 - share, left=share, height=0.78, color=_OF[PREFIX], label=PREFIX)
+    axes.scatter(absolute, table.index, marker="|", s=60, color="black", linewidths=1.4, zorder=3)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(table) - 0.5, -0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from normlens import measures
 from normlens.errors import InputError
 from normlens.figures import canvas
 from normlens.figures.colours import (
+    BLUE_ON,
     beyond,
     beyond_colour,
     colour_bar,
@@ -21,9 +23,7 @@ from normlens.figures.colours import (
     largest,
     palette_named,
     scale_end,
-    scale_notes,
 )
-from normlens.measures import Pair
 from normlens.results.words import OWN_SEQUENCE
 from normlens.scopes import holds
 
@@ -47,35 +47,30 @@ class Panel:
     title: str = ""
     added: str = ""  # what the scope adds to the one before it
     caption: str = ""
-    grey: Any = None  # (i, j), pairs that attention allows but the picture leaves out
+    grey: Any = False  # (i, j), pairs that attention allows but the picture leaves out
     divided: float | None = None  # where a line between two sequences of sources stands
-
-    @property
-    def beyond(self) -> NDArray[np.bool_]:
-        """The pairs beyond the end of the scale."""
-        return beyond(self.values, self.norm)
 
     @property
     def beyond_colour(self) -> str:
         """The colour of what is beyond the end of the scale, if anything is."""
-        return beyond_colour(self.cmap) if self.beyond.any() else ""
+        return beyond_colour(self.cmap) if beyond(self.values, self.norm).any() else ""
 
 
-def draw_panel(axes: Any, panel: Panel) -> None:
-    """Draw a heat map into axes."""
+def draw_panel(axes: Any, panel: Panel, alpha: float = 1, extent: Any = None) -> None:
+    """Draw a heat map into axes; with `alpha` below 1, over what they already show."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patheffects import withStroke
 
+    style = {"interpolation": "nearest", "aspect": "auto", "alpha": alpha, "extent": extent}
     # Blank means "not allowed"; zero has a colour of its own.
     colours = palette_named(panel.cmap).with_extremes(bad=(1.0, 1.0, 1.0, 0.0))
-    style: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"}
-    axes.imshow(panel.values, cmap=colours, norm=panel.norm, **style)
-    marked = [(panel.beyond, panel.beyond_colour)] if panel.beyond_colour else []
-    if panel.grey is not None:
-        marked.append((panel.grey, "#d5d5d5"))
-    for pairs, colour in marked:
-        flat = np.ma.masked_where(~pairs, np.zeros(pairs.shape))
-        axes.imshow(flat, cmap=ListedColormap([colour]), **style)
+    outside = beyond(panel.values, panel.norm)
+    values = np.ma.masked_where(outside & (alpha < 1), panel.values)  # no colour below another
+    axes.imshow(values, cmap=colours, norm=panel.norm, **style)
+    for pairs, colour in ((outside, beyond_colour(panel.cmap)), (panel.grey, "#d5d5d5")):
+        if np.any(pairs):
+            flat = np.ma.masked_where(~pairs, np.zeros(pairs.shape))
+            axes.imshow(flat, cmap=ListedColormap([colour]), **style)
     if panel.divided is not None:
         halo = [withStroke(linewidth=1.6, foreground="white")]
         axes.axvline(panel.divided, color=canvas.INK, linewidth=0.6, path_effects=halo)
@@ -88,13 +83,12 @@ def label_tokens(
     cell = 72 * inches / len(labels)  # points per token
     size = min(max(0.85 * cell, canvas.SMALLEST_TICK), largest)
     stride = max(1, math.ceil(1.1 * size / cell))
-    style: dict[str, Any] = {"rotation": 90 if axis.axis_name == "x" else 0, "parse_math": False}
-    axis.set_ticks(range(0, len(labels), stride), labels[::stride], **style)
-    axis.set_tick_params(labelsize=size)
+    axis.set_ticks(range(0, len(labels), stride), labels[::stride])
+    axis.set_tick_params(labelsize=size, rotation=90 if axis.axis_name == "x" else 0)
     return stride
 
 
-def left_out_note(targets: int, sources: int, *, whose: str = "") -> list[str]:
+def left_out_note(targets: int, sources: int, whose: str = "") -> list[str]:
     """A note where there is no room for every token's label, in the maps of `whose` stack."""
     where = f" in the {whose}'s maps" if whose else ""
     every = {"target": targets, "source": sources}
@@ -108,29 +102,65 @@ def left_out_note(targets: int, sources: int, *, whose: str = "") -> list[str]:
 
 
 def draw_into(
-    ax: Axes,
-    panel: Panel,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    words: tuple[str, str],
-    max_label: int,
+    ax: Axes, panel: Panel, labels: Sequence[Sequence[str]], words: tuple[str, str]
 ) -> Figure:
-    """Draw a heat map with all its labels into somebody else's axes; return their figure."""
+    """Draw a heat map with all labels of rows and columns into somebody else's axes."""
     draw_panel(ax, panel)
-    rows, columns = (
-        [canvas.cut_label(token, max_label) for token in names] for names in (rows, columns)
-    )
-    ax.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
-    ax.set_yticks(range(len(rows)), rows, parse_math=False)
-    ax.set(ylabel=words[0], xlabel=words[1], title=panel.title)
-    return canvas.figure_of(ax)
+    rows, columns = labels
+    ax.set_xticks(range(len(columns)), columns, rotation=90)
+    ax.set_yticks(range(len(rows)), rows)
+    return canvas.finish_axes(ax, ylabel=words[0], xlabel=words[1], title=panel.title)
 
 
-# What maps look like: which columns, in which colours, with or without i = j.
+# What values look like: on which scale, with or without i = j.
 
 
-class View:
-    """Maps as a picture shows them."""
+class Look:
+    """How values become colours, and whether the pairs of a token with itself are shown."""
+
+    divided: float | None = None  # where a line between two sequences of sources stands
+
+    def __init__(self, same_token: NDArray[np.bool_], colour: str, cmap: str, diagonal: bool):
+        self.same_token = same_token  # (i, j)
+        self.colour, self.cmap, self.diagonal = colour, cmap, diagonal
+
+    def panels(
+        self, items: Sequence[tuple[Any, str, str, object]], captions: bool = False
+    ) -> list[Panel]:
+        """Panels of values (i, j), title, what a scope adds; those with equal keys share a scale.
+
+        A caption is the end of a scale, where something lies beyond it, and the largest value.
+        """
+        left_out = self.same_token & (not self.diagonal)
+        shown = [np.ma.masked_where(left_out, values) for values, *_ in items]
+        tops: dict[object, float] = defaultdict(float)
+        for values, (*_, key) in zip(shown, items, strict=True):
+            tops[key] = max(tops[key], scale_end(values, self.same_token, self.colour))
+        panels = []
+        for values, (whole, title, added, key) in zip(shown, items, strict=True):
+            top, most = tops[key], largest(values)
+            end = f"end {canvas.number(top)}, " if most > top else ""
+            caption = f"{end}max {canvas.number(most)}" if captions else ""
+            grey = left_out & ~np.ma.getmaskarray(whole)
+            norm = colour_norm(self.colour, top)
+            panels.append(Panel(values, norm, self.cmap, title, added, caption, grey, self.divided))
+        return panels
+
+    def notes(self, panels: Sequence[Panel], what: str) -> list[str]:
+        """Sentences about the clipped scale, which `what` does not stretch, and about i = j."""
+        notes = []
+        if self.colour == "clipped":
+            end = ""
+            if any(panel.beyond_colour for panel in panels):
+                end = f"; what is beyond its end is {'blue' if self.cmap in BLUE_ON else 'red'}"
+            notes = [f"Clipped: {what} do not stretch a scale{end}."]
+        if not self.diagonal and self.same_token.any():
+            notes.append("Grey: i = j, left out.")
+        return notes
+
+
+class View(Look):
+    """Maps as a picture shows them: all columns, or those of one sequence."""
 
     def __init__(
         self,
@@ -141,17 +171,14 @@ class View:
         diagonal: bool,
         normalise: str = "none",
     ):
-        self.whole, self.sequence = maps, sources
-        self.colour, self.cmap = colour, cmap
-        self.diagonal, self.normalise = diagonal, normalise
+        self.whole, self.sequence, self.normalise = maps, sources, normalise
         self.maps = maps if sources is None else maps.sources_of(sources)
-        every = maps.source_sequences or [""] * len(maps.sources)
-        self.places = [k for k, name in enumerate(every) if sources in (None, name)]
-        self.same_token = self.maps.is_same_token
-        self.longest = max(len(maps.targets), len(self.places))
+        super().__init__(self.maps.is_same_token, colour, cmap, diagonal)
+        shown = [sources in (None, name) for name in maps.source_sequences]
+        self.places = np.flatnonzero(shown) if shown else slice(None)
         sequences = self.maps.source_sequences
-        two = len(set(sequences)) == 2
-        self.divided = sequences.index(OWN_SEQUENCE) - 0.5 if two else None
+        if len(set(sequences)) == 2:
+            self.divided = sequences.index(OWN_SEQUENCE) - 0.5
 
     def scopes(self, names: Sequence[str]) -> list[str]:
         """The scopes that have parts of the columns that are shown."""
@@ -177,37 +204,6 @@ class View:
         shown = np.ma.masked_where(blank, measures.normalise(array, self.normalise))
         return shown[:, self.places]
 
-    def panels(
-        self, items: Sequence[tuple[Any, str, str, object]], captions: bool = False
-    ) -> list[Panel]:
-        """Panels of values (i, j), title, what a scope adds; those with equal keys share a scale.
-
-        A caption is the end of a scale, where something lies beyond it, and the largest value.
-        """
-        left_out = self.same_token & (not self.diagonal)
-        shown = [np.ma.masked_where(left_out, values) for values, *_ in items]
-        tops: dict[object, float] = {}
-        for values, (*_, key) in zip(shown, items, strict=True):
-            tops[key] = max(tops.get(key, 0.0), scale_end(values, self.same_token, self.colour))
-        panels = []
-        for values, (whole, title, added, key) in zip(shown, items, strict=True):
-            grey = None if self.diagonal else self.same_token & ~np.ma.getmaskarray(whole)
-            norm = colour_norm(self.colour, tops[key])
-            panel = Panel(values, norm, self.cmap, title, added, "", grey, self.divided)
-            if captions:
-                end = f"end {canvas.number(tops[key])}, " if panel.beyond_colour else ""
-                panel = replace(panel, caption=f"{end}max {canvas.number(largest(values))}")
-            panels.append(panel)
-        return panels
-
-    def notes(self, panels: Sequence[Panel]) -> list[str]:
-        """Sentences about the scale, about what is left out, and about two sequences."""
-        marked = any(panel.beyond_colour for panel in panels)
-        notes = scale_notes(self.colour, self.cmap, marked)
-        if not self.diagonal and self.same_token.any():
-            notes.append("Grey: i = j, left out.")
-        return [*notes, *self.sequence_notes]
-
     @property
     def sequence_notes(self) -> list[str]:
         """What is to be known about two sequences."""
@@ -228,12 +224,16 @@ class View:
         sources = f" ({shown[0]})" if len(shown) == 1 else f": {' | '.join(shown)}"
         return f"target i ({stack})", f"source j{sources}"
 
+    def labels(self, max_label: int) -> list[list[str]]:
+        """The targets' tokens and the sources', longer ones cut."""
+        tokens = self.maps.tokens, self.maps.source_tokens
+        return [canvas.cut_labels(names, max_label) for names in tokens]
+
     def draw_into(self, ax: Axes, panel: Panel, max_label: int) -> Figure:
         """Draw one map with its tokens into somebody else's axes."""
-        origin = self.maps.origin_in_words
-        titled = replace(panel, title=f"{panel.title}\n{origin}" if origin else panel.title)
-        tokens = self.maps.tokens, self.maps.source_tokens
-        figure = draw_into(ax, titled, *tokens, self.axis_words, max_label)
+        title = "\n".join(filter(None, [panel.title, self.maps.origin_in_words]))
+        titled = replace(panel, title=title)
+        figure = draw_into(ax, titled, self.labels(max_label), self.axis_words)
         ax.set_aspect("equal")
         return figure
 
@@ -245,7 +245,7 @@ class View:
 class Grid:
     """Rows of panels that show the same tokens, labelled at their left and lower edges.
 
-    A place without a panel (None) stays empty.
+    A place without a panel (None) stays empty. Rows with labels are rows of small maps.
     """
 
     view: View
@@ -254,143 +254,79 @@ class Grid:
 
 
 def heat_maps(
-    grids: Sequence[Grid],
-    *,
-    side: float,
-    heading: str,
-    notes: list[str],
-    max_label: int,
-    bar: tuple[str, Any] | None = None,
-    pairs: tuple[list[Pair], list[Pair]] | None = None,
+    grids: Sequence[Grid], what: str, first_notes: Sequence[str], max_label: int
 ) -> Figure:
-    """Draw grids of panels below each other, with a colour bar each or one `bar` for all.
+    """Draw grids of panels below each other, small ones with one colour bar, others with one each.
 
     The last grid's maps say what the picture is about.
     """
-    canvas.check_at_least_one(max_label=max_label)
-    maps = grids[-1].view.maps
+    small = bool(grids[0].row_labels)
+    view = grids[-1].view
     rows = [row for grid in grids for row in grid.rows]
     columns = max(map(len, rows))
     panels = [panel for row in rows for panel in row if panel is not None]
-    small = bar is not None
-    widths = [*[side] * columns, canvas.BAR] if small else [side, canvas.BAR] * columns
-    if pairs is not None:
-        widths.append(0.01)  # of a list that is as wide as it must be
-    page = canvas.Page(heading, canvas.text_lines(maps), widths, [side] * len(rows))
+    clipped = view.notes(panels, "i = j and the few largest other pairs")
+    notes = [*first_notes, *clipped, *view.sequence_notes]
+    side = 0.1 * max(max(grid.view.same_token.shape) for grid in grids)  # inches
+    if small:
+        side = min(max(side, 1.15), 1.9, max(1.15, 40 / len(rows)))  # a page below about a metre
+        widths = [*[side] * columns, canvas.BAR]
+    else:
+        side = min(max(side, {1: 3.0, 2: 2.4}.get(columns, 1.9)), 3.8)
+        widths = [side, canvas.BAR] * columns
+    page = canvas.Page(view.maps, what, widths, [side] * len(rows))
     title_size = 7.0 if small else canvas.TITLE
     longest = max(canvas.text_width(panel.title, title_size, "bold") for panel in panels)
     title_size *= min(1, max(0.5, (side + (0.06 if small else 0.4)) / longest))
+    largest_tick = canvas.SMALLEST_TICK if small else canvas.LARGEST_TICK
     first = 0
     for grid in grids:
-        words = grid.view.axis_words
+        maps, words = grid.view.maps, grid.view.axis_words
         longest = max(canvas.text_width(word, canvas.TITLE) for word in words)
         word_size = min(canvas.NOTE if small else canvas.TITLE, 8 * (side + 0.08) / longest)
-        tokens = grid.view.maps.tokens, grid.view.maps.source_tokens
-        labels = [[canvas.cut_label(token, max_label) for token in names] for names in tokens]
-        largest_tick = canvas.SMALLEST_TICK if small else canvas.LARGEST_TICK
-        strides = [1, 1]
+        targets, sources = grid.view.labels(max_label)
         for r, row in enumerate(grid.rows):
-            edges = [True, False]  # the left one and the lower one
             for c, panel in enumerate(row):
                 if panel is None:
                     continue
                 axes = page.axes(first + r, c if small else 2 * c)
                 draw_panel(axes, panel)
-                _write_titles(axes, panel, title_size)
+                write_titles(axes, panel, title_size)
                 axes.set(xticks=[], yticks=[])
-                edges[1] = all(c >= len(under) or under[c] is None for under in grid.rows[r + 1 :])
-                lines = [*grid.row_labels[r : r + 1], words[0]]
-                for k, axis in enumerate((axes.yaxis, axes.xaxis)):
-                    if edges[k]:
-                        strides[k] = label_tokens(axis, labels[k], side, largest_tick)
-                        axis.set_label_text(words[1] if k else "\n".join(lines), size=word_size)
-                edges[0] = False
-                if pairs is not None:
-                    _mark_pairs(axes, panel, pairs, side / max(panel.values.shape))
+                if panel is next(filter(None, row)):
+                    of_targets = label_tokens(axes.yaxis, targets, side, largest_tick)
+                    lines = [*grid.row_labels[r : r + 1], words[0]]
+                    axes.set_ylabel("\n".join(lines), size=word_size)
+                if not any(any(under[c : c + 1]) for under in grid.rows[r + 1 :]):
+                    of_sources = label_tokens(axes.xaxis, sources, side, largest_tick)
+                    axes.set_xlabel(words[1], size=word_size)
                 if not small:
-                    scale = panel.norm, palette_named(panel.cmap), side
-                    own_bar = page.axes(first + r, 2 * c + 1)
-                    colour_bar(own_bar, *scale, beyond=panel.beyond_colour)
-        whose = grid.view.maps.stack if len(grids) > 1 else ""
-        notes = [*notes, *left_out_note(*strides, whose=whose)]
+                    bar = page.axes(first + r, 2 * c + 1)
+                    colour_bar(bar, panel.norm, panel.cmap, side, panel.beyond_colour)
+        notes += left_out_note(of_targets, of_sources, maps.stack if len(grids) > 1 else "")
         first += len(grid.rows)
-    if bar is not None:
+    if small:
         spanned = min(2, len(grids[0].rows))
-        marked = next((p.beyond_colour for p in panels if p.beyond_colour), "")
-        scale = bar[1], palette_named(panels[0].cmap), spanned * side
-        colour_bar(page.axes(slice(0, spanned), columns), *scale, name=bar[0], beyond=marked)
-    if pairs is not None:
-        listing = _listing(pairs, labels[0], labels[1], maps)
-        axes = page.axes(0, 2)
-        axes.set(xticks=[], yticks=[])
-        axes.axis("off")
-        axes.text(0, 1, listing, size=canvas.LARGEST_TICK, va="top", linespacing=1.5)
-    return page.finish([*notes, canvas.provenance(maps)])
+        of_what = "end" if view.colour == "clipped" else "largest value"
+        colour_bar(
+            page.axes(slice(0, spanned), columns),
+            colour_norm(view.colour, 1.0),
+            view.cmap,
+            spanned * side,
+            max(panel.beyond_colour for panel in panels),
+            f"share of the {of_what}",
+        )
+    return page.finish(notes)
 
 
-def _write_titles(axes: Any, panel: Panel, size: float) -> None:
+def write_titles(axes: Any, panel: Panel, size: float) -> None:
     """Write caption, what is added, and title above each other."""
     height = 2.0  # points
-    style: dict[str, Any] = {
-        "xycoords": "axes fraction",
-        "textcoords": "offset points",
-        "color": canvas.FAINT,
-    }
+    offset = {"xycoords": "axes fraction", "textcoords": "offset points", "color": canvas.FAINT}
     if panel.caption:
-        axes.annotate(panel.caption, (1, 1), (0, height), ha="right", size=5.0, **style)
+        axes.annotate(panel.caption, (1, 1), (0, height), ha="right", size=5.0, **offset)
         height += 7
     if panel.added:
-        axes.annotate(panel.added, (0, 1), (0, height), size=canvas.NOTE, **style)
+        axes.annotate(panel.added, (0, 1), (0, height), size=canvas.NOTE, **offset)
         height += 9
     canvas.bold_title(axes, panel.title, size, height)
-
-
-# The strongest pairs: numbered in a heat map, spelled out beside it.
-
-
-_MARKS = ("most strengthened", range(1, 100)), ("most weakened", "abcdefghijklmnopqrstuvwxyz")
-
-
-def _listing(
-    pairs: tuple[list[Pair], list[Pair]],
-    targets: Sequence[str],
-    sources: Sequence[str],
-    maps: Maps,
-) -> str:
-    """List the most strengthened pairs (by number) and most weakened ones (by letter)."""
-    if maps.stack and len(set(maps.source_sequences)) == 2:
-        whose = zip(sources, maps.source_sequences, strict=True)
-        sources = [f"{label} ({sequence})" for label, sequence in whose]
-    groups = []
-    for (title, marks), ranked in zip(_MARKS, pairs, strict=True):
-        lines = []
-        for mark, pair in zip(marks, ranked, strict=False):
-            words = f"{sources[pair.source]} → {targets[pair.target]}"
-            lines.append(f"{mark}   {canvas.signed(pair.value)}   {words}")
-        groups.append("\n".join([f"{title} (source → target)", *(lines or ["none"])]))
-    return "\n\n".join(groups)
-
-
-def _mark_pairs(axes: Any, panel: Panel, pairs: tuple[list[Pair], list[Pair]], cell: float) -> None:
-    """Frame the strongest pairs and write their marks into their cells, or beside small ones."""
-    from matplotlib.patches import Rectangle
-    from matplotlib.patheffects import withStroke
-
-    small = 72 * cell < 5  # the mark does not fit into its cell
-    palette = palette_named(panel.cmap)
-    for (_, marks), ranked in zip(_MARKS, pairs, strict=True):
-        for mark, pair in zip(marks, ranked, strict=False):
-            corner = (pair.source - 0.5, pair.target - 0.5)
-            axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=canvas.INK, linewidth=0.8))
-            is_dark = np.dot(palette(panel.norm(pair.value))[:3], [0.3, 0.59, 0.11]) < 0.5
-            axes.annotate(
-                str(mark),
-                (pair.source, pair.target),
-                xytext=(2.5, 2.5) if small else (0, 0),
-                textcoords="offset points",
-                fontsize=canvas.NOTE if small else min(canvas.LARGEST_TICK, 72 * cell * 0.7),
-                ha="left" if small else "center",
-                va="bottom" if small else "center_baseline",
-                color="white" if is_dark and not small else canvas.INK,
-                path_effects=[withStroke(linewidth=1.5, foreground="white")] if small else [],
-            )

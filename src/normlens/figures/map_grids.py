@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from normlens.errors import InputError, UnknownScopeError, listed, valid_choice
 from normlens.figures import canvas
-from normlens.figures.colours import COLOUR_SCALES, colour_norm, largest
+from normlens.figures.colours import COLOUR_SCALES
 from normlens.figures.heat_maps import Grid, Panel, View, heat_maps
-from normlens.measures import strongest_pairs
-from normlens.measures.maps import AXES
 from normlens.results.words import by_stack, choose_in_stacks
-from normlens.scopes import layers_in_words, resolve
+from normlens.scopes import consecutive, layers_in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,17 +57,11 @@ def plot_layer(
     view = View(chosen, sources, colour, cmap, diagonal, normalise)
     names = view.scopes(chosen.scopes)
     added = canvas.additions(names)
-    panels = view.panels(
-        [
-            (
-                view.values(scope, wanted),
-                scope,
-                added[scope],
-                canvas.unit(maps, scope, normalise) if scale == "shared" else scope,
-            )
-            for scope in names
-        ]
-    )
+    items = []
+    for scope in names:
+        key = canvas.unit(maps, scope, normalise) if scale == "shared" else scope
+        items.append((view.values(scope, wanted), scope, added[scope], key))
+    panels = view.panels(items)
     if ax is not None:
         if len(names) != 1:
             raise InputError(
@@ -79,17 +71,11 @@ def plot_layer(
         return view.draw_into(ax, panels[0], max_label)
     how = "each panel on its own" if scale == "map" else "all panels of a kind on the same"
     what = canvas.measured(maps, names, normalise)
-    rows = _in_rows(panels)
-    smallest = {1: 3.0, 2: 2.4}.get(len(rows[0]), 1.9)
     return heat_maps(
-        [Grid(view, rows)],
-        side=min(max(0.1 * view.longest, smallest), 3.8),
-        heading=canvas.model_and(maps, canvas.stack_words(maps, f"layer {wanted}")),
-        notes=[
-            f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale.",
-            *view.notes(panels),
-        ],
-        max_label=max_label,
+        [Grid(view, _in_rows(panels))],
+        canvas.stack_words(maps, f"layer {wanted}"),
+        [f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale."],
+        max_label,
     )
 
 
@@ -97,11 +83,6 @@ def _in_rows(panels: Sequence[Panel]) -> list[Sequence[Panel]]:
     """Rows of at most six panels, equally long but for the last."""
     columns = math.ceil(len(panels) / math.ceil(len(panels) / 6))
     return [panels[k : k + columns] for k in range(0, len(panels), columns)]
-
-
-def _small_side(longest: int, rows: int) -> float:
-    """The side of a small map in inches; the page stays below about a metre."""
-    return min(max(0.1 * longest, 1.15), 1.9, max(1.15, 40 / rows))
 
 
 # Layers and scopes as small maps.
@@ -132,46 +113,25 @@ def plot_overview(
     canvas.require_matplotlib()
     valid_choice(scale, ("map", "scope"), "scale")
     both = by_stack(choose_in_stacks(maps, layers, scopes, stack))
-    views = [
-        View(
-            one,
-            sources if one.source_sequences or len(both) == 1 else None,
-            colour,
-            cmap,
-            diagonal,
-            normalise,
-        )
-        for one in both
-    ]
-    grids = [_grid(view, scale) for view in views]
-    panels = [panel for grid in grids for row in grid.rows for panel in row if panel is not None]
+    grids = []
+    for one in both:
+        of_sources = sources if one.source_sequences or len(both) == 1 else None
+        grids.append(_grid(View(one, of_sources, colour, cmap, diagonal, normalise), scale))
     names = list(dict.fromkeys(scope for one in both for scope in one.scopes))
     whose = "its map's" if scale == "map" else "its scope's (over the layers shown)"
     share = f"{whose} largest value on a {COLOUR_SCALES[colour]} scale"
     if colour == "clipped":
         share = f"the end of {whose} {COLOUR_SCALES[colour]} scale"
-    heading = listed([canvas.stack_words(one, layers_in_words(one.layers)) for one in both])
+    notes = [
+        f"Colour: {canvas.measured(both[-1], names, normalise)}, as a share of {share}; the "
+        "largest value stands above each map."
+    ]
+    if any(one.coverage for one in both):
+        notes.append("A layer without a map has other components.")
+    what = listed([canvas.stack_words(one, layers_in_words(one.layers)) for one in both])
     if len(both) > 1 and both[0].layers == both[1].layers:
-        heading = f"{listed([one.stack for one in both])} {layers_in_words(both[0].layers)}"
-    lacking = any(one.coverage for one in both)
-    return heat_maps(
-        grids,
-        side=_small_side(
-            max(view.longest for view in views), sum(len(grid.rows) for grid in grids)
-        ),
-        heading=canvas.model_and(both[-1], heading),
-        notes=[
-            f"Colour: {canvas.measured(both[-1], names, normalise)}, as a share of {share}; the "
-            "largest value stands above each map.",
-            *(["A layer without a map has other components."] if lacking else []),
-            *views[-1].notes(panels),
-        ],
-        max_label=max_label,
-        bar=(
-            "share of the end" if colour == "clipped" else "share of the largest value",
-            colour_norm(colour, 1.0),
-        ),
-    )
+        what = f"{listed([one.stack for one in both])} {layers_in_words(both[0].layers)}"
+    return heat_maps(grids, what, notes, max_label)
 
 
 def _grid(view: View, scale: str) -> Grid:
@@ -223,7 +183,6 @@ def plot_heads(
     view.scopes([name])
     layers = _layers(maps, name, layer)
     wanted = _wanted_heads(heads, maps.heads[name].shape[1])
-    several = len(layers) > 1
     rows = []
     for each in layers:
         every = maps.heads[name][maps.covered("heads", name).index(each)]  # (h, i, j)
@@ -233,31 +192,17 @@ def plot_heads(
             key = head if scale == "map" else each
             items.append((view.values(name, each, every[head]), title, "", key))
         rows.append(view.panels(items, captions=True))
-    panels = [panel for row in rows for panel in row]
     whose = "each head on its own" if scale == "map" else "all heads of a layer on the same"
-    what = canvas.unit(maps, name, normalise)
+    unit = canvas.unit(maps, name, normalise)
     if normalise == "none" and name.endswith("-N"):
-        what = "norm of a head's part α_ij ‖f(x_j)‖"
-    notes = [
-        f"Colour: {what}; {whose} {COLOUR_SCALES[colour]} scale.",
-        *view.notes(panels),
-        *(["The bar is a share of each scale's end; above a map: its largest."] if several else []),
-    ]
-    labels = [canvas.stack_words(maps, f"layer {each}") for each in layers]
-    grid = Grid(view, rows, labels) if several else Grid(view, _in_rows(panels))
-    smallest = {1: 3.0, 2: 2.4}.get(len(grid.rows[0]), 1.7)
-    return heat_maps(
-        [grid],
-        side=_small_side(view.longest, len(rows))
-        if several
-        else min(max(0.1 * view.longest, smallest), 3.0),
-        heading=canvas.model_and(
-            maps, canvas.stack_words(maps, f"{layers_in_words(layers)}, heads of {name}")
-        ),
-        notes=notes,
-        max_label=max_label,
-        bar=("share of the end", colour_norm(colour, 1.0)) if several else None,
-    )
+        unit = "norm of a head's part α_ij ‖f(x_j)‖"
+    notes = [f"Colour: {unit}; {whose} {COLOUR_SCALES[colour]} scale."]
+    grid = Grid(view, _in_rows(rows[0]))
+    if len(layers) > 1:
+        grid = Grid(view, rows, [canvas.stack_words(maps, f"layer {each}") for each in layers])
+        notes.append("The bar is a share of each scale's end; above a map: its largest.")
+    what = canvas.stack_words(maps, f"{layers_in_words(layers)}, heads of {name}")
+    return heat_maps([grid], what, notes, max_label)
 
 
 def head_scope(maps: Maps, scope: str) -> str:
@@ -302,67 +247,69 @@ def _wanted_heads(heads: int | Iterable[int] | None, count: int) -> list[int]:
     return [int(head) for head in wanted]
 
 
-# The map of the pairs that one scope strengthens and weakens compared with another.
+# Lines of similarity: how much each component changes the map, layer by layer.
 
 
-_NORMALISED = {
-    "source": "both maps scaled so that each column (one source) sums to 1",
-    "target": "both maps scaled so that each row (one target) sums to 1",
-    "none": "both maps as they are",
-}
+def plot_similarity(maps: Maps, *, stack: str | None = None, ax: Axes | None = None) -> Figure:
+    """Draw Spearman's ρ between each scope and the one before it, layer by layer.
 
-
-def plot_amplification(
-    maps: Maps,
-    before: str | None = None,
-    after: str | None = None,
-    layer: int = 0,
-    *,
-    axis: str = "source",
-    top: int = 5,
-    diagonal: bool = False,
-    cmap: str = "RdBu_r",
-    max_label: int = 14,
-    sources: str | None = None,
-    ax: Axes | None = None,
-) -> Figure:
-    """Draw what `after` strengthens (red) and weakens (blue) compared with `before`, in one layer.
-
-    ``after − before``, both normalised along `axis` first; FF-amp of Kobayashi et al. 2024
-    (section 5). By default they are the scopes around the feed-forward block. The `top` strongest
-    pairs of either sign are marked and listed. The pairs i = j are never ranked, as in the paper,
-    and shown only with `diagonal`: they would outshine the others. `sources` shows the pairs with
-    sources of the "encoder" or the "decoder" alone. `ax` takes the map alone into axes of yours.
+    The lower a component's line, the more it changes the map. Kobayashi et al. 2024, section 4.
+    Of an encoder–decoder the encoder stands above the decoder; `stack` shows one of them. `ax`
+    takes the lines into axes of yours, of both stacks the decoder's.
     """
     canvas.require_matplotlib()
-    valid_choice(axis, AXES, "axis")
-    if before is None or after is None:
-        before, after = maps.feed_forward_pair()
-    from matplotlib.colors import Normalize
-
-    first, last = (resolve(scope, maps.scopes) for scope in (before, after))
-    chosen = maps.choose([layer], [first, last])
-    view = View(chosen, sources, "linear", cmap, diagonal)
-    view.scopes([last])
-    difference = chosen.amplification(first, last, axis)[0][:, view.places]
-    allowed = chosen.pairs_of(first, last)[0][:, view.places]
-    left_out = view.same_token & (not diagonal)
-    values = np.ma.masked_where(~allowed | left_out, difference)
-    limit = largest(np.ma.abs(values))
-    norm = Normalize(-limit, limit)
-    title = f"{last} − {first}"
-    panel = Panel(values, norm, cmap, title, grey=left_out, divided=view.divided)
+    both = by_stack(maps, stack)
+    maps = both[-1]
     if ax is not None:
-        return view.draw_into(ax, panel, max_label)
-    grey = " Grey: i = j, left out." if left_out.any() else ""
-    return heat_maps(
-        [Grid(view, [[panel]])],
-        side=min(max(0.12 * view.longest, 3.2), 5.2),
-        heading=canvas.model_and(maps, canvas.stack_words(maps, f"layer {chosen.layers[0]}")),
-        notes=[
-            f"Colour: {last} minus {first}, {_NORMALISED[axis]}.{grey}",
-            *view.sequence_notes,
-        ],
-        max_label=max_label,
-        pairs=strongest_pairs(difference, allowed, top, view.same_token),
+        _draw_lines(ax, maps, "{0}")
+        ax.legend(frameon=False)
+        return canvas.finish_axes(ax, xlabel="layer", ylabel="Spearman's ρ", title=maps.stack)
+
+    # Maps without two scopes that follow each other are an error, unless the other stack has some.
+    stacks = [one for one in both if consecutive(one.scopes)] or [maps]
+    span = max(one.layers[-1] - one.layers[0] for one in stacks)
+    page = canvas.Page(
+        maps,
+        "similarity of consecutive scopes",
+        [min(max(3.6, 0.24 * span), 7.5)],
+        [2.9] * len(stacks),
     )
+    for row, one in enumerate(stacks):
+        axes = page.axes(row)
+        _draw_lines(axes, one, "{0}:  {1} → {2}")
+        axes.set_ylim(min(axes.get_ylim()[0], 0.85), 1)
+        canvas.bold_title(axes, one.stack)
+        axes.set_xlabel("layer", size=canvas.TITLE)
+        axes.set_ylabel("Spearman's ρ", size=canvas.TITLE)
+        axes.tick_params(labelsize=canvas.LARGEST_TICK)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["right", "top"]].set_visible(False)
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        axes.legend(fontsize=canvas.LARGEST_TICK, frameon=False, **place)
+    either = " and that either scope has a part of" if maps.source_sequences else ""
+    note = (
+        f"ρ over all pairs of tokens that attention allows{either}; 1: the component leaves the "
+        "map's ranking as it was. It is undefined for a map without differences and for a layer "
+        "without the component."
+    )
+    return page.finish([note, *canvas.generated_note(maps)])
+
+
+def _draw_lines(axes: Any, maps: Maps, label: str) -> None:
+    """Draw a line for each step between scopes."""
+    steps = consecutive(maps.scopes)
+    if not steps:
+        raise InputError(
+            f"similarity needs two scopes that follow each other; these maps have "
+            f"{', '.join(maps.scopes)}"
+        )
+    count = len(canvas.COLOURS)
+    dashes = ["-"] * count + ["--"] * count
+    axes.set_prop_cycle(color=2 * canvas.COLOURS, marker=2 * [*canvas.MARKERS], linestyle=dashes)
+    for step in steps:
+        rho = maps.similarity(step.before, step.after)
+        style = {"linewidth": 1.3, "markersize": 4, "clip_on": False}
+        axes.plot(maps.layers, rho, label=label.format(*step), **style)
+    axes.set_xlim(maps.layers[0] - 0.3, maps.layers[-1] + 0.3)
+    axes.set_xticks(maps.layers[:: math.ceil(len(maps.layers) / 15)])

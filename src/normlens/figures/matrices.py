@@ -1,8 +1,10 @@
-"""Matrices of signed numbers: components by layer, cosines of two texts, next tokens."""
+"""Matrices of signed numbers: pairs that a scope amplifies, cosines of two texts, next tokens."""
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -10,168 +12,195 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.errors import quoted
+from normlens.errors import quoted, valid_choice
 from normlens.figures import canvas
-from normlens.figures.colours import DIVERGING, NO_TOKEN, SIGNED_SCALES, SignedColours, colour_bar
+from normlens.figures.colours import DIVERGING, SIGNED_SCALES, SignedColours, colour_bar
 from normlens.figures.explanations import draw_strip
-from normlens.figures.heat_maps import Panel, draw_into, draw_panel, label_tokens, left_out_note
-from normlens.results.words import (
-    NO_TOKEN_WORDS,
-    RES,
-    cosine_words,
-    parts_words,
-    score_words,
-    total_words,
+from normlens.figures.heat_maps import (
+    Panel,
+    View,
+    draw_into,
+    draw_panel,
+    label_tokens,
+    left_out_note,
 )
+from normlens.measures import Pair, strongest_pairs
+from normlens.measures.maps import AXES
+from normlens.results.words import cosine_words, parts_words, signed_number
+from normlens.scopes import resolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from normlens.results.explanation import Cosine, Explanation, Explanations
+    from normlens.results.maps import Maps
 
 
 # A matrix of signed numbers between two lists of tokens, with a colour bar.
 
 
 def _draw_matrix(
-    values: Any,  # (row, column)
+    panel: Panel,
+    colours: SignedColours,
     tokens: tuple[Sequence[str], Sequence[str]],
     words: tuple[str, str],  # what rows and columns are
-    colours: SignedColours,
     max_label: int,
-    ax: Axes | None,
+    ax: Axes | None = None,
     *,
-    model: str,
-    title: str,
-    lines: Sequence[str],
-    notes: tuple[str, str],
-    strips: Mapping[str, Callable[[Any, float], float]] = MappingProxyType({}),
-    divided: float | None = None,
+    result: Maps | Explanation | Cosine,
+    what: str,
+    lines: Sequence[str] = (),
+    notes: Sequence[str],
+    strips: Sequence[Callable[[Any, float], float]] = (),
+    marked: Mapping[str, Pair] = MappingProxyType({}),
+    listing: str = "",
 ) -> Figure:
-    """Draw a heat map between tokens; rows and columns behind the last token are of no token."""
-    canvas.check_at_least_one(max_label=max_label)
+    """Draw a heat map between tokens; rows and columns behind the last token are of no token.
+
+    Pairs are `marked`, and listed beside it.
+    """
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
+
+    shape = panel.values.shape
     labels = [
-        [*names, *["no token"] * (count - len(names))]
-        for names, count in zip(tokens, values.shape, strict=True)
+        [*canvas.cut_labels(names, max_label), *["no token"] * (count - len(names))]
+        for names, count in zip(tokens, shape, strict=True)
     ]
-    panel = Panel(values, colours.norm, colours.cmap, title, divided=divided)
     if ax is not None:
-        return draw_into(ax, panel, labels[0], labels[1], words, max_label)
-    # Cells are square, and as large as a page allows.
-    cell = min(max(0.09, 4.2 / max(values.shape)), 0.34, 30 / max(values.shape))
-    inches = [cell * count for count in values.shape]
-    page = canvas.Page(f"{model}: {title}", lines, [inches[1], canvas.BAR], [inches[0]])
-    for name, draw in strips.items():
-        page.add_strip(name, draw)
+        return draw_into(ax, panel, labels, words)
+    # Cells are square, and as large as a page allows; beside a list the whole matrix is.
+    largest, most = (0.45, 5.2) if listing else (0.34, 30)
+    cell = min(max(0.09, 4.2 / max(shape)), largest, most / max(shape))
+    height, width = (cell * count for count in shape)
+    widths = [width, canvas.BAR]
+    if listing:
+        height = width = max(height, width, 0.165 * len(listing.splitlines()))
+        widths = [width, canvas.BAR, 0.01]  # a list is as wide as it must be
+    page = canvas.Page(result, what, widths, [height], lines)
+    for draw in strips:
+        page.add_strip(draw)
     axes = page.axes()
     draw_panel(axes, panel)
-    strides = []
-    for k, (axis, line) in enumerate([(axes.yaxis, axes.axhline), (axes.xaxis, axes.axvline)]):
-        cut = [canvas.cut_label(label, max_label) for label in labels[k]]
-        strides.append(label_tokens(axis, cut, inches[k]))
-        axis.set_label_text(words[k], size=canvas.TITLE)
-        if len(tokens[k]) < len(cut):
-            line(len(tokens[k]) - 0.5, color=canvas.INK, linewidth=0.8, linestyle="--")
-    colour_bar(page.axes(0, 1), colours.norm, colours.palette, inches[0])
-    return page.finish([notes[0], *left_out_note(*strides), notes[1]], narrowest=5.2)
+    strides = (
+        label_tokens(axes.yaxis, labels[0], height),
+        label_tokens(axes.xaxis, labels[1], width),
+    )
+    axes.set_ylabel(words[0], size=canvas.TITLE)
+    axes.set_xlabel(words[1], size=canvas.TITLE)
+    for names, count, line in zip(tokens, shape, (axes.axhline, axes.axvline), strict=True):
+        if len(names) < count:
+            line(len(names) - 0.5, color=canvas.INK, linewidth=0.8, linestyle="--")
+    colour_bar(page.axes(0, 1), panel.norm, panel.cmap, height)
+    if listing:
+        small = 72 * cell < 5  # a mark does not fit into its cell, and stands beside it
+        style: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
+        style["size"] = canvas.NOTE if small else min(canvas.LARGEST_TICK, 0.7 * 72 * cell)
+        style["xytext"] = (5, 5) if small else (0, 0)
+        halo = [withStroke(linewidth=1.5, foreground="white")] if small else []
+        for mark, (i, j, value) in marked.items():
+            corner = (j - 0.5, i - 0.5)
+            axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=canvas.INK, linewidth=0.8))
+            text = axes.annotate(mark, (j, i), textcoords="offset points", **style)
+            text.set(color=canvas.INK if small else colours.ink(value), path_effects=halo)
+        free = page.axes(0, 2)
+        free.set(xticks=[], yticks=[])
+        free.axis("off")
+        free.text(0, 1, listing, size=canvas.LARGEST_TICK, va="top", linespacing=1.5)
+    return page.finish([*notes, *left_out_note(*strides)], narrowest=5.2)
 
 
-# What each component of each layer adds to a score, and each head.
+# The pairs that one scope strengthens and weakens compared with another.
 
 
-def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None = None) -> Figure:
-    """Draw what each layer's components add to the score, as bars, and each head, as a heat map.
+_NORMALISED = {
+    "source": "both maps scaled so that each column (one source) sums to 1",
+    "target": "both maps scaled so that each row (one target) sums to 1",
+    "none": "both maps as they are",
+}
+#: The strongest pairs have marks in the heat map, and are spelled out beside it.
+_MARKS = {"most strengthened": range(1, 100), "most weakened": string.ascii_lowercase}
 
-    All positions are summed. What passes a layer by its residual connections alone (RES) is not
-    drawn; with it, a layer's bars and the biases from that layer on sum to the score. `ax` takes
-    the bars into axes of yours.
+
+def plot_amplification(
+    maps: Maps,
+    before: str | None = None,
+    after: str | None = None,
+    layer: int = 0,
+    *,
+    axis: str = "source",
+    top: int = 5,
+    diagonal: bool = False,
+    cmap: str = "RdBu_r",
+    max_label: int = 14,
+    sources: str | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw what `after` strengthens (red) and weakens (blue) compared with `before`, in one layer.
+
+    ``after − before``, both normalised along `axis` first; FF-amp of Kobayashi et al. 2024
+    (section 5). By default they are the scopes around the feed-forward block. The `top` strongest
+    pairs of either sign are marked and listed. The pairs i = j are never ranked, as in the paper,
+    and shown only with `diagonal`: they would outshine the others. `sources` shows the pairs with
+    sources of the "encoder" or the "decoder" alone. `ax` takes the map alone into axes of yours.
     """
     canvas.require_matplotlib()
+    valid_choice(axis, AXES, "axis")
+    if before is None or after is None:
+        before, after = maps.feed_forward_pair()
+    first, last = (resolve(scope, maps.scopes) for scope in (before, after))
+    chosen = maps.choose([layer], [first, last])
+    view = View(chosen, sources, "linear", cmap, diagonal)
+    view.scopes([last])
+    difference = chosen.amplification(first, last, axis)[0][:, view.places]
+    allowed = chosen.pairs_of(first, last)[0][:, view.places]
+    left_out = view.same_token & (not diagonal)
+    values = np.ma.masked_where(~allowed | left_out, difference)
+    colours = SignedColours(values.compressed(), cmap)
+    title = f"{last} − {first}"
+    panel = Panel(values, colours.norm, cmap, title, grey=left_out, divided=view.divided)
     if ax is not None:
-        _draw_bars(ax, why)
-        ax.legend(fontsize="small")
-        ax.set(title=why.question, xlabel="added to the score", ylabel="layer")
-        return canvas.figure_of(ax)
-
-    by_head, names = _by_head(why)
-    layers, heads = by_head.shape
-    colours = SignedColours(by_head, cmap)
-    row = min(max(0.155, 2.0 / (layers + 1)), 0.4)
-    cell = max(min(row, 1.8 / heads + 0.05), 0.07)
-    page = canvas.Page(
-        f"{canvas.model_name(why)}: {why.question}",
-        [*canvas.text_lines(why), score_words(why), total_words(why)],
-        [3.4, cell * heads, canvas.BAR],
-        [row * (layers + 1)],
-    )
-    bars = page.axes()
-    _draw_bars(bars, why)
-    canvas.legend_above(bars)
-    canvas.number_axis(bars.xaxis, 6, "added to the score")
-    bars.tick_params(axis="y", length=0)
-    bars.set_ylabel("layer", size=canvas.NOTE)
-    heat = page.axes(0, 1)
-    draw_panel(heat, Panel(np.ma.masked_invalid(by_head), colours.norm, cmap))
-    title = "heads" if why.cross_heads is None else "heads of ATTN | CROSS"
-    canvas.bold_title(heat, title)
-    heat.set_ylim(bars.get_ylim())
-    shown = [k for k in range(0, heads, max(1, round(heads / 8))) if names[k]]
-    canvas.number_axis(heat.xaxis, words="head")
-    heat.set_xticks(shown, [names[k] for k in shown])
-    heat.set_yticks([])
-    colour_bar(page.axes(0, 2), colours.norm, colours.palette, row * layers)
-    attentions = "ATTN and, behind the gap, CROSS" if why.has_two_sequences else "ATTN"
-    return page.finish(
-        [
-            "Left: how much of the score passes each block of a layer first, over all positions; "
-            "the rest passes none of them (RES, not drawn). Biases of all layers and what the "
-            f"tokens contribute sum to the score. Right: the part of the attention ({attentions}) "
-            "by head, red above 0, blue below.",
-            canvas.made(why.provenance, why.completeness),
+        return view.draw_into(ax, panel, max_label)
+    marked, listing = _strongest(view, max_label, difference, allowed, top)
+    grey = " Grey: i = j, left out." if left_out.any() else ""
+    where = canvas.stack_words(maps, f"layer {chosen.layers[0]}")
+    return _draw_matrix(
+        panel,
+        colours,
+        (view.maps.tokens, view.maps.source_tokens),
+        view.axis_words,
+        max_label,
+        result=maps,
+        what=where,
+        lines=[title],
+        notes=[
+            f"Colour: {last} minus {first}, {_NORMALISED[axis]}.{grey}",
+            *view.sequence_notes,
         ],
-        narrowest=5.8,
+        marked=marked,
+        listing=listing,
     )
 
 
-def _by_head(why: Explanation) -> tuple[NDArray[np.float64], list[str]]:
-    """What each head adds over all positions, (layer, head), and the heads' names.
-
-    Heads of CROSS stand behind those of ATTN, with a gap between them.
-    """
-    own = why.heads.sum(-1, dtype=np.float64)
-    names = [str(head) for head in range(own.shape[1])]
-    if why.cross_heads is None:
-        return own, names
-    cross = why.cross_heads.sum(-1, dtype=np.float64)
-    gap = np.full((len(own), 1), np.nan)
-    return np.hstack([own, gap, cross]), [*names, "", *map(str, range(cross.shape[1]))]
-
-
-def _draw_bars(axes: Any, why: Explanation) -> None:
-    """Bars beside each other in each layer's row, layer 0 on top; biases of the head at the end."""
-    layers = len(why.nodes)
-    sums = np.nansum(why.components, axis=-1)  # (layer, component)
-    groups = {
-        name: (canvas.COLOURS[place % 6], np.append(sums[:, place], 0.0))
-        for place, name in enumerate(why.component_names)
-        if name != RES  # it is most of the score, and would dwarf the others
-    }
-    biases = np.zeros(layers + 1)
-    for layer, _, share in why.biases:
-        biases[layers if isinstance(layer, str) else layer] += share
-    groups[NO_TOKEN_WORDS] = (NO_TOKEN, biases)
-    thick = 0.84 / len(groups)
-    for place, (name, (colour, values)) in enumerate(groups.items()):
-        at = np.arange(layers + 1) + thick * (place - (len(groups) - 1) / 2)
-        axes.barh(at, values, height=thick, color=colour, label=name, linewidth=0)
-    axes.axvline(0, color=canvas.INK, linewidth=0.6)
-    shown = range(0, layers, max(1, round(layers / 16)))
-    names = [name.replace("coder", "c.") for name in why.layer_names]
-    axes.set_yticks([*shown, layers], [*(names[layer] for layer in shown), "end"])
-    axes.set_ylim(layers + 0.5, -0.5)
-    for boundary in range(1, layers + 1):
-        axes.axhline(boundary - 0.5, color="#e6e6e6", linewidth=0.4, zorder=0)
+def _strongest(
+    view: View, max_label: int, difference: NDArray[Any], allowed: NDArray[np.bool_], top: int
+) -> tuple[dict[str, Pair], str]:
+    """The most strengthened pairs (by number) and most weakened ones (by letter), and a list."""
+    targets, sources = view.labels(max_label)
+    if view.maps.stack and view.divided is not None:
+        whose = zip(sources, view.maps.source_sequences, strict=True)
+        sources = [f"{label} ({sequence})" for label, sequence in whose]
+    ranked = strongest_pairs(difference, allowed, top, view.same_token)
+    marked, groups = {}, []
+    for (title, marks), pairs in zip(_MARKS.items(), ranked, strict=True):
+        lines = [f"{title} (source → target)"]
+        for mark, pair in zip(marks, pairs, strict=False):
+            marked[str(mark)] = pair
+            words = f"{sources[pair.source]} → {targets[pair.target]}"
+            lines.append(f"{mark}   {signed_number(pair.value, 3)}   {words}")
+        groups.append("\n".join(lines if pairs else [*lines, "none"]))
+    return marked, "\n\n".join(groups)
 
 
 # A cosine of two texts: both strips of tokens, and the matrix of their pairs.
@@ -194,42 +223,39 @@ def plot_cosine(
     """
     canvas.require_matplotlib()
     values = with_biases(pair)
+    colours = SignedColours(values, cmap, colour)
+    title = cosine_words(pair)
     texts = {"A": pair.text_a, "B": pair.text_b}
     about = [f"{name}: {line}" for name, text in texts.items() for line in quoted(text)]
     words = ("text A", "text B")
-    tokens = pair.tokens_a, pair.tokens_b
-    shares = SignedColours(np.concatenate([pair.margins.a, pair.margins.b]), cmap)
-    strips = {}
-    for word, names, own in zip(words, tokens, (pair.margins.a, pair.margins.b), strict=True):
-        strips[word] = partial(draw_strip, names, own, pair.value - float(own.sum()), shares)
+    tokens, margins = (pair.tokens_a, pair.tokens_b), (pair.margins.a, pair.margins.b)
+    shares = SignedColours(np.concatenate(margins), cmap)
     return _draw_matrix(
-        values,
+        Panel(values, colours.norm, cmap, title),
+        colours,
         tokens,
         words,
-        SignedColours(values, cmap, colour),
         max_label,
         ax,
-        model=canvas.model_name(pair),
-        title=cosine_words(pair),
+        result=pair,
+        what=title,
         lines=[*about, parts_words(pair)],
-        strips=strips,
-        notes=(
+        strips=[
+            partial(draw_strip, word, names, own, pair.value - float(own.sum()), shares)
+            for word, names, own in zip(words, tokens, margins, strict=True)
+        ],
+        notes=[
             "Strips: what a token has of the cosine with all of the other text. Matrix: the pairs "
             f"of tokens, on a {SIGNED_SCALES[colour]} scale; last row and column: with the other "
-            "text's biases; all cells sum to the cosine. Red above 0, blue below.",
-            canvas.made(pair.provenance, pair.completeness, "parts"),
-        ),
+            "text's biases; all cells sum to the cosine. Red above 0, blue below."
+        ],
     )
 
 
 def with_biases(pair: Cosine) -> NDArray[np.float64]:
     """The matrix with a row and a column for the biases, which sums to the cosine."""
-    return np.block(
-        [
-            [pair.matrix, pair.a_with_bias[:, None]],
-            [pair.b_with_bias[None], np.array([[pair.bias]])],
-        ]
-    )
+    with_bias_of_b = np.column_stack([pair.matrix, pair.a_with_bias])
+    return np.vstack([with_bias_of_b, np.append(pair.b_with_bias, pair.bias)])
 
 
 # What made each token of a text likely: predicted tokens × source tokens.
@@ -264,20 +290,17 @@ def plot_explanations(
         divided = first.encoder_tokens - 0.5
     colours = SignedColours(values.compressed(), cmap, colour)
     return _draw_matrix(
-        values,
+        Panel(values, colours.norm, cmap, title, divided=divided),
+        colours,
         (explanations.predicted, explanations.tokens),
         words,
-        colours,
         max_label,
         ax,
-        model=canvas.model_name(first),
-        title=title,
-        lines=canvas.text_lines(first),
-        divided=divided,
-        notes=(
+        result=replace(first, completeness=explanations.completeness),
+        what=title,
+        notes=[
             "Colour: contribution to the predicted token's score, red above 0, blue below, on "
             f"a {SIGNED_SCALES[colour]} scale; each row sums to the score. Last column: what no "
-            "token owns (biases). Blank: tokens that come later.",
-            canvas.made(first.provenance, explanations.completeness),
-        ),
+            "token owns (biases). Blank: tokens that come later."
+        ],
     )

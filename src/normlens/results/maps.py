@@ -733,9 +733,9 @@ class Maps(Result):
 
         ``maps.show(layer=3, scope="FF")`` opens it there.
         """
-        from normlens.viewer.notebook import show
+        from normlens.viewer.notebook import maps_notebook
 
-        return show([self, *others], **state)
+        return maps_notebook([self, *others], state).show()
 
     def _notebook(self, state: Mapping[str, Any]) -> Notebook:
         from normlens.viewer.notebook import maps_notebook

@@ -6,7 +6,7 @@ import base64
 import html
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,8 @@ class Notebook:
     payload: Callable[[float | None], bytes]  # in a page of at most so many MB
     title: str
     to_file: str  # the call that writes the same to a file
-    state: Mapping[str, str] = field(default_factory=dict)
-    figure: Callable[[], Figure] | None = None  # a still picture of the same
+    state: Mapping[str, Any]  # in the words of the page's address
+    figure: Callable[[], Figure]  # a still picture of the same
 
     def write(
         self, path: str | Path, largest: float | None = LARGEST, overwrite: bool | None = None
@@ -63,8 +63,6 @@ class Notebook:
 
     def still(self) -> dict[str, str]:
         """The picture for pages that run no widget, such as GitHub's; {} without Matplotlib."""
-        if self.figure is None:
-            return {}
         try:
             figure = self.figure()
         except NormLensError:  # a picture that cannot be made must not keep the viewer away
@@ -75,10 +73,11 @@ class Notebook:
 
     def show(self) -> Any:
         """The widget, whose ``state`` is what the reader does, or a frame with how to get it."""
+        state = {name: str(value) for name, value in self.state.items()}
         try:
-            shown = widget_class()(payload=self.payload(LARGEST), state=dict(self.state))
+            shown = widget_class()(payload=self.payload(LARGEST), state=state)
         except MissingDependencyError as error:
-            document = pages.standalone(self.payload(_FRAME), self.title, urlencode(self.state))
+            document = pages.standalone(self.payload(_FRAME), self.title, urlencode(state))
             return Frame(document, str(error), self.to_file, self.still())
         shown.still = self.still()
         return shown
@@ -149,28 +148,18 @@ _CHOICES = {"sources": ("both", *STACKS), "stack": STACKS, "direction": ("row", 
 _WHOLE_LAYER = 64  # tokens up to which a still picture has all scopes of a layer
 
 
-def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:
-    """Make the widget of one or several maps, or a frame that says how to get the widget.
-
-    `state` says what it shows first, in the words of the page's address: ``layer=3`` (from 0),
-    ``scope="FF"``, ``view="compare"``.
-    """
-    return maps_notebook(maps, state).show()
-
-
 def maps_notebook(
     maps: Maps | Sequence[Maps], state: Mapping[str, Any], precision: int | None = None
 ) -> Notebook:
     """What a notebook shows for maps; `state` in the words of the page's address."""
     several = payload.as_list(maps)
     words = _words(maps, state)
-    first = maps[0] if isinstance(maps, Sequence) else maps
     return Notebook(
         lambda largest: fitted(several, precision, largest),
         pages.title_of(several),
         "maps.to_html('maps.html')",
         words,
-        lambda: _figure(first, words),
+        lambda: _figure(maps[0] if isinstance(maps, Sequence) else maps, words),
     )
 
 
@@ -223,7 +212,13 @@ def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, s
     if words.get("view") == "picture" and whole.grid is None:
         raise InputError("these maps are of no picture, or not of all of its patches; view='map'")
     if "head" in words:
-        _check_head(whole, words["head"])
+        if not whole.heads:
+            raise InputError(
+                "these maps have no heads; ask for them with lens.maps(text, heads=True)"
+            )
+        most = max(array.shape[1] for array in whole.heads.values())
+        if words["head"] not in map(str, range(most)):
+            raise InputError(f"there is no head {words['head']}; heads count from 0 to {most - 1}")
     if "layer" not in state:
         return words
     layer = state["layer"]
@@ -238,15 +233,6 @@ def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, s
     return words
 
 
-def _check_head(maps: Maps, head: str) -> None:
-    """Raise unless maps have single heads, and this one among them."""
-    if not maps.heads:
-        raise InputError("these maps have no heads; ask for them with lens.maps(text, heads=True)")
-    most = max(array.shape[1] for array in maps.heads.values())
-    if not head.isdecimal() or int(head) >= most:
-        raise InputError(f"there is no head {head}; heads count from 0 to {most - 1}")
-
-
 def _of_stack(maps: Maps, words: Mapping[str, str]) -> Maps | None:
     """The maps of the stack that is shown: these themselves, or the encoder's beside them."""
     return maps.encoder if words.get("stack") == OTHER_SEQUENCE else maps
@@ -259,13 +245,13 @@ def explanation_notebook(
     explained: Explanation | Explanations | Sequence[Explanation], state: Mapping[str, Any]
 ) -> Notebook:
     """What a notebook shows for explanations; `state` in the words of the page's address."""
-    several = payload.listed(explained, "explanation")
+    several = payload.listed(explained, "explanations")
     more = f"and {len(several) - 1} more" if len(several) > 1 else ""
     return Notebook(
         lambda largest: fitted_explanations(several, largest),
         pages.title(f"{several[0].question} {more}", several),
         "why.to_html('why.html')",
-        {name: str(value) for name, value in state.items()},
+        state,
         several[0].plot,
     )
 
@@ -291,7 +277,7 @@ def fitted_explanations(several: Sequence[Explanation], largest: float | None) -
 
 def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any]) -> Notebook:
     """What a notebook shows for cosines; `state` in the words of the page's address."""
-    several = payload.listed(compared, "cosine")
+    several = payload.listed(compared, "cosines")
     data = payload.encode_cosines(several)
 
     def fitted_cosines(largest: float | None) -> bytes:
@@ -303,6 +289,6 @@ def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any
         fitted_cosines,
         pages.title(" / ".join(filter(None, (several[0].text_a, several[0].text_b))), several),
         "pair.to_html('pair.html')",
-        {name: str(value) for name, value in state.items()},
+        state,
         several[0].plot,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -99,8 +99,7 @@ def standalone(payload: bytes, title: str, state: str = "") -> str:
         ("payload", base64.b64encode(payload).decode("ascii")),
         ("script", inline),
     ):
-        before, _, after = page.partition(f"{{{{{name}}}}}")
-        page = f"{before}{text}{after}"
+        page = page.replace(f"{{{{{name}}}}}", text, 1)
     return page
 
 
@@ -127,69 +126,52 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
 
     Without a `precision` small maps are kept as float32, of others single heads in 8 bits.
     """
-    stacks = [maps for one in listed for maps in by_stack(one)]
+    items = payload.as_list(listed)
+    stacks = [maps for one in items for maps in by_stack(one)]
+    bits = (32, 32) if sum(map(_float_bytes, stacks)) <= EXACT else (16, 8)
     if precision is not None:
-        of_maps = of_heads = precision
-    else:
-        of_maps, of_heads = (32, 32) if sum(map(_float_bytes, stacks)) <= EXACT else (16, 8)
+        bits = precision, precision
     if largest is None:
-        return payload.encode(listed, precision=of_maps, head_precision=of_heads)
+        return payload.encode_items(items, bits)
     every = max(len(maps.layers) for maps in stacks)
+    have_heads = any(maps.heads for maps in stacks)
     larger = f"this file, which would otherwise be larger than {largest:g} MB"
+    budget = room_of(largest)
 
-    def encoded(layers: int, heads: int, *notes: str) -> bytes:
+    def encoded(layers: int, heads: int) -> bytes:
         """Encode so many layers, and the single heads of so many of them."""
-        chosen = listed
+        chosen, notes = items, []
         if layers < every:
-            chosen = [_of_layers(maps, layers) for maps in listed]
+            chosen = [_of_layers(maps, layers) for maps in items]
             fewer = f"Only {layers} of {every} layers are in {larger}"
-            notes = (f"{fewer}; averages over layers are over these.", *notes)
-        return payload.encode(
-            [_of_heads(maps, heads) for maps in chosen],
-            precision=of_maps,
-            head_precision=of_heads if heads else None,
-            left_out=notes,
-        )
+            notes.append(f"{fewer}; averages over layers are over these.")
+        if have_heads and not heads:
+            notes.append(f"Single heads are left out of {larger}; the maps file has them.")
+        elif have_heads and heads < layers:
+            fewer = f"Single heads of {heads} of {layers} layers are in {larger}"
+            notes.append(f"{fewer}; the maps file has all.")
+        return payload.encode_items(chosen, bits if heads else (bits[0], bits[0]), notes, heads)
 
-    budget, layers = room_of(largest), every
-    bare = encoded(layers, 0)
-    while len(bare) > budget:
-        if layers == 1:
-            raise InputError(
-                f"one layer of these maps is larger than {largest:g} MB; choose fewer scopes with "
-                "maps.choose(scopes=…), precision=8, or largest=None"
-            )
-        guess = int(every * budget / len(bare)) if layers == every else 1
-        layers = min(layers - 1, max(1, guess))
-        bare = encoded(layers, 0)
-    if not any(maps.heads for maps in stacks):
+    def most_of(count: int, encode: Callable[[int], bytes], fixed: int) -> tuple[int, bytes]:
+        """Encode as many of `count` as fit beside `fixed` bytes; 0 where not even one fits."""
+        while count > 0:
+            data = encode(count)
+            if len(data) <= budget:
+                return count, data
+            share = (budget - fixed) / (len(data) - fixed)
+            count = min(count - 1, max(1, int(count * share)))
+        return 0, b""
+
+    layers, bare = most_of(every, lambda count: encoded(count, 0), 0)
+    if not layers:
+        raise InputError(
+            f"one layer of these maps is larger than {largest:g} MB; choose fewer scopes with "
+            "maps.choose(scopes=…), precision=8, or largest=None"
+        )
+    if not have_heads:
         return bare
-    heads = layers
-    while heads > 0:
-        fewer = (
-            f"Single heads of {heads} of {layers} layers are in {larger}; the maps file has all."
-        )
-        data = encoded(layers, heads, *([fewer] if heads < layers else []))
-        if len(data) <= budget:
-            return data
-        share = (budget - len(bare)) / (len(data) - len(bare))
-        heads = min(heads - 1, int(heads * share))
-    return encoded(layers, 0, f"Single heads are left out of {larger}; the maps file has them.")
-
-
-def _of_heads(maps: Maps, count: int) -> Maps:
-    """The same maps with the single heads of at most so many layers, of either stack."""
-    encoder = None if maps.encoder is None else _of_heads(maps.encoder, count)
-    layers = thinned(maps.layers, count)
-    heads, coverage = {}, dict(maps.coverage)
-    for scope, array in maps.heads.items():
-        covered = maps.covered("heads", scope)
-        kept = [layer for layer in covered if layer in layers]
-        coverage.pop(f"heads/{scope}", None)
-        if kept:
-            heads[scope] = array[[covered.index(layer) for layer in kept]]
-            coverage[f"heads/{scope}"] = kept
-    return replace(maps, heads=heads, coverage=coverage, encoder=encoder)
+    _, with_heads = most_of(layers, lambda count: encoded(layers, count), len(bare))
+    return with_heads or bare
 
 
 def _of_layers(maps: Maps, count: int) -> Maps:
@@ -200,9 +182,8 @@ def _of_layers(maps: Maps, count: int) -> Maps:
 
 def title_of(listed: Sequence[Maps]) -> str:
     """Write the browser tab's title: the first text and the models."""
-    text = listed[0].text
-    first = text if isinstance(text, str) else " / ".join(text or ())
-    return title(first, listed, *(maps.origin_in_words or "" for maps in listed))
+    first = " / ".join(payload.texts_of(listed[0].text) or ())
+    return title(first, listed, *(maps.origin_in_words for maps in listed))
 
 
 def title(first: str, shown: Sequence[Any], *more: str) -> str:

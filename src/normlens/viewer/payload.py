@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from normlens.errors import InputError
 from normlens.results.axes import TokenAxis, plain
 from normlens.results.rolled import rollout_words
 from normlens.results.words import OWN_SEQUENCE, RES
-from normlens.scopes import layers_in_words
+from normlens.scopes import layers_in_words, thinned
 
 if TYPE_CHECKING:
     from normlens.inputs.text import Text
@@ -87,13 +88,14 @@ def _log_codes(
     return codes
 
 
-def joined(format: str, version: int, items: Sequence[dict[str, Any]], blobs: Blobs) -> bytes:
-    """Join header and arrays into one payload."""
-    header = json.dumps(
-        {"format": format, "version": version, "items": items},
-        allow_nan=False,
-        separators=(",", ":"),
-    ).encode("ascii")
+def joined(
+    format: str, version: int, several: Iterable[Any], item: Callable[[Any, Blobs], dict[str, Any]]
+) -> bytes:
+    """Join the items of a header, which store their arrays, and the arrays into one payload."""
+    blobs = Blobs()
+    items = [item(one, blobs) for one in several]
+    facts = {"format": format, "version": version, "items": items}
+    header = json.dumps(facts, allow_nan=False, separators=(",", ":")).encode("ascii")
     start = len(MAGIC) + 4 + len(header)
     header += b" " * (-start % 3)
     return b"".join([MAGIC, len(header).to_bytes(4, "little"), header, *blobs.parts])
@@ -106,16 +108,19 @@ def check_precision(precision: int, bits: Sequence[int]) -> None:
         raise InputError(f"precision is a number of bits, one of {choices}, not {precision!r}")
 
 
-def listed(given: Any, what: str) -> list[Any]:
-    """Make a list of one or several results ("explanation", "cosine"); another kind is an error."""
+#: What results of each kind have, and no others. Importing their classes would be a circle:
+#: results show themselves.
+_OWN = {"maps": "arrays", "explanations": "contributions", "cosines": "a_with_bias"}
+
+
+def listed(given: Any, kind: str) -> list[Any]:
+    """Make a list of one or several results of a kind; another kind is an error."""
     several = list(given) if isinstance(given, Sequence) else [given]
     if not several:
-        raise InputError(f"there is no {what} to show; give at least one")
-    # Importing the classes here would be a circle: results show themselves.
-    own = {"explanation": "contributions", "cosine": "a_with_bias"}[what]
+        raise InputError(f"there are no {kind} to show; give at least one")
     for result in several:
-        if not hasattr(result, own):
-            raise InputError(f"this page shows {what}s, not {type(result).__name__}")
+        if not hasattr(result, _OWN[kind]):
+            raise InputError(f"this page shows {kind}, not {type(result).__name__}")
     return several
 
 
@@ -207,8 +212,7 @@ def grid_field(grid: PatchGrid | None, blobs: Blobs) -> dict[str, Any] | None:
         height, width, _ = grid.picture.shape
         pixels = blobs.add(grid.picture, "bytes")
         picture = {"height": height, "width": width, "pixels": pixels}
-    size = {"rows": grid.rows, "columns": grid.columns}
-    return {**size, "first": grid.first, "picture": picture}
+    return {"rows": grid.rows, "columns": grid.columns, "first": grid.first, "picture": picture}
 
 
 def routing_field(routing: Routing | None, blobs: Blobs) -> dict[str, Any] | None:
@@ -216,9 +220,9 @@ def routing_field(routing: Routing | None, blobs: Blobs) -> dict[str, Any] | Non
     if routing is None:
         return None
     return {
-        "layers": [int(layer) for layer in routing.layers],
-        "count": int(routing.count),
-        "places": int(routing.experts.shape[-1]),
+        "layers": plain(routing.layers),
+        "count": plain(routing.count),
+        "places": routing.experts.shape[-1],
         "experts": blobs.add_floats(routing.experts),  # numbers that float32 holds exactly
         "weights": blobs.add_floats(routing.weights),
         "shared": None if routing.shared is None else blobs.add_floats(routing.shared),
@@ -267,11 +271,6 @@ def of_like_layers(maps: Maps) -> list[Maps]:
 # become equal. Maps of single heads, of which there are many, may have fewer bits than the others.
 
 
-MAPS_FORMAT = "normlens-viewer"
-MAPS_VERSION = 3
-BITS = (32, 16, 8)
-
-
 def encode(
     maps: Maps | Sequence[Maps],
     *,
@@ -284,11 +283,23 @@ def encode(
     `head_precision` is that of single heads; None: that of the other maps.
     """
     bits = precision, precision if head_precision is None else head_precision
+    return encode_items(as_list(maps), bits, left_out)
+
+
+def encode_items(
+    several: Sequence[Maps],
+    bits: tuple[int, int],
+    left_out: Iterable[str] = (),
+    head_layers: int | None = None,
+) -> bytes:
+    """Encode items of the viewer, with the single heads of at most `head_layers` of their layers.
+
+    `bits` are those of maps and of single heads.
+    """
     for each in bits:
-        check_precision(each, BITS)
-    blobs = Blobs()
-    items = [_item(one, blobs, bits, list(left_out)) for one in as_list(maps)]
-    return joined(MAPS_FORMAT, MAPS_VERSION, items, blobs)
+        check_precision(each, (32, 16, 8))
+    item = partial(_item, bits=bits, left_out=list(left_out), head_layers=head_layers)
+    return joined("normlens-viewer", 3, several, item)
 
 
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
@@ -297,22 +308,24 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     The viewer knows layers that are alike: maps whose layers differ become one item per kind of
     layer. An encoder's maps stay beside those of its decoder.
     """
-    from normlens.results.maps import Maps  # which imports this room to show itself
-
-    several = [maps] if isinstance(maps, Maps) else list(maps)
-    if not several:
-        raise InputError("there are no maps to show; give at least one")
+    several = listed(maps, "maps")
     for one in several:
-        if not isinstance(one, Maps):
-            raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
         if not one.scopes or not one.tokens or not one.layers:
             raise InputError("these maps have no scope, layer or token; there is nothing to show")
     return [item for one in several for item in items_of(one)]
 
 
-def _item(maps: Maps, blobs: Blobs, bits: tuple[int, int], left_out: list[str]) -> dict[str, Any]:
+def _item(
+    maps: Maps,
+    blobs: Blobs,
+    bits: tuple[int, int],
+    left_out: list[str],
+    head_layers: int | None,
+) -> dict[str, Any]:
     """The header of one stack's maps, with that of the encoder's maps beside them, if any."""
-    encoder = None if maps.encoder is None else _item(maps.encoder, blobs, bits, left_out)
+    encoder = None
+    if maps.encoder is not None:
+        encoder = _item(maps.encoder, blobs, bits, left_out, head_layers)
     masks, mask_of_layer = _masks(maps.allowed, blobs)
     derived = _derived(maps)
     encoded = {
@@ -323,13 +336,12 @@ def _item(maps: Maps, blobs: Blobs, bits: tuple[int, int], left_out: list[str]) 
         for scope, array in maps.arrays.items()
         if scope not in derived
     }
-    heads = _heads(maps, blobs, bits[1])
+    heads = _heads(maps, blobs, bits[1], head_layers)
     of_heads = (blob for layers in heads.values() for row in layers for blob in row or [])
     if maps.standard_error:
         left_out = [*left_out, "Standard errors are left out; the maps file has them."]
     if (how := rollout_words(maps)) is not None:
         left_out = [*left_out, f"Norms of single layers are left out; values are a {how}."]
-    completeness = float(maps.completeness)
     return {
         "model": str(maps.provenance.get("model", "model")),
         "text": texts_of(maps.text),
@@ -337,9 +349,9 @@ def _item(maps: Maps, blobs: Blobs, bits: tuple[int, int], left_out: list[str]) 
         **token_fields(maps.targets),
         "sources": None if maps.source_axis is None else source_fields(maps),
         "same_token": None if maps.same_token is None else _bits(maps.is_same_token, blobs),
-        "layers": [int(layer) for layer in maps.layers],
+        "layers": plain(maps.layers),
         "scopes": maps.scopes,
-        "completeness": completeness if math.isfinite(completeness) else None,
+        "completeness": plain(float(maps.completeness)),
         "provenance": plain(maps.provenance),
         "masks": masks,
         "allowed": mask_of_layer,
@@ -360,18 +372,23 @@ def _item(maps: Maps, blobs: Blobs, bits: tuple[int, int], left_out: list[str]) 
     }
 
 
-def _heads(maps: Maps, blobs: Blobs, precision: int) -> dict[str, list[Any]]:
+def _heads(
+    maps: Maps, blobs: Blobs, precision: int, head_layers: int | None
+) -> dict[str, list[Any]]:
     """The maps of single heads by scope, layer and head; None for layers that have none."""
     share = _SMALLEST if precision == 8 else 0.0
+    shown = maps.layers if head_layers is None else thinned(maps.layers, head_layers)
     heads = {}
     for scope, array in maps.heads.items():  # (layer, h, i, j)
         by_layer = dict(zip(maps.covered("heads", scope), array, strict=True))
-        heads[scope] = [
-            None
-            if layer not in by_layer
-            else [encode_map(head, allowed, blobs, precision, share) for head in by_layer[layer]]
+        layers = [
+            [encode_map(head, allowed, blobs, precision, share) for head in by_layer[layer]]
+            if layer in by_layer and layer in shown
+            else None
             for layer, allowed in zip(maps.layers, maps.allowed, strict=True)
         ]
+        if any(layers):
+            heads[scope] = layers
     return heads
 
 
@@ -406,9 +423,6 @@ def _bits(mask: NDArray[np.bool_], blobs: Blobs) -> dict[str, Any]:
 # Explanations as the bytes that the viewer reads; the format is in ``viewer/CONTRACT.md``.
 
 
-EXPLANATION_FORMAT = "normlens-viewer-explanations"
-EXPLANATION_VERSION = 1
-EXPLANATION_BITS = (32, 16)
 #: The flow of a whole layer, among the flows of an explanation.
 WHOLE = ""
 
@@ -431,14 +445,10 @@ def encode_explanations(
     Flow maps, the bulk, are kept in `precision` bits (see `Blobs.add_signed`), other arrays in
     float32. Without `flow` there are none. `left_out` are sentences about what is missing.
     """
-    check_precision(precision, EXPLANATION_BITS)
-    blobs = Blobs()
-    sentences = list(left_out)
-    items = [
-        _explanation_item(why, blobs, precision, flow, sentences)
-        for why in listed(explained, "explanation")
-    ]
-    return joined(EXPLANATION_FORMAT, EXPLANATION_VERSION, items, blobs)
+    check_precision(precision, (32, 16))
+    item = partial(_explanation_item, precision=precision, flow=flow, left_out=list(left_out))
+    several = listed(explained, "explanations")
+    return joined("normlens-viewer-explanations", 1, several, item)
 
 
 def flow_bytes(several: Sequence[Explanation]) -> int:
@@ -498,15 +508,9 @@ def _explanation_item(
 # Cosines of two texts as the bytes that the viewer reads; see ``viewer/CONTRACT.md``.
 
 
-COSINE_FORMAT = "normlens-viewer-cosines"
-COSINE_VERSION = 1
-
-
 def encode_cosines(compared: Cosine | Sequence[Cosine]) -> bytes:
     """Encode one or several cosines; their arrays are kept in float32."""
-    blobs = Blobs()
-    items = [_cosine_item(pair, blobs) for pair in listed(compared, "cosine")]
-    return joined(COSINE_FORMAT, COSINE_VERSION, items, blobs)
+    return joined("normlens-viewer-cosines", 1, listed(compared, "cosines"), _cosine_item)
 
 
 def _cosine_item(pair: Cosine, blobs: Blobs) -> dict[str, Any]:

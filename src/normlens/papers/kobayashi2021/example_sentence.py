@@ -9,14 +9,7 @@ import numpy as np
 import pandas as pd
 
 from normlens.errors import listed, quoted
-from normlens.figures.canvas import (
-    INK,
-    cut_label,
-    drawable,
-    families_for,
-    require_matplotlib,
-    thin_frame,
-)
+from normlens.figures.canvas import FRAME, INK, cut_labels, families_for, require_matplotlib
 from normlens.figures.heat_maps import Panel, draw_panel, label_tokens
 from normlens.measures import normalise
 from normlens.papers.base import Evidence, Experiment
@@ -140,7 +133,7 @@ def _draw(maps: Maps, layers: list[int]) -> Drawing:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
-    tokens = [drawable(cut_label(token, 12)) for token in maps.tokens]
+    tokens = cut_labels(maps.tokens, 12)
     blocks = 1 if len(layers) <= _ROWS else 2
     rows = -(-len(layers) // blocks)
     side = min(max(0.07 * len(tokens), 1.2 if blocks == 1 else 0.95), 1.9)
@@ -160,7 +153,7 @@ def _draw(maps: Maps, layers: list[int]) -> Drawing:
                 values = normalise(maps[scope][k].astype(np.float64), "target")
                 draw_panel(axes, Panel(np.ma.masked_where(~maps.allowed[k], values), norm, "Blues"))
                 axes.set(facecolor="#e9e4dc", xticks=[], yticks=[])
-                thin_frame(axes)
+                axes.spines[:].set(linewidth=0.5, color=FRAME)
                 if row == 0:
                     axes.set_title(scope, fontsize=TEXT, color=INK, loc="left", pad=3)
                 if number == 0:
