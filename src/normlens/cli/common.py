@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -122,15 +122,15 @@ def load_lens(model: str | None, tokenizer: str | None, loading: LoadOptions, qu
 def check_needs(
     model: str | None,
     *needs: Need,
-    engine: str | None = None,
+    execution: Mapping[str, Any] | None = None,
     extra: str | None = None,
     page: bool = False,
 ) -> None:
-    """Raise now for packages that a model, an engine or a result will need.
+    """Raise now for packages that a model, its execution or a result will need.
 
     A `page` is what a study can do without.
     """
-    if engine == "ray":
+    if execution is not None and execution.get("engine") == "ray":
         needs = (RAY, *needs)
     if model is not None and is_embedded(model) and EMBEDDED[model].installed:
         # An embedded model that is not there says so by itself.
@@ -215,6 +215,17 @@ class Output:
         elif drawing:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in drawing)
             raise InputError(f"only pictures follow {flags}; add --out {like}")
+
+    def compute(self, message: str, given: Given, call: Callable[..., Any], **options: Any) -> Any:
+        """Call with one input, and show that it goes on; errors say which line it was."""
+        line, value = given
+        try:
+            with status(message, self.quiet) as progress:
+                return call(value, progress=progress, **options)
+        except NormLensError as error:
+            if line is None:
+                raise
+            raise InputError(f"line {line}: {error}") from error
 
     def deliver(
         self,
@@ -306,26 +317,8 @@ class Inputs:
             return chain([first], every)
         if in_file:
             ((_, text),) = _read(text, lines=False)
-        check_text(text)
-        return iter([(None, text if self.pair is None else (text, check_text(self.pair)))])
-
-
-def results_of(
-    inputs: Iterable[Given],
-    message: str,
-    quiet: bool,
-    compute: Callable[[Any, int | None, Progress | Literal[False]], Any],
-) -> Iterator[tuple[int | None, Any]]:
-    """Compute the result of each input and show that it goes on; errors say which line it was."""
-    for line, value in inputs:
-        try:
-            with status(message, quiet) as progress:
-                result = compute(value, line, progress)
-        except NormLensError as error:
-            if line is None:
-                raise
-            raise InputError(f"line {line}: {error}") from error
-        yield line, result
+        _not_empty(text)
+        return iter([(None, text if self.pair is None else (text, _not_empty(self.pair)))])
 
 
 def _is_piped() -> bool:
@@ -337,9 +330,8 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-def check_text(text: str, name: str = "text") -> str:
-    """Return a text, or raise an error if it is empty."""
-    require(text.strip(), f"the {name} is empty; give at least one word")
+def _not_empty(text: str) -> str:
+    require(text.strip(), "the text is empty; give at least one word")
     return text
 
 

@@ -160,7 +160,7 @@ def run_command(
     """
     if arguments.resume is None:
         arguments = replace(arguments, model=arguments.model or DEFAULT)
-    check_needs(arguments.model, engine=options.get("engine"))
+    check_needs(arguments.model, execution=options)
 
     from normlens.corpus.runs import runs
 

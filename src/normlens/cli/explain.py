@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.color import blend_rgb
+from rich.color_triplet import ColorTriplet
 from rich.text import Text
 
 from normlens.cli import common
@@ -32,7 +35,8 @@ _COMPONENTS = 8  # in the list of the strongest
 _SOURCES = 3  # beside each next token
 _BAR = 24  # characters
 #: Red and blue that people with colour-blindness tell apart; both on white.
-_POSITIVE, _NEGATIVE, _PALE = (178, 24, 43), (33, 102, 172), (247, 247, 247)
+_POSITIVE, _NEGATIVE = ColorTriplet(178, 24, 43), ColorTriplet(33, 102, 172)
+_PALE = ColorTriplet(247, 247, 247)
 #: What stands behind a token of the prefix, beside one of the source.
 _IN_PREFIX: dict[Any, str] = {in_words.PREFIX: f" ({in_words.PREFIX})"}
 _OWN_SCORE = "biases against the model's own score"
@@ -113,18 +117,10 @@ def token_strip(tokens: Sequence[str], values: NDArray[np.floating], largest: fl
     strip = Text()
     for token, value in zip(tokens, values, strict=True):
         share, end = abs(float(value)) / (largest or 1.0), _POSITIVE if value > 0 else _NEGATIVE
-        colour = [
-            round(pale + (full - pale) * share) for pale, full in zip(_PALE, end, strict=True)
-        ]
-        light = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2]
-        strip.append(token, style=f"{'white' if light < 128 else 'black'} on {_rgb(colour)}")
-        strip.append(" ")
+        colour = blend_rgb(_PALE, end, share)
+        light = 0.3 * colour.red + 0.59 * colour.green + 0.11 * colour.blue
+        strip.append(token, f"{'white' if light < 128 else 'black'} on {colour.rgb}").append(" ")
     return strip
-
-
-def _rgb(colour: Sequence[int]) -> str:
-    """A colour as rich writes it."""
-    return f"rgb({','.join(map(str, colour))})"
 
 
 def _print_contributions(why: Explanation) -> None:
@@ -137,7 +133,7 @@ def _print_contributions(why: Explanation) -> None:
             cells.append([Text(row.label, style="bold"), "", ""])
             continue
         sign, colour = ("█", _POSITIVE) if row.value > 0 else ("▒", _NEGATIVE)
-        bar = Text(sign * round(_BAR * abs(row.value) / largest), style=_rgb(colour))
+        bar = Text(sign * round(_BAR * abs(row.value) / largest), style=colour.rgb)
         cells.append([row.label, signed_number(row.value, places), bar])
     cells.append(["sum", signed_number(why.value, places), ""])
     title = "What each token contributes (█ adds, ▒ takes away)"
@@ -234,9 +230,11 @@ def explain_command(
     lens = common.load_lens(model, tokenizer, loading, output.quiet)
     common.check_stacks(lens, {"target-text": decoder.target_text}, {"target": target})
 
-    def compute(given: Any, _: int | None, progress: Any) -> Any:
-        return lens.explain(
+    for given in each_input:
+        why = output.compute(
+            "explaining",
             given,
+            lens.explain,
             target=decoder.target_text if lens.two_stacks else target,
             contrast=contrast,
             token=named,
@@ -244,13 +242,10 @@ def explain_command(
             direction=vector,
             layer=layer,
             truncate=truncate,
-            progress=progress,
             **asdict(options),
         )
-
-    for line, why in common.results_of(each_input, "explaining", output.quiet, compute):
         show = show_explanations if isinstance(why, Explanations) else show_explanation
-        output.deliver(why.words() if words else why, line, show, picture=picture)
+        output.deliver(why.words() if words else why, given[0], show, picture=picture)
 
 
 def _place(typed: str | None) -> int | str | None:
@@ -295,15 +290,13 @@ def cosine_command(
         b B: The second text; - reads standard input.
     """
     output.check(model, inputs)
-    common.check_text(a)
     each_input = inputs.read(b)
     lens = common.load_lens(model, tokenizer, loading, output.quiet)
 
-    def compute(other: str, _: int | None, progress: Any) -> Any:
-        return lens.cosine(a, other, truncate=truncate, progress=progress, **asdict(options))
-
-    for line, pair in common.results_of(each_input, "comparing", output.quiet, compute):
-        output.deliver(pair.words() if words else pair, line, show_cosine)
+    call = partial(lens.cosine, a, truncate=truncate, **asdict(options))
+    for given in each_input:
+        pair = output.compute("comparing", given, call)
+        output.deliver(pair.words() if words else pair, given[0], show_cosine)
 
 
 def show_cosine(pair: Cosine) -> None:

@@ -242,10 +242,7 @@ def map_command(
         if (value := {**drawing, "stack": stack}.get(name)) is not None:
             valid_choice(value, choices.get(name, STACKS), f"--{name}")
     output.check(model, inputs, drawing, like="maps.png")
-    quiet, each_input = output.quiet, inputs.read(sentence)
-    target: Any = inputs.target_text
-    if target is not None:
-        common.check_text(target, "target")
+    quiet, target, each_input = output.quiet, inputs.target_text, inputs.read(sentence)
     require(
         not inputs.lines or (target is None and routing is None),
         "--lines is for texts alone; leave --target-text and --routing out",
@@ -267,18 +264,18 @@ def map_command(
     changed = words or no_special_tokens or stack is not None or analysis.origin != LAYER
     streams = not changed and (output.file() or Path()).suffix.lower() == ".safetensors"
 
-    def compute(given: Any, line: int | None, progress: Any) -> Any:
-        return lens.maps(
+    for given in each_input:
+        line, _ = given
+        maps = output.compute(
+            "computing maps",
             given,
-            target,
+            lens.maps,
+            target=target,
             truncate=truncate,
             out=output.file(line) if streams else None,
             overwrite=output.force,
-            progress=progress,
             **asdict(analysis),
         )
-
-    for line, maps in common.results_of(each_input, "computing maps", quiet, compute):
         maps = maps if stack is None else by_stack(maps, stack)[0]
         if routing is not None:
             exports.write_routing(maps, routing, overwrite=output.force)

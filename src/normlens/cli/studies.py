@@ -65,7 +65,7 @@ def ablate_command(
     Options:
         out OUT (--out, -o): Folder for results.
     """
-    check_needs(model, engine=execution.get("engine"), extra="reproduce", page=page)
+    check_needs(model, execution=execution, extra="reproduce", page=page)
 
     from normlens.ablation.ablate import ablate
 
@@ -102,7 +102,7 @@ def align_command(
             finished.
         resume RUN: Finish the alignment in this folder.
     """
-    check_needs(arguments.model, TABLES, engine=execution.get("engine"))
+    check_needs(arguments.model, TABLES, execution=execution)
 
     from normlens.alignment.align import align, resume_alignment
 
@@ -165,8 +165,7 @@ def evaluate_command(
         resume RUN: Finish the evaluation in this folder.
     """
     needs = [GRADIENTS] if "integrated-gradients" in options.get("methods", ()) else []
-    engine = execution.get("engine")
-    check_needs(arguments.model, *needs, engine=engine, extra="evaluate", page=page)
+    check_needs(arguments.model, *needs, execution=execution, extra="evaluate", page=page)
 
     from normlens.faithfulness.evaluate import evaluate, page_of, resume_evaluation
 
@@ -210,7 +209,7 @@ def reproduce_command(
         out OUT (--out, -o): Folder for results.
     """
     extra = EVALUATE if EVALUATE in parse_kinds(experiments) else "reproduce"
-    check_needs(model, REPORT, engine=execution.get("engine"), extra=extra)
+    check_needs(model, REPORT, execution=execution, extra=extra)
 
     from normlens.papers.reproduce import reproduce
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import webbrowser
@@ -75,10 +76,9 @@ def topics() -> dict[str, str]:
     """Every page's name with its title; of a page about errors, with what the error says."""
     titles = {}
     for name, place in _pages().items():
-        lines = [line for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
-        first = next(place for place, line in enumerate(lines) if line.startswith("# "))
-        is_error = lines[first].endswith("Error")
-        titles[name] = lines[first + 1] if is_error else lines[first].removeprefix("# ")
+        heading = re.search(r"^# (.+)\n+(.+)", place.read_text(encoding="utf-8"), re.MULTILINE)
+        assert heading is not None
+        titles[name] = heading[2] if heading[1].endswith("Error") else heading[1]
     return titles
 
 
@@ -404,14 +404,8 @@ def serve_command(
         page.run()
     finally:
         if not page.close():
-            _leave()
-
-
-def _leave() -> None:
-    """End without waiting for a layer or a download in work.
-
-    A thread inside torch does not survive the interpreter's own end in good order.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+            # End without waiting for a layer or a download in work: a thread inside torch does
+            # not survive the interpreter's own end in good order.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)

@@ -6,7 +6,6 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -57,27 +56,22 @@ _CLOSE = {"Connection": "close"}  # the rest of a body is not waited for
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 
-@dataclass(frozen=True)
 class Hosts:
-    """Names of this server that a Host header may hold, whatever the port.
+    """Names of a server at this address that a Host header may hold, and others that were allowed.
 
-    The port is left open for tunnels (``ssh -L``); the Origin must match it exactly.
+    Whatever the port: it is left open for tunnels (``ssh -L``); the Origin must match it exactly.
     """
 
-    names: frozenset[str]
-    any_address: bool = False
-
-    @classmethod
-    def of(cls, host: str, also: Iterable[str] = ()) -> Hosts:
-        """Collect the names that fit the server's address, and others that were allowed."""
-        everywhere = is_everywhere(host)
+    def __init__(self, host: str, also: Iterable[str] = ()):
         # A browser sends an address as Host only to a page it found there, so any will do.
-        own = socket.gethostname() if everywhere else host
+        self._any_address = is_everywhere(host)
+        own = socket.gethostname() if self._any_address else host
         named = (f"[{name}]" if ":" in name and "[" not in name else name for name in (own, *also))
-        return cls(frozenset({*LOOPBACK, *(name.lower() for name in named)}), everywhere)
+        self._names = {*LOOPBACK, *(name.lower() for name in named)}
 
     def allow(self, name: str) -> bool:
-        return name in self.names or (self.any_address and _address(name.strip("[]")) is not None)
+        is_address = _address(name.strip("[]")) is not None
+        return name in self._names or (self._any_address and is_address)
 
 
 def is_everywhere(host: str) -> bool:

@@ -177,7 +177,7 @@ class PageServer:
         example: bool = False,
     ):
         self._limits, self._host, self._example = limits, host, example
-        self._hosts = Hosts.of(host, allow_hosts)
+        self._hosts = Hosts(host, allow_hosts)
         self._server: Any = None
         # An address that cannot be had is known before anything slow begins.
         self._listener = bind(host, port)
