@@ -174,40 +174,36 @@ class Problem(BaseModel):
     detail: str
 
 
-def _refusals(why: dict[int, str]) -> dict[int | str, dict[str, Any]]:
+_REFUSED = {
+    400: "The Host header or the body cannot be read.",
+    403: "The request comes from another site's page.",
+    404: "There is no such analysis, or it has been dropped.",
+    409: "There is no result yet, or it failed.",
+    410: "It was cancelled.",
+    413: "The body or a text is too large.",
+    421: "The Host header names another server.",
+    422: "The request does not have the right form.",
+    429: "Too many analyses are waiting; Retry-After says when to try again.",
+}
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Declare refusals by status."""
-    return {status: {"model": Problem, "description": text} for status, text in why.items()}
+    return {status: {"model": Problem, "description": _REFUSED[status]} for status in statuses}
 
 
-_EVERYWHERE = _refusals(
-    {
-        400: "The Host header or the body cannot be read.",
-        403: "The request comes from another site's page.",
-        413: "The body or a text is too large.",
-        421: "The Host header names another server.",
-    }
-)
-_SUBMITTED = _refusals(
-    {
-        422: "The request does not have the right form.",
-        429: "Too many analyses are waiting; Retry-After says when to try again.",
-    }
-)
+_LINK = {"parameters": {"id": "$response.body#/id"}}
+_SUBMITTED = _refusals(422, 429)
+_SUBMITTED[202] = {
+    "links": {name: {"operationId": name, **_LINK} for name in ("status", "result", "cancel")}
+}
 _SUBMITTED[429]["headers"] = {
     "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds.", "required": True}
 }
-_SUBMITTED[202] = {
-    "links": {
-        name: {"operationId": name, "parameters": {"id": "$response.body#/id"}}
-        for name in ("status", "result", "cancel")
-    }
-}
-_NO_SUCH_ANALYSIS = _refusals({404: "There is no such analysis, or it has been dropped."})
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _RESULTS = {
     200: {"content": _BYTES, "description": "Maps, an explanation or a cosine."},
-    **_NO_SUCH_ANALYSIS,
-    **_refusals({409: "There is no result yet, or it failed.", 410: "It was cancelled."}),
+    **_refusals(404, 409, 410),
 }
 
 
@@ -277,7 +273,7 @@ def create_app(
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        responses=_EVERYWHERE,
+        responses=_refusals(400, 403, 413, 421),
         generate_unique_id_function=lambda route: route.name,
         exception_handlers={
             RequestValidationError: _invalid,
@@ -322,12 +318,12 @@ def create_app(
             raise HTTPException(404, detail)
         return job
 
-    @app.get("/api/analyses/{id}", responses=_NO_SUCH_ANALYSIS)
+    @app.get("/api/analyses/{id}", responses=_refusals(404))
     async def status(id: str) -> Job:
         """How far it is."""
         return existing(jobs.find(id))
 
-    @app.delete("/api/analyses/{id}", responses=_NO_SUCH_ANALYSIS)
+    @app.delete("/api/analyses/{id}", responses=_refusals(404))
     async def cancel(id: str) -> Job:
         """Stop an analysis, waiting or running; a finished one stays as it is."""
         return existing(jobs.cancel(id))
