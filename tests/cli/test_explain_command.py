@@ -270,7 +270,11 @@ LONG = " ".join(["cat"] * 300)
         ("causal", (TEXT, "--memory-limit", "much"), "not a size"),
         ("causal", (TEXT, "--picture", "flow", "--no-flow"), "flow=True"),
         ("causal", (TEXT, "--picture", "magic"), "unknown picture 'magic'"),
-        ("causal", (TEXT, "--picture", "flow", "--position", "all"), "one position"),
+        (
+            "causal",
+            (TEXT, "--picture", "flow", "--position", "all"),
+            "choose one of: matrix, shares",
+        ),
         ("classifier", (TEXT, "--target", "great"), "negative, positive, neutral"),
         ("classifier", (TEXT, "--target", "7"), "unknown target '7'"),
         ("classifier", (TEXT, "--position", "2"), "reads the whole input"),

@@ -98,8 +98,11 @@ def test_files(folder, lens, shell, tmp_path):
         (("--token", "99"), "token 99 is out of range"),
         (("--token", "nowhere"), "the target has no token 'nowhere'"),
         (("--token", "all", "--contrast", "la"), "leave contrast out"),
-        (("--out", "why.png", "--picture", "shares"), "add --token all"),
-        (("--out", "why.png", "--picture", "flow", "--token", "all"), "for one position"),
+        (("--out", "why.png", "--picture", "shares"), "choose one of: tokens, flow"),
+        (
+            ("--out", "why.png", "--picture", "flow", "--token", "all"),
+            "choose one of: matrix, shares",
+        ),
     ],
 )
 def test_mistakes_are_one_line(folder, shell, words, message):

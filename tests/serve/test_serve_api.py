@@ -245,7 +245,7 @@ def test_a_full_queue_is_429(stepwise: Site) -> None:
         ({"pair": " "}, 422, "pair: the text is empty"),
         ({"text": "a" * 10_001}, 413, "10001 characters and at most 10000"),
         ({"pair": "a" * 10_001}, 413, "10001 characters and at most 10000"),
-        ({"rule": "magic"}, 422, "choose one of: ig, ig-bias, gradient, shapley"),
+        ({"rule": "magic"}, 422, "'ig', 'ig-bias', 'gradient' or 'shapley'"),
         ({"model": ""}, 422, "unknown model ''"),
         ({"model": "bert-base-uncased"}, 422, "unknown model 'bert-base-uncased'"),
         ({"model": "minilm"}, 422, "choose one of: "),
@@ -292,7 +292,7 @@ def test_too_many_tokens(site: Site) -> None:
     status = site.wait(site.submit("the cat " * 30))
     assert status["state"] == "failed"
     assert "62 tokens and" in status["error"]
-    assert "at most 48 here; shorten it" in status["error"]
+    assert "at most 48; shorten it" in status["error"]
 
 
 def test_the_server_can_take_less_than_the_model(folder: str) -> None:

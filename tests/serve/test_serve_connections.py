@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
+import uvicorn
 from serving import ON_CPU, PATIENCE, Site
 from test_serve_command import started
 
 from normlens.serve.analyses import Limits, ServedModels
-from normlens.serve.server import ShortageLog, most_connections
+from normlens.serve.server import QuietServer, most_connections
 
 HURRIED = Limits(connections=8, request_seconds=0.5, stall_seconds=0.5)
 
@@ -205,7 +206,7 @@ def test_the_limit_leaves_descriptors_for_others(monkeypatch: pytest.MonkeyPatch
 def test_a_shortage_of_descriptors_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     loop = asyncio.new_event_loop()
     try:
-        log = ShortageLog()
+        log = QuietServer(uvicorn.Config("")).complain
         for _ in range(1000):
             error = OSError(errno.EMFILE, "Too many open files")
             log(loop, {"message": "socket.accept() out of system resource", "exception": error})
@@ -265,7 +266,7 @@ def test_the_last_attempt_after_a_shortage_is_silent_where_the_server_has_closed
         def __repr__(self) -> str:
             return f"<TimerHandle {self.name}>"
 
-    log, late = ShortageLog(), ValueError("Invalid file descriptor: -1")
+    log, late = QuietServer(uvicorn.Config("")).complain, ValueError("Invalid file descriptor: -1")
     log(Loop(), {"exception": late, "handle": Handle("_start_serving")})  # type: ignore[arg-type]
     assert not Loop.said
     log(Loop(), {"exception": late, "handle": Handle("other")})  # type: ignore[arg-type]

@@ -88,7 +88,7 @@ def test_a_full_queue(clock):
     jobs.finish(running, b"A")
     with pytest.raises(QueueFullError, match=r"8 seconds$") as caught:
         ask(jobs, "d")
-    assert caught.value.seconds == 8
+    assert caught.value.headers == {"Retry-After": "8"}
     jobs.take()
     ask(jobs, "d")
 

@@ -88,10 +88,10 @@ def test_a_token_of_the_target_is_explained(translating: Site, lens: normlens.Le
         ("analyses", {"pair": "a"}, "takes a text and a target text, and no second text"),
         ("analyses", {"text": "the house " * 9, "target_text": TARGET}, "at most 24"),
         ("analyses", {"target_text": "la maison " * 9}, "at most 24"),
-        ("explanations", {"target_text": TARGET, "position": 1}, "leave the position out"),
+        ("explanations", {"target_text": TARGET, "position": 1}, "no second text or position"),
         ("explanations", {"target_text": TARGET, "target": "all"}, "one token at a time"),
         ("explanations", {"target_text": TARGET, "target": 99}, "99"),
-        ("cosines", {"pair": "a"}, "a cosine is of models of one stack"),
+        ("cosines", {"pair": "a"}, "choose Maps, or Explain"),
     ],
 )
 def test_what_it_cannot_do_is_said_in_one_line(
@@ -117,17 +117,17 @@ def test_a_server_with_fewer_tokens_says_so(translator: str) -> None:
     limits = Limits(tokens=6)
     with Site(ServedModels([translator], limits, loading=ON_CPU), limits) as site:
         status = ended(site, target_text=TARGET)
-        assert "the text has 7 tokens" in status["error"]
+        assert "the source has 7 tokens" in status["error"]
         status = ended(site, text="the", target_text="la maison verte")
-        assert "the target text has" in status["error"]
-        assert "at most 6 here; shorten it" in status["error"]
+        assert "the target has" in status["error"]
+        assert "at most 6; shorten it" in status["error"]
 
 
 def test_a_model_that_hears_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config("whisper")
     monkeypatch.setattr("normlens.loading.load.load_config", lambda *_, **__: config)
     models = ServedModels(["ears"], Limits(), loading=ON_CPU)
-    with pytest.raises(UnsupportedModelError, match="ears hears its source, and the page takes"):
+    with pytest.raises(UnsupportedModelError, match="ears reads pictures or sound, and the page"):
         models.describe()
 
 
@@ -138,10 +138,10 @@ def test_without_a_head_a_target_text_is_asked_for(
     transformers.BartModel(tiny_config("bart")).save_pretrained(folder)
     fast_tokenizer().save_pretrained(folder)
     with Site(ServedModels([str(folder)], Limits(), loading=ON_CPU)) as site:
-        assert "generate a target text; type one" in ended(site)["error"]
+        assert "no head that could generate a target; pass one" in ended(site)["error"]
         assert ended(site, target_text=TARGET)["state"] == "done"
         status = ended(site, "explanations", target_text=TARGET)
-        assert "choose Maps and give a target text" in status["error"]
+        assert "has no head, so it says nothing that could be explained" in status["error"]
 
 
 def test_the_page_takes_a_source_and_a_target(

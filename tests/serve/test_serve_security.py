@@ -93,18 +93,18 @@ def test_own_names_are_known_at_any_port(name: str, site: Site) -> None:
 
 
 def test_hosts_by_address() -> None:
-    at_home = Hosts.of("127.0.0.1")
+    at_home = Hosts("127.0.0.1")
     assert at_home.allow("localhost")
     assert not at_home.allow("192.168.0.7")
     assert not at_home.allow(socket.gethostname().lower() + ".example")
-    abroad = Hosts.of("192.168.0.7", ["Lab.Example"])
+    abroad = Hosts("192.168.0.7", ["Lab.Example"])
     assert all(map(abroad.allow, ("192.168.0.7", "localhost", "lab.example")))
     assert not abroad.allow("192.168.0.8")
-    everywhere = Hosts.of("0.0.0.0")
+    everywhere = Hosts("0.0.0.0")
     assert all(map(everywhere.allow, ("192.168.0.7", "[fe80::1]", socket.gethostname().lower())))
     assert not everywhere.allow("evil.example")
-    assert Hosts.of("fe80::1").allow("[fe80::1]")
-    assert Hosts.of("::").allow("[fe80::1]")
+    assert Hosts("fe80::1").allow("[fe80::1]")
+    assert Hosts("::").allow("[fe80::1]")
 
 
 # Pages -------------------------------------------------------------------------------------------

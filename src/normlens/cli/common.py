@@ -1,4 +1,4 @@
-"""What commands share: texts from arguments and pipes, tables, files, signs of life."""
+"""What commands share: tables, progress, texts that are typed or piped, and where results go."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -23,24 +23,26 @@ from normlens.errors import (
     IMAGES,
     PICTURES,
     RAY,
+    REPORT,
     InputError,
     Need,
     NormLensError,
-    OutputError,
     check_installed,
     missing,
+    require,
     system_reason,
 )
 from normlens.loading.embedded import DEFAULT, EMBEDDED
 from normlens.loading.hub import is_embedded
 from normlens.options import LoadOptions
 from normlens.pipeline.progress import Progress
+from normlens.reports.needs import NO_PAGE
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
     from normlens.results.exports import Result
 
-# Tables and signs of life, on a terminal or in a pipe.
+# Tables and progress, on a terminal or in a pipe.
 
 
 #: Seconds between two lines about progress, where there is no terminal.
@@ -48,7 +50,7 @@ LINE_EVERY = 10.0
 
 
 def console_for(*, stderr: bool = False) -> Console:
-    """A terminal, or a pipe whose lines are never broken."""
+    """A terminal, or a pipe whose lines are never broken; [CLS] is a token, not markup."""
     console = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         console.width = 1 << 16
@@ -57,23 +59,7 @@ def console_for(*, stderr: bool = False) -> Console:
 
 def say(*lines: str, style: str = "") -> None:
     """Print lines of text."""
-    for line in lines:
-        console_for().print(Text(line, style=style))
-
-
-def new_table(
-    columns: Iterable[str], rows: Iterable[Iterable[str | Text]], left: Collection[int] = (0,)
-) -> Table:
-    """A plain table; `left` are the places of columns of words, and the others are numbers."""
-    names = list(columns)
-    table = Table(box=box.SIMPLE_HEAD, show_header=any(names))
-    for place, name in enumerate(names):
-        is_left = place in left or place - len(names) in left
-        table.add_column(Text(name), justify="left" if is_left else "right", overflow="fold")
-    for row in rows:
-        # Tokens such as [CLS] would be taken for markup if they were passed as strings.
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
+    console_for().print(*lines, sep="\n", style=style)
 
 
 def print_table(
@@ -82,18 +68,28 @@ def print_table(
     rows: Iterable[Iterable[str | Text]],
     left: Collection[int] = (0,),
 ) -> None:
-    """Print a plain table below its title; without a title, alone."""
+    """Print a plain table, below its title if it has one.
+
+    `left` are the places of columns of words, and the others are numbers.
+    """
+    names = list(columns)
+    table = Table(box=box.SIMPLE_HEAD, show_header=any(names))
+    for place, name in enumerate(names):
+        is_left = place in left or place - len(names) in left
+        table.add_column(name, justify="left" if is_left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     if title:
         say(f"\n{title}")  # as a table's own title it would be broken at the table's width
-    console_for().print(new_table(columns, rows, left))
+    console_for().print(table)
 
 
 @contextmanager
-def status(message: str, quiet: bool) -> Iterator[Progress | None]:
-    """A sign of life on a terminal; elsewhere stderr gets a line now and then about layers.
+def status(message: str, quiet: bool) -> Iterator[Progress | Literal[False]]:
+    """Show on a terminal that work goes on; elsewhere stderr gets a line now and then.
 
-    Gives what to tell of each layer. Nothing is printed to stdout, and nothing at all about work
-    that is done at once.
+    Gives the function to call after each layer. Nothing is printed to stdout, and nothing at all
+    about work that is done at once.
     """
     console, said = console_for(stderr=True), time.monotonic()
 
@@ -104,7 +100,7 @@ def status(message: str, quiet: bool) -> Iterator[Progress | None]:
             console.print(f"{message}: layer {done} of {total}")
 
     if quiet:
-        yield None
+        yield False
     elif console.is_terminal:
         with console.status(f"{message} …") as shown:
             yield lambda done, total: shown.update(f"{message}: layer {done} of {total} …")
@@ -113,24 +109,54 @@ def status(message: str, quiet: bool) -> Iterator[Progress | None]:
 
 
 def load_lens(model: str | None, tokenizer: str | None, loading: LoadOptions, quiet: bool) -> Lens:
-    """Load a model, with a sign of life."""
+    """Load a model, and show that it goes on."""
     from normlens.loading.load import load
 
     with status(f"loading {model or DEFAULT}", quiet):
         return load(model, tokenizer, **asdict(loading))
 
 
-# What commands write: files, judged before the work is done, or JSON on standard output.
+# What a command needs beside the core, by its options; checked before it starts.
+
+
+def check_needs(
+    model: str | None,
+    *needs: Need,
+    execution: Mapping[str, Any] | None = None,
+    extra: str | None = None,
+    page: bool = False,
+) -> None:
+    """Raise now for packages that a model, its execution or a result will need.
+
+    A `page` is what a study can do without.
+    """
+    if execution is not None and execution.get("engine") == "ray":
+        needs = (RAY, *needs)
+    if model is not None and is_embedded(model) and EMBEDDED[model].installed:
+        # An embedded model that is not there says so by itself.
+        needs = (Need(f"the embedded model {model!r} needs", EMBEDDED[model].extras), *needs)
+    instead = NO_PAGE if page and not missing(needs) else ""
+    check_installed(*needs, *[REPORT] * page, extra=extra, instead=instead)
+
+
+def check_stacks(lens: Lens, of_two: dict[str, Any], of_one: dict[str, Any]) -> None:
+    """Raise for options of encoder–decoders where there is one stack, and the other way round."""
+    wrong = of_one if lens.two_stacks else of_two
+    for name in (name for name, value in wrong.items() if value is not None):
+        if lens.two_stacks:
+            raise InputError(
+                f"--{name} is for models of one stack; {lens.name} is an encoder–decoder: give the "
+                "decoder's text as --target-text, of which explain takes a --token"
+            )
+        raise InputError(f"--{name} is for encoder–decoders; {lens.name} reads one text")
+
+
+# Where results go: files, judged before the work is done, or standard output.
 
 
 STDOUT = Path("-")
-
-
-def print_json(document: dict[str, Any]) -> None:
-    """Print a document in one line, as JSON that any program reads."""
-    # A stream that cannot say ρ would replace it by a question mark.
-    plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") != "utf8"
-    print(json.dumps(document, ensure_ascii=plain, allow_nan=False), flush=True)
+#: Endings of the files that Matplotlib writes.
+_DRAWN = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -162,123 +188,77 @@ class Output:
         """Whether results go to standard output as JSON."""
         return self.as_json or self.out == STDOUT
 
-    @property
-    def file(self) -> Path | None:
-        """The file to write, if one is asked for."""
-        return None if self.printed else self.out
+    def file(self, line: int | None = None) -> Path | None:
+        """The file of the result, if one is asked for: ``maps-3.png`` for the third line."""
+        if self.out is None or self.printed:
+            return None
+        name = f"{self.out.stem}-{line}{self.out.suffix}"
+        return self.out if line is None else self.out.with_name(name)
 
-    def check(self, lines: bool, drawing: Iterable[str] = ()) -> None:
-        """Raise now what would otherwise fail at the end; `drawing` names options of pictures."""
-        from normlens.results import exports as export
-        from normlens.results import store
+    def check(
+        self, model: str | None, inputs: Inputs, drawing: Collection[str] = (), like: str = ""
+    ) -> None:
+        """Raise now what would otherwise fail at the end: missing packages, files, formats.
 
-        if self.file is not None:
-            export.check_format(self.file, drawing)
-            with file_errors(self.file):
-                store.check_output(
-                    self.file_of(1 if lines else None), overwrite=self.force or lines
-                )
+        `drawing` names the options of pictures that were typed, and `like` a file for them.
+        """
+        drawn = self.out is not None and self.out.suffix.lower() in _DRAWN
+        needs = [PICTURES] * drawn + [IMAGES] * (inputs.image is not None)
+        check_needs(model or DEFAULT, *needs)
+        file = self.file(1 if inputs.lines else None)
+        if file is not None:
+            from normlens.results.exports import check_format
+            from normlens.results.store import check_output
 
-    def file_of(self, line: int | None) -> Path:
-        """The file of one of several results: ``maps-3.png`` for the third line."""
-        assert self.file is not None
-        name = f"{self.file.stem}-{line}{self.file.suffix}"
-        return self.file if line is None else self.file.with_name(name)
+            check_format(str(self.out), drawing)
+            check_output(file, overwrite=self.force or inputs.lines)
+        elif drawing:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in drawing)
+            raise InputError(f"only pictures follow {flags}; add --out {like}")
+
+    def compute(self, message: str, given: Given, call: Callable[..., Any], **options: Any) -> Any:
+        """Call with one input, and show that it goes on; errors say which line it was."""
+        line, value = given
+        try:
+            with status(message, self.quiet) as progress:
+                return call(value, progress=progress, **options)
+        except NormLensError as error:
+            if line is None:
+                raise
+            raise InputError(f"line {line}: {error}") from error
 
     def deliver(
         self,
         result: Result,
         line: int | None,
-        *,
         show: Callable[[Any], None],
+        *,
+        words: str = "",
         written: bool = False,
-        words: Callable[[Any], str] = repr,
         **drawing: Any,
     ) -> None:
         """Print or write a result; `written` says that its file is there already."""
         from normlens.results.exports import document, write
 
         if self.printed:
-            print_json(document(result))
-        elif self.file is None:
+            # A stream that cannot say ρ would replace it by a question mark.
+            plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+            print(json.dumps(document(result), ensure_ascii=plain, allow_nan=False), flush=True)
+        elif (path := self.file(line)) is None:
             show(result)
         else:
-            path = self.file_of(line)
             if not written:
-                with file_errors(path):
-                    write(result, path, overwrite=self.force, **drawing)
+                write(result, path, overwrite=self.force, **drawing)
             if not self.quiet:
-                print(f"wrote {path}: {words(result)}")
-
-
-@contextmanager
-def file_errors(path: Path) -> Iterator[None]:
-    """What the file system refuses is the user's to settle, so it is one line too."""
-    try:
-        yield
-    except NormLensError:
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-
-
-# What a command needs beside the core, by its options; checked before it starts.
-
-
-#: Endings of the files that Matplotlib writes.
-_DRAWN = (".png", ".svg", ".pdf")
-
-
-def check_result_needs(model: str | None, out: Path | None, image: Path | None = None) -> None:
-    """Raise now for packages that a result's model, its file or its input will need."""
-    drawn = out is not None and out.suffix.lower() in _DRAWN
-    needs = [PICTURES] * drawn + [IMAGES] * (image is not None)
-    check_installed(*_of_model(model or DEFAULT), *needs)
-
-
-def check_run_needs(
-    model: str | None,
-    execution: Mapping[str, Any],
-    *results: Need,
-    extra: str | None = None,
-    instead: str = "",
-) -> None:
-    """Raise now for packages that a run's model, its engine or its `results` will need.
-
-    `instead` says how to do without the packages of the results.
-    """
-    needs = [*_of_model(model), *[RAY] * (execution.get("engine") == "ray")]
-    check_installed(*needs, *results, extra=extra, instead="" if missing(needs) else instead)
-
-
-def _of_model(name: str | None) -> Iterator[Need]:
-    """What reading an embedded model's weights needs; one that is not there says so by itself."""
-    if name is not None and is_embedded(name) and EMBEDDED[name].installed:
-        yield Need(f"the embedded model {name!r} needs", EMBEDDED[name].extras)
+                print(f"wrote {path}: {words or repr(result)}")
 
 
 # The texts that are typed, piped or in a file, or a picture.
 
 
 STDIN = "-"
-
-
-@dataclass(frozen=True)
-class Given:
-    """One input: a text, a pair or a picture, and its line in a file of several, from 1."""
-
-    value: str | tuple[str, str] | Path
-    line: int | None = None
-
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Let errors about one of several inputs say which."""
-        try:
-            yield
-        except NormLensError as error:
-            if self.line is None:
-                raise
-            raise InputError(f"line {self.line}: {error}") from error
+#: A text, a pair or a picture, and its line in a file of several, from 1.
+Given = tuple[int | None, Any]
 
 
 @dataclass(frozen=True)
@@ -309,43 +289,36 @@ class Inputs:
         first.
         """
         texts = [text for text in (typed, self.text, self.file) if text is not None]
-        if not self.lines:
-            return iter([Given(self._picture(texts) if self.image else self._text(texts))])
-        if self.pair is not None or self.image is not None:
-            raise InputError("--lines reads one text from each line; leave --pair and --image out")
-        typed, name = self._source(texts)
-        if typed is not None:
-            raise InputError(
-                "--lines reads texts from a file or a pipe; add --file FILE, or give -"
-            )
-        every = _read_lines(name)
-        first = next(every, None)
-        if first is None:
-            raise InputError(f"{_called(name)} holds no text; write one in each line")
-        return chain([first], every)
-
-    def _picture(self, texts: list[str]) -> Path:
-        assert self.image is not None
-        if texts or self.pair is not None:
-            raise InputError("give a text or an --image, not both")
-        if not self.image.is_file():
-            raise InputError(f"there is no file {str(self.image)!r}; --image names a picture")
-        return self.image
-
-    def _text(self, texts: list[str]) -> str | tuple[str, str]:
-        typed, name = self._source(texts)
-        first = check_text(_read_file(name) if typed is None else typed)
-        return first if self.pair is None else (first, check_text(self.pair))
-
-    def _source(self, texts: list[str]) -> tuple[str | None, str]:
-        """The text that was typed, or None and the file to read it from; ``-`` is stdin."""
+        alone = self.pair is None and self.image is None
+        require(
+            alone or not self.lines,
+            "--lines reads one text from each line; leave --pair and --image out",
+        )
+        if self.image is not None:
+            require(not texts and self.pair is None, "give a text or an --image, not both")
+            found = self.image.is_file()
+            require(found, f"there is no file {str(self.image)!r}; --image names a picture")
+            return iter([(None, self.image)])
         if not texts and _is_piped():
-            return None, STDIN
-        if len(texts) != 1:
-            raise InputError(
-                'give one text, as "…" or with --text "…", with --file FILE, or through a pipe'
+            texts = [STDIN]
+        require(
+            len(texts) == 1,
+            'give one text, as "…" or with --text "…", with --file FILE, or through a pipe',
+        )
+        text, in_file = texts[0], self.file is not None or texts[0] == STDIN
+        if self.lines:
+            require(
+                in_file, "--lines reads texts from a file or a pipe; add --file FILE, or give -"
             )
-        return (None if self.file is not None or texts == [STDIN] else texts[0]), texts[0]
+            every = _read(text, lines=True)
+            first = next(every, None)
+            if first is None:
+                raise InputError(f"{_called(text)} holds no text; write one in each line")
+            return chain([first], every)
+        if in_file:
+            ((_, text),) = _read(text, lines=False)
+        _not_empty(text)
+        return iter([(None, text if self.pair is None else (text, _not_empty(self.pair)))])
 
 
 def _is_piped() -> bool:
@@ -357,49 +330,26 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-def check_text(text: str, name: str = "text") -> str:
-    """Return a text, or raise an error if it is empty."""
-    if not text.strip():
-        raise InputError(f"the {name} is empty; give at least one word")
+def _not_empty(text: str) -> str:
+    require(text.strip(), "the text is empty; give at least one word")
     return text
 
 
-@contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
-    """A file, or stdin; what cannot be read is one line."""
+def _read(name: str, lines: bool) -> Iterator[Given]:
+    """Each line of a file, or of stdin, that is not blank; or all of it, as one text."""
+    number = 1
     try:
-        if name == STDIN:
-            yield sys.stdin.buffer
-            return
-        with Path(name).open("rb") as stream:
-            yield stream
+        with nullcontext(sys.stdin.buffer) if name == STDIN else open(name, "rb") as stream:
+            for number, data in enumerate(stream if lines else [stream.read()], start=1):
+                text = data.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if text or not lines:
+                    yield number, text
     except OSError as error:
         raise InputError(f"cannot read {_called(name)}: {system_reason(error)}") from error
-
-
-def _read_file(name: str) -> str:
-    """The text of a file, or of stdin, without the space around it."""
-    try:
-        with _opened(name) as stream:
-            return stream.read().decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{_called(name)} is not UTF-8 text (byte {error.start}); convert it"
-        ) from error
-
-
-def _read_lines(name: str) -> Iterator[Given]:
-    """Each line of a file, or of stdin, that is not blank."""
-    with _opened(name) as stream:
-        for number, data in enumerate(stream, start=1):
-            try:
-                text = data.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"line {number} of {_called(name)} is not UTF-8 text; convert it"
-                ) from error
-            if text:
-                yield Given(text, number)
+        which = f"line {number} of {_called(name)} is" if lines else f"{_called(name)} is"
+        where = "" if lines else f" (byte {error.start})"
+        raise InputError(f"{which} not UTF-8 text{where}; convert it") from error
 
 
 def _called(name: str) -> str:

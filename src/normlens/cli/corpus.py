@@ -7,12 +7,14 @@ Options:
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,56 +24,38 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from normlens.cli.common import check_run_needs, console_for, new_table, print_table
+from normlens.cli.common import check_needs, console_for, print_table
 from normlens.cli.parameters import Fields
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError, SomeFailedWarning
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.options import FILE_SIZE, Execution, RunOptions
-from normlens.errors import TABLES, InputError, NormLensError, check_installed
+from normlens.errors import TABLES, NormLensError, check_installed, require
 from normlens.loading.embedded import DEFAULT
 from normlens.results.words import write_csv
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from normlens.corpus.runs.results import Run
-    from normlens.corpus.runs.watched import Watched
 
 
 # Questions to begin with, by the table of a run that answers them.
 
 
-#: A question in words, and the SQL that asks it.
-EXAMPLES: dict[str, tuple[str, str]] = {
-    "similarity": (
-        "How much does each step change the map of a layer?",
-        "SELECT layer, scope_a, scope_b, avg(rho) AS rho FROM similarity GROUP BY ALL ORDER BY ALL",
-    ),
-    "mixing": (
-        "How much of a vector do other tokens supply, by layer and kind of token?",
-        "SELECT layer, category, avg(ratio) AS ratio FROM mixing GROUP BY ALL ORDER BY ALL",
-    ),
-    "amplification_pairs": (
-        "Which pairs of subwords are amplified most?",
-        "SELECT layer, source_token, target_token, sum(sum) / sum(count) AS amp, "
-        "sum(count) AS count FROM amplification_pairs GROUP BY ALL ORDER BY amp DESC LIMIT 20",
-    ),
-    "norms": (
-        "How large is what the feed-forward block adds beside what passes it by?",
-        "SELECT layer, avg(ff_output_norm / bypassed_norm) AS share FROM norms GROUP BY layer "
-        "ORDER BY layer",
-    ),
-    "explanations": (
-        "Of which sequences does no token own most of the score?",
-        "SELECT sequence, target, value, remainder FROM explanations "
-        "ORDER BY abs(remainder) DESC LIMIT 20",
-    ),
-    "sequences": (
-        "How many sequences and tokens are there, and how exact are they?",
-        "SELECT count(*) AS sequences, sum(tokens) AS tokens, max(completeness) AS completeness "
-        "FROM sequences",
-    ),
+#: Questions in words, and the SQL that asks them.
+EXAMPLES = {
+    "How much does each step change the map of a layer?": "SELECT layer, scope_a, scope_b, "
+    "avg(rho) AS rho FROM similarity GROUP BY ALL ORDER BY ALL",
+    "How much of a vector do other tokens supply, by layer and kind of token?": "SELECT layer, "
+    "category, avg(ratio) AS ratio FROM mixing GROUP BY ALL ORDER BY ALL",
+    "Which pairs of subwords are amplified most?": "SELECT layer, source_token, target_token, "
+    "sum(sum) / sum(count) AS amp, sum(count) AS count FROM amplification_pairs GROUP BY ALL "
+    "ORDER BY amp DESC LIMIT 20",
+    "How large is what the feed-forward block adds beside what passes it by?": "SELECT layer, "
+    "avg(ff_output_norm / bypassed_norm) AS share FROM norms GROUP BY layer ORDER BY layer",
+    "Of which sequences does no token own most of the score?": "SELECT sequence, target, value, "
+    "remainder FROM explanations ORDER BY abs(remainder) DESC LIMIT 20",
+    "How many sequences and tokens are there, and how exact are they?": "SELECT count(*) AS "
+    "sequences, sum(tokens) AS tokens, max(completeness) AS completeness FROM sequences",
 }
 
 
@@ -82,54 +66,25 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 EVERY_LOCAL, EVERY_REMOTE = 2.0, 30.0
 #: Seconds between two lines in a pipe.
 LINE_EVERY = 10.0
-#: Workers that a terminal shows; the last to finish a shard come first.
-SHOWN = 20
 
 
 def watch_run(run: Run, as_json: bool = False) -> None:
     """Show how far a run is until nobody works on it any more."""
-    every = EVERY_LOCAL if isinstance(run.folder, LocalFolder) else EVERY_REMOTE
     console = console_for()
-    watched = run.watched()
-    if as_json or not console.is_terminal:
+    every = EVERY_LOCAL if isinstance(run.folder, LocalFolder) else EVERY_REMOTE
+    is_live = console.is_terminal and not as_json
+    with Live(console=console, auto_refresh=False) if is_live else nullcontext() as live:
         while True:
-            print(json.dumps(watched.as_json()) if as_json else watched.line(), flush=True)
+            watched = run.watched()
+            if live is None:
+                print(json.dumps(watched.as_json()) if as_json else watched.line(), flush=True)
+            else:
+                total, done = max(1, watched.status.sequences), watched.status.done
+                bar = ProgressBar(total=total, completed=done, width=60)
+                live.update(Group(Text(str(watched)), bar), refresh=True)
             if not watched.running:
                 return
-            time.sleep(max(every, LINE_EVERY))
-            watched = run.watched()
-    with Live(_view(watched), console=console, auto_refresh=False) as live:
-        while watched.running:
-            time.sleep(every)
-            watched = run.watched()
-            live.update(_view(watched), refresh=True)
-        live.update(_view(watched), refresh=True)
-
-
-def _view(watched: Watched) -> RenderableType:
-    status, activity = watched.status, watched.activity
-    running = f" ({watched.running})" if watched.running else ""
-    parts: list[RenderableType] = [
-        *map(Text, str(status).splitlines()[:1]),
-        Text(f"state      {watched.state}{running}"),
-        ProgressBar(total=max(1, status.sequences), completed=status.done, width=60),
-        Text(watched.line()),
-    ]
-    if activity is None:
-        return Group(*parts, *map(Text, watched.activity_lines()))
-    columns = ("worker", "device", "shards", "sequences/s", "failed", "last")
-    rows = (
-        [
-            *(worker.name, worker.device, str(worker.shards), f"{worker.rate:.1f}"),
-            str(worker.failures),
-            f"{progress.clock(max(0.0, time.time() - worker.last))} ago",
-        ]
-        for worker in activity.workers[:SHOWN]
-    )
-    parts += [Text(watched.activity_lines()[1]), new_table(columns, rows, left=(0, 1))]
-    if (hidden := len(activity.workers) - SHOWN) > 0:
-        parts.append(Text(f"and {hidden} more workers"))
-    return Group(*parts)
+            time.sleep(every if is_live else max(every, LINE_EVERY))
 
 
 # ``normlens run``: measure a corpus, or go on with a run that was stopped.
@@ -141,14 +96,57 @@ SOME_FAILED = 3
 INTERRUPTED = 130
 
 
+@dataclass(frozen=True)
+class RunArguments:
+    """What a run is of and where it is: a new one, or one that was stopped.
+
+    Options:
+        model NAME (--model, -m): Hub name, folder or embedded model.
+        data DATA (--data, -d): File, folder, pattern or named data set.
+        out RUN (--out, -o): New folder (or fsspec URL) for the run.
+        resume RUN: Finish the run in this folder; it knows its options.
+        quiet (--quiet, -q): Print no progress.
+    """
+
+    model: str | None = None
+    data: str | None = None
+    out: str | None = None
+    resume: str | None = None
+    quiet: bool = False
+
+    def do(
+        self,
+        begin: Callable[..., Run],
+        go_on: Callable[..., Run],
+        noun: str,
+        options: Mapping[str, Any],
+    ) -> Run:
+        """Do a new run, or go on with one; Ctrl-C says how to go on, and exits with 130.
+
+        `noun` is what the command calls its runs; the command is called like the function `begin`.
+        """
+        place, is_new = self.resume or self.out or "", self.resume is None
+        require(
+            (self.out is not None) == is_new,
+            f"give --out for a new {noun} or --resume for one that was stopped",
+        )
+        needed = "--data" if noun == "run" else "--model, --data"
+        given = self.model is not None and self.data is not None
+        require(given or not is_new, f"a new {noun} needs {needed} and --out")
+        try:
+            with shown_progress(self.quiet) as shown, warnings.catch_warnings():
+                warnings.simplefilter("ignore", SomeFailedWarning)  # `report_run` says it
+                call, of = begin if is_new else go_on, {"model": self.model, "data": self.data}
+                return call(out=place, progress=shown, **of, **options)
+        except KeyboardInterrupt:
+            print(_stopped(place, begin.__name__), file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
 def run_command(
     *,
-    model: str | None = None,
-    data: str | None = None,
-    out: str | None = None,
-    resume: str | None = None,
+    arguments: RunArguments,
     options: Annotated[dict[str, Any], Fields(of=(RunOptions, Execution))],
-    quiet: bool = False,
 ) -> None:
     """Measure every sequence of a corpus; stop and resume at any time.
 
@@ -158,50 +156,15 @@ def run_command(
     "SELECT layer, avg(ratio) FROM mixing GROUP BY layer"
 
     Options:
-        data DATA (--data, -d): File, folder, pattern or named data set.
-        out RUN (--out, -o): New folder (or fsspec URL) for the run.
-        resume RUN: Finish the run in this folder; it knows its options.
-        quiet (--quiet, -q): Print no progress.
+        model NAME (--model, -m): Hub name, local folder, or embedded model. Default: minilm.
     """
-    model = model or (DEFAULT if resume is None else None)
-    check_run_needs(model, options)
+    if arguments.resume is None:
+        arguments = replace(arguments, model=arguments.model or DEFAULT)
+    check_needs(arguments.model, execution=options)
 
     from normlens.corpus.runs import runs
 
-    report_run(
-        do_run(runs.run, runs.resume, "run", model, data, out, resume, quiet, options), quiet
-    )
-
-
-def do_run(
-    begin: Callable[..., Run],
-    go_on: Callable[..., Run],
-    noun: str,
-    model: str | None,
-    data: str | None,
-    out: str | None,
-    resume: str | None,
-    quiet: bool,
-    options: Mapping[str, Any],
-) -> Run:
-    """Do a new run, or go on with one; Ctrl-C says how to go on, and exits with 130.
-
-    `noun` is what the command calls its runs; the command is called like the function `begin`.
-    """
-    if (out is None) == (resume is None):
-        raise InputError(f"give --out for a new {noun} or --resume for one that was stopped")
-    try:
-        with shown_progress(quiet) as shown, warnings.catch_warnings():
-            warnings.simplefilter("ignore", SomeFailedWarning)  # `report_run` says it
-            if resume is not None:
-                return go_on(resume, model=model, data=data, progress=shown, **options)
-            if model is None or data is None:
-                needed = "--data" if noun == "run" else "--model, --data"
-                raise InputError(f"a new {noun} needs {needed} and --out")
-            return begin(model, data, out, progress=shown, **options)
-    except KeyboardInterrupt:
-        print(_stopped(resume or out or "", begin.__name__), file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+    report_run(arguments.do(runs.run, runs.resume, "run", options), arguments.quiet)
 
 
 @contextmanager
@@ -326,9 +289,7 @@ def query_command(
         return
     tables = opened.snapshot(moves_on=True)
     if not tables.complete:
-        print(
-            f"note: only shards that are done answer; see: normlens status {run}", file=sys.stderr
-        )
+        _note(f"note: only shards that are done answer; see: normlens status {run}")
     if out is not None:
         tables.export(sql, out, overwrite=force)
         return
@@ -342,10 +303,11 @@ def query_command(
         rows = (map(_cell, row) for row in frame.head(SHOWN_ROWS).itertuples(index=False))
         print_table("", map(str, frame.columns), rows, left=words)
         if len(frame) > SHOWN_ROWS:
-            print(
-                f"{SHOWN_ROWS} of {len(frame)} rows; --csv, --json or --out give all",
-                file=sys.stderr,
-            )
+            _note(f"{SHOWN_ROWS} of {len(frame)} rows; --csv, --json or --out give all")
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _cell(value: object) -> str:
@@ -359,12 +321,13 @@ def _print(result: Any, as_json: bool) -> None:
 def _print_tables(run: str, tables: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
     """List a run's tables with their columns, and questions that they answer."""
     columns = {table: list(described["columns"]) for table, described in tables.items()}
-    examples = [example for table, example in EXAMPLES.items() if table in columns]
+    asks = re.compile(rf"FROM ({'|'.join(columns)})\b")
+    examples = {question: sql for question, sql in EXAMPLES.items() if asks.search(sql)}
     if as_json:
-        queries = [{"question": question, "sql": sql} for question, sql in examples]
+        queries = [{"question": question, "sql": sql} for question, sql in examples.items()]
         print(json.dumps({"tables": columns, "examples": queries}, indent=1))
         return
     for table, names in columns.items():
         print(f"{table}({', '.join(names)})")
-    for question, sql in examples:
+    for question, sql in examples.items():
         print(f"\n# {question}\nnormlens query {shlex.quote(run)} {shlex.quote(sql)}")

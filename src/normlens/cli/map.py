@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import tempfile
 import webbrowser
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from normlens import scopes
 from normlens.cli import common
 from normlens.cli.common import print_table, say
 from normlens.cli.parameters import Fields
-from normlens.errors import InputError, valid_choice
+from normlens.errors import require, valid_choice
 from normlens.options import LAYER, AnalysisOptions, LoadOptions, cost_in_words
 from normlens.results.words import STACKS, by_stack
+from normlens.scopes import consecutive, holds, layers_in_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from normlens.lens import Lens
     from normlens.results.maps import Maps
 
 
@@ -34,30 +31,29 @@ PRINTED_PAIRS = 3
 
 def show_maps(maps: Maps) -> None:
     """Print what the maps are of, and what they say in short."""
-    about, two = maps.provenance, bool(maps.stack)
-    layers = "" if two else f": {layers_in_words(maps)} of {about['components']}"
+    about, stacks = maps.provenance, by_stack(maps)
+    layers = "" if maps.stack else f": {layers_in_words(maps.layers)} of {about['components']}"
     say(f"{about['model']} ({about['model_type']}){layers}, {about['dtype']} on {about['device']}")
-    if not two:
-        say(f"{len(maps.tokens)} tokens: {' '.join(maps.tokens)}")
-        if maps.source_axis is not None:
-            say(f"{len(maps.sources)} sources: {' '.join(maps.source_tokens)}")
     if others := _source_alone(maps):
         say(f"source, {len(others)} tokens: {' '.join(others)}")
-    for one in by_stack(maps) if two else []:
-        say(
-            f"{one.stack}: {layers_in_words(one)} of {one.provenance['components']}; "
-            f"{_sequence(one)}, {len(one.tokens)} tokens: {' '.join(one.tokens)}"
-        )
+    for one in stacks:
+        tokens = f"{len(one.tokens)} tokens: {' '.join(one.tokens)}"
+        if one.stack:
+            layers = f"{layers_in_words(one.layers)} of {one.provenance['components']}"
+            tokens = f"{one.stack}: {layers}; {_sequence(one)}, {tokens}"
+        say(tokens)
+    if not maps.stack and maps.source_axis is not None:
+        say(f"{len(maps.sources)} sources: {' '.join(maps.source_tokens)}")
     say(completeness(maps))
     if maps.origin_in_words:
         say(f"{maps.origin_in_words}, through all layers; what no token owns is left out")
     if "outside_scopes" in about:
         say(f"outside every scope: {about['outside_scopes']}")
-    if any(one.heads for one in by_stack(maps)):
+    if any(one.heads for one in stacks):
         say("head-level maps: keep them with --out maps.safetensors (or .csv, .json)")
     if maps.routing is not None:
         say(f"{maps.routing!r}; --routing experts.csv writes it")
-    for one in by_stack(maps):
+    for one in stacks:
         if len(one.scopes) == 1:
             _show_scope(one)
         else:
@@ -67,15 +63,13 @@ def show_maps(maps: Maps) -> None:
 
 def sizes_in_words(maps: Maps) -> str:
     """How many tokens, which layers and how many scopes; of an encoder–decoder in each stack."""
-    if not maps.stack:
-        return f"{len(maps.tokens)} tokens, {layers_in_words(maps)}, {len(maps.scopes)} scopes"
     others = _source_alone(maps)
     words = [f"source of {len(others)} tokens"] if others else []
-    words += [
-        f"{_sequence(one)} of {len(one.tokens)} tokens, {one.stack} {layers_in_words(one)}, "
-        f"{len(one.scopes)} scopes"
-        for one in by_stack(maps)
-    ]
+    for one in by_stack(maps):
+        tokens, layers = f"{len(one.tokens)} tokens", layers_in_words(one.layers)
+        if one.stack:
+            tokens, layers = f"{_sequence(one)} of {tokens}", f"{one.stack} {layers}"
+        words.append(f"{tokens}, {layers}, {len(one.scopes)} scopes")
     return "; ".join(words)
 
 
@@ -94,25 +88,18 @@ def _sequence(maps: Maps) -> str:
     return f"target ({maps.provenance['target']})" if "target" in maps.provenance else "target"
 
 
-def layers_in_words(maps: Maps) -> str:
-    """``layers 0–2``; see `normlens.scopes`."""
-    return scopes.layers_in_words(maps.layers)
-
-
 def completeness(maps: Maps) -> str:
     """How exactly parts and biases make the model's own vectors."""
     if not any(scope.endswith("-N") for scope in maps.scopes):
         return "completeness: not measured, because attention weights have no parts"
-    return completeness_words(
-        maps.completeness, maps.provenance, "bias against the model's own vectors"
-    )
+    return completeness_words(maps, maps.provenance, "bias against the model's own vectors")
 
 
-def completeness_words(error: float, about: dict[str, Any], against: str) -> str:
+def completeness_words(result: Any, about: dict[str, Any], against: str) -> str:
     """How exactly the parts of a result and its biases make what the model itself says."""
     tolerance, compared = about.get("tolerance"), about.get("compared_with_float32")
     return (
-        f"completeness: {error:.1e}{cost_in_words(str(about.get('dtype')))} "
+        f"completeness: {result.completeness:.1e}{cost_in_words(str(about.get('dtype')))} "
         f"(worst relative error of parts + {against}"
         f"{'' if tolerance is None else f'; tolerance {tolerance:.0e}'}"
         f"{f'; {compared}' if compared else ''})"
@@ -120,11 +107,12 @@ def completeness_words(error: float, about: dict[str, Any], against: str) -> str
 
 
 def _titled(maps: Maps, title: str) -> str:
-    return f"{maps.stack.capitalize()}: {title[0].lower()}{title[1:]}" if maps.stack else title
+    """A title that begins with the stack, if there are two."""
+    return f"{maps.stack.capitalize()}: {title}" if maps.stack else title[0].upper() + title[1:]
 
 
 def _show_similarity(maps: Maps) -> None:
-    steps = scopes.consecutive(maps.scopes)
+    steps = consecutive(maps.scopes)
     if not steps:
         return
     from_weights = {"ATTN-W": "ATTN-W → ATTN-N", "CROSS-W": "CROSS-W → CROSS-N"}
@@ -134,42 +122,42 @@ def _show_similarity(maps: Maps) -> None:
         [str(layer), *("–" if rho != rho else f"{rho:.2f}" for rho in row)]
         for layer, *row in zip(maps.layers, *columns, strict=True)
     )
-    title = "Similarity of each scope to the one before (Spearman's ρ)"
+    title = "similarity of each scope to the one before (Spearman's ρ)"
     print_table(_titled(maps, title), ["layer", *names], rows)
 
 
 def _show_amplification(maps: Maps) -> None:
     for before, after in maps.feed_forward_pairs():
         amplified = maps.choose(maps.layers_of(before, after), [before, after])
-        rows = _pairs(amplified, amplified.amplification(before, after), PRINTED_PAIRS, "+.3f")
-        title = f"Pairs that the feed-forward block amplifies most ({before} → {after})"
-        print_table(_titled(maps, title), ["layer", "source → target, FF-amp"], rows, (0, 1))
+        title = f"pairs that the feed-forward block amplifies most ({before} → {after})"
+        values = amplified.amplification(before, after)
+        _show_pairs(amplified, values, title, "FF-amp", PRINTED_PAIRS, "+.3f")
 
 
 def _show_scope(maps: Maps) -> None:
     """The one chosen scope: its map where it fits, else its largest pairs."""
     scope = maps.scopes[0]
-    own, other = scopes.holds(scope)
+    own, other = holds(scope)
     if len(set(maps.source_sequences)) > 1 and maps.stack and not (own and other):
         maps = maps.sources_of("decoder" if own else "encoder")  # it has no parts of the others
     if max(len(maps.targets), len(maps.sources)) > PRINTED_TOKENS:
-        rows = _pairs(maps.choose(scopes=scope), maps[scope], 2 * PRINTED_PAIRS, ".3g")
-        title = _titled(maps, f"Largest values of {scope} between two tokens")
-        print_table(title, ["layer", "source → target, value"], rows, (0, 1))
+        title, chosen = f"largest values of {scope} between two tokens", maps.choose(scopes=scope)
+        _show_pairs(chosen, maps[scope], title, "value", 2 * PRINTED_PAIRS, ".3g")
         return
     whose = dict.fromkeys(maps.source_sequences) if maps.stack else {}
     sources = f": {', then '.join(f'the {name}' for name in whose)}" if whose else ""
-    stack = f"{maps.stack.capitalize()}: " if maps.stack else ""
     for layer in maps.layers_of(scope):
-        title = f"{stack}{scope}, layer {layer} (rows are targets, columns sources{sources})"
+        title = f"{scope}, layer {layer} (rows are targets, columns sources{sources})"
         cells = (
             [target, *(f"{value:.3g}" for value in row)]
             for target, row in zip(maps.tokens, maps.at(scope, layer), strict=True)
         )
-        print_table(title, ["", *maps.source_tokens], cells)
+        print_table(_titled(maps, title), ["", *maps.source_tokens], cells)
 
 
-def _pairs(maps: Maps, values: NDArray[Any], count: int, form: str) -> Iterator[list[str]]:
+def _show_pairs(
+    maps: Maps, values: NDArray[Any], title: str, what: str, count: int, form: str
+) -> None:
     """A row per layer with the pairs of the largest values, (layer, i, j)."""
     from normlens.measures import strongest_pairs
 
@@ -177,13 +165,12 @@ def _pairs(maps: Maps, values: NDArray[Any], count: int, form: str) -> Iterator[
     if maps.stack and maps.source_sequences:
         labels = zip(sources, maps.source_sequences, strict=True)
         sources = [f"{token} ({sequence})" for token, sequence in labels]
-    for index, layer in enumerate(maps.layers):
-        pairs, _ = strongest_pairs(values[index], maps.allowed[index], count, maps.is_same_token)
-        words = [
-            f"{sources[pair.source]} → {maps.tokens[pair.target]} {pair.value:{form}}"
-            for pair in pairs
-        ]
-        yield [str(layer), "   ".join(words) or "–"]
+    rows = []
+    for layer, in_layer, allowed in zip(maps.layers, values, maps.allowed, strict=True):
+        pairs, _ = strongest_pairs(in_layer, allowed, count, maps.is_same_token)
+        words = [f"{sources[p.source]} → {maps.tokens[p.target]} {p.value:{form}}" for p in pairs]
+        rows.append([str(layer), "   ".join(words) or "–"])
+    print_table(_titled(maps, title), ["layer", f"source → target, {what}"], rows, (0, 1))
 
 
 # ``normlens map``: attribution maps of a text.
@@ -247,91 +234,57 @@ def map_command(
         routing FILE.csv: Of a mixture of experts: write which experts each token used, with
             weights.
     """
-    common.check_result_needs(model, output.out, inputs.image)
-    target, quiet = inputs.target_text, output.quiet
-    each_input = inputs.read(sentence)
-    if target is not None:
-        common.check_text(target, "target")
-    if stack is not None:
-        valid_choice(stack, STACKS, "--stack")
-    if inputs.lines and (target is not None or routing is not None):
-        raise InputError("--lines is for texts alone; leave --target-text and --routing out")
-    _check_drawing(drawing, output)
+    from normlens.figures import COLOUR_SCALES
+    from normlens.measures.maps import AXES
+
+    choices = {"normalise": AXES, "colour": tuple(COLOUR_SCALES)}
+    for name in ("normalise", "colour", "sources", "stack"):
+        if (value := {**drawing, "stack": stack}.get(name)) is not None:
+            valid_choice(value, choices.get(name, STACKS), f"--{name}")
+    output.check(model, inputs, drawing, like="maps.png")
+    quiet, target, each_input = output.quiet, inputs.target_text, inputs.read(sentence)
+    require(
+        not inputs.lines or (target is None and routing is None),
+        "--lines is for texts alone; leave --target-text and --routing out",
+    )
+
+    from normlens.results import exports, store
+
     if drawing.pop("no_diagonal", False):
         drawing["diagonal"] = False
-    output.check(inputs.lines, drawing)
     if "heads_of" in drawing:
         analysis = replace(analysis, heads=True)
-
-    from normlens.results import exports as export
-    from normlens.results import store
-
     if routing is not None:
-        export.check_routing(routing)
+        exports.check_routing(routing)
         store.check_output(routing, overwrite=output.force)
     lens = common.load_lens(model, tokenizer, loading, quiet)
     of_two = {"target-text": target, "stack": stack, "sources": drawing.get("sources")}
-    _check_stacks(lens, inputs, of_two)
-    encode = partial(lens.encode, truncate=truncate)
-    if lens.two_stacks:
-        encode = partial(lens.encode_pairs, target=target, truncate=truncate)
-    changed = words or no_special_tokens or stack is not None or analysis.origin != LAYER
+    common.check_stacks(lens, of_two, {"image": inputs.image, "pair": inputs.pair})
     # Maps that stay as they are go to their file layer by layer.
-    place = output.file
-    streams = place is not None and place.suffix.lower() == ".safetensors" and not changed
+    changed = words or no_special_tokens or stack is not None or analysis.origin != LAYER
+    streams = not changed and (output.file() or Path()).suffix.lower() == ".safetensors"
+
     for given in each_input:
-        with given.named(), common.status("computing maps", quiet) as advance:
-            (maps,) = lens.analyse(
-                encode(given.value),
-                analysis,
-                out=output.file_of(given.line) if streams else None,
-                overwrite=output.force,
-                progress=advance,
-            )
+        line, _ = given
+        maps = output.compute(
+            "computing maps",
+            given,
+            lens.maps,
+            target=target,
+            truncate=truncate,
+            out=output.file(line) if streams else None,
+            overwrite=output.force,
+            **asdict(analysis),
+        )
         maps = maps if stack is None else by_stack(maps, stack)[0]
         if routing is not None:
-            with common.file_errors(routing):
-                export.write_routing(maps, routing, overwrite=output.force)
+            exports.write_routing(maps, routing, overwrite=output.force)
             if not (quiet or output.printed):
                 print(f"wrote {routing}: {maps.routing!r}")
         maps = maps.words() if words else maps
         maps = maps.without_special_tokens() if no_special_tokens else maps
-        output.deliver(
-            maps,
-            given.line,
-            show=show_maps,
-            written=streams,
-            words=lambda maps: f"{sizes_in_words(maps)}; {completeness(maps)}",
-            **drawing,
-        )
-
-
-def _check_stacks(lens: Lens, inputs: common.Inputs, of_two: dict[str, str | None]) -> None:
-    """Raise for options of encoder–decoders where there is one stack, and the other way round."""
-    if lens.two_stacks and inputs.image is not None:
-        raise InputError(f"{lens.name} reads texts; --image is for models that see")
-    if lens.two_stacks and inputs.pair is not None:
-        raise InputError(
-            f"--pair is for models that read two texts as one; {lens.name} is an encoder–decoder: "
-            "give the decoder's text as --target-text"
-        )
-    for name, value in of_two.items():
-        if not lens.two_stacks and value is not None:
-            raise InputError(f"--{name} is for encoder–decoders; {lens.name} reads one text")
-
-
-def _check_drawing(drawing: dict[str, Any], output: common.Output) -> None:
-    """Judge what was said about pictures before a model is loaded."""
-    from normlens.figures import COLOUR_SCALES
-    from normlens.measures.maps import AXES
-
-    choices = {"normalise": AXES, "colour": tuple(COLOUR_SCALES), "sources": STACKS}
-    for name in choices:
-        if name in drawing:
-            valid_choice(drawing[name], choices[name], f"--{name}")
-    if drawing and output.file is None:
-        flags = [f"--{name.replace('_', '-')}" for name in drawing]
-        raise InputError(f"only pictures follow {' and '.join(flags)}; add --out maps.png")
+        in_words = f"{sizes_in_words(maps)}; {completeness(maps)}"
+        output.deliver(maps, line, show_maps, words=in_words, written=streams, **drawing)
 
 
 # ``normlens view``: maps files in the browser.
@@ -366,8 +319,8 @@ def view_command(
     from normlens.viewer import to_html
 
     if out is not None:
-        if out.suffix.lower() not in (".html", ".htm"):
-            raise InputError(f"{str(out)!r} is not the name of an HTML file; end it in .html")
+        named = out.suffix.lower() in (".html", ".htm")
+        require(named, f"{str(out)!r} is not the name of an HTML file; end it in .html")
         store.check_output(out, overwrite=force)
     maps = [Maps.load(file) for file in files]
     path = out or Path(tempfile.mkdtemp(prefix="normlens-")) / f"{files[0].stem}.html"

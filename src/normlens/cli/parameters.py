@@ -36,10 +36,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from normlens.options import Option, names_of, option_of
+from normlens.options import Option, names_of, options_of
 
 #: One option in a docstring: its name, the placeholder, its flags, its help.
 _ENTRY = re.compile(r"(\w+)(?: ([^\s(]\S*?))?(?: \((.+?)\))?: (.*)")
+#: A field, what is typed for it, and its type.
+_Item = tuple[Field[Any], Option, Any]
 #: Options of dataclasses that stand at the end of --help.
 _LAST = ("force", "quiet")
 
@@ -64,29 +66,31 @@ class Fields:
     #: that must know what was given.
     of: tuple[Any, ...] = ()
 
-    def items(self, *kinds: Any) -> list[tuple[Field[Any], Option, Any]]:
-        """The fields of these dataclasses that the command takes, with options and types."""
+    def items(self, anew: dict[str, Option], *kinds: Any) -> list[_Item]:
+        """The fields of these dataclasses that the command takes; it may describe some `anew`."""
         unknown = {*self.only, *self.without}.difference(*map(names_of, kinds))
         if unknown:
             raise TypeError(f"there is no field {unknown.pop()!r} among those of {kinds}")
-        return [
-            (item, option, get_type_hints(kind)[item.name])
-            for kind in kinds
-            for item in fields(kind)
-            if (option := option_of(item) or described(kind.__doc__).get(item.name)) is not None
-            and item.name not in self.without
-            and (not self.only or item.name in self.only)
-        ]
+        items = []
+        for kind in kinds:
+            told, hints = described(kind.__doc__).items(), get_type_hints(kind)
+            options = {name: anew.get(name, option) for name, option in told} | options_of(kind)
+            items += [
+                (item, options[item.name], hints[item.name])
+                for item in fields(kind)
+                if item.name in (self.only or options.keys() - {*self.without})
+            ]
+        return items
 
     def parameter(self, item: Field[Any], option: Option, kind: Any) -> inspect.Parameter:
         """A field as typer reads it; None is an option that was not typed."""
-        default, help_text, typed = None, option.help, option.typed or kind
-        if not self.of and option.typed is None:
-            default = item.default
-        elif isinstance(item.default, str | int | float) and not isinstance(item.default, bool):
-            help_text = f"{help_text} Default: {item.default}."
+        default, help_text, typed = item.default, option.help, option.typed or kind
+        if self.of or option.typed is not None:
+            if isinstance(default, str | int | float) and not isinstance(default, bool):
+                help_text = f"{help_text} Default: {default}."
+            default, typed = None, typed | None
         shown = _as_typed(item.name, option, default, help=help_text, rich_help_panel=self.panel)
-        return _keyword(item.name, shown, typed if default is not None else typed | None)
+        return _keyword(item.name, shown, typed)
 
 
 def _as_typed(name: str, option: Option, default: Any, **more: Any) -> Any:
@@ -101,9 +105,9 @@ def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 def as_typer_reads(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each field of the dataclasses among its parameters."""
-    options = described(__doc__) | described(inspect.getmodule(command).__doc__)
-    options |= described(command.__doc__)
-    groups: dict[str, tuple[Callable[..., Any], list[tuple[Field[Any], Option, Any]]]] = {}
+    own = described(command.__doc__)
+    options = described(__doc__) | described(inspect.getmodule(command).__doc__) | own
+    groups: dict[str, tuple[Callable[..., Any], list[_Item]]] = {}
     parameters: list[inspect.Parameter] = []
     last: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)
@@ -112,21 +116,18 @@ def as_typer_reads(command: Callable[..., None]) -> Callable[..., None]:
         kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         choice = next((extra for extra in extras if isinstance(extra, Fields)), Fields())
         if choice.of or is_dataclass(kind):
-            items = choice.items(*(choice.of or (kind,)))
+            items = choice.items(own, *(choice.of or (kind,)))
             groups[name] = dict if choice.of else kind, items
             for item in items:
                 (last if item[0].name in _LAST else parameters).append(choice.parameter(*item))
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        if not isinstance(default, typer.models.OptionInfo):
-            option = options.get(name, Option(""))
-            default = (
-                _as_typed(name, option, default)
-                if parameter.kind is parameter.KEYWORD_ONLY
-                else typer.Argument(
-                    default, metavar=option.metavar, help=option.help, show_default=False
-                )
-            )
+        option = options.get(name, Option(""))
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            words: Any = {"metavar": option.metavar, "help": option.help}
+            default = typer.Argument(default, show_default=False, **words)
+        elif not isinstance(default, typer.models.OptionInfo):
+            default = _as_typed(name, option, default)
         parameters.append(_keyword(name, default, hint))
 
     def call(**typed: Any) -> None:
@@ -141,7 +142,7 @@ def as_typer_reads(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _values(items: list[tuple[Field[Any], Option, Any]], typed: dict[str, Any]) -> dict[str, Any]:
+def _values(items: list[_Item], typed: dict[str, Any]) -> dict[str, Any]:
     """The values of the fields that were typed, which are taken out of `typed`."""
     values = {}
     for item, option, _ in items:

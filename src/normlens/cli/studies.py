@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from normlens.ablation.options import AblateOptions
 from normlens.alignment.options import RUN_FIELDS, AlignOptions
-from normlens.cli.common import check_run_needs
-from normlens.cli.corpus import do_run, report_run, shown_progress
+from normlens.cli.common import check_needs
+from normlens.cli.corpus import RunArguments, report_run, shown_progress
 from normlens.cli.parameters import Fields
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import GRADIENTS, REPORT, TABLES, check_installed
 from normlens.faithfulness.options import RUN_FIELDS as EVALUATE_FIELDS
 from normlens.faithfulness.options import EvaluateOptions
 from normlens.papers.settings import EVALUATE, OF_PARTS, Settings, parse_kinds
-from normlens.reports.needs import NO_PAGE
 
 if TYPE_CHECKING:
     from normlens.corpus.runs.results import Run
@@ -66,8 +65,7 @@ def ablate_command(
     Options:
         out OUT (--out, -o): Folder for results.
     """
-    results = [REPORT] if page else []
-    check_run_needs(model, execution, *results, extra="reproduce", instead=NO_PAGE)
+    check_needs(model, execution=execution, extra="reproduce", page=page)
 
     from normlens.ablation.ablate import ablate
 
@@ -82,14 +80,10 @@ def ablate_command(
 
 def align_command(
     *,
-    model: str | None = None,
-    data: str | None = None,
-    out: str | None = None,
-    resume: str | None = None,
+    arguments: RunArguments,
     options: Annotated[dict[str, Any], Fields(of=(AlignOptions,))],
     reading: Annotated[dict[str, Any], Fields(of=(RunOptions,), only=RUN_FIELDS, panel=_DATA)],
     execution: _WorkDone,
-    quiet: bool = False,
 ) -> None:
     """Links between the words of a source and of its translation, in Pharaoh's format.
 
@@ -108,14 +102,14 @@ def align_command(
             finished.
         resume RUN: Finish the alignment in this folder.
     """
-    check_run_needs(model, execution, TABLES)
+    check_needs(arguments.model, TABLES, execution=execution)
 
     from normlens.alignment.align import align, resume_alignment
 
     given = {**options, **reading, **execution}
-    done = do_run(align, resume_alignment, "alignment", model, data, out, resume, quiet, given)
+    done = arguments.do(align, resume_alignment, "alignment", given)
     _print_alignment(done)
-    report_run(done, quiet)
+    report_run(done, arguments.quiet)
 
 
 def _print_alignment(run: Run) -> None:
@@ -150,15 +144,11 @@ def _rate(value: float, low: float, high: float) -> str:
 
 def evaluate_command(
     *,
-    model: str | None = None,
-    data: str | None = None,
-    out: str | None = None,
-    resume: str | None = None,
+    arguments: RunArguments,
     options: Annotated[dict[str, Any], Fields(of=(EvaluateOptions,))],
     reading: Annotated[dict[str, Any], Fields(of=(RunOptions,), only=EVALUATE_FIELDS, panel=_DATA)],
     execution: _WorkDone,
     page: bool = True,
-    quiet: bool = False,
 ) -> None:
     """Which attributions are true of the model: every method side by side, on a corpus.
 
@@ -174,19 +164,16 @@ def evaluate_command(
             finished.
         resume RUN: Finish the evaluation in this folder.
     """
-    results = [REPORT] if page else []
-    instead = NO_PAGE
-    if "integrated-gradients" in (options.get("methods") or ()):
-        results, instead = [*results, GRADIENTS], ""
-    check_run_needs(model, execution, *results, extra="evaluate", instead=instead)
+    needs = [GRADIENTS] if "integrated-gradients" in options.get("methods", ()) else []
+    check_needs(arguments.model, *needs, execution=execution, extra="evaluate", page=page)
 
     from normlens.faithfulness.evaluate import evaluate, page_of, resume_evaluation
 
     given = {**options, **reading, **execution, "page": page}
-    done = do_run(evaluate, resume_evaluation, "evaluation", model, data, out, resume, quiet, given)
+    done = arguments.do(evaluate, resume_evaluation, "evaluation", given)
     if page and (built := page_of(done)) is not None:
         print(built)
-    report_run(done, quiet)
+    report_run(done, arguments.quiet)
 
 
 # ``normlens reproduce``, ``report`` and ``compare``: the papers' tables and figures.
@@ -222,7 +209,7 @@ def reproduce_command(
         out OUT (--out, -o): Folder for results.
     """
     extra = EVALUATE if EVALUATE in parse_kinds(experiments) else "reproduce"
-    check_run_needs(model, execution, REPORT, extra=extra)
+    check_needs(model, REPORT, execution=execution, extra=extra)
 
     from normlens.papers.reproduce import reproduce
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import webbrowser
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import pick_unit_and_suffix
 from rich.markdown import Markdown
 
 from normlens.cli.common import console_for, print_table, say, status
 from normlens.cli.parameters import Fields
-from normlens.errors import PAGE_SERVER, InputError, check_installed, valid_choice
+from normlens.errors import PAGE_SERVER, InputError, check_installed
 from normlens.loading import embedded
 from normlens.loading.embedded import DEFAULT
 from normlens.loading.hub import shown_name
@@ -43,14 +45,11 @@ def doctor_command() -> None:
     for section, facts in doctor.installation().items():
         print_table(section.capitalize(), ("", ""), facts.items(), left=(0, 1))
     checks = doctor.self_check()
+    rows = []
+    for check in checks:
+        numbers = f"{check.completeness:.1e}", f"{check.difference:.1e}"
+        rows.append([check.model_type, *numbers, "ok" if check.passed else "FAILED"])
     title = "Self-check: tiny models against a materialised computation in float64"
-    rows = (
-        [
-            *(check.model_type, f"{check.completeness:.1e}", f"{check.difference:.1e}"),
-            "ok" if check.passed else "FAILED",
-        ]
-        for check in checks
-    )
     print_table(title, ("model", "completeness", "difference", "result"), rows)
     if not all(check.passed for check in checks):
         print(
@@ -74,44 +73,34 @@ SITE_PAGES = ("adapters", "corpus", "glossary", "limits", "loading")
 
 
 def topics() -> dict[str, str]:
-    """Every page's name with its first line."""
-    pages = {name: page for name in SITE_PAGES if (page := _site_page(name)) is not None}
-    listed = {**pages, **_error_pages()}
-    return {name: _title(page.read_text(encoding="utf-8")) for name, page in listed.items()}
+    """Every page's name with its title; of a page about errors, with what the error says."""
+    titles = {}
+    for name, place in _pages().items():
+        heading = re.search(r"^# (.+)\n+(.+)", place.read_text(encoding="utf-8"), re.MULTILINE)
+        assert heading is not None
+        titles[name] = heading[2] if heading[1].endswith("Error") else heading[1]
+    return titles
 
 
 def page(topic: str) -> str:
     """The Markdown of a page; capitals do not matter."""
-    for name, place in _error_pages().items():
-        if name.lower() == topic.lower():
-            return place.read_text(encoding="utf-8")
-    wanted = topic.lower()
-    place_of_page = _site_page(wanted) if wanted in SITE_PAGES else None
-    if place_of_page is None:
-        raise InputError(f"there is no page about {topic!r}; choose one of: {', '.join(topics())}")
-    return place_of_page.read_text(encoding="utf-8")
+    pages = {name.lower(): place for name, place in _pages().items()}
+    if topic.lower() not in pages:
+        raise InputError(f"there is no page about {topic!r}; choose one of: {', '.join(_pages())}")
+    return pages[topic.lower()].read_text(encoding="utf-8")
 
 
-def _error_pages() -> dict[str, Traversable]:
-    folder = resources.files("normlens") / "help" / "errors"
-    pages = (place for place in folder.iterdir() if place.name.endswith(".md"))
-    return {place.name.removesuffix(".md"): place for place in sorted(pages, key=lambda p: p.name)}
-
-
-def _site_page(name: str) -> Traversable | None:
-    installed = resources.files("normlens") / "help" / f"{name}.md"
-    if installed.is_file():
-        return installed
-    written = _CHECKOUT / f"{name}.md"
-    return written if written.is_file() else None
-
-
-def _title(text: str) -> str:
-    """A page's title; of a page about errors, what the error says."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    heading = next(line for line in lines if line.startswith("# ")).removeprefix("# ")
-    following = lines[lines.index(f"# {heading}") + 1]
-    return following if heading.endswith("Error") else heading
+def _pages() -> dict[str, Traversable]:
+    """The files of all pages by their names."""
+    folder = resources.files("normlens") / "help"
+    installed = {name: folder / f"{name}.md" for name in SITE_PAGES}
+    pages = {
+        name: place if place.is_file() else _CHECKOUT / f"{name}.md"
+        for name, place in installed.items()
+    }
+    errors = sorted((folder / "errors").iterdir(), key=lambda place: place.name)
+    pages |= {place.name.removesuffix(".md"): place for place in errors}
+    return {name: place for name, place in pages.items() if place.is_file()}
 
 
 def help_command(topic: str | None = None) -> None:
@@ -159,8 +148,7 @@ def estimate_command(
         batch_size N: Texts at a time.
     """
     at_least_one(tokens, "tokens")
-    if target_tokens is not None:
-        at_least_one(target_tokens, "target_tokens")
+    at_least_one(1 if target_tokens is None else target_tokens, "target_tokens")
     at_least_one(batch_size, "batch_size")
 
     import torch
@@ -186,7 +174,7 @@ def estimate_command(
     if as_json:
         print(json.dumps(_estimate_as_json(result, analysis), indent=2))
     else:
-        _show_estimate(analysis, result)
+        _show_estimate(result, analysis)
         _show_device(place, analysis)
 
 
@@ -218,7 +206,7 @@ def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _show_estimate(analysis: Analysis, result: Estimate) -> None:
+def _show_estimate(result: Estimate, analysis: Analysis) -> None:
     lens, dtype = analysis.lens, str(analysis.dtype).removeprefix("torch.")
     layers = sum(len(stack.request.layers) for stack in analysis.stacks)
     texts, scopes = f"{analysis.tokens} tokens", f"{len(analysis.scopes())} scopes"
@@ -226,11 +214,11 @@ def _show_estimate(analysis: Analysis, result: Estimate) -> None:
         texts = f"({analysis.tokens} source + {analysis.target_tokens} target tokens)"
         encoder, decoder = (len(analysis.scopes(name)) for name in ("encoder", "decoder"))
         scopes = f"{encoder} scopes of the encoder and {decoder} scopes of the decoder"
-    limit = _bytes(analysis.settings.memory_limit or 0)
     say(
         f"{lens.name} ({lens.model_type}): {layers} of {lens.n_layers} layers of "
         f"{lens.component_sequence}, {dtype} on {analysis.device}",
-        f"{analysis.batch} × {texts}, {scopes}, memory limit {limit}",
+        f"{analysis.batch} × {texts}, {scopes}, memory limit "
+        f"{_bytes(analysis.settings.memory_limit or 0)}",
     )
     memory = {**result.memory, "peak": result.peak_memory}
     print_table("", ("memory", ""), ([item, _bytes(size)] for item, size in memory.items()))
@@ -238,13 +226,12 @@ def _show_estimate(analysis: Analysis, result: Estimate) -> None:
     print_table("", ("operations", ""), ([item, _flop(count)] for item, count in work.items()))
     for stage in result.stages:
         plan, name = stage.plan, f" ({stage.name})" if stage.name else ""
+        way = (
+            f"{plan.method}, {stage.tiles} of at most {plan.targets} targets × {plan.sources} "
+            "sources per layer and text"
+        )
         if stage.at.is_fused:
             way = f"GPU kernels, {plan.method}, in {stage.at.precision.name}"
-        else:
-            way = (
-                f"{plan.method}, {stage.tiles} of at most {plan.targets} targets "
-                f"× {plan.sources} sources per layer and text"
-            )
         say(f"feed-forward stage{name}: {way}")
     say(
         f"the published way holds n×n×H×d numbers per layer: {_bytes(result.published)} "
@@ -267,21 +254,15 @@ def _show_device(place: torch.device, analysis: Analysis) -> None:
     )
 
 
-def _bytes(size: float) -> str:
-    value, unit = _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-    return f"{value:.3g} B" if unit == "B" else f"{value:.1f} {unit}"
+def _bytes(size: int) -> str:
+    unit, name = pick_unit_and_suffix(size, ["B", "KiB", "MiB", "GiB", "TiB"], 1024)
+    return f"{size:.3g} B" if unit == 1 else f"{size / unit:.1f} {name}"
 
 
-def _flop(count: float) -> str:
-    value, unit = _scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
-    return f"{value:.3g} {unit}"
-
-
-def _scaled(value: float, base: int, units: tuple[str, ...]) -> tuple[float, str]:
-    power = 0
-    while value >= base and power < len(units) - 1:
-        value, power = value / base, power + 1
-    return value, units[power]
+def _flop(count: int) -> str:
+    names = [f"{prefix}FLOP" for prefix in ("", "k", "M", "G", "T", "P")]
+    unit, name = pick_unit_and_suffix(count, names, 1000)
+    return f"{count / unit:.3g} {name}"
 
 
 # ``normlens models``: families and embedded models.
@@ -305,73 +286,47 @@ def models_command(
         as_markdown (--markdown): Print the families as a Markdown table.
     """
     if install is not None:
-        _install(install, quiet)
+        with status(f"installing {install}", quiet):
+            embedded.install(install)
+        if not quiet:
+            print(f"installed {install}; use it with: normlens map --model {install} --text …")
         return
 
     from normlens.models import table
 
     if as_markdown:
         print(table.markdown_table(words or []), end="")
-    elif as_json:
-        print(json.dumps(_models_as_json(words or []), indent=2, ensure_ascii=False))
-    elif words:
-        columns = ("model type", "attention", "components", "traits")
-        rows = (
-            [family.model_type, family.attention, family.components, ", ".join(family.traits)]
-            for family in table.search_families(words)
-        )
-        print_table("Families", columns, rows, left=range(4))
-    else:
-        _show_models()
+        return
+    families = table.search_families(words or [])
+    models = embedded.EMBEDDED.values()
+    if as_json:
+        told = ("model_type", "attention", "components", "traits", "scopes")
+        both = {
+            "families": [_facts(family, *told) for family in families],
+            "embedded": [
+                _facts(model, "name", "description", "installed") | {"install": model.install_hint}
+                for model in models
+            ],
+        }
+        print(json.dumps(both, indent=2, ensure_ascii=False))
+        return
+    noun, last = ("model type", "traits") if words else ("model types", "scopes")
+    rows = []
+    for group in [[family] for family in families] if words else table.by_components(families):
+        names, first = ", ".join(family.model_type for family in group), group[0]
+        rows.append([names, first.attention, first.components, ", ".join(getattr(first, last))])
+    print_table("Families", (noun, "attention", "components", last), rows, left=range(4))
+    if not words:
+        say("normlens models WORD… shows those with these words in their name or traits.\n")
+        rows = []
+        for model in models:
+            state = "installed" if model.installed else f"run: {model.install_hint}"
+            rows.append([model.name, model.description, state])
+        print_table("Embedded models", ("name", "what it is", "state"), rows, left=range(3))
 
 
-def _install(name: str, quiet: bool) -> None:
-    valid_choice(name, tuple(embedded.EMBEDDED), "embedded model")
-    with status(f"installing {name}", quiet):
-        embedded.install(name)
-    if not quiet:
-        print(f"installed {name}; use it with: normlens map --model {name} --text …")
-
-
-def _models_as_json(words: list[str]) -> dict[str, Any]:
-    from normlens.models.table import search_families
-
-    told = ("model_type", "attention", "components", "traits", "scopes")
-    return {
-        "families": [
-            {name: getattr(each, name) for name in told} for each in search_families(words)
-        ],
-        "embedded": [
-            {
-                **{name: getattr(model, name) for name in ("name", "description", "installed")},
-                "install": model.install_hint,
-            }
-            for model in embedded.EMBEDDED.values()
-        ],
-    }
-
-
-def _show_models() -> None:
-    from normlens.models.table import by_components, family_table
-
-    families = (
-        [
-            ", ".join(family.model_type for family in group),
-            *(group[0].attention, group[0].components, ", ".join(group[0].scopes)),
-        ]
-        for group in by_components(family_table())
-    )
-    columns = ("model types", "attention", "components", "scopes")
-    print_table("Families", columns, families, left=range(4))
-    say("normlens models WORD… shows those with these words in their name or traits.\n")
-    models = (
-        [
-            *(model.name, model.description),
-            "installed" if model.installed else f"run: {model.install_hint}",
-        ]
-        for model in embedded.EMBEDDED.values()
-    )
-    print_table("Embedded models", ("name", "what it is", "state"), models, left=range(3))
+def _facts(thing: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in names}
 
 
 # ``normlens demo``: a first look.
@@ -449,14 +404,8 @@ def serve_command(
         page.run()
     finally:
         if not page.close():
-            _leave()
-
-
-def _leave() -> None:
-    """End without waiting for a layer or a download in work.
-
-    A thread inside torch does not survive the interpreter's own end in good order.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+            # End without waiting for a layer or a download in work: a thread inside torch does
+            # not survive the interpreter's own end in good order.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)

@@ -11,9 +11,17 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from fastapi import HTTPException
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+)
 
-from normlens.errors import InputError, UnsupportedModelError, counted
+from normlens.errors import InputError, UnsupportedModelError, counted, require
 from normlens.loading.embedded import EMBEDDED
 from normlens.loading.hub import is_embedded, shown_name
 from normlens.options import (
@@ -29,9 +37,8 @@ from normlens.viewer.pages import LARGEST, fitted
 from normlens.viewer.payload import encode, encode_cosines, encode_explanations
 
 if TYPE_CHECKING:
-    from normlens.inputs.text import Encoded, Text
+    from normlens.inputs.text import Encoded
     from normlens.lens import Lens
-    from normlens.results.explanation import Explanation
 
 # How much a visitor may ask for, and how much is kept.
 
@@ -76,24 +83,25 @@ _Target = Annotated[str, Field(min_length=1, max_length=100)] | _Number
 _Place = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST), _WHOLE]
 # White space of Python, of Rust's regular expressions and of ECMAScript's differ a little.
 _Text = Annotated[str, Field(pattern=r"[^\s\x1c-\x1f\x85\ufeff]")]
-_TARGET_TEXT = "What an encoder–decoder's decoder reads; without it the model generates it."
+_DECODER = Field(description="What a decoder reads; without it an encoder–decoder generates it.")
+_TargetText = Annotated[_Text | None, _DECODER]
 
 
 class Question(BaseModel):
     """What every request has; equal questions of a kind have equal answers."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
 
     address: ClassVar[str]  # where it is asked, below /api
     operation: ClassVar[str]
-    asks_for: ClassVar[str]
     answer: ClassVar[str]  # what the answer is
-    rules: ClassVar[tuple[str, ...]] = LINEAR_RULES  # that may be chosen
 
     model: str
     text: _Text
     pair: _Text | None = None
-    rule: str = Field(default=IG, description=_LINEAR_RULE.help)
+    rule: Literal[LINEAR_RULES] = Field(default=IG, description=_LINEAR_RULE.help)  # type: ignore[valid-type]
 
     @property
     def texts(self) -> list[str]:
@@ -103,42 +111,40 @@ class Question(BaseModel):
 
 
 class AnalysisRequest(Question):
-    """A text, or a pair of texts, for one of the models."""
+    """Ask for the maps of a text, or of a pair of texts."""
 
     address, operation, answer = "analyses", "submit", "maps"
-    asks_for = "Ask for the maps of a text."
-    rules = RULES
 
-    target_text: _Text | None = Field(default=None, description=_TARGET_TEXT)
-    rule: str = Field(default=AnalysisOptions.nonlinearity, description=_RULE.help)
+    target_text: _TargetText = None
+    rule: Literal[RULES] = Field(default=IG, description=_RULE.help)  # type: ignore[valid-type]
     heads: bool = Field(default=False, description=_HEADS.help)
 
 
 class ExplanationRequest(Question):
-    """A text, or a pair of texts, and what to explain: by default what the model says."""
+    """Ask why the model says what it says of a text or a pair, or why not something else."""
 
     address, operation, answer = "explanations", "explain", "an explanation"
-    asks_for = "Ask why the model says what it says."
 
-    target_text: _Text | None = Field(default=None, description=_TARGET_TEXT)
-    target: _Target | None = Field(
-        default=None,
-        description="A word, a label, or the number of one; of an encoder–decoder, a token of "
-        "the target text: a word, or its place from 0.",
-    )
-    contrast: _Target | None = Field(default=None, description="Why the target and not this.")
-    position: _Place | None = Field(
-        default=None, description="Where the score is read, from 0, or from the end if negative."
-    )
+    target_text: _TargetText = None
+    target: _Target | None = None
+    """A word, a label, or the number of one; of an encoder–decoder, a token of the target text:
+    a word, or its place from 0."""
+    contrast: _Target | None = None
+    """Why the target and not this."""
+    position: _Place | None = None
+    """Where the score is read, from 0, or from the end if negative."""
 
 
 class CosineRequest(Question):
-    """Two texts for one of the models."""
+    """Ask which tokens made the cosine of two texts."""
 
     address, operation, answer = "cosines", "compare", "a cosine"
-    asks_for = "Ask which tokens made the cosine of two texts."
 
     pair: _Text
+
+
+#: What can be asked for.
+KINDS: tuple[type[Question], ...] = (AnalysisRequest, ExplanationRequest, CosineRequest)
 
 
 # Analyses from the moment they are asked for until their results are dropped.
@@ -153,28 +159,31 @@ QUEUED, RUNNING, DONE, FAILED, CANCELLED = get_args(State)
 class Job(BaseModel):
     """Where an analysis stands."""
 
-    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+    model_config = ConfigDict(
+        json_schema_serialization_defaults_required=True, use_attribute_docstrings=True
+    )
 
     id: str
     state: State = QUEUED
-    position: int = Field(default=0, ge=0, description="Analyses ahead of this one.")
-    layers_done: int = Field(default=0, ge=0)
-    layers: int = Field(ge=1)
-    error: str | None = Field(default=None, description="Why it failed, in one line.")
+    position: NonNegativeInt = 0
+    """Analyses ahead of this one."""
+    layers_done: NonNegativeInt = 0
+    layers: PositiveInt
+    error: str | None = None
+    """Why it failed, in one line."""
     question: Question = Field(exclude=True)
     result: bytes | None = Field(default=None, exclude=True)
     started: float = Field(default=0.0, exclude=True)
     finished: float = Field(default=0.0, exclude=True)
 
 
-class QueueFullError(Exception):
+class QueueFullError(HTTPException):
     """No more analyses can wait; `seconds` is when it is worth asking again."""
 
     def __init__(self, waiting: int, seconds: int):
-        super().__init__(
-            f"{waiting} analyses are waiting already; try again in {counted(seconds, 'second')}"
-        )
-        self.seconds = seconds
+        again = f"try again in {counted(seconds, 'second')}"
+        detail = f"{waiting} analyses are waiting already; {again}"
+        super().__init__(429, detail, {"Retry-After": str(seconds)})
 
 
 class Stopped(Exception):
@@ -200,13 +209,10 @@ class Jobs:
             self._drop_old()
             # 128 random bits: knowing one id helps nobody to guess another.
             job = Job(id=secrets.token_urlsafe(16), question=question, layers=layers)
-            waiting = len(self._queue())
-            if not self._answer_from_memory(job) and (
-                self._closed or waiting >= self._limits.queue
-            ):
+            waiting, most = len(self._of_state(QUEUED)), self._limits.queue
+            if not self._answer_from_memory(job) and (self._closed or waiting >= most):
                 raise QueueFullError(waiting, min(60, max(1, math.ceil(self._seconds))))
             self._jobs[job.id] = job
-            self._drop_old()
             self._lock.notify()
             return job.model_copy()
 
@@ -216,25 +222,24 @@ class Jobs:
             self._drop_old()
             if (job := self._jobs.get(id)) is None:
                 return None
-            queue = [waiting.id for waiting in self._queue()]
-            ahead = queue.index(id) + (self._in_work is not None) if id in queue else 0
+            queue, ahead = self._of_state(QUEUED), 0
+            if job in queue:
+                ahead = queue.index(job) + (self._in_work is not None)
             return job.model_copy(update={"position": ahead})
 
     def cancel(self, id: str) -> Job | None:
         """Take an analysis out of the queue, or have it stopped; a finished one stays as it is."""
         with self._lock:
-            job = self._jobs.get(id)
-            if job is not None and job.state in (QUEUED, RUNNING):
-                self._end(job, CANCELLED)
+            if id in self._jobs and self._jobs[id].state in (QUEUED, RUNNING):
+                self._end(self._jobs[id], CANCELLED)
             return self.find(id)
 
     def close(self) -> None:
         """Cancel everything and end the analysis thread's wait."""
         with self._lock:
             self._closed = True
-            for job in list(self._jobs.values()):
-                if job.state in (QUEUED, RUNNING):
-                    self._end(job, CANCELLED)
+            for job in self._of_state(QUEUED, RUNNING):
+                self._end(job, CANCELLED)
             self._lock.notify_all()
 
     # For the analysis thread --------------------------------------------------------------------
@@ -243,18 +248,15 @@ class Jobs:
         """Wait for the next analysis; None when the queue is closed."""
         with self._lock:
             while not self._closed:
-                job = next(iter(self._queue()), None)
+                job = next(iter(self._of_state(QUEUED)), None)
                 if job is None:
                     self._lock.wait()
-                elif self._answer_from_memory(job):
-                    self._drop_old()
-                else:
-                    job.state, job.started = RUNNING, self._clock()
-                    self._in_work = job
+                elif not self._answer_from_memory(job):
+                    job.state, job.started, self._in_work = RUNNING, self._clock(), job
                     return job
             return None
 
-    def progress(self, job: Job, done: int) -> None:
+    def progress(self, job: Job, done: int, _: int = 0) -> None:
         """Note that layers are done; raises `Stopped` in an analysis that was cancelled."""
         with self._lock:
             if job.state != RUNNING:
@@ -265,45 +267,40 @@ class Jobs:
         """Note that the thread is done with an analysis; one that was cancelled stays cancelled."""
         with self._lock:
             self._in_work = None
-            if job.state != RUNNING:
-                return
-            if error is None:
-                job.layers_done, self._seconds = job.layers, self._clock() - job.started
-            job.result, job.error = result, error
-            self._end(job, DONE if error is None else FAILED)
+            if job.state == RUNNING and error is None:
+                self._seconds = self._clock() - job.started
+                self._end(job, DONE, result)
+            elif job.state == RUNNING:
+                self._end(job, FAILED, error=error)
 
     # With the lock held -------------------------------------------------------------------------
 
-    def _queue(self) -> list[Job]:
-        return [job for job in self._jobs.values() if job.state == QUEUED]
+    def _of_state(self, *states: State) -> list[Job]:
+        return [job for job in self._jobs.values() if job.state in states]
 
     def _answer_from_memory(self, job: Job) -> bool:
         """Answer an analysis as the same question was answered before, if it was."""
-        for other in self._jobs.values():
-            if other.state == DONE and other.question == job.question:
-                job.result, job.layers_done = other.result, job.layers
-                job.state, job.finished = DONE, self._clock()
-                return True
-        return False
+        answers = (other for other in self._of_state(DONE) if other.question == job.question)
+        if (same := next(answers, None)) is not None:
+            self._end(job, DONE, same.result)
+        return same is not None
 
-    def _end(self, job: Job, state: State) -> None:
-        job.state, job.finished = state, self._clock()
+    def _end(
+        self, job: Job, state: State, result: bytes | None = None, error: str | None = None
+    ) -> None:
+        job.state, job.result, job.error, job.finished = state, result, error, self._clock()
+        job.layers_done = job.layers if state == DONE else job.layers_done
         self._drop_old()
 
     def _drop_old(self) -> None:
         """Drop old results until the limits are kept; whoever asked for something large gets it."""
-        ended = [job for job in self._jobs.values() if job.state not in (QUEUED, RUNNING)]
-        ended.sort(key=lambda job: job.finished)
-        oldest = self._clock() - self._limits.kept_seconds
-        while ended and (
-            ended[0].finished < oldest or (len(ended) > 1 and self._are_too_many(ended))
-        ):
-            del self._jobs[ended.pop(0).id]
-
-    def _are_too_many(self, ended: list[Job]) -> bool:
-        # One result may be the answer of several.
-        results = {id(job.result): len(job.result) for job in ended if job.result}
-        return len(ended) > self._limits.kept or sum(results.values()) > self._limits.kept_bytes
+        oldest, sizes = self._clock() - self._limits.kept_seconds, {}
+        ended = sorted(self._of_state(DONE, FAILED, CANCELLED), key=lambda job: job.finished)
+        for newer, job in enumerate(reversed(ended)):
+            sizes[id(job.result)] = len(job.result or b"")  # may be the answer of several
+            too_many = newer >= self._limits.kept or sum(sizes.values()) > self._limits.kept_bytes
+            if job.finished < oldest or (newer and too_many):
+                del self._jobs[job.id]
 
 
 # The models that the server was started with, and their answers.
@@ -312,25 +309,25 @@ class Jobs:
 # is imported by the functions that use it.
 
 
-_ALL = "all"  # what `Lens.explain` calls each token in turn
-
-
 class Description(BaseModel):
     """The facts about a model that a visitor sees before it is loaded."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     name: str
-    family: str = Field(description="Its architecture, such as bert.")
-    layers: int = Field(ge=1)
+    family: str
+    """Its architecture, such as bert."""
+    layers: PositiveInt
     scopes: list[str]
     causal: bool
-    max_tokens: int | None = Field(description="The longest text its positions allow, if any.")
-    head: str | None = Field(
-        description="The class with the head that it has, without which nothing can be explained."
-    )
-    two_stacks: bool = Field(description="Whether it is an encoder–decoder.")
-    loaded: bool = Field(
-        default=False, description="Whether it is in memory; the first analysis loads it."
-    )
+    max_tokens: int | None
+    """The longest text its positions allow, if any."""
+    head: str | None
+    """The class with the head that it has, without which nothing can be explained."""
+    two_stacks: bool
+    """Whether it is an encoder–decoder."""
+    loaded: bool = False
+    """Whether it is in memory; the first analysis loads it."""
 
 
 class ServedModels:
@@ -375,62 +372,51 @@ class ServedModels:
                 two_stacks=lens.two_stacks,
             )
 
-    def is_loaded(self, name: str) -> bool:
-        return name in self._lenses
+    def listed(self) -> list[Description]:
+        """What a visitor sees of each model now."""
+        told = self.descriptions.items()
+        return [d.model_copy(update={"loaded": name in self._lenses}) for name, d in told]
 
     def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes:
         """Compute what a question asks for, encoded as the page reads it."""
+        from normlens.explain.explainer import ask
+        from normlens.models.base import read_head
+
         lens = self._lens(question.model)
         progress(0, lens.n_layers)  # loading may have taken long enough to be cancelled
         _check_kind(lens, question)
-        if isinstance(question, ExplanationRequest):
-            return encode_explanations(self._explain(lens, question, progress))
+        shared: Any = {"nonlinearity": question.rule, "memory_limit": self._analysis.memory_limit}
         if isinstance(question, CosineRequest):
             for text in question.texts:
-                self._encode(lens, text)
-            pair = lens.cosine(
-                *(question.text, question.pair),
-                nonlinearity=question.rule,
-                memory_limit=self._analysis.memory_limit,
-                progress=progress,
-            )
+                self._read(lens, text)
+            pair = lens.cosine(question.text, question.pair, progress=progress, **shared)
             return encode_cosines(pair)
-        assert isinstance(question, AnalysisRequest)
-        options = replace(self._analysis, nonlinearity=question.rule, heads=question.heads)
-        (maps,) = lens.analyse([self._read(lens, question)], options, progress=progress)
+        assert isinstance(question, AnalysisRequest | ExplanationRequest)
+        if isinstance(question, ExplanationRequest) and lens.two_stacks:
+            read_head(lens.adapter)  # before the model generates, which it could not without one
+        given = question.text if question.pair is None else (question.text, question.pair)
+        encoded = self._read(lens, given, question.target_text)
+        if isinstance(question, ExplanationRequest):
+            asked: dict[str, Any] = {"target": question.target, "position": question.position}
+            if lens.two_stacks:
+                asked = {"position": question.target}
+            options, asked["contrast"] = ExplainOptions(**shared), question.contrast
+            return encode_explanations(ask(lens, [encoded], False, options, progress, **asked))
+        analysis = replace(self._analysis, nonlinearity=question.rule, heads=question.heads)
+        (maps,) = lens.analyse([encoded], analysis, progress=progress)
         # Single heads are many maps: as many as fit into a file are sent.
         return fitted([maps], None, LARGEST) if question.heads else encode([maps])
 
-    def _explain(
-        self, lens: Lens, question: ExplanationRequest, progress: Callable[[int, int], None]
-    ) -> Explanation:
-        from normlens.explain.explainer import ask
-        from normlens.models.base import NoHead, read_head
+    def _read(self, lens: Lens, text: Any, target: str | None = None) -> Encoded:
+        """Tokenise a text, a pair, or a source and its target, which must not be too long."""
+        from normlens.inputs.encode import check_separated, encode_pair, reader_of
 
-        two, options = (
-            lens.two_stacks,
-            ExplainOptions(nonlinearity=question.rule, memory_limit=self._analysis.memory_limit),
-        )
-        try:
-            if two:  # before the model generates, which it could not without a head
-                read_head(lens.adapter)
-            why: Explanation = ask(
-                lens,
-                [self._read(lens, question)],
-                False,
-                options,
-                progress,
-                target=None if two else question.target,
-                contrast=question.contrast,
-                position=question.target if two else question.position,
-            )
-            return why
-        except NoHead as error:
-            instead = "Maps and give a target text" if two else "Cosine to compare two texts"
-            raise InputError(
-                f"{question.model} has no head, so it says nothing that could be explained; choose "
-                f"{instead}, or a model with a head"
-            ) from error
+        most = self._limits.tokens
+        if lens.two_stacks:
+            return encode_pair(lens, (text, target), truncate=False, max_length=most)
+        check_separated(lens, text)
+        # A model that reads its padding reads as much of it as it always does.
+        return reader_of(lens, max_length=None if lens.adapter.reads_padding else most).read(text)
 
     def _lens(self, name: str) -> Lens:
         from normlens.loading.load import load
@@ -444,39 +430,6 @@ class ServedModels:
         self._lenses[name] = lens
         return lens
 
-    def _read(self, lens: Lens, question: AnalysisRequest | ExplanationRequest) -> Encoded:
-        """The text or texts of a question, tokenised; without a target the model generates one."""
-        from normlens.inputs.encode import encode_pair
-
-        if not lens.two_stacks:
-            pair = question.pair
-            return self._encode(lens, question.text if pair is None else (question.text, pair))
-        can_generate = getattr(lens.adapter.whole, "can_generate", lambda: False)
-        if question.target_text is None and not can_generate():
-            raise InputError(f"{lens.name} has no head that could generate a target text; type one")
-        encoded = encode_pair(lens, (question.text, question.target_text), truncate=False)
-        for side, sequence in zip(("text", "target text"), encoded.sequences, strict=True):
-            _check_length(len(sequence), self._limits.tokens, side, lens.name)
-        return encoded
-
-    def _encode(self, lens: Lens, text: Text) -> Encoded:
-        """Read a text that is not too long for the model or for this server."""
-        from normlens.inputs.encode import check_separated, reader_of
-
-        check_separated(lens, text)
-        reader = reader_of(lens)
-        encoded = (reader if reader.padded else replace(reader, limit=None)).read(text)
-        most = min(self._limits.tokens, lens.max_tokens or self._limits.tokens)
-        _check_length(len(encoded), most, "text", lens.name)
-        return encoded
-
-
-def _check_length(tokens: int, most: int, side: str, model: str) -> None:
-    if tokens > most:
-        raise InputError(
-            f"the {side} has {tokens} tokens and {model} takes at most {most} here; shorten it"
-        )
-
 
 def _check_page_shows(lens: Lens, name: str) -> None:
     """Raise for a model whose maps the page cannot show."""
@@ -484,19 +437,15 @@ def _check_page_shows(lens: Lens, name: str) -> None:
     from normlens.models.parts import TwoStacks
     from normlens.pipeline.call import layers_by_stack
 
+    if takes_signals(lens) or getattr(lens.adapter, "hears", False):
+        raise UnsupportedModelError(
+            f"{name} reads pictures or sound, and the page of a server takes texts; "
+            "`normlens map --image … --out maps.html` writes a page of one picture, and in Python "
+            "lens.maps analyses sound"
+        )
     stacks = [lens.layers]
     if isinstance(lens.adapter, TwoStacks):
         stacks = list(layers_by_stack(lens.adapter, lens.layers).values())
-    if takes_signals(lens):
-        raise UnsupportedModelError(
-            f"{name} reads pictures or sound, and the page of a server takes texts; "
-            "`normlens map --image … --out maps.html` writes a page of one picture"
-        )
-    if getattr(lens.adapter, "hears", False):
-        raise UnsupportedModelError(
-            f"{name} hears its source, and the page takes texts; in Python, "
-            "lens.maps(input_features=…, target=…) analyses sound"
-        )
     if any(len({layer.scopes for layer in stack}) > 1 for stack in stacks):
         raise UnsupportedModelError(
             f"the layers of {name} differ, and the page of a server shows layers that are alike; "
@@ -506,33 +455,23 @@ def _check_page_shows(lens: Lens, name: str) -> None:
 
 def _check_kind(lens: Lens, question: Question) -> None:
     """Raise for a question that this kind of model has no answer to."""
-    name, position = lens.name, getattr(question, "position", None)
+    name, asked = lens.name, question.model_dump(exclude_none=True)
     if not lens.two_stacks:
-        if getattr(question, "target_text", None) is not None:
-            raise InputError(
-                f"a target text is for encoder–decoders, and {name} reads one sequence; leave it "
-                "out"
-            )
+        require(
+            "target_text" not in asked,
+            f"a target text is for encoder–decoders, and {name} reads one sequence; leave it out",
+        )
         return
-    if isinstance(question, CosineRequest):
-        raise InputError(
-            f"a cosine is of models of one stack, and {name} is an encoder–decoder; choose Maps or "
-            "Explain"
-        )
-    if question.pair is not None:
-        raise InputError(
-            f"{name} is an encoder–decoder: it takes a text and a target text, and no second text"
-        )
-    if position is not None:
-        raise InputError(
-            f"{name} is an encoder–decoder: say with the target which token of the target text is "
-            "explained, a word or its place, and leave the position out"
-        )
-    if getattr(question, "target", None) == _ALL:
-        raise InputError(
-            "the page explains one token at a time; in Python, lens.explain(source, token='all') "
-            "explains each in turn"
-        )
+    require(
+        not asked.keys() & {"pair", "position"},
+        f"{name} is an encoder–decoder, which takes a text and a target text, and no second text "
+        "or position; choose Maps, or Explain with a token of the target text as target",
+    )
+    require(
+        asked.get("target") != "all",
+        "the page explains one token at a time; in Python, lens.explain(source, token='all') "
+        "explains each in turn",
+    )
 
 
 def _by_shown_names(given: Sequence[str]) -> dict[str, str]:

@@ -6,32 +6,28 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict
 from starlette.datastructures import MutableHeaders
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from normlens._version import __version__
-from normlens.errors import InputError, one_line, valid_choice
-from normlens.options import NOT_LINEAR, SHAPLEY
+from normlens.errors import one_line
 from normlens.serve.analyses import (
     CANCELLED,
     DONE,
+    KINDS,
     AnalysisRequest,
-    CosineRequest,
     Description,
-    ExplanationRequest,
     Job,
     Jobs,
     Limits,
     Question,
-    QueueFullError,
     ServedModels,
 )
 from normlens.viewer.pages import script, shell
@@ -60,27 +56,22 @@ _CLOSE = {"Connection": "close"}  # the rest of a body is not waited for
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 
-@dataclass(frozen=True)
 class Hosts:
-    """Names of this server that a Host header may hold, whatever the port.
+    """Names of a server at this address that a Host header may hold, and others that were allowed.
 
-    The port is left open for tunnels (``ssh -L``); the Origin must match it exactly.
+    Whatever the port: it is left open for tunnels (``ssh -L``); the Origin must match it exactly.
     """
 
-    names: frozenset[str]
-    any_address: bool = False
-
-    @classmethod
-    def of(cls, host: str, also: Iterable[str] = ()) -> Hosts:
-        """Collect the names that fit the server's address, and others that were allowed."""
-        everywhere = is_everywhere(host)
+    def __init__(self, host: str, also: Iterable[str] = ()):
         # A browser sends an address as Host only to a page it found there, so any will do.
-        own = socket.gethostname() if everywhere else host
+        self._any_address = is_everywhere(host)
+        own = socket.gethostname() if self._any_address else host
         named = (f"[{name}]" if ":" in name and "[" not in name else name for name in (own, *also))
-        return cls(frozenset({*LOOPBACK, *(name.lower() for name in named)}), everywhere)
+        self._names = {*LOOPBACK, *(name.lower() for name in named)}
 
     def allow(self, name: str) -> bool:
-        return name in self.names or (self.any_address and _address(name.strip("[]")) is not None)
+        is_address = _address(name.strip("[]")) is not None
+        return name in self._names or (self._any_address and is_address)
 
 
 def is_everywhere(host: str) -> bool:
@@ -112,9 +103,7 @@ class CallerCheck:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         async def receive_bounded() -> Message:
@@ -135,7 +124,8 @@ class CallerCheck:
 
     def _check(self, request: Request) -> None:
         """Raise what is wrong with a request before its body is read."""
-        hosts = [host.lower() for host in request.headers.getlist("host")]
+        headers = request.headers
+        hosts = [host.lower() for host in headers.getlist("host")]
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if match is None:
             raise HTTPException(400, "the request needs one Host header, such as localhost")
@@ -145,11 +135,16 @@ class CallerCheck:
                 f"this server does not answer to the name {match['name']!r}; open it as "
                 "127.0.0.1 or localhost, or start it with --allow-host",
             )
-        this_server = {f"http://{hosts[0]}", f"https://{hosts[0]}"}
-        origins = {origin.lower() for origin in request.headers.getlist("origin")}
-        if _is_foreign(request) or not origins <= this_server:
+        origins = {origin.lower() for origin in headers.getlist("origin")}
+        # What a browser says of the page that asks; following a link to the page is fine.
+        is_own = headers.get("sec-fetch-site", "none").lower() in ("same-origin", "none")
+        follows_link = headers.get("sec-fetch-mode", "").lower() == "navigate"
+        is_page = request.method == "GET" and request.scope["path"] == "/"
+        if not origins <= {f"http://{hosts[0]}", f"https://{hosts[0]}"} or not (
+            is_own or (is_page and follows_link)
+        ):
             raise HTTPException(403, "the request comes from another page than this server's own")
-        declared = request.headers.get("content-length", "")
+        declared = headers.get("content-length", "")
         self._check_size(int(declared) if declared.isdigit() else 0)
 
     def _check_size(self, size: int) -> None:
@@ -158,27 +153,19 @@ class CallerCheck:
             raise HTTPException(413, detail, _CLOSE)
 
 
-def _is_foreign(request: Request) -> bool:
-    """Whether a browser says that another site asks; following a link to the page is fine."""
-    if request.headers.get("sec-fetch-site", "none").lower() in ("same-origin", "none"):
-        return False
-    follows_link = request.headers.get("sec-fetch-mode", "").lower() == "navigate"
-    return not (request.method == "GET" and request.scope["path"] == "/" and follows_link)
-
-
-# The shapes of answers, as OpenAPI shows them.
+# The shapes of answers, as OpenAPI shows them, and refusals by their status.
 
 
 class ModelList(BaseModel):
     """What can be asked for."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     models: list[Description]
-    limits: dict[Literal["text_characters", "tokens"], int] = Field(
-        description="What one text may have at most."
-    )
-    example: dict[Literal["model", "text"], str] | None = Field(
-        description="The analysis that the page shows first, if any."
-    )
+    limits: dict[Literal["text_characters", "tokens"], int]
+    """What one text may have at most."""
+    example: dict[Literal["model", "text"], str] | None
+    """The analysis that the page shows first, if any."""
 
 
 class Problem(BaseModel):
@@ -187,48 +174,36 @@ class Problem(BaseModel):
     detail: str
 
 
-# Refusals: how they are declared in the schema, and how each is said in one line.
-
-
-def problems(why: dict[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Declare refusals by status."""
-    return {status: {"model": Problem, "description": text} for status, text in why.items()}
-
-
-EVERYWHERE = problems(
-    {
-        400: "The Host header or the body cannot be read.",
-        403: "The request comes from another site's page.",
-        413: "The body is too large.",
-        421: "The Host header names another server.",
-    }
-)
-_FOLLOWING = {"status": "How far it is.", "result": "What it gave.", "cancel": "Stop it."}
-_ID = {"id": "$response.body#/id"}
-SUBMITTED: dict[int | str, dict[str, Any]] = {
-    202: {
-        "links": {
-            name: {"operationId": name, "parameters": _ID, "description": what}
-            for name, what in _FOLLOWING.items()
-        }
-    },
-    **problems(
-        {
-            413: "The body or the text is too large.",
-            422: "The request does not have the right form.",
-            429: "Too many analyses are waiting; Retry-After says when to try again.",
-        }
-    ),
+_REFUSED = {
+    400: "The Host header or the body cannot be read.",
+    403: "The request comes from another site's page.",
+    404: "There is no such analysis, or it has been dropped.",
+    409: "There is no result yet, or it failed.",
+    410: "It was cancelled.",
+    413: "The body or a text is too large.",
+    421: "The Host header names another server.",
+    422: "The request does not have the right form.",
+    429: "Too many analyses are waiting; Retry-After says when to try again.",
 }
-SUBMITTED[429]["headers"] = {
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Declare refusals by status."""
+    return {status: {"model": Problem, "description": _REFUSED[status]} for status in statuses}
+
+
+_LINK = {"parameters": {"id": "$response.body#/id"}}
+_SUBMITTED = _refusals(422, 429)
+_SUBMITTED[202] = {
+    "links": {name: {"operationId": name, **_LINK} for name in ("status", "result", "cancel")}
+}
+_SUBMITTED[429]["headers"] = {
     "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds.", "required": True}
 }
-NO_SUCH_ANALYSIS = problems({404: "There is no such analysis, or it has been dropped."})
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _RESULTS = {
     200: {"content": _BYTES, "description": "Maps, an explanation or a cosine."},
-    **NO_SUCH_ANALYSIS,
-    **problems({409: "There is no result yet, or it failed.", 410: "It was cancelled."}),
+    **_refusals(404, 409, 410),
 }
 
 
@@ -266,19 +241,17 @@ async def _broken(_: Request, error: Exception) -> JSONResponse:
 def _complete(schema: dict[str, Any], names: list[str], limits: Limits) -> None:
     """Write into the OpenAPI schema what is known only when the server starts."""
     schemas = schema["components"]["schemas"]
-    for kind in (AnalysisRequest, ExplanationRequest, CosineRequest):
+    for kind in KINDS:
         request = schemas[kind.__name__]["properties"]
         request["model"]["enum"] = names
-        request["rule"]["enum"] = list(kind.rules)
-        for name in ("text", "pair", "target_text"):
-            text = request.get(name, {})
+        for name in request.keys() & {"text", "pair", "target_text"}:
+            text = request[name]
             (text["anyOf"][0] if "anyOf" in text else text)["maxLength"] = limits.text_characters
     # FastAPI declares its own form of 422 wherever an address has a part to fill in; any id is
     # well-formed here, and an unknown one is 404.
-    for path in schema["paths"].values():
-        for operation in path.values():
-            if "HTTPValidationError" in str(operation["responses"].get("422")):
-                del operation["responses"]["422"]
+    for operation in (each for path in schema["paths"].values() for each in path.values()):
+        if "HTTPValidationError" in str(operation["responses"].get("422")):
+            del operation["responses"]["422"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
 
@@ -287,11 +260,7 @@ def _complete(schema: dict[str, Any], names: list[str], limits: Limits) -> None:
 
 
 def create_app(
-    models: ServedModels,
-    jobs: Jobs,
-    limits: Limits,
-    hosts: Hosts,
-    example: Question | None = None,
+    models: ServedModels, jobs: Jobs, limits: Limits, hosts: Hosts, example: Question | None = None
 ) -> ASGIApp:
     """Build the whole server but its socket. The models must have been described.
 
@@ -304,7 +273,7 @@ def create_app(
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        responses=EVERYWHERE,
+        responses=_refusals(400, 403, 413, 421),
         generate_unique_id_function=lambda route: route.name,
         exception_handlers={
             RequestValidationError: _invalid,
@@ -327,37 +296,21 @@ def create_app(
     @app.get("/api/models", name="models")
     async def list_models() -> ModelList:
         """Models and limits."""
-        described = models.descriptions.values()
         return ModelList(
-            models=[m.model_copy(update={"loaded": models.is_loaded(m.name)}) for m in described],
+            models=models.listed(),
             limits={"text_characters": limits.text_characters, "tokens": limits.tokens},
             example={"model": example.model, "text": example.text} if example else None,
         )
 
-    _add_analyses(app, models, jobs, limits)
-    _complete(app.openapi(), list(models.names), limits)
-    return CallerCheck(app, hosts, limits.body_bytes)
-
-
-def _add_analyses(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> None:
-    for kind in (AnalysisRequest, ExplanationRequest, CosineRequest):
+    for kind in KINDS:
 
         async def submit(asked: Question) -> Job:
-            _check(asked, models, limits)
-            try:
-                return jobs.submit(asked, models.descriptions[asked.model].layers)
-            except QueueFullError as error:
-                headers = {"Retry-After": str(error.seconds)}
-                raise HTTPException(429, str(error), headers) from error
+            _check(asked, models.names, limits.text_characters)
+            return jobs.submit(asked, models.descriptions[asked.model].layers)
 
         submit.__annotations__["asked"] = kind
-        app.post(
-            f"/api/{kind.address}",
-            name=kind.operation,
-            description=kind.asks_for,
-            status_code=202,
-            responses=SUBMITTED,
-        )(submit)
+        about: Any = {"name": kind.operation, "description": kind.__doc__, "status_code": 202}
+        app.post(f"/api/{kind.address}", responses=_SUBMITTED, **about)(submit)
 
     def existing(job: Job | None) -> Job:
         if job is None:
@@ -365,12 +318,12 @@ def _add_analyses(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits
             raise HTTPException(404, detail)
         return job
 
-    @app.get("/api/analyses/{id}", responses=NO_SUCH_ANALYSIS)
+    @app.get("/api/analyses/{id}", responses=_refusals(404))
     async def status(id: str) -> Job:
         """How far it is."""
         return existing(jobs.find(id))
 
-    @app.delete("/api/analyses/{id}", responses=NO_SUCH_ANALYSIS)
+    @app.delete("/api/analyses/{id}", responses=_refusals(404))
     async def cancel(id: str) -> Job:
         """Stop an analysis, waiting or running; a finished one stays as it is."""
         return existing(jobs.cancel(id))
@@ -378,40 +331,33 @@ def _add_analyses(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits
     @app.get("/api/analyses/{id}/result", response_class=Response, responses=_RESULTS)
     async def result(id: str) -> Response:
         """What an analysis of any kind gave, as the page reads it."""
-        return _result(existing(jobs.find(id)))
+        job = existing(jobs.find(id))
+        if job.state == CANCELLED:
+            raise HTTPException(410, "the analysis was cancelled")
+        if job.state != DONE:
+            why = job.error or f"the analysis is {job.state}"
+            raise HTTPException(409, f"there is no result: {why}")
+        return Response(job.result, media_type="application/octet-stream")
 
     @app.get("/api/analyses/{id}/maps", response_class=Response, responses=_RESULTS)
     async def maps(id: str) -> Response:
         """The maps, as the page reads them."""
-        job = existing(jobs.find(id))
-        if not isinstance(job.question, AnalysisRequest):
-            raise HTTPException(409, f"there are no maps: this is {job.question.answer} (result)")
-        return _result(job)
+        question = existing(jobs.find(id)).question
+        if not isinstance(question, AnalysisRequest):
+            raise HTTPException(409, f"there are no maps: this is {question.answer} (result)")
+        return await result(id)
+
+    _complete(app.openapi(), list(models.names), limits)
+    return CallerCheck(app, hosts, limits.body_bytes)
 
 
-def _result(job: Job) -> Response:
-    """Answer with what an analysis gave, or say why there is nothing."""
-    if job.state == CANCELLED:
-        raise HTTPException(410, "the analysis was cancelled")
-    if job.state != DONE:
-        what = "are no maps" if isinstance(job.question, AnalysisRequest) else "is no result"
-        raise HTTPException(409, f"there {what}: {job.error or f'the analysis is {job.state}'}")
-    return Response(job.result, media_type="application/octet-stream")
-
-
-def _check(question: Question, models: ServedModels, limits: Limits) -> None:
+def _check(question: Question, names: tuple[str, ...], most: int) -> None:
     """Raise what is wrong with a question beyond its form."""
-    try:
-        valid_choice(question.model, models.names, "model")
-        if question.rule == SHAPLEY and SHAPLEY not in question.rules:
-            raise InputError(NOT_LINEAR)
-        valid_choice(question.rule, question.rules, "rule")
-    except InputError as error:
-        raise HTTPException(422, str(error)) from error
+    if question.model not in names:
+        choices = ", ".join(names)
+        detail = f"unknown model {question.model!r}; choose one of: {choices}"
+        raise HTTPException(422, detail)
     longest = max(map(len, question.texts))
-    if longest > limits.text_characters:
-        raise HTTPException(
-            413,
-            f"the text has {longest} characters and at most {limits.text_characters} are taken; "
-            "shorten it",
-        )
+    if longest > most:
+        detail = f"the text has {longest} characters and at most {most} are taken; shorten it"
+        raise HTTPException(413, detail)

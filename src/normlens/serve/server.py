@@ -9,10 +9,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import h11
@@ -20,7 +20,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from normlens.errors import InputError, NormLensError, is_out_of_memory, one_line
-from normlens.serve.analyses import Job, Jobs, Limits, ServedModels, Stopped, example_of
+from normlens.serve.analyses import Jobs, Limits, ServedModels, Stopped, example_of
 from normlens.serve.app import Hosts, create_app, is_everywhere
 
 _log = logging.getLogger("normlens.serve")
@@ -73,93 +73,71 @@ class Connection(H11Protocol):
             return
         # Any byte that the client does not take is noticed at once.
         transport.set_write_buffer_limits(high=0)
-        self._expect_request()
+        self._start(_REQUEST, self.limits.request_seconds, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop(_REQUEST)
         self._stop(_STALL)
         super().connection_lost(exc)
 
-    # Requests: the whole of one within a time, however it trickles -------------------------------
-
-    def data_received(self, data: bytes) -> None:
-        if _REQUEST not in self._timers and self.conn.their_state is h11.IDLE:
-            self._expect_request()
-        super().data_received(data)
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+    def handle_events(self) -> None:
+        """Give the whole of a request its time, however it trickles."""
+        super().handle_events()
+        state, unread = self.conn.their_state, self.conn.trailing_data[0]
+        if state is h11.SEND_BODY or (state is h11.IDLE and unread):
+            self._start(_REQUEST, self.limits.request_seconds, self.transport.abort)
+        else:
             self._stop(_REQUEST)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        begun = bool(self.conn.trailing_data[0])  # came with the request before
-        if begun and _REQUEST not in self._timers and self.conn.their_state is h11.IDLE:
-            self._expect_request()
-
-    def _expect_request(self) -> None:
-        self._timers[_REQUEST] = self.loop.call_later(
-            self.limits.request_seconds, self.transport.abort
-        )
-
-    # Answers: some of what waits is taken in every while -----------------------------------------
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if _STALL not in self._timers:
-            self._expect_progress()
+        self._expect_progress()
 
     def resume_writing(self) -> None:
         self._stop(_STALL)
         super().resume_writing()
 
-    def _expect_progress(self) -> None:
-        waiting = self.transport.get_write_buffer_size()
-        self._timers[_STALL] = self.loop.call_later(
-            self.limits.stall_seconds, self._check_progress, waiting
-        )
-
-    def _check_progress(self, before: int) -> None:
-        taken = before - self.transport.get_write_buffer_size()
-        if taken < _SLOWEST * self.limits.stall_seconds:
+    def _expect_progress(self, before: int | None = None) -> None:
+        """Give what waits its time; some of it must have been taken since `before`."""
+        seconds, waiting = self.limits.stall_seconds, self.transport.get_write_buffer_size()
+        self._stop(_STALL)
+        if before is not None and before - waiting < _SLOWEST * seconds:
             self.transport.abort()
         else:
-            self._expect_progress()
+            self._start(_STALL, seconds, self._expect_progress, waiting)
+
+    def _start(self, name: str, seconds: float, action: Callable[..., Any], *given: Any) -> None:
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(seconds, action, *given)
 
     def _stop(self, name: str) -> None:
-        if (timer := self._timers.pop(name, None)) is not None:
-            timer.cancel()
+        if name in self._timers:
+            self._timers.pop(name).cancel()
 
 
 class QuietServer(uvicorn.Server):
-    """A server whose log stays short while descriptors are short."""
-
-    async def startup(self, sockets: Any = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(ShortageLog())
-        await super().startup(sockets)
-
-
-class ShortageLog:
-    """An event loop's handler of errors: a shortage is one line a minute, not one per attempt.
+    """A server that tells of a shortage of descriptors in one line a minute, not per attempt.
 
     asyncio tries to accept over and over, and would write a traceback each time.
     """
 
-    def __init__(self) -> None:
-        self._said = -_SILENCE
+    _said = -_SILENCE
 
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    async def startup(self, sockets: Any = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self.complain)
+        await super().startup(sockets)
+
+    def complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an error of the event loop."""
         error = context.get("exception")
         if isinstance(error, ValueError) and "_start_serving" in repr(context.get("handle")):
             return  # the attempt after a shortage comes too late: the server has closed its socket
         if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
             loop.default_exception_handler(context)
-            return
-        now = time.monotonic()
-        if now - self._said >= _SILENCE:
-            self._said = now
-            _log.warning(
-                "no connection can be accepted (%s); close some, or raise `ulimit -n`",
-                error.strerror,
-            )
+        elif time.monotonic() - self._said >= _SILENCE:
+            self._said = time.monotonic()
+            advice = "no connection can be accepted (%s); close some, or raise `ulimit -n`"
+            _log.warning(advice, error.strerror)
 
 
 # The page: bound, started, run until Ctrl-C, closed.
@@ -198,13 +176,12 @@ class PageServer:
         allow_hosts: Sequence[str] = (),
         example: bool = False,
     ):
-        self._limits, self._host = limits, host
-        self._hosts = Hosts.of(host, allow_hosts)
+        self._limits, self._host, self._example = limits, host, example
+        self._hosts = Hosts(host, allow_hosts)
         self._server: Any = None
         # An address that cannot be had is known before anything slow begins.
         self._listener = bind(host, port)
-        self.models, self.jobs, self._example = models, Jobs(limits), example
-        self._described: Future[None] = Future()
+        self.models, self.jobs = models, Jobs(limits)
         # A daemon: a layer or a download in work must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="normlens-analyses", daemon=True)
 
@@ -212,17 +189,17 @@ class PageServer:
     def url(self) -> str:
         """Where a browser on this machine finds the page."""
         shown = "127.0.0.1" if is_everywhere(self._host) else self._host
-        port = self._listener.getsockname()[1]
-        return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
+        shown = f"[{shown}]" if ":" in shown else shown
+        return f"http://{shown}:{self._listener.getsockname()[1]}/"
 
     def start(self) -> None:
         """Read the models' configurations and begin to listen; `run` answers.
 
         An example is analysed meanwhile, so that the first page has something to show.
         """
-        self._thread.start()
-        self._described.result()
+        self.models.describe()
         described = self.models.descriptions
+        self._thread.start()
         example = example_of(described.values()) if self._example else None
         if example is not None:
             self.jobs.submit(example, described[example.model].layers)
@@ -252,25 +229,16 @@ class PageServer:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        """Describe the models, then take one analysis after the other from the queue."""
-        try:
-            self.models.describe()
-        except BaseException as error:
-            self._described.set_exception(error)
-            return
-        self._described.set_result(None)
+        """Answer one analysis after the other from the queue."""
         while (job := self.jobs.take()) is not None:
-            self._answer(job)
-
-    def _answer(self, job: Job) -> None:
-        try:
-            result = self.models.answer(job.question, lambda done, _: self.jobs.progress(job, done))
-        except Stopped:
-            self.jobs.finish(job)
-        except Exception as error:
-            self.jobs.finish(job, error=_reason(error))
-        else:
-            self.jobs.finish(job, result)
+            try:
+                result = self.models.answer(job.question, partial(self.jobs.progress, job))
+            except Stopped:
+                self.jobs.finish(job)
+            except Exception as error:
+                self.jobs.finish(job, error=_reason(error))
+            else:
+                self.jobs.finish(job, result)
 
 
 def _reason(error: Exception) -> str:
@@ -291,20 +259,14 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"there is no address {host!r}; use --host 127.0.0.1") from error
+    both, backlog = family == socket.AF_INET6, _UVICORN["backlog"]
     try:
-        return socket.create_server(
-            place[:2],
-            family=family,
-            backlog=_UVICORN["backlog"],
-            dualstack_ipv6=family == socket.AF_INET6,
-        )
+        return socket.create_server(place[:2], family=family, backlog=backlog, dualstack_ipv6=both)
     except OSError as error:
-        raise InputError(_bind_problem(error, host, port)) from error
-
-
-def _bind_problem(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use; choose another with --port (0 takes any free one)"
-    if error.errno == errno.EACCES:
-        return f"port {port} may not be used by this user; choose one above 1023 with --port"
-    return f"cannot listen at {host!r}: {os.strerror(error.errno or 0)}; use --host 127.0.0.1"
+        number, free = error.errno or 0, "choose another with --port (0 takes any free one)"
+        problems = {
+            errno.EADDRINUSE: f"port {port} is in use; {free}",
+            errno.EACCES: f"port {port} may not be used by this user; {free}",
+        }
+        other = f"cannot listen at {host!r}: {os.strerror(number)}; use --host 127.0.0.1"
+        raise InputError(problems.get(number, other)) from error
