@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -22,8 +23,8 @@ from normlens.errors import (
 )
 from normlens.layers import Layer
 from normlens.models.unwrapping import padding_spoils
-from normlens.options import AnalysisOptions, at_least_one
-from normlens.plan.costs import VectorSizes, affordable_batch, source_memory
+from normlens.options import AUTO, AnalysisOptions, at_least_one
+from normlens.plan.costs import VectorSizes, affordable_batch
 from normlens.scopes import components_of, layers_in_words
 
 if TYPE_CHECKING:
@@ -35,47 +36,39 @@ if TYPE_CHECKING:
 # Batches: the sequences that are analysed together, halved where memory runs out.
 
 
-Each = TypeVar("Each", bound=Sized)  # a sequence, or a pair of them
 Started = TypeVar("Started")
 
 
 def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
-    """Indices of the sequences in each batch, which are of similar length."""
+    """Indices of the sequences in each batch, which are of similar length.
+
+    Pictures and sounds are not padded, nor are texts where padding leaks: they are of one shape.
+    """
+    lengths = [item.longest for item in encoded]
     if len(encoded) == 1:
         size = 1
-    elif batch_size == "auto":
-        size = affordable(lens, max((item.longest for item in encoded), default=1))
+    elif batch_size == AUTO:
+        size = affordable(lens, max(lengths, default=1))
     else:
         size = at_least_one(int(batch_size), "batch_size")
-    order = sorted(range(len(encoded)), key=lambda i: encoded[i].longest)
+    order = sorted(range(len(encoded)), key=lengths.__getitem__)
     for start in range(0, len(order), size):
         batch = order[start : start + size]
-        if padding_spoils(lens.layers, lens.dtype, [encoded[i].longest for i in batch]):
+        if padding_spoils(lens.layers, lens.dtype, [lengths[index] for index in batch]):
             yield from ([index] for index in batch)
-        else:
-            yield from _of_one_shape(encoded, batch, by_length=lens.adapter.padding_leaks)
-
-
-def _of_one_shape(
-    encoded: Sequence[Encoded], batch: list[int], by_length: bool
-) -> Iterator[list[int]]:
-    """The batch, or its items of each shape where they are not padded: pictures and sounds.
-
-    With `by_length`, texts are not padded, either.
-    """
-    shapes: dict[Any, list[int]] = {}
-    for index in batch:
-        signal = encoded[index].signal
-        length = encoded[index].longest if by_length else None
-        shape = length if signal is None else signal.shape
-        shapes.setdefault(shape, []).append(index)
-    yield from shapes.values()
+            continue
+        shapes: dict[Any, list[int]] = {}
+        for index in batch:
+            signal = encoded[index].signal
+            length = lengths[index] if lens.adapter.padding_leaks else None
+            shapes.setdefault(length if signal is None else signal.shape, []).append(index)
+        yield from shapes.values()
 
 
 def affordable(lens: Lens, n: int) -> int:
     """How many sequences of n tokens a batch has on the model's device.
 
-    Other programs may leave less memory than this assumes; then `launched` halves the batch.
+    Other programs may leave less memory than this assumes; then `in_batches` halves the batch.
     """
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
     itemsize = lens.compute_dtype.itemsize
@@ -88,55 +81,43 @@ def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
     return max(1, min(wanted, limit // sizes.least))
 
 
-def part_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
-    """How many of them hold the parts of one source, where layers follow parts as vectors."""
-    itemsize = lens.compute_dtype.itemsize
-    each = [source_memory(layer, 1, n, itemsize) for layer in lens.layers if layer.by_source]
-    return max(1, min(wanted, limit // max(each))) if each else wanted
+def in_batches(
+    lens: Lens,
+    items: Sequence[Encoded],
+    batch_size: int | str,
+    launch: Callable[[list[Encoded]], Started],
+    finish: Callable[[list[Encoded], Started], list[Maps]],
+    ahead: int = 0,
+) -> list[Maps]:
+    """Launch every batch and finish it; return the maps in the order of `items`.
 
-
-def launched(
-    batch: list[Each],
-    launch: Callable[[list[Each]], Started],
-    finish: Callable[[list[Each], Started], list[Maps]],
-    device: torch.device,
-) -> Callable[[], list[Maps]]:
-    """Launch one batch and return a function that waits for its maps.
-
-    A batch that runs out of memory is halved.
+    The next `ahead` batches are launched before one is finished. A batch that runs out of memory is
+    halved.
     """
-
-    def halves() -> list[Maps]:
-        half = len(batch) // 2
-        smaller = batch[:half], batch[half:]
-        return [maps for part in smaller for maps in launched(part, launch, finish, device)()]
-
-    try:
-        started = launch(batch)
-    except (RuntimeError, MemoryError) as error:
-        _check_memory(error, batch, device)
-        return halves
-
-    def wait() -> list[Maps]:
+    results: dict[int, Maps] = {}
+    waiting = deque(batches(lens, items, batch_size))
+    started: deque[tuple[list[int], Started]] = deque()
+    while waiting or started:
+        places = waiting[0] if waiting and len(started) <= ahead else None
+        indices = started[0][0] if places is None else places
+        batch = [items[index] for index in indices]
         try:
-            return finish(batch, started)
+            if places is None:
+                results |= zip(indices, finish(batch, started.popleft()[1]), strict=True)
+            else:
+                started.append((waiting.popleft(), launch(batch)))
         except (RuntimeError, MemoryError) as error:
-            _check_memory(error, batch, device)
-        return halves()
-
-    return wait
-
-
-def _check_memory(error: BaseException, batch: list[Each], device: torch.device) -> None:
-    """Raise `error`, or one that explains it, unless a smaller batch may help."""
-    if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
-        raise error
-    if len(batch) == 1:
-        raise MemoryLimitError(
-            f"{len(batch[0])} tokens do not fit into the memory of {device}; use a "
-            "shorter text, fewer layers, or another device (`normlens estimate` says what it "
-            f"needs){process_limit()}"
-        )
+            if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+                raise
+            if len(batch) == 1:
+                raise MemoryLimitError(
+                    f"{len(batch[0])} tokens do not fit into the memory of {lens.device}; use a "
+                    "shorter text, fewer layers, or another device (`normlens estimate` says what "
+                    f"it needs){process_limit()}"
+                ) from error
+            half = len(indices) // 2
+            waiting.extendleft([indices[half:], indices[:half]])
+    return [results[index] for index in range(len(items))]
 
 
 # What every result says about how it was made.

@@ -28,22 +28,21 @@ from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import AUTO, DEFAULT_LIMIT, INPUT, SHAPLEY, AnalysisOptions, Request
 from normlens.pipeline.batches import (
     affordable,
-    batches,
     chosen_scopes,
-    launched,
-    part_batch,
+    in_batches,
     scopes_of,
     vector_batch,
 )
 from normlens.pipeline.collector import Collector, token_axis
 from normlens.pipeline.comparisons import Seen
 from normlens.pipeline.progress import Progress
-from normlens.plan.costs import check_limit, check_vectors_limit
+from normlens.plan.costs import check_limit, check_vectors_limit, source_memory
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
 from normlens.scopes import is_among, resolve
-from normlens.trace.run import LayerTrace, model_inputs, trace, without_autocast
+from normlens.trace.locking import exclusive
+from normlens.trace.run import LayerTrace, model_inputs, reading, run_traced, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -212,61 +211,55 @@ class Call:
         """What is asked of the last stack; all have the same options."""
         return self.stacks[-1].request
 
+    @property
+    def layers(self) -> list[int]:
+        """The layers that are asked for, among all that the model runs."""
+        return [stack.first + k for stack in self.stacks for k in stack.request.layers]
+
     def maps(self, items: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
         """The maps of every sequence or pair, in the order given."""
-        device, results = self.lens.device, dict[int, Maps]()
-        ahead = 0 if device.type == "cpu" else 1  # a GPU works on while the last batch is packed up
-        waiting: list[tuple[list[int], Callable[[], list[Maps]]]] = []
-        with current(device):
-            for indices in batches(self.lens, items, self._batch_size(items, batch_size)):
-                batch = [items[index] for index in indices]
-                waiting.append((indices, launched(batch, self._launch, self._packed, device)))
-                if len(waiting) > ahead:
-                    places, finish = waiting.pop(0)
-                    results |= zip(places, finish(), strict=True)
-            for places, finish in waiting:
-                results |= zip(places, finish(), strict=True)
-        return [results[index] for index in range(len(items))]
-
-    def _batch_size(self, items: Sequence[Encoded], batch_size: int | str) -> int | str:
-        """The batch size that is asked for, or fewer where vectors of sources would not fit."""
-        lens, whole_way = self.lens, self.request.origin == INPUT
-        if not whole_way and not any(layer.by_source for layer in lens.layers):
-            return batch_size
+        lens, request, layers = self.lens, self.request, self.lens.layers
         longest = max((sum(map(len, item.sequences)) for item in items), default=1)
-        wanted = affordable(lens, longest) if batch_size == AUTO else int(batch_size)
-        limit = self.request.settings.memory_limit or DEFAULT_LIMIT
-        return (vector_batch if whole_way else part_batch)(lens, longest, wanted, limit)
+        limit = request.settings.memory_limit or DEFAULT_LIMIT
+        by_source = [layer for layer in layers if layer.by_source]
+        if request.origin == INPUT or by_source:  # vectors of sources have to fit
+            size = affordable(lens, longest) if batch_size == AUTO else int(batch_size)
+            if request.origin == INPUT:
+                batch_size = vector_batch(lens, longest, size, limit)
+            else:
+                itemsize = lens.compute_dtype.itemsize
+                each = max(source_memory(layer, 1, longest, itemsize) for layer in by_source)
+                batch_size = max(1, min(size, limit // each))
+        ahead = 0 if lens.device.type == "cpu" else 1  # a GPU works on while a batch is packed up
+        with current(lens.device):
+            return in_batches(lens, items, batch_size, self._launch, self._packed, ahead)
 
     def _launch(self, batch: list[Encoded]) -> list[Collector]:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         lens = self.lens
         inputs = model_inputs(lens.adapter, batch, lens.device)
+        collectors = self._collectors(batch, inputs)
         if self.request.origin == INPUT:
-            collectors = self._collectors(batch, inputs)
             collect_whole_way(lens, collectors, batch, inputs, self.progress)
             return collectors
         if (key := self._recording_key(batch, inputs)) is not None:
             record = partial(Recording, partial(self._recorded, batch), inputs)
             with lens.recordings.acquire(lens.model, key, record) as recording:
                 if recording is not None:
-                    collectors = self._collectors(batch, inputs)
                     if recording.replay(inputs, collectors):
                         return collectors
                     lens.recordings.forget()
-        collectors = self._collectors(batch, inputs)
         try:
             self._run(collectors, inputs)
             for collector in collectors:
                 collector.leave()
+            return collectors
         except RuntimeError as error:
             if self.transfer is not None:
                 self.transfer.wait()  # what waits there takes memory that a smaller batch needs
             may_repeat = is_out_of_memory(error) and self.file is None
             if not may_repeat or not lens.recordings.forget():
                 raise
-        else:
-            return collectors
         return self._launch(batch)  # with the memory that recordings took
 
     def _recording_key(self, batch: Sequence[Encoded], inputs: Inputs) -> Hashable | None:
@@ -337,42 +330,36 @@ class Call:
 
     def _run(self, collectors: list[Collector], inputs: dict[str, Tensor]) -> None:
         """Run the model once; each layer is taken apart as soon as it has run."""
-        check, rule = self.lens.float32_check, self.request.settings.rule
-        layers = [c.stack.first + k for c in collectors for k in c.stack.request.layers]
+        adapter, rule = self.lens.adapter, self.request.settings.rule
         kept: dict[Hashable, Seen] = {}
 
-        def consume(traced: LayerTrace) -> None:
-            collector = collectors[-1]
-            if traced.index < collector.stack.first:
-                collector = collectors[0]
-            self._decompose(replace(traced, index=traced.index - collector.stack.first), collector)
-            name = f"{collector.stack.layer_in_words} {traced.index - collector.stack.first}"
-            seen = Seen(traced.index, name, traced.block, traced.call, collector.lengths)
-            check.keep(kept, rule, PARTS, seen)
-            if self.progress is not None:
-                self.progress(layers.index(traced.index) + 1, len(layers))
+        def run() -> None:
+            with without_autocast(self.lens.device), reading(adapter.model, adapter):
+                consume = partial(self._decompose, collectors, kept)
+                run_traced(adapter, adapter.model, inputs, self.layers, consume, spread=True)
+                try:
+                    self.lens.float32_check.layers(rule, PARTS, kept)
+                except CompletenessError:
+                    for collector in collectors:
+                        collector.checks.judge()  # says more of a module that is not what it seems
+                    raise
 
-        def compare() -> None:
-            try:
-                check.layers(rule, PARTS, kept)
-            except CompletenessError:
-                for collector in collectors:
-                    collector.checks.judge()  # it says more of a module that is not what it seems
-                raise
+        exclusive(adapter.model, run)
 
-        with without_autocast(self.lens.device):
-            trace(self.lens.adapter, inputs, layers, consume, spread=True, then=compare)
-
-    def _decompose(self, traced: LayerTrace, collector: Collector) -> None:
-        """Take apart a layer that the model has just run; its index counts in its stack."""
-        stack, dtype = collector.stack, self.lens.compute_dtype
-        settings = stack.request.settings
+    def _decompose(
+        self, collectors: list[Collector], kept: dict[Hashable, Seen], traced: LayerTrace
+    ) -> None:
+        """Take apart a layer that the model has just run; `kept` are layers to compare later."""
+        place, dtype = traced.index, self.lens.compute_dtype
+        collector = collectors[-1 if place >= collectors[-1].stack.first else 0]
+        stack = collector.stack
+        request, settings, index = stack.request, stack.request.settings, place - stack.first
         # Kernels are sampled in the first and the last layer that use them.
-        stages = [k for k in stack.request.layers if stack.layers[k].feed_forward is not None]
-        if traced.index not in stages[:1] + stages[-1:]:
+        stages = [k for k in request.layers if stack.layers[k].feed_forward is not None]
+        if index not in stages[:1] + stages[-1:]:
             settings = replace(settings, sample_kernels=False)
         with current(traced.x.device), operands_kept():
-            layer = collector.check(traced)
+            layer = collector.check(replace(traced, index=index))
             norm, ordinary = layer.norm_behind_feed_forward, None
             if settings.statistics and norm is not None and norm.gamma is not None:
                 ordinary = special_dimensions(norm.gamma)[1]
@@ -381,7 +368,7 @@ class Call:
                 traced.x.to(dtype),
                 [alpha.to(dtype) for alpha in traced.alphas],
                 collector.lengths,
-                stack.request.scopes,
+                request.scopes,
                 settings,
                 traced.real,
                 kept=None if self.products is None else self.products.of(traced.block),
@@ -390,7 +377,12 @@ class Call:
                 sources={name: vectors.to(dtype) for name, vectors in traced.sources.items()},
                 source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
             )
-        collector.add(result, traced.index, layer)
+        collector.add(result, index, layer)
+        name = f"{stack.layer_in_words} {index}"
+        seen = Seen(place, name, traced.block, traced.call, collector.lengths)
+        self.lens.float32_check.keep(kept, settings.rule, PARTS, seen)
+        if self.progress is not None:
+            self.progress(self.layers.index(place) + 1, len(self.layers))
 
     def _packed(self, batch: list[Encoded], collectors: list[Collector]) -> list[Maps]:
         """Check a batch's results and pack them up."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from normlens.results.axes import GROUPS, Axes, Routing, TokenAxis, axes_of
 from normlens.results.files import Place
 from normlens.results.maps import Correlations, Maps
 from normlens.scopes import components_of, holds
-from normlens.trace.checks import Checks, Deferred
+from normlens.trace.checks import Checks, Deferred, real_tokens
 from normlens.trace.run import LayerTrace
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ CORRELATIONS, ROUTING = "correlations", "routing"
 #: Groups of single numbers: errors of completeness by scope; how far a kernel's parts miss their
 #: sum, and its norms a sample; the largest entry of each map in float16.
 COMPLETENESS, KERNELS, PEAKS = "completeness", "kernels", "peaks"
-KERNEL_ERRORS = {(KERNELS, "sum"), (KERNELS, "sample")}
 #: Groups of results that are returned in the type that the user chooses.
 MAPS = ("arrays", "heads")
 
@@ -77,33 +76,6 @@ def token_axis(sequence: Encoded) -> TokenAxis:
 
 
 # Results of one layer that are made of its maps where they lie.
-
-
-def correlations_of(maps: Tensor, scopes: Sequence[str], allowed: Tensor, others: int) -> Tensor:
-    """ρ of every two of the `scopes`, (b, s, i, j) → (b, s, s), over the allowed pairs (b, i, j).
-
-    The first `others` columns are of another sequence. Two scopes that have parts of the same
-    sequence alone are compared there: the zeros that both have in other columns would inflate ρ.
-    """
-    rho = spearman_matrices(maps, allowed)
-    if not others:
-        return rho
-    for kind, columns in (((True, False), slice(others, None)), ((False, True), slice(others))):
-        some = [place for place, scope in enumerate(scopes) if holds(scope) == kind]
-        if some:
-            at = on_device(tuple(some), maps.device)
-            part = spearman_matrices(maps[:, at][..., columns], allowed[..., columns])
-            rho[:, at[:, None], at] = part
-    return rho
-
-
-def _mixing_ratios(result: LayerMaps) -> dict[str, Tensor]:
-    """The mixing ratio of every scope, all taken together."""
-    if not result.others:
-        return {}
-    others = torch.stack(list(result.others.values()))
-    own = torch.stack([result.own[scope] for scope in result.others])
-    return dict(zip(result.others, mixing_ratio(others, own).unbind(), strict=True))
 
 
 def _statistics(result: LayerMaps, layer: Layer, lengths: Sequence[int]) -> dict[str, Tensor]:
@@ -159,17 +131,15 @@ def allowed_pairs(
     With `place` they are written to a file. Otherwise layers that are alike share one mask.
     """
     shape = len(readings), n, others + n
-    shared = place is None and len(set(readings)) == 1
+    alike = place is None and len(set(readings)) == 1
     if place is not None:
         masks = place("allowed", shape, np.dtype(np.bool_))
     else:
-        masks = np.empty((1, *shape[1:]) if shared else shape, dtype=bool)
-    own: dict[Reach, NDArray[np.bool_]] = {}
-    for mask, (reach, reads) in zip(masks, readings[: len(masks)], strict=True):
-        if reach not in own:
-            own[reach] = reach.array(n)
+        masks = np.empty((1 if alike else len(readings), *shape[1:]), dtype=bool)
+    own = {reach: reach.array(n) for reach, _ in readings}
+    for mask, (reach, reads) in zip(masks, readings, strict=False):
         mask[:, :others], mask[:, others:] = reads, own[reach]
-    return np.broadcast_to(masks, shape) if shared else masks
+    return np.broadcast_to(masks, shape) if alike else masks
 
 
 # A batch's large results, which leave their device or memory while the next layer is computed.
@@ -177,14 +147,6 @@ def allowed_pairs(
 
 #: From so many bytes on a layer's result leaves at once.
 SENT_AT_ONCE = 1 << 20
-
-
-class _Recorded(NamedTuple):
-    """Results of a recorded layer, which are sent whenever it is replayed."""
-
-    tensors: Mapping[Key, Tensor]
-    reach: Reach
-    ready: torch.cuda.Event
 
 
 @dataclass
@@ -200,7 +162,8 @@ class LargeResults:
     width: int
     transfer: DeviceTransfer | None
     place: Place | None
-    _recorded: list[_Recorded] = field(default_factory=list)
+    #: Results of recorded layers, which are sent whenever they are replayed.
+    _recorded: list[tuple[Mapping[Key, Tensor], Reach, Any]] = field(default_factory=list)
     _arrays: dict[Key, NDArray[Any]] = field(default_factory=dict)  # (b, layer, …)
     _count: dict[Key, int] = field(default_factory=dict)  # layers that are there or under way
 
@@ -211,19 +174,13 @@ class LargeResults:
         return tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE
 
     def add(self, tensors: Mapping[Key, Tensor], reach: Reach) -> None:
-        """Send some of a layer's results."""
-        if self.place is not None:
-            # Types of many bytes first, so that each array begins at a multiple of its own.
-            tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
-        if self.transfer is not None:
-            self._send(tensors, reach, None)
-        elif self.place is not None:
-            for key, tensor in tensors.items():
-                self._next(key, tensor).copy_(tensor)
+        """Send some of a layer's results, or keep them for replays."""
+        if self.transfer is not None or self.place is not None:
+            self._send(tensors, reach)
         else:
             ready = torch.cuda.Event(external=True)
             ready.record()
-            self._recorded.append(_Recorded(tensors, reach, ready))
+            self._recorded.append((tensors, reach, ready))
 
     def replayed(self, recorded: LargeResults) -> None:
         """Send what a recorded batch has computed anew."""
@@ -231,22 +188,27 @@ class LargeResults:
             self._send(*each)
 
     def _send(
-        self, tensors: Mapping[Key, Tensor], reach: Reach, ready: torch.cuda.Event | None
+        self, tensors: Mapping[Key, Tensor], reach: Reach, ready: torch.cuda.Event | None = None
     ) -> None:
         """Send results to arrays of the CPU, those of one form together."""
-        assert self.transfer is not None
         alike: dict[Any, list[Key]] = {}
-        for key, tensor in tensors.items():
+        # Types of many bytes first, so that each array of a file begins at a multiple of its own.
+        for key, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
             # The column of target 0 in a causal result; None where targets may look ahead.
             causal = reach.ahead == 0 and _axes(key)[-2:] == ("target", "source")
             form = tensor.shape, tensor.dtype, self.width if causal else None
             alike.setdefault(form, []).append(key)
-        for (*_, first), same in alike.items():
-            into = [self._next(key, tensors[key]) for key in same]
-            self.transfer.send([tensors[key] for key in same], into, ready, first)
+        for (*_, first), keys in alike.items():
+            same, into = [tensors[key] for key in keys], [self._next(key, tensors) for key in keys]
+            if self.transfer is not None:
+                self.transfer.send(same, into, ready, first)
+            else:
+                for place, tensor in zip(into, same, strict=True):
+                    place.copy_(tensor)
 
-    def _next(self, key: Key, tensor: Tensor) -> Tensor:
+    def _next(self, key: Key, tensors: Mapping[Key, Tensor]) -> Tensor:
         """Where the next layer's result arrives; pages that are never written take no memory."""
+        tensor = tensors[key]
         if key not in self._arrays:
             kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
             shape = self.layers, *tensor.shape[1:]
@@ -345,7 +307,7 @@ class Collector:
         computed, large = self.computed, dict[Key, Tensor]()
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
         tensors = self._results(result, layer)
-        if not KERNEL_ERRORS.isdisjoint(tensors) or KERNEL_ERRORS.isdisjoint(computed.covered):
+        if result.kernel_error is not None or (KERNELS, "sum") not in computed.covered:
             computed.precision = result.precision or computed.precision
         if layer.experts is not None:
             computed.experts = len(layer.experts.members)
@@ -373,84 +335,81 @@ class Collector:
     def _results(self, result: LayerMaps, layer: Layer) -> dict[Key, Tensor]:
         """A layer's results that are asked for, the first axis the batch, and single numbers."""
         request = self.stack.request
+        kernels = {"sum": result.kernel_error, "sample": result.sampled_error}
         groups = {
             "arrays": result.norms if request.arrays else {},
-            "mixing": _mixing_ratios(result),
+            "mixing": {s: mixing_ratio(sizes, result.own[s]) for s, sizes in result.others.items()},
             "heads": result.head_maps,
             "standard_error": result.standard_error,
             "statistics": _statistics(result, layer, self.lengths),
             CORRELATIONS: self._correlations(result, layer) if request.correlations else {},
             ROUTING: _routing(layer),
             COMPLETENESS: result.completeness,
+            KERNELS: {kind: error for kind, error in kernels.items() if error is not None},
         }
         tensors: dict[Key, Tensor] = {}
         for group, named in groups.items():
             for name, tensor in named.items():
-                tensors[group, name] = self._padded(tensor, (group, name), layer)
-        for kind, error in (("sum", result.kernel_error), ("sample", result.sampled_error)):
-            if error is not None:
-                tensors[KERNELS, kind] = error
-        if request.map_dtype != AUTO:
-            left_out: Tensor | None = None
-            for group, name in [key for key in tensors if key[0] in MAPS]:
-                tensor = tensors[group, name]
-                if request.map_dtype == "float16":
-                    if left_out is None:
-                        left_out = ~self._allowed(layer, tensor.device)  # (b, i, j)
-                    mask = left_out if tensor.ndim == 3 else left_out[:, None]
-                    what = name if group == "arrays" else f"single heads of {name}"
-                    tensors[PEAKS, what] = tensor.masked_fill(mask, 0).amax()
-                tensors[group, name] = tensor.to(getattr(torch, request.map_dtype))
+                tensors[group, name] = self._padded(tensor, (group, name))
+        maps = [key for key in tensors if key[0] in MAPS and request.map_dtype != AUTO]
+        if maps and request.map_dtype == "float16":
+            left_out = ~self._allowed(layer, tensors[maps[0]].device)  # (b, i, j)
+            for group, name in maps:
+                is_whole, tensor = group == "arrays", tensors[group, name]
+                peak = tensor.masked_fill(left_out if is_whole else left_out[:, None], 0).amax()
+                tensors[PEAKS, name if is_whole else f"single heads of {name}"] = peak
+        for key in maps:
+            tensors[key] = tensors[key].to(getattr(torch, request.map_dtype))
         return tensors
 
-    def _padded(self, tensor: Tensor, key: Key, layer: Layer) -> Tensor:
+    def _padded(self, tensor: Tensor, key: Key) -> Tensor:
         """A layer's result (b, …, i, j) with zeros in the columns that it does not have."""
         if not self.width or _axes(key)[-1] != "source":
             return tensor
-        (group, name), n = key, tensor.shape[-2]
-        if tensor.shape[-1] == self.width + n:  # of both sequences
+        n = tensor.shape[-2]
+        if tensor.shape[-1] == self.width + n:  # norms behind CROSS are of both sequences
             return tensor
-        crossed = "CROSS" in components_of(name) or (group == "statistics" and reads_others(layer))
-        # Weights and single heads are of one attention; norms behind CROSS are of both sequences.
-        if not crossed:
-            tensor = F.pad(tensor, (self.width, 0))
-        elif group == "heads" or name.endswith("-W"):
-            tensor = F.pad(tensor, (0, n))
-        assert tensor.shape[-1] == self.width + n
-        return tensor
+        # Weights and single heads are of one attention.
+        return F.pad(tensor, (0, n) if "CROSS" in components_of(key[1]) else (self.width, 0))
 
     def _allowed(self, layer: Layer, device: torch.device) -> Tensor:
         """Pairs of real tokens that attention allows, (b, i, j)."""
-
-        def real(lengths: Sequence[int], n: int) -> Tensor:
-            return torch.arange(n, device=device) < on_device(tuple(lengths), device)[:, None]
-
         n = max(self.lengths)
-        targets = real(self.lengths, n)
+        targets = real_tokens(self.lengths, n, device)
         allowed = targets[:, None, :] & layer.reach.mask(n, device)
         if self.width:
-            others = real(self.other_lengths, self.width)[:, None].expand(-1, n, -1)
+            others = real_tokens(self.other_lengths, self.width, device)[:, None].expand(-1, n, -1)
             allowed = torch.cat([others & reads_others(layer), allowed], dim=-1)
         return targets[:, :, None] & allowed
 
     def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
-        """Spearman's ρ of every two scopes, (b, scope, scope), ranked where the maps lie."""
-        scopes = self.stack.request.scopes
-        here = [place for place, scope in enumerate(scopes) if scope in result.norms]
-        if not here:
-            return {}
-        names = [scopes[place] for place in here]
-        # Scopes lie in front, as ranking takes them.
-        maps = torch.stack(
-            [self._padded(result.norms[name], ("arrays", name), layer) for name in names]
-        ).transpose(0, 1)  # (b, s, i, j)
-        rho = correlations_of(maps, names, self._allowed(layer, maps.device), self.width)
-        if len(here) == len(scopes):
-            return {CORRELATIONS: rho}
-        whole = rho.new_full((len(rho), len(scopes), len(scopes)), torch.nan)
-        place = on_device(tuple(here), maps.device)
-        whole[:, place[:, None], place] = rho
-        return {CORRELATIONS: whole}
+        """Spearman's ρ of every two scopes, (b, scope, scope), ranked where the maps lie.
+
+        Two scopes that have parts of the same sequence alone are compared there: the zeros that
+        both have in the columns of another sequence would inflate ρ. It is NaN for scopes that the
+        layer lacks.
+        """
+        scopes, rho = self.stack.request.scopes, None
+        here = [scope for scope in scopes if scope in result.norms]
+        compared = [(here, slice(None))]
+        for kind, columns in (
+            ((True, False), slice(self.width, None)),
+            ((False, True), slice(self.width)),
+        ):
+            if self.width:
+                compared.append(([scope for scope in here if holds(scope) == kind], columns))
+        for names, columns in compared:
+            if not names:
+                continue
+            # Scopes lie in front, as ranking takes them.
+            maps = torch.stack([self._padded(result.norms[s], ("arrays", s)) for s in names])
+            allowed = self._allowed(layer, maps.device)[..., columns]
+            part = spearman_matrices(maps.transpose(0, 1)[..., columns], allowed)  # (b, s, s)
+            if rho is None:
+                rho = part.new_full((len(part), len(scopes), len(scopes)), torch.nan)
+            at = on_device(tuple(map(scopes.index, names)), maps.device)
+            rho[:, at[:, None], at] = part
+        return {} if rho is None else {CORRELATIONS: rho}
 
     # On the way to the host -----------------------------------------------------------------------
 
@@ -461,14 +420,12 @@ class Collector:
         """
         if self._transfer is None or len(self.computed.devices) > 1:
             return
-        self._pending.stack_pending()
         self._pending.leave()
         self._leaving = torch.cuda.Event()
         self._leaving.record()
 
     def recorded(self) -> None:
         """Copy everything that waits to pinned memory, as the last thing that a recording does."""
-        self._pending.stack_pending()
         self._pending.to_host()
 
     def replayed(self, recorded: Collector, recording: object) -> None:
@@ -568,19 +525,19 @@ class Collector:
         small, large = self._pending.arrived(), self._large.arrived()
         results: list[Any] = [defaultdict(dict) for _ in self.lengths]
         for key in self.computed.covered:
-            axes = _axes(key)
-            if axes == ("layer",) and key[0] != CORRELATIONS:
-                continue  # numbers
+            if key[0] in (COMPLETENESS, KERNELS, PEAKS):
+                continue
             whole = large[key] if key in large else small[key].swapaxes(0, 1)
             for index, n in enumerate(self.lengths):
                 array = whole[index]
                 if len(self.lengths) > 1:
-                    tokens = ("target",) if self.width else ("target", "source")
-                    array = array[tuple(slice(n if a in tokens else None) for a in axes)]
-                    if self.width and axes[-1] == "source":
-                        m, width = self.other_lengths[index], self.width
-                        array = np.take(array, [*range(m), *range(width, width + n)], axis=-1)
-                    # a view would keep the whole batch alive
+                    places: Any = slice(n)
+                    if self.width:
+                        others = range(self.other_lengths[index])
+                        places = [*others, *range(self.width, self.width + n)]
+                    cut = {"target": slice(n), "source": places}
+                    array = array[tuple(cut.get(axis, slice(None)) for axis in _axes(key))]
+                    # A view would keep the whole batch alive.
                     array = array if array.base is None else array.copy()
                 results[index][key[0]][key[1]] = np.ascontiguousarray(array)
         return results
@@ -592,10 +549,8 @@ class Collector:
         if not found:
             return None
         (rho,), covered = found.values(), self.computed.covered[CORRELATIONS, CORRELATIONS]
-        whole = rho
-        if covered != layers:
-            whole = np.full((len(layers), *rho.shape[1:]), np.nan)
-            whole[[layers.index(layer) for layer in covered]] = rho
+        whole = np.full((len(layers), *rho.shape[1:]), np.nan)
+        whole[[layers.index(layer) for layer in covered]] = rho
         return Correlations(list(self.stack.request.scopes), whole)
 
     def _all_routing(

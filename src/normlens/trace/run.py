@@ -409,25 +409,16 @@ def without_autocast(device: torch.device) -> Iterator[None]:
 
 
 def trace(
-    adapter: Adapter,
-    inputs: dict[str, Tensor],
-    layers: Sequence[int],
-    consume: Consumer,
-    *,
-    spread: bool = False,
-    then: Callable[[], object] | None = None,
+    adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
 ) -> None:
     """Run the model on `inputs` and pass the trace of each wanted layer to `consume`.
 
-    Other threads that trace the same model wait until this one is through, with what it has to do
-    `then`, too. With `spread` its layers may lie on several devices, each on one.
+    Other threads that trace the same model wait until this one is through.
     """
 
     def run() -> None:
         with reading(adapter.model, adapter):
-            run_traced(adapter, adapter.model, inputs, layers, consume, spread=spread)
-            if then is not None:
-                then()
+            run_traced(adapter, adapter.model, inputs, layers, consume)
 
     exclusive(adapter.model, run)
 
