@@ -17,13 +17,12 @@ from normlens.errors import (
     InputError,
     MemoryLimitError,
     ModelLoadError,
-    UnknownScopeError,
     is_out_of_memory,
     process_limit,
 )
 from normlens.layers import Layer
 from normlens.models.unwrapping import padding_spoils
-from normlens.options import AUTO, AnalysisOptions, at_least_one
+from normlens.options import AUTO, at_least_one
 from normlens.plan.costs import VectorSizes, affordable_batch
 from normlens.scopes import components_of, layers_in_words
 
@@ -198,36 +197,35 @@ def check_range(peaks: Sequence[tuple[int, str, float]], layer_in_words: str = "
             )
 
 
+def _check_error(error: float, tolerance: float, unit: str, what: str, advice: str) -> None:
+    """Raise where an error is beyond its tolerance, or no number."""
+    if not error <= tolerance:
+        raise CompletenessError(
+            f"{what}: relative error {error:.1e}, tolerance {tolerance:.0e} for {unit}; {advice} "
+            "(normlens help CompletenessError)"
+        )
+
+
 def check_completeness(
     errors: Sequence[tuple[int, str, float]], dtype: torch.dtype, layer_in_words: str = "layer"
 ) -> None:
     """Raise where parts and bias miss the model's vectors; `errors` by layer and scope."""
-    tolerance = TOLERANCE[dtype]
     for layer, scope, error in errors:
-        if not error <= tolerance:
-            raise CompletenessError(
-                f"parts and bias miss the real hidden state in {layer_in_words} {layer} at its "
-                f"{components_of(scope)[-1]} (scope {scope}): relative error {error:.1e}, "
-                f"tolerance {tolerance:.0e} for {str(dtype).removeprefix('torch.')}; "
-                "the model may differ from its family, or its values overflow "
-                "(normlens help CompletenessError)"
-            )
+        what = (
+            f"parts and bias miss the real hidden state in {layer_in_words} {layer} at its "
+            f"{components_of(scope)[-1]} (scope {scope})"
+        )
+        advice = "the model may differ from its family, or its values overflow"
+        _check_error(error, TOLERANCE[dtype], str(dtype).removeprefix("torch."), what, advice)
 
 
 def check_scores(errors: Sequence[float], dtype: torch.dtype, layer_names: Sequence[str]) -> None:
     """Raise where contributions and biases miss a score; `errors` by layer, the last behind all."""
-    tolerance = SCORE_TOLERANCE[dtype]
-    wrong = [place for place, error in enumerate(errors) if not error <= tolerance]
-    if wrong:
-        # Scores are carried from the end, so the last layer that misses is where it began.
-        place = wrong[-1]
-        where = "the head" if place == len(errors) - 1 else layer_names[place]
-        raise CompletenessError(
-            f"contributions and biases miss the model's own score from {where} on: relative error "
-            f"{errors[place]:.1e}, tolerance {tolerance:.0e} for "
-            f"{str(dtype).removeprefix('torch.')}; the model may differ from its family "
-            "(normlens help CompletenessError)"
-        )
+    # Scores are carried from the end, so the last layer that misses is where it began.
+    for error, where in zip(reversed(errors), ("the head", *reversed(layer_names)), strict=False):
+        what = f"contributions and biases miss the model's own score from {where} on"
+        unit, advice = str(dtype).removeprefix("torch."), "the model may differ from its family"
+        _check_error(error, SCORE_TOLERANCE[dtype], unit, what, advice)
 
 
 def check_kernels(
@@ -236,14 +234,10 @@ def check_kernels(
     """Raise where a kernel's parts miss their sum or a sample; `errors` by layer and kind."""
     for layer, kind, error in errors:
         tolerances = KERNEL_TOLERANCE if kind == "sum" else SAMPLE_TOLERANCE
-        tolerance = tolerances[str(precision)]
-        if not error <= tolerance:
-            what = "do not add up" if kind == "sum" else "miss an exact recomputation"
-            raise CompletenessError(
-                f"the parts behind the feed-forward block of {layer_in_words} {layer} {what}: "
-                f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
-                'take another `precision`, or device="cpu" (normlens help CompletenessError)'
-            )
+        missed = "do not add up" if kind == "sum" else "miss an exact recomputation"
+        what = f"the parts behind the feed-forward block of {layer_in_words} {layer} {missed}"
+        advice = 'take another `precision`, or device="cpu"'
+        _check_error(error, tolerances[str(precision)], str(precision), what, advice)
 
 
 def check_finite(model: nn.Module, name: str) -> None:
@@ -267,31 +261,6 @@ def check_finite(model: nn.Module, name: str) -> None:
 def scopes_of(layers: Sequence[Layer]) -> list[str]:
     """Every scope that any of the layers has, each kind of layer's in its order."""
     return list(dict.fromkeys(scope for layer in layers for scope in layer.scopes))
-
-
-def chosen_scopes(
-    options: AnalysisOptions, layers: Sequence[Layer], chosen: Sequence[int], model: str
-) -> list[str]:
-    """The scopes that are asked for; one that none of the `chosen` layers has is an error.
-
-    Short names mean scopes of the chosen layers.
-    """
-    here = scopes_of([layers[index] for index in chosen])
-    try:
-        return options.scopes_of(here)
-    except UnknownScopeError:
-        elsewhere = scopes_of(layers)
-        if here == elsewhere:
-            raise
-        # A name that no layer knows raises here, with all of the model's scopes.
-        for scope in options.scopes_of(elsewhere):
-            if scope not in here:
-                having = [index for index, layer in enumerate(layers) if scope in layer.scopes]
-                raise InputError(
-                    f"no scope {scope} in {layers_in_words(chosen)} of {model}, whose layers "
-                    f"differ; those with it: {', '.join(map(str, having))}"
-                ) from None
-        raise
 
 
 def components_in_words(layers: Sequence[Layer]) -> str:

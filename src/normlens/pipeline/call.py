@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -24,11 +24,11 @@ from normlens.gpu.transfer import DeviceTransfer, current
 from normlens.inputs.text import Encoded
 from normlens.layers import FeedForward, Layer
 from normlens.measures import special_dimensions
+from normlens.models.base import Adapter
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import AUTO, DEFAULT_LIMIT, INPUT, SHAPLEY, AnalysisOptions, Request
 from normlens.pipeline.batches import (
     affordable,
-    chosen_scopes,
     in_batches,
     scopes_of,
     vector_batch,
@@ -40,7 +40,7 @@ from normlens.plan.costs import check_limit, check_vectors_limit, source_memory
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
-from normlens.scopes import is_among, resolve
+from normlens.scopes import is_among, layers_in_words, resolve
 from normlens.trace.locking import exclusive
 from normlens.trace.run import LayerTrace, model_inputs, reading, run_traced, without_autocast
 
@@ -70,62 +70,63 @@ def stacks_of(
     lens: Lens, options: AnalysisOptions, arrays: bool, correlations: bool
 ) -> tuple[Stack, ...]:
     """What `options` ask of a lens's stacks; an encoder of which nothing is asked is left out."""
-
-    def request(scopes: list[str], layers: list[int]) -> Request:
-        settings = options.settings
-        return Request(
-            scopes, layers, settings, arrays, correlations, options.origin, options.map_dtype
-        )
-
-    if not isinstance(lens.adapter, TwoStacks):
-        chosen = options.layers_of(lens.n_layers, lens.name)
-        scopes = chosen_scopes(options, lens.layers, chosen, lens.name)
-        return (Stack(lens.layers, request(scopes, chosen)),)
-    both = layers_by_stack(lens.adapter, lens.layers)
-    longest = max(both, key=lambda name: len(both[name]))
-    options.layers_of(len(both[longest]), f"its {longest}")  # raises for one that no stack has
+    by_name = layers_by_stack(lens.adapter, lens.layers)
+    longest = max(by_name, key=lambda name: len(by_name[name]))
+    # Raises for a layer that no stack has.
+    options.layers_of(len(by_name[longest]), f"its {longest}" if longest else lens.name)
     stacks, first = [], 0
-    for name, layers in both.items():
-        chosen = _layers(options, len(layers))
-        scopes = _scopes(options, [layers[index] for index in chosen], lens.layers)
-        if chosen and scopes:
-            stacks.append(Stack(layers, request(scopes, chosen), first, name))
+    for name, layers in by_name.items():
+        count, asked = len(layers), options.layers
+        if asked is None or isinstance(asked, str):
+            chosen = list(range(count))
+        else:
+            listed = asked if isinstance(asked, Iterable) else [asked]
+            chosen = sorted({int(k) % count for k in listed if -count <= k < count})
+        scopes = _chosen_scopes(lens, options, [layers[index] for index in chosen], chosen)
+        if not name or (chosen and scopes):
+            told = options.settings, arrays, correlations, options.origin, options.map_dtype
+            stacks.append(Stack(layers, Request(scopes, chosen, *told), first, name))
         first += len(layers)
-    if not stacks or stacks[-1].name != DECODER:
+    if lens.two_stacks and (not stacks or stacks[-1].name != DECODER):
         raise InputError(
             "only layers or scopes of the encoder are asked for; ask for some of the decoder's, "
-            f"too: {', '.join(scopes_of(both[DECODER]))} in its {len(both[DECODER])} layers"
+            f"too: {', '.join(scopes_of(layers))} in its {len(layers)} layers"
         )
     return tuple(stacks)
 
 
-def layers_by_stack(adapter: TwoStacks, layers: Sequence[Layer]) -> dict[str, list[Layer]]:
-    """The layers of an encoder–decoder, which it runs one stack after the other, by stack."""
+def layers_by_stack(adapter: Adapter, layers: list[Layer]) -> dict[str, list[Layer]]:
+    """A model's layers by the name of their stack; an encoder–decoder runs one after the other."""
+    if not isinstance(adapter, TwoStacks):
+        return {"": layers}
     count = len(adapter.encoder_blocks())
-    return {ENCODER: list(layers[:count]), DECODER: list(layers[count:])}
+    return {ENCODER: layers[:count], DECODER: layers[count:]}
 
 
-def _layers(options: AnalysisOptions, count: int) -> list[int]:
-    """The chosen layers that a stack of so many has."""
-    if options.layers is None or isinstance(options.layers, str):
-        return list(range(count))
-    listed = options.layers if isinstance(options.layers, Iterable) else [options.layers]
-    return sorted({int(layer) % count for layer in listed if -count <= layer < count})
-
-
-def _scopes(
-    options: AnalysisOptions, here: Sequence[Layer], everywhere: Sequence[Layer]
+def _chosen_scopes(
+    lens: Lens, options: AnalysisOptions, layers: Sequence[Layer], chosen: Sequence[int]
 ) -> list[str]:
-    """The chosen scopes that these layers have; short names mean scopes of this stack."""
-    available = scopes_of(here)
-    if options.scopes is None or options.scopes == "all":
-        return options.scopes_of(available)
-    names = [options.scopes] if isinstance(options.scopes, str) else list(options.scopes)
-    meant = [name for name in names if is_among(name, available)]
+    """The scopes asked for that these layers of a stack have; short names mean scopes of theirs.
+
+    One that no layer of the model has is an error; in a model of one stack, one that none of the
+    chosen layers has.
+    """
+    here, asked = scopes_of(layers), options.scopes
+    names = [asked] if isinstance(asked, str) else list(asked or ())
+    meant = [name for name in names if name == "all" or is_among(name, here)]
+    if meant == names:
+        return options.scopes_of(here)
     for name in names:
-        if not any(is_among(name, layer.scopes) for layer in everywhere):
-            resolve(name, scopes_of(everywhere))  # raises, and lists them all
-    return [] if names and not meant else replace(options, scopes=meant).scopes_of(available)
+        if name in meant:
+            continue
+        if not lens.two_stacks or not any(is_among(name, layer.scopes) for layer in lens.layers):
+            scope = resolve(name, lens.scopes)  # raises where no layer has it
+            having = [k for k, layer in enumerate(lens.layers) if scope in layer.scopes]
+            raise InputError(
+                f"no scope {scope} in {layers_in_words(chosen)} of {lens.name}, whose layers "
+                f"differ; those with it: {', '.join(map(str, having))}"
+            )
+    return replace(options, scopes=meant).scopes_of(here) if meant else []
 
 
 def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Encoded]) -> None:
@@ -301,32 +302,28 @@ class Call:
         self, batch: Sequence[Encoded], inputs: Mapping[str, Tensor]
     ) -> list[Collector]:
         """What collects each stack's results; a decoder reads the encoder's tokens, too."""
-        collectors, place = [], None
+        collectors, place, adapter = [], None, self.lens.adapter
         for stack in self.stacks:
             sequences = [item.sequences[-1 if stack.name == DECODER else 0] for item in batch]
+            names = {a.source for layer in stack.layers for a in layer.attentions if a.source}
+            if len(names) > 1:
+                raise UnsupportedModelError(
+                    f"the layers of {self.lens.name} read several other sequences "
+                    f"({', '.join(sorted(names))}); NormLens can label the columns of one"
+                )
+            others: list[TokenAxis] = []
             if stack.name == DECODER:
                 others = [token_axis(item.sequences[0]) for item in batch]
-            else:
-                others = self._other_tokens(stack, inputs)
+            elif names:
+                others = [
+                    TokenAxis(tokens) for tokens in adapter.source_tokens(names.pop(), inputs)
+                ]
             if self.file is not None:
                 place = self.file.under("encoder/") if stack.name == ENCODER else self.file.place
             collectors.append(
                 Collector(self.lens, stack, sequences, others, transfer=self.transfer, place=place)
             )
         return collectors
-
-    def _other_tokens(self, stack: Stack, inputs: Mapping[str, Tensor]) -> list[TokenAxis]:
-        """Each text's tokens of the other sequence that layers read; none if they read none."""
-        lens = self.lens
-        names = {a.source for layer in stack.layers for a in layer.attentions if a.source}
-        if len(names) > 1:
-            raise UnsupportedModelError(
-                f"the layers of {lens.name} read several other sequences "
-                f"({', '.join(sorted(names))}); NormLens can label the columns of one"
-            )
-        if not names:
-            return []
-        return [TokenAxis(tokens) for tokens in lens.adapter.source_tokens(names.pop(), inputs)]
 
     def _run(self, collectors: list[Collector], inputs: dict[str, Tensor]) -> None:
         """Run the model once; each layer is taken apart as soon as it has run."""
@@ -387,23 +384,19 @@ class Call:
     def _packed(self, batch: list[Encoded], collectors: list[Collector]) -> list[Maps]:
         """Check a batch's results and pack them up."""
         *encoder, last = collectors
-        of_encoder: Sequence[Maps | None] = [None] * len(batch)
+        of_encoder: list[Any] = [None] * len(batch)
         if encoder:
             of_encoder = encoder[0].maps([item.sequences[0].text for item in batch])
         results = last.maps([item.whole_text or item.text for item in batch])
         if not last.stack.name:
             return results
-        for index, (item, decoder, beside) in enumerate(
-            zip(batch, results, of_encoder, strict=True)
-        ):
+        for index, (item, maps, beside) in enumerate(zip(batch, results, of_encoder, strict=True)):
             # As exact as the worse of the two.
-            errors = [maps.completeness for maps in (decoder, beside) if maps is not None]
+            errors = [each.completeness for each in (maps, beside) if each is not None]
             worst = max([e for e in errors if not math.isnan(e)], default=math.nan)
             said = {"completeness": worst, "target": item.generated or "given"}
+            provenance = {**maps.provenance, **said}
             results[index] = replace(
-                decoder,
-                encoder=beside,
-                completeness=worst,
-                provenance={**decoder.provenance, **said},
+                maps, encoder=beside, completeness=worst, provenance=provenance
             )
         return results

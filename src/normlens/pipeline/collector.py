@@ -240,13 +240,6 @@ class Computed:
     precision: str | None = None  # of the feed-forward products
     experts: int = 0  # of a layer that has some
 
-    @property
-    def layers(self) -> list[int]:
-        """The layers that have an array, or ρ."""
-        groups = (*GROUPS, CORRELATIONS)
-        having = {k for key, layers in self.covered.items() if key[0] in groups for k in layers}
-        return [layer for layer in self.readings if layer in having]
-
 
 class Collector:
     """One batch's results in one stack of layers.
@@ -463,8 +456,10 @@ class Collector:
 
     def maps(self, texts: Sequence[Text | None]) -> list[Maps]:
         """The maps of every sequence, with its text, if they are exact."""
-        computed, words = self.computed, self.stack.layer_in_words
-        layers = computed.layers
+        computed, words, request = self.computed, self.stack.layer_in_words, self.stack.request
+        groups = (*GROUPS, CORRELATIONS)
+        having = {k for key, some in computed.covered.items() if key[0] in groups for k in some}
+        layers = [layer for layer in computed.readings if layer in having]
         readings = [computed.readings[layer] for layer in layers]
         allowed = []  # while a GPU works
         for n, others in zip(self.lengths, self.other_lengths or [0] * len(texts), strict=True):
@@ -478,35 +473,39 @@ class Collector:
         worst = max(map(itemgetter(2), errors), default=math.nan)  # weights have no parts
         said = self._provenance(worst)
         coverage = {
-            "/".join(key): having
-            for key, having in computed.covered.items()
-            if key[0] in GROUPS and having != layers
+            "/".join(key): some
+            for key, some in computed.covered.items()
+            if key[0] in GROUPS and some != layers
         }
         packed = []
         for index, (sequence, found) in enumerate(zip(self.sequences, self._arrays(), strict=True)):
-            axis, columns, arrays = token_axis(sequence), dict[str, Any](), found["arrays"]
+            axis, fields = token_axis(sequence), {group: found[group] for group in GROUPS}
+            arrays = fields.pop("arrays")
             if self.others:
                 n, m = self.lengths[index], self.other_lengths[index]
-                columns["source_axis"] = self.others[index].followed_by(axis)
-                columns["same_token"] = np.eye(n, m + n, k=m, dtype=bool)
+                fields["source_axis"] = self.others[index].followed_by(axis)
+                fields["same_token"] = np.eye(n, m + n, k=m, dtype=bool)
+            for rho in found[CORRELATIONS].values():
+                whole = np.full((len(layers), *rho.shape[1:]), np.nan)
+                covered = computed.covered[CORRELATIONS, CORRELATIONS]
+                whole[[layers.index(layer) for layer in covered]] = rho
+                fields["correlations"] = Correlations(list(request.scopes), whole)
+            if routing := found[ROUTING]:
+                used = routing["experts"], routing["weights"], computed.experts, axis.tokens
+                every = Routing(computed.covered[ROUTING, "experts"], *used, routing.get("shared"))
+                fields["routing"] = every.of_layers(layers)
             packed.append(
                 Maps(
-                    arrays={s: arrays[s] for s in self.stack.request.scopes if s in arrays},
+                    arrays={s: arrays[s] for s in request.scopes if s in arrays},
                     layers=list(layers),
                     allowed=allowed[index],
                     completeness=worst,
                     provenance=dict(said),
-                    mixing=found["mixing"],
-                    heads=found["heads"],
-                    standard_error=found["standard_error"],
-                    statistics=found["statistics"],
-                    correlations=self._all_correlations(found[CORRELATIONS], layers),
                     text=texts[index],
                     coverage=dict(coverage),
-                    routing=self._all_routing(found[ROUTING], axis, layers),
                     grid=sequence.grid,
                     **axis.labels,
-                    **columns,
+                    **fields,
                 )
             )
         return packed
@@ -520,7 +519,7 @@ class Collector:
                     numbers.append((layer, key[1], number))
         return sorted(numbers, key=itemgetter(0))
 
-    def _arrays(self) -> list[dict[str, dict[str, NDArray[Any]]]]:
+    def _arrays(self) -> list[dict[str, Any]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
         small, large = self._pending.arrived(), self._large.arrived()
         results: list[Any] = [defaultdict(dict) for _ in self.lengths]
@@ -541,27 +540,6 @@ class Collector:
                     array = array if array.base is None else array.copy()
                 results[index][key[0]][key[1]] = np.ascontiguousarray(array)
         return results
-
-    def _all_correlations(
-        self, found: Mapping[str, NDArray[Any]], layers: list[int]
-    ) -> Correlations | None:
-        """Spearman's ρ of one sequence with an entry for each layer, NaN where there is none."""
-        if not found:
-            return None
-        (rho,), covered = found.values(), self.computed.covered[CORRELATIONS, CORRELATIONS]
-        whole = np.full((len(layers), *rho.shape[1:]), np.nan)
-        whole[[layers.index(layer) for layer in covered]] = rho
-        return Correlations(list(self.stack.request.scopes), whole)
-
-    def _all_routing(
-        self, found: Mapping[str, NDArray[Any]], axis: TokenAxis, layers: list[int]
-    ) -> Routing | None:
-        """The experts that a sequence's tokens used, in the layers of its maps."""
-        if not found:
-            return None
-        covered, experts = self.computed.covered[ROUTING, "experts"], self.computed.experts
-        given = found["experts"], found["weights"], experts, axis.tokens, found.get("shared")
-        return Routing(covered, *given).of_layers(layers)
 
     def _provenance(self, completeness: float) -> dict[str, Any]:
         lens, stack, computed = self.lens, self.stack, self.computed
