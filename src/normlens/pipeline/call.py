@@ -243,7 +243,8 @@ class Call:
         if self.request.origin == INPUT:
             collect_whole_way(lens, collectors, batch, inputs, self.progress)
             return collectors
-        if (key := self._recording_key(batch, inputs)) is not None:
+        key = self._recording_key(batch, inputs) if lens.device.type == "cuda" else None
+        if key is not None:
             record = partial(Recording, partial(self._recorded, batch), inputs)
             with lens.recordings.acquire(lens.model, key, record) as recording:
                 if recording is not None:
@@ -252,7 +253,7 @@ class Call:
                     lens.recordings.forget()
         try:
             self._run(collectors, inputs)
-            for collector in collectors:
+            for collector in collectors if self.transfer is not None else ():
                 collector.leave()
             return collectors
         except RuntimeError as error:
@@ -270,9 +271,7 @@ class Call:
         memory, and others that take their place are other ones.
         """
         lens, products = self.lens, self.products
-        if lens.device.type != "cuda" or not HAS_GRAPH_EVENTS:
-            return None
-        if self.file is not None or self.progress is not None:
+        if not HAS_GRAPH_EVENTS or self.file is not None or self.progress is not None:
             return None
         lengths = tuple(len(sequence) for item in batch for sequence in item.sequences)
         if self.request.settings.rule == SHAPLEY or sum(lengths) > TOKENS:

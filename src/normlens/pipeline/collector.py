@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.errors import UnsupportedModelError
-from normlens.frozen.norm_maps import LayerMaps
+from normlens.frozen.norm_maps import FeedForwardStatistics, LayerMaps
 from normlens.gpu.transfer import DeviceTransfer, on_device
 from normlens.inputs.text import Encoded, Text
-from normlens.layers import Layer, Reach
+from normlens.layers import Experts, Layer, Reach
 from normlens.measures import mixing_ratio, special_dimensions
 from normlens.measures.tensors import spearman_matrices
 from normlens.models.parts import DECODER
@@ -53,6 +53,8 @@ CORRELATIONS, ROUTING = "correlations", "routing"
 COMPLETENESS, KERNELS, PEAKS = "completeness", "kernels", "peaks"
 #: Groups of results that are returned in the type that the user chooses.
 MAPS = ("arrays", "heads")
+#: The last axes of a result for pairs of tokens.
+PAIRS = ("target", "source")
 
 
 def _axes(key: Key) -> Axes:
@@ -78,11 +80,10 @@ def token_axis(sequence: Encoded) -> TokenAxis:
 # Results of one layer that are made of its maps where they lie.
 
 
-def _statistics(result: LayerMaps, layer: Layer, lengths: Sequence[int]) -> dict[str, Tensor]:
+def _statistics(
+    vectors: FeedForwardStatistics, layer: Layer, lengths: Sequence[int]
+) -> dict[str, Tensor]:
     """The batch's statistics of a layer, by the names that `Maps.statistics` uses."""
-    vectors = result.statistics
-    if vectors is None:
-        return {}
 
     def mean_size(rows: Tensor) -> Tensor:
         return torch.stack([rows[index, :n].abs().mean(0) for index, n in enumerate(lengths)])
@@ -105,12 +106,10 @@ def _statistics(result: LayerMaps, layer: Layer, lengths: Sequence[int]) -> dict
     return values
 
 
-def _routing(layer: Layer) -> dict[str, Tensor]:
+def _routing(experts: Experts) -> dict[str, Tensor]:
     """The experts that the tokens of a layer used, if it was given with them."""
-    experts = layer.experts
-    if experts is None or experts.routing is None:
+    if (routing := experts.routing) is None:
         return {}
-    routing = experts.routing
     dtype = torch.promote_types(routing.weights.dtype, torch.float32)
     read = {"experts": routing.experts, "weights": routing.weights.to(dtype)}
     if experts.shared is not None:
@@ -142,91 +141,11 @@ def allowed_pairs(
     return np.broadcast_to(masks, shape) if alike else masks
 
 
-# A batch's large results, which leave their device or memory while the next layer is computed.
-
-
-#: From so many bytes on a layer's result leaves at once.
-SENT_AT_ONCE = 1 << 20
-
-
-@dataclass
-class LargeResults:
-    """Arrays of the host, or of a file, that large results are copied to while the GPU computes.
-
-    `layers` is how many layers may come; the first `width` columns are of another sequence. Without
-    a `transfer` results of a GPU are kept for a replay. With `place` every result of pairs of
-    tokens goes to a file, from a CPU as well; there is only one text then.
-    """
-
-    layers: int
-    width: int
-    transfer: DeviceTransfer | None
-    place: Place | None
-    #: Results of recorded layers, which are sent whenever they are replayed.
-    _recorded: list[tuple[Mapping[Key, Tensor], Reach, Any]] = field(default_factory=list)
-    _arrays: dict[Key, NDArray[Any]] = field(default_factory=dict)  # (b, layer, …)
-    _count: dict[Key, int] = field(default_factory=dict)  # layers that are there or under way
-
-    def takes(self, key: Key, tensor: Tensor) -> bool:
-        """Whether a result is large, or goes to a file."""
-        if self.place is not None:
-            return _axes(key)[-2:] == ("target", "source")
-        return tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE
-
-    def add(self, tensors: Mapping[Key, Tensor], reach: Reach) -> None:
-        """Send some of a layer's results, or keep them for replays."""
-        if self.transfer is not None or self.place is not None:
-            self._send(tensors, reach)
-        else:
-            ready = torch.cuda.Event(external=True)
-            ready.record()
-            self._recorded.append((tensors, reach, ready))
-
-    def replayed(self, recorded: LargeResults) -> None:
-        """Send what a recorded batch has computed anew."""
-        for each in recorded._recorded:
-            self._send(*each)
-
-    def _send(
-        self, tensors: Mapping[Key, Tensor], reach: Reach, ready: torch.cuda.Event | None = None
-    ) -> None:
-        """Send results to arrays of the CPU, those of one form together."""
-        alike: dict[Any, list[Key]] = {}
-        # Types of many bytes first, so that each array of a file begins at a multiple of its own.
-        for key, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
-            # The column of target 0 in a causal result; None where targets may look ahead.
-            causal = reach.ahead == 0 and _axes(key)[-2:] == ("target", "source")
-            form = tensor.shape, tensor.dtype, self.width if causal else None
-            alike.setdefault(form, []).append(key)
-        for (*_, first), keys in alike.items():
-            same, into = [tensors[key] for key in keys], [self._next(key, tensors) for key in keys]
-            if self.transfer is not None:
-                self.transfer.send(same, into, ready, first)
-            else:
-                for place, tensor in zip(into, same, strict=True):
-                    place.copy_(tensor)
-
-    def _next(self, key: Key, tensors: Mapping[Key, Tensor]) -> Tensor:
-        """Where the next layer's result arrives; pages that are never written take no memory."""
-        tensor = tensors[key]
-        if key not in self._arrays:
-            kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-            shape = self.layers, *tensor.shape[1:]
-            if self.place is None:
-                self._arrays[key] = np.zeros((len(tensor), *shape), dtype=kind)
-            else:
-                self._arrays[key] = self.place("/".join(key), shape, kind)[None]
-        layer = self._count.get(key, 0)
-        self._count[key] = layer + 1
-        return torch.from_numpy(self._arrays[key])[:, layer]
-
-    def arrived(self) -> dict[Key, NDArray[Any]]:
-        """Everything that was sent, (b, layer, …) by key, once the transfer was waited for."""
-        arrays, self._arrays = self._arrays, {}
-        return {key: array[:, : self._count[key]] for key, array in arrays.items()}
-
-
 # All results of a batch in a stack.
+
+
+#: From so many bytes on a layer's result leaves its device at once.
+SENT_AT_ONCE = 1 << 20
 
 
 @dataclass
@@ -238,17 +157,18 @@ class Computed:
     readings: dict[int, Reading] = field(default_factory=dict)  # by layer
     devices: dict[torch.device, None] = field(default_factory=dict)  # where, in this order
     precision: str | None = None  # of the feed-forward products
-    experts: int = 0  # of a layer that has some
 
 
 class Collector:
     """One batch's results in one stack of layers.
 
     Small results wait on their device, with the numbers of the checks, until all layers are
-    through; large ones leave at once (`transfer`), or go to a file where `place` gives them room.
-    Where layers lie on several devices, their results gather on the lens's. `others` are the tokens
-    of another sequence that each sequence reads, if they read one; they are the first columns of
-    every map, zero where nothing of them has arrived.
+    through. Large ones are copied to arrays of the host while the GPU computes (`transfer`);
+    without a transfer those of a GPU are kept for replays. With `place` every result of pairs of
+    tokens goes to a file, from a CPU as well; there is only one text then. Where layers lie on
+    several devices, their results gather on the lens's. `others` are the tokens of another sequence
+    that each sequence reads, if they read one; they are the first columns of every map, zero where
+    nothing of them has arrived.
     """
 
     def __init__(
@@ -268,7 +188,11 @@ class Collector:
         self.computed = Computed()
         self._device, self._transfer, self._place = lens.device, transfer, place
         self._pending = Deferred(transfer)
-        self._large = LargeResults(len(stack.request.layers), self.width, transfer, place)
+        #: Large results (b, layer, …), and how many layers of each are there or under way.
+        self._arrays: dict[Key, NDArray[Any]] = {}
+        self._sent: Counter[Key] = Counter()
+        #: Large results of recorded layers, which are sent whenever they are replayed.
+        self._recorded: list[tuple[Mapping[Key, Tensor], Reach, Any]] = []
         self.checks = Checks(
             lens.adapter,
             lens.dtype,
@@ -299,15 +223,12 @@ class Collector:
         """Keep what is asked for of layer `index` of this stack."""
         computed, large = self.computed, dict[Key, Tensor]()
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
-        tensors = self._results(result, layer)
         if result.kernel_error is not None or (KERNELS, "sum") not in computed.covered:
             computed.precision = result.precision or computed.precision
-        if layer.experts is not None:
-            computed.experts = len(layer.experts.members)
         computed.readings[index] = layer.reach, reads_others(layer)
         # A copy to the CPU that is not waited for would be read before it is there.
         soon = self._device.type == "cuda"
-        for key, tensor in tensors.items():
+        for key, tensor in self._results(result, layer).items():
             if computed.shapes.setdefault(key, tensor.shape) != tensor.shape:
                 raise UnsupportedModelError(
                     f"{key[0]} of {key[1]} have another shape in layer {index} "
@@ -317,26 +238,60 @@ class Collector:
             computed.covered.setdefault(key, []).append(index)
             computed.devices[tensor.device] = None
             tensor = tensor.to(self._device, non_blocking=soon)
-            if self._large.takes(key, tensor):
+            is_large = tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE
+            if is_large if self._place is None else _axes(key)[-2:] == PAIRS:
                 large[key] = tensor
             else:
                 self._pending.add(key, tensor)
-        if large:
-            self._large.add(large, layer.reach)
+        if large and self._transfer is None and self._place is None:
+            ready = torch.cuda.Event(external=True)
+            ready.record()
+            self._recorded.append((large, layer.reach, ready))
+        elif large:
+            self._send(large, layer.reach)
         self._pending.make_room()
+
+    def _send(
+        self, tensors: Mapping[Key, Tensor], reach: Reach, ready: torch.cuda.Event | None = None
+    ) -> None:
+        """Send large results of a layer on their way, those of one form together."""
+        alike: dict[Any, list[Key]] = {}
+        # Types of many bytes first, so that each array of a file begins at a multiple of its own.
+        for key, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+            # The column of target 0 in a causal result; None where targets may look ahead.
+            first = self.width if reach.ahead == 0 and _axes(key)[-2:] == PAIRS else None
+            alike.setdefault((tensor.shape, tensor.dtype, first), []).append(key)
+        for (shape, dtype, first), keys in alike.items():
+            same, into = [tensors[key] for key in keys], []
+            for key in keys:
+                if key not in self._arrays:
+                    kind = torch.empty(0, dtype=dtype).numpy().dtype
+                    room = len(self.stack.request.layers), *shape[1:]
+                    if self._place is None:  # pages that are never written take no memory
+                        self._arrays[key] = np.zeros((shape[0], *room), dtype=kind)
+                    else:
+                        self._arrays[key] = self._place("/".join(key), room, kind)[None]
+                into.append(torch.from_numpy(self._arrays[key])[:, self._sent[key]])
+                self._sent[key] += 1
+            if self._transfer is not None:
+                self._transfer.send(same, into, ready, first)
+            else:
+                for place, tensor in zip(into, same, strict=True):
+                    place.copy_(tensor)
 
     def _results(self, result: LayerMaps, layer: Layer) -> dict[Key, Tensor]:
         """A layer's results that are asked for, the first axis the batch, and single numbers."""
         request = self.stack.request
         kernels = {"sum": result.kernel_error, "sample": result.sampled_error}
+        vectors, experts = result.statistics, layer.experts
         groups = {
             "arrays": result.norms if request.arrays else {},
             "mixing": {s: mixing_ratio(sizes, result.own[s]) for s, sizes in result.others.items()},
             "heads": result.head_maps,
             "standard_error": result.standard_error,
-            "statistics": _statistics(result, layer, self.lengths),
+            "statistics": {} if vectors is None else _statistics(vectors, layer, self.lengths),
             CORRELATIONS: self._correlations(result, layer) if request.correlations else {},
-            ROUTING: _routing(layer),
+            ROUTING: {} if experts is None else _routing(experts),
             COMPLETENESS: result.completeness,
             KERNELS: {kind: error for kind, error in kernels.items() if error is not None},
         }
@@ -411,11 +366,10 @@ class Collector:
 
         Results of several devices are asked for when they are needed.
         """
-        if self._transfer is None or len(self.computed.devices) > 1:
-            return
-        self._pending.leave()
-        self._leaving = torch.cuda.Event()
-        self._leaving.record()
+        if len(self.computed.devices) == 1:
+            self._pending.leave()
+            self._leaving = torch.cuda.Event()
+            self._leaving.record()
 
     def recorded(self) -> None:
         """Copy everything that waits to pinned memory, as the last thing that a recording does."""
@@ -429,7 +383,8 @@ class Collector:
         self.checks = replace(recorded.checks, pending=self._pending)
         self.computed = recorded.computed
         self._pending.replayed(recorded._pending)
-        self._large.replayed(recorded._large)
+        for each in recorded._recorded:
+            self._send(*each)
 
     @property
     def pending(self) -> bool:
@@ -478,7 +433,7 @@ class Collector:
             if key[0] in GROUPS and some != layers
         }
         packed = []
-        for index, (sequence, found) in enumerate(zip(self.sequences, self._arrays(), strict=True)):
+        for index, (sequence, found) in enumerate(zip(self.sequences, self._found(), strict=True)):
             axis, fields = token_axis(sequence), {group: found[group] for group in GROUPS}
             arrays = fields.pop("arrays")
             if self.others:
@@ -491,8 +446,11 @@ class Collector:
                 whole[[layers.index(layer) for layer in covered]] = rho
                 fields["correlations"] = Correlations(list(request.scopes), whole)
             if routing := found[ROUTING]:
-                used = routing["experts"], routing["weights"], computed.experts, axis.tokens
-                every = Routing(computed.covered[ROUTING, "experts"], *used, routing.get("shared"))
+                covered = computed.covered[ROUTING, "experts"]
+                experts = self.stack.layers[covered[-1]].experts
+                assert experts is not None
+                used = routing["experts"], routing["weights"], len(experts.members), axis.tokens
+                every = Routing(covered, *used, routing.get("shared"))
                 fields["routing"] = every.of_layers(layers)
             packed.append(
                 Maps(
@@ -519,14 +477,15 @@ class Collector:
                     numbers.append((layer, key[1], number))
         return sorted(numbers, key=itemgetter(0))
 
-    def _arrays(self) -> list[dict[str, Any]]:
+    def _found(self) -> list[dict[str, Any]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
-        small, large = self._pending.arrived(), self._large.arrived()
+        small = self._pending.arrived()
         results: list[Any] = [defaultdict(dict) for _ in self.lengths]
         for key in self.computed.covered:
             if key[0] in (COMPLETENESS, KERNELS, PEAKS):
                 continue
-            whole = large[key] if key in large else small[key].swapaxes(0, 1)
+            sent = self._arrays.pop(key, None)  # from now on alive as long as a result is
+            whole = small[key].swapaxes(0, 1) if sent is None else sent[:, : self._sent[key]]
             for index, n in enumerate(self.lengths):
                 array = whole[index]
                 if len(self.lengths) > 1:

@@ -234,6 +234,8 @@ class Float32Check:
 
     def in_words(self, rule: str) -> str | None:
         """What was compared under a rule, at what cost, and what was not; None: nothing was due."""
+        if not self.compared:
+            return None
         found = {what: one for (of, what), one in self.compared.items() if of == rule}
         ran = {what: one.name for what, one in found.items() if one.reason is None}
         layers = {name for what, name in ran.items() if isinstance(what, tuple)}
