@@ -23,7 +23,7 @@ from normlens.errors import (
 from normlens.layers import Layer
 from normlens.models.unwrapping import padding_spoils
 from normlens.options import AUTO, at_least_one
-from normlens.plan.costs import VectorSizes, affordable_batch
+from normlens.plan.costs import VectorSizes, affordable_batch, source_memory
 from normlens.scopes import components_of, layers_in_words
 
 if TYPE_CHECKING:
@@ -74,10 +74,19 @@ def affordable(lens: Lens, n: int) -> int:
     return affordable_batch(lens.device, lens.layers, weights, n, itemsize)
 
 
-def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
-    """How many of the `wanted` sequences of n tokens hold whole vectors within a memory limit."""
-    sizes = VectorSizes.of(lens.layers, 1, n, lens.compute_dtype.itemsize)
-    return max(1, min(wanted, limit // sizes.least))
+def vector_batch(lens: Lens, n: int, batch_size: int | str, limit: int, whole: bool = True) -> int:
+    """How many sequences of n tokens hold their vectors of sources within a memory limit.
+
+    `whole` are the vectors of all sources, else those of one in layers that follow parts so.
+    """
+    wanted = affordable(lens, n) if batch_size == AUTO else int(batch_size)
+    itemsize = lens.compute_dtype.itemsize
+    if whole:
+        each = VectorSizes.of(lens.layers, 1, n, itemsize).least
+    else:
+        layers = [layer for layer in lens.layers if layer.by_source]
+        each = max(source_memory(layer, 1, n, itemsize) for layer in layers)
+    return max(1, min(wanted, limit // each))
 
 
 def in_batches(

@@ -26,9 +26,8 @@ from normlens.layers import FeedForward, Layer
 from normlens.measures import special_dimensions
 from normlens.models.base import Adapter
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
-from normlens.options import AUTO, DEFAULT_LIMIT, INPUT, SHAPLEY, AnalysisOptions, Request
+from normlens.options import DEFAULT_LIMIT, INPUT, SHAPLEY, AnalysisOptions, Request
 from normlens.pipeline.batches import (
-    affordable,
     in_batches,
     scopes_of,
     vector_batch,
@@ -36,7 +35,7 @@ from normlens.pipeline.batches import (
 from normlens.pipeline.collector import Collector, token_axis
 from normlens.pipeline.comparisons import Seen
 from normlens.pipeline.progress import Progress
-from normlens.plan.costs import check_limit, check_vectors_limit, source_memory
+from normlens.plan.costs import check_limit, check_vectors_limit
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
@@ -219,18 +218,11 @@ class Call:
 
     def maps(self, items: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
         """The maps of every sequence or pair, in the order given."""
-        lens, request, layers = self.lens, self.request, self.lens.layers
-        longest = max((sum(map(len, item.sequences)) for item in items), default=1)
-        limit = request.settings.memory_limit or DEFAULT_LIMIT
-        by_source = [layer for layer in layers if layer.by_source]
-        if request.origin == INPUT or by_source:  # vectors of sources have to fit
-            size = affordable(lens, longest) if batch_size == AUTO else int(batch_size)
-            if request.origin == INPUT:
-                batch_size = vector_batch(lens, longest, size, limit)
-            else:
-                itemsize = lens.compute_dtype.itemsize
-                each = max(source_memory(layer, 1, longest, itemsize) for layer in by_source)
-                batch_size = max(1, min(size, limit // each))
+        lens, whole = self.lens, self.request.origin == INPUT
+        if whole or any(layer.by_source for layer in lens.layers):
+            longest = max((sum(map(len, item.sequences)) for item in items), default=1)
+            limit = self.request.settings.memory_limit or DEFAULT_LIMIT
+            batch_size = vector_batch(lens, longest, batch_size, limit, whole)
         ahead = 0 if lens.device.type == "cpu" else 1  # a GPU works on while a batch is packed up
         with current(lens.device):
             return in_batches(lens, items, batch_size, self._launch, self._packed, ahead)
