@@ -106,14 +106,14 @@ def in_batches(
     waiting = deque(batches(lens, items, batch_size))
     started: deque[tuple[list[int], Started]] = deque()
     while waiting or started:
-        places = waiting[0] if waiting and len(started) <= ahead else None
-        indices = started[0][0] if places is None else places
-        batch = [items[index] for index in indices]
+        launches = bool(waiting) and len(started) <= ahead
+        places = waiting.popleft() if launches else started[0][0]
+        batch = [items[place] for place in places]
         try:
-            if places is None:
-                results |= zip(indices, finish(batch, started.popleft()[1]), strict=True)
+            if launches:
+                started.append((places, launch(batch)))
             else:
-                started.append((waiting.popleft(), launch(batch)))
+                results |= zip(places, finish(batch, started.popleft()[1]), strict=True)
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
                 raise
@@ -123,9 +123,9 @@ def in_batches(
                     "shorter text, fewer layers, or another device (`normlens estimate` says what "
                     f"it needs){process_limit()}"
                 ) from error
-            half = len(indices) // 2
-            waiting.extendleft([indices[half:], indices[:half]])
-    return [results[index] for index in range(len(items))]
+            half = len(places) // 2
+            waiting.extendleft([places[half:], places[:half]])
+    return [results[place] for place in range(len(items))]
 
 
 # What every result says about how it was made.

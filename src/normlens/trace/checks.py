@@ -110,7 +110,8 @@ class Deferred:
                 whole = torch.stack(tensors) if len(tensors) > 1 else tensors[0][None]
                 self._home.setdefault(key, []).append(whole.cpu().numpy())
             self._waiting.clear()
-        self.stack_pending()
+        if self._waiting:
+            self.stack_pending()
         for flat, shapes in self._stacked:
             if self._transfer is not None and flat.is_cuda:
                 flat = self._sent(flat)

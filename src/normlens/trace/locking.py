@@ -149,21 +149,20 @@ def _turns_of(shared: nn.Module | Sequence[Any]) -> list[Turn]:
     if isinstance(shared, nn.Module):
         items += [m.config for m in items if getattr(m, "config", None) is not None]
     with _guard:
-        turns = {_turns[id(item)] for item in items if id(item) in _turns}
-        shared_turn = min(turns, default=None) or (next(_numbers), process_lock())
+        known = [_turns[id(item)] for item in items if id(item) in _turns]
+        first = min(known, default=None) or (next(_numbers), process_lock())
         for item in items:
             key = id(item)
-            if key in _turns:
-                continue
-            try:
-                # It is called when the object dies, before its id can be used again.
-                weakref.finalize(item, _turns.pop, key, None)
-            except TypeError:
-                turns.add(_without_weak_references)
-            else:
-                _turns[key] = shared_turn
-                turns.add(shared_turn)
-    return sorted(turns)
+            if key not in _turns:
+                try:
+                    # It is called when the object dies, before its id can be used again.
+                    weakref.finalize(item, _turns.pop, key, None)
+                except TypeError:
+                    known.append(_without_weak_references)
+                else:
+                    _turns[key] = first
+                    known.append(first)
+    return sorted(set(known))
 
 
 # Changes that one thread alone sees: hooks, other methods, eager attention.
