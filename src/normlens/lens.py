@@ -510,14 +510,13 @@ class Lens:
         if out is not None:
             check_request(encoded, options.origin, out)
         check_stacks(self, encoded)
+        transfer = DeviceTransfer(self.device) if self.device.type == "cuda" else None
         stacks = stacks_of(self, options, arrays, correlations)
+        call = Call(self, stacks, self._products, progress, transfer)
         for stack in stacks if options.memory_limit is not None else ():
             check_memory_limit(self, stack, encoded)
         if self._products is not None:
-            layers = [stack.first + k for stack in stacks for k in stack.request.layers]
-            refresh_products(self._products, self, layers)
-        transfer = DeviceTransfer(self.device) if self.device.type == "cuda" else None
-        call = Call(self, stacks, self._products, progress, transfer)
+            refresh_products(self._products, self, call.layers)
         if out is not None:
             return [write_maps(call, encoded[0], out, overwrite=overwrite)]
         return call.maps(encoded, options.batch_size)

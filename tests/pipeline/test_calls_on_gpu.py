@@ -14,7 +14,7 @@ import normlens
 from normlens.errors import InputError
 from normlens.gpu import transfer
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
-from normlens.pipeline import collector, recordings
+from normlens.pipeline import call, collector, recordings
 from normlens.results.maps import Maps
 
 pytestmark = pytest.mark.gpu
@@ -80,7 +80,7 @@ def test_batches_of_one_call_do_not_write_over_each_other(
 
 
 def test_long_texts_of_large_models_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "OPERATIONS", 1e3)
+    monkeypatch.setattr(call, "OPERATIONS", 1e3)
     lens = normlens.load(tiny_model("bert"), device="cuda")
     for _ in range(CALLS):
         lens.maps(input_ids=IDS)

@@ -49,7 +49,7 @@ def test_the_model_does_not_run_before_the_refusal(monkeypatch: pytest.MonkeyPat
     def ran(*_: Any) -> None:
         raise AssertionError("the model ran")
 
-    monkeypatch.setattr(call, "trace", ran)
+    monkeypatch.setattr(call, "run_traced", ran)
     needed(lens)
     needed(lens, scopes="ATTN", statistics=True)
 

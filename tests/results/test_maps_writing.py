@@ -20,9 +20,11 @@ import normlens
 from normlens import Maps, cli
 from normlens import lens as writing
 from normlens.errors import InputError, MapsFileError, OutputError
-from normlens.layers import Reach
+from normlens.frozen.norm_maps import LayerMaps
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.pipeline.collector import Collector, LargeResults
+from normlens.options import Request, Settings
+from normlens.pipeline.call import Stack
+from normlens.pipeline.collector import Collector
 from normlens.results import files as growing_file
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -272,15 +274,18 @@ def test_what_leaves_a_gpu_goes_to_the_file(tmp_path: Path) -> None:
     path.touch()
     file = growing_file.GrowingFile(str(path), 500)
     transfer: Any = Instant()
-    large = LargeResults(2, 0, transfer, file.place)
-    key, other = ("arrays", "ATTN-N"), ("standard_error", "ATTN-N")
-    layers = [torch.randn(1, 4, 4), torch.randn(1, 4, 4)]
-    for tensor in layers:
-        tensors = {key: tensor.half(), other: tensor, ("mixing", "ATTN-N"): tensor[:, 0]}
-        sent = {each: found for each, found in tensors.items() if large.takes(each, found)}
-        assert list(sent) == [key, other]
-        large.add(sent, Reach(None, 0))
-    arrays = {"/".join(name): array[0] for name, array in large.arrived().items()}
+    lens = normlens.load(tiny_model("gpt2"))
+    stack = Stack(lens.layers, Request(["ATTN-N"], [0, 1], Settings("ig"), map_dtype="float16"))
+    encoded = lens.encode(input_ids=IDS[:4])
+    collector = Collector(lens, stack, encoded, transfer=transfer, place=file.place)
+    layers = [torch.randn(1, 4, 4).abs(), torch.randn(1, 4, 4).abs()]
+    for index, tensor in enumerate(layers):
+        one = {"ATTN-N": tensor}
+        sizes = {"ATTN-N": tensor[:, 0]}
+        maps = LayerMaps(norms=one, standard_error=one, own=sizes, others=sizes)
+        collector.add(maps, index, lens.layers[index])
+    assert set(collector._sent) == {("arrays", "ATTN-N"), ("standard_error", "ATTN-N")}
+    arrays = {"/".join(name): array[0] for name, array in collector._arrays.items()}
     file.finish(arrays, {})
     found = growing_file.mapped_arrays(path)
     expected = torch.cat(layers).tril()

@@ -7,7 +7,7 @@ from torch import nn
 
 from normlens.models import adapt
 from normlens.models.tiny import tiny_model
-from normlens.trace.run import ROWS, Recorder, trace
+from normlens.trace.run import ROWS, SOME_ROWS, Recorder, trace
 
 
 def recording() -> Recorder:
@@ -17,7 +17,7 @@ def recording() -> Recorder:
 def test_rows_are_few_and_spread_over_the_tokens():
     recorder, module = recording(), nn.Linear(4, 3)
     x = torch.arange(200.0).reshape(2, 25, 4)
-    recorder._keep_rows(module, (x,), {}, x[..., :3])
+    recorder._keep([SOME_ROWS], module, (x,), {}, x[..., :3])
     rows = recorder.rows[module]
     assert rows.input.shape == (ROWS, 4)
     assert rows.output.shape == (ROWS, 3)
@@ -29,7 +29,7 @@ def test_rows_are_few_and_spread_over_the_tokens():
 def test_a_module_that_is_called_token_by_token():
     recorder, module = recording(), nn.Linear(4, 4)
     for token in torch.randn(20, 1, 4):
-        recorder._keep_rows(module, (), {"input": token}, token)
+        recorder._keep([SOME_ROWS], module, (), {"input": token}, token)
     rows = recorder.rows[module]
     assert rows.input.shape == (ROWS, 4)
 

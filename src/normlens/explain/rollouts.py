@@ -28,7 +28,7 @@ from normlens.inputs.text import Encoded, Text, Texts
 from normlens.layers import Layer, Linear, Norm
 from normlens.measures import rollout
 from normlens.options import DEFAULT_LIMIT, NOT_LINEAR, RULES, SHAPLEY, AnalysisOptions, parse_bytes
-from normlens.pipeline.batches import batches, check_completeness, launched
+from normlens.pipeline.batches import check_completeness, in_batches
 from normlens.pipeline.collector import reads_others
 from normlens.plan.costs import source_memory
 from normlens.results.maps import Maps
@@ -132,11 +132,7 @@ def rolled_maps(
             done.append(rolled_out(own, scope, method=method, residual=0.0, normalise=normalise))
         return done
 
-    results: dict[int, Maps] = {}
-    for places in batches(lens, encoded, options.batch_size):
-        batch = [encoded[place] for place in places]
-        results |= zip(places, launched(batch, of_batch, finish, lens.device)(), strict=True)
-    maps = [results[place] for place in range(len(encoded))]
+    maps = in_batches(lens, encoded, options.batch_size, of_batch, finish)
     return maps if many else maps[0]
 
 

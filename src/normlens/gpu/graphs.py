@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normlens.gpu.transfer import holding
-from normlens.trace.locking import while_idle
+from normlens.trace.locking import exclusive
 
 # Work on a GPU that is captured as a CUDA graph, and replayed on other inputs.
 
@@ -130,7 +130,7 @@ class ModelState:
         Another thread that analyses with it is waited for: hooks of an analysis are not the
         model's.
         """
-        return while_idle(model, lambda: cls._of(model))
+        return exclusive(model, lambda: cls._of(model), again=True)
 
     @classmethod
     def _of(cls, model: nn.Module) -> ModelState | None:
@@ -164,7 +164,7 @@ class ModelState:
 
     def holds(self) -> bool:
         """Whether the model is still as it was, or will be when other threads are done with it."""
-        return self._holds() or while_idle(self.model, self._holds)
+        return self._holds() or exclusive(self.model, self._holds, again=True)
 
     def _holds(self) -> bool:
         return (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -16,13 +17,12 @@ from normlens.errors import (
     InputError,
     MemoryLimitError,
     ModelLoadError,
-    UnknownScopeError,
     is_out_of_memory,
     process_limit,
 )
 from normlens.layers import Layer
 from normlens.models.unwrapping import padding_spoils
-from normlens.options import AnalysisOptions, at_least_one
+from normlens.options import AUTO, at_least_one
 from normlens.plan.costs import VectorSizes, affordable_batch, source_memory
 from normlens.scopes import components_of, layers_in_words
 
@@ -35,108 +35,97 @@ if TYPE_CHECKING:
 # Batches: the sequences that are analysed together, halved where memory runs out.
 
 
-Each = TypeVar("Each", bound=Sized)  # a sequence, or a pair of them
 Started = TypeVar("Started")
 
 
 def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
-    """Indices of the sequences in each batch, which are of similar length."""
+    """Indices of the sequences in each batch, which are of similar length.
+
+    Pictures and sounds are not padded, nor are texts where padding leaks: they are of one shape.
+    """
+    lengths = [item.longest for item in encoded]
     if len(encoded) == 1:
         size = 1
-    elif batch_size == "auto":
-        size = affordable(lens, max((item.longest for item in encoded), default=1))
+    elif batch_size == AUTO:
+        size = affordable(lens, max(lengths, default=1))
     else:
         size = at_least_one(int(batch_size), "batch_size")
-    order = sorted(range(len(encoded)), key=lambda i: encoded[i].longest)
+    order = sorted(range(len(encoded)), key=lengths.__getitem__)
     for start in range(0, len(order), size):
         batch = order[start : start + size]
-        if padding_spoils(lens.layers, lens.dtype, [encoded[i].longest for i in batch]):
+        if padding_spoils(lens.layers, lens.dtype, [lengths[index] for index in batch]):
             yield from ([index] for index in batch)
-        else:
-            yield from _of_one_shape(encoded, batch, by_length=lens.adapter.padding_leaks)
-
-
-def _of_one_shape(
-    encoded: Sequence[Encoded], batch: list[int], by_length: bool
-) -> Iterator[list[int]]:
-    """The batch, or its items of each shape where they are not padded: pictures and sounds.
-
-    With `by_length`, texts are not padded, either.
-    """
-    shapes: dict[Any, list[int]] = {}
-    for index in batch:
-        signal = encoded[index].signal
-        length = encoded[index].longest if by_length else None
-        shape = length if signal is None else signal.shape
-        shapes.setdefault(shape, []).append(index)
-    yield from shapes.values()
+            continue
+        shapes: dict[Any, list[int]] = {}
+        for index in batch:
+            signal = encoded[index].signal
+            length = lengths[index] if lens.adapter.padding_leaks else None
+            shapes.setdefault(length if signal is None else signal.shape, []).append(index)
+        yield from shapes.values()
 
 
 def affordable(lens: Lens, n: int) -> int:
     """How many sequences of n tokens a batch has on the model's device.
 
-    Other programs may leave less memory than this assumes; then `launched` halves the batch.
+    Other programs may leave less memory than this assumes; then `in_batches` halves the batch.
     """
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
     itemsize = lens.compute_dtype.itemsize
     return affordable_batch(lens.device, lens.layers, weights, n, itemsize)
 
 
-def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
-    """How many of the `wanted` sequences of n tokens hold whole vectors within a memory limit."""
-    sizes = VectorSizes.of(lens.layers, 1, n, lens.compute_dtype.itemsize)
-    return max(1, min(wanted, limit // sizes.least))
+def vector_batch(lens: Lens, n: int, batch_size: int | str, limit: int, whole: bool = True) -> int:
+    """How many sequences of n tokens hold their vectors of sources within a memory limit.
 
-
-def part_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
-    """How many of them hold the parts of one source, where layers follow parts as vectors."""
-    itemsize = lens.compute_dtype.itemsize
-    each = [source_memory(layer, 1, n, itemsize) for layer in lens.layers if layer.by_source]
-    return max(1, min(wanted, limit // max(each))) if each else wanted
-
-
-def launched(
-    batch: list[Each],
-    launch: Callable[[list[Each]], Started],
-    finish: Callable[[list[Each], Started], list[Maps]],
-    device: torch.device,
-) -> Callable[[], list[Maps]]:
-    """Launch one batch and return a function that waits for its maps.
-
-    A batch that runs out of memory is halved.
+    `whole` are the vectors of all sources, else those of one in layers that follow parts so.
     """
+    wanted = affordable(lens, n) if batch_size == AUTO else int(batch_size)
+    itemsize = lens.compute_dtype.itemsize
+    if whole:
+        each = VectorSizes.of(lens.layers, 1, n, itemsize).least
+    else:
+        layers = [layer for layer in lens.layers if layer.by_source]
+        each = max(source_memory(layer, 1, n, itemsize) for layer in layers)
+    return max(1, min(wanted, limit // each))
 
-    def halves() -> list[Maps]:
-        half = len(batch) // 2
-        smaller = batch[:half], batch[half:]
-        return [maps for part in smaller for maps in launched(part, launch, finish, device)()]
 
-    try:
-        started = launch(batch)
-    except (RuntimeError, MemoryError) as error:
-        _check_memory(error, batch, device)
-        return halves
+def in_batches(
+    lens: Lens,
+    items: Sequence[Encoded],
+    batch_size: int | str,
+    launch: Callable[[list[Encoded]], Started],
+    finish: Callable[[list[Encoded], Started], list[Maps]],
+    ahead: int = 0,
+) -> list[Maps]:
+    """Launch every batch and finish it; return the maps in the order of `items`.
 
-    def wait() -> list[Maps]:
+    The next `ahead` batches are launched before one is finished. A batch that runs out of memory is
+    halved.
+    """
+    results: dict[int, Maps] = {}
+    waiting = deque(batches(lens, items, batch_size))
+    started: deque[tuple[list[int], Started]] = deque()
+    while waiting or started:
+        launches = bool(waiting) and len(started) <= ahead
+        places = waiting.popleft() if launches else started[0][0]
+        batch = [items[place] for place in places]
         try:
-            return finish(batch, started)
+            if launches:
+                started.append((places, launch(batch)))
+            else:
+                results |= zip(places, finish(batch, started.popleft()[1]), strict=True)
         except (RuntimeError, MemoryError) as error:
-            _check_memory(error, batch, device)
-        return halves()
-
-    return wait
-
-
-def _check_memory(error: BaseException, batch: list[Each], device: torch.device) -> None:
-    """Raise `error`, or one that explains it, unless a smaller batch may help."""
-    if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
-        raise error
-    if len(batch) == 1:
-        raise MemoryLimitError(
-            f"{len(batch[0])} tokens do not fit into the memory of {device}; use a "
-            "shorter text, fewer layers, or another device (`normlens estimate` says what it "
-            f"needs){process_limit()}"
-        )
+            if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+                raise
+            if len(batch) == 1:
+                raise MemoryLimitError(
+                    f"{len(batch[0])} tokens do not fit into the memory of {lens.device}; use a "
+                    "shorter text, fewer layers, or another device (`normlens estimate` says what "
+                    f"it needs){process_limit()}"
+                ) from error
+            half = len(places) // 2
+            waiting.extendleft([places[half:], places[:half]])
+    return [results[place] for place in range(len(items))]
 
 
 # What every result says about how it was made.
@@ -217,36 +206,35 @@ def check_range(peaks: Sequence[tuple[int, str, float]], layer_in_words: str = "
             )
 
 
+def _check_error(error: float, tolerance: float, unit: str, what: str, advice: str) -> None:
+    """Raise where an error is beyond its tolerance, or no number."""
+    if not error <= tolerance:
+        raise CompletenessError(
+            f"{what}: relative error {error:.1e}, tolerance {tolerance:.0e} for {unit}; {advice} "
+            "(normlens help CompletenessError)"
+        )
+
+
 def check_completeness(
     errors: Sequence[tuple[int, str, float]], dtype: torch.dtype, layer_in_words: str = "layer"
 ) -> None:
     """Raise where parts and bias miss the model's vectors; `errors` by layer and scope."""
-    tolerance = TOLERANCE[dtype]
     for layer, scope, error in errors:
-        if not error <= tolerance:
-            raise CompletenessError(
-                f"parts and bias miss the real hidden state in {layer_in_words} {layer} at its "
-                f"{components_of(scope)[-1]} (scope {scope}): relative error {error:.1e}, "
-                f"tolerance {tolerance:.0e} for {str(dtype).removeprefix('torch.')}; "
-                "the model may differ from its family, or its values overflow "
-                "(normlens help CompletenessError)"
-            )
+        what = (
+            f"parts and bias miss the real hidden state in {layer_in_words} {layer} at its "
+            f"{components_of(scope)[-1]} (scope {scope})"
+        )
+        advice = "the model may differ from its family, or its values overflow"
+        _check_error(error, TOLERANCE[dtype], str(dtype).removeprefix("torch."), what, advice)
 
 
 def check_scores(errors: Sequence[float], dtype: torch.dtype, layer_names: Sequence[str]) -> None:
     """Raise where contributions and biases miss a score; `errors` by layer, the last behind all."""
-    tolerance = SCORE_TOLERANCE[dtype]
-    wrong = [place for place, error in enumerate(errors) if not error <= tolerance]
-    if wrong:
-        # Scores are carried from the end, so the last layer that misses is where it began.
-        place = wrong[-1]
-        where = "the head" if place == len(errors) - 1 else layer_names[place]
-        raise CompletenessError(
-            f"contributions and biases miss the model's own score from {where} on: relative error "
-            f"{errors[place]:.1e}, tolerance {tolerance:.0e} for "
-            f"{str(dtype).removeprefix('torch.')}; the model may differ from its family "
-            "(normlens help CompletenessError)"
-        )
+    # Scores are carried from the end, so the last layer that misses is where it began.
+    for error, where in zip(reversed(errors), ("the head", *reversed(layer_names)), strict=False):
+        what = f"contributions and biases miss the model's own score from {where} on"
+        unit, advice = str(dtype).removeprefix("torch."), "the model may differ from its family"
+        _check_error(error, SCORE_TOLERANCE[dtype], unit, what, advice)
 
 
 def check_kernels(
@@ -255,14 +243,10 @@ def check_kernels(
     """Raise where a kernel's parts miss their sum or a sample; `errors` by layer and kind."""
     for layer, kind, error in errors:
         tolerances = KERNEL_TOLERANCE if kind == "sum" else SAMPLE_TOLERANCE
-        tolerance = tolerances[str(precision)]
-        if not error <= tolerance:
-            what = "do not add up" if kind == "sum" else "miss an exact recomputation"
-            raise CompletenessError(
-                f"the parts behind the feed-forward block of {layer_in_words} {layer} {what}: "
-                f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
-                'take another `precision`, or device="cpu" (normlens help CompletenessError)'
-            )
+        missed = "do not add up" if kind == "sum" else "miss an exact recomputation"
+        what = f"the parts behind the feed-forward block of {layer_in_words} {layer} {missed}"
+        advice = 'take another `precision`, or device="cpu"'
+        _check_error(error, tolerances[str(precision)], str(precision), what, advice)
 
 
 def check_finite(model: nn.Module, name: str) -> None:
@@ -286,31 +270,6 @@ def check_finite(model: nn.Module, name: str) -> None:
 def scopes_of(layers: Sequence[Layer]) -> list[str]:
     """Every scope that any of the layers has, each kind of layer's in its order."""
     return list(dict.fromkeys(scope for layer in layers for scope in layer.scopes))
-
-
-def chosen_scopes(
-    options: AnalysisOptions, layers: Sequence[Layer], chosen: Sequence[int], model: str
-) -> list[str]:
-    """The scopes that are asked for; one that none of the `chosen` layers has is an error.
-
-    Short names mean scopes of the chosen layers.
-    """
-    here = scopes_of([layers[index] for index in chosen])
-    try:
-        return options.scopes_of(here)
-    except UnknownScopeError:
-        elsewhere = scopes_of(layers)
-        if here == elsewhere:
-            raise
-        # A name that no layer knows raises here, with all of the model's scopes.
-        for scope in options.scopes_of(elsewhere):
-            if scope not in here:
-                having = [index for index, layer in enumerate(layers) if scope in layer.scopes]
-                raise InputError(
-                    f"no scope {scope} in {layers_in_words(chosen)} of {model}, whose layers "
-                    f"differ; those with it: {', '.join(map(str, having))}"
-                ) from None
-        raise
 
 
 def components_in_words(layers: Sequence[Layer]) -> str:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -24,14 +24,11 @@ from normlens.gpu.transfer import DeviceTransfer, current
 from normlens.inputs.text import Encoded
 from normlens.layers import FeedForward, Layer
 from normlens.measures import special_dimensions
+from normlens.models.base import Adapter
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
-from normlens.options import AUTO, DEFAULT_LIMIT, INPUT, SHAPLEY, AnalysisOptions, Request
+from normlens.options import DEFAULT_LIMIT, INPUT, SHAPLEY, AnalysisOptions, Request
 from normlens.pipeline.batches import (
-    affordable,
-    batches,
-    chosen_scopes,
-    launched,
-    part_batch,
+    in_batches,
     scopes_of,
     vector_batch,
 )
@@ -42,8 +39,9 @@ from normlens.plan.costs import check_limit, check_vectors_limit
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
-from normlens.scopes import is_among, resolve
-from normlens.trace.run import LayerTrace, model_inputs, trace, without_autocast
+from normlens.scopes import is_among, layers_in_words, resolve
+from normlens.trace.locking import exclusive
+from normlens.trace.run import LayerTrace, model_inputs, reading, run_traced, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -71,62 +69,63 @@ def stacks_of(
     lens: Lens, options: AnalysisOptions, arrays: bool, correlations: bool
 ) -> tuple[Stack, ...]:
     """What `options` ask of a lens's stacks; an encoder of which nothing is asked is left out."""
-
-    def request(scopes: list[str], layers: list[int]) -> Request:
-        settings = options.settings
-        return Request(
-            scopes, layers, settings, arrays, correlations, options.origin, options.map_dtype
-        )
-
-    if not isinstance(lens.adapter, TwoStacks):
-        chosen = options.layers_of(lens.n_layers, lens.name)
-        scopes = chosen_scopes(options, lens.layers, chosen, lens.name)
-        return (Stack(lens.layers, request(scopes, chosen)),)
-    both = layers_by_stack(lens.adapter, lens.layers)
-    longest = max(both, key=lambda name: len(both[name]))
-    options.layers_of(len(both[longest]), f"its {longest}")  # raises for one that no stack has
+    by_name = layers_by_stack(lens.adapter, lens.layers)
+    longest = max(by_name, key=lambda name: len(by_name[name]))
+    # Raises for a layer that no stack has.
+    options.layers_of(len(by_name[longest]), f"its {longest}" if longest else lens.name)
     stacks, first = [], 0
-    for name, layers in both.items():
-        chosen = _layers(options, len(layers))
-        scopes = _scopes(options, [layers[index] for index in chosen], lens.layers)
-        if chosen and scopes:
-            stacks.append(Stack(layers, request(scopes, chosen), first, name))
+    for name, layers in by_name.items():
+        count, asked = len(layers), options.layers
+        if asked is None or isinstance(asked, str):
+            chosen = list(range(count))
+        else:
+            listed = asked if isinstance(asked, Iterable) else [asked]
+            chosen = sorted({int(k) % count for k in listed if -count <= k < count})
+        scopes = _chosen_scopes(lens, options, [layers[index] for index in chosen], chosen)
+        if not name or (chosen and scopes):
+            told = options.settings, arrays, correlations, options.origin, options.map_dtype
+            stacks.append(Stack(layers, Request(scopes, chosen, *told), first, name))
         first += len(layers)
-    if not stacks or stacks[-1].name != DECODER:
+    if lens.two_stacks and (not stacks or stacks[-1].name != DECODER):
         raise InputError(
             "only layers or scopes of the encoder are asked for; ask for some of the decoder's, "
-            f"too: {', '.join(scopes_of(both[DECODER]))} in its {len(both[DECODER])} layers"
+            f"too: {', '.join(scopes_of(layers))} in its {len(layers)} layers"
         )
     return tuple(stacks)
 
 
-def layers_by_stack(adapter: TwoStacks, layers: Sequence[Layer]) -> dict[str, list[Layer]]:
-    """The layers of an encoder–decoder, which it runs one stack after the other, by stack."""
+def layers_by_stack(adapter: Adapter, layers: list[Layer]) -> dict[str, list[Layer]]:
+    """A model's layers by the name of their stack; an encoder–decoder runs one after the other."""
+    if not isinstance(adapter, TwoStacks):
+        return {"": layers}
     count = len(adapter.encoder_blocks())
-    return {ENCODER: list(layers[:count]), DECODER: list(layers[count:])}
+    return {ENCODER: layers[:count], DECODER: layers[count:]}
 
 
-def _layers(options: AnalysisOptions, count: int) -> list[int]:
-    """The chosen layers that a stack of so many has."""
-    if options.layers is None or isinstance(options.layers, str):
-        return list(range(count))
-    listed = options.layers if isinstance(options.layers, Iterable) else [options.layers]
-    return sorted({int(layer) % count for layer in listed if -count <= layer < count})
-
-
-def _scopes(
-    options: AnalysisOptions, here: Sequence[Layer], everywhere: Sequence[Layer]
+def _chosen_scopes(
+    lens: Lens, options: AnalysisOptions, layers: Sequence[Layer], chosen: Sequence[int]
 ) -> list[str]:
-    """The chosen scopes that these layers have; short names mean scopes of this stack."""
-    available = scopes_of(here)
-    if options.scopes is None or options.scopes == "all":
-        return options.scopes_of(available)
-    names = [options.scopes] if isinstance(options.scopes, str) else list(options.scopes)
-    meant = [name for name in names if is_among(name, available)]
+    """The scopes asked for that these layers of a stack have; short names mean scopes of theirs.
+
+    One that no layer of the model has is an error; in a model of one stack, one that none of the
+    chosen layers has.
+    """
+    here, asked = scopes_of(layers), options.scopes
+    names = [asked] if isinstance(asked, str) else list(asked or ())
+    meant = [name for name in names if name == "all" or is_among(name, here)]
+    if meant == names:
+        return options.scopes_of(here)
     for name in names:
-        if not any(is_among(name, layer.scopes) for layer in everywhere):
-            resolve(name, scopes_of(everywhere))  # raises, and lists them all
-    return [] if names and not meant else replace(options, scopes=meant).scopes_of(available)
+        if name in meant:
+            continue
+        if not lens.two_stacks or not any(is_among(name, layer.scopes) for layer in lens.layers):
+            scope = resolve(name, lens.scopes)  # raises where no layer has it
+            having = [k for k, layer in enumerate(lens.layers) if scope in layer.scopes]
+            raise InputError(
+                f"no scope {scope} in {layers_in_words(chosen)} of {lens.name}, whose layers "
+                f"differ; those with it: {', '.join(map(str, having))}"
+            )
+    return replace(options, scopes=meant).scopes_of(here) if meant else []
 
 
 def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Encoded]) -> None:
@@ -212,61 +211,49 @@ class Call:
         """What is asked of the last stack; all have the same options."""
         return self.stacks[-1].request
 
+    @property
+    def layers(self) -> list[int]:
+        """The layers that are asked for, among all that the model runs."""
+        return [stack.first + k for stack in self.stacks for k in stack.request.layers]
+
     def maps(self, items: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
         """The maps of every sequence or pair, in the order given."""
-        device, results = self.lens.device, dict[int, Maps]()
-        ahead = 0 if device.type == "cpu" else 1  # a GPU works on while the last batch is packed up
-        waiting: list[tuple[list[int], Callable[[], list[Maps]]]] = []
-        with current(device):
-            for indices in batches(self.lens, items, self._batch_size(items, batch_size)):
-                batch = [items[index] for index in indices]
-                waiting.append((indices, launched(batch, self._launch, self._packed, device)))
-                if len(waiting) > ahead:
-                    places, finish = waiting.pop(0)
-                    results |= zip(places, finish(), strict=True)
-            for places, finish in waiting:
-                results |= zip(places, finish(), strict=True)
-        return [results[index] for index in range(len(items))]
-
-    def _batch_size(self, items: Sequence[Encoded], batch_size: int | str) -> int | str:
-        """The batch size that is asked for, or fewer where vectors of sources would not fit."""
-        lens, whole_way = self.lens, self.request.origin == INPUT
-        if not whole_way and not any(layer.by_source for layer in lens.layers):
-            return batch_size
-        longest = max((sum(map(len, item.sequences)) for item in items), default=1)
-        wanted = affordable(lens, longest) if batch_size == AUTO else int(batch_size)
-        limit = self.request.settings.memory_limit or DEFAULT_LIMIT
-        return (vector_batch if whole_way else part_batch)(lens, longest, wanted, limit)
+        lens, whole = self.lens, self.request.origin == INPUT
+        if whole or any(layer.by_source for layer in lens.layers):
+            longest = max((sum(map(len, item.sequences)) for item in items), default=1)
+            limit = self.request.settings.memory_limit or DEFAULT_LIMIT
+            batch_size = vector_batch(lens, longest, batch_size, limit, whole)
+        ahead = 0 if lens.device.type == "cpu" else 1  # a GPU works on while a batch is packed up
+        with current(lens.device):
+            return in_batches(lens, items, batch_size, self._launch, self._packed, ahead)
 
     def _launch(self, batch: list[Encoded]) -> list[Collector]:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         lens = self.lens
         inputs = model_inputs(lens.adapter, batch, lens.device)
+        collectors = self._collectors(batch, inputs)
         if self.request.origin == INPUT:
-            collectors = self._collectors(batch, inputs)
             collect_whole_way(lens, collectors, batch, inputs, self.progress)
             return collectors
-        if (key := self._recording_key(batch, inputs)) is not None:
+        key = self._recording_key(batch, inputs) if lens.device.type == "cuda" else None
+        if key is not None:
             record = partial(Recording, partial(self._recorded, batch), inputs)
             with lens.recordings.acquire(lens.model, key, record) as recording:
                 if recording is not None:
-                    collectors = self._collectors(batch, inputs)
                     if recording.replay(inputs, collectors):
                         return collectors
                     lens.recordings.forget()
-        collectors = self._collectors(batch, inputs)
         try:
             self._run(collectors, inputs)
-            for collector in collectors:
+            for collector in collectors if self.transfer is not None else ():
                 collector.leave()
+            return collectors
         except RuntimeError as error:
             if self.transfer is not None:
                 self.transfer.wait()  # what waits there takes memory that a smaller batch needs
             may_repeat = is_out_of_memory(error) and self.file is None
             if not may_repeat or not lens.recordings.forget():
                 raise
-        else:
-            return collectors
         return self._launch(batch)  # with the memory that recordings took
 
     def _recording_key(self, batch: Sequence[Encoded], inputs: Inputs) -> Hashable | None:
@@ -276,9 +263,7 @@ class Call:
         memory, and others that take their place are other ones.
         """
         lens, products = self.lens, self.products
-        if lens.device.type != "cuda" or not HAS_GRAPH_EVENTS:
-            return None
-        if self.file is not None or self.progress is not None:
+        if not HAS_GRAPH_EVENTS or self.file is not None or self.progress is not None:
             return None
         lengths = tuple(len(sequence) for item in batch for sequence in item.sequences)
         if self.request.settings.rule == SHAPLEY or sum(lengths) > TOKENS:
@@ -308,13 +293,22 @@ class Call:
         self, batch: Sequence[Encoded], inputs: Mapping[str, Tensor]
     ) -> list[Collector]:
         """What collects each stack's results; a decoder reads the encoder's tokens, too."""
-        collectors, place = [], None
+        collectors, place, adapter = [], None, self.lens.adapter
         for stack in self.stacks:
             sequences = [item.sequences[-1 if stack.name == DECODER else 0] for item in batch]
+            names = {a.source for layer in stack.layers for a in layer.attentions if a.source}
+            if len(names) > 1:
+                raise UnsupportedModelError(
+                    f"the layers of {self.lens.name} read several other sequences "
+                    f"({', '.join(sorted(names))}); NormLens can label the columns of one"
+                )
+            others: list[TokenAxis] = []
             if stack.name == DECODER:
                 others = [token_axis(item.sequences[0]) for item in batch]
-            else:
-                others = self._other_tokens(stack, inputs)
+            elif names:
+                others = [
+                    TokenAxis(tokens) for tokens in adapter.source_tokens(names.pop(), inputs)
+                ]
             if self.file is not None:
                 place = self.file.under("encoder/") if stack.name == ENCODER else self.file.place
             collectors.append(
@@ -322,57 +316,38 @@ class Call:
             )
         return collectors
 
-    def _other_tokens(self, stack: Stack, inputs: Mapping[str, Tensor]) -> list[TokenAxis]:
-        """Each text's tokens of the other sequence that layers read; none if they read none."""
-        lens = self.lens
-        names = {a.source for layer in stack.layers for a in layer.attentions if a.source}
-        if len(names) > 1:
-            raise UnsupportedModelError(
-                f"the layers of {lens.name} read several other sequences "
-                f"({', '.join(sorted(names))}); NormLens can label the columns of one"
-            )
-        if not names:
-            return []
-        return [TokenAxis(tokens) for tokens in lens.adapter.source_tokens(names.pop(), inputs)]
-
     def _run(self, collectors: list[Collector], inputs: dict[str, Tensor]) -> None:
         """Run the model once; each layer is taken apart as soon as it has run."""
-        check, rule = self.lens.float32_check, self.request.settings.rule
-        layers = [c.stack.first + k for c in collectors for k in c.stack.request.layers]
+        adapter, rule = self.lens.adapter, self.request.settings.rule
         kept: dict[Hashable, Seen] = {}
 
-        def consume(traced: LayerTrace) -> None:
-            collector = collectors[-1]
-            if traced.index < collector.stack.first:
-                collector = collectors[0]
-            self._decompose(replace(traced, index=traced.index - collector.stack.first), collector)
-            name = f"{collector.stack.layer_in_words} {traced.index - collector.stack.first}"
-            seen = Seen(traced.index, name, traced.block, traced.call, collector.lengths)
-            check.keep(kept, rule, PARTS, seen)
-            if self.progress is not None:
-                self.progress(layers.index(traced.index) + 1, len(layers))
+        def run() -> None:
+            with without_autocast(self.lens.device), reading(adapter.model, adapter):
+                consume = partial(self._decompose, collectors, kept)
+                run_traced(adapter, adapter.model, inputs, self.layers, consume, spread=True)
+                try:
+                    self.lens.float32_check.layers(rule, PARTS, kept)
+                except CompletenessError:
+                    for collector in collectors:
+                        collector.checks.judge()  # says more of a module that is not what it seems
+                    raise
 
-        def compare() -> None:
-            try:
-                check.layers(rule, PARTS, kept)
-            except CompletenessError:
-                for collector in collectors:
-                    collector.checks.judge()  # it says more of a module that is not what it seems
-                raise
+        exclusive(adapter.model, run)
 
-        with without_autocast(self.lens.device):
-            trace(self.lens.adapter, inputs, layers, consume, spread=True, then=compare)
-
-    def _decompose(self, traced: LayerTrace, collector: Collector) -> None:
-        """Take apart a layer that the model has just run; its index counts in its stack."""
-        stack, dtype = collector.stack, self.lens.compute_dtype
-        settings = stack.request.settings
+    def _decompose(
+        self, collectors: list[Collector], kept: dict[Hashable, Seen], traced: LayerTrace
+    ) -> None:
+        """Take apart a layer that the model has just run; `kept` are layers to compare later."""
+        place, dtype = traced.index, self.lens.compute_dtype
+        collector = collectors[-1 if place >= collectors[-1].stack.first else 0]
+        stack = collector.stack
+        request, settings, index = stack.request, stack.request.settings, place - stack.first
         # Kernels are sampled in the first and the last layer that use them.
-        stages = [k for k in stack.request.layers if stack.layers[k].feed_forward is not None]
-        if traced.index not in stages[:1] + stages[-1:]:
+        stages = [k for k in request.layers if stack.layers[k].feed_forward is not None]
+        if index not in stages[:1] + stages[-1:]:
             settings = replace(settings, sample_kernels=False)
         with current(traced.x.device), operands_kept():
-            layer = collector.check(traced)
+            layer = collector.check(replace(traced, index=index))
             norm, ordinary = layer.norm_behind_feed_forward, None
             if settings.statistics and norm is not None and norm.gamma is not None:
                 ordinary = special_dimensions(norm.gamma)[1]
@@ -381,7 +356,7 @@ class Call:
                 traced.x.to(dtype),
                 [alpha.to(dtype) for alpha in traced.alphas],
                 collector.lengths,
-                stack.request.scopes,
+                request.scopes,
                 settings,
                 traced.real,
                 kept=None if self.products is None else self.products.of(traced.block),
@@ -390,28 +365,29 @@ class Call:
                 sources={name: vectors.to(dtype) for name, vectors in traced.sources.items()},
                 source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
             )
-        collector.add(result, traced.index, layer)
+        collector.add(result, index, layer)
+        name = f"{stack.layer_in_words} {index}"
+        seen = Seen(place, name, traced.block, traced.call, collector.lengths)
+        self.lens.float32_check.keep(kept, settings.rule, PARTS, seen)
+        if self.progress is not None:
+            self.progress(self.layers.index(place) + 1, len(self.layers))
 
     def _packed(self, batch: list[Encoded], collectors: list[Collector]) -> list[Maps]:
         """Check a batch's results and pack them up."""
         *encoder, last = collectors
-        of_encoder: Sequence[Maps | None] = [None] * len(batch)
+        of_encoder: list[Any] = [None] * len(batch)
         if encoder:
             of_encoder = encoder[0].maps([item.sequences[0].text for item in batch])
         results = last.maps([item.whole_text or item.text for item in batch])
         if not last.stack.name:
             return results
-        for index, (item, decoder, beside) in enumerate(
-            zip(batch, results, of_encoder, strict=True)
-        ):
+        for index, (item, maps, beside) in enumerate(zip(batch, results, of_encoder, strict=True)):
             # As exact as the worse of the two.
-            errors = [maps.completeness for maps in (decoder, beside) if maps is not None]
+            errors = [each.completeness for each in (maps, beside) if each is not None]
             worst = max([e for e in errors if not math.isnan(e)], default=math.nan)
             said = {"completeness": worst, "target": item.generated or "given"}
+            provenance = {**maps.provenance, **said}
             results[index] = replace(
-                decoder,
-                encoder=beside,
-                completeness=worst,
-                provenance={**decoder.provenance, **said},
+                maps, encoder=beside, completeness=worst, provenance=provenance
             )
         return results

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.errors import UnsupportedModelError
-from normlens.frozen.norm_maps import LayerMaps
+from normlens.frozen.norm_maps import FeedForwardStatistics, LayerMaps
 from normlens.gpu.transfer import DeviceTransfer, on_device
 from normlens.inputs.text import Encoded, Text
-from normlens.layers import Layer, Reach
+from normlens.layers import Experts, Layer, Reach
 from normlens.measures import mixing_ratio, special_dimensions
 from normlens.measures.tensors import spearman_matrices
 from normlens.models.parts import DECODER
@@ -37,7 +37,7 @@ from normlens.results.axes import GROUPS, Axes, Routing, TokenAxis, axes_of
 from normlens.results.files import Place
 from normlens.results.maps import Correlations, Maps
 from normlens.scopes import components_of, holds
-from normlens.trace.checks import Checks, Deferred
+from normlens.trace.checks import Checks, Deferred, real_tokens
 from normlens.trace.run import LayerTrace
 
 if TYPE_CHECKING:
@@ -51,9 +51,10 @@ CORRELATIONS, ROUTING = "correlations", "routing"
 #: Groups of single numbers: errors of completeness by scope; how far a kernel's parts miss their
 #: sum, and its norms a sample; the largest entry of each map in float16.
 COMPLETENESS, KERNELS, PEAKS = "completeness", "kernels", "peaks"
-KERNEL_ERRORS = {(KERNELS, "sum"), (KERNELS, "sample")}
 #: Groups of results that are returned in the type that the user chooses.
 MAPS = ("arrays", "heads")
+#: The last axes of a result for pairs of tokens.
+PAIRS = ("target", "source")
 
 
 def _axes(key: Key) -> Axes:
@@ -79,38 +80,10 @@ def token_axis(sequence: Encoded) -> TokenAxis:
 # Results of one layer that are made of its maps where they lie.
 
 
-def correlations_of(maps: Tensor, scopes: Sequence[str], allowed: Tensor, others: int) -> Tensor:
-    """ρ of every two of the `scopes`, (b, s, i, j) → (b, s, s), over the allowed pairs (b, i, j).
-
-    The first `others` columns are of another sequence. Two scopes that have parts of the same
-    sequence alone are compared there: the zeros that both have in other columns would inflate ρ.
-    """
-    rho = spearman_matrices(maps, allowed)
-    if not others:
-        return rho
-    for kind, columns in (((True, False), slice(others, None)), ((False, True), slice(others))):
-        some = [place for place, scope in enumerate(scopes) if holds(scope) == kind]
-        if some:
-            at = on_device(tuple(some), maps.device)
-            part = spearman_matrices(maps[:, at][..., columns], allowed[..., columns])
-            rho[:, at[:, None], at] = part
-    return rho
-
-
-def _mixing_ratios(result: LayerMaps) -> dict[str, Tensor]:
-    """The mixing ratio of every scope, all taken together."""
-    if not result.others:
-        return {}
-    others = torch.stack(list(result.others.values()))
-    own = torch.stack([result.own[scope] for scope in result.others])
-    return dict(zip(result.others, mixing_ratio(others, own).unbind(), strict=True))
-
-
-def _statistics(result: LayerMaps, layer: Layer, lengths: Sequence[int]) -> dict[str, Tensor]:
+def _statistics(
+    vectors: FeedForwardStatistics, layer: Layer, lengths: Sequence[int]
+) -> dict[str, Tensor]:
     """The batch's statistics of a layer, by the names that `Maps.statistics` uses."""
-    vectors = result.statistics
-    if vectors is None:
-        return {}
 
     def mean_size(rows: Tensor) -> Tensor:
         return torch.stack([rows[index, :n].abs().mean(0) for index, n in enumerate(lengths)])
@@ -133,12 +106,10 @@ def _statistics(result: LayerMaps, layer: Layer, lengths: Sequence[int]) -> dict
     return values
 
 
-def _routing(layer: Layer) -> dict[str, Tensor]:
+def _routing(experts: Experts) -> dict[str, Tensor]:
     """The experts that the tokens of a layer used, if it was given with them."""
-    experts = layer.experts
-    if experts is None or experts.routing is None:
+    if (routing := experts.routing) is None:
         return {}
-    routing = experts.routing
     dtype = torch.promote_types(routing.weights.dtype, torch.float32)
     read = {"experts": routing.experts, "weights": routing.weights.to(dtype)}
     if experts.shared is not None:
@@ -159,112 +130,22 @@ def allowed_pairs(
     With `place` they are written to a file. Otherwise layers that are alike share one mask.
     """
     shape = len(readings), n, others + n
-    shared = place is None and len(set(readings)) == 1
+    alike = place is None and len(set(readings)) == 1
     if place is not None:
         masks = place("allowed", shape, np.dtype(np.bool_))
     else:
-        masks = np.empty((1, *shape[1:]) if shared else shape, dtype=bool)
-    own: dict[Reach, NDArray[np.bool_]] = {}
-    for mask, (reach, reads) in zip(masks, readings[: len(masks)], strict=True):
-        if reach not in own:
-            own[reach] = reach.array(n)
+        masks = np.empty((1 if alike else len(readings), *shape[1:]), dtype=bool)
+    own = {reach: reach.array(n) for reach, _ in readings}
+    for mask, (reach, reads) in zip(masks, readings, strict=False):
         mask[:, :others], mask[:, others:] = reads, own[reach]
-    return np.broadcast_to(masks, shape) if shared else masks
-
-
-# A batch's large results, which leave their device or memory while the next layer is computed.
-
-
-#: From so many bytes on a layer's result leaves at once.
-SENT_AT_ONCE = 1 << 20
-
-
-class _Recorded(NamedTuple):
-    """Results of a recorded layer, which are sent whenever it is replayed."""
-
-    tensors: Mapping[Key, Tensor]
-    reach: Reach
-    ready: torch.cuda.Event
-
-
-@dataclass
-class LargeResults:
-    """Arrays of the host, or of a file, that large results are copied to while the GPU computes.
-
-    `layers` is how many layers may come; the first `width` columns are of another sequence. Without
-    a `transfer` results of a GPU are kept for a replay. With `place` every result of pairs of
-    tokens goes to a file, from a CPU as well; there is only one text then.
-    """
-
-    layers: int
-    width: int
-    transfer: DeviceTransfer | None
-    place: Place | None
-    _recorded: list[_Recorded] = field(default_factory=list)
-    _arrays: dict[Key, NDArray[Any]] = field(default_factory=dict)  # (b, layer, …)
-    _count: dict[Key, int] = field(default_factory=dict)  # layers that are there or under way
-
-    def takes(self, key: Key, tensor: Tensor) -> bool:
-        """Whether a result is large, or goes to a file."""
-        if self.place is not None:
-            return _axes(key)[-2:] == ("target", "source")
-        return tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE
-
-    def add(self, tensors: Mapping[Key, Tensor], reach: Reach) -> None:
-        """Send some of a layer's results."""
-        if self.place is not None:
-            # Types of many bytes first, so that each array begins at a multiple of its own.
-            tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
-        if self.transfer is not None:
-            self._send(tensors, reach, None)
-        elif self.place is not None:
-            for key, tensor in tensors.items():
-                self._next(key, tensor).copy_(tensor)
-        else:
-            ready = torch.cuda.Event(external=True)
-            ready.record()
-            self._recorded.append(_Recorded(tensors, reach, ready))
-
-    def replayed(self, recorded: LargeResults) -> None:
-        """Send what a recorded batch has computed anew."""
-        for each in recorded._recorded:
-            self._send(*each)
-
-    def _send(
-        self, tensors: Mapping[Key, Tensor], reach: Reach, ready: torch.cuda.Event | None
-    ) -> None:
-        """Send results to arrays of the CPU, those of one form together."""
-        assert self.transfer is not None
-        alike: dict[Any, list[Key]] = {}
-        for key, tensor in tensors.items():
-            # The column of target 0 in a causal result; None where targets may look ahead.
-            causal = reach.ahead == 0 and _axes(key)[-2:] == ("target", "source")
-            form = tensor.shape, tensor.dtype, self.width if causal else None
-            alike.setdefault(form, []).append(key)
-        for (*_, first), same in alike.items():
-            into = [self._next(key, tensors[key]) for key in same]
-            self.transfer.send([tensors[key] for key in same], into, ready, first)
-
-    def _next(self, key: Key, tensor: Tensor) -> Tensor:
-        """Where the next layer's result arrives; pages that are never written take no memory."""
-        if key not in self._arrays:
-            kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-            shape = self.layers, *tensor.shape[1:]
-            if self.place is None:
-                self._arrays[key] = np.zeros((len(tensor), *shape), dtype=kind)
-            else:
-                self._arrays[key] = self.place("/".join(key), shape, kind)[None]
-        layer = self._count.get(key, 0)
-        self._count[key] = layer + 1
-        return torch.from_numpy(self._arrays[key])[:, layer]
-
-    def arrived(self) -> dict[Key, NDArray[Any]]:
-        """Everything that was sent, (b, layer, …) by key, once the transfer was waited for."""
-        arrays, self._arrays = self._arrays, {}
-        return {key: array[:, : self._count[key]] for key, array in arrays.items()}
+    return np.broadcast_to(masks, shape) if alike else masks
 
 
 # All results of a batch in a stack.
+
+
+#: From so many bytes on a layer's result leaves its device at once.
+SENT_AT_ONCE = 1 << 20
 
 
 @dataclass
@@ -276,24 +157,18 @@ class Computed:
     readings: dict[int, Reading] = field(default_factory=dict)  # by layer
     devices: dict[torch.device, None] = field(default_factory=dict)  # where, in this order
     precision: str | None = None  # of the feed-forward products
-    experts: int = 0  # of a layer that has some
-
-    @property
-    def layers(self) -> list[int]:
-        """The layers that have an array, or ρ."""
-        groups = (*GROUPS, CORRELATIONS)
-        having = {k for key, layers in self.covered.items() if key[0] in groups for k in layers}
-        return [layer for layer in self.readings if layer in having]
 
 
 class Collector:
     """One batch's results in one stack of layers.
 
     Small results wait on their device, with the numbers of the checks, until all layers are
-    through; large ones leave at once (`transfer`), or go to a file where `place` gives them room.
-    Where layers lie on several devices, their results gather on the lens's. `others` are the tokens
-    of another sequence that each sequence reads, if they read one; they are the first columns of
-    every map, zero where nothing of them has arrived.
+    through. Large ones are copied to arrays of the host while the GPU computes (`transfer`);
+    without a transfer those of a GPU are kept for replays. With `place` every result of pairs of
+    tokens goes to a file, from a CPU as well; there is only one text then. Where layers lie on
+    several devices, their results gather on the lens's. `others` are the tokens of another sequence
+    that each sequence reads, if they read one; they are the first columns of every map, zero where
+    nothing of them has arrived.
     """
 
     def __init__(
@@ -313,7 +188,11 @@ class Collector:
         self.computed = Computed()
         self._device, self._transfer, self._place = lens.device, transfer, place
         self._pending = Deferred(transfer)
-        self._large = LargeResults(len(stack.request.layers), self.width, transfer, place)
+        #: Large results (b, layer, …), and how many layers of each are there or under way.
+        self._arrays: dict[Key, NDArray[Any]] = {}
+        self._sent: Counter[Key] = Counter()
+        #: Large results of recorded layers, which are sent whenever they are replayed.
+        self._recorded: list[tuple[Mapping[Key, Tensor], Reach, Any]] = []
         self.checks = Checks(
             lens.adapter,
             lens.dtype,
@@ -344,15 +223,12 @@ class Collector:
         """Keep what is asked for of layer `index` of this stack."""
         computed, large = self.computed, dict[Key, Tensor]()
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
-        tensors = self._results(result, layer)
-        if not KERNEL_ERRORS.isdisjoint(tensors) or KERNEL_ERRORS.isdisjoint(computed.covered):
+        if result.kernel_error is not None or (KERNELS, "sum") not in computed.covered:
             computed.precision = result.precision or computed.precision
-        if layer.experts is not None:
-            computed.experts = len(layer.experts.members)
         computed.readings[index] = layer.reach, reads_others(layer)
         # A copy to the CPU that is not waited for would be read before it is there.
         soon = self._device.type == "cuda"
-        for key, tensor in tensors.items():
+        for key, tensor in self._results(result, layer).items():
             if computed.shapes.setdefault(key, tensor.shape) != tensor.shape:
                 raise UnsupportedModelError(
                     f"{key[0]} of {key[1]} have another shape in layer {index} "
@@ -362,95 +238,126 @@ class Collector:
             computed.covered.setdefault(key, []).append(index)
             computed.devices[tensor.device] = None
             tensor = tensor.to(self._device, non_blocking=soon)
-            if self._large.takes(key, tensor):
+            is_large = tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE
+            if is_large if self._place is None else _axes(key)[-2:] == PAIRS:
                 large[key] = tensor
             else:
                 self._pending.add(key, tensor)
-        if large:
-            self._large.add(large, layer.reach)
+        if large and self._transfer is None and self._place is None:
+            ready = torch.cuda.Event(external=True)
+            ready.record()
+            self._recorded.append((large, layer.reach, ready))
+        elif large:
+            self._send(large, layer.reach)
         self._pending.make_room()
+
+    def _send(
+        self, tensors: Mapping[Key, Tensor], reach: Reach, ready: torch.cuda.Event | None = None
+    ) -> None:
+        """Send large results of a layer on their way, those of one form together."""
+        alike: dict[Any, list[Key]] = {}
+        # Types of many bytes first, so that each array of a file begins at a multiple of its own.
+        for key, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+            # The column of target 0 in a causal result; None where targets may look ahead.
+            first = self.width if reach.ahead == 0 and _axes(key)[-2:] == PAIRS else None
+            alike.setdefault((tensor.shape, tensor.dtype, first), []).append(key)
+        for (shape, dtype, first), keys in alike.items():
+            same, into = [tensors[key] for key in keys], []
+            for key in keys:
+                if key not in self._arrays:
+                    kind = torch.empty(0, dtype=dtype).numpy().dtype
+                    room = len(self.stack.request.layers), *shape[1:]
+                    if self._place is None:  # pages that are never written take no memory
+                        self._arrays[key] = np.zeros((shape[0], *room), dtype=kind)
+                    else:
+                        self._arrays[key] = self._place("/".join(key), room, kind)[None]
+                into.append(torch.from_numpy(self._arrays[key])[:, self._sent[key]])
+                self._sent[key] += 1
+            if self._transfer is not None:
+                self._transfer.send(same, into, ready, first)
+            else:
+                for place, tensor in zip(into, same, strict=True):
+                    place.copy_(tensor)
 
     def _results(self, result: LayerMaps, layer: Layer) -> dict[Key, Tensor]:
         """A layer's results that are asked for, the first axis the batch, and single numbers."""
         request = self.stack.request
+        kernels = {"sum": result.kernel_error, "sample": result.sampled_error}
+        vectors, experts = result.statistics, layer.experts
         groups = {
             "arrays": result.norms if request.arrays else {},
-            "mixing": _mixing_ratios(result),
+            "mixing": {s: mixing_ratio(sizes, result.own[s]) for s, sizes in result.others.items()},
             "heads": result.head_maps,
             "standard_error": result.standard_error,
-            "statistics": _statistics(result, layer, self.lengths),
+            "statistics": {} if vectors is None else _statistics(vectors, layer, self.lengths),
             CORRELATIONS: self._correlations(result, layer) if request.correlations else {},
-            ROUTING: _routing(layer),
+            ROUTING: {} if experts is None else _routing(experts),
             COMPLETENESS: result.completeness,
+            KERNELS: {kind: error for kind, error in kernels.items() if error is not None},
         }
         tensors: dict[Key, Tensor] = {}
         for group, named in groups.items():
             for name, tensor in named.items():
-                tensors[group, name] = self._padded(tensor, (group, name), layer)
-        for kind, error in (("sum", result.kernel_error), ("sample", result.sampled_error)):
-            if error is not None:
-                tensors[KERNELS, kind] = error
-        if request.map_dtype != AUTO:
-            left_out: Tensor | None = None
-            for group, name in [key for key in tensors if key[0] in MAPS]:
-                tensor = tensors[group, name]
-                if request.map_dtype == "float16":
-                    if left_out is None:
-                        left_out = ~self._allowed(layer, tensor.device)  # (b, i, j)
-                    mask = left_out if tensor.ndim == 3 else left_out[:, None]
-                    what = name if group == "arrays" else f"single heads of {name}"
-                    tensors[PEAKS, what] = tensor.masked_fill(mask, 0).amax()
-                tensors[group, name] = tensor.to(getattr(torch, request.map_dtype))
+                tensors[group, name] = self._padded(tensor, (group, name))
+        maps = [key for key in tensors if key[0] in MAPS and request.map_dtype != AUTO]
+        if maps and request.map_dtype == "float16":
+            left_out = ~self._allowed(layer, tensors[maps[0]].device)  # (b, i, j)
+            for group, name in maps:
+                is_whole, tensor = group == "arrays", tensors[group, name]
+                peak = tensor.masked_fill(left_out if is_whole else left_out[:, None], 0).amax()
+                tensors[PEAKS, name if is_whole else f"single heads of {name}"] = peak
+        for key in maps:
+            tensors[key] = tensors[key].to(getattr(torch, request.map_dtype))
         return tensors
 
-    def _padded(self, tensor: Tensor, key: Key, layer: Layer) -> Tensor:
+    def _padded(self, tensor: Tensor, key: Key) -> Tensor:
         """A layer's result (b, …, i, j) with zeros in the columns that it does not have."""
         if not self.width or _axes(key)[-1] != "source":
             return tensor
-        (group, name), n = key, tensor.shape[-2]
-        if tensor.shape[-1] == self.width + n:  # of both sequences
+        n = tensor.shape[-2]
+        if tensor.shape[-1] == self.width + n:  # norms behind CROSS are of both sequences
             return tensor
-        crossed = "CROSS" in components_of(name) or (group == "statistics" and reads_others(layer))
-        # Weights and single heads are of one attention; norms behind CROSS are of both sequences.
-        if not crossed:
-            tensor = F.pad(tensor, (self.width, 0))
-        elif group == "heads" or name.endswith("-W"):
-            tensor = F.pad(tensor, (0, n))
-        assert tensor.shape[-1] == self.width + n
-        return tensor
+        # Weights and single heads are of one attention.
+        return F.pad(tensor, (0, n) if "CROSS" in components_of(key[1]) else (self.width, 0))
 
     def _allowed(self, layer: Layer, device: torch.device) -> Tensor:
         """Pairs of real tokens that attention allows, (b, i, j)."""
-
-        def real(lengths: Sequence[int], n: int) -> Tensor:
-            return torch.arange(n, device=device) < on_device(tuple(lengths), device)[:, None]
-
         n = max(self.lengths)
-        targets = real(self.lengths, n)
+        targets = real_tokens(self.lengths, n, device)
         allowed = targets[:, None, :] & layer.reach.mask(n, device)
         if self.width:
-            others = real(self.other_lengths, self.width)[:, None].expand(-1, n, -1)
+            others = real_tokens(self.other_lengths, self.width, device)[:, None].expand(-1, n, -1)
             allowed = torch.cat([others & reads_others(layer), allowed], dim=-1)
         return targets[:, :, None] & allowed
 
     def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
-        """Spearman's ρ of every two scopes, (b, scope, scope), ranked where the maps lie."""
-        scopes = self.stack.request.scopes
-        here = [place for place, scope in enumerate(scopes) if scope in result.norms]
-        if not here:
-            return {}
-        names = [scopes[place] for place in here]
-        # Scopes lie in front, as ranking takes them.
-        maps = torch.stack(
-            [self._padded(result.norms[name], ("arrays", name), layer) for name in names]
-        ).transpose(0, 1)  # (b, s, i, j)
-        rho = correlations_of(maps, names, self._allowed(layer, maps.device), self.width)
-        if len(here) == len(scopes):
-            return {CORRELATIONS: rho}
-        whole = rho.new_full((len(rho), len(scopes), len(scopes)), torch.nan)
-        place = on_device(tuple(here), maps.device)
-        whole[:, place[:, None], place] = rho
-        return {CORRELATIONS: whole}
+        """Spearman's ρ of every two scopes, (b, scope, scope), ranked where the maps lie.
+
+        Two scopes that have parts of the same sequence alone are compared there: the zeros that
+        both have in the columns of another sequence would inflate ρ. It is NaN for scopes that the
+        layer lacks.
+        """
+        scopes, rho = self.stack.request.scopes, None
+        here = [scope for scope in scopes if scope in result.norms]
+        compared = [(here, slice(None))]
+        for kind, columns in (
+            ((True, False), slice(self.width, None)),
+            ((False, True), slice(self.width)),
+        ):
+            if self.width:
+                compared.append(([scope for scope in here if holds(scope) == kind], columns))
+        for names, columns in compared:
+            if not names:
+                continue
+            # Scopes lie in front, as ranking takes them.
+            maps = torch.stack([self._padded(result.norms[s], ("arrays", s)) for s in names])
+            allowed = self._allowed(layer, maps.device)[..., columns]
+            part = spearman_matrices(maps.transpose(0, 1)[..., columns], allowed)  # (b, s, s)
+            if rho is None:
+                rho = part.new_full((len(part), len(scopes), len(scopes)), torch.nan)
+            at = on_device(tuple(map(scopes.index, names)), maps.device)
+            rho[:, at[:, None], at] = part
+        return {} if rho is None else {CORRELATIONS: rho}
 
     # On the way to the host -----------------------------------------------------------------------
 
@@ -459,16 +366,13 @@ class Collector:
 
         Results of several devices are asked for when they are needed.
         """
-        if self._transfer is None or len(self.computed.devices) > 1:
-            return
-        self._pending.stack_pending()
-        self._pending.leave()
-        self._leaving = torch.cuda.Event()
-        self._leaving.record()
+        if len(self.computed.devices) == 1:
+            self._pending.leave()
+            self._leaving = torch.cuda.Event()
+            self._leaving.record()
 
     def recorded(self) -> None:
         """Copy everything that waits to pinned memory, as the last thing that a recording does."""
-        self._pending.stack_pending()
         self._pending.to_host()
 
     def replayed(self, recorded: Collector, recording: object) -> None:
@@ -479,7 +383,8 @@ class Collector:
         self.checks = replace(recorded.checks, pending=self._pending)
         self.computed = recorded.computed
         self._pending.replayed(recorded._pending)
-        self._large.replayed(recorded._large)
+        for each in recorded._recorded:
+            self._send(*each)
 
     @property
     def pending(self) -> bool:
@@ -506,8 +411,10 @@ class Collector:
 
     def maps(self, texts: Sequence[Text | None]) -> list[Maps]:
         """The maps of every sequence, with its text, if they are exact."""
-        computed, words = self.computed, self.stack.layer_in_words
-        layers = computed.layers
+        computed, words, request = self.computed, self.stack.layer_in_words, self.stack.request
+        groups = (*GROUPS, CORRELATIONS)
+        having = {k for key, some in computed.covered.items() if key[0] in groups for k in some}
+        layers = [layer for layer in computed.readings if layer in having]
         readings = [computed.readings[layer] for layer in layers]
         allowed = []  # while a GPU works
         for n, others in zip(self.lengths, self.other_lengths or [0] * len(texts), strict=True):
@@ -521,35 +428,42 @@ class Collector:
         worst = max(map(itemgetter(2), errors), default=math.nan)  # weights have no parts
         said = self._provenance(worst)
         coverage = {
-            "/".join(key): having
-            for key, having in computed.covered.items()
-            if key[0] in GROUPS and having != layers
+            "/".join(key): some
+            for key, some in computed.covered.items()
+            if key[0] in GROUPS and some != layers
         }
         packed = []
-        for index, (sequence, found) in enumerate(zip(self.sequences, self._arrays(), strict=True)):
-            axis, columns, arrays = token_axis(sequence), dict[str, Any](), found["arrays"]
+        for index, (sequence, found) in enumerate(zip(self.sequences, self._found(), strict=True)):
+            axis, fields = token_axis(sequence), {group: found[group] for group in GROUPS}
+            arrays = fields.pop("arrays")
             if self.others:
                 n, m = self.lengths[index], self.other_lengths[index]
-                columns["source_axis"] = self.others[index].followed_by(axis)
-                columns["same_token"] = np.eye(n, m + n, k=m, dtype=bool)
+                fields["source_axis"] = self.others[index].followed_by(axis)
+                fields["same_token"] = np.eye(n, m + n, k=m, dtype=bool)
+            for rho in found[CORRELATIONS].values():
+                whole = np.full((len(layers), *rho.shape[1:]), np.nan)
+                covered = computed.covered[CORRELATIONS, CORRELATIONS]
+                whole[[layers.index(layer) for layer in covered]] = rho
+                fields["correlations"] = Correlations(list(request.scopes), whole)
+            if routing := found[ROUTING]:
+                covered = computed.covered[ROUTING, "experts"]
+                experts = self.stack.layers[covered[-1]].experts
+                assert experts is not None
+                used = routing["experts"], routing["weights"], len(experts.members), axis.tokens
+                every = Routing(covered, *used, routing.get("shared"))
+                fields["routing"] = every.of_layers(layers)
             packed.append(
                 Maps(
-                    arrays={s: arrays[s] for s in self.stack.request.scopes if s in arrays},
+                    arrays={s: arrays[s] for s in request.scopes if s in arrays},
                     layers=list(layers),
                     allowed=allowed[index],
                     completeness=worst,
                     provenance=dict(said),
-                    mixing=found["mixing"],
-                    heads=found["heads"],
-                    standard_error=found["standard_error"],
-                    statistics=found["statistics"],
-                    correlations=self._all_correlations(found[CORRELATIONS], layers),
                     text=texts[index],
                     coverage=dict(coverage),
-                    routing=self._all_routing(found[ROUTING], axis, layers),
                     grid=sequence.grid,
                     **axis.labels,
-                    **columns,
+                    **fields,
                 )
             )
         return packed
@@ -563,50 +477,28 @@ class Collector:
                     numbers.append((layer, key[1], number))
         return sorted(numbers, key=itemgetter(0))
 
-    def _arrays(self) -> list[dict[str, dict[str, NDArray[Any]]]]:
+    def _found(self) -> list[dict[str, Any]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
-        small, large = self._pending.arrived(), self._large.arrived()
+        small = self._pending.arrived()
         results: list[Any] = [defaultdict(dict) for _ in self.lengths]
         for key in self.computed.covered:
-            axes = _axes(key)
-            if axes == ("layer",) and key[0] != CORRELATIONS:
-                continue  # numbers
-            whole = large[key] if key in large else small[key].swapaxes(0, 1)
+            if key[0] in (COMPLETENESS, KERNELS, PEAKS):
+                continue
+            sent = self._arrays.pop(key, None)  # from now on alive as long as a result is
+            whole = small[key].swapaxes(0, 1) if sent is None else sent[:, : self._sent[key]]
             for index, n in enumerate(self.lengths):
                 array = whole[index]
                 if len(self.lengths) > 1:
-                    tokens = ("target",) if self.width else ("target", "source")
-                    array = array[tuple(slice(n if a in tokens else None) for a in axes)]
-                    if self.width and axes[-1] == "source":
-                        m, width = self.other_lengths[index], self.width
-                        array = np.take(array, [*range(m), *range(width, width + n)], axis=-1)
-                    # a view would keep the whole batch alive
+                    places: Any = slice(n)
+                    if self.width:
+                        others = range(self.other_lengths[index])
+                        places = [*others, *range(self.width, self.width + n)]
+                    cut = {"target": slice(n), "source": places}
+                    array = array[tuple(cut.get(axis, slice(None)) for axis in _axes(key))]
+                    # A view would keep the whole batch alive.
                     array = array if array.base is None else array.copy()
                 results[index][key[0]][key[1]] = np.ascontiguousarray(array)
         return results
-
-    def _all_correlations(
-        self, found: Mapping[str, NDArray[Any]], layers: list[int]
-    ) -> Correlations | None:
-        """Spearman's ρ of one sequence with an entry for each layer, NaN where there is none."""
-        if not found:
-            return None
-        (rho,), covered = found.values(), self.computed.covered[CORRELATIONS, CORRELATIONS]
-        whole = rho
-        if covered != layers:
-            whole = np.full((len(layers), *rho.shape[1:]), np.nan)
-            whole[[layers.index(layer) for layer in covered]] = rho
-        return Correlations(list(self.stack.request.scopes), whole)
-
-    def _all_routing(
-        self, found: Mapping[str, NDArray[Any]], axis: TokenAxis, layers: list[int]
-    ) -> Routing | None:
-        """The experts that a sequence's tokens used, in the layers of its maps."""
-        if not found:
-            return None
-        covered, experts = self.computed.covered[ROUTING, "experts"], self.computed.experts
-        given = found["experts"], found["weights"], experts, axis.tokens, found.get("shared")
-        return Routing(covered, *given).of_layers(layers)
 
     def _provenance(self, completeness: float) -> dict[str, Any]:
         lens, stack, computed = self.lens, self.stack, self.computed

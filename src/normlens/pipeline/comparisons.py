@@ -70,41 +70,25 @@ class HalfAsFloat32(TorchFunctionMode):
     """Let this thread's functions read every tensor of half precision as one of float32.
 
     Types say float32, too, so that modules do not convert their vectors back. Weights are converted
-    when they are used, and forgotten, but for `kept` ones: those are converted once, and who reads
-    them is given them in float32.
+    when they are used, and forgotten.
     """
-
-    def __init__(self, kept: Iterable[Tensor] = ()) -> None:
-        super().__init__()
-        self._kept = {id(each): each.float() for each in kept if each.dtype in _HALF}
-        self._piece = torch.empty(0)  # of a weight in float32; fresh memory for each would be slow
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         options = kwargs or {}
-        args = [self._kept.get(id(value), value) for value in args]
         if function.__name__ in NO_NUMBERS:
             result = function(*args, **options)
             return result if isinstance(result, Tensor) else _wide(result)
         if function is F.linear and not options and args[1].dtype in _HALF:
-            return self._linear(*args)
+            x, (weight, *bias) = _wide(args[0]), args[1:]
+            pieces = weight.split(max(1, PIECE // weight.shape[1]))
+            y = torch.cat([F.linear(x, piece.float()) for piece in pieces], dim=-1)
+            return y + _wide(bias[0]) if bias and bias[0] is not None else y
         if function not in LOOKUPS:
             args = [_wide(value) for value in args]
             options = {name: _wide(value) for name, value in options.items()}
         return _wide(function(*args, **options))
-
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x Wᵀ + b``, with a piece of W in float32 at a time."""
-        rows = max(1, PIECE // weight.shape[1])
-        if self._piece.device != weight.device or self._piece.numel() < rows * weight.shape[1]:
-            self._piece = torch.empty(rows * weight.shape[1], device=weight.device)
-        x, pieces = _wide(x), []
-        for part in weight.split(rows):
-            wide = self._piece[: part.numel()].view(part.shape)
-            pieces.append(F.linear(x, wide.copy_(part)))
-        y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
-        return y if bias is None else y + _wide(bias)
 
 
 def _wide(value: Any) -> Any:
@@ -117,24 +101,18 @@ def _wide(value: Any) -> Any:
 
 
 @contextmanager
-def in_float32(modules: Iterable[nn.Module], keep: bool = False) -> Iterator[None]:
-    """Run these modules in float32; `NotInFloat32` says what keeps them from it.
-
-    With `keep`, their weights are in memory in float32 meanwhile, once for all who use them.
-    """
-    tensors = [
-        tensor
-        for module in modules
-        for tensor in (*module._parameters.values(), *module._buffers.values())
-        if tensor is not None
-    ]
-    for tensor in tensors:
-        whole_numbers = not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)
-        plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta
-        if not plain or not (whole_numbers or tensor.dtype in _FLOATS):
-            raise NotInFloat32("its weights are quantised or offloaded")
+def in_float32(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run these modules in float32; `NotInFloat32` says what keeps them from it."""
+    for module in modules:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is None:
+                continue
+            whole_numbers = not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)
+            plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta
+            if not plain or not (whole_numbers or tensor.dtype in _FLOATS):
+                raise NotInFloat32("its weights are quantised or offloaded")
     try:
-        with HalfAsFloat32(tensors if keep else ()):
+        with HalfAsFloat32():
             yield
     except (RuntimeError, ValueError) as error:  # as torch and modules refuse a type
         if isinstance(error, NormLensError) or is_out_of_memory(error):
@@ -150,10 +128,9 @@ def end_in_float32(
     outside = [part for part in model.modules() if part not in inside]
 
     def instead(output: Any) -> Callable[[Any], Callable[..., Any]]:
-        wide = tree_map(_wide, output)
-        return lambda _: lambda *_, **__: wide
+        return lambda _: lambda *_, **__: output
 
-    blocks = {block: instead(output) for block, output in returned.items()}
+    blocks = {block: instead(tree_map(_wide, output)) for block, output in returned.items()}
     with in_float32(outside), other_forwards(blocks):
         return model(**inputs, **plain_options(model))
 
@@ -241,7 +218,7 @@ class Float32Check:
 
     def _layer_errors(self, rule: str, face: str, seen: Seen) -> Errors:
         adapter, place = self._lens.adapter, seen.place
-        with in_float32(seen.block.modules(), keep=True):
+        with in_float32(seen.block.modules()):
             wide = run_again(adapter, place, seen.block, tree_map(_wide, seen.call))
         layer = Layer(wide.layer.steps, self._lens.layers[place].reach).to(torch.float32)
         given = layer, wide.x, wide.alphas
@@ -257,6 +234,8 @@ class Float32Check:
 
     def in_words(self, rule: str) -> str | None:
         """What was compared under a rule, at what cost, and what was not; None: nothing was due."""
+        if not self.compared:
+            return None
         found = {what: one for (of, what), one in self.compared.items() if of == rule}
         ran = {what: one.name for what, one in found.items() if one.reason is None}
         layers = {name for what, name in ran.items() if isinstance(what, tuple)}
@@ -274,19 +253,16 @@ class Float32Check:
         return f"Float32Check({'; '.join(rows)})"
 
 
-def kind_of(layer: Layer) -> Hashable:
+def kind_of(value: Any) -> Any:
     """What layers have in common that consist of the same terms, whatever the numbers are."""
-    outline: Hashable = _outline((layer.steps, layer.reach))
-    return outline
-
-
-def _outline(value: Any) -> Any:
+    if isinstance(value, Layer):
+        return kind_of((value.steps, value.reach))
     if isinstance(value, Experts):
-        return _outline((*value.examples, value.module, value.weighs_input, value.scale))
+        return kind_of((*value.examples, value.module, value.weighs_input, value.scale))
     if is_dataclass(value):
-        return type(value), *(_outline(getattr(value, field.name)) for field in fields(value))
+        return type(value), *(kind_of(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, tuple):
-        return tuple(map(_outline, value))
+        return tuple(map(kind_of, value))
     if isinstance(value, float):
         return value == 1  # a factor, or none
     return value if isinstance(value, (str, int, type(None))) else type(value)
@@ -313,8 +289,12 @@ def warn_of_padding(lens: Lens, items: Sequence[Encoded]) -> None:
 
     One of them, the one with most padding, is run with it and without it.
     """
-    item = max(items, key=lambda item: _padding_of(lens, item), default=None)
-    if item is None or not _padding_of(lens, item) or not _is_runnable(lens, item):
+    sides, most, item = 2 if lens.adapter.padding_leaks else 1, 0, None
+    for each in items:
+        count = sum(len(ids) for sequence in each.sequences for ids in sequence.padding[:sides])
+        if count > most:
+            most, item = count, each
+    if item is None or not _is_runnable(lens, item):
         return
     given = "called with these input_ids and this attention_mask"
     difference = _difference(lens, item)
@@ -335,12 +315,6 @@ def warn_of_padding(lens: Lens, items: Sequence[Encoded]) -> None:
             "position_ids that do so, to compare the two"
         )
     warnings.warn(said, NormLensWarning, stacklevel=3)
-
-
-def _padding_of(lens: Lens, item: Encoded) -> int:
-    """How much padding may change what the model makes of an item's tokens."""
-    sides = 2 if lens.adapter.padding_leaks else 1
-    return sum(len(ids) for each in item.sequences for ids in each.padding[:sides])
 
 
 def _is_runnable(lens: Lens, item: Encoded) -> bool:
@@ -370,52 +344,40 @@ def _difference(lens: Lens, item: Encoded) -> float | Exception:
     plain = model_inputs(adapter, [item], lens.device)
     padded = dict(plain)
     for start, sequence in zip(("", "decoder_"), sequences, strict=False):
-        for name, fill in (("input_ids", None), ("attention_mask", 0), ("token_type_ids", 0)):
-            if f"{start}{name}" in plain:
-                padded[f"{start}{name}"] = _padded(plain[f"{start}{name}"], sequence, fill)
+        for name in ("input_ids", "attention_mask", "token_type_ids"):
+            row = plain.get(f"{start}{name}")
+            if row is not None:
+                # The ids that were given, and zeros beside them.
+                before, behind = (
+                    row.new_tensor([ids]) * (name == "input_ids") for ids in sequence.padding
+                )
+                padded[f"{start}{name}"] = torch.cat([before, row, behind], dim=1)
     models = [adapter.model]
     if type(adapter.whole).__name__.endswith("ForSequenceClassification"):
         models.append(adapter.whole)  # whose head may read the first column
-    errors = [torch.zeros((), device=lens.device)]
-    for model in models:
-        alone, with_padding = _run(lens, model, plain, padded)
-        if isinstance(with_padding, Exception):
-            return with_padding
-        for name in COMPARED:
-            vectors, expected = getattr(with_padding, name, None), getattr(alone, name, None)
-            if vectors is None or expected is None:
-                continue
-            if expected.dim() == 3:
-                sequence = sequences[0 if name.startswith("encoder") else -1]
-                first = len(sequence.padding[0])
-                vectors = vectors[:, first : first + len(sequence)]
-            relative = (vectors - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
-            errors.append(relative.max())
-    return float(torch.stack([error.float() for error in errors]).max())
 
+    def run() -> float | Exception:
+        errors = [0.0]
+        with without_autocast(lens.device), reading(adapter.whole, adapter):
+            for model in models:
+                alone = model(**plain, **plain_options(model))
+                try:
+                    beside = model(**padded, **plain_options(model))
+                except REFUSALS as error:
+                    if isinstance(error, NormLensError) or is_out_of_memory(error):
+                        raise
+                    return error
+                for name in COMPARED:
+                    vectors, expected = getattr(beside, name, None), getattr(alone, name, None)
+                    if vectors is None or expected is None:
+                        continue
+                    if expected.dim() == 3:
+                        sequence = sequences[0 if name.startswith("encoder") else -1]
+                        first = len(sequence.padding[0])
+                        vectors = vectors[:, first : first + len(sequence)]
+                    missed = (vectors - expected).norm(dim=-1)
+                    relative = missed / expected.norm(dim=-1).clamp_min(1e-30)
+                    errors.append(float(relative.max()))
+        return float(torch.tensor(errors).max())  # NaN if one is
 
-def _padded(row: Tensor, sequence: Encoded, fill: int | None) -> Tensor:
-    """A row of one sequence (1, n) with its padding: the ids that were given, or `fill`."""
-    before, behind = (
-        row.new_tensor([ids if fill is None else [fill] * len(ids)]) for ids in sequence.padding
-    )
-    return torch.cat([before, row, behind], dim=1)
-
-
-def _run(
-    lens: Lens, model: nn.Module, plain: dict[str, Any], padded: dict[str, Any]
-) -> tuple[Any, Any]:
-    """What a model returns without padding and with it, or the error by which it refuses that."""
-
-    def run() -> tuple[Any, Any]:
-        options = plain_options(model)
-        with without_autocast(lens.device), reading(model, lens.adapter):
-            alone = model(**plain, **options)
-            try:
-                return alone, model(**padded, **options)
-            except REFUSALS as error:
-                if isinstance(error, NormLensError) or is_out_of_memory(error):
-                    raise
-                return alone, error
-
-    return exclusive(model, run)
+    return exclusive(adapter.whole, run)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 #: Called with the layers done and the layers asked for; what it raises ends the computation.
@@ -35,51 +36,36 @@ def layers_shown(progress: Progress | bool | None, device: str) -> Iterator[Prog
         return
     bar = None
     if progress or (progress is None and device == "cpu" and _is_watched()):
-        bar = LayerBar.made(0.0 if progress else DELAY)
+        with suppress(ImportError), warnings.catch_warnings():  # transformers brings tqdm along
+            warnings.simplefilter("ignore")  # without ipywidgets it is a bar of characters
+            from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+            bar = LayerBar(tqdm, 0.0 if progress else DELAY)
     try:
         yield bar
     finally:
-        if bar is not None:
-            bar.close()
+        if bar is not None and bar.shown is not None:
+            bar.shown.close()
 
 
 class LayerBar:
     """A bar of layers, in a terminal or a notebook; it begins anew with every batch."""
 
     def __init__(self, tqdm: Callable[..., Any], delay: float):
-        self._tqdm, self._delay = tqdm, delay
-        self._bar: Any = None
+        # A bar that nobody asked for goes when it is done.
+        options = {"unit": "layer", "desc": "layers", "delay": delay, "leave": not delay}
+        self._make = partial(tqdm, **options)
+        self.shown: Any = None
         self._batch = 1
 
-    @classmethod
-    def made(cls, delay: float) -> LayerBar | None:
-        """A bar, unless tqdm is missing, which transformers brings along."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # without ipywidgets it is a bar of characters
-                from tqdm.auto import tqdm  # type: ignore[import-untyped]
-        except ImportError:
-            return None
-        return cls(tqdm, delay)
-
     def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._bar = self._tqdm(
-                total=total,
-                unit="layer",
-                desc="layers",
-                delay=self._delay,
-                leave=not self._delay,  # a bar that nobody asked for goes when it is done
-            )
-        if done <= self._bar.n and done < total:
+        if self.shown is None:
+            self.shown = self._make(total=total)
+        if done <= self.shown.n and done < total:
             self._batch += 1
-            self._bar.set_description(f"layers of batch {self._batch}", refresh=False)
-            self._bar.reset(total=total)
-        self._bar.update(done - self._bar.n)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+            self.shown.set_description(f"layers of batch {self._batch}", refresh=False)
+            self.shown.reset(total=total)
+        self.shown.update(done - self.shown.n)
 
 
 def _is_watched() -> bool:

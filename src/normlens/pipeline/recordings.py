@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -53,7 +53,7 @@ class Recordings:
     def __init__(self) -> None:
         self._counts: OrderedDict[Hashable, int] = OrderedDict()
         self._recorded: OrderedDict[Hashable, Any] = OrderedDict()
-        self._failures: dict[Hashable, int] = {}
+        self._failures: Counter[Hashable] = Counter()
         self._changes = 0  # of the model since the first recording
         self._lock = process_lock()
 
@@ -71,11 +71,12 @@ class Recordings:
         computed to be taken, nor one thread for another.
         """
         recording = self._find(model, key, record, BEFORE)
-        if recording is not None and _is_engaged(recording) and 2 * recording.bytes <= KEPT:
-            recording = self._find(model, (key, "next"), record, 0) or recording
         if recording is None:
             yield None
             return
+        would_wait = recording.pending or recording.used.locked()
+        if would_wait and 2 * recording.bytes <= KEPT:
+            recording = self._find(model, (key, "next"), record, 0) or recording
         with recording.used:
             yield recording
 
@@ -84,13 +85,10 @@ class Recordings:
         with self._lock:
             if not self._recorded:
                 return False
-            self._drop()
+            self._recorded.clear()
+            self._counts.clear()
+            self._changes += 1
             return True
-
-    def _drop(self) -> None:
-        self._recorded.clear()
-        self._counts.clear()
-        self._changes += 1
 
     def _find(
         self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R], before: int
@@ -102,58 +100,40 @@ class Recordings:
                 self._recorded.move_to_end(key)
                 return recording
             if recording is not None:
-                self._drop()
-            if not self._is_due(key, before):
+                self.forget()
+            if self._failures[key] >= FAILURES or self._changes > CHANGES:
+                return None
+            self._counts[key] = self._counts.pop(key, 0) + 1
+            while len(self._counts) > COUNTED:
+                self._counts.popitem(last=False)
+            if self._counts[key] <= before:
                 return None
         # To record is to run the model, which another thread may hold while it asks for a recording
         # itself. So no lock is waited for here, and none that others wait for is held.
         if not _capturing.acquire(blocking=False):
             return None
         try:
-            return self._recording(model, key, record)
-        finally:
-            _capturing.release()
-
-    def _is_due(self, key: Hashable, before: int) -> bool:
-        if self._failures.get(key, 0) >= FAILURES or self._changes > CHANGES:
-            return False
-        self._counts[key] = self._counts.pop(key, 0) + 1
-        while len(self._counts) > COUNTED:
-            self._counts.popitem(last=False)
-        return self._counts[key] > before
-
-    def _recording(
-        self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R]
-    ) -> R | None:
-        state = ModelState.of(model)
-        if state is None:
-            return None
-        try:
-            recording = record(state)
+            state = ModelState.of(model)
+            recording = None if state is None else record(state)
         except RuntimeError as error:
             # Something waits for the GPU on the way, which a recording cannot.
             with self._lock:
-                self._note_failure(key)
+                if len(self._failures) >= COUNTED:
+                    self._failures.clear()
+                self._failures[key] += 1
                 if is_out_of_memory(error):
                     self._recorded.clear()
             return None
+        finally:
+            _capturing.release()
         with self._lock:
-            if recording.bytes > KEPT:
+            if recording is not None and recording.bytes > KEPT:
                 self._failures[key] = FAILURES
                 return None
-            self._recorded[key] = recording
+            if recording is not None:
+                self._recorded[key] = recording
             while len(self._recorded) > RECORDINGS or (
                 len(self._recorded) > 1 and sum(r.bytes for r in self._recorded.values()) > KEPT
             ):
                 self._recorded.popitem(last=False)
         return recording
-
-    def _note_failure(self, key: Hashable) -> None:
-        if len(self._failures) >= COUNTED:
-            self._failures.clear()
-        self._failures[key] = self._failures.get(key, 0) + 1
-
-
-def _is_engaged(recording: Recorded) -> bool:
-    """Whether a replay would have to wait for another one."""
-    return recording.pending or recording.used.locked()

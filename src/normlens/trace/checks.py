@@ -75,28 +75,24 @@ class Deferred:
 
     def stack_pending(self) -> None:
         """Put everything that waits into one tensor of each type; nothing is waited for."""
-        by_type: dict[torch.dtype, list[Hashable]] = {}
-        for key, tensors in self._waiting.items():
-            by_type.setdefault(tensors[0].dtype, []).append(key)
-        for keys in by_type.values():
-            tensors = [tensor for key in keys for tensor in self._waiting[key]]
+        for dtype in dict.fromkeys(tensors[0].dtype for tensors in self._waiting.values()):
+            same = {key: each for key, each in self._waiting.items() if each[0].dtype == dtype}
+            tensors = [tensor for each in same.values() for tensor in each]
             # Layers may lie on several devices.
             flat = torch.cat([tensor.flatten().to(tensors[0].device) for tensor in tensors])
-            shapes = [
-                (key, torch.Size([len(each), *each[0].shape]))
-                for key, each in self._waiting.items()
-                if key in keys
-            ]
+            shapes = [(key, torch.Size([len(each), *each[0].shape])) for key, each in same.items()]
             self._stacked.append((flat, shapes))
         self._waiting.clear()
         self._held = 0
 
     def leave(self) -> None:
-        """Send off what is stacked, behind the device's last kernel."""
+        """Send off everything that waits, behind the device's last kernel."""
+        self.stack_pending()
         self._stacked = [(self._sent(flat), shapes) for flat, shapes in self._stacked]
 
     def to_host(self) -> None:
-        """Copy what is stacked to pinned memory, as the last thing that the device does."""
+        """Copy everything that waits to pinned memory, as the last thing that the device does."""
+        self.stack_pending()
         self._stacked = [(pinned_copy(flat), shapes) for flat, shapes in self._stacked]
 
     def replayed(self, recorded: Deferred) -> None:
@@ -114,9 +110,13 @@ class Deferred:
                 whole = torch.stack(tensors) if len(tensors) > 1 else tensors[0][None]
                 self._home.setdefault(key, []).append(whole.cpu().numpy())
             self._waiting.clear()
-        self.stack_pending()
+        if self._waiting:
+            self.stack_pending()
         for flat, shapes in self._stacked:
-            numbers = self._on_host(flat)
+            if self._transfer is not None and flat.is_cuda:
+                flat = self._sent(flat)
+                self._transfer.wait()
+            numbers = flat.cpu().numpy()
             for key, shape in shapes:
                 piece, numbers = numbers[: shape.numel()], numbers[shape.numel() :]
                 self._home.setdefault(key, []).append(piece.reshape(shape))
@@ -124,13 +124,6 @@ class Deferred:
         for key, pieces in self._home.items():
             self._home[key] = pieces if len(pieces) == 1 else [np.concatenate(pieces)]
         return {key: whole for key, (whole,) in self._home.items()}
-
-    def _on_host(self, flat: Tensor) -> NDArray[Any]:
-        if self._transfer is None or not flat.is_cuda:
-            return flat.cpu().numpy()
-        arrived = self._sent(flat)
-        self._transfer.wait()
-        return arrived.numpy()
 
     def _sent(self, flat: Tensor) -> Tensor:
         """Where numbers arrive that are on their way."""
@@ -163,7 +156,7 @@ class Checks:
                 # Every token of another sequence may be seen, but none of its padding.
                 if self.others and min(self.others) < alpha.shape[-1]:
                     self._padding.append(traced.index)
-                    self.pending.add("padding", weight_on_padding(alpha, self))
+                    self.pending.add("padding", self._weight_on_padding(alpha))
                 continue
             outside, offsets = attention_support(alpha, layer.reach, self.lengths)
             self._layers.append((traced.index, layer.reach, attention.heads))
@@ -175,6 +168,13 @@ class Checks:
                 sizes = linear_sizes(linear, traced.rows[linear.module], tokens)
                 self.pending.add(("linear", len(self._linear)), sizes)
                 self._linear.append((traced.index, linear.module))
+
+    def _weight_on_padding(self, alpha: Tensor) -> Tensor:
+        """The largest weight that a real token gives to padding of another sequence."""
+        n, others = alpha.shape[2:]
+        targets = real_tokens(self.lengths, n, alpha.device)[:, :, None]
+        sources = real_tokens(self.others, others, alpha.device)[:, None, :]
+        return alpha.amax(1).masked_fill(~targets | sources, 0).amax().float()
 
     def judge(self) -> None:
         """Raise where a layer is not what its adapter says."""
@@ -192,44 +192,38 @@ class Checks:
                     "(model.dequantize()) or load the plain model"
                 )
         for index, weight in zip(self._padding, arrived.get("padding", ()), strict=True):
-            if float(weight) > NEGLIGIBLE:
+            if weight > NEGLIGIBLE:
                 raise UnsupportedModelError(
                     f"{self.layer_in_words} {index} attends to the padding of the other sequence "
-                    f"(weights up to {float(weight):.2g}), so texts of different lengths cannot "
+                    f"(weights up to {weight:.2g}), so texts of different lengths cannot "
                     "run together; take batch_size=1"
                 )
+        name = f"the adapter {type(self.adapter).__name__}"
         seen = arrived.get("outside", ()), arrived.get("offsets", ())
         for (index, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
+            sides = ("all" if side is None else side for side in (reach.back, reach.ahead))
+            allowed = "{} earlier and {} later tokens".format(*sides)
             if outside > NEGLIGIBLE:
                 raise UnsupportedModelError(
-                    f"{self.layer_in_words} {index} attends to tokens that {self._name} says it "
-                    f"cannot see (weights up to {outside:.2g} lie outside {_in_words(reach)}); its "
+                    f"{self.layer_in_words} {index} attends to tokens that {name} says it "
+                    f"cannot see (weights up to {outside:.2g} lie outside {allowed}); its "
                     "`causal`, `window` or `reach` must say what the model does "
                     "(normlens help adapters)"
                 )
-            self._check_edges(index, reach, heads, offsets)
-
-    @property
-    def _name(self) -> str:
-        return f"the adapter {type(self.adapter).__name__}"
-
-    def _check_edges(self, index: int, reach: Reach, heads: int, at: NDArray[np.integer]) -> None:
-        n = (len(at) + 1) // 2
-        back, ahead = at[:n][::-1], at[n - 1 :]
-        for side, counts, limit in (("ahead", ahead, reach.ahead), ("back", back, reach.back)):
-            edge = masked_beyond(counts, limit, heads)
-            if edge is None:
-                continue
-            looks, cure = (
-                f"looks further {side} than {edge} tokens",
-                "say so in `window` or `reach`",
-            )
-            if side == "ahead" and edge == 0:
-                looks, cure = "looks ahead", "set `causal = True`"
-            raise UnsupportedModelError(
-                f"no token of {self.layer_in_words} {index} {looks}, in any head, where "
-                f"{self._name} allows {_in_words(reach)}; {cure} (normlens help adapters)"
-            )
+            n = (len(offsets) + 1) // 2
+            ahead = masked_beyond(offsets[n - 1 :], reach.ahead, heads)
+            back = masked_beyond(offsets[:n][::-1], reach.back, heads)
+            for side, edge in (("ahead", ahead), ("back", back)):
+                if edge is None:
+                    continue
+                looks = f"looks further {side} than {edge} tokens"
+                cure = "say so in `window` or `reach`"
+                if side == "ahead" and edge == 0:
+                    looks, cure = "looks ahead", "set `causal = True`"
+                raise UnsupportedModelError(
+                    f"no token of {self.layer_in_words} {index} {looks}, in any head, where "
+                    f"{name} allows {allowed}; {cure} (normlens help adapters)"
+                )
 
 
 def check_tokens(adapter: Adapter, traced: LayerTrace, lengths: Sequence[int]) -> None:
@@ -242,6 +236,11 @@ def check_tokens(adapter: Adapter, traced: LayerTrace, lengths: Sequence[int]) -
         )
 
 
+def real_tokens(lengths: Sequence[int], n: int, device: torch.device) -> Tensor:
+    """Whether each of n places of each sequence holds a token (b, i), and no padding."""
+    return torch.arange(n, device=device) < on_device(tuple(lengths), device)[:, None]
+
+
 def attention_support(alpha: Tensor, reach: Reach, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The largest weight outside the reach, and how many pairs have weight at each j − i.
 
@@ -249,24 +248,11 @@ def attention_support(alpha: Tensor, reach: Reach, lengths: Sequence[int]) -> tu
     run from j − i = 1 − n to n − 1.
     """
     n, device = alpha.shape[-1], alpha.device
-    position = torch.arange(n, device=device)
-    real = position < on_device(tuple(lengths), device)[:, None]  # (b, i)
+    real = real_tokens(lengths, n, device)
     peak = alpha.amax(1).masked_fill(~(real[:, :, None] & real[:, None, :]), 0).amax(0)  # (i, j)
     # Rows of a wider matrix read one element short each: equal offsets fall into one column.
     skewed = F.pad((peak > 0).flip(0), (0, n)).flatten()[: n * (2 * n - 1)].view(n, 2 * n - 1)
     return peak.masked_fill(reach.mask(n, device), 0).amax().float(), skewed.sum(0)
-
-
-def weight_on_padding(alpha: Tensor, checks: Checks) -> Tensor:
-    """The largest weight that a real token gives to padding of another sequence."""
-
-    def beyond(lengths: Sequence[int], n: int) -> Tensor:
-        ends = on_device(tuple(lengths), alpha.device)
-        return torch.arange(n, device=alpha.device) >= ends[:, None]
-
-    targets, sources = beyond(checks.lengths, alpha.shape[2]), beyond(checks.others, alpha.shape[3])
-    peak = alpha.amax(1).masked_fill(targets[:, :, None] | ~sources[:, None, :], 0)
-    return peak.amax().float()
 
 
 def masked_beyond(counts: NDArray[np.integer], limit: int | None, heads: int) -> int | None:
@@ -314,8 +300,3 @@ def linear_error(sizes: Tensor) -> Tensor:
     size = torch.maximum(torch.maximum(y, product), typical)
     # Values that overflow are left to completeness, which says so.
     return (error / size).nan_to_num(0, posinf=0).amax(-1)
-
-
-def _in_words(reach: Reach) -> str:
-    back, ahead = ("all" if side is None else side for side in (reach.back, reach.ahead))
-    return f"{back} earlier and {ahead} later tokens"

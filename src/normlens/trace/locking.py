@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
@@ -103,50 +102,45 @@ T = TypeVar("T")
 _guard = process_lock()  # of the table below; never held while waiting for a turn
 
 
-@dataclass(frozen=True, order=True)
-class _Lock:
-    """A lock with a number; locks are taken in the order of numbers, which prevents deadlock."""
+#: A number and a reentrant lock, which can tell whether this thread holds it. Turns are taken in
+#: the order of numbers, which prevents deadlock.
+Turn = tuple[int, Any]
 
-    number: int = field(default_factory=itertools.count().__next__)
-    #: reentrant, because such a lock can tell whether this thread holds it
-    lock: Any = field(default_factory=process_lock, compare=False)
-
-
+_numbers = itertools.count()
 #: The turn of each object, by its id; an entry is removed when its object is.
-_turns: dict[int, tuple[weakref.ref[Any], _Lock]] = {}
-_without_weak_references = _Lock()
+_turns: dict[int, Turn] = {}
+_without_weak_references: Turn = next(_numbers), process_lock()
 
 
-def exclusive(shared: nn.Module | Sequence[Any], work: Callable[[], T]) -> T:
+def exclusive(
+    shared: nn.Module | Sequence[Any], work: Callable[[], T], *, again: bool = False
+) -> T:
     """Call `work` while no other thread uses this model or a part of it, or one of these objects.
 
-    Returns its result.
+    Returns its result. With `again` this thread may be at work with them already.
     """
-    locks = _locks_of(shared)
-    for turn in locks:
-        if turn.lock._is_owned():
-            what = "model" if isinstance(shared, nn.Module) else "object"
-            raise InputError(
-                f"this {what} is at work already, in this same thread (perhaps from a `progress` "
-                "function); wait for that call to return"
-            )
-    return _holding(locks, work)
-
-
-def while_idle(model: nn.Module, work: Callable[[], T]) -> T:
-    """Call `work` while no other thread uses this model; one that uses it itself need not wait."""
-    return _holding(_locks_of(model), work)
-
-
-def _holding(locks: Sequence[_Lock], work: Callable[[], T]) -> T:
-    """Call `work` while this thread holds all `locks`."""
+    turns = _turns_of(shared)
+    if not again and any(lock._is_owned() for _, lock in turns):
+        what = "model" if isinstance(shared, nn.Module) else "object"
+        raise InputError(
+            f"this {what} is at work already, in this same thread (perhaps from a `progress` "
+            "function); wait for that call to return"
+        )
     # In a `with` statement Python takes and releases such a lock with no point in between where
     # Ctrl-C could interrupt it; nothing else is as safe.
-    with locks[0].lock:
-        return work() if len(locks) == 1 else _holding(locks[1:], work)
+    (_, lock), *others = turns
+    with lock:
+        return _holding(others, work) if others else work()
 
 
-def _locks_of(shared: nn.Module | Sequence[Any]) -> list[_Lock]:
+def _holding(turns: Sequence[Turn], work: Callable[[], T]) -> T:
+    """Call `work` while this thread holds these locks, too."""
+    (_, lock), *others = turns
+    with lock:
+        return _holding(others, work) if others else work()
+
+
+def _turns_of(shared: nn.Module | Sequence[Any]) -> list[Turn]:
     """The turns to take, in order; objects without a turn share that of the others.
 
     A model shares its modules and their configurations with others.
@@ -155,30 +149,20 @@ def _locks_of(shared: nn.Module | Sequence[Any]) -> list[_Lock]:
     if isinstance(shared, nn.Module):
         items += [m.config for m in items if getattr(m, "config", None) is not None]
     with _guard:
-        locks: set[_Lock] = set()
-        new: list[Any] = []
+        known = [_turns[id(item)] for item in items if id(item) in _turns]
+        first = min(known, default=None) or (next(_numbers), process_lock())
         for item in items:
-            entry = _turns.get(id(item))
-            if entry is None:
-                new.append(item)
-            else:
-                locks.add(entry[1])
-        if new:
-            turn = min(locks, default=None) or _Lock()
-            locks |= {_register(item, turn) for item in new}
-    return sorted(locks)
-
-
-def _register(item: Any, turn: _Lock) -> _Lock:
-    """Give an object its turn; those without weak references share one."""
-    key = id(item)
-    try:
-        # The callback runs when the object dies, before its id can be used again.
-        reference = weakref.ref(item, lambda _: _turns.pop(key, None))
-    except TypeError:
-        return _without_weak_references
-    _turns[key] = reference, turn
-    return turn
+            key = id(item)
+            if key not in _turns:
+                try:
+                    # It is called when the object dies, before its id can be used again.
+                    weakref.finalize(item, _turns.pop, key, None)
+                except TypeError:
+                    known.append(_without_weak_references)
+                else:
+                    _turns[key] = first
+                    known.append(first)
+    return sorted(set(known))
 
 
 # Changes that one thread alone sees: hooks, other methods, eager attention.

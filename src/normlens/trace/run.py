@@ -8,9 +8,9 @@ more than one layer's attention is ever held.
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -85,8 +85,8 @@ class LayerTrace:
 
 Consumer = Callable[[LayerTrace], None]
 
-#: What is read at a module: its input, or an output by its place among several.
-INPUT = -1
+#: What is read at a module: its input, some rows of both, or an output by its place among several.
+INPUT, SOME_ROWS = -1, -2
 
 
 class Checkpoint(NamedTuple):
@@ -152,36 +152,31 @@ class Recorder:
         layer = self.adapter.layer(block)
         points = checkpoints(layer)
         self.watched[block] = layer, points
-        # In a dictionary: what is hooked twice would be read twice.
-        hooked: dict[tuple[nn.Module | None, int], None] = {}
+        # What is read of each module, which is hooked once: otherwise it would be read twice.
+        read: dict[nn.Module | None, dict[int, None]] = defaultdict(dict)
         for point in points.values():
-            hooked[point.module, point.place] = None
+            read[point.module][point.place] = None
         for attention in layer.attentions:
             if attention.weights is None:
                 raise UnsupportedModelError(
                     "the adapter does not say which module returns the weights"
                 )
-            hooked[attention.weights, attention.weights_at] = None
+            read[attention.weights][attention.weights_at] = None
             if attention.source is not None:
                 if attention.value.module is None:
                     raise UnsupportedModelError(
                         "the adapter does not say which module projects the values of "
                         f"{attention.source!r}, where its vectors can be read"
                     )
-                hooked[attention.value.module, INPUT] = None
+                read[attention.value.module][INPUT] = None
         if (experts := layer.experts) is not None:
             hooks.behind(experts.router, partial(self._keep_routing, experts))
-            hooked[experts.shared_gate, 0] = None
-        for module, place in hooked:
-            if module is not None:
-                register = hooks.before if place == INPUT else hooks.behind
-                register(module, partial(self._keep, place))
-        linear: dict[nn.Module | None, None] = {}
+            read[experts.shared_gate][0] = None
         for each in layer.linear_maps if rows else ():
-            linear[each.module] = None
-        for module in linear:
+            read[each.module][SOME_ROWS] = None
+        for module, places in read.items():
             if module is not None:
-                hooks.behind(module, self._keep_rows)
+                hooks.behind(module, partial(self._keep, places))
         hooks.before(block, self._begin)
         hooks.behind(block, self._end)
         return layer
@@ -191,26 +186,29 @@ class Recorder:
 
     def _keep(
         self,
-        place: int,
+        places: Iterable[int],
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        output: Any = None,
+        output: Any,
     ) -> None:
-        if self.calls in self.wanted:
-            value = [*args, *kwargs.values()][0] if place == INPUT else _at(output, place)
-            if isinstance(value, Tensor):
+        if self.calls not in self.wanted:
+            return
+        x = [*args, *kwargs.values()][0]
+        for place in places:
+            value = x if place == INPUT else _at(output, max(place, 0))
+            if place == SOME_ROWS:
+                self._keep_rows(module, x, value)
+            elif isinstance(value, Tensor):
                 self.seen.setdefault((module, place), []).append(value.detach())
 
-    def _keep_rows(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def _keep_rows(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
         """Keep some rows of a call, evenly spread; a chunked block makes several calls."""
         kept = self.rows.get(module)
-        if self.calls not in self.wanted or (kept is not None and len(kept.input) >= ROWS):
+        if kept is not None and len(kept.input) >= ROWS:
             return
         tables = []
-        for tensor in ([*args, *kwargs.values()][0], _at(output, 0)):
+        for tensor in (x, y):
             table = tensor.detach().reshape(-1, tensor.shape[-1])
             # A view would keep the whole tensor alive.
             tables.append(table[:: max(1, len(table) // ROWS)][:ROWS].clone())
@@ -395,39 +393,26 @@ def plain_options(model: nn.Module) -> dict[str, Any]:
     return {"use_cache": False} if "use_cache" in named else {}
 
 
-@contextmanager
-def without_autocast(device: torch.device) -> Iterator[None]:
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Switch a caller's autocast off; a device that knows none (meta) needs nothing.
 
     It would run the model in one precision and the algebra in another.
     """
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        yield
-        return
-    with torch.autocast(device.type, enabled=False):
-        yield
+    is_on = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if is_on else nullcontext()
 
 
 def trace(
-    adapter: Adapter,
-    inputs: dict[str, Tensor],
-    layers: Sequence[int],
-    consume: Consumer,
-    *,
-    spread: bool = False,
-    then: Callable[[], object] | None = None,
+    adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
 ) -> None:
     """Run the model on `inputs` and pass the trace of each wanted layer to `consume`.
 
-    Other threads that trace the same model wait until this one is through, with what it has to do
-    `then`, too. With `spread` its layers may lie on several devices, each on one.
+    Other threads that trace the same model wait until this one is through.
     """
 
     def run() -> None:
         with reading(adapter.model, adapter):
-            run_traced(adapter, adapter.model, inputs, layers, consume, spread=spread)
-            if then is not None:
-                then()
+            run_traced(adapter, adapter.model, inputs, layers, consume)
 
     exclusive(adapter.model, run)
 
