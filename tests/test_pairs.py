@@ -304,7 +304,8 @@ def test_wrong_sound_is_one_line(arguments, message, whisper):
         ({"text": [5]}, r"a source, or a pair \(source, target\), got 5"),
         ({"text": [["the"], ["la"]]}, r"words stand in lists"),
         ({"text": ["the"], "input_ids": [5]}, "one of the two"),
-        ({"text": "the", "target": "la", "token_type_ids": [0]}, "no token types"),
+        ({"text": "the", "target": "la", "token_type_ids": [0]}, "belongs to token ids"),
+        ({"input_ids": [5], "target": "la", "token_type_ids": [0]}, "no token types"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, lens):

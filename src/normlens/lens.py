@@ -29,13 +29,13 @@ from normlens.inputs.encode import (
     encode_one,
     encode_pairs,
 )
-from normlens.inputs.signals import Signal, takes_signals
+from normlens.inputs.signals import Signal
 from normlens.inputs.text import Encoded, Side, Text, Texts, Tokenizer
 from normlens.layers import Layer
 from normlens.loading.sentences import Pooling
 from normlens.models import adapt
 from normlens.models.base import read_head
-from normlens.models.parts import TwoStacks
+from normlens.models.parts import SignalEncoder, TwoStacks
 from normlens.models.reading import execution_device
 from normlens.models.unwrapping import name_of_model
 from normlens.options import (
@@ -162,8 +162,12 @@ class Lens:
         self.model: nn.Module = self.adapter.model
         given = None if tokenizer is False else tokenizer
         #: What makes a model's input of pictures or sound; models that read text have a tokenizer.
-        self.processor: Tokenizer | None = given if takes_signals(self) else None
-        self.tokenizer = None if takes_signals(self) else given
+        self.processor: Tokenizer | None = None
+        self.tokenizer: Tokenizer | None = None
+        if isinstance(self.adapter, SignalEncoder):
+            self.processor = given
+        else:
+            self.tokenizer = given
         self.name = name or name_of_model(self.adapter.whole)  # shown in every result
         #: Where the model is from, which may be a path: for runs, which load it again.
         self.source = source or name_of_model(self.adapter.whole, path=True)
@@ -454,7 +458,7 @@ class Lens:
         chosen = CosineOptions(**options)
         pairs, many = text_pairs(a, b)
         check_texts(pairs, self.pooling)
-        if takes_signals(self):
+        if isinstance(self.adapter, SignalEncoder):
             raise InputError(f"{self.name} reads pictures or sound; cosines are of two texts")
         encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))

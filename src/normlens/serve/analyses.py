@@ -480,14 +480,13 @@ def _check_length(tokens: int, most: int, side: str, model: str) -> None:
 
 def _check_page_shows(lens: Lens, name: str) -> None:
     """Raise for a model whose maps the page cannot show."""
-    from normlens.inputs.signals import takes_signals
-    from normlens.models.parts import TwoStacks
+    from normlens.models.parts import SignalEncoder, TwoStacks
     from normlens.pipeline.call import layers_by_stack
 
     stacks = [lens.layers]
     if isinstance(lens.adapter, TwoStacks):
         stacks = list(layers_by_stack(lens.adapter, lens.layers).values())
-    if takes_signals(lens):
+    if isinstance(lens.adapter, SignalEncoder):
         raise UnsupportedModelError(
             f"{name} reads pictures or sound, and the page of a server takes texts; "
             "`normlens map --image … --out maps.html` writes a page of one picture"
