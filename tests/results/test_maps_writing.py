@@ -18,10 +18,10 @@ from unlike_examples import _own_registry, reader, unlike  # noqa: F401
 
 import normlens
 from normlens import Maps, cli
-from normlens import lens as writing
 from normlens.errors import InputError, MapsFileError, OutputError
 from normlens.layers import Reach
 from normlens.models.tiny import tiny_families, tiny_model
+from normlens.pipeline import call as writing
 from normlens.pipeline.collector import Collector, LargeResults
 from normlens.results import files as growing_file
 
