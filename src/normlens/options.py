@@ -384,7 +384,7 @@ class AnalysisOptions:
         ):
             if asked:
                 raise InputError(
-                    f"`{what}` is for one layer and its own sources, not for the way from the input "
+                    f"`{what}` is for one layer and its own sources, not the way from the input "
                     f"tokens; leave it out, or take origin={LAYER!r}"
                 )
 
