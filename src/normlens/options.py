@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, TypeVar
 
 from normlens import scopes as scope_names
@@ -190,6 +191,7 @@ def options_of(kind: Any) -> dict[str, Option]:
     return {item.name: option for item in fields(kind) if (option := option_of(item)) is not None}
 
 
+@cache
 def names_of(kind: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields."""
     return tuple(item.name for item in fields(kind))
@@ -247,8 +249,8 @@ def split_keywords(given: Mapping[str, Any], kind: Any) -> tuple[dict[str, Any],
 
 def keep_iterators(options: Any) -> None:
     """Replace generators by lists, because each stack of a model reads the options again."""
-    for name in names_of(type(options)):
-        if isinstance(value := getattr(options, name), Iterator):
+    for name, value in vars(options).items():
+        if isinstance(value, Iterator):
             object.__setattr__(options, name, list(value))
 
 
@@ -396,8 +398,8 @@ class AnalysisOptions:
             heads=self.heads,
             statistics=self.statistics,
             memory_limit=parse_bytes(self.memory_limit) or DEFAULT_LIMIT,
-            samples=whole(self.samples, "samples"),
-            seed=whole(self.seed, "seed"),
+            samples=int(self.samples),
+            seed=int(self.seed),
             precision=self.precision,
         )
 

@@ -131,7 +131,7 @@ def _picture(lens: Lens, picture: Any) -> Encoded:
     if values.dim() != 3 or len(values) != channels or not values.numel():
         raise InputError(
             f"pixel_values has shape {tuple(values.shape)}; {lens.name} takes ({channels}, "
-            "height, width), or a batch of them alone"
+            "height, width), or a batch of them"
         )
     if not values.is_floating_point():
         raise InputError(
@@ -250,7 +250,7 @@ def _sound(lens: Lens, sound: Any, rate: int | None) -> Encoded:
     if values.dim() != 1 or not values.numel() or not values.is_floating_point():
         raise InputError(
             f"input_values has shape {tuple(values.shape)} and holds {values.dtype}; "
-            f"{lens.name} takes floating-point samples (samples,), or a batch of them alone"
+            f"{lens.name} takes floating-point samples (samples,), or a batch of them"
         )
     values = _finite(values, "input_values")
     frames = adapter.frames(len(values))

@@ -167,7 +167,7 @@ def allowed_pairs(
     own: dict[Reach, NDArray[np.bool_]] = {}
     for mask, (reach, reads) in zip(masks, readings[: len(masks)], strict=True):
         if reach not in own:
-            own[reach] = reach.array(n)
+            own[reach] = reach.mask(n).numpy()
         mask[:, :others], mask[:, others:] = reads, own[reach]
     return np.broadcast_to(masks, shape) if shared else masks
 
