@@ -131,6 +131,12 @@ class Reach:
             pairs += far * n - far * (far + 1) // 2
         return pairs
 
+    def then(self, other: Reach) -> Reach:
+        """How far a target sees through this reach and another one behind it."""
+        back = None if self.back is None or other.back is None else self.back + other.back
+        ahead = None if self.ahead is None or other.ahead is None else self.ahead + other.ahead
+        return Reach(back, ahead)
+
     def sources(self, first: int, last: int, n: int) -> tuple[int, int]:
         """The half-open range of sources that any target in [first, last) may see."""
         start = 0 if self.back is None else max(0, first - self.back)

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
-from functools import cache
 from typing import Any, TypeVar
 
 from normlens import scopes as scope_names
@@ -191,7 +190,6 @@ def options_of(kind: Any) -> dict[str, Option]:
     return {item.name: option for item in fields(kind) if (option := option_of(item)) is not None}
 
 
-@cache
 def names_of(kind: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields."""
     return tuple(item.name for item in fields(kind))

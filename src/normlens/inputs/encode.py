@@ -211,11 +211,7 @@ def encode_target(
     """A target alone, as the decoder reads it."""
     reader = reader_of(lens, TARGET, max_length)
     encoded = _shifted(_two_stacks(lens), reader.read(target, truncate), lens.tokenizer)
-    if reader.limit is not None and len(encoded) > reader.limit:
-        raise InputError(
-            f"the target has {len(encoded)} tokens with the one that starts it, and the model "
-            f"takes at most {reader.limit}; shorten it"
-        )
+    reader.check(encoded.ids, "the target with the token that starts it", "; shorten it")
     return encoded
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import InputError, MissingDependencyError, reason_of
+from normlens.errors import IMAGES, InputError, check_installed, reason_of
 from normlens.inputs.text import Encoded
 from normlens.models.parts import (
     USUAL_RATE,
@@ -150,13 +150,9 @@ def _picture(lens: Lens, picture: Any) -> Encoded:
 
 def opened(picture: Any, name: str) -> PILImage:
     """A PIL image, an array or a file as a picture in RGB, turned as its camera says."""
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise MissingDependencyError(
-            "pictures need Pillow; run: pip install 'normlens[viz]', or pass pixel_values as a "
-            "tensor"
-        ) from error
+    check_installed(IMAGES, instead=", or pass pixel_values as a tensor")
+    from PIL import Image, ImageOps
+
     if isinstance(picture, (str, os.PathLike)):
         path = Path(picture)
         try:
@@ -269,20 +265,15 @@ def encode_features(lens: Lens, given: Any) -> tuple[list[Encoded], bool]:
         features = torch.as_tensor(given, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         features = torch.empty(0)
-    bins = adapter.config.num_mel_bins
-    if features.dim() not in (2, 3) or features.shape[-2] != bins or not features.numel():
+    # Two time steps of the features make one frame, of 20 ms.
+    bins, frames = adapter.config.num_mel_bins, adapter.max_source_positions() or 0
+    if features.dim() not in (2, 3) or features.shape[-2:] != (bins, 2 * frames):
         raise InputError(
             f"input_features has shape {tuple(features.shape)}; {lens.name} takes ({bins} mel "
-            "bins, time steps), or a batch of them"
+            f"bins, {2 * frames} time steps), or a batch of them; shorter sound is padded by its "
+            "feature extractor"
         )
-    # Two time steps of the features make one frame, of 20 ms.
-    frames = adapter.max_source_positions() or 0
     tokens = [f"{k * 0.02:.2f}s" for k in range(frames)]
-    if features.shape[-1] != 2 * frames:
-        raise InputError(
-            f"input_features has {features.shape[-1]} time steps; {lens.name} takes "
-            f"{2 * frames}, shorter sound is padded by its feature extractor"
-        )
     many = features.dim() == 3
     return [
         Encoded(list(range(frames)), tokens, [False] * frames, signal=one)

@@ -132,7 +132,7 @@ class Reader:
             raise InputError(f"the tokenizer makes no token of {shown!r}; give at least one word")
         if truncate and not is_text and self.limit is not None:
             encoded = _cut(encoded, self.limit)
-        self._check(
+        self.check(
             encoded.ids,
             f"the {self.name}",
             "; shorten it, or accept its beginning with truncate=True (--truncate)",
@@ -161,7 +161,7 @@ class Reader:
             ids = row[kept]
             if not ids:
                 raise InputError("input_ids has an empty sequence; give at least one token")
-            self._check(ids, "input_ids")
+            self.check(ids, "input_ids")
             types = None if token_type_ids is None else kind[kept]
             special = [token in special_ids for token in ids]
             padding = row[: kept.start], row[kept.stop :]
@@ -231,7 +231,7 @@ class Reader:
             ids, tokens_of(ids, self.tokenizer), special, None, of_tokens, list(labels), text
         )
 
-    def _check(self, ids: Sequence[int], what: str, instead: str = "") -> None:
+    def check(self, ids: Sequence[int], what: str, instead: str = "") -> None:
         """Raise for token ids that the model does not have, or for more of them than it takes."""
         if self.limit is not None and len(ids) > self.limit:
             raise InputError(
@@ -310,19 +310,16 @@ def words_of(
 
 def _tokens_in(mask: list[int]) -> slice:
     """The positions of the tokens: one run of ones, with padding before or behind it."""
-    other = next((value for value in mask if value not in (0, 1)), None)
-    if other is not None:
-        raise InputError(f"attention_mask holds {other}; it says 1 for a token and 0 for padding")
-    if 1 not in mask:
-        return slice(0)
-    start, stop = mask.index(1), len(mask) - mask[::-1].index(1)
-    if 0 in mask[start:stop]:
-        raise InputError(
-            f"attention_mask has a 0 at position {start + mask[start:stop].index(0)}, between "
-            "tokens; NormLens analyses whole sequences, so mask padding at the ends only, and "
-            "leave tokens out of input_ids to analyse the text without them"
-        )
-    return slice(start, stop)
+    first, last = (mask.index(1), mask[::-1].index(1)) if 1 in mask else (0, len(mask))
+    tokens = slice(first, len(mask) - last)
+    for position, value in enumerate(mask):
+        if value != (tokens.start <= position < tokens.stop):
+            raise InputError(
+                f"attention_mask has a {value} at position {position}, between tokens; it is 1 for "
+                "tokens and 0 for padding, at the ends only: leave tokens out of input_ids to "
+                "analyse the text without them"
+            )
+    return tokens
 
 
 def _rows(values: Any, what: str) -> tuple[list[list[int]], bool]:

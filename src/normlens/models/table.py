@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from normlens.errors import InputError, UnsupportedModelError, reason_of
-from normlens.layers import Attention, Experts, FeedForward, Layer, Norm, ParallelFeedForward, Step
+from normlens.layers import (
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    Norm,
+    ParallelFeedForward,
+    Projection,
+    Step,
+)
 from normlens.models import supported_families
 from normlens.models.parts import ImageEncoder, SignalEncoder
 from normlens.models.refusals import refusal
@@ -34,7 +43,7 @@ def _traits(layers: Sequence[Layer]) -> Iterable[str]:
     norms += [s.norm for s in steps if isinstance(s, ParallelFeedForward) and s.norm is not None]
     for norm in norms:
         yield "no norms" if norm.eps is None else "LayerNorm" if norm.centred else "RMSNorm"
-    if any(layer.projections for layer in layers):
+    if any(isinstance(step, Projection) for step in steps):
         yield "bottlenecks"
     if any(sum(isinstance(step, FeedForward) for step in layer.steps) > 1 for layer in layers):
         yield "several blocks"

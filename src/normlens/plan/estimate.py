@@ -15,7 +15,8 @@ from normlens.frozen.parts import gram_memory, gram_operations
 from normlens.frozen.stage import kernel_precision
 from normlens.frozen.tiles import is_supported, kernel_slots
 from normlens.gpu.sizes import SPLIT_PRODUCTS, kernels_run_on
-from normlens.inputs.text import Encoded
+from normlens.inputs.encode import reader_of
+from normlens.inputs.text import SOURCE, TARGET, TEXT, Encoded
 from normlens.layers import Attention, Branch, FeedForward, Linear, Norm, Reach, Residual, blocks_of
 from normlens.lens import Lens
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
@@ -80,32 +81,30 @@ class Estimate:
 
     def check(self) -> None:
         """Raise for lengths, a memory limit or a rule that the call would be refused for."""
-        lens, tokens, target_tokens = self.lens, self.tokens, self.target_tokens
-        item = source = Encoded([], [""] * tokens, [])
-        limits = {"": (tokens, lens.max_tokens)}
-        if not isinstance(lens.adapter, TwoStacks):
-            if target_tokens is not None:
+        lens, adapter, lengths = self.lens, self.lens.adapter, {TEXT: self.tokens}
+        item = source = Encoded([], [""] * self.tokens, [])
+        if isinstance(adapter, TwoStacks):
+            if self.target_tokens is None:
                 raise InputError(
-                    f"--target-tokens is for encoder–decoders; {lens.name} reads one text"
+                    f"{lens.name} is an encoder–decoder; give the length of its target with "
+                    "--target-tokens"
                 )
-        elif target_tokens is None:
-            raise InputError(
-                f"{lens.name} is an encoder–decoder; give the length of its target with "
-                "--target-tokens"
-            )
-        else:
-            frames = lens.adapter.max_source_positions()
-            if lens.adapter.hears and tokens != frames:
+            lengths = {SOURCE: self.tokens, TARGET: self.target_tokens}
+            item = Encoded([], [""] * self.target_tokens, [], source=source)
+            frames = adapter.max_source_positions()
+            if adapter.hears and self.tokens != frames:
                 raise InputError(
                     f"{lens.name} hears its source, which always has {frames} frames; give "
                     f"--tokens {frames}"
                 )
-            target = (target_tokens, lens.max_tokens)
-            limits = {" in its source": (tokens, frames), " in its target": target}
-            item = Encoded([], [""] * target_tokens, [], source=source)
-        for where, (count, most) in limits.items():
+        elif self.target_tokens is not None:
+            raise InputError(f"--target-tokens is for encoder–decoders; {lens.name} reads one text")
+        for name, count in lengths.items():
+            most = reader_of(lens, name).limit
             if most is not None and count > most:
-                raise InputError(f"{lens.name} takes at most {most} tokens{where}, not {count}")
+                raise InputError(
+                    f"{lens.name} takes at most {most} tokens in its {name}, not {count}"
+                )
         if self.options.memory_limit is not None:
             for stack in self.stacks:
                 check_memory_limit(lens, stack, [item])

@@ -446,13 +446,12 @@ class ServedModels:
 
     def _read(self, lens: Lens, question: AnalysisRequest | ExplanationRequest) -> Encoded:
         """The text or texts of a question, tokenised; without a target the model generates one."""
-        from normlens.inputs.encode import encode_pair
+        from normlens.inputs.encode import can_generate, encode_pair
 
         if not lens.two_stacks:
             pair = question.pair
             return self._encode(lens, question.text if pair is None else (question.text, pair))
-        can_generate = getattr(lens.adapter.whole, "can_generate", lambda: False)
-        if question.target_text is None and not can_generate():
+        if question.target_text is None and not can_generate(lens):
             raise InputError(f"{lens.name} has no head that could generate a target text; type one")
         encoded = encode_pair(lens, (question.text, question.target_text), truncate=False)
         for side, sequence in zip(("text", "target text"), encoded.sequences, strict=True):
