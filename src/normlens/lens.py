@@ -23,7 +23,7 @@ from normlens.inputs.encode import (
     RawInput,
     SourceTarget,
     check_stacks,
-    encode_any,
+    encode_input,
     encode_one,
     encode_pairs,
 )
@@ -264,7 +264,7 @@ class Lens:
         check_keywords(Lens.maps, options)
         inputs, others = split_keywords(options, RawInput)
         chosen = AnalysisOptions(**others)
-        items, many = encode_any(self, RawInput(text, target, **inputs))
+        items, many = encode_input(self, RawInput(text, target, **inputs))
         warn_of_padding(self, items)
         if out is not None and many:
             raise InputError("`out` takes the maps of one text; call it for each of several")
@@ -359,7 +359,7 @@ class Lens:
             )
         else:
             given = replace(given, target=None)  # here it is the word that is explained
-        items, many = encode_any(self, given)
+        items, many = encode_input(self, given)
         warn_of_padding(self, items)
         with layers_shown(progress, self.device.type) as advance:
             return ask(

@@ -65,7 +65,7 @@ class RawInput:
                 )
 
 
-def encode_any(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
+def encode_input(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     """Inputs as the model takes them, and whether they were given as a list."""
     return (encode_pairs if lens.two_stacks else encode_one)(lens, given)
 

@@ -314,10 +314,11 @@ def _tokens_in(mask: list[int]) -> slice:
     tokens = slice(first, len(mask) - last)
     for position, value in enumerate(mask):
         if value != (tokens.start <= position < tokens.stop):
+            where = "between tokens" if value == 0 else "which is neither 0 nor 1"
             raise InputError(
-                f"attention_mask has a {value} at position {position}, between tokens; it is 1 for "
-                "tokens and 0 for padding, at the ends only: leave tokens out of input_ids to "
-                "analyse the text without them"
+                f"attention_mask has {value} at position {position}, {where}; it is 1 for tokens "
+                "and 0 for padding, at the ends only: leave tokens out of input_ids to analyse the "
+                "text without them"
             )
     return tokens
 
