@@ -107,11 +107,6 @@ def head_product_elements(heads: int, d_head: int, m: int, projections: int) -> 
     return projections * heads * d_head * m
 
 
-def row_operations(sources: int, heads: int, width: int, m: int, projections: int) -> int:
-    """Operations of Q_jh from vectors of `width` numbers: d for U, d_head with head products."""
-    return 2 * sources * projections * heads * width * m
-
-
 # The feed-forward stage by PyTorch: tiles, one matrix per target, or sampled players.
 #
 # Operations for one sequence and layer, with `pairs` allowed (target, source) pairs:

@@ -72,12 +72,10 @@ class Estimate:
         return [PlannedLayer(self, index, name) for index, name in enumerate(names)]
 
     @cached_property
-    def chosen(self) -> list[list[PlannedLayer]]:
-        """The layers that are asked for, stack by stack."""
-        return [
-            [self.layers[stack.first + index] for index in stack.request.layers]
-            for stack in self.stacks
-        ]
+    def chosen(self) -> list[PlannedLayer]:
+        """The layers that are asked for."""
+        places = [stack.first + index for stack in self.stacks for index in stack.request.layers]
+        return [self.layers[place] for place in places]
 
     def check(self) -> None:
         """Raise for lengths, a memory limit or a rule that the call would be refused for."""
@@ -108,36 +106,33 @@ class Estimate:
         if self.options.memory_limit is not None:
             for stack in self.stacks:
                 check_memory_limit(lens, stack, [item])
-        if self.options.nonlinearity == SHAPLEY:
-            sampled = [
-                each for layers in self.chosen for each in layers if each.reaches_feed_forward
-            ]
-            if any(each.layer.by_source for each in sampled):
-                raise InputError(NOT_BY_SOURCE)
-            if any(each.layer.experts for each in sampled):
-                raise InputError(NOT_FOR_EXPERTS)
-            if any(len(each.groups) > 1 for each in sampled):
-                raise InputError(
-                    "the cost of Shapley values is known for layers with one attention only"
-                )
+        for planned in self.chosen if self.options.nonlinearity == SHAPLEY else ():
+            layer, reason = planned.layer, ""
+            if layer.by_source or layer.experts:
+                reason = NOT_BY_SOURCE if layer.by_source else NOT_FOR_EXPERTS
+            elif len(planned.groups) > 1:
+                reason = "the cost of Shapley values is known for layers with one attention only"
+            if reason and planned.reaches_feed_forward:
+                raise InputError(reason)
 
     @property
     def operations(self) -> dict[str, int]:
         """Multiplications and additions of matrix products."""
         forward = sum(layer.forward_operations() for layer in self.layers)
         total = Counter({"forward pass": self.batch * forward})
-        for layers in self.chosen:
-            for layer in layers:
-                total.update(layer.operations())
+        for layer in self.chosen:
+            total.update(layer.operations())
         return dict(total)
 
     @property
     def memory(self) -> dict[str, int]:
         """Bytes of the model, of the largest layer (only one's tensors are alive), and of maps."""
-        memories = [layer.memory() for layers in self.chosen for layer in layers]
-        worst = max(memories, key=lambda items: sum(items.values()))
+        worst = max(
+            (layer.memory() for layer in self.chosen), key=lambda items: sum(items.values())
+        )
         results = 0
-        for stack, layers in zip(self.stacks, self.chosen, strict=True):
+        for stack in self.stacks:
+            layers = [layer for layer in self.chosen if layer.stack == stack.name]
             maps = len(stack.request.scopes)
             if self.options.heads:
                 maps += 2 * max(sum(group.heads for group in layer.groups) for layer in layers)
@@ -162,18 +157,18 @@ class Estimate:
     @property
     def stages(self) -> list[SourceGroup]:
         """The feed-forward stages of the first layer of each stack that has one."""
-        staged = [
-            [layer for layer in layers if layer.reaches_feed_forward] for layers in self.chosen
-        ]
-        return [group for layers in staged for layer in layers[:1] for group in layer.groups]
+        first: dict[str, list[SourceGroup]] = {}
+        for layer in self.chosen:
+            if layer.reaches_feed_forward:
+                first.setdefault(layer.stack, layer.groups)
+        return [group for groups in first.values() for group in groups]
 
     @property
     def published(self) -> int:
         """Bytes of one layer's n×n×H×d tensor."""
         numbers = max(
             layer.d * sum(group.heads * layer.n * group.sources for group in layer.groups)
-            for layers in self.chosen
-            for layer in layers
+            for layer in self.chosen
         )
         return self.batch * numbers * self.lens.compute_dtype.itemsize
 
@@ -306,15 +301,13 @@ class SourceGroup:
         """Operations of the rows of the sources that are mixed."""
         if self.plan.method == MATRICES or self.at.layer.experts:
             return 0
-        m, k = self.shape.m, self.shape.projections
-        formed, width, products, sources = 0, self.d, 1, self.sources
+        width = self.d_head if self.forms_head_products else self.d  # of what rows come from
+        row = 2 * self.shape.projections * self.heads * width * self.shape.m
+        formed = self.d * row if self.forms_head_products else 0
+        products, sources = 1, self.sources
         if self.at.is_fused:
             products, sources = self.at.precision.products, self.blocks * self.n
-        if self.forms_head_products:
-            width = self.d_head
-            formed = 2 * self.d * costs.head_product_elements(self.heads, width, m, k)
-        tokens = self.batch * sources
-        return formed + products * costs.row_operations(tokens, self.heads, width, m, k)
+        return formed + products * self.batch * sources * row
 
     def pairs(self) -> int:
         """Operations of the kernels, if all neurons are active, or of all pairs in the tiles."""
@@ -495,8 +488,7 @@ class PlannedLayer:
         own, n, b, d = self.groups[0], self.n, self.call.batch, self.d
         m, k = own.shape.m, own.shape.projections
         blocks = -(-n // own.sampled_targets)
-        players = blocks * costs.row_operations(n, own.heads, d, m, k)
-        players += 2 * n * n * own.heads * m * k
+        players = 2 * n * own.heads * m * k * (blocks * d + n)
         # Orders are elementwise; W_down multiplies their mean, and a gradient of each norm, once.
         gradients = self.scopes_behind if self.settings.samples > 1 else 0
         products = 2 * n * m * d * (n + 1 + gradients * n)
