@@ -557,7 +557,7 @@ def test_analysing_encoded_sequences_is_what_maps_does(lens):
         ({"precision": "float8"}, "bfloat16"),
         ({"samples": 2.5}, "samples must be a whole number"),
         ({"seed": True}, "seed must be a whole number"),
-        ({"batch_size": "big"}, "a number or 'auto'"),
+        ({"batch_size": "big"}, "a number from 1 or 'auto'"),
         ({"memory_limit": "much"}, "not a size"),
     ],
 )

@@ -268,7 +268,7 @@ def test_a_target_that_begins_with_the_start_token_is_not_shifted(whisper):
         ({"text": "la", "target": "la"}, "hears its source; pass input_features"),
         ({"input_ids": [5], "target": "la"}, "hears its source"),
         ({"input_features": np.ones((5, 18)), "target": "la"}, r"shape \(5, 18\).*6 mel bins"),
-        ({"input_features": np.ones((6, 17)), "target": "la"}, "17 time steps.*takes 18"),
+        ({"input_features": np.ones((6, 17)), "target": "la"}, r"shape \(6, 17\).*18 time steps"),
         ({"input_features": "sound", "target": "la"}, "6 mel bins"),
         ({"input_features": np.ones((2, 6, 18)), "target": "la"}, "2 sources and 1 targets"),
     ],
@@ -304,7 +304,8 @@ def test_wrong_sound_is_one_line(arguments, message, whisper):
         ({"text": [5]}, r"a source, or a pair \(source, target\), got 5"),
         ({"text": [["the"], ["la"]]}, r"words stand in lists"),
         ({"text": ["the"], "input_ids": [5]}, "one of the two"),
-        ({"text": "the", "target": "la", "token_type_ids": [0]}, "no token types"),
+        ({"text": "the", "target": "la", "token_type_ids": [0]}, "belongs to token ids"),
+        ({"input_ids": [5], "target": "la", "token_type_ids": [0]}, "no token types"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, lens):

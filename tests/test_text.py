@@ -372,7 +372,7 @@ def test_padding_may_stand_at_either_end(mask, lens):
     np.testing.assert_array_equal(found["FF"], lens.maps(input_ids=[7, 8, 9])["FF"])
 
 
-@pytest.mark.parametrize(("mask", "words"), [([1, 2], "holds 2"), ([-1, 1], "holds -1")])
+@pytest.mark.parametrize(("mask", "words"), [([1, 2], "has 2"), ([-1, 1], "has -1")])
 def test_a_mask_of_other_numbers_is_refused(mask, words, lens):
     with pytest.raises(InputError, match=words):
         lens.maps(input_ids=[[3, 4]], attention_mask=[mask])

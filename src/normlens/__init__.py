@@ -28,25 +28,18 @@ if TYPE_CHECKING:
 
 # torch and transformers take seconds to import: a name brings its module when it is first used.
 _HOMES = {
-    "Adapter": "normlens.models.base",
-    "Cosine": "normlens.results.explanation",
-    "Explanation": "normlens.results.explanation",
-    "Explanations": "normlens.results.explanation",
-    "Lens": "normlens.lens",
-    "Maps": "normlens.results.maps",
-    "ablate": "normlens.ablation.ablate",
-    "align": "normlens.alignment.align",
-    "evaluate": "normlens.faithfulness.evaluate",
-    "load": "normlens.loading.load",
-    "open": "normlens.results.store",
-    "register": "normlens.models.base",
-    "resume": "normlens.corpus.runs.runs",
-    "run": "normlens.corpus.runs.runs",
-    "Run": "normlens.corpus.runs.results",
+    "normlens.ablation.ablate": ("ablate",),
+    "normlens.alignment.align": ("align",),
+    "normlens.corpus.runs.results": ("Run",),
+    "normlens.corpus.runs.runs": ("resume", "run"),
+    "normlens.faithfulness.evaluate": ("evaluate",),
+    "normlens.lens": ("Lens",),
+    "normlens.loading.load": ("load",),
+    "normlens.models.base": ("Adapter", "register"),
+    "normlens.results.explanation": ("Cosine", "Explanation", "Explanations"),
+    "normlens.results.maps": ("Maps",),
+    "normlens.results.store": ("open",),
 }
-
-#: Modules that are reached as attributes without being imported first.
-_MODULES = {"rollouts": "normlens.explain.rollouts"}
 
 __all__ = [
     "Adapter",
@@ -71,12 +64,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(_MODULES[name])
-    if name not in _HOMES:
-        raise AttributeError(f"module 'normlens' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    if name == "rollouts":
+        return import_module("normlens.explain.rollouts")
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'normlens' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_MODULES})
+    return sorted({*globals(), *__all__})

@@ -192,17 +192,14 @@ def check_installed(*needs: Need, extra: str | None = None, instead: str = "") -
 
 def extra_for(modules: Iterable[str], preferred: str | None = None) -> str:
     """The extra that brings all of these modules, or the extras that do together."""
-    wanted = set(modules)
+    wanted, chosen = set(modules), list[str]()
     for extra in [preferred, *EXTRAS] if preferred else EXTRAS:
         if wanted <= set(EXTRAS[extra]):
             return extra
-    chosen = []
-    while wanted:
-        extra = max(EXTRAS, key=lambda name: len(wanted & set(EXTRAS[name])))
-        if not wanted & set(EXTRAS[extra]):
-            raise KeyError(f"no extra brings {sorted(wanted)}")
-        chosen.append(extra)
-        wanted -= set(EXTRAS[extra])
+    for extra in sorted(EXTRAS, key=lambda name: -len(wanted & set(EXTRAS[name]))):
+        if wanted & set(EXTRAS[extra]):
+            chosen.append(extra)
+            wanted -= set(EXTRAS[extra])
     return ",".join(chosen)
 
 
@@ -215,19 +212,6 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-
-
-def parse_json_line(line: str) -> Any:
-    """The value of a line of JSON as `parse_json` gives it, in half the time for a sound line."""
-    try:
-        value, end = _raw_decode(line)
-    except (ValueError, RecursionError):
-        return parse_json(line)  # which says what is wrong
-    return value if line[end:] in _ENDS else parse_json(line)
-
-
-_raw_decode = json.JSONDecoder().raw_decode
-_ENDS = ("\n", "\r\n", "")
 
 
 # Errors that mean too little memory, whoever raises them, as one line that says what to do.

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens.gpu.lazy_tensor import formed
@@ -120,21 +118,10 @@ class Reach:
 
     def mask(self, n: int, device: torch.device | None = None) -> Tensor:
         """Which (target, source) pairs attention allows, as (n, n) booleans."""
-        position = torch.arange(n, device=device)
-        offset = position[None, :] - position[:, None]  # j − i
-        allowed = torch.ones_like(offset, dtype=torch.bool)
-        if self.back is not None:
-            allowed &= offset >= -self.back
+        allowed = torch.ones(n, n, dtype=torch.bool, device=device)
         if self.ahead is not None:
-            allowed &= offset <= self.ahead
-        return allowed
-
-    def array(self, n: int) -> NDArray[np.bool_]:
-        """The mask as NumPy makes it, by one thread: others may be busy with what a GPU sends."""
-        allowed = np.tri(n, k=n if self.ahead is None else self.ahead, dtype=bool)
-        if self.back is not None:
-            allowed &= ~np.tri(n, k=-self.back - 1, dtype=bool)
-        return allowed
+            allowed = allowed.tril(self.ahead)
+        return allowed if self.back is None else allowed.triu(-self.back)
 
     def pairs(self, n: int) -> int:
         """How many pairs the mask allows."""
@@ -146,11 +133,9 @@ class Reach:
 
     def then(self, other: Reach) -> Reach:
         """How far a target sees through this reach and another one behind it."""
-
-        def far(a: int | None, b: int | None) -> int | None:
-            return None if a is None or b is None else a + b
-
-        return Reach(far(self.back, other.back), far(self.ahead, other.ahead))
+        back = None if self.back is None or other.back is None else self.back + other.back
+        ahead = None if self.ahead is None or other.ahead is None else self.ahead + other.ahead
+        return Reach(back, ahead)
 
     def sources(self, first: int, last: int, n: int) -> tuple[int, int]:
         """The half-open range of sources that any target in [first, last) may see."""
@@ -362,7 +347,6 @@ class Layer:
         blocks: list[FeedForward | Experts] = []
         before: list[Linear] = []  # of projections: before the attention, and behind it
         behind: list[Linear] = []
-        open_branches = 0
         for step in self.steps:
             if isinstance(step, Attention):
                 attentions.append(step)
@@ -376,17 +360,15 @@ class Layer:
                 if step.through and attentions:
                     raise ValueError("a Branch has steps of its own only before the Attention")
                 before += [each.linear for each in step.through if isinstance(each, Projection)]
-                open_branches += 1
-            elif isinstance(step, Residual):
-                open_branches -= 1
+        kinds = [type(step) for step in self.steps]
+        if kinds.count(Branch) != kinds.count(Residual):
+            raise ValueError("a layer needs one Branch for each Residual")
         if not attentions:
             raise ValueError("a layer has an Attention")
-        if open_branches:
-            raise ValueError("a layer needs one Branch for each Residual")
-        #: Every attention, in order, and the first of them.
-        self.attentions, self.attention = tuple(attentions), attentions[0]
         if [step.source for step in attentions].count(None) > 1:
             raise ValueError("a layer has one Attention over its own tokens")
+        #: Every attention, in order, and the first of them.
+        self.attentions, self.attention = tuple(attentions), attentions[0]
         #: The first feed-forward block behind the attention, if there is one, and as experts.
         self.feed_forward = blocks[0] if blocks else None
         self.experts = self.feed_forward if isinstance(self.feed_forward, Experts) else None
@@ -398,11 +380,9 @@ class Layer:
                 "a layer with several FeedForward steps, or a Projection behind its Attention, has "
                 "one Attention and no Experts"
             )
-        #: The linear maps of every projection, those of branches included.
-        self.projections = before + behind
         #: The size of the vectors behind the layer, and of the widest on the way through it.
         self.d_model = (behind or [self.attention.output])[-1].weight.shape[1]
-        sizes = [max(linear.weight.shape) for linear in self.projections]
+        sizes = [max(linear.weight.shape) for linear in before + behind]
         self.width = max(self.attention.output.weight.shape[1], *sizes, 0)
 
     def to(self, dtype: torch.dtype, split: bool = False) -> Layer:

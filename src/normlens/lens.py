@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 import numpy as np
@@ -25,39 +23,43 @@ from normlens.inputs.encode import (
     RawInput,
     SourceTarget,
     check_stacks,
-    encode_any,
+    encode_input,
     encode_one,
     encode_pairs,
 )
-from normlens.inputs.signals import Signal, takes_signals
+from normlens.inputs.signals import Signal
 from normlens.inputs.text import Encoded, Side, Text, Texts, Tokenizer
 from normlens.layers import Layer
 from normlens.loading.sentences import Pooling
 from normlens.models import adapt
 from normlens.models.base import read_head
-from normlens.models.parts import TwoStacks
+from normlens.models.parts import SignalEncoder, TwoStacks
 from normlens.models.reading import execution_device
 from normlens.models.unwrapping import name_of_model
 from normlens.options import (
-    INPUT,
+    HALF,
     AnalysisOptions,
     CosineOptions,
     ExplainOptions,
     check_keywords,
-    expected_in_words,
+    cost_in_words,
     parse_bytes,
     shows_fields_of,
     split_keywords,
 )
 from normlens.pipeline.batches import check_finite, components_in_words, scopes_of
-from normlens.pipeline.call import Call, check_memory_limit, layers_by_stack, stacks_of
+from normlens.pipeline.call import (
+    Call,
+    check_memory_limit,
+    check_out,
+    layers_by_stack,
+    stacks_of,
+)
 from normlens.pipeline.comparisons import Float32Check, warn_of_padding
 from normlens.pipeline.progress import Progress, layers_shown
 from normlens.pipeline.recordings import Recordings
 from normlens.plan.costs import DEFAULT_PREPARED
-from normlens.results import store
 from normlens.results.explanation import Cosine, Explanation, Explanations
-from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
 
 if TYPE_CHECKING:
@@ -78,57 +80,6 @@ if TYPE_CHECKING:
     )
 
 
-# Maps of one long text that go to a file layer by layer, so that memory never holds them all.
-
-
-ENDING = ".safetensors"
-#: Bytes of a header that are kept for the provenance, the names of arrays and their checksums; for
-#: the layers that an array covers; and how often a token's label may stand in it, in JSON within
-#: JSON.
-ROOM, ROOM_OF_LAYER, LABELS = 1 << 17, 1 << 10, 8
-
-
-def check_request(items: Sequence[Encoded], origin: str, out: str | PathLike[str]) -> None:
-    """Raise unless these maps can be written to this file one layer after the other."""
-    path = Path(out)
-    if path.suffix.lower() != ENDING:
-        raise InputError(
-            f"`out` names a {ENDING} file, which maps are written to while they are computed, not "
-            f"{str(path)!r}; leave it out and export the maps for other formats"
-        )
-    if len(items) != 1:
-        raise InputError(
-            f"`out` takes the maps of one text, and {len(items)} are given; call it for each"
-        )
-    if origin == INPUT:
-        raise InputError(
-            f"with origin={INPUT!r} the maps of all layers are finished together, so that `out` "
-            "cannot take one after the other; leave it out and save the maps"
-        )
-
-
-def write_maps(call: Call, item: Encoded, out: str | PathLike[str], *, overwrite: bool) -> Maps:
-    """Write the maps of one text to a new file and return them; they stay there until used."""
-    path = fspath(out)
-    with store.writing(path, overwrite=overwrite) as temporary:
-        file = GrowingFile(temporary, _header_room(call, item))
-        (maps,) = replace(call, file=file).maps([item], 1)
-        tensors, header = store.saved(maps)
-        file.finish(tensors, header)
-        del maps, tensors  # their arrays are in the file that gets its name now
-    return store.open_as(Maps, path, mapped=True)
-
-
-def _header_room(call: Call, item: Encoded) -> int:
-    """Bytes that the header of a text's maps takes at most."""
-    labels = [
-        (each.tokens, each.ids, each.special, each.words, each.word_labels, each.text)
-        for each in item.sequences
-    ]
-    layers = sum(len(stack.request.layers) for stack in call.stacks)
-    return ROOM + ROOM_OF_LAYER * layers + LABELS * len(json.dumps(labels, default=str))
-
-
 # What a lens explains: scores and cosines, traced back to tokens.
 
 
@@ -136,9 +87,8 @@ def _header_room(call: Call, item: Encoded) -> int:
 Direction = Sequence[float] | torch.Tensor | NDArray[np.floating]
 #: One input, or several.
 Given: TypeAlias = Text | Texts | Side | list[SourceTarget] | Signal | list[Signal]
-#: The inputs that encoder–decoders alone have, and those that they do not have.
-OF_TWO_STACKS = ("decoder_input_ids", "decoder_attention_mask", "input_features")
-OF_ONE_STACK = ("token_type_ids", "sampling_rate")
+#: The inputs that encoder–decoders alone have.
+_OF_TWO_STACKS = ("decoder_input_ids", "decoder_attention_mask", "input_features")
 
 
 # A lens on a model: from texts, pictures and sound to maps.
@@ -162,8 +112,12 @@ class Lens:
         self.model: nn.Module = self.adapter.model
         given = None if tokenizer is False else tokenizer
         #: What makes a model's input of pictures or sound; models that read text have a tokenizer.
-        self.processor: Tokenizer | None = given if takes_signals(self) else None
-        self.tokenizer = None if takes_signals(self) else given
+        self.processor: Tokenizer | None = None
+        self.tokenizer: Tokenizer | None = None
+        if isinstance(self.adapter, SignalEncoder):
+            self.processor = given
+        else:
+            self.tokenizer = given
         self.name = name or name_of_model(self.adapter.whole)  # shown in every result
         #: Where the model is from, which may be a path: for runs, which load it again.
         self.source = source or name_of_model(self.adapter.whole, path=True)
@@ -240,9 +194,10 @@ class Lens:
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
+        expected = f", completeness about {HALF[dtype]:.0e}" if dtype in HALF else ""
         return (
             f"Lens({self.name}: {self.model_type}, {self.n_layers} layers of "
-            f"{self.component_sequence}, {dtype} on {self.device}{expected_in_words(dtype)})"
+            f"{self.component_sequence}, {dtype} on {self.device}{expected}{cost_in_words(dtype)})"
         )
 
     # What it shows ------------------------------------------------------------------------------
@@ -309,7 +264,7 @@ class Lens:
         check_keywords(Lens.maps, options)
         inputs, others = split_keywords(options, RawInput)
         chosen = AnalysisOptions(**others)
-        items, many = encode_any(self, RawInput(text, target, **inputs))
+        items, many = encode_input(self, RawInput(text, target, **inputs))
         warn_of_padding(self, items)
         if out is not None and many:
             raise InputError("`out` takes the maps of one text; call it for each of several")
@@ -391,15 +346,10 @@ class Lens:
         chosen = ExplainOptions(**others)
         given = RawInput(text, target, **inputs)
         if self.two_stacks:
-            if position is not None:
+            if any(each is not None for each in (position, direction, layer)):
                 raise InputError(
                     f"{self.name} is an encoder–decoder: say which token of its target is "
-                    "explained with token=…, not with position"
-                )
-            if direction is not None or layer is not None:
-                raise InputError(
-                    "a direction is read in models of one stack; of an encoder–decoder ask for a "
-                    "token of its target (token=…, contrast=…)"
+                    "explained with token=…, not with position, direction or layer"
                 )
             read_head(self.adapter)  # before the model generates, which it could not without one
         elif token is not None:
@@ -409,7 +359,7 @@ class Lens:
             )
         else:
             given = replace(given, target=None)  # here it is the word that is explained
-        items, many = encode_any(self, given)
+        items, many = encode_input(self, given)
         warn_of_padding(self, items)
         with layers_shown(progress, self.device.type) as advance:
             return ask(
@@ -454,7 +404,7 @@ class Lens:
         chosen = CosineOptions(**options)
         pairs, many = text_pairs(a, b)
         check_texts(pairs, self.pooling)
-        if takes_signals(self):
+        if isinstance(self.adapter, SignalEncoder):
             raise InputError(f"{self.name} reads pictures or sound; cosines are of two texts")
         encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
@@ -464,7 +414,7 @@ class Lens:
 
     # What it works with --------------------------------------------------------------------------
 
-    @shows_fields_of(RawInput, without=("source", "target", *OF_TWO_STACKS))
+    @shows_fields_of(RawInput, without=("source", "target", *_OF_TWO_STACKS))
     def encode(
         self,
         text: Text | Texts | Signal | list[Signal] | None = None,
@@ -476,7 +426,7 @@ class Lens:
         warn_of_padding(self, encoded)
         return encoded
 
-    @shows_fields_of(RawInput, without=OF_ONE_STACK)
+    @shows_fields_of(RawInput, without=("token_type_ids", "sampling_rate"))
     def encode_pairs(
         self,
         source: Side | list[str] | list[SourceTarget] | SourceTarget | None = None,
@@ -508,7 +458,7 @@ class Lens:
         and `overwrite` are those of `maps`.
         """
         if out is not None:
-            check_request(encoded, options.origin, out)
+            check_out(out, encoded, options.origin)
         check_stacks(self, encoded)
         transfer = DeviceTransfer(self.device) if self.device.type == "cuda" else None
         stacks = stacks_of(self, options, arrays, correlations)
@@ -518,7 +468,7 @@ class Lens:
         if self._products is not None:
             refresh_products(self._products, self, call.layers)
         if out is not None:
-            return [write_maps(call, encoded[0], out, overwrite=overwrite)]
+            return [call.write(encoded[0], out, overwrite)]
         return call.maps(encoded, options.batch_size)
 
     @shortage_explained("products of this model's weights", "give prepare a lower memory_limit")

@@ -62,11 +62,6 @@ def cost_in_words(dtype: str) -> str:
     return f" in {dtype}, about 1e-06 in float32" if dtype in HALF else ""
 
 
-def expected_in_words(dtype: str) -> str:
-    """What completeness to expect of a model in half precision; "" for others."""
-    return f", completeness about {HALF[dtype]:.0e}{cost_in_words(dtype)}" if dtype in HALF else ""
-
-
 # Whose contributions a map shows: those of a layer's input vectors, or of the model's tokens.
 
 
@@ -129,7 +124,7 @@ def parse_scopes(typed: Iterable[str]) -> str | list[str]:
 def parse_batch_size(value: int | str) -> int | str:
     """A number of sequences, or "auto"."""
     try:
-        size = AUTO if value == AUTO else int(value)
+        size = AUTO if value == AUTO else int(str(value))  # no truth value, no 2.5
     except ValueError:
         size = 0
     if size != AUTO and int(size) < 1:
@@ -252,8 +247,8 @@ def split_keywords(given: Mapping[str, Any], kind: Any) -> tuple[dict[str, Any],
 
 def keep_iterators(options: Any) -> None:
     """Replace generators by lists, because each stack of a model reads the options again."""
-    for name in names_of(type(options)):
-        if isinstance(value := getattr(options, name), Iterator):
+    for name, value in vars(options).items():
+        if isinstance(value, Iterator):
             object.__setattr__(options, name, list(value))
 
 
@@ -374,26 +369,24 @@ class AnalysisOptions:
         at_least_one(self.samples, "samples")
         whole(self.seed, "seed")
         parse_bytes(self.memory_limit)
-        check_batch_size(self.batch_size)
+        parse_batch_size(self.batch_size)
         check_choice(self.origin, ORIGINS, "origin")
-        if self.origin == INPUT:
-            self._check_whole_way()
-
-    def _check_whole_way(self) -> None:
-        """Refuse what only a layer's own sources have."""
+        if self.origin == LAYER:
+            return
+        # What only a layer's own sources have.
         if self.nonlinearity == SHAPLEY:
             raise InputError(NOT_LINEAR)
-        for asked, what in ((self.heads, "heads"), (self.statistics, "statistics")):
+        exact = self.precision in (AUTO, "float32")
+        for asked, what in (
+            (self.heads, "heads"),
+            (self.statistics, "statistics"),
+            (not exact, "precision"),
+        ):
             if asked:
                 raise InputError(
-                    f"{what} are of one layer and its own sources, not of the way from the input "
-                    f"tokens; leave `{what}` out, or take origin={LAYER!r}"
+                    f"`{what}` is for one layer and its own sources, not the way from the input "
+                    f"tokens; leave it out, or take origin={LAYER!r}"
                 )
-        if self.precision not in (AUTO, "float32"):
-            raise InputError(
-                f"precision {self.precision!r} is of kernels for one layer's sources; with "
-                f"origin={INPUT!r} leave it out"
-            )
 
     @property
     def settings(self) -> Settings:
@@ -403,8 +396,8 @@ class AnalysisOptions:
             heads=self.heads,
             statistics=self.statistics,
             memory_limit=parse_bytes(self.memory_limit) or DEFAULT_LIMIT,
-            samples=whole(self.samples, "samples"),
-            seed=whole(self.seed, "seed"),
+            samples=int(self.samples),
+            seed=int(self.seed),
             precision=self.precision,
         )
 
@@ -425,17 +418,18 @@ class AnalysisOptions:
 
     def layers_of(self, count: int, name: str) -> list[int]:
         """The chosen ones of a model's layers, in order; negative ones count from the end."""
-        if self.layers is None or (isinstance(self.layers, str) and self.layers == "all"):
+        given: Any = self.layers
+        if given is None or (isinstance(given, str) and given == "all"):
             return list(range(count))
-        several = isinstance(self.layers, Iterable) and not isinstance(self.layers, str)
+        several = isinstance(given, Iterable) and not isinstance(given, str)
         indices = set()
-        for layer in self.layers if several else [self.layers]:  # type: ignore[union-attr]
-            if not _is_whole(layer) or not -count <= int(layer) < count:  # type: ignore[arg-type]
+        for layer in given if several else [given]:
+            if not _is_whole(layer) or not -count <= int(layer) < count:
                 raise InputError(
                     f"layer {layer!r} is out of range; {name} has layers 0 to {count - 1} "
                     f"({FROM_ZERO})"
                 )
-            indices.add(int(layer) % count)  # type: ignore[arg-type]
+            indices.add(int(layer) % count)
         if not indices:
             raise InputError("no layer is chosen; leave `layers` out to take all")
         return sorted(indices)
@@ -466,15 +460,6 @@ def at_least_one(value: int, option: str) -> int:
     if whole(value, option) < 1:
         raise OptionError(option, f"{{option}} must be at least 1, not {value}")
     return operator.index(value)
-
-
-def check_batch_size(value: int | str) -> None:
-    """Raise unless this is a number of sequences from 1, or "auto"."""
-    if isinstance(value, str):
-        if value != AUTO:
-            raise OptionError("batch_size", f"{{option}} is a number or 'auto', not {value!r}")
-    else:
-        at_least_one(value, "batch_size")
 
 
 def _is_whole(value: object) -> bool:
@@ -533,7 +518,7 @@ class ExplainOptions:
             raise InputError(NOT_LINEAR)
         valid_choice(self.nonlinearity, LINEAR_RULES, "rule for the nonlinearity")
         parse_bytes(self.memory_limit)
-        check_batch_size(self.batch_size)
+        parse_batch_size(self.batch_size)
 
 
 # What a cosine may be asked for: one set of options for Python and shell.

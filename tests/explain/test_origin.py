@@ -136,10 +136,10 @@ def test_a_layer_that_does_not_add_up_is_an_error(tiny, monkeypatch):
     [
         ({"scopes": "ATTN-W"}, "ATTN-W shows one layer's attention weights"),
         ({"scopes": ["FF", "ATTNRES-W"]}, "ATTNRES-W shows one layer's attention weights"),
-        ({"heads": True}, "heads are of one layer"),
-        ({"statistics": True}, "statistics are of one layer"),
+        ({"heads": True}, "`heads` is for one layer"),
+        ({"statistics": True}, "`statistics` is for one layer"),
         ({"nonlinearity": "shapley"}, "not linear"),
-        ({"precision": "tf32"}, "precision 'tf32'"),
+        ({"precision": "tf32"}, "`precision` is for one layer"),
     ],
 )
 def test_what_has_no_such_origin_is_refused_in_a_line(options, line, tiny):

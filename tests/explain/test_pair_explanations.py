@@ -125,8 +125,8 @@ def test_lists_give_lists(lens):
     ("asked", "message"),
     [
         (dict(position=1), "token=…, not with position"),
-        (dict(direction=[1.0] * 16), "ask for a token of its target"),
-        (dict(layer=0), "ask for a token of its target"),
+        (dict(direction=[1.0] * 16), "say which token of its target"),
+        (dict(layer=0), "say which token of its target"),
         (dict(token=99), r"token 99 is out of range; the target's tokens are 0 to \d+ \("),
         (dict(token=True), "token is a place, a word or 'all'"),
         (dict(token=1.5), "token is a place, a word or 'all'"),
@@ -136,7 +136,7 @@ def test_lists_give_lists(lens):
         (dict(token=[0, 1], contrast=["a"] * 3), "equally long"),
         (dict(nonlinearity="shapley"), "Shapley"),
         (dict(scopes=["NONE"]), "unknown scope"),
-        (dict(token_type_ids=[0]), "no token types"),
+        (dict(token_type_ids=[0]), "belongs to token ids"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(lens, asked, message):

@@ -145,7 +145,7 @@ def test_progress_and_limits():
         whole_maps("bart", memory_limit="1KB")
     with pytest.raises(InputError, match="CROSS-W shows one layer's attention weights"):
         whole_maps("bart", scopes=["CROSS-W"])
-    with pytest.raises(InputError, match="leave `heads` out"):
+    with pytest.raises(InputError, match="`heads` is for one layer"):
         whole_maps("bart", heads=True)
 
 

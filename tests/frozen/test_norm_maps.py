@@ -326,7 +326,7 @@ def test_several_blocks_stand_behind_one_attention():
 def test_branches_pass_steps_of_their_own_before_the_attention_alone():
     attention, ff = parts_of_a_layer()
     narrow = Branch((Projection(ff.up),))
-    assert Layer([narrow, attention, Residual()]).projections == [ff.up]
+    assert Layer([narrow, attention, Residual()]).linear_maps[0] is ff.up
     with pytest.raises(ValueError, match="only before the Attention"):
         Layer([attention, narrow, ff, Residual()])
 

@@ -13,7 +13,7 @@ import normlens
 from normlens.frozen import norm_maps as engine
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
-from normlens.plan.estimate import Analysis, SourceGroup, estimate
+from normlens.plan.estimate import Estimate, SourceGroup
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
@@ -58,7 +58,7 @@ def first_stage(monkeypatch):
 def first_group(lens: normlens.Lens, tokens: int, batch: int, precision: str) -> SourceGroup:
     """The first group of sources of a call on a GPU."""
     asked = AnalysisOptions(scopes=lens.scopes[-1:], precision=precision, memory_limit=1 << 28)
-    return estimate(Analysis(lens, tokens, asked, batch=batch, device="cuda")).stages[0]
+    return Estimate(lens, tokens, asked, batch=batch, device="cuda").stages[0]
 
 
 @pytest.mark.parametrize("launches", [0.0, kernels.LAUNCHES], ids=["free", "as on a GPU"])

@@ -10,8 +10,8 @@ from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
 from normlens.pipeline.batches import affordable
 from normlens.plan import costs
-from normlens.plan.costs import affordable_sequences, sequence_memory
-from normlens.plan.estimate import Analysis
+from normlens.plan.costs import affordable_batch, sequence_memory
+from normlens.plan.estimate import Estimate
 
 GPU = torch.device("cuda")
 
@@ -27,19 +27,30 @@ def test_a_sequence_takes_its_weights_values_and_vectors():
     assert sequence_memory(n, heads, d, 4) == 4 * (4 * heads * n * n + (3 * heads + 12) * n * d)
 
 
-def test_a_batch_takes_a_quarter_of_what_the_weights_leave(memory):
+@pytest.fixture
+def affordable_sequences(monkeypatch):
+    """How many sequences of so many bytes each fit beside so many bytes of weights."""
+
+    def count(device: torch.device, weights: int, each: int) -> int:
+        monkeypatch.setattr(costs, "sequence_memory", lambda *_: each)
+        return affordable_batch(device, normlens.load(tiny_model("bert")).layers, weights, 8, 4)
+
+    return count
+
+
+def test_a_batch_takes_a_quarter_of_what_the_weights_leave(memory, affordable_sequences):
     memory(1000 + 4 * 700)
     assert affordable_sequences(GPU, 1000, 100) == 7
     assert affordable_sequences(GPU, 1000, 101) == 6
 
 
-def test_a_batch_has_one_sequence_at_least_and_sixty_four_at_most(memory):
+def test_a_batch_has_one_sequence_at_least_and_sixty_four_at_most(memory, affordable_sequences):
     memory(1000)
     assert affordable_sequences(GPU, 5000, 100) == 1
     assert affordable_sequences(GPU, 0, 1) == 64
 
 
-def test_a_cpu_takes_one_at_a_time(memory):
+def test_a_cpu_takes_one_at_a_time(memory, affordable_sequences):
     memory(1 << 50)
     assert affordable_sequences(torch.device("cpu"), 0, 1) == 1
 
@@ -54,6 +65,6 @@ def test_the_estimate_knows_the_batch_of_the_lens(family, dtype, memory, monkeyp
         for size in (1 << 16, 1 << 20, 1 << 24):
             memory(size)
             found.append(affordable(lens, n))
-            analysis = Analysis(lens, n, AnalysisOptions(), device="cuda")
-            assert analysis.automatic_batch() == found[-1]
+            result = Estimate(lens, n, AnalysisOptions(), device="cuda")
+            assert result.automatic_batch() == found[-1]
     assert len(set(found)) >= 4

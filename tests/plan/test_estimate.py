@@ -18,7 +18,7 @@ from normlens.layers import Branch, Layer, Reach, Residual
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 from normlens.options import AnalysisOptions
 from normlens.plan.costs import Plan, player_memory
-from normlens.plan.estimate import Analysis, Estimate, covered, estimate, skeleton
+from normlens.plan.estimate import Estimate, covered, skeleton
 
 WIDE: dict[str, dict[str, int]] = {
     "bert": dict(hidden_size=64, intermediate_size=256, max_position_embeddings=300),
@@ -29,17 +29,21 @@ WIDE: dict[str, dict[str, int]] = {
 }
 
 
-def analysis_of(
+def estimate(
     lens: normlens.Lens,
     n: int,
     scopes: Sequence[str],
     batch: int = 1,
     device: str = "cpu",
-    dtype: torch.dtype | None = None,
     **options: Any,
-) -> Analysis:
+) -> Estimate:
     asked = AnalysisOptions(**{"scopes": list(scopes), "memory_limit": LIMIT, **options})
-    return Analysis(lens, n, asked, batch=batch, device=device, dtype=dtype)
+    return Estimate(lens, n, asked, batch=batch, device=device)
+
+
+def working_memory(result: Estimate) -> int:
+    """The memory of the analysis beside a loaded model."""
+    return result.peak_memory - result.weights
 
 
 RUNS = [
@@ -62,10 +66,10 @@ def test_operations_and_memory_are_those_of_the_run(family: str, n: int, which: 
     # Results leave torch as NumPy arrays.
     peak = held.peak + sum(array.nbytes for array in maps.arrays.values())
 
-    result = estimate(analysis_of(lens, n, scopes))
+    result = estimate(lens, n, scopes)
     operations = counted.get_total_flops()
     assert within(result.total_operations, operations, OPERATIONS_FACTOR), operations
-    assert within(result.working_memory, peak, MEMORY_FACTOR), peak
+    assert within(working_memory(result), peak, MEMORY_FACTOR), peak
 
 
 @pytest.mark.parametrize("n", [16, 160])
@@ -79,14 +83,14 @@ def test_parts_as_vectors_cost_what_the_estimate_says(n: int) -> None:
         lens.maps(input_ids=ids, memory_limit=LIMIT)
     with PeakMemory(model) as held:
         normlens.load(model).maps(input_ids=ids, memory_limit=LIMIT)
-    result = estimate(analysis_of(lens, n, lens.scopes))
+    result = estimate(lens, n, lens.scopes)
     assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
-    assert held.peak / 2.5 < result.working_memory / 2.5 < held.peak
+    assert held.peak / 2.5 < working_memory(result) / 2.5 < held.peak
     assert [stage.plan.method for stage in result.stages] == ["vectors"]
     assert result.memory["tile buffers"] <= LIMIT
-    assert estimate(analysis_of(lens, n, ["ATTNRESLN-N"])).stages == ()
+    assert estimate(lens, n, ["ATTNRESLN-N"]).stages == []
     with pytest.raises(InputError, match="several feed-forward blocks"):
-        estimate(analysis_of(lens, n, lens.scopes, nonlinearity="shapley"))
+        estimate(lens, n, lens.scopes, nonlinearity="shapley").check()
 
 
 @pytest.mark.parametrize(("family", "n"), [("bert", 16), ("llama", 96), ("bert", 160)])
@@ -101,7 +105,7 @@ def test_tiles_are_those_of_the_run(family: str, n: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(tiles, "scope_norms", counting)
     lens = normlens.load(tiny_model(family, **WIDE[family]))
     lens.maps(input_ids=[5] * n, memory_limit=LIMIT)
-    result = estimate(analysis_of(lens, n, lens.scopes))
+    result = estimate(lens, n, lens.scopes)
     assert len(walked) == result.stages[0].tiles * lens.n_layers
 
 
@@ -111,8 +115,7 @@ def test_operations_of_shapley(family: str) -> None:
     ids = list(range(3, 43))
     with FlopCounterMode(display=False) as counted:
         lens.maps(input_ids=ids, nonlinearity="shapley", samples=3, memory_limit=LIMIT)
-    analysis = analysis_of(lens, len(ids), lens.scopes, nonlinearity="shapley", samples=3)
-    result = estimate(analysis)
+    result = estimate(lens, len(ids), lens.scopes, nonlinearity="shapley", samples=3)
     assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
 
 
@@ -121,7 +124,7 @@ def test_a_batch_costs_as_much_as_its_texts() -> None:
     ids = [[7 + k] * 40 for k in range(3)]
     with FlopCounterMode(display=False) as counted:
         lens.maps(input_ids=ids, batch_size=3, memory_limit=LIMIT)
-    result = estimate(analysis_of(lens, 40, lens.scopes, batch=3))
+    result = estimate(lens, 40, lens.scopes, batch=3)
     assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
 
 
@@ -168,8 +171,7 @@ def test_the_plan_is_that_of_the_lens(
     with pytest.raises(StopWatching):
         lens.maps(input_ids=[5] * n, scopes=lens.scopes[-1:], **options)
 
-    analysis = analysis_of(lens, n, lens.scopes[-1:], nonlinearity=rule, memory_limit=limit)
-    result = estimate(analysis)
+    result = estimate(lens, n, lens.scopes[-1:], nonlinearity=rule, memory_limit=limit)
     (group,) = result.stages
     assert group.forms_head_products == any(made["uses_head_products"])
     if rule == "ig":
@@ -201,7 +203,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_a_gpu_kernels_take_the_place_of_tiles(bert_base: normlens.Lens) -> None:
-    here, there = (ask(bert_base, 512, FF, device=device) for device in ("cpu", "cuda"))
+    here, there = (estimate(bert_base, 512, FF, device=device) for device in ("cpu", "cuda"))
     assert not here.stages[0].at.is_fused
     assert there.stages[0].at.is_fused
     assert there.stages[0].plan.method == "by source"
@@ -209,7 +211,7 @@ def test_on_a_gpu_kernels_take_the_place_of_tiles(bert_base: normlens.Lens) -> N
     assert "kernel buffers" in there.memory
     assert "tile buffers" not in there.memory
     # Three products for one in float32; one of short numbers in bfloat16.
-    short = ask(bert_base, 512, FF, device="cuda", precision="bfloat16")
+    short = estimate(bert_base, 512, FF, device="cuda", precision="bfloat16")
     pairs = [result.operations["feed-forward pairs"] for result in (there, short)]
     assert pairs[0] == 3 * pairs[1]
     assert short.memory["kernel buffers"] < there.memory["kernel buffers"]
@@ -218,7 +220,8 @@ def test_on_a_gpu_kernels_take_the_place_of_tiles(bert_base: normlens.Lens) -> N
 def test_long_texts_take_matrices_on_a_gpu_later_than_on_a_cpu(bert_base: normlens.Lens) -> None:
     methods = {
         device: [
-            ask(bert_base, n, FF, device=device).stages[0].plan.method for n in (512, 1280, 8192)
+            estimate(bert_base, n, FF, device=device).stages[0].plan.method
+            for n in (512, 1280, 8192)
         ]
         for device in ("cpu", "cuda")
     }
@@ -230,11 +233,12 @@ def test_what_kernels_cannot_do_is_done_by_tiles(
     bert_base: normlens.Lens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for options in (
-        {"device": "cuda", "dtype": torch.float64},
         {"device": "cuda", "nonlinearity": "shapley"},
         {"device": "mps"},
     ):
-        assert not ask(bert_base, 64, FF, **options).stages[0].at.is_fused
+        assert not estimate(bert_base, 64, FF, **options).stages[0].at.is_fused
+    exact = skeleton(tiny_config("bert"), dtype=torch.float64)
+    assert not estimate(exact, 8, FF, device="cuda").stages[0].at.is_fused
     one = bert_base.layers[0]
     assert one.feed_forward is not None
     assert one.norm_behind_feed_forward is not None
@@ -242,7 +246,7 @@ def test_what_kernels_cannot_do_is_done_by_tiles(
     longer = Layer([*steps, one.norm_behind_feed_forward, Residual()])
     monkeypatch.setattr(bert_base, "layers", [longer])
     unknown, known = (
-        ask(bert_base, 64, (scope,), device="cuda").stages[0].at.is_fused
+        estimate(bert_base, 64, (scope,), device="cuda").stages[0].at.is_fused
         for scope in ("ATTNFFRESLNRES-N", "ATTNFFRESLN-N")
     )
     assert known
@@ -264,7 +268,7 @@ def test_allowed_pairs(reach: Reach, n: int) -> None:
 @pytest.mark.parametrize("plan", [Plan("tiles", 4, 3), Plan("tiles", 20, 1), Plan("tiles", 1, 20)])
 def test_tiles_cover_every_pair(reach: Reach, plan: Plan) -> None:
     n = 20
-    tiles, pairs = covered(reach, n, plan)
+    tiles, pairs = covered(reach, n, plan, n)
     assert reach.pairs(n) <= pairs <= n * n
     assert 0 < tiles <= -(-n // plan.sources) * -(-n // plan.targets)
     if reach == Reach():
@@ -288,47 +292,45 @@ def bert_base() -> normlens.Lens:
     return lens
 
 
-def ask(lens: normlens.Lens, n: int, scopes: Sequence[str], **options: Any) -> Estimate:
-    return estimate(analysis_of(lens, n, scopes, **options))
-
-
 FF = ("ATTNRESLN-N", "ATTNRESLNFF-N")
 
 
 def test_bert_base_beside_the_published_way(bert_base: normlens.Lens) -> None:
-    result = ask(bert_base, 512, FF, memory_limit=1 << 28)
+    result = estimate(bert_base, 512, FF, memory_limit=1 << 28)
     assert result.published == 512 * 512 * 12 * 768 * 4  # 9.7 GB
-    assert result.working_memory < result.published / 10
+    assert working_memory(result) < result.published / 10
     assert result.memory["model weights"] == pytest.approx(4 * 109.5e6, rel=0.01)
     floor = 12 * 2 * 512**2 * 3072 * 768  # the second product alone, were it done pair by pair
     assert 0.1 * floor < result.operations["feed-forward pairs"] < 1.2 * floor
 
 
 def test_fewer_layers_cost_less_but_run_the_whole_model(bert_base: normlens.Lens) -> None:
-    whole, one = ask(bert_base, 64, FF), ask(bert_base, 64, FF, layers=[3])
+    whole, one = estimate(bert_base, 64, FF), estimate(bert_base, 64, FF, layers=[3])
     assert one.operations["forward pass"] == whole.operations["forward pass"]
     assert one.operations["feed-forward pairs"] * 12 == whole.operations["feed-forward pairs"]
 
 
 def test_scopes_before_the_block_need_no_tiles(bert_base: normlens.Lens) -> None:
-    result = ask(bert_base, 64, ("ATTN-N",))
-    assert result.stages == ()
+    result = estimate(bert_base, 64, ("ATTN-N",))
+    assert result.stages == []
     assert set(result.operations) == {"forward pass", "checks", "attention parts"}
 
 
 def test_weights_alone_need_the_forward_pass_and_its_checks(bert_base: normlens.Lens) -> None:
-    assert set(ask(bert_base, 64, ("ATTN-W",)).operations) == {"forward pass", "checks"}
+    assert set(estimate(bert_base, 64, ("ATTN-W",)).operations) == {"forward pass", "checks"}
 
 
 def test_a_tight_limit_makes_smaller_tiles(bert_base: normlens.Lens) -> None:
-    roomy, tight = (ask(bert_base, 256, FF, memory_limit=limit) for limit in (1 << 30, 1 << 22))
+    roomy, tight = (
+        estimate(bert_base, 256, FF, memory_limit=limit) for limit in (1 << 30, 1 << 22)
+    )
     (wide,), (narrow,) = roomy.stages, tight.stages
     assert narrow.plan.targets * narrow.plan.sources < wide.plan.targets * wide.plan.sources
     assert narrow.tiles > wide.tiles
 
 
 def test_longer_texts_cost_more(bert_base: normlens.Lens) -> None:
-    results = [ask(bert_base, n, FF) for n in (1, 2, 10, 100, 500)]
+    results = [estimate(bert_base, n, FF) for n in (1, 2, 10, 100, 500)]
     for shorter, longer in pairwise(results):
         assert shorter.total_operations < longer.total_operations
         assert shorter.peak_memory < longer.peak_memory
@@ -337,7 +339,7 @@ def test_longer_texts_cost_more(bert_base: normlens.Lens) -> None:
 @pytest.mark.parametrize("model_type", tiny_families())
 def test_every_family_has_an_estimate(model_type: str) -> None:
     lens = skeleton(tiny_config(model_type))
-    result = estimate(analysis_of(lens, 24, lens.scopes))
+    result = estimate(lens, 24, lens.scopes)
     assert result.total_operations > 0
     assert result.peak_memory > 0
     parallel = "∥" in lens.component_sequence
@@ -345,10 +347,10 @@ def test_every_family_has_an_estimate(model_type: str) -> None:
 
 
 def test_half_precision_halves_the_weights() -> None:
-    lens = skeleton(tiny_config("gpt2"))
-    full, half = (
-        analysis_of(lens, 8, lens.scopes, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
-    )
+    lenses = [
+        skeleton(tiny_config("gpt2"), dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+    ]
+    full, half = (estimate(lens, 8, lens.scopes) for lens in lenses)
     assert half.weights * 2 == full.weights
     assert half.layers[0].item == full.layers[0].item == 4
 
@@ -358,5 +360,5 @@ def test_a_factor_costs_a_copy_of_what_it_scales() -> None:
     memory = []
     for factor in (1.0, 0.3):
         lens = skeleton(tiny_config("granite", residual_multiplier=factor))
-        memory.append(estimate(analysis_of(lens, 24, lens.scopes)).peak_memory)
+        memory.append(estimate(lens, 24, lens.scopes).peak_memory)
     assert memory[1] - memory[0] == 4 * (16 * 16 + 24 * 16)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from normlens.plan.costs import Plan, Shape, choose_plan, matrix_operations, tile_operations
+from normlens.plan.costs import MATRICES, TILES, Plan, Shape, choose_plan, operations
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
@@ -48,8 +48,8 @@ def test_a_window_keeps_long_inputs_with_tiles():
 def test_operations():
     shape = Shape(n=3, pairs=9, d=5, m=7, heads=2, projections=2)
     mix, scale_and_multiply = 2 * 7 * 2 * 2, 2 * 7 * 5
-    assert tile_operations(shape) == 9 * (mix + scale_and_multiply)
-    assert matrix_operations(shape) == 3 * 2 * 5 * 5 * 7 + 9 * 2 * 5 * (5 + 2)
+    assert operations(shape, TILES) == 9 * (mix + scale_and_multiply)
+    assert operations(shape, MATRICES) == 3 * 2 * 5 * 5 * 7 + 9 * 2 * 5 * (5 + 2)
 
 
 shapes = st.builds(

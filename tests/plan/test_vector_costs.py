@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from normlens.plan.costs import VectorSizes, chunk_sources, group_sources
+from normlens.plan.costs import COPIES, VectorSizes, group_sources
+
+
+def sizes_of(n: int, batch: int) -> VectorSizes:
+    """Vectors of 64 bytes, and 40 neurons of 4 bytes."""
+    kept = batch * n * 64
+    return VectorSizes(n, batch, kept, COPIES * kept + batch * n * 160)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n", [1, 7, 96, 513])
 @pytest.mark.parametrize("limit", [1, 1 << 16, 1 << 22, 1 << 40])
 def test_every_source_passes_once_within_the_limit(n, limit, causal):
-    sizes = VectorSizes(n, 2, 16, 40, 4)
-    groups = group_sources(sizes, limit, causal)
+    sizes = sizes_of(n, 2)
+    groups = group_sources(sizes, limit, causal, n)
     sources = [first + k for group in groups for first, count in group for k in range(count)]
     assert sources == list(range(n))
     if limit >= sizes.least:
@@ -27,9 +33,8 @@ def test_every_source_passes_once_within_the_limit(n, limit, causal):
 
 
 def test_causal_texts_are_cut_so_that_half_of_the_pairs_are_left_out():
-    sizes = VectorSizes(64, 1, 16, 40, 4)
-    whole, cut = (chunk_sources(sizes, 1 << 40, causal) for causal in (False, True))
-    assert (whole, cut) == (16, 8)
-    (group,) = group_sources(sizes, 1 << 40, True)
+    sizes = sizes_of(64, 1)
+    (whole,), (group,) = (group_sources(sizes, 1 << 40, causal, 64) for causal in (False, True))
+    assert (whole[0], group[0]) == ((0, 16), (0, 8))
     pairs = sum(count * (64 - first) for first, count in group)
     assert pairs <= 0.57 * 64 * 64

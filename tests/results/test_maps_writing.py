@@ -18,11 +18,11 @@ from unlike_examples import _own_registry, reader, unlike  # noqa: F401
 
 import normlens
 from normlens import Maps, cli
-from normlens import lens as writing
 from normlens.errors import InputError, MapsFileError, OutputError
 from normlens.frozen.norm_maps import LayerMaps
 from normlens.models.tiny import tiny_families, tiny_model
 from normlens.options import Request, Settings
+from normlens.pipeline import call as writing
 from normlens.pipeline.call import Stack
 from normlens.pipeline.collector import Collector
 from normlens.results import files as growing_file

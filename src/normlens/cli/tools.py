@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from normlens.plan.estimate import Analysis, Estimate
+    from normlens.plan.estimate import Estimate
 
 
 # ``normlens doctor``: the installation, and a check of its numbers.
@@ -154,7 +154,7 @@ def estimate_command(
     import torch
 
     from normlens.loading.load import dtype_to_load, load_config, pick_device, pick_dtype
-    from normlens.plan import estimate as estimates
+    from normlens.plan.estimate import Estimate, skeleton
 
     place, asked_dtype = pick_device(loading.device, anywhere=True), pick_dtype(loading.dtype)
     config = load_config(
@@ -163,22 +163,17 @@ def estimate_command(
     dtype: Any = dtype_to_load(asked_dtype, config, place, model or DEFAULT)
     if isinstance(dtype, str):  # the one that the checkpoint names, if it does
         dtype = getattr(config, "dtype", None) or torch.float32
-    lens = estimates.skeleton(config, name=shown_name(model or DEFAULT))
-    analysis = estimates.Analysis(
-        lens, tokens, asked, target_tokens, batch=batch_size, device=str(place), dtype=dtype
-    )
-    analysis.check_lengths()
-    if asked.memory_limit is not None:
-        analysis.check_memory_limit()
-    result = estimates.estimate(analysis)
+    lens = skeleton(config, shown_name(model or DEFAULT), dtype)
+    result = Estimate(lens, tokens, asked, target_tokens, batch=batch_size, device=str(place))
+    result.check()
     if as_json:
-        print(json.dumps(_estimate_as_json(result, analysis), indent=2))
+        print(json.dumps(_estimate_as_json(result), indent=2))
     else:
-        _show_estimate(result, analysis)
-        _show_device(place, analysis)
+        _show_estimate(result)
+        _show_device(place, result)
 
 
-def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
+def _estimate_as_json(result: Estimate) -> dict[str, Any]:
     stages = [
         {
             "stage": stage.name,
@@ -194,7 +189,7 @@ def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
         plan = result.stages[0].plan
         tile = {"sources": plan.sources, "targets": plan.targets}
     return {
-        "device": analysis.device,
+        "device": result.device,
         "operations": {**result.operations, "total": result.total_operations},
         "memory": {**result.memory, "total": result.peak_memory},
         "method": first["method"],
@@ -206,19 +201,20 @@ def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _show_estimate(result: Estimate, analysis: Analysis) -> None:
-    lens, dtype = analysis.lens, str(analysis.dtype).removeprefix("torch.")
-    layers = sum(len(stack.request.layers) for stack in analysis.stacks)
-    texts, scopes = f"{analysis.tokens} tokens", f"{len(analysis.scopes())} scopes"
-    if analysis.target_tokens is not None:
-        texts = f"({analysis.tokens} source + {analysis.target_tokens} target tokens)"
-        encoder, decoder = (len(analysis.scopes(name)) for name in ("encoder", "decoder"))
-        scopes = f"{encoder} scopes of the encoder and {decoder} scopes of the decoder"
+def _show_estimate(result: Estimate) -> None:
+    lens, dtype = result.lens, str(result.lens.dtype).removeprefix("torch.")
+    layers = sum(len(stack.request.layers) for stack in result.stacks)
+    scopes = {stack.name: f"{len(stack.request.scopes)} scopes" for stack in result.stacks}
+    texts, listed = f"{result.tokens} tokens", scopes.get("")
+    if result.target_tokens is not None:
+        texts = f"({result.tokens} source + {result.target_tokens} target tokens)"
+        encoder, decoder = (scopes.get(name, "0 scopes") for name in ("encoder", "decoder"))
+        listed = f"{encoder} of the encoder and {decoder} of the decoder"
+    limit = _bytes(result.options.settings.memory_limit or 0)
     say(
         f"{lens.name} ({lens.model_type}): {layers} of {lens.n_layers} layers of "
-        f"{lens.component_sequence}, {dtype} on {analysis.device}",
-        f"{analysis.batch} × {texts}, {scopes}, memory limit "
-        f"{_bytes(analysis.settings.memory_limit or 0)}",
+        f"{lens.component_sequence}, {dtype} on {result.device}",
+        f"{result.batch} × {texts}, {listed}, memory limit {limit}",
     )
     memory = {**result.memory, "peak": result.peak_memory}
     print_table("", ("memory", ""), ([item, _bytes(size)] for item, size in memory.items()))
@@ -235,11 +231,11 @@ def _show_estimate(result: Estimate, analysis: Analysis) -> None:
         say(f"feed-forward stage{name}: {way}")
     say(
         f"the published way holds n×n×H×d numbers per layer: {_bytes(result.published)} "
-        f"(here: {_bytes(result.working_memory)} beside the model's weights)"
+        f"(here: {_bytes(result.peak_memory - result.weights)} beside the model's weights)"
     )
 
 
-def _show_device(place: torch.device, analysis: Analysis) -> None:
+def _show_device(place: torch.device, result: Estimate) -> None:
     """What the device has room for, if it is here."""
     from normlens.loading.load import is_elsewhere
     from normlens.plan.costs import free_memory
@@ -250,7 +246,7 @@ def _show_device(place: torch.device, analysis: Analysis) -> None:
         return
     say(
         f"free memory here: {_bytes(free_memory(place))} ({place}); "
-        f"automatic batch size: {analysis.automatic_batch()}"
+        f"automatic batch size: {result.automatic_batch()}"
     )
 
 

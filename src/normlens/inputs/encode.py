@@ -12,11 +12,10 @@ from normlens.inputs.signals import (
     check_no_signal,
     encode_features,
     encode_signals,
-    takes_signals,
 )
 from normlens.inputs.text import SOURCE, TARGET, TEXT, Encoded, Ids, Reader, Side, tokens_of
 from normlens.loading.hub import quiet_transformers
-from normlens.models.parts import TwoStacks
+from normlens.models.parts import SignalEncoder, TwoStacks
 from normlens.trace.locking import exclusive
 from normlens.trace.run import model_inputs, reading, without_autocast
 
@@ -58,8 +57,7 @@ class RawInput:
         """Whether any of these is given."""
         return any(getattr(self, name) is not None for name in names)
 
-    def check_beside_ids(self) -> None:
-        """Raise for a mask or token types without the ids that they belong to."""
+    def __post_init__(self) -> None:
         for name, ids in _BESIDE_IDS.items():
             if self.gives(name) and not self.gives(ids):
                 raise InputError(
@@ -67,17 +65,17 @@ class RawInput:
                 )
 
 
-def encode_any(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
+def encode_input(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     """Inputs as the model takes them, and whether they were given as a list."""
     return (encode_pairs if lens.two_stacks else encode_one)(lens, given)
 
 
 def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     """Single sequences, as the model takes them, and whether they were given as a list."""
-    given = replace(given, source=as_list(given.source))
-    if takes_signals(lens):
-        return encode_signals(lens, given)
-    check_no_signal(lens, given)
+    source = as_list(given.source)
+    if isinstance(lens.adapter, SignalEncoder):
+        return encode_signals(lens, replace(given, source=source))
+    check_no_signal(lens, source, given.sampling_rate)
     if lens.two_stacks:
         raise InputError(
             f"{lens.name} is an encoder–decoder, of which this analysis needs one stack; "
@@ -88,19 +86,23 @@ def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
             f"{lens.name} reads one sequence, and a target (or decoder_input_ids, input_features) "
             "is for an encoder–decoder; pass the text alone, or a pair of texts as a tuple"
         )
-    if given.gives("source") == given.gives("input_ids"):
+    if (source is None) == (given.input_ids is None):
         raise InputError("pass either a text (or a list of texts) or input_ids=…, one of the two")
-    given.check_beside_ids()
-    reader = reader_of(lens)
-    if given.source is None:
-        encoded, many = reader.read_ids(given.input_ids, given.attention_mask, given.token_type_ids)
-        _check_token_types(encoded, lens.adapter.token_types(), lens.name)
-        return encoded, many
-    many = isinstance(given.source, list)
-    texts = given.source if many else [given.source]
-    for text in texts:
-        check_separated(lens, text)
-    return [reader.read(text, given.truncate) for text in texts], many
+    reader, many = reader_of(lens), isinstance(source, list)
+    if source is not None:
+        texts = source if many else [source]
+        for text in texts:
+            check_separated(lens, text)
+        return [reader.read(text, given.truncate) for text in texts], many
+    encoded, many = reader.read_ids(given.input_ids, given.attention_mask, given.token_type_ids)
+    count = lens.adapter.token_types()
+    for kind in (kind for sequence in encoded for kind in sequence.type_ids or ()):
+        if not 0 <= kind < max(1, count):  # type 0 is always allowed
+            has = f"knows types 0 to {count - 1}" if count > 1 else "has no token types"
+            raise InputError(
+                f"token_type_ids holds {kind}, and {lens.name} {has}; leave token_type_ids out"
+            )
+    return encoded, many
 
 
 def reader_of(lens: Lens, name: str = TEXT, max_length: int | None = None) -> Reader:
@@ -130,17 +132,6 @@ def check_separated(lens: Lens, text: Any) -> None:
         )
 
 
-def _check_token_types(encoded: Sequence[Encoded], count: int, name: str) -> None:
-    """Raise for token types beyond the model's `count`; type 0 is always allowed."""
-    for kind in (kind for sequence in encoded for kind in sequence.type_ids or ()):
-        if not 0 <= kind < max(1, count):
-            has = f"knows types 0 to {count - 1}" if count > 1 else "has no token types"
-            raise InputError(
-                f"token_type_ids holds {kind}, and {name} {has}; leave token_type_ids out"
-                + (", or give types that it knows" if count > 1 else "")
-            )
-
-
 def check_stacks(lens: Lens, items: Sequence[Encoded]) -> None:
     """Raise unless the items are pairs for an encoder–decoder, and single sequences for others."""
     if any((item.source is not None) != lens.two_stacks for item in items):
@@ -162,10 +153,9 @@ def encode_pairs(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     source, target, truncate = given.source, given.target, given.truncate
     if target is None:
         source = as_list(source)
-    check_no_signal(lens, replace(given, source=source))
+    check_no_signal(lens, source, given.sampling_rate)
     if given.token_type_ids is not None:
         raise InputError(f"{lens.name} has no token types; leave token_type_ids out")
-    given.check_beside_ids()
     if isinstance(source, list) and target is None:
         # Without a target beside it a list holds several sources or pairs, as everywhere.
         if given.gives("input_ids", "decoder_input_ids", "input_features"):
@@ -174,7 +164,7 @@ def encode_pairs(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
         return [encode_pair(lens, texts, truncate=truncate) for texts in entries], True
     if isinstance(source, tuple) and target is None:
         source, target = _source_target(source)
-    ways = [source, given.input_ids, given.input_features]
+    ways = (source, given.input_ids, given.input_features)
     if sum(way is not None for way in ways) != 1:
         raise InputError(
             "pass one source: a text, input_ids=… or (for a model that hears) input_features=…"
@@ -182,19 +172,17 @@ def encode_pairs(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     many = False
     if given.input_features is not None:
         sources, many = encode_features(lens, given.input_features)
-    elif source is not None:
+    elif source is not None or adapter.hears:
         sources = [_read_source(lens, source, truncate)]
-    elif adapter.hears:
-        raise InputError(f"{lens.name} hears its source; pass input_features=…, not input_ids")
     else:
         sources, many = reader_of(lens, SOURCE).read_ids(given.input_ids, given.attention_mask)
-    if target is not None and given.decoder_input_ids is not None:
-        raise InputError("pass either a target or decoder_input_ids=…, one of the two")
-    if target is None and given.decoder_input_ids is None:
-        return [generated(lens, encoded) for encoded in sources], many
-    if target is None:
+    if given.decoder_input_ids is not None:
+        if target is not None:
+            raise InputError("pass either a target or decoder_input_ids=…, one of the two")
         ids, mask = given.decoder_input_ids, given.decoder_attention_mask
         targets, _ = reader_of(lens, TARGET).read_ids(ids, mask)
+    elif target is None:
+        return [generated(lens, encoded) for encoded in sources], many
     else:
         several = isinstance(target, list) and given.source is None and len(sources) > 1
         targets = [encode_target(lens, one, truncate) for one in (target if several else [target])]
@@ -210,7 +198,6 @@ def encode_pair(
     lens: Lens, texts: SourceTarget, *, truncate: bool, max_length: int | None = None
 ) -> Encoded:
     """One source and its target, or what the model generates; either of `max_length` at most."""
-    _two_stacks(lens)
     source, target = texts
     encoded = _read_source(lens, source, truncate, max_length)
     if target is None:
@@ -224,11 +211,7 @@ def encode_target(
     """A target alone, as the decoder reads it."""
     reader = reader_of(lens, TARGET, max_length)
     encoded = _shifted(_two_stacks(lens), reader.read(target, truncate), lens.tokenizer)
-    if reader.limit is not None and len(encoded) > reader.limit:
-        raise InputError(
-            f"the target has {len(encoded)} tokens with the one that starts it, and the model "
-            f"takes at most {reader.limit}; shorten it"
-        )
+    reader.check(encoded.ids, "the target with the token that starts it", "; shorten it")
     return encoded
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import InputError, MissingDependencyError, reason_of
+from normlens.errors import IMAGES, InputError, check_installed, reason_of
 from normlens.inputs.text import Encoded
 from normlens.models.parts import (
     USUAL_RATE,
@@ -52,21 +51,15 @@ _TAKES = "pass a PIL image, an array, a path, or pixel_values as a tensor"
 _ROUNDING = 0.02
 
 
-def takes_signals(lens: Lens) -> bool:
-    """Whether a lens's model sees or hears and reads no text."""
-    return isinstance(lens.adapter, SignalEncoder)
-
-
-def check_no_signal(lens: Lens, given: RawInput) -> None:
+def check_no_signal(lens: Lens, given: Any, sampling_rate: int | None) -> None:
     """Raise where a model that reads texts is given a picture or a sound."""
-    text = given.source
-    first = text[0] if isinstance(text, list) and text else text
+    first = given[0] if isinstance(given, list) and given else given
     is_signal = (
         isinstance(first, (Tensor, os.PathLike))
         or type(first).__module__.startswith("PIL.")
         or getattr(getattr(first, "dtype", None), "kind", "") in tuple("iufb")
     )
-    if is_signal or given.sampling_rate is not None:
+    if is_signal or sampling_rate is not None:
         what = f"a {type(first).__name__}" if is_signal else "sound"
         raise InputError(
             f"{lens.name} reads text, not {what}; pictures are "
@@ -79,106 +72,87 @@ def encode_signals(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
 
     What is no tensor goes through the model's processor; a tensor is what that would have given.
     """
+    source, rate = given.source, given.sampling_rate
     sees = isinstance(lens.adapter, ImageEncoder)
     beside = ("input_ids", "attention_mask", "token_type_ids", "target", "decoder_input_ids")
-    if given.source is None or given.gives(*beside):
+    if source is None or given.gives(*beside):
         what, shown = ("pictures", "image") if sees else ("sound", "waveform, sampling_rate=…")
         raise InputError(
             f"{lens.name} reads {what}, not token ids or texts; pass lens.maps({shown})"
         )
-    if sees and given.sampling_rate is not None:
+    if sees and rate is not None:
         raise InputError(f"sampling_rate is for sound; {lens.name} reads pictures")
-    reader: _Pictures | _Sounds
-    if isinstance(lens.adapter, ImageEncoder):
-        reader = _Pictures(lens.adapter, lens.name, lens.processor)
-    else:
-        assert isinstance(lens.adapter, SoundEncoder)
-        reader = _Sounds(lens.adapter, lens.name, lens.processor, given.sampling_rate)
-    if isinstance(given.source, Tensor):
-        values = reader.checked(given.source)
-        many = values.dim() > reader.axes
-        each = list(values if many else values[None])
-    else:
-        many = isinstance(given.source, list)
-        each = [reader.values(one) for one in (given.source if many else [given.source])]
+    is_batch = isinstance(source, Tensor) and source.dim() == (4 if sees else 2)
+    many = is_batch or isinstance(source, list)
+    each = list(source) if many else [source]
     if not each:
-        raise InputError(reader.nothing)
-    return [reader.encoded(one) for one in each], many
+        what = "picture" if sees else "sound"
+        raise InputError(f"there is no {what} in the list; give at least one")
+    return [_picture(lens, one) if sees else _sound(lens, one, rate) for one in each], many
+
+
+def _processed(lens: Lens, tool: Any, given: Any, **options: Any) -> Tensor:
+    """The input values that a model's processor, or a part of it, makes of one signal."""
+    key = cast(SignalEncoder, lens.adapter).argument
+    if tool is None:
+        raise InputError(
+            f"{lens.name} came without an image processor or a feature extractor; pass one to "
+            f"load(model, processor), or pass {key} as a tensor"
+        )
+    try:
+        return torch.as_tensor(tool(given, return_tensors="pt", **options)[key])[0]
+    # Whatever the many processors raise, it is about this signal.
+    except Exception as error:
+        reason = reason_of(error)
+        raise InputError(f"the processor of {lens.name} refuses what it is given ({reason})") from (
+            error
+        )
+
+
+def _finite(values: Tensor, what: str) -> Tensor:
+    """The values in memory, checked."""
+    values = values.detach().cpu()
+    if not bool(torch.isfinite(values).all()):
+        raise InputError(f"{what} hold numbers that are not finite")
+    return values
 
 
 # Pictures as an image model takes them: pixel values, and the grid of their patches.
 
 
-@dataclass(frozen=True)
-class _Pictures:
-    """Makes patches of PIL images, arrays (a picture's own values), paths and pixel values."""
-
-    adapter: ImageEncoder
-    name: str
-    processor: Any  # which resizes, crops and normalises
-
-    axes = 3
-    nothing = f"there is no picture in the list; {_TAKES}"
-
-    def values(self, picture: Any) -> Tensor:
-        """The pixel values (channels, height, width) of one picture."""
-        if isinstance(picture, Tensor):
-            values = self.checked(picture)
-            if values.dim() == 4 and len(values) > 1:
-                raise InputError("a list holds single pictures; pass a batch of pixel_values alone")
-            return values.reshape(values.shape[-3:])
-        image = opened(picture, self.name)
-        if self.processor is None:
-            raise InputError(
-                f"{self.name} came without an image processor, which resizes and normalises "
-                "pictures; pass one to load(model, processor), or pass pixel_values as a tensor"
-            )
-        processor = getattr(self.processor, "image_processor", self.processor)
-        try:
-            values = processor(images=image, return_tensors="pt")["pixel_values"]
-        # Whatever the many processors raise, it is about this picture.
-        except Exception as error:
-            reason = reason_of(error)
-            raise InputError(f"the processor of {self.name} refuses the picture ({reason})") from (
-                error
-            )
-        return self.checked(torch.as_tensor(values)).reshape(values.shape[-3:])
-
-    def checked(self, values: Tensor) -> Tensor:
-        """Pixel values (channels, height, width), or a batch of them."""
-        channels = self.adapter.config.num_channels
-        if values.dim() not in (3, 4) or values.shape[-3] != channels or not values.numel():
-            raise InputError(
-                f"pixel_values has shape {tuple(values.shape)}; {self.name} takes ({channels}, "
-                "height, width), or a batch of them"
-            )
-        if not values.is_floating_point():
-            raise InputError(
-                "pixel_values are floating-point numbers, as the model's processor gives them; "
-                "pass the bytes of a picture as an array (height, width, 3)"
-            )
-        return _finite(values, "pixel_values")
-
-    def encoded(self, values: Tensor) -> Encoded:
-        """One picture with its patches as tokens."""
-        rows, columns = self.adapter.grid(*values.shape[-2:])
-        prefix = self.adapter.prefix()
-        patch_height, patch_width = self.adapter.patch_size
-        seen = values[:, : rows * patch_height, : columns * patch_width]
-        grid = PatchGrid(rows, columns, len(prefix), picture_of(seen, self.processor))
-        special = [True] * len(prefix) + [False] * len(grid)
-        return Encoded([], [*prefix, *grid.labels()], special, signal=values, grid=grid)
+def _picture(lens: Lens, picture: Any) -> Encoded:
+    """A PIL image, an array, a path or pixel values, with the patches as tokens."""
+    adapter = cast(ImageEncoder, lens.adapter)
+    processor = getattr(lens.processor, "image_processor", lens.processor)
+    values = picture
+    if not isinstance(picture, Tensor):
+        values = _processed(lens, processor, opened(picture, lens.name))
+    channels = adapter.config.num_channels
+    if values.dim() != 3 or len(values) != channels or not values.numel():
+        raise InputError(
+            f"pixel_values has shape {tuple(values.shape)}; {lens.name} takes ({channels}, "
+            "height, width), or a batch of them"
+        )
+    if not values.is_floating_point():
+        raise InputError(
+            "pixel_values are floating-point numbers, as the model's processor gives them; "
+            "pass the bytes of a picture as an array (height, width, 3)"
+        )
+    values = _finite(values, "pixel_values")
+    rows, columns = adapter.grid(*values.shape[-2:])
+    patch_height, patch_width = adapter.patch_size
+    seen = values[:, : rows * patch_height, : columns * patch_width]
+    prefix = adapter.prefix()
+    grid = PatchGrid(rows, columns, len(prefix), picture_of(seen, processor))
+    special = [True] * len(prefix) + [False] * len(grid)
+    return Encoded([], [*prefix, *grid.labels()], special, signal=values, grid=grid)
 
 
 def opened(picture: Any, name: str) -> PILImage:
     """A PIL image, an array or a file as a picture in RGB, turned as its camera says."""
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise MissingDependencyError(
-            "pictures need Pillow; run: pip install 'normlens[viz]', or pass pixel_values as a "
-            "tensor"
-        ) from error
+    check_installed(IMAGES, instead=", or pass pixel_values as a tensor")
+    from PIL import Image, ImageOps
+
     if isinstance(picture, (str, os.PathLike)):
         path = Path(picture)
         try:
@@ -198,13 +172,11 @@ def opened(picture: Any, name: str) -> PILImage:
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """A picture's values from 0 to 255, as (height, width) or (height, width, 3 or 4)."""
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+    if array.size == 0 or array.ndim not in (2, 3) or array.shape[2:] not in ((), (3,), (4,)):
         raise InputError(
             f"an array of a picture has shape (height, width, 3), not {array.shape}; pixel_values "
             "(3, height, width) are given as a tensor"
         )
-    if array.size == 0:
-        raise InputError("the picture has no pixels")
     if array.dtype == np.uint8:
         return array
     low, high = float(array.min()), float(array.max())
@@ -218,14 +190,6 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     )
 
 
-def _finite(values: Tensor, what: str) -> Tensor:
-    """The values in memory, checked."""
-    values = values.detach().cpu()
-    if not bool(torch.isfinite(values).all()):
-        raise InputError(f"{what} hold numbers that are not finite")
-    return values
-
-
 def picture_of(values: Tensor, processor: Any) -> NDArray[np.uint8] | None:
     """The picture (height, width, 3) behind pixel values, at most `LARGEST_PICTURE` pixels long.
 
@@ -233,7 +197,6 @@ def picture_of(values: Tensor, processor: Any) -> NDArray[np.uint8] | None:
     """
     if processor is None or values.shape[0] not in (1, 3):
         return None
-    processor = getattr(processor, "image_processor", processor)
     x = values.double()
     if getattr(processor, "do_normalize", None):
         mean, deviation = (
@@ -258,73 +221,39 @@ def picture_of(values: Tensor, processor: Any) -> NDArray[np.uint8] | None:
 # Sounds as an audio model takes them: a waveform's values, and its frames as tokens.
 
 
-@dataclass(frozen=True)
-class _Sounds:
-    """Makes frames of waveforms and of input values."""
-
-    adapter: SoundEncoder
-    name: str
-    processor: Any
-    rate: int | None  # of the waveforms, in Hz
-
-    axes = 1
-    nothing = "there is no sound in the list; give at least one waveform"
-
-    @property
-    def extractor(self) -> Any:
-        return getattr(self.processor, "feature_extractor", self.processor)
-
-    def values(self, sound: Any) -> Tensor:
-        """The input values (samples,) of one sound."""
-        if isinstance(sound, Tensor):
-            return self.checked(sound).reshape(-1)
+def _sound(lens: Lens, sound: Any, rate: int | None) -> Encoded:
+    """A waveform of `rate` Hz, or input values, with frames, called by their time, as tokens."""
+    adapter = cast(SoundEncoder, lens.adapter)
+    extractor = getattr(lens.processor, "feature_extractor", lens.processor)
+    asked, values = getattr(extractor, "sampling_rate", None), sound
+    if not isinstance(sound, Tensor):
         if not isinstance(sound, np.ndarray) or sound.dtype.kind not in "iuf":
             raise InputError(
-                f"{self.name} hears sound, not {type(sound).__name__}; pass a waveform as an array "
+                f"{lens.name} hears sound, not {type(sound).__name__}; pass a waveform as an array "
                 "with sampling_rate=…, or input_values as a tensor"
             )
         if sound.ndim != 1 or not sound.size:
             raise InputError(f"a waveform has one channel, shape (samples,), and not {sound.shape}")
-        extractor = self.extractor
-        if extractor is None:
+        if extractor is not None and rate != asked:
+            given = "no sampling_rate was given" if rate is None else f"this one has {rate} Hz"
             raise InputError(
-                f"{self.name} came without a feature extractor, which normalises sound; pass one "
-                "to load(model, extractor), or pass input_values as a tensor"
-            )
-        if self.rate != extractor.sampling_rate:
-            one = f"this one has {self.rate} Hz"
-            was = "no sampling_rate was given" if self.rate is None else one
-            raise InputError(
-                f"{self.name} hears sound of {extractor.sampling_rate} Hz, and {was}; resample it "
-                f"and pass sampling_rate={extractor.sampling_rate}"
+                f"{lens.name} hears sound of {asked} Hz, and {given}; resample it and pass "
+                f"sampling_rate={asked}"
             )
         if sound.dtype.kind in "iu":  # PCM
             sound = sound.astype(np.float64) / (np.iinfo(sound.dtype).max + 1)
-        try:
-            found = extractor(sound, sampling_rate=self.rate, return_tensors="pt")["input_values"]
-        # Whatever the many extractors raise, it is about this sound.
-        except Exception as error:
-            reason = reason_of(error)
-            raise InputError(f"the feature extractor of {self.name} fails ({reason})") from error
-        return self.checked(torch.as_tensor(found)).reshape(-1)
-
-    def checked(self, values: Tensor) -> Tensor:
-        """Input values (samples,), or a batch of them."""
-        if values.dim() not in (1, 2) or not values.numel() or not values.is_floating_point():
-            raise InputError(
-                f"input_values has shape {tuple(values.shape)} and holds {values.dtype}; "
-                f"{self.name} takes floating-point samples (samples,), or a batch of them"
-            )
-        return _finite(values, "input_values")
-
-    def encoded(self, values: Tensor) -> Encoded:
-        """One sound with its frames, called by the time when they begin, as tokens."""
-        frames = self.adapter.frames(len(values))
-        if not frames:
-            raise InputError(f"{len(values)} samples are too short for one frame of this model")
-        rate = int(getattr(self.extractor, "sampling_rate", None) or USUAL_RATE)
-        tokens = [f"{k * self.adapter.hop / rate:.2f} s" for k in range(frames)]
-        return Encoded([], tokens, [False] * frames, signal=values)
+        values = _processed(lens, extractor, sound, sampling_rate=rate)
+    if values.dim() != 1 or not values.numel() or not values.is_floating_point():
+        raise InputError(
+            f"input_values has shape {tuple(values.shape)} and holds {values.dtype}; "
+            f"{lens.name} takes floating-point samples (samples,), or a batch of them"
+        )
+    values = _finite(values, "input_values")
+    frames = adapter.frames(len(values))
+    if not frames:
+        raise InputError(f"{len(values)} samples are too short for one frame of this model")
+    tokens = [f"{k * adapter.hop / int(asked or USUAL_RATE):.2f} s" for k in range(frames)]
+    return Encoded([], tokens, [False] * frames, signal=values)
 
 
 def encode_features(lens: Lens, given: Any) -> tuple[list[Encoded], bool]:
@@ -336,20 +265,15 @@ def encode_features(lens: Lens, given: Any) -> tuple[list[Encoded], bool]:
         features = torch.as_tensor(given, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         features = torch.empty(0)
-    bins = adapter.config.num_mel_bins
-    if features.dim() not in (2, 3) or features.shape[-2] != bins or not features.numel():
+    # Two time steps of the features make one frame, of 20 ms.
+    bins, frames = adapter.config.num_mel_bins, adapter.max_source_positions() or 0
+    if features.dim() not in (2, 3) or features.shape[-2:] != (bins, 2 * frames):
         raise InputError(
             f"input_features has shape {tuple(features.shape)}; {lens.name} takes ({bins} mel "
-            "bins, time steps), or a batch of them"
+            f"bins, {2 * frames} time steps), or a batch of them; shorter sound is padded by its "
+            "feature extractor"
         )
-    # Two time steps of the features make one frame, of 20 ms.
-    frames = adapter.max_source_positions() or 0
     tokens = [f"{k * 0.02:.2f}s" for k in range(frames)]
-    if features.shape[-1] != 2 * frames:
-        raise InputError(
-            f"input_features has {features.shape[-1]} time steps; {lens.name} takes "
-            f"{2 * frames}, shorter sound is padded by its feature extractor"
-        )
     many = features.dim() == 3
     return [
         Encoded(list(range(frames)), tokens, [False] * frames, signal=one)

@@ -6,7 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,7 +30,6 @@ Tokenizer: TypeAlias = Callable[..., object]
 
 #: What a reader reads, as errors call it.
 TEXT, SOURCE, TARGET = "text", "source", "target"
-_SHAPES = "input_ids, attention_mask and token_type_ids must have the same shape"
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def tokenise(tokenizer: Any, *texts: str, **options: Any) -> Any:
     except UnicodeEncodeError as error:  # half a character, which JSON and shells can give
         raise InputError("the text is not valid Unicode; encode it as UTF-8") from error
     # With `verbose` the tokenizer prints a warning about a long text.
-    return exclusive([tokenizer], lambda: tokenizer(*texts, verbose=False, **options))
+    return exclusive([tokenizer], partial(tokenizer, *texts, verbose=False, **options))
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Reader:
         is_text = self.name == TEXT
         words = None if is_text or isinstance(given, str) else self._words(given)
         parts = _parts(given) if words is None else (" ".join(words),)
-        if any(not part.strip() for part in parts):
+        if not all(map(str.strip, parts)):
             raise InputError(f"the {self.name} is empty; give at least one word")
         if is_text or getattr(self.tokenizer, "is_fast", False):
             encoded = self._at_once(parts, words, truncate and is_text)
@@ -131,15 +130,13 @@ class Reader:
         if not encoded.ids:
             shown = parts if len(parts) > 1 else parts[0]
             raise InputError(f"the tokenizer makes no token of {shown!r}; give at least one word")
-        if self.limit is not None and len(encoded) > self.limit:
-            if is_text or not truncate:
-                raise InputError(
-                    f"the {self.name} has {len(encoded)} tokens and the model takes at most "
-                    f"{self.limit}; shorten it, or accept its beginning with truncate=True "
-                    "(--truncate)"
-                )
+        if truncate and not is_text and self.limit is not None:
             encoded = _cut(encoded, self.limit)
-        self._check(encoded.ids)
+        self.check(
+            encoded.ids,
+            f"the {self.name}",
+            "; shorten it, or accept its beginning with truncate=True (--truncate)",
+        )
         return encoded
 
     def read_ids(
@@ -149,29 +146,27 @@ class Reader:
         rows, is_batch = _rows(input_ids, "input_ids")
         masks, kinds = [[1] * len(row) for row in rows], [[0] * len(row) for row in rows]
         if attention_mask is not None:
-            masks = _rows(attention_mask, "attention_mask")[0]
+            masks, _ = _rows(attention_mask, "attention_mask")
         if token_type_ids is not None:
-            kinds = _rows(token_type_ids, "token_type_ids")[0]
+            kinds, _ = _rows(token_type_ids, "token_type_ids")
         sizes = [list(map(len, each)) for each in (rows, masks, kinds)]
         if not rows or sizes[0] != sizes[1] or sizes[0] != sizes[2]:
-            raise InputError(_SHAPES)
+            raise InputError(
+                "input_ids, attention_mask and token_type_ids must have the same shape"
+            )
         special_ids = set(getattr(self.tokenizer, "all_special_ids", ()))
         encoded = []
         for row, mask, kind in zip(rows, masks, kinds, strict=True):
-            tokens = _tokens_in(mask)
-            ids = row[tokens]
+            kept = _tokens_in(mask)
+            ids = row[kept]
             if not ids:
                 raise InputError("input_ids has an empty sequence; give at least one token")
-            self._check(ids)
-            encoded.append(
-                Encoded(
-                    ids,
-                    tokens_of(ids, self.tokenizer),
-                    [i in special_ids for i in ids],
-                    None if token_type_ids is None else kind[tokens],
-                    padding=(row[: tokens.start], row[tokens.stop :]),
-                )
-            )
+            self.check(ids, "input_ids")
+            types = None if token_type_ids is None else kind[kept]
+            special = [token in special_ids for token in ids]
+            padding = row[: kept.start], row[kept.stop :]
+            tokens = tokens_of(ids, self.tokenizer)
+            encoded.append(Encoded(ids, tokens, special, types, padding=padding))
         return encoded, is_batch
 
     def plain_ids(self, text: str) -> list[int]:
@@ -185,32 +180,31 @@ class Reader:
 
     def _words(self, given: Any) -> list[str]:
         words = list(given)
-        if not all(isinstance(word, str) for word in words):
-            raise InputError(f"the {self.name} must be a text or a list of words, got {given!r}")
-        spaced = next((word for word in words if word != word.strip() or " " in word), None)
-        if spaced is not None or not all(words):
-            raise InputError(
-                f"{spaced or ''!r} is no word of the {self.name}; a list beside a target holds the "
-                "words of one text, and several pairs are given as [(source, target), …]"
-            )
+        for word in words:
+            if not isinstance(word, str) or not word or word != word.strip() or " " in word:
+                raise InputError(
+                    f"{word!r} is no word of the {self.name}, which is a text or a list of words; "
+                    "several pairs are given as [(source, target), …]"
+                )
         return words
 
     def _at_once(self, parts: tuple[str, ...], words: list[str] | None, truncate: bool) -> Encoded:
+        """Tokenise a text or a pair with one call; a fast tokenizer says where the words are."""
+        fast = self.tokenizer.is_fast
         options: dict[str, Any] = {"return_special_tokens_mask": True}
+        options |= {"return_offsets_mapping": True} if fast else {}
         if self.limit is not None and (truncate or self.padded):
-            options["max_length"] = self.limit
+            options |= {"max_length": self.limit}
             options |= {"truncation": True} if truncate else {}
             options |= {"padding": "max_length"} if self.padded else {}
-        if self.tokenizer.is_fast:
-            options["return_offsets_mapping"] = True
         batch = self._tokenise(*parts, **options)
-        ids, has_types = list(batch["input_ids"]), "token_type_ids" in batch and self.name == TEXT
-        of_tokens, labels = words_of(batch, parts, words) if self.tokenizer.is_fast else (None, [])
+        ids, types = list(batch["input_ids"]), batch.get("token_type_ids")
+        of_tokens, labels = words_of(batch, parts, words) if fast else (None, [])
         return Encoded(
             ids,
             tokens_of(ids, self.tokenizer),
-            [bool(flag) for flag in batch["special_tokens_mask"]],
-            list(batch["token_type_ids"]) if has_types else None,
+            list(map(bool, batch["special_tokens_mask"])),
+            list(types) if types is not None and self.name == TEXT else None,
             of_tokens,
             labels,
             parts if len(parts) == 2 else parts[0],
@@ -237,18 +231,17 @@ class Reader:
             ids, tokens_of(ids, self.tokenizer), special, None, of_tokens, list(labels), text
         )
 
-    def _check(self, ids: Sequence[int]) -> None:
+    def check(self, ids: Sequence[int], what: str, instead: str = "") -> None:
         """Raise for token ids that the model does not have, or for more of them than it takes."""
-        if self.vocabulary is not None:
-            wrong = next((i for i in ids if not 0 <= i < self.vocabulary), None)
-            if wrong is not None:
-                raise InputError(
-                    f"token id {wrong} is out of vocabulary; this model's ids are 0 to "
-                    f"{self.vocabulary - 1} (a tokenizer must be the model's own)"
-                )
         if self.limit is not None and len(ids) > self.limit:
             raise InputError(
-                f"input_ids has {len(ids)} tokens and the model takes at most {self.limit}"
+                f"{what} has {len(ids)} tokens and the model takes at most {self.limit}{instead}"
+            )
+        if self.vocabulary is not None and not 0 <= min(ids) <= max(ids) < self.vocabulary:
+            wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
+            raise InputError(
+                f"token id {wrong} is out of vocabulary; this model's ids are 0 to "
+                f"{self.vocabulary - 1} (a tokenizer must be the model's own)"
             )
 
 
@@ -262,17 +255,17 @@ def _parts(text: Any) -> tuple[str, ...]:
 
 
 def _cut(encoded: Encoded, limit: int) -> Encoded:
-    """The beginning of a sequence, with the special tokens of its end."""
-    flags, words = encoded.special, encoded.words
-    behind = next((k for k, flag in enumerate(reversed(flags)) if not flag), len(flags))
-    kept = [*range(max(0, limit - behind)), *range(len(encoded) - behind, len(encoded))][:limit]
-    return replace(
-        encoded,
-        ids=[encoded.ids[k] for k in kept],
-        tokens=[encoded.tokens[k] for k in kept],
-        special=[flags[k] for k in kept],
-        words=None if words is None else [words[k] for k in kept],
-    )
+    """The beginning of a sequence that is too long, with the special tokens of its end."""
+    n = len(encoded)
+    if n <= limit:
+        return encoded
+    behind = next((k for k, flag in enumerate(reversed(encoded.special)) if not flag), n)
+    kept = [*range(max(0, limit - behind)), *range(n - behind, n)][:limit]
+    chosen: dict[str, Any] = {}
+    for name in ("ids", "tokens", "special", "words"):
+        if (each := getattr(encoded, name)) is not None:
+            chosen[name] = [each[k] for k in kept]
+    return replace(encoded, **chosen)
 
 
 # Words: which word of the text each token belongs to.
@@ -288,39 +281,28 @@ def words_of(
     are joined by single spaces.
     """
     word_ids, offsets, segments = batch.word_ids(), batch["offset_mapping"], batch.sequence_ids()
-    if words is None:
-        starts = [_unsplit_words(part, k, word_ids, segments) for k, part in enumerate(parts)]
-    else:
-        starts = [list(accumulate((len(word) + 1 for word in words[:-1]), initial=0))]
-    keys: list[tuple[int, int] | None] = []
+    starts: list[list[int]] = []  # of each text's words, where the tokenizer does not tell them
+    separated = r"\S+" if words is None else "[^ ]+"  # a given word may hold other white space
+    for segment, part in enumerate(parts):
+        begins = [match.start() for match in re.finditer(separated, part)]
+        known = {word for word, own in zip(word_ids, segments, strict=True) if own == segment}
+        unsplit = len(known) == 1 and len(begins) > 1
+        starts.append(begins if unsplit or words is not None else [])
+    of_tokens: list[int | None] = []
+    spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # each word's index and characters
     for segment, word, (start, stop) in zip(segments, word_ids, offsets, strict=True):
         if segment is None or (words is None and word is None):
-            keys.append(None)
+            of_tokens.append(None)
             continue
-        begins = starts[segment]
-        if begins is not None:
+        if starts[segment]:
             token = parts[segment][start:stop]
-            word = bisect_right(begins, start + len(token) - len(token.lstrip())) - 1
-        keys.append((segment, word))
-    if words is not None:
-        return [None if key is None else key[1] for key in keys], words
-    spans: dict[tuple[int, int], tuple[int, int]] = {}  # of characters, in the order of the words
-    for key, (start, stop) in zip(keys, offsets, strict=True):
-        if key is not None:
-            low, high = spans.get(key, (start, stop))
-            spans[key] = (min(low, start), max(high, stop))
-    order = {key: index for index, key in enumerate(spans)}
-    labels = [parts[key[0]][slice(*span)].strip() for key, span in spans.items()]
-    return [None if key is None else order[key] for key in keys], labels
-
-
-def _unsplit_words(
-    text: str, segment: int, word_ids: Sequence[int | None], segments: Sequence[int | None]
-) -> list[int] | None:
-    """Where the words of a text begin, if its tokenizer calls all of it one word; else None."""
-    begins = [match.start() for match in re.finditer(r"\S+", text)]
-    words = {word for word, part in zip(word_ids, segments, strict=True) if part == segment}
-    return begins if len(words) == 1 and len(begins) > 1 else None
+            word = bisect_right(starts[segment], start + len(token) - len(token.lstrip())) - 1
+        index, low, high = spans.get((segment, word), (len(spans), start, stop))
+        spans[segment, word] = index, min(low, start), max(high, stop)
+        of_tokens.append(index if words is None else word)
+    if words is None:
+        words = [parts[key[0]][low:high].strip() for key, (_, low, high) in spans.items()]
+    return of_tokens, words
 
 
 # Rows of token ids: as users give them, and as a model takes them.
@@ -328,26 +310,24 @@ def _unsplit_words(
 
 def _tokens_in(mask: list[int]) -> slice:
     """The positions of the tokens: one run of ones, with padding before or behind it."""
-    other = next((value for value in mask if value not in (0, 1)), None)
-    if other is not None:
-        raise InputError(f"attention_mask holds {other}; it says 1 for a token and 0 for padding")
-    if 1 not in mask:
-        return slice(0)
-    start, stop = mask.index(1), len(mask) - mask[::-1].index(1)
-    if 0 in mask[start:stop]:
-        raise InputError(
-            f"attention_mask has a 0 at position {start + mask[start:stop].index(0)}, between "
-            "tokens; NormLens analyses whole sequences, so mask padding at the ends only, and "
-            "leave tokens out of input_ids to analyse the text without them"
-        )
-    return slice(start, stop)
+    first, last = (mask.index(1), mask[::-1].index(1)) if 1 in mask else (0, len(mask))
+    tokens = slice(first, len(mask) - last)
+    for position, value in enumerate(mask):
+        if value != (tokens.start <= position < tokens.stop):
+            where = "between tokens" if value == 0 else "which is neither 0 nor 1"
+            raise InputError(
+                f"attention_mask has {value} at position {position}, {where}; it is 1 for tokens "
+                "and 0 for padding, at the ends only: leave tokens out of input_ids to analyse the "
+                "text without them"
+            )
+    return tokens
 
 
 def _rows(values: Any, what: str) -> tuple[list[list[int]], bool]:
     """Rows of integers from a tensor, an array or lists, and whether there is a batch axis."""
-    listed = _plain(values)
-    batched = isinstance(listed, list) and bool(listed) and isinstance(_plain(listed[0]), list)
-    rows = [_plain(row) for row in listed] if batched else [listed]
+    rows = _plain(values)
+    batched = isinstance(rows, list) and bool(rows) and isinstance(rows[0], list)
+    rows = rows if batched else [rows]
     if not all(
         isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows
     ):
@@ -360,7 +340,7 @@ def _plain(values: Any) -> Any:
     if hasattr(values, "tolist"):
         return values.tolist()
     if isinstance(values, Iterable) and not isinstance(values, (str, bytes)):
-        return [value.tolist() if hasattr(value, "tolist") else value for value in values]
+        return [_plain(value) for value in values]
     return values
 
 
@@ -372,17 +352,17 @@ def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str
     not treat missing types as zeros.
     """
     width = max(map(len, batch))
-
-    def table(rows: list[list[int]], fill: int) -> torch.Tensor:
-        return sent(torch.tensor([row + [fill] * (width - len(row)) for row in rows]), device)
-
-    inputs = {
-        "input_ids": table([sequence.ids for sequence in batch], pad_id),
-        "attention_mask": table([[1] * len(sequence) for sequence in batch], 0),
+    rows = {
+        "input_ids": ([sequence.ids for sequence in batch], pad_id),
+        "attention_mask": ([[1] * len(sequence) for sequence in batch], 0),
     }
     kinds = [sequence.type_ids for sequence in batch if sequence.type_ids is not None]
     if kinds:
         if len(kinds) < len(batch):
             raise InputError("some sequences have token types and others none; give them to all")
-        inputs["token_type_ids"] = table(kinds, 0)
+        rows["token_type_ids"] = kinds, 0
+    inputs = {}
+    for name, (each, fill) in rows.items():
+        table = torch.tensor([row + [fill] * (width - len(row)) for row in each])
+        inputs[name] = sent(table, device)
     return inputs

@@ -14,7 +14,7 @@ from normlens.layers import (
     Layer,
     Norm,
     ParallelFeedForward,
-    blocks_of,
+    Projection,
 )
 from normlens.models.base import supported_families, tiny_settings
 from normlens.models.parts import ImageEncoder, SignalEncoder
@@ -31,7 +31,7 @@ def _traits(layers: Sequence[Layer]) -> Iterator[str]:
     norms += [s.norm for s in steps if isinstance(s, ParallelFeedForward) and s.norm is not None]
     for norm in norms:
         yield "no norms" if norm.eps is None else "LayerNorm" if norm.centred else "RMSNorm"
-    if any(layer.projections for layer in layers):
+    if any(isinstance(step, Projection) for step in steps):
         yield "bottlenecks"
     if any(sum(isinstance(step, FeedForward) for step in layer.steps) > 1 for layer in layers):
         yield "several blocks"
@@ -50,7 +50,7 @@ def _traits(layers: Sequence[Layer]) -> Iterator[str]:
     for step in steps:
         if isinstance(step, Experts):
             yield "experts" if step.shared is None else "experts with a shared one"
-    for block in (block for step in steps for block in blocks_of(step)):
+    for block in (block for step in steps for block in _blocks(step)):
         yield f"gated {block.activation}" if block.gate is not None else block.activation
         if block.limit is not None:
             yield "limits"

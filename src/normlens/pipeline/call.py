@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -36,6 +38,7 @@ from normlens.pipeline.collector import Collector, token_axis
 from normlens.pipeline.comparisons import Seen
 from normlens.pipeline.progress import Progress
 from normlens.plan.costs import check_limit, check_vectors_limit
+from normlens.results import store
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
@@ -150,6 +153,33 @@ def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Encoded]) -> No
     )
 
 
+# Maps of one long text that go to a file layer by layer, so that memory never holds them all.
+
+
+#: Bytes of a header that are kept for the provenance, the names of arrays and their checksums; for
+#: the layers that an array covers; and how often a token's label may stand in it, in JSON within
+#: JSON.
+ROOM, ROOM_OF_LAYER, LABELS = 1 << 17, 1 << 10, 8
+
+
+def check_out(out: str | PathLike[str], items: Sequence[Encoded], origin: str) -> None:
+    """Raise unless these maps can be written to this file one layer after the other."""
+    if not fspath(out).lower().endswith(store.ENDING):
+        raise InputError(
+            f"`out` names a {store.ENDING} file, which maps are written to while they are "
+            f"computed, not {fspath(out)!r}; leave it out and export the maps for other formats"
+        )
+    if len(items) != 1:
+        raise InputError(
+            f"`out` takes the maps of one text, and {len(items)} are given; call it for each"
+        )
+    if origin == INPUT:
+        raise InputError(
+            f"with origin={INPUT!r} the maps of all layers are finished together, so that `out` "
+            "cannot take one after the other; leave it out and save the maps"
+        )
+
+
 # Batches of one shape that are replayed as CUDA graphs (`normlens.pipeline.recordings`).
 
 
@@ -226,6 +256,22 @@ class Call:
         ahead = 0 if lens.device.type == "cpu" else 1  # a GPU works on while a batch is packed up
         with current(lens.device):
             return in_batches(lens, items, batch_size, self._launch, self._packed, ahead)
+
+    def write(self, item: Encoded, out: str | PathLike[str], overwrite: bool) -> Maps:
+        """Write the maps of one text to a new file and return them; they stay there until used."""
+        labels = [
+            (each.tokens, each.ids, each.special, each.words, each.word_labels, each.text)
+            for each in item.sequences
+        ]
+        room = (
+            ROOM + ROOM_OF_LAYER * len(self.layers) + LABELS * len(json.dumps(labels, default=str))
+        )
+        with store.writing(fspath(out), overwrite=overwrite) as temporary:
+            file = GrowingFile(temporary, room)
+            (maps,) = replace(self, file=file).maps([item], 1)
+            file.finish(*store.saved(maps))
+            del maps  # its arrays are in the file that gets its name now
+        return store.open_as(Maps, fspath(out), mapped=True)
 
     def _launch(self, batch: list[Encoded]) -> list[Collector]:
         """Run the model and the algebra; on a GPU the results are not there yet."""

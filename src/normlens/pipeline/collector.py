@@ -135,7 +135,7 @@ def allowed_pairs(
         masks = place("allowed", shape, np.dtype(np.bool_))
     else:
         masks = np.empty((1 if alike else len(readings), *shape[1:]), dtype=bool)
-    own = {reach: reach.array(n) for reach, _ in readings}
+    own = {reach: reach.mask(n).numpy() for reach, _ in readings}
     for mask, (reach, reads) in zip(masks, readings, strict=False):
         mask[:, :others], mask[:, others:] = reads, own[reach]
     return np.broadcast_to(masks, shape) if alike else masks

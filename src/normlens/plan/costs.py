@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from normlens.errors import MemoryLimitError
-from normlens.layers import Experts, FeedForward, Layer, Reach, Step, blocks_of
+from normlens.layers import Experts, FeedForward, Layer, Reach, blocks_of
 from normlens.options import DEFAULT_LIMIT, SHAPLEY
 from normlens.scopes import components_of
 
@@ -84,8 +84,7 @@ class Shape:
         (d, m), widest = block.up.weight.shape, None
         if isinstance(ff, Experts):
             m, widest = ff.active, ff.widest
-        k = len(block.inputs)
-        return cls(n, pairs, d, m, heads, k, itemsize, sources, widest)
+        return cls(n, pairs, d, m, heads, len(block.inputs), itemsize, sources, widest)
 
 
 # The cost of the head products ``B_h W_k``, from a head's value vector to the neurons.
@@ -108,11 +107,6 @@ def head_product_elements(heads: int, d_head: int, m: int, projections: int) -> 
     return projections * heads * d_head * m
 
 
-def row_operations(sources: int, heads: int, width: int, m: int, projections: int) -> int:
-    """Operations of Q_jh from vectors of `width` numbers: d for U, d_head with head products."""
-    return 2 * sources * projections * heads * width * m
-
-
 # The feed-forward stage by PyTorch: tiles, one matrix per target, or sampled players.
 #
 # Operations for one sequence and layer, with `pairs` allowed (target, source) pairs:
@@ -132,18 +126,14 @@ TILES, MATRICES = "tiles", "matrices"
 FEWEST_ROWS = 16
 
 
-def tile_operations(shape: Shape) -> int:
-    """Operations of all tiles: kH rows of m numbers are mixed, and one is multiplied by W_down."""
+def operations(shape: Shape, method: str) -> int:
+    """Operations of the stage by `TILES` or `MATRICES`."""
+    n, pairs, d, m, k = shape.n, shape.pairs, shape.d, shape.m, shape.projections
+    if method == MATRICES:  # (d×m)(m×d) per target; a part mixed and (d)(d×d) per pair
+        return n * 2 * d * d * m + pairs * 2 * d * d + mix_operations(shape)
     if shape.widest is not None:
-        products = shape.pairs * 2 * shape.d * shape.m * (shape.projections + 1)
-        return products + mix_operations(shape)
-    return shape.pairs * 2 * shape.m * (shape.d + shape.projections * shape.heads)
-
-
-def matrix_operations(shape: Shape) -> int:
-    """Operations of the matrices: (d×m)(m×d) per target; a part mixed and (d)(d×d) per pair."""
-    matrices = shape.n * 2 * shape.d * shape.d * shape.m
-    return matrices + shape.pairs * 2 * shape.d * shape.d + mix_operations(shape)
+        return pairs * 2 * d * m * (k + 1) + mix_operations(shape)
+    return pairs * 2 * m * (d + k * shape.heads)  # kH rows are mixed, one is multiplied by W_down
 
 
 def mix_operations(shape: Shape) -> int:
@@ -153,7 +143,7 @@ def mix_operations(shape: Shape) -> int:
 
 def cheaper_method(shape: Shape) -> str:
     """`TILES` or `MATRICES`, by operations."""
-    return MATRICES if matrix_operations(shape) < tile_operations(shape) else TILES
+    return MATRICES if operations(shape, MATRICES) < operations(shape, TILES) else TILES
 
 
 def player_memory(shape: Shape, scopes: int) -> int:
@@ -199,20 +189,15 @@ class Plan:
         Experts: one expert's weights in the algebra's precision; per pair k of its hidden rows, the
         part before and behind the experts, and a copy of either for one of them.
         """
-        rows, k = self.sources * self.targets, shape.projections
+        rows, d, m, k = self.sources * self.targets, shape.d, shape.m, shape.projections
+        matrices = self.targets * d * d
         if shape.widest is not None:
-            expert = (k + 2) * shape.d * shape.widest
-            matrices = (
-                self.targets * shape.d * shape.d
-                if self.method == MATRICES
-                else rows * k * shape.widest
-            )
-            return (expert + matrices + 8 * rows * shape.d) * shape.itemsize
-        if self.method == MATRICES:
-            elements = self.targets * shape.d * shape.d + 2 * shape.d * shape.m + 4 * rows * shape.d
+            inside = matrices if self.method == MATRICES else rows * k * shape.widest
+            elements = (k + 2) * d * shape.widest + inside + 8 * rows * d
+        elif self.method == MATRICES:
+            elements = matrices + 2 * d * m + 4 * rows * d
         else:
-            rows_of_sources = self.sources * shape.heads * k * (shape.m + shape.d)
-            elements = rows_of_sources + rows * (k * shape.m + 3 * shape.d)
+            elements = self.sources * shape.heads * k * (m + d) + rows * (k * m + 3 * d)
         return elements * shape.itemsize
 
     def halved(self) -> Plan | None:
@@ -235,10 +220,7 @@ def choose_plan(shape: Shape, limit: int | None) -> Plan:
         plan = Plan(MATRICES, shape.sources or shape.n, min(MATRIX_TARGETS, half))
     else:
         plan = Plan(TILES, min(SOURCES, shape.sources or shape.n), min(TARGETS, half))
-    while limit is not None and plan.memory(shape) > limit:
-        smaller = plan.halved()
-        if smaller is None:
-            break
+    while limit is not None and plan.memory(shape) > limit and (smaller := plan.halved()):
         plan = smaller
     return plan
 
@@ -278,17 +260,14 @@ def source_memory(layer: Layer, b: int, n: int, itemsize: int) -> int:
     Six vectors and, of the largest feed-forward block, its projections with two products of theirs;
     or four of the wider vectors outside a bottleneck.
     """
-    inside = 6 * max(layer.attention.output.weight.shape) + max(map(_neurons, layer.steps))
-    return b * n * max(inside, 4 * layer.width) * itemsize
-
-
-def _neurons(step: Step) -> int:
-    """Numbers that one part takes inside a feed-forward block."""
-    if isinstance(step, Experts):  # vectors and neurons of one expert, and the sum of all
-        return 4 * step.members[0].down.weight.shape[1] + 4 * step.widest
-    if isinstance(step, FeedForward):
-        return (3 if step.gate is None else 4) * step.down.weight.shape[0]
-    return 0
+    inside = [0]
+    for step in layer.steps:
+        if isinstance(step, Experts):  # vectors and neurons of one expert, and the sum of all
+            inside.append(4 * step.members[0].down.weight.shape[1] + 4 * step.widest)
+        elif isinstance(step, FeedForward):
+            inside.append((2 + len(step.inputs)) * step.down.weight.shape[0])
+    numbers = 6 * max(layer.attention.output.weight.shape) + max(inside)
+    return b * n * max(numbers, 4 * layer.width) * itemsize
 
 
 def sources_at_once(one: int, n: int, limit: int | None) -> int:
@@ -312,30 +291,21 @@ def sequence_memory(n: int, heads: int, d: int, itemsize: int) -> int:
     return itemsize * n * (4 * heads * n + 3 * heads * d + 12 * d)
 
 
-def affordable_sequences(device: torch.device, weights: int, per_sequence: int) -> int:
-    """How many sequences fit into a quarter of the memory that `weights` bytes leave free.
-
-    The memory that happens to be free at the moment does not count: results must not depend on
-    what ran before. On a CPU one sequence already fills the machine, and padding would only add
-    work.
-    """
-    if device.type == "cpu":
-        return 1
-    room = max(0, device_memory(device) - weights)
-    return max(1, min(LARGEST_BATCH, room // SHARE // per_sequence))
-
-
 def affordable_batch(
     device: torch.device, layers: Sequence[Layer], weights: int, n: int, itemsize: int
 ) -> int:
-    """How many sequences of n tokens a batch of a model with these layers has on a device.
+    """How many sequences of n tokens fit into a quarter of the memory that the model leaves free.
 
-    `weights` are the bytes of the model, `itemsize` those of one of the algebra's numbers.
+    `weights` are the bytes of the model, `itemsize` those of one of the algebra's numbers. The
+    memory that happens to be free at the moment does not count: results must not depend on what ran
+    before. On a CPU one sequence already fills the machine, and padding would only add work.
     """
+    if device.type == "cpu":
+        return 1
     # A decoder layer that reads the encoder has the weights of two attentions.
     heads = max(sum(attention.heads for attention in layer.attentions) for layer in layers)
     each = sequence_memory(n, heads, layers[0].width, itemsize)
-    return affordable_sequences(device, weights, each)
+    return max(1, min(LARGEST_BATCH, (device_memory(device) - weights) // SHARE // each))
 
 
 # Whole vectors: which sources pass a layer together, and which pass the model together.
@@ -357,13 +327,12 @@ Chunk = tuple[int, int]  # the first source, and how many
 
 @dataclass(frozen=True)
 class VectorSizes:
-    """What the memory of whole vectors depends on."""
+    """What whole vectors of a batch of `batch` sequences of `n` tokens take."""
 
     n: int
     batch: int
-    d: int
-    neurons: int  # of a feed-forward block, those of every input projection
-    itemsize: int
+    kept: int  # bytes of one source's vectors
+    passing: int  # bytes that one source takes while it passes a layer
 
     @classmethod
     def of(cls, layers: Sequence[Layer], batch: int, n: int, itemsize: int) -> VectorSizes:
@@ -372,17 +341,9 @@ class VectorSizes:
         steps = [step for layer in layers for step in layer.steps]
         blocks = [block for step in steps for block in blocks_of(step)]
         neurons = [len(block.inputs) * block.up.weight.shape[1] for block in blocks]
-        return cls(n, batch, layers[0].width, max(neurons, default=0), itemsize)
-
-    @property
-    def kept(self) -> int:
-        """Bytes of one source's vectors."""
-        return self.batch * self.n * self.d * self.itemsize
-
-    @property
-    def passing(self) -> int:
-        """Bytes that one source takes while it passes a layer."""
-        return COPIES * self.kept + self.batch * self.n * self.neurons * self.itemsize
+        numbers = batch * n * itemsize
+        kept = numbers * layers[0].width
+        return cls(n, batch, kept, COPIES * kept + numbers * max(neurons, default=0))
 
     @property
     def least(self) -> int:
@@ -390,29 +351,22 @@ class VectorSizes:
         return 2 * self.passing
 
 
-def chunk_sources(sizes: VectorSizes, limit: int, causal: bool) -> int:
-    """How many sources pass a layer together: half of the limit is theirs."""
-    worth = -(-ROWS // (sizes.batch * sizes.n))
-    if causal:
-        worth = min(worth, -(-sizes.n // CAUSAL_CHUNKS))
-    return max(1, min(worth, limit // (2 * sizes.passing), sizes.n))
+def group_sources(sizes: VectorSizes, limit: int, causal: bool, sources: int) -> list[list[Chunk]]:
+    """All sources in chunks that pass a layer together, in groups that pass the model together.
 
-
-def group_sources(
-    sizes: VectorSizes, limit: int, causal: bool, sources: int | None = None
-) -> list[list[Chunk]]:
-    """All sources in chunks, in groups of which the other half of the limit holds one.
-
-    There are as many `sources` as targets, or fewer.
+    Half of the limit is a chunk's, the other half holds a group. There are as many `sources` as
+    targets, or fewer.
     """
-    count = chunk_sources(sizes, limit, causal)
-    every = sizes.n if sources is None else sources
+    n = sizes.n
+    count = min(-(-ROWS // (sizes.batch * n)), limit // sizes.least, n)
+    if causal:
+        count = min(count, -(-n // CAUSAL_CHUNKS))
+    count = max(1, count)
     groups: list[list[Chunk]] = []
     held = limit
-    for first in range(0, every, count):
-        size = min(count, every - first)
-        targets = sizes.n - first if causal else sizes.n
-        needed = size * sizes.kept * targets // sizes.n
+    for first in range(0, sources, count):
+        size = min(count, sources - first)
+        needed = size * sizes.kept * (n - first if causal else n) // n
         if held + needed > limit // 2 or not groups:
             groups.append([])
             held = 0
@@ -425,9 +379,6 @@ def group_sources(
 #
 # A lower limit would be exceeded, or would force tiles of a few pairs, each of which reads all of
 # W_down: a text of some hundred tokens would take hours.
-
-
-_UNITS = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
 
 
 def check_limit(
@@ -461,12 +412,13 @@ def check_limit(
                 shape = Shape.of_block(ff, attention.heads, reach, n, itemsize, sources)
                 needs.append((least_memory(shape, rule, behind), n))
     least, n = max(needs, default=(0, 0))
-    if limit < least:
-        raise MemoryLimitError(
-            f"the memory limit of {_size(limit)} is too low for {n} tokens: the feed-forward block "
-            f"needs {_size(least)}; give that much (or leave the limit out), a shorter text, "
-            "or only scopes before the block"
-        )
+    _check(
+        limit,
+        least,
+        n,
+        "feed-forward block needs",
+        ", a shorter text, or only scopes before the block",
+    )
 
 
 def check_vectors_limit(
@@ -475,17 +427,20 @@ def check_vectors_limit(
     """Raise unless a memory limit suffices for whole vectors in sequences of these lengths."""
     n = max(lengths, default=1)
     least = VectorSizes.of(layers, 1, n, itemsize).least
+    _check(limit, least, n, "vectors of one input token need", ", or a shorter text")
+
+
+def _check(limit: int, least: int, n: int, what: str, instead: str) -> None:
     if limit < least:
         raise MemoryLimitError(
-            f"the memory limit of {_size(limit)} is too low for {n} tokens: the vectors of one "
-            f"input token need {_size(least)}; give that much (or leave the limit out), or a "
-            "shorter text"
+            f"the memory limit of {_size(limit)} is too low for {n} tokens: the {what} "
+            f"{_size(least)}; give that much (or leave the limit out){instead}"
         )
 
 
 def _size(count: int) -> str:
     """Bytes in the form that `parse_bytes` reads, rounded up so that the size shown is enough."""
-    for unit, size in _UNITS:
+    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
         if count >= size:
             return f"{math.ceil(10 * count / size) / 10:g}{unit}"
     return f"{count} bytes"

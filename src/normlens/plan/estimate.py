@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -13,27 +14,20 @@ from normlens.errors import InputError
 from normlens.frozen.parts import gram_memory, gram_operations
 from normlens.frozen.stage import is_supported, kernel_precision, kernel_slots
 from normlens.gpu.sizes import SPLIT_PRODUCTS, kernels_run_on
-from normlens.layers import (
-    Attention,
-    Branch,
-    FeedForward,
-    Norm,
-    ParallelFeedForward,
-    Projection,
-    Reach,
-    Residual,
-)
+from normlens.inputs.encode import reader_of
+from normlens.inputs.text import SOURCE, TARGET, TEXT, Encoded
+from normlens.layers import Attention, Branch, FeedForward, Linear, Norm, Reach, Residual, blocks_of
 from normlens.lens import Lens
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
-from normlens.options import DEFAULT_LIMIT, NOT_BY_SOURCE, SHAPLEY, AnalysisOptions, Settings
-from normlens.pipeline.call import Stack, stacks_of
+from normlens.options import NOT_BY_SOURCE, NOT_FOR_EXPERTS, SHAPLEY, AnalysisOptions
+from normlens.pipeline.call import Stack, check_memory_limit, layers_by_stack, stacks_of
 from normlens.plan import costs
 from normlens.plan.costs import MATRICES, TILES, VECTORS, Plan, Shape
 from normlens.plan.kernels import KernelStage
 from normlens.trace.run import ROWS
 
 
-def skeleton(config: Any, name: str | None = None) -> Lens:
+def skeleton(config: Any, name: str | None = None, dtype: torch.dtype | None = None) -> Lens:
     """A lens on a model of this configuration that has shapes but no weights."""
     from normlens.models import adapter_class
     from normlens.models.unwrapping import model_of
@@ -41,17 +35,18 @@ def skeleton(config: Any, name: str | None = None) -> Lens:
     adapter_class(config)
     with torch.device("meta"):
         model = model_of(config)
-    return Lens(model, name=name)
+    return Lens(model if dtype is None else model.to(dtype), name=name)
 
 
-# The call that a user asks to be estimated, judged as the lens would judge it.
+# The call that a user asks to be estimated.
 
 
 @dataclass(frozen=True)
-class Analysis:
-    """A call of a lens (a skeleton will do): options, lengths and the device, which may be absent.
+class Estimate:
+    """Operations and bytes of one batch of a call, item by item; a function of sizes.
 
-    Of an encoder–decoder `tokens` are the source's.
+    The lens may be a skeleton, and the device need not be here. Of an encoder–decoder `tokens` are
+    the source's.
     """
 
     lens: Lens
@@ -60,7 +55,6 @@ class Analysis:
     target_tokens: int | None = None  # what a decoder reads; None: the model has one stack
     batch: int = 1
     device: str = "cpu"
-    dtype: torch.dtype | None = None  # of the weights; None: the model's
 
     @cached_property
     def stacks(self) -> tuple[Stack, ...]:
@@ -68,94 +62,134 @@ class Analysis:
         return stacks_of(self.lens, self.options, arrays=True, correlations=False)
 
     @cached_property
-    def settings(self) -> Settings:
-        return self.options.settings
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one of the weights' numbers; those of the algebra have four at least."""
-        return (self.dtype or self.lens.dtype).itemsize
-
-    @property
-    def weights(self) -> int:
-        """Bytes of the model."""
-        return self.itemsize * sum(p.numel() for p in self.lens.model.parameters())
-
-    @cached_property
     def layers(self) -> list[PlannedLayer]:
         """Every layer of the model."""
-        return [PlannedLayer(self, index) for index in range(self.lens.n_layers)]
+        lens, names = self.lens, [""] * self.lens.n_layers
+        if isinstance(lens.adapter, TwoStacks):
+            both = layers_by_stack(lens.adapter, lens.layers)
+            names = [name for name, layers in both.items() for _ in layers]
+        return [PlannedLayer(self, index, name) for index, name in enumerate(names)]
 
-    def scopes(self, name: str = "") -> list[str]:
-        """The scopes that are asked of a stack."""
-        return [s for stack in self.stacks if stack.name == name for s in stack.request.scopes]
-
-    def chosen(self, stack: Stack) -> list[PlannedLayer]:
+    @cached_property
+    def chosen(self) -> list[PlannedLayer]:
         """The layers that are asked for."""
-        return [self.layers[stack.first + index] for index in stack.request.layers]
+        places = [stack.first + index for stack in self.stacks for index in stack.request.layers]
+        return [self.layers[place] for place in places]
 
-    def check_lengths(self) -> None:
-        """Raise for texts that the model does not take, and say which of two is too long."""
-        lens, tokens, target_tokens = self.lens, self.tokens, self.target_tokens
-        if not isinstance(lens.adapter, TwoStacks):
-            if target_tokens is not None:
+    def check(self) -> None:
+        """Raise for lengths, a memory limit or a rule that the call would be refused for."""
+        lens, adapter, lengths = self.lens, self.lens.adapter, {TEXT: self.tokens}
+        item = source = Encoded([], [""] * self.tokens, [])
+        if isinstance(adapter, TwoStacks):
+            if self.target_tokens is None:
                 raise InputError(
-                    f"--target-tokens is for encoder–decoders; {lens.name} reads one text"
+                    f"{lens.name} is an encoder–decoder; give the length of its target with "
+                    "--target-tokens"
                 )
-            limits = {"": (tokens, lens.max_tokens)}
-        elif target_tokens is None:
-            raise InputError(
-                f"{lens.name} is an encoder–decoder; give the length of its target with "
-                "--target-tokens"
-            )
-        else:
-            frames = lens.adapter.max_source_positions()
-            if lens.adapter.hears and tokens != frames:
+            lengths = {SOURCE: self.tokens, TARGET: self.target_tokens}
+            item = Encoded([], [""] * self.target_tokens, [], source=source)
+            frames = adapter.max_source_positions()
+            if adapter.hears and self.tokens != frames:
                 raise InputError(
                     f"{lens.name} hears its source, which always has {frames} frames; give "
                     f"--tokens {frames}"
                 )
-            target = (target_tokens, lens.max_tokens)
-            limits = {" in its source": (tokens, frames), " in its target": target}
-        for where, (count, most) in limits.items():
+        elif self.target_tokens is not None:
+            raise InputError(f"--target-tokens is for encoder–decoders; {lens.name} reads one text")
+        for name, count in lengths.items():
+            most = reader_of(lens, name).limit
             if most is not None and count > most:
-                raise InputError(f"{lens.name} takes at most {most} tokens{where}, not {count}")
+                raise InputError(
+                    f"{lens.name} takes at most {most} tokens in its {name}, not {count}"
+                )
+        if self.options.memory_limit is not None:
+            for stack in self.stacks:
+                check_memory_limit(lens, stack, [item])
+        for planned in self.chosen if self.options.nonlinearity == SHAPLEY else ():
+            layer, reason = planned.layer, ""
+            if layer.by_source or layer.experts:
+                reason = NOT_BY_SOURCE if layer.by_source else NOT_FOR_EXPERTS
+            elif len(planned.groups) > 1:
+                reason = "the cost of Shapley values is known for layers with one attention only"
+            if reason and planned.reaches_feed_forward:
+                raise InputError(reason)
 
-    def check_memory_limit(self) -> None:
-        """Raise unless the limit suffices for each stack."""
+    @property
+    def operations(self) -> dict[str, int]:
+        """Multiplications and additions of matrix products."""
+        forward = sum(layer.forward_operations() for layer in self.layers)
+        total = Counter({"forward pass": self.batch * forward})
+        for layer in self.chosen:
+            total.update(layer.operations())
+        return dict(total)
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of the model, of the largest layer (only one's tensors are alive), and of maps."""
+        worst = max(
+            (layer.memory() for layer in self.chosen), key=lambda items: sum(items.values())
+        )
+        results = 0
         for stack in self.stacks:
-            chosen = self.chosen(stack)
-            costs.check_limit(
-                self.settings.memory_limit or DEFAULT_LIMIT,
-                [each.layer for each in chosen],
-                [chosen[0].n],
-                stack.request.scopes,
-                self.settings.rule,
-                chosen[0].item,
-                [self.tokens],
-            )
+            layers = [layer for layer in self.chosen if layer.stack == stack.name]
+            maps = len(stack.request.scopes)
+            if self.options.heads:
+                maps += 2 * max(sum(group.heads for group in layer.groups) for layer in layers)
+            columns = max(sum(group.sources for group in layer.groups) for layer in layers)
+            # A layer's maps are still there while they are copied to those of all layers.
+            results += (len(layers) + 1) * maps * layers[0].n * columns
+        results *= self.batch * self.lens.compute_dtype.itemsize
+        return {"model weights": self.weights, **worst, "result maps": results}
+
+    @property
+    def weights(self) -> int:
+        return sum(parameter.nbytes for parameter in self.lens.model.parameters())
+
+    @property
+    def total_operations(self) -> int:
+        return sum(self.operations.values())
+
+    @property
+    def peak_memory(self) -> int:
+        return sum(self.memory.values())
+
+    @property
+    def stages(self) -> list[SourceGroup]:
+        """The feed-forward stages of the first layer of each stack that has one."""
+        first: dict[str, list[SourceGroup]] = {}
+        for layer in self.chosen:
+            if layer.reaches_feed_forward:
+                first.setdefault(layer.stack, layer.groups)
+        return [group for groups in first.values() for group in groups]
+
+    @property
+    def published(self) -> int:
+        """Bytes of one layer's n×n×H×d tensor."""
+        numbers = max(
+            layer.d * sum(group.heads * layer.n * group.sources for group in layer.groups)
+            for layer in self.chosen
+        )
+        return self.batch * numbers * self.lens.compute_dtype.itemsize
 
     def automatic_batch(self) -> int:
         """How many such sequences a lens runs together on the device."""
-        tokens, item = max(self.tokens, self.target_tokens or 0), self.layers[0].item
+        tokens, item = max(self.tokens, self.target_tokens or 0), self.lens.compute_dtype.itemsize
         device = torch.device(self.device)
         return costs.affordable_batch(device, self.lens.layers, self.weights, tokens, item)
 
 
 @lru_cache(maxsize=256)
-def covered(reach: Reach, n: int, plan: Plan, sources: int | None = None) -> tuple[int, int]:
+def covered(reach: Reach, n: int, plan: Plan, sources: int) -> tuple[int, int]:
     """The number of tiles that are not empty, and of the pairs inside them.
 
-    Tiles are rectangles and masks are not, so these are more pairs than the mask allows. There are
-    as many `sources` as targets, unless said otherwise.
+    Tiles are rectangles and masks are not, so these are more pairs than the mask allows.
     """
     tiles = pairs = 0
-    last = n if sources is None else sources
-    for j in range(0, last, plan.sources):
+    for j in range(0, sources, plan.sources):
         for i in range(0, n, plan.targets):
             targets = min(i + plan.targets, n)
-            low, high = reach.sources(i, targets, last)
-            count = min(high, j + plan.sources, last) - max(low, j)
+            low, high = reach.sources(i, targets, sources)
+            count = min(high, j + plan.sources) - max(low, j)
             if count > 0:
                 tiles += 1
                 pairs += count * (targets - i)
@@ -173,9 +207,9 @@ class SourceGroup:
 
     def __init__(self, at: PlannedLayer, attention: Attention):
         self.at, self.attention, self.heads = at, attention, attention.heads
-        self.n, self.d, self.batch = at.n, at.d, at.analysis.batch
+        self.n, self.d, self.batch = at.n, at.d, at.call.batch
         self.is_own = attention.source is None  # whether they are the targets' tokens
-        self.sources = at.n if self.is_own else at.analysis.tokens
+        self.sources = at.n if self.is_own else at.call.tokens
         self.d_head = attention.value.weight.shape[1] // attention.groups
         self.reach = at.layer.reach if self.is_own else Reach()
         #: Squares that the kernels cut the sources into (`frozen.stage.Squares`).
@@ -211,7 +245,7 @@ class SourceGroup:
         """Tiles of one sequence in a layer; 0: kernels do it."""
         return 0 if self.at.is_fused else covered(self.reach, self.n, self.plan, self.sources)[0]
 
-    @cached_property
+    @property
     def forms_head_products(self) -> bool:
         """Whether rows come from head products B_h W_k, formed for them, and not from U W_k.
 
@@ -229,9 +263,9 @@ class SourceGroup:
         kinds = [type(step) for step in self.at.tail]
         norm = next((step for step in self.at.tail if isinstance(step, Norm)), None)
         slots = kernel_slots(False, norm, Residual in kinds, kinds[:1] == [Norm])
-        one, pairs = self.shape, self.shape.pairs if self.is_own else self.n**2
+        pairs = self.shape.pairs if self.is_own else self.n**2
         return KernelStage(
-            replace(one, pairs=pairs, sources=None),
+            replace(self.shape, pairs=pairs, sources=None),
             self.at.precision,
             self.batch * self.blocks,
             self.d_head,
@@ -266,44 +300,27 @@ class SourceGroup:
         """Operations of the rows of the sources that are mixed."""
         if self.plan.method == MATRICES or self.at.layer.experts:
             return 0
-        m, k = self.shape.m, self.shape.projections
-        formed, width, products, sources = 0, self.d, 1, self.sources
+        width = self.d_head if self.forms_head_products else self.d  # of what rows come from
+        row = 2 * self.shape.projections * self.heads * width * self.shape.m
+        formed = self.d * row if self.forms_head_products else 0
+        products, sources = 1, self.sources
         if self.at.is_fused:
             products, sources = self.at.precision.products, self.blocks * self.n
-        if self.forms_head_products:
-            width = self.d_head
-            formed = 2 * self.d * costs.head_product_elements(self.heads, width, m, k)
-        tokens = self.batch * sources
-        return formed + products * costs.row_operations(tokens, self.heads, width, m, k)
+        return formed + products * self.batch * sources * row
 
     def pairs(self) -> int:
         """Operations of the kernels, if all neurons are active, or of all pairs in the tiles."""
         bypasses = sum(isinstance(step, Residual) for step in self.at.tail)
+        matrices = self.plan.method == MATRICES
         if self.at.is_fused:
             stage = self.kernels
             mixed = stage.precision.products * stage.batch * costs.mix_operations(stage.shape)
-            if stage.method == MATRICES:
-                return stage.matrix_operations + (1 + bypasses) * mixed
-            return stage.by_source + bypasses * mixed
+            products = stage.matrix_operations + mixed if matrices else stage.by_source
+            return products + bypasses * mixed
         _, pairs = covered(self.reach, self.n, self.plan, self.sources)
         inside = replace(self.shape, pairs=pairs)
-        matrices = self.plan.method == MATRICES
-        count = costs.matrix_operations if matrices else costs.tile_operations
-        return self.batch * (count(inside) + bypasses * costs.mix_operations(inside))
-
-    def sum_behind_block(self) -> int:
-        """Operations of the sum of the parts behind the block, which the kernels must meet."""
-        n, width = self.n, self.heads * self.d_head
-        mixed = 2 * n * n * width + 2 * n * width * self.d  # of a square of sources
-        block = 2 * n * self.d * self.shape.m * (self.shape.projections + 1)
-        return self.batch * self.blocks * (mixed + block)
-
-    def factored_buffers(self) -> int:
-        """Bytes for norms before the feed-forward block; the kernel needs none but its result."""
-        if not self.at.wants_factored or self.at.has_kernels:
-            return 0
-        device = torch.device(self.at.analysis.device).type
-        return gram_memory(self.batch * self.sources, self.heads, self.n, self.d, device)
+        operations = costs.operations(inside, MATRICES if matrices else TILES)
+        return self.batch * (operations + bypasses * costs.mix_operations(inside))
 
     def stage_buffers(self) -> int:
         """Bytes of the feed-forward stage's intermediates."""
@@ -325,9 +342,9 @@ class SourceGroup:
 
 # One layer of the call.
 #
-# Operations are multiplications and additions of matrix products. For one batch of `b` sequences of
-# `n` tokens (H heads of width d_head, k input projections of the feed-forward block; a decoder that
-# reads an encoder has two groups of sources, each with its costs):
+# For one batch of `b` sequences of `n` tokens (H heads of width d_head, k input projections of the
+# feed-forward block; a decoder that reads an encoder has two groups of sources, each with its
+# costs):
 #
 #     forward pass        2n · (elements of all matrices) + 4n²·H·d_head             per layer
 #     checks              2·ROWS · (elements of its linear maps)                     per layer
@@ -339,45 +356,30 @@ class SourceGroup:
 # "float32" is three of short numbers, and counts as three.
 
 
-@dataclass(eq=False)  # two that look alike are not the same factors
-class _Factors:
-    """The parts of one group at some point of the layer."""
-
-    group: SourceGroup
-    has_values: bool = False  # whether U (j, h, d) is at hand
-
-
 class PlannedLayer:
     """What a call asks of one layer, how that is computed, and what it costs."""
 
-    def __init__(self, analysis: Analysis, index: int):
-        lens, self.analysis, self.settings = analysis.lens, analysis, analysis.settings
-        self.layer, self.item = lens.layers[index], max(4, analysis.itemsize)
-        self.stack = ""  # of an encoder–decoder: which of its stacks
-        if isinstance(lens.adapter, TwoStacks):
-            self.stack = ENCODER if index < len(lens.adapter.encoder_blocks()) else DECODER
-        self.n = analysis.tokens
-        if self.stack == DECODER:
-            assert analysis.target_tokens is not None
-            self.n = analysis.target_tokens
-        self.d, self.width = self.layer.attention.output.weight.shape[1], self.layer.width
+    def __init__(self, call: Estimate, index: int, stack: str):
+        lens, self.call, self.stack = call.lens, call, stack
+        self.layer, self.settings = lens.layers[index], call.options.settings
+        self.item = lens.compute_dtype.itemsize
+        self.n = (call.target_tokens or 0) if stack == DECODER else call.tokens
+        self.d = self.layer.attention.output.weight.shape[1]
         #: Elements of the matrices that a token meets: of experts, those of its own.
         block = lens.adapter.blocks()[index]
         self.matrices = sum(p.numel() for p in block.parameters() if p.dim() == 2)
         if self.layer.experts is not None:
-            self.matrices += self.layer.experts.used * _elements(self.layer.experts.members[0])
-        dtype = torch.float64 if self.item == 8 else torch.float32
-        self.has_kernels = kernels_run_on(torch.device(analysis.device), dtype)
+            self.matrices += self.layer.experts.used * _in_block(self.layer.experts.members[0])
+        self.has_kernels = kernels_run_on(torch.device(call.device), lens.compute_dtype)
         self.precision = kernel_precision(self.settings.precision)
         named, ff = self.layer.scope_of_step, self.layer.feed_forward
-        requested = analysis.scopes(self.stack)
+        requested = [s for each in call.stacks if each.name == stack for s in each.request.scopes]
         #: Steps whose scopes are requested, the deepest of them, and the feed-forward block.
         self.asked = [step for step, scope in named.items() if scope in requested]
         first = [next(iter(named))] if self.settings.heads else []
         self.deepest = max([*self.asked, *first], default=-1)
         self.block_at = len(self.layer.steps) if ff is None else self.layer.steps.index(ff)
         self.reaches_feed_forward = self.deepest >= self.block_at
-        self.wants_factored = any(step < self.block_at for step in self.asked)
         #: The components behind the feed-forward block, up to the deepest scope.
         behind = self.layer.steps[self.block_at + 1 : self.deepest + 1]
         self.tail = [step for step in behind if not isinstance(step, Branch)]
@@ -395,7 +397,7 @@ class PlannedLayer:
     @property
     def part_memory(self) -> int:
         """Bytes that the parts of one source of a batch take where they are followed as vectors."""
-        return costs.source_memory(self.layer, self.analysis.batch, self.n, self.item)
+        return costs.source_memory(self.layer, self.call.batch, self.n, self.item)
 
     def forward_operations(self) -> int:
         """Operations of the model's forward pass on one sequence, or pair of sequences."""
@@ -408,12 +410,11 @@ class PlannedLayer:
 
     def operations(self) -> dict[str, int]:
         """Operations of the analysis, item by item."""
-        tokens = self.analysis.batch * self.n
-        linear = sum(linear.weight.numel() for linear in self.layer.linear_maps)
-        operations = {"checks": 2 * min(ROWS, tokens) * linear}
+        tokens = self.call.batch * self.n
+        operations = {"checks": 2 * min(ROWS, tokens) * _elements(self.layer.linear_maps)}
         if self.deepest < 0:
             return operations
-        operations["attention parts"] = self.analysis.batch * self._attention_operations()
+        operations["attention parts"] = self.call.batch * self._attention_operations()
         if not self.reaches_feed_forward:
             return operations
         shape = self.groups[0].shape
@@ -426,8 +427,13 @@ class PlannedLayer:
             rows = 2 * tokens * self.d * shape.m * 3 * (shape.projections + 1)
             rows += sum(group.rows() for group in self.groups)
             pairs = sum(group.pairs() for group in self.groups)
-            if self.is_fused and len(self.groups) > 1:
-                rows += sum(group.sum_behind_block() for group in self.groups)
+            # Of two attentions the kernels must meet the sum of the parts behind the block, which
+            # is formed square by square.
+            for group in self.groups if self.is_fused and len(self.groups) > 1 else ():
+                width = group.heads * group.d_head
+                square = 2 * self.n * (self.n * width + width * self.d)
+                block = 2 * self.n * self.d * shape.m * (shape.projections + 1)
+                rows += self.call.batch * group.blocks * (square + block)
         return operations | {"feed-forward rows": rows, "feed-forward pairs": pairs}
 
     def _attention_operations(self) -> int:
@@ -437,58 +443,51 @@ class PlannedLayer:
         its factors have changed: behind a norm, or behind an attention that stood between.
         """
         groups = {group.attention: group for group in self.groups}
-        total = self._bottleneck_operations() if self.layer.by_source else 0
-        parts: list[_Factors] = []
-        saved: list[list[_Factors]] = []
-        normed: list[_Factors] = []  # those of the last scope
+        total = 0
+        if self.layer.by_source:
+            # The way into a bottleneck is passed when the layer is frozen, by tokens and sources.
+            value, (before, _) = self.layer.attention.value.weight, self._around_values()
+            total += 2 * self.n * (3 * before + value.numel() - self.d * value.shape[1])
+        # Factors of the parts, by the step that made them and their sources.
+        parts: list[tuple[int, SourceGroup]] = []
+        saved: list[list[tuple[int, SourceGroup]]] = []
+        normed, formed = set(parts), set(parts)  # those of the last scope; those with U (j, h, d)
         for index, step in enumerate(self.layer.steps[: min(self.deepest + 1, self.block_at)]):
             if isinstance(step, Branch):
                 saved.append(parts)
             elif isinstance(step, Attention):
                 total += groups[step].sums()
-                parts = [_Factors(groups[step])]
+                parts = [(index, groups[step])]
             elif isinstance(step, Norm):
-                parts = [_Factors(each.group) for each in parts]
+                parts = [(index, group) for _, group in parts]
             elif isinstance(step, Residual):
                 parts = [*saved.pop(), *parts]
-            elif isinstance(step, ParallelFeedForward):
-                total += 2 * self.n * _elements(step.feed_forward)
+            else:
+                total += 2 * self.n * sum(map(_in_block, blocks_of(step)))
             if index in self.asked:
-                for each in (each for each in parts if each not in normed):
-                    total += each.group.norms()
-                    total += 0 if each.has_values else each.group.products(each.group.sources)
-                    each.has_values = True
-                normed = parts
+                total += sum(group.norms() for _, group in set(parts) - normed)
+                total += sum(group.products(group.sources) for _, group in set(parts) - formed)
+                normed = set(parts)
+                formed |= normed
         return total
 
-    def _bottleneck_operations(self) -> int:
-        """Operations of one sequence before the attention, beyond values of `d` numbers.
-
-        A bottleneck's way in is passed when the layer is frozen, by the tokens, and by the sources.
-        """
-        value = self.layer.attention.value.weight
-        before = sum(linear.weight.numel() for linear in self.layer.projections) - self._projected
-        return 2 * self.n * (3 * before + value.numel() - self.d * value.shape[1])
-
-    @property
-    def _projected(self) -> int:
-        """Elements of the projections behind the attention."""
-        behind = self.layer.steps[self.layer.steps.index(self.layer.attention) :]
-        return sum(step.linear.weight.numel() for step in behind if isinstance(step, Projection))
+    def _around_values(self) -> tuple[int, int]:
+        """Elements of the linear maps before the values, and of those behind them."""
+        maps = self.layer.linear_maps
+        place = maps.index(self.layer.attention.value)
+        return _elements(maps[:place]), _elements(maps[place + 1 :])
 
     def _vector_operations(self) -> tuple[int, int]:
-        blocks = sum(_elements(step) for step in self.layer.steps if isinstance(step, FeedForward))
-        elements = self.layer.attention.output.weight.numel() + blocks + self._projected
-        tokens = self.analysis.batch * self.n
+        blocks = sum(_in_block(block) for step in self.layer.steps for block in blocks_of(step))
+        tokens = self.call.batch * self.n
         # Slopes need every block at the real vector, and what no token owns passes its products.
-        return 4 * tokens * blocks, 2 * tokens * self.n * elements
+        return 4 * tokens * blocks, 2 * tokens * self.n * self._around_values()[1]
 
     def _sampled_operations(self) -> tuple[int, int]:
-        own, n, b, d = self.groups[0], self.n, self.analysis.batch, self.d
+        own, n, b, d = self.groups[0], self.n, self.call.batch, self.d
         m, k = own.shape.m, own.shape.projections
         blocks = -(-n // own.sampled_targets)
-        players = blocks * costs.row_operations(n, own.heads, d, m, k)
-        players += 2 * n * n * own.heads * m * k
+        players = 2 * n * own.heads * m * k * (blocks * d + n)
         # Orders are elementwise; W_down multiplies their mean, and a gradient of each norm, once.
         gradients = self.scopes_behind if self.settings.samples > 1 else 0
         products = 2 * n * m * d * (n + 1 + gradients * n)
@@ -496,10 +495,10 @@ class PlannedLayer:
 
     def memory(self) -> dict[str, int]:
         """Bytes of the tensors that are alive while the layer is analysed, item by item."""
-        n, b, item, d = self.n, self.analysis.batch, self.item, self.d
-        itemsize, groups = self.analysis.itemsize, self.groups
+        n, b, item, d = self.n, self.call.batch, self.item, self.d
+        itemsize, groups = self.call.lens.dtype.itemsize, self.groups
         attention = factors = 0
-        width = self.width if self.layer.by_source else d
+        width = self.layer.width if self.layer.by_source else d
         tokens = b * n * width * (10 + len(self.layer.scope_of_step))
         for group in groups:
             # The weights that the model returned, a copy by source, and one in a product or
@@ -509,96 +508,31 @@ class PlannedLayer:
             factors += group.heads * group.d_head * d
             tokens += 0 if group.is_own else b * group.sources * d
         # Matrices that are converted, or copied with a factor inside them.
-        maps = self.layer.linear_maps
-        scaled = sum(linear.weight.numel() for linear in maps if linear.is_scaled)
-        factors += self.matrices if itemsize != item else scaled
-        name = "tile buffers"
-        buffers = max(group.factored_buffers() for group in groups)
+        scaled = [linear for linear in self.layer.linear_maps if linear.is_scaled]
+        factors += self.matrices if itemsize != item else _elements(scaled)
+        buffers = [0]
+        if not self.has_kernels and any(step < self.block_at for step in self.asked):
+            device = torch.device(self.call.device).type
+            buffers = [gram_memory(b * g.sources, g.heads, n, d, device) for g in groups]
         if self.reaches_feed_forward:
             m, k = groups[0].shape.m, groups[0].shape.projections
             tokens += b * n * m * (k + 4)
-            formed = [group for group in groups if group.forms_head_products]
-            for group in formed:
-                factors += costs.head_product_elements(group.heads, group.d_head, m, k)
-            name = "kernel buffers" if self.is_fused else name
-            buffers = max(buffers, *(group.stage_buffers() for group in groups))
+            for group in groups:
+                if group.forms_head_products:
+                    factors += costs.head_product_elements(group.heads, group.d_head, m, k)
+                buffers.append(group.stage_buffers())
+        is_fused = self.is_fused and self.reaches_feed_forward
         return {
             "attention weights": attention,
             "factors": factors * item,
             "token vectors": tokens * item,
-            name: buffers,
+            "kernel buffers" if is_fused else "tile buffers": max(buffers),
         }
 
 
-def _elements(ff: FeedForward) -> int:
-    """Elements of a block's matrices."""
-    gate = 0 if ff.gate is None else ff.gate.weight.numel()
-    return gate + ff.up.weight.numel() + ff.down.weight.numel()
+def _elements(maps: Iterable[Linear]) -> int:
+    return sum(linear.weight.numel() for linear in maps)
 
 
-# The estimate of a batch: operations, memory and the plan of the feed-forward stage.
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The operations and bytes of one batch, item by item."""
-
-    operations: dict[str, int]
-    memory: dict[str, int]
-    stages: tuple[SourceGroup, ...]  # of the first layer of each stack that has one
-    published: int  # bytes of one layer's n×n×H×d tensor
-
-    @property
-    def total_operations(self) -> int:
-        return sum(self.operations.values())
-
-    @property
-    def peak_memory(self) -> int:
-        return sum(self.memory.values())
-
-    @property
-    def working_memory(self) -> int:
-        """The memory of the analysis beside a loaded model."""
-        return self.peak_memory - self.memory["model weights"]
-
-
-def estimate(analysis: Analysis) -> Estimate:
-    """Operations and memory of a call on its device; a function of sizes."""
-    stacks = [analysis.chosen(stack) for stack in analysis.stacks]
-    chosen = [layer for layers in stacks for layer in layers]
-    if analysis.settings.rule == SHAPLEY:
-        if any(layer.layer.by_source and layer.reaches_feed_forward for layer in chosen):
-            raise InputError(NOT_BY_SOURCE)
-        if any(len(layer.groups) > 1 for layer in chosen):
-            raise InputError("Shapley values are sampled for layers with one attention only")
-    forward = sum(layer.forward_operations() for layer in analysis.layers)
-    operations = {"forward pass": analysis.batch * forward}
-    for layer in chosen:
-        for item, count in layer.operations().items():
-            operations[item] = operations.get(item, 0) + count
-    staged = [[layer for layer in layers if layer.reaches_feed_forward] for layers in stacks]
-    pairs = max(
-        layer.d * sum(group.heads * layer.n * group.sources for group in layer.groups)
-        for layer in chosen
-    )
-    # Only one layer's tensors are alive at a time.
-    worst = max((layer.memory() for layer in chosen), key=lambda items: sum(items.values()))
-    results = sum(
-        _result_memory(layers, len(stack.request.scopes), analysis)
-        for layers, stack in zip(stacks, analysis.stacks, strict=True)
-    )
-    return Estimate(
-        operations=operations,
-        memory={"model weights": analysis.weights, **worst, "result maps": results},
-        stages=tuple(group for layers in staged for layer in layers[:1] for group in layer.groups),
-        published=analysis.batch * pairs * chosen[0].item,
-    )
-
-
-def _result_memory(layers: Sequence[PlannedLayer], maps: int, analysis: Analysis) -> int:
-    """Bytes of the maps of one stack's layers, over all their sources."""
-    if analysis.settings.heads:
-        maps += 2 * max(sum(group.heads for group in layer.groups) for layer in layers)
-    columns = max(sum(group.sources for group in layer.groups) for layer in layers)
-    # A layer's maps are still there while they are copied to those of all layers.
-    return analysis.batch * (len(layers) + 1) * maps * layers[0].n * columns * layers[0].item
+def _in_block(block: FeedForward) -> int:
+    return _elements([*block.inputs, block.down])

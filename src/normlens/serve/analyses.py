@@ -433,11 +433,10 @@ class ServedModels:
 
 def _check_page_shows(lens: Lens, name: str) -> None:
     """Raise for a model whose maps the page cannot show."""
-    from normlens.inputs.signals import takes_signals
-    from normlens.models.parts import TwoStacks
+    from normlens.models.parts import SignalEncoder, TwoStacks
     from normlens.pipeline.call import layers_by_stack
 
-    if takes_signals(lens) or getattr(lens.adapter, "hears", False):
+    if isinstance(lens.adapter, SignalEncoder) or getattr(lens.adapter, "hears", False):
         raise UnsupportedModelError(
             f"{name} reads pictures or sound, and the page of a server takes texts; "
             "`normlens map --image … --out maps.html` writes a page of one picture, and in Python "

@@ -17,7 +17,7 @@ from normlens.corpus.data.row_fields import (
     text_columns,
 )
 from normlens.corpus.data.source import Source
-from normlens.errors import InputError, parse_json_line, reason_of
+from normlens.errors import InputError, parse_json, reason_of
 
 _BUFFER = 1 << 20
 
@@ -33,7 +33,7 @@ def read_jsonl(source: Source, options: ReadOptions) -> Iterator[Located]:
             yield where, {"unreadable": problem}
             continue
         try:
-            row = parse_json_line(line)
+            row = parse_json(line)
         except ValueError as error:
             reason = getattr(error, "msg", None) or error
             raise InputError(f"{str(path)!r}, {where}: broken JSON ({reason})") from error

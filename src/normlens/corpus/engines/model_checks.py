@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from normlens.corpus.runs.options import RunOptions
 from normlens.errors import InputError
-from normlens.inputs.signals import takes_signals
 from normlens.lens import Lens
+from normlens.models.parts import SignalEncoder
 
 
 def check_tokenizer(lens: Lens) -> None:
     """Raise for a model that does not read texts as a run gives them."""
-    if takes_signals(lens):
+    if isinstance(lens.adapter, SignalEncoder):
         raise InputError(f"{lens.name} reads pictures or sound, and a run is over texts")
     if lens.adapter.reads_padding:
         raise InputError(

@@ -24,9 +24,9 @@ from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.verified import cache_folder
 from normlens.errors import InputError, NormLensError
-from normlens.inputs.signals import takes_signals
 from normlens.lens import Lens
 from normlens.loading.load import load_config, load_tokenizer
+from normlens.models.parts import SignalEncoder
 from normlens.plan.estimate import skeleton
 
 
@@ -58,7 +58,7 @@ def with_kept_pairs(
     kept = stored
     if kept is None:
         reader = _reader(options, trust_remote_code) if lens is None else lens
-        if reader is None or reader.two_stacks or takes_signals(reader) or reader.tokenizer is None:
+        if reader is None or reader.two_stacks or reader.tokenizer is None:
             return chosen
         name = _key(reader, options, indexed.index.fingerprint, measure)
         kept = _remembered(name)
@@ -86,7 +86,7 @@ def _reader(options: RunOptions, trust: bool) -> Lens | None:
         )
     except NormLensError:
         return None  # what is wrong is said when the model is loaded
-    reader.tokenizer = None if takes_signals(reader) else tokenizer
+    reader.tokenizer = None if isinstance(reader.adapter, SignalEncoder) else tokenizer
     return reader
 
 
