@@ -16,7 +16,7 @@ from normlens import figures
 from normlens.errors import InputError, MissingDependencyError, UnknownScopeError
 from normlens.figures import canvas
 from normlens.figures.colours import clipped_end
-from normlens.measures import strongest_pairs
+from normlens.measures.maps import strongest_pairs
 from normlens.models.tiny import tiny_model
 from normlens.results.axes import readable_tokens
 from normlens.scopes import consecutive

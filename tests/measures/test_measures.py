@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import spearmanr
 
 from normlens.errors import InputError
-from normlens.measures import amplification, merge_words, normalise, spearman, strongest_pairs
+from normlens.measures.maps import amplification, merge_words, normalise, strongest_pairs
+from normlens.measures.ranks import spearman
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

@@ -14,7 +14,7 @@ from viewer_examples import hostile_maps
 
 import normlens
 from normlens.figures.colours import clipped_end
-from normlens.measures import normalise, strongest_pairs
+from normlens.measures.maps import normalise, strongest_pairs
 from normlens.models.tiny import tiny_model
 from normlens.results.maps import Maps
 from normlens.scopes import consecutive

@@ -171,7 +171,7 @@ def _show_scope(maps: Maps) -> None:
 
 def _pairs(maps: Maps, values: NDArray[Any], count: int, form: str) -> Iterator[list[str]]:
     """A row per layer with the pairs of the largest values, (layer, i, j)."""
-    from normlens.measures import strongest_pairs
+    from normlens.measures.maps import strongest_pairs
 
     sources = maps.source_tokens
     if maps.stack and maps.source_sequences:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import measures
 from normlens.errors import InputError
 from normlens.figures import canvas
 from normlens.figures.colours import (
@@ -23,7 +22,7 @@ from normlens.figures.colours import (
     scale_end,
     scale_notes,
 )
-from normlens.measures import Pair
+from normlens.measures.maps import Pair, normalise
 from normlens.results.words import OWN_SEQUENCE
 from normlens.scopes import holds
 
@@ -174,7 +173,7 @@ class View:
         """
         array = self.whole.at(scope, layer) if array is None else array
         blank = ~self.whole.pairs_of(scope)[self.whole.layers.index(layer)]
-        shown = np.ma.masked_where(blank, measures.normalise(array, self.normalise))
+        shown = np.ma.masked_where(blank, normalise(array, self.normalise))
         return shown[:, self.places]
 
     def panels(

@@ -12,8 +12,7 @@ from normlens.errors import InputError, UnknownScopeError, listed, valid_choice
 from normlens.figures import canvas
 from normlens.figures.colours import COLOUR_SCALES, colour_norm, largest
 from normlens.figures.heat_maps import Grid, Panel, View, heat_maps
-from normlens.measures import strongest_pairs
-from normlens.measures.maps import AXES
+from normlens.measures.maps import AXES, strongest_pairs
 from normlens.results.words import by_stack, choose_in_stacks
 from normlens.scopes import layers_in_words, resolve
 

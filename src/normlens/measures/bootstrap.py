@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -48,15 +48,11 @@ def mean_intervals(
     cells = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(cells)
     number = present.sum(axis=0)
-    totals = np.where(present, cells, 0).sum(axis=0)
-    mean = divided(totals, number)
+    mean = divided(np.where(present, cells, 0).sum(axis=0), number)
     # Sums of what is left of the mean lose no digits where the values are large and alike.
     centred = np.where(present, cells - mean, 0)
-    drawn = np.full((resamples, cells.shape[1]), np.nan)
-    for rows, weights in resample_counts(len(cells), resamples, np.random.default_rng(seed)):
-        counts: Array | int = len(cells) if present.all() else weights @ present.astype(np.float64)
-        drawn[rows] = divided(weights @ centred, counts)
-    return percentile_interval(mean, mean + drawn, np.where(number > 1, level, np.nan))
+    drawn = mean + resampled_ratios(centred, present, resamples, np.random.default_rng(seed))
+    return percentile_interval(mean, drawn, np.where(number > 1, level, np.nan))
 
 
 def compare_means(
@@ -121,18 +117,34 @@ def benjamini_hochberg(p: ArrayLike) -> Array:
 
     ``p̃_(i) = min_{k ≥ i} min(1, p_(k) · number / k)``. Benjamini and Hochberg 1995.
     """
-    values, order = _ascending(p)
-    scaled = values[order] * len(order) / np.arange(1, len(order) + 1)
-    adjusted = np.full(values.shape, np.nan)
-    adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1)
-    return adjusted
+
+    def adjust(ascending: Array) -> Array:
+        number = len(ascending)
+        scaled = ascending * number / np.arange(1, number + 1)
+        return np.minimum.accumulate(scaled[::-1])[::-1]
+
+    return _adjusted(p, adjust)
 
 
-def _ascending(p: ArrayLike) -> tuple[Array, NDArray[np.intp]]:
-    """The p values, and the places of those that are numbers, from the smallest on."""
-    values = np.asarray(p, dtype=np.float64)
+def holm(p: ArrayLike) -> Array:
+    """Adjust p values for the chance of any false discovery; NaN stay NaN and do not count.
+
+    ``p̃_(i) = max_{k ≤ i} min(1, (number − k + 1) · p_(k))``. Holm 1979.
+    """
+
+    def adjust(ascending: Array) -> Array:
+        return np.maximum.accumulate(ascending * np.arange(len(ascending), 0, -1))
+
+    return _adjusted(p, adjust)
+
+
+def _adjusted(p: ArrayLike, adjust: Callable[[Array], Array]) -> Array:
+    """Adjust the p values that are numbers, given from the smallest on, to at most 1."""
+    values = np.array(p, dtype=np.float64)
     tested = np.flatnonzero(~np.isnan(values))
-    return values, tested[np.argsort(values[tested], kind="stable")]
+    order = tested[np.argsort(values[tested], kind="stable")]
+    values[order] = np.minimum(adjust(values[order]), 1)
+    return values
 
 
 def _columns(values: ArrayLike) -> Array:
@@ -149,36 +161,41 @@ def resample_counts(
     """
     if size == 0:
         return
-    step = max(1, CHUNK // size)
+    step, drawn_at_once = max(1, CHUNK // size), max(1, DRAWN // size)
     for begin in range(0, resamples, step):
-        rows = slice(begin, min(begin + step, resamples))
-        yield rows, _counted(size, rows.stop - rows.start, chance)
+        weights = np.empty((min(step, resamples - begin), size))
+        for first in range(0, len(weights), drawn_at_once):
+            part = weights[first : first + drawn_at_once]
+            drawn = chance.integers(0, size, part.shape, dtype=np.uint32)
+            places = drawn + size * np.arange(len(part))[:, None]
+            part[:] = np.bincount(places.ravel(), minlength=part.size).reshape(part.shape)
+        yield slice(begin, begin + len(weights)), weights
 
 
-def _counted(size: int, resamples: int, chance: np.random.Generator) -> Array:
-    weights = np.empty((resamples, size))
-    step = max(1, DRAWN // size)
-    for begin in range(0, resamples, step):
-        part = weights[begin : begin + step]
-        drawn = chance.integers(0, size, part.shape, dtype=np.uint32)
-        places = drawn + size * np.arange(len(part))[:, None]
-        part[:] = np.bincount(places.ravel(), minlength=part.size).reshape(part.shape)
-    return weights
+def resampled_ratios(
+    above: Array, below: ArrayLike, resamples: int, chance: np.random.Generator
+) -> Array:
+    """``Σ_s w_s above_sk / Σ_s w_s below_sk`` of every resample of s, (s, k) × 2 → (resamples, k).
+
+    NaN where the sum below is not above 0, and everywhere if there is nothing to draw.
+    """
+    counted = np.asarray(below, dtype=np.float64)
+    drawn = np.full((resamples, above.shape[1]), np.nan)
+    for rows, weights in resample_counts(len(above), resamples, chance):
+        drawn[rows] = divided(weights @ above, weights @ counted)
+    return drawn
 
 
 def _resampled_moments(
     values: Array, resamples: int, chance: np.random.Generator
 ) -> tuple[Array, Array, Array]:
     """Means (k,); each resample's mean, less the group's, and its variance, (resamples, k)."""
-    size, columns = values.shape
-    mean = values.mean(axis=0) if size else np.full(columns, np.nan)
+    size = len(values)
+    mean = divided(values.sum(axis=0), size)
     centred = values - mean
-    drawn = np.full((2, resamples, columns), np.nan)
     both = np.hstack([centred, centred * centred])
-    for rows, weights in resample_counts(size, resamples, chance):
-        sums = weights @ both / size
-        drawn[0, rows], drawn[1, rows] = sums[:, :columns], sums[:, columns:]
-    moved, squares = drawn
+    drawn = resampled_ratios(both, np.ones((size, 1)), resamples, chance)
+    moved, squares = np.split(drawn, 2, axis=1)
     return mean, moved, np.maximum(divided((squares - moved * moved) * size, size - 1), 0)
 
 
@@ -301,18 +318,6 @@ def _drawn_signs(rows: int, flips: int, seed: int) -> Iterator[Array]:
         yield np.where(np.unpackbits(drawn.view(np.uint8), axis=1, count=rows), -1.0, 1.0)
 
 
-def holm(p: ArrayLike) -> Array:
-    """Adjust p values for the chance of any false discovery; NaN stay NaN and do not count.
-
-    ``p̃_(i) = max_{k ≤ i} min(1, (number − k + 1) · p_(k))``. Holm 1979.
-    """
-    values, order = _ascending(p)
-    scaled = values[order] * np.arange(len(order), 0, -1)
-    adjusted = np.full(values.shape, np.nan)
-    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1)
-    return adjusted
-
-
 # What an intervention costs: the change of the loss, with sequences as the sample.
 
 
@@ -350,9 +355,8 @@ def loss_changes(
     change = divided(weighted.sum(axis=0), number.sum())
     # What is left of the mean sums to 0, so that no digits are lost in a resample's ratio.
     centred = weighted - number[:, None] * change
-    drawn = np.full((resamples, difference.shape[1]), np.nan)
-    for rows, weights in resample_counts(len(number), resamples, np.random.default_rng(seed)):
-        drawn[rows] = change + divided(weights @ centred, (weights @ number)[:, None])
+    chance = np.random.default_rng(seed)
+    drawn = change + resampled_ratios(centred, number[:, None], resamples, chance)
     enough = np.where(finite & (scored.sum() > 1), level, np.nan)
     return LossChanges(percentile_interval(change, drawn, enough), drawn)
 

@@ -93,18 +93,13 @@ def mixing_ratio(others: Array, own: Array) -> Array:
 
 def share_of_sums(source: NDArray[np.floating], prefix: NDArray[np.floating]) -> float:
     """``|Σ source| / (|Σ source| + |Σ prefix|)``: what is left of each after its tokens cancel."""
-    sums = [abs(float(part.sum(dtype=np.float64))) for part in (source, prefix)]
-    return _share(*sums)
+    one, other = (abs(float(part.sum(dtype=np.float64))) for part in (source, prefix))
+    return one / (one + other) if one + other > 0 else math.nan
 
 
 def share_of_sizes(source: NDArray[np.floating], prefix: NDArray[np.floating]) -> float:
     """``Σ|source| / (Σ|source| + Σ|prefix|)``: whatever the signs of the tokens."""
-    sizes = [float(np.abs(part).sum(dtype=np.float64)) for part in (source, prefix)]
-    return _share(*sizes)
-
-
-def _share(one: float, other: float) -> float:
-    return one / (one + other) if one + other > 0 else math.nan
+    return share_of_sums(np.abs(source), np.abs(prefix))
 
 
 # Special dimensions of a norm: the few with the lowest γ, and those with an outlying one.
@@ -147,25 +142,25 @@ def merge_words(
     `targets` and `sources` (by default the same) are the places of each word's tokens.
     """
     maps = widened(maps)
-    rows = _membership(targets, maps.shape[-2], maps.dtype)
-    columns = rows if sources is None else _membership(sources, maps.shape[-1], maps.dtype)
+    rows = membership(targets, maps.shape[-2], maps.dtype)
+    columns = rows if sources is None else membership(sources, maps.shape[-1], maps.dtype)
     mean = rows / rows.sum(axis=1, keepdims=True)
     return mean @ maps @ columns.T
 
 
 def sum_words(array: NDArray[Any], groups: Sequence[Sequence[int]], axes: int = 1) -> NDArray[Any]:
     """Sum the tokens of each word along the last one or two axes, (…, j) → (…, w)."""
-    membership = _membership(groups, array.shape[-1], array.dtype)
-    array = array @ membership.T
-    return membership @ array if axes == 2 else array
+    members = membership(groups, array.shape[-1], array.dtype)
+    array = array @ members.T
+    return members @ array if axes == 2 else array
 
 
-def _membership(groups: Sequence[Sequence[int]], n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Whether each token belongs to each word, (w, i), as 1 and 0."""
-    membership = np.zeros((len(groups), n), dtype=dtype)
+def membership(groups: Sequence[Sequence[int]], n: int, dtype: Any = np.float64) -> NDArray[Any]:
+    """Whether each of n tokens belongs to each word, (w, i), as 1 and 0."""
+    members = np.zeros((len(groups), n), dtype=dtype)
     for index, group in enumerate(groups):
-        membership[index, list(group)] = 1
-    return membership
+        members[index, list(group)] = 1
+    return members
 
 
 # Maps of single layers multiplied into one map through all of them (rollout).

@@ -23,7 +23,7 @@ from normlens.gpu.matmul import operands_kept
 from normlens.gpu.transfer import DeviceTransfer, current
 from normlens.inputs.text import Encoded
 from normlens.layers import FeedForward, Layer
-from normlens.measures import special_dimensions
+from normlens.measures.maps import special_dimensions
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import AUTO, DEFAULT_LIMIT, INPUT, SHAPLEY, AnalysisOptions, Request
 from normlens.pipeline.batches import (

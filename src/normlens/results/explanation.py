@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import figures, measures
+from normlens import figures
 from normlens.errors import XARRAY, InputError, check_installed, require
+from normlens.measures import maps as measures
 from normlens.options import cost_in_words
 from normlens.results.axes import EXPLANATION, PatchGrid, TokenAxis, check_scopes, check_shape
 from normlens.results.store import Result, drawn_by

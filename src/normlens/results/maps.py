@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import figures, measures
+from normlens import figures
 from normlens.errors import (
     XARRAY,
     InputError,
@@ -20,7 +20,8 @@ from normlens.errors import (
     check_installed,
     require,
 )
-from normlens.measures.ranks import widened
+from normlens.measures import maps as measures
+from normlens.measures.ranks import spearman, widened
 from normlens.options import IN_WORDS, INPUT, LAYER, cost_in_words
 from normlens.results.axes import (
     BY_SCOPE,
@@ -466,7 +467,7 @@ class Maps(Result):
 
         NaN in layers that lack one of them.
         """
-        return self._per_layer(measures.spearman, a, b)
+        return self._per_layer(spearman, a, b)
 
     def amplification(self, before: str, after: str, axis: str = "source") -> LayerTargetSource:
         """FF-amp: how much `after` strengthens each pair beside `before`.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import measures
 from normlens.errors import InputError
-from normlens.measures import reachable, rollout
+from normlens.measures import maps as measures
+from normlens.measures.maps import reachable, rollout
 from normlens.results.words import OTHER_SEQUENCE
 from normlens.scopes import WEIGHT_SCOPES, components_of, holds, layers_in_words, resolve
 

@@ -18,7 +18,7 @@ from normlens.figures.canvas import (
     thin_frame,
 )
 from normlens.figures.heat_maps import Panel, draw_panel, label_tokens
-from normlens.measures import normalise
+from normlens.measures.maps import normalise
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2021.mixing_table import attention_block
 from normlens.papers.settings import Settings
