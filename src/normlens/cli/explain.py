@@ -13,7 +13,7 @@ from normlens.cli import common
 from normlens.cli.common import console_for, print_table, say
 from normlens.cli.map import completeness_words
 from normlens.cli.parameters import Fields
-from normlens.errors import InputError
+from normlens.errors import InputError, valid_choice
 from normlens.options import CosineOptions, ExplainOptions, LoadOptions
 from normlens.results import words as in_words
 from normlens.results.words import PLACES, decimals, percent, signed_number
@@ -282,12 +282,13 @@ def _check_stacks(lens: Lens, target: str | None, target_text: str | None) -> No
 
 
 def _check_picture(output: common.Output, lines: bool, picture: str | None, several: bool) -> None:
-    from normlens.results.exports import PICTURE_KINDS, SEVERAL_KINDS, check_picture
+    from normlens.results.exports import PICTURE_KINDS, SEVERAL_KINDS
 
     if picture is not None and output.file is None:
         raise InputError("only pictures follow --picture; add --out why.png")
     output.check(lines, () if picture is None else ("picture",))
-    check_picture(picture)
+    if picture is not None:
+        valid_choice(picture, PICTURE_KINDS + SEVERAL_KINDS, "picture")
     if several and picture in PICTURE_KINDS:
         raise InputError(
             f"--picture {picture} is for one position; each next token is drawn as a matrix"

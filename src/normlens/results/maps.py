@@ -12,14 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens import figures
-from normlens.errors import (
-    XARRAY,
-    InputError,
-    UnknownScopeError,
-    check_choice,
-    check_installed,
-    require,
-)
+from normlens.errors import InputError, UnknownScopeError, check_choice, require
 from normlens.measures import maps as measures
 from normlens.measures.ranks import spearman, widened
 from normlens.options import IN_WORDS, INPUT, LAYER, cost_in_words
@@ -27,7 +20,6 @@ from normlens.results.axes import (
     BY_SCOPE,
     GROUPS,
     Allowed,
-    Axes,
     LayerHeadTargetSource,
     LayerTarget,
     LayerTargetSource,
@@ -40,11 +32,13 @@ from normlens.results.axes import (
     axes_of,
     check_scopes,
     check_shape,
+    dataset,
+    places_of,
     take,
 )
 from normlens.results.rolled import pair_rollout, scope_rollout
 from normlens.results.store import Result, drawn_by, open_as
-from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS
+from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS, by_stack, map_rows
 from normlens.scopes import (
     chains,
     components_of,
@@ -183,9 +177,7 @@ class Maps(Result):
     @property
     def targets(self) -> TokenAxis:
         """The tokens of the rows."""
-        return TokenAxis(
-            self.raw_tokens, self.token_ids, self.special, self.token_words, self.word_labels
-        )
+        return TokenAxis.of(self)
 
     @property
     def sources(self) -> TokenAxis:
@@ -261,12 +253,15 @@ class Maps(Result):
 
     def over_layers(self, group: str, name: str) -> NDArray[Any]:
         """An array with an entry for each of `layers`, NaN for those that it does not cover."""
-        array, covered = self.groups[group][name], self.covered(group, name)
+        return self._filled(self.groups[group][name], self.covered(group, name))
+
+    def _filled(self, array: NDArray[Any], covered: list[int]) -> NDArray[Any]:
+        """Entries of the layers `covered`, and NaN for the other ones of `layers`."""
         if covered == self.layers:
             return array
         floating = array.dtype if np.issubdtype(array.dtype, np.inexact) else np.float64
         whole = np.full((len(self.layers), *array.shape[1:]), np.nan, dtype=floating)
-        whole[[self.layers.index(layer) for layer in covered]] = array
+        whole[places_of(covered, self.layers)] = array
         return whole
 
     def wanted_layers(self, layers: int | Iterable[int] | None) -> list[int]:
@@ -276,18 +271,17 @@ class Maps(Result):
         wanted = [layers] if isinstance(layers, (int, np.integer)) else list(layers)
         if not wanted:
             raise InputError("no layer is chosen; leave `layers` out to take all")
-        places = set()
+        chosen, count = set(), len(self.layers)
         for layer in wanted:
-            if isinstance(layer, (int, np.integer)) and -len(self.layers) <= layer < 0:
-                places.add(len(self.layers) + int(layer))
-            elif layer in self.layers:
-                places.add(self.layers.index(layer))
-            else:
+            from_end = isinstance(layer, (int, np.integer)) and -count <= layer < 0
+            known = self.layers[layer] if from_end else layer
+            if known not in self.layers:
                 raise InputError(
                     f"layer {layer!r} is not among these maps' layers (indices from 0): "
                     f"{', '.join(map(str, self.layers))}"
                 )
-        return [self.layers[place] for place in sorted(places)]
+            chosen.add(known)
+        return [layer for layer in self.layers if layer in chosen]
 
     def lacking(self, scope: str, layers: Iterable[int]) -> InputError:
         """The error for layers without a scope, which names those that have it."""
@@ -311,11 +305,8 @@ class Maps(Result):
         """
         if self.source_axis is None:
             return []
-        own = np.flatnonzero(self.is_same_token.any(axis=0))
-        names = [OTHER_SEQUENCE] * len(self.sources)
-        for place in own:
-            names[place] = OWN_SEQUENCE
-        return names
+        columns = self.is_same_token.T
+        return [OWN_SEQUENCE if column.any() else OTHER_SEQUENCE for column in columns]
 
     @property
     def table_sequences(self) -> list[str]:
@@ -370,16 +361,17 @@ class Maps(Result):
             for group, arrays in self.groups.items()
             if group != "statistics"
         }
-        return replace(self, **kept)._of_layers(wanted)
+        return replace(self, **kept)._part(wanted)
 
     def sources_of(self, sequence: str) -> Maps:
         """The same maps with the columns of one sequence only: "encoder" or "decoder"."""
         check_choice(sequence, (OTHER_SEQUENCE, OWN_SEQUENCE), "sequence")
         sequences = self.source_sequences
-        if not sequences:
-            raise InputError("the sources of these maps are one sequence, the targets' own")
+        if sequence not in sequences:
+            whose = "the encoder's" if sequences else "the targets' own"
+            raise InputError(f"the sources of these maps are one sequence, {whose}")
         places = [place for place, name in enumerate(sequences) if name == sequence]
-        return self._of_tokens(list(range(len(self.targets))), places)
+        return self._part(sources=places)
 
     def without_special_tokens(self) -> Maps:
         """The same maps without rows and columns of special tokens ([CLS], [SEP], <s>, …)."""
@@ -388,7 +380,7 @@ class Maps(Result):
         encoder = None if self.encoder is None else self.encoder.without_special_tokens()
         # Means over all tokens and special dimensions would no longer be those of what is left.
         left = replace(self, statistics={}, encoder=encoder)
-        return left._of_tokens(self.targets.ordinary, self.sources.ordinary)
+        return left._part(targets=self.targets.ordinary, sources=self.sources.ordinary)
 
     def words(self) -> Maps:
         """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
@@ -401,64 +393,67 @@ class Maps(Result):
             return merged(mask.astype(float)) > 0
 
         # Norms of sums, spreads, statistics and experts of tokens say nothing of words.
-        encoder = None if self.encoder is None else self.encoder.words()
-        alone = replace(
-            self, mixing={}, standard_error={}, statistics={}, encoder=encoder, routing=None
-        )
-        return alone._changed(
-            lambda array, _: merged(array),
+        return replace(
+            self,
+            mixing={},
+            standard_error={},
+            statistics={},
+            arrays={name: merged(array) for name, array in self.arrays.items()},
+            heads={name: merged(array) for name, array in self.heads.items()},
             allowed=any_merged(self.allowed),
             same_token=None if self.same_token is None else any_merged(self.same_token),
             **self.targets.words().labels,
             source_axis=None if self.source_axis is None else self.source_axis.words(),
+            correlations=None,
+            encoder=None if self.encoder is None else self.encoder.words(),
+            routing=None,
         )
 
-    def _of_layers(self, layers: list[int]) -> Maps:
-        """Some of the layers. A scope that none of them has is left out, and so is a layer
-        that has none of the arrays.
+    def _part(
+        self,
+        layers: list[int] | None = None,
+        targets: list[int] | None = None,
+        sources: list[int] | None = None,
+    ) -> Maps:
+        """Some of the layers, of the rows and of the columns; None takes all.
+
+        A scope that none of the layers has is left out, and so is a layer that has none of the
+        arrays.
         """
+        wanted = self.layers if layers is None else layers
+        tokens = {"target": targets, "source": sources}
         groups: dict[str, Any] = {group: {} for group in GROUPS}
         kept: dict[str, list[int]] = {}
         for group, arrays in self.groups.items():
             for name, array in arrays.items():
                 covered = self.covered(group, name)
-                if here := [layer for layer in layers if layer in covered]:
-                    places = np.array([covered.index(layer) for layer in here])
-                    groups[group][name] = np.take(array, places, axis=0)
+                if here := [layer for layer in wanted if layer in covered]:
+                    of_layers = None if layers is None else places_of(here, covered)
+                    indices = {"layer": of_layers, **tokens}
+                    groups[group][name] = take(array, axes_of(group, name), indices)
                     kept[f"{group}/{name}"] = here
-        left = [layer for layer in layers if any(layer in here for here in kept.values())]
-        places = np.array([self.layers.index(layer) for layer in left])
+        left, of_layers = self.layers, None
+        if layers is not None:
+            left = [layer for layer in layers if any(layer in here for here in kept.values())]
+            of_layers = places_of(left, self.layers)
+        indices = {"layer": of_layers, **tokens}
+        same, axis, routing, grid = self.same_token, self.source_axis, self.routing, self.grid
+        if targets is not None:
+            groups |= self.targets.take(targets).labels
+            routing = routing and routing.of_tokens(targets)
+            grid = grid and grid.among(targets)
         return replace(
             self,
+            **groups,
             correlations=None,
             layers=left,
-            allowed=np.take(self.allowed, places, axis=0),
-            coverage={name: here for name, here in kept.items() if here != left},
-            routing=None if self.routing is None else self.routing.of_layers(left),
-            **groups,
-        )
-
-    def _of_tokens(self, targets: list[int], sources: list[int]) -> Maps:
-        """Some of the rows and columns."""
-        indices = {"target": np.array(targets), "source": np.array(sources)}
-        same, axis = self.same_token, self.source_axis
-        return self._changed(
-            lambda array, axes: take(array, axes, indices),
-            allowed=take(self.allowed, ("layer", "target", "source"), indices),
+            allowed=take(self.allowed, BY_SCOPE["arrays"], indices),
             same_token=None if same is None else take(same, ("target", "source"), indices),
-            **self.targets.take(targets).labels,
-            routing=None if self.routing is None else self.routing.of_tokens(targets),
-            source_axis=None if axis is None else axis.take(sources),
-            grid=None if self.grid is None else self.grid.among(targets),
+            coverage={name: here for name, here in kept.items() if here != left},
+            source_axis=axis if axis is None or sources is None else axis.take(sources),
+            routing=routing and routing.of_layers(left),
+            grid=grid,
         )
-
-    def _changed(self, change: Callable[[NDArray[Any], Axes], NDArray[Any]], **labels: Any) -> Maps:
-        """The same maps with every array changed, and labels that fit them."""
-        groups: dict[str, Any] = {
-            group: {name: change(array, axes_of(group, name)) for name, array in arrays.items()}
-            for group, arrays in self.groups.items()
-        }
-        return replace(self, correlations=None, **groups, **labels)
 
     # Measures of the papers; their formulas are in `normlens.measures` ----------------------------
 
@@ -483,18 +478,13 @@ class Maps(Result):
 
     def _per_layer(self, measure: Callable[[Any, Any, Any], Any], a: str, b: str) -> Any:
         """A measure of two scopes for each of `layers`, NaN where a layer lacks one of them."""
-        layers = self.layers_of(a, b)
-        allowed = self.pairs_of(resolve(a, self.scopes), resolve(b, self.scopes))
-        if layers == self.layers:
-            return measure(self[a], self[b], allowed)
+        names = resolve(a, self.scopes), resolve(b, self.scopes)
+        layers = self.layers_of(*names)
         if not layers:
             raise InputError(f"no layer of these maps has both {a} and {b}; its layers differ")
-        places = [self.layers.index(layer) for layer in layers]
-        first, last = (np.stack([self.at(name, layer) for layer in layers]) for name in (a, b))
-        values = measure(first, last, allowed[places])
-        whole = np.full((len(self.layers), *values.shape[1:]), np.nan, dtype=values.dtype)
-        whole[places] = values
-        return whole
+        first, last = (self.arrays[name][places_of(layers, self.layers_of(name))] for name in names)
+        allowed = self.pairs_of(*names)[places_of(layers, self.layers)]
+        return self._filled(measure(first, last, allowed), layers)
 
     def mixing_ratio(self, scope: str) -> LayerTarget:
         """‖Σ_{j≠i} F_i(x_j)‖ / (‖Σ_{j≠i} F_i(x_j)‖ + ‖F_i(x_i)‖).
@@ -602,26 +592,8 @@ class Maps(Result):
         """
         import pandas as pd
 
-        frames = [] if self.encoder is None else [self.encoder.to_pandas()]
-        targets, sources, labels = (
-            np.array(each, dtype=object)
-            for each in (self.tokens, self.source_tokens, self.table_sequences)
-        )
-        for scope, array in self.arrays.items():
-            place, target, source = (index.ravel() for index in np.indices(array.shape))
-            columns = {
-                "stack": self.stack,
-                "scope": scope,
-                "layer": np.array(self.layers_of(scope))[place],
-                "target": target,
-                "target_token": targets[target],
-                "source": source,
-                "source_sequence": labels[source] if self.stack else "",
-                "source_token": sources[source],
-                "value": widened(array).ravel(),
-            }
-            frame = pd.DataFrame(columns)
-            frames.append(frame if self.stack else frame.drop(columns=["stack", "source_sequence"]))
+        stacks = by_stack(self)
+        frames = [map_rows(one, "arrays", scope) for one in stacks for scope in one.scopes]
         return pd.concat(frames, ignore_index=True)
 
     def to_xarray(self) -> xr.Dataset:
@@ -631,9 +603,6 @@ class Maps(Result):
         All share the coordinate `layer`: values are NaN in layers that lack a scope. An encoder's
         beside these are called ``encoder/ATTN-N``, with axes ``encoder_layer`` and so on.
         """
-        check_installed(XARRAY)
-        import xarray as xr
-
         variables: dict[str, Any] = {}
         coordinates: dict[str, Any] = {}
         for maps, of, slash in ((self, "", ""), (self.encoder, "encoder_", "encoder/")):
@@ -654,7 +623,7 @@ class Maps(Result):
         attributes = {"model": self.provenance.get("model"), "completeness": self.completeness}
         if self.stack:
             attributes["stack"] = self.stack
-        return xr.Dataset(variables, coords=coordinates, attrs=attributes)
+        return dataset(variables, coordinates, attributes)
 
     def to_bertviz(
         self, scope: str = "ATTN-N"
@@ -752,21 +721,17 @@ class Maps(Result):
     plot_amplification = drawn_by(figures.plot_amplification)
 
     def __repr__(self) -> str:
-        model = self.provenance.get("model", "?")
-        sources = f"{self.origin_in_words}, " if self.origin_in_words else ""
-        stack = f"{self.stack}, " if self.stack else ""
-        beside = ""
-        if self.encoder is not None:
-            beside = f"; encoder: {self.encoder._counts}"
-        cost = cost_in_words(str(self.provenance.get("dtype")))
+        beside = "" if self.encoder is None else f"; encoder: {self.encoder._counts}"
+        said = [self.stack, self._counts, self.origin_in_words]
         return (
-            f"Maps({model}: {stack}{self._counts}, {sources}"
-            f"completeness {self.completeness:.1e}{cost}{beside})"
+            f"Maps({self.provenance.get('model', '?')}: {', '.join(filter(None, said))}, "
+            f"completeness {self.completeness:.1e}"
+            f"{cost_in_words(str(self.provenance.get('dtype')))}{beside})"
         )
 
     @property
     def _counts(self) -> str:
-        tokens = f"{len(self.raw_tokens)} tokens"
+        tokens = f"{len(self.targets)} tokens"
         if self.source_axis is not None:
-            tokens = f"{len(self.raw_tokens)} targets of {len(self.sources)} sources"
+            tokens = f"{len(self.targets)} targets of {len(self.sources)} sources"
         return f"{tokens}, {len(self.layers)} layers, {len(self.scopes)} scopes"

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from normlens.errors import InputError, check_choice
+from normlens.measures.ranks import widened
+from normlens.results.axes import long_table
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -98,6 +100,24 @@ def _check_somewhere(both: list[Maps], layers: list[int] | None, names: list[str
         if not any(name in one for one in both):
             everything = dict.fromkeys(scope for one in both for scope in one.scopes)
             resolve(name, list(everything))  # raises, and lists them all
+
+
+def map_rows(maps: Maps, group: str, scope: str) -> pd.DataFrame:
+    """One row per layer, target and source of a map ("arrays"), or of each head's ("heads")."""
+    array, layers = widened(maps.groups[group][scope]), maps.covered(group, scope)
+    stack, sequences = {"stack": [maps.stack]}, {"source_sequence": maps.table_sequences}
+    if not maps.stack:
+        stack, sequences = {}, {}
+    axes: list[dict[str, Any]] = [
+        {**stack, "scope": [scope]},
+        {"layer": layers},
+        {"target": range(len(maps.targets)), "target_token": maps.tokens},
+        {"source": range(len(maps.sources)), **sequences, "source_token": maps.source_tokens},
+    ]
+    if group == "heads":  # head by head
+        array = array.swapaxes(0, 1)
+        axes.insert(1, {"head": range(len(array))})
+    return long_table(array[None], *axes)
 
 
 # The rows of a list of contributions: tokens, others together, and what no token owns.
