@@ -26,7 +26,7 @@ from normlens.results.axes import (
     long_table,
     strongest_rows,
 )
-from normlens.results.store import Result, drawn_by
+from normlens.results.store import Result
 from normlens.results.words import DECODER, ENCODER, PREFIX, SOURCE
 from normlens.scopes import resolve
 
@@ -437,10 +437,10 @@ class Explanation(Explained):
         attributes |= {"remainder": self.remainder, "completeness": self.completeness}
         return dataset(variables, coordinates, attributes)
 
-    # Pictures; `ax` draws into axes of yours instead of a new figure.
-    plot = drawn_by(figures.plot_explanation)
-    plot_flow = drawn_by(figures.plot_flow)
-    plot_components = drawn_by(figures.plot_components)
+    # Pictures: functions of the result; `ax` draws into axes of yours instead of a new figure.
+    plot = figures.plot_explanation
+    plot_flow = figures.plot_flow
+    plot_components = figures.plot_components
 
     def __repr__(self) -> str:
         return (
@@ -543,8 +543,8 @@ class Explanations(Explained, Sequence[Explanation]):
         """The same by words of the text: contributions of a word's tokens are summed."""
         return Explanations([each.words() for each in self.explanations])
 
-    plot = drawn_by(figures.plot_explanations)
-    plot_shares = drawn_by(figures.plot_shares)
+    plot = figures.plot_explanations
+    plot_shares = figures.plot_shares
 
     def __repr__(self) -> str:
         what = f"next tokens of {len(self.tokens)}"
@@ -673,7 +673,7 @@ class Cosine(Result):
         attributes["completeness"] = self.completeness
         return dataset({**variables, "bias": ((), self.bias)}, coordinates, attributes)
 
-    plot = drawn_by(figures.plot_cosine)
+    plot = figures.plot_cosine
 
     def show(self, **state: Unpack[CosineState]) -> object:
         """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""

@@ -211,16 +211,19 @@ def _maps_table(maps: Maps) -> pd.DataFrame:
 
 def _maps_document(maps: Maps) -> dict[str, Any]:
     """The fields of maps; an encoder's beside them are a document inside it, ``encoder``."""
-    named = {"maps": "arrays", "mixing_ratio": "mixing", "heads": "heads"}
-    named["standard_error"] = "standard_error"
-    axes = {name: BY_SCOPE[group] for name, group in named.items()}
+    held: dict[str, tuple[str, Any]] = {
+        "maps": ("arrays", maps.arrays),
+        "allowed": ("arrays", maps.allowed),
+        "mixing_ratio": ("mixing", maps.mixing),
+        "heads": ("heads", maps.heads),
+        "standard_error": ("standard_error", maps.standard_error),
+    }
     fields: dict[str, Any] = {
         **_named(maps, *_LABELS, "layers"),
         **_COUNTED,
         **_named(maps, "scopes", "completeness", "provenance"),
-        "axes": {**axes, "allowed": BY_SCOPE["arrays"]},
-        **{name: maps.groups[group] for name, group in named.items()},
-        "allowed": maps.allowed,
+        "axes": {name: BY_SCOPE[group] for name, (group, _) in held.items()},
+        **{name: arrays for name, (_, arrays) in held.items()},
     }
     if maps.coverage:  # the layers of arrays that cover only some, by "arrays/SCOPE"
         fields["coverage"] = maps.coverage

@@ -37,7 +37,7 @@ from normlens.results.axes import (
     take,
 )
 from normlens.results.rolled import pair_rollout, scope_rollout
-from normlens.results.store import Result, drawn_by, open_as
+from normlens.results.store import Result
 from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS, by_stack, map_rows
 from normlens.scopes import (
     chains,
@@ -672,14 +672,6 @@ class Maps(Result):
         layers = (np.ascontiguousarray(widened(layer)) for layer in stacked[..., columns])
         return tuple(torch.from_numpy(layer)[None] for layer in layers)
 
-    @classmethod
-    def load(cls, path: str | Path, *, mapped: bool = False) -> Maps:
-        """Read maps that `save` wrote; `normlens.open` reads other results too.
-
-        With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
-        """
-        return open_as(Maps, path, mapped=mapped)
-
     # Showing --------------------------------------------------------------------------------------
 
     def to_html(
@@ -712,13 +704,13 @@ class Maps(Result):
 
         return maps_notebook(self, state)
 
-    # Pictures; `ax` draws into axes of yours instead of a new figure.
-    plot = drawn_by(figures.plot_layer)
-    plot_overview = drawn_by(figures.plot_overview)
-    plot_heads = drawn_by(figures.plot_heads)
-    plot_patches = drawn_by(figures.plot_patches)
-    plot_similarity = drawn_by(figures.plot_similarity)
-    plot_amplification = drawn_by(figures.plot_amplification)
+    # Pictures: functions of the result; `ax` draws into axes of yours instead of a new figure.
+    plot = figures.plot_layer
+    plot_overview = figures.plot_overview
+    plot_heads = figures.plot_heads
+    plot_patches = figures.plot_patches
+    plot_similarity = figures.plot_similarity
+    plot_amplification = figures.plot_amplification
 
     def __repr__(self) -> str:
         beside = "" if self.encoder is None else f"; encoder: {self.encoder._counts}"

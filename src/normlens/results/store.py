@@ -13,15 +13,13 @@ import os
 import tempfile
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
-from functools import wraps
 from importlib import import_module
-from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +46,6 @@ if TYPE_CHECKING:
     from normlens.viewer.notebook import Notebook
 
 Kind = TypeVar("Kind")
-Drawn = TypeVar("Drawn")
-Options = ParamSpec("Options")
-_UNIONS = (Union, UnionType)
 
 #: The one ending that `save` writes, and the one version of files.
 ENDING, VERSION = ".safetensors", "4"
@@ -86,9 +81,12 @@ class Result(Record):
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; `normlens.open` reads other results too."""
-        return open_as(cls, path)
+    def load(cls, path: str | Path, *, mapped: bool = False) -> Self:
+        """Read what `save` wrote; `normlens.open` reads other results too.
+
+        With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
+        """
+        return open_as(cls, path, mapped=mapped)
 
     def to_html(
         self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
@@ -105,25 +103,6 @@ class Result(Record):
     def _notebook(self, state: Mapping[str, Any]) -> Notebook:
         """The view of the result in a notebook's cell."""
         raise NotImplementedError
-
-
-def drawn_by(
-    draw: Callable[Concatenate[Kind, Options], Drawn],
-) -> Callable[Concatenate[Kind, Options], Drawn]:
-    """The method of a result that calls a function of the result, with its options and its words.
-
-    Its first parameter is `self`; all others are those of the function.
-    """
-
-    @wraps(draw)
-    def method(self: Kind, /, *given: Options.args, **options: Options.kwargs) -> Drawn:
-        return draw(self, *given, **options)
-
-    shown = signature(draw)
-    _, *others = shown.parameters.values()
-    first = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-    vars(method)["__signature__"] = shown.replace(parameters=[first, *others])
-    return method
 
 
 # Records: dataclasses as values for JSON, and arrays beside them.
@@ -401,10 +380,12 @@ def check_output(path: str | Path, *, overwrite: bool | None) -> None:
         raise OutputError(f"{str(path)!r} is a folder; give a file name")
     folder = path.parent
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise OutputError(f"cannot write {str(path)!r}: {str(folder)!r} {what}")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"cannot write {str(path)!r}: no permission in {str(folder)!r}")
+        reason = "is not a folder" if folder.exists() else "does not exist"
+    elif not os.access(folder, os.W_OK):
+        reason = "gives no permission to write"
+    else:
+        return
+    raise OutputError(f"cannot write {str(path)!r}: {str(folder)!r} {reason}")
 
 
 def _is_ours(path: Path) -> bool:
