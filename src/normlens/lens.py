@@ -116,7 +116,7 @@ def write_maps(call: Call, item: Encoded, out: str | PathLike[str], *, overwrite
         tensors, header = store.saved(maps)
         file.finish(tensors, header)
         del maps, tensors  # their arrays are in the file that gets its name now
-    return store.open_as(Maps, path, mapped=True)
+    return Maps.load(path, mapped=True)
 
 
 def _header_room(call: Call, item: Encoded) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -289,33 +289,26 @@ def sign_flip_p(differences: ArrayLike, flips: int = 100_000, seed: int = 0) -> 
 
 
 def _flipped(values: Array, flips: int, seed: int) -> Array:
-    """Take p of complete columns (n, k)."""
+    """Take p of complete columns (n, k), some patterns of signs at a time."""
     rows = len(values)
     exact = rows < 63 and 1 << rows <= flips
     total = 1 << rows if exact else flips
     sums = np.abs(values.sum(axis=0)) - ROUNDING * np.abs(values).sum(axis=0)
     extreme = np.zeros(values.shape[1])
-    for signs in _all_signs(rows) if exact else _drawn_signs(rows, flips, seed):
+    bits = np.random.default_rng(seed).bit_generator
+    words = -(-rows // 64)  # every pattern begins at a new word: the size of chunks changes nothing
+    step = max(1, CHUNK // rows)
+    for begin in range(0, total, step):
+        end = min(begin + step, total)
+        flipped: NDArray[Any]
+        if exact:
+            flipped = np.arange(begin, end)[:, None] >> np.arange(rows) & 1
+        else:
+            drawn = bits.random_raw((end - begin, words)).astype("<u8")
+            flipped = np.unpackbits(drawn.view(np.uint8), axis=1, count=rows)
+        signs = np.where(flipped, -1.0, 1.0)
         extreme += np.count_nonzero(np.abs(signs @ values) >= sums, axis=0)
     return extreme / total if exact else (1 + extreme) / (1 + total)
-
-
-def _all_signs(rows: int) -> Iterator[Array]:
-    """Give every pattern of signs once, (some patterns, rows) at a time."""
-    step = max(1, CHUNK // rows)
-    for begin in range(0, 1 << rows, step):
-        patterns = np.arange(begin, min(begin + step, 1 << rows))[:, None]
-        yield np.where(patterns >> np.arange(rows) & 1, -1.0, 1.0)
-
-
-def _drawn_signs(rows: int, flips: int, seed: int) -> Iterator[Array]:
-    """Draw patterns of signs, pattern by pattern from one stream."""
-    bits = np.random.default_rng(seed).bit_generator
-    step = max(1, CHUNK // rows)
-    words = -(-rows // 64)  # every pattern begins at a new word: the size of chunks changes nothing
-    for begin in range(0, flips, step):
-        drawn = bits.random_raw((min(step, flips - begin), words)).astype("<u8")
-        yield np.where(np.unpackbits(drawn.view(np.uint8), axis=1, count=rows), -1.0, 1.0)
 
 
 # What an intervention costs: the change of the loss, with sequences as the sample.

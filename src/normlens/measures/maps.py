@@ -52,17 +52,13 @@ class Pair(NamedTuple):
 def strongest_pairs(
     difference: NDArray[Any],
     allowed: NDArray[Any],
-    top: int = 5,
-    same_token: NDArray[Any] | None = None,
+    top: int,
+    same_token: NDArray[Any],
 ) -> tuple[list[Pair], list[Pair]]:
     """The `top` most strengthened and most weakened pairs of one layer, (i, j) × 2, with i ≠ j.
 
-    `same_token` (i, j) says which pairs are of a token with itself; by default the diagonal.
+    `same_token` (i, j) says which pairs are of a token with itself.
     """
-    if same_token is None:
-        if allowed.shape[0] != allowed.shape[1]:
-            raise ValueError("a map that is not square has no diagonal; give `same_token`")
-        same_token = np.eye(len(allowed), dtype=bool)
     targets, sources = np.nonzero(allowed & ~same_token)
     values = difference[targets, sources]
     order = np.argsort(values, kind="stable")
@@ -109,23 +105,23 @@ SHARE = 0.01
 DEVIATIONS = 3.0
 
 
-def special_dimensions(gamma: Tensor, share: float = SHARE) -> tuple[Tensor, Tensor]:
-    """The `share` of dimensions with the lowest `gamma` (at least one), and all the others sorted.
+def special_dimensions(gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """The 1 % of dimensions with the lowest `gamma` (at least one), and all the others sorted.
 
     γ is that of the norm behind the feed-forward block (Kobayashi et al. 2024, section 6).
     """
-    count = max(1, round(share * len(gamma)))
+    count = max(1, round(SHARE * len(gamma)))
     order = gamma.argsort()
     return order[:count], order[count:].sort().values
 
 
-def outlier_dimensions(gamma: Tensor, deviations: float = DEVIATIONS) -> tuple[Tensor, Tensor]:
+def outlier_dimensions(gamma: Tensor) -> tuple[Tensor, Tensor]:
     """The dimensions whose γ is further from the mean than 3σ of all γ, and all the others.
 
     Kovaleva et al. 2021 call them outliers; there may be none.
     """
     spread = gamma.double() - gamma.double().mean()
-    far = spread.abs() > deviations * spread.square().mean().sqrt()
+    far = spread.abs() > DEVIATIONS * spread.square().mean().sqrt()
     return far.nonzero().flatten(), (~far).nonzero().flatten()
 
 

@@ -217,17 +217,24 @@ def readable_tokens(tokens: Sequence[str], special: Sequence[bool] = ()) -> list
     ``Ġsoap`` and ``▁soap`` become ``␣soap``; bytes that are no whole character become ``\\xe4``.
     """
     flags = special or [False] * len(tokens)
-    ordinary = [token for token, flag in zip(tokens, flags, strict=True) if not flag]
-    byte_level = _is_byte_level(ordinary)
-    shown = []
-    for token, flag in zip(tokens, flags, strict=True):
-        text = token
-        if byte_level and not flag:
-            text = _token_bytes(token).decode("utf-8", errors="backslashreplace")
-            text = text.replace(" ", SPACE)
-        text = text.replace("▁", SPACE).replace("\n", "↵").replace("\r", "").replace("\t", "⇥")
-        shown.append("".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text) or "∅")
-    return shown
+    ordinary = [place for place, flag in enumerate(flags) if not flag]
+    letters = _byte_alphabet()
+    try:
+        spelled = [bytes(letters[letter] for letter in tokens[place]) for place in ordinary]
+        # Not final: the sequence may end inside a character.
+        codecs.getincrementaldecoder("utf-8")().decode(b"".join(spelled))
+    except (KeyError, UnicodeDecodeError):
+        spelled = []  # the tokens are no letters for bytes
+    shown = list(tokens)
+    for place, data in zip(ordinary, spelled, strict=False):
+        shown[place] = data.decode("utf-8", errors="backslashreplace").replace(" ", SPACE)
+    return [_visible(text) for text in shown]
+
+
+def _visible(text: str) -> str:
+    """A text without characters that would not be seen."""
+    text = text.replace("▁", SPACE).replace("\n", "↵").replace("\r", "").replace("\t", "⇥")
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text) or "∅"
 
 
 @cache
@@ -236,23 +243,6 @@ def _byte_alphabet() -> dict[str, int]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + k): b for k, b in enumerate(others)}
-
-
-def _token_bytes(token: str) -> bytes:
-    return bytes(_byte_alphabet()[character] for character in token)
-
-
-def _is_byte_level(tokens: Sequence[str]) -> bool:
-    """Whether the tokens, read as letters for bytes, spell UTF-8 text."""
-    alphabet = _byte_alphabet()
-    if not all(character in alphabet for token in tokens for character in token):
-        return False
-    try:
-        # Not final: the sequence may end inside a character.
-        codecs.getincrementaldecoder("utf-8")().decode(b"".join(map(_token_bytes, tokens)))
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 # Equality of results: bit for bit in their arrays.

@@ -241,13 +241,12 @@ class Explanation(Explained):
         """
         import pandas as pd
 
-        stacks = ["stack"] if self.has_two_sequences else []
-        keys = [
-            (*self.stack_of(layer)[1 - len(stacks) :], component)
-            for layer, component, _ in self.biases
-        ]
-        index = pd.MultiIndex.from_tuples(keys, names=[*stacks, "layer", "component"])
-        return pd.Series([share for *_, share in self.biases], index, dtype=float, name="bias")
+        names = ["layer", "component"]
+        table = pd.DataFrame(self.biases, columns=[*names, "bias"]).astype({"bias": float})
+        if self.has_two_sequences:
+            names = ["stack", *names]
+            table[names[:2]] = [self.stack_of(layer) for layer in table["layer"]]
+        return table.set_index(names)["bias"]
 
     @property
     def flow(self) -> NDArray[np.floating]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens import figures
-from normlens.errors import InputError, UnknownScopeError, check_choice, require
+from normlens.errors import InputError, check_choice, require
 from normlens.measures import maps as measures
 from normlens.measures.ranks import spearman, widened
 from normlens.options import IN_WORDS, INPUT, LAYER, cost_in_words
@@ -44,6 +44,7 @@ from normlens.scopes import (
     components_of,
     feed_forward_pairs,
     holds,
+    is_among,
     layers_in_words,
     resolve,
     resolve_all,
@@ -131,7 +132,7 @@ class Maps(Result):
         check_shape("allowed", self.allowed.shape, BY_SCOPE["arrays"], self._sizes)
         if self.same_token is not None:
             check_shape("same_token", self.same_token.shape, ("target", "source"), self._sizes)
-        held = [f"{group}/{name}" for group, arrays in self.groups.items() for name in arrays]
+        held = {f"{group}/{name}" for group, arrays in self.groups.items() for name in arrays}
         for layers in (self.layers, *self.coverage.values()):
             in_order = layers and layers == sorted(set(layers))
             require(in_order, f"{layers} are not layers in order")
@@ -140,8 +141,8 @@ class Maps(Result):
             require(some, f"'coverage' of {name!r} is not some of the file's layers")
         check_scopes(self.arrays)
         known = {f"{group}/{name}" for group in BY_SCOPE for name in self.arrays} | _OF_HEADS
-        for name in held:
-            expected = name in known or name.startswith("statistics/")
+        for name in held - known:
+            expected = name.startswith("statistics/")
             require(expected, f"{name!r} is no array of maps with these scopes")
         require(not self.completeness < 0, f"'completeness' is {self.completeness}")
         if self.routing is not None:
@@ -219,11 +220,7 @@ class Maps(Result):
         return self.arrays[resolve(scope, self.scopes)]
 
     def __contains__(self, scope: str) -> bool:
-        try:
-            resolve(scope, self.scopes)
-        except UnknownScopeError:
-            return False
-        return True
+        return is_among(scope, self.scopes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.scopes)
@@ -350,18 +347,10 @@ class Maps(Result):
         for name in [] if scopes is None or scopes == "all" else names:
             if not set(wanted) & set(self.layers_of(name)):
                 raise self.lacking(name, wanted)
-        # Single heads of the attention to another sequence are called CROSS-N.
-        heads = {"CROSS-N"} if any(name.endswith("CROSS-N") for name in names) else set()
-        kept: dict[str, Any] = {
-            group: {
-                name: arrays[name]  # of a file nothing else is read
-                for name in arrays
-                if name in names or (group == "heads" and name in heads)
-            }
-            for group, arrays in self.groups.items()
-            if group != "statistics"
-        }
-        return replace(self, **kept)._part(wanted)
+        kept = {f"{group}/{name}" for group in BY_SCOPE for name in names}
+        if any(name.endswith("CROSS-N") for name in names):
+            kept.add("heads/CROSS-N")  # what single heads of that attention are called
+        return self._part(wanted, kept=kept)
 
     def sources_of(self, sequence: str) -> Maps:
         """The same maps with the columns of one sequence only: "encoder" or "decoder"."""
@@ -414,8 +403,9 @@ class Maps(Result):
         layers: list[int] | None = None,
         targets: list[int] | None = None,
         sources: list[int] | None = None,
+        kept: Collection[str] | None = None,
     ) -> Maps:
-        """Some of the layers, of the rows and of the columns; None takes all.
+        """Some of the layers, rows, columns and arrays by scope ("heads/FF-N"); None takes all.
 
         A scope that none of the layers has is left out, and so is a layer that has none of the
         arrays.
@@ -423,18 +413,20 @@ class Maps(Result):
         wanted = self.layers if layers is None else layers
         tokens = {"target": targets, "source": sources}
         groups: dict[str, Any] = {group: {} for group in GROUPS}
-        kept: dict[str, list[int]] = {}
+        coverage: dict[str, list[int]] = {}
         for group, arrays in self.groups.items():
-            for name, array in arrays.items():
-                covered = self.covered(group, name)
-                if here := [layer for layer in wanted if layer in covered]:
+            for name in arrays:
+                key, covered = f"{group}/{name}", self.covered(group, name)
+                here = [layer for layer in wanted if layer in covered]
+                if here and (kept is None or group == "statistics" or key in kept):
                     of_layers = None if layers is None else places_of(here, covered)
                     indices = {"layer": of_layers, **tokens}
-                    groups[group][name] = take(array, axes_of(group, name), indices)
-                    kept[f"{group}/{name}"] = here
+                    # Nothing else is read of a file.
+                    groups[group][name] = take(arrays[name], axes_of(group, name), indices)
+                    coverage[key] = here
         left, of_layers = self.layers, None
         if layers is not None:
-            left = [layer for layer in layers if any(layer in here for here in kept.values())]
+            left = [layer for layer in layers if any(layer in here for here in coverage.values())]
             of_layers = places_of(left, self.layers)
         indices = {"layer": of_layers, **tokens}
         same, axis, routing, grid = self.same_token, self.source_axis, self.routing, self.grid
@@ -449,7 +441,7 @@ class Maps(Result):
             layers=left,
             allowed=take(self.allowed, BY_SCOPE["arrays"], indices),
             same_token=None if same is None else take(same, ("target", "source"), indices),
-            coverage={name: here for name, here in kept.items() if here != left},
+            coverage={key: here for key, here in coverage.items() if here != left},
             source_axis=axis if axis is None or sources is None else axis.take(sources),
             routing=routing and routing.of_layers(left),
             grid=grid,
@@ -641,8 +633,8 @@ class Maps(Result):
         keywords: dict[str, tuple[torch.Tensor, ...] | list[str]] = {}
         if encoder is not None and scope in encoder:
             keywords["encoder_attention"] = encoder._attention(scope)
-        if scope in self:
-            name = resolve(scope, self.scopes)
+        if scope in self or not keywords:
+            name = resolve(scope, self.scopes)  # raises for a scope of neither stack
             # The weights and the norms of one attention go together with those of the other.
             beside = {"ATTN-W": "CROSS-W", "ATTN-N": "CROSS-N"}.get(name, name)
             beside = resolve(beside, self.scopes) if beside in self else name
@@ -650,12 +642,9 @@ class Maps(Result):
                 keywords["decoder_attention"] = self._attention(name, own)
             if holds(beside)[1] and other.any():
                 keywords["cross_attention"] = self._attention(beside, other)
-        if not keywords:
-            name = resolve(scope, self.scopes)  # raises for a scope of neither stack
-            raise InputError(f"{name} has no parts of the sources that these maps still have")
-        others = [
-            token for token, is_other in zip(self.source_tokens, other, strict=True) if is_other
-        ]
+            if not keywords:
+                raise InputError(f"{name} has no parts of the sources that these maps still have")
+        others = np.array(self.source_tokens, dtype=object)[other].tolist()
         keywords["encoder_tokens"] = others if encoder is None else encoder.tokens
         keywords["decoder_tokens"] = self.tokens
         return keywords

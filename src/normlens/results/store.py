@@ -50,12 +50,7 @@ Kind = TypeVar("Kind")
 #: The one ending that `save` writes, and the one version of files.
 ENDING, VERSION = ".safetensors", "4"
 #: The modules of the classes whose results have files of their own.
-_HOMES = {
-    "Maps": "maps",
-    "Explanation": "explanation",
-    "Explanations": "explanation",
-    "Cosine": "explanation",
-}
+_HOMES = {"Maps": "maps"} | dict.fromkeys(("Explanation", "Explanations", "Cosine"), "explanation")
 _FORMATS = {f"normlens-{name.lower()}": name for name in _HOMES}
 
 #: What the viewer's pages have among their first bytes.
@@ -86,7 +81,13 @@ class Result(Record):
 
         With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
         """
-        return open_as(cls, path, mapped=mapped)
+        result: object = open(path, mapped=mapped)
+        if not isinstance(result, cls):
+            raise MapsFileError(
+                f"{str(path)!r} holds {type(result).__name__} and not {cls.__name__}; open it with "
+                "normlens.open(…)"
+            )
+        return result
 
     def to_html(
         self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
@@ -307,7 +308,16 @@ def open(
             arrays = files.mapped_arrays(path)
             if not mapped:
                 arrays = {key: np.array(array) for key, array in arrays.items()}
-            check = _checking(path, header, arrays) if verify else None
+            check = None
+            if verify and files.KEY in header:
+                check = files.check_header(path, header, arrays)
+            elif verify:
+                warnings.warn(
+                    f"{str(path)!r} has no checksums (an older NormLens wrote it, or another "
+                    "program changed it), so that damage would go unnoticed; save it again to add "
+                    "them",
+                    stacklevel=2,
+                )
             if check is not None and not mapped:
                 for key in arrays:
                     check(key)
@@ -324,29 +334,6 @@ def open(
         raise MapsFileError(
             f"{str(path)!r} is not a NormLens maps file, or is damaged ({reason})"
         ) from error
-
-
-def open_as(kind: type[Kind], path: str | Path, *, mapped: bool = False) -> Kind:
-    """Read a file that must hold one kind of result."""
-    result = open(path, mapped=mapped)
-    if not isinstance(result, kind):
-        raise MapsFileError(
-            f"{str(path)!r} holds {type(result).__name__} and not {kind.__name__}; open it with "
-            "normlens.open(…)"
-        )
-    return result
-
-
-def _checking(path: Path, header: dict[str, str], arrays: Arrays) -> Check | None:
-    """Check the header of a file, and return what checks its arrays by their names."""
-    if files.KEY in header:
-        return files.check_header(path, header, arrays)
-    warnings.warn(
-        f"{str(path)!r} has no checksums (an older NormLens wrote it, or another program changed "
-        "it), so that damage would go unnoticed; save it again to add them",
-        stacklevel=3,
-    )
-    return None
 
 
 def check_ending(path: str | Path, endings: Sequence[str], instead: str = "") -> str:
