@@ -293,12 +293,14 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, type(None))) else str(value)
 
 
-def dataset(variables: Any, coordinates: Any, attributes: Any) -> xr.Dataset:
-    """Arrays with named axes and coordinates; an error names what to install for them."""
+def dataset(result: Any, variables: Any, coordinates: Any, *attributes: str) -> xr.Dataset:
+    """Arrays of a result with named axes and coordinates, and some of its attributes."""
     check_installed(XARRAY)
     import xarray as xr
 
-    return xr.Dataset(variables, coords=coordinates, attrs=attributes)
+    about = {"model": result.provenance.get("model")}
+    about |= {name: getattr(result, name) for name in attributes}
+    return xr.Dataset(variables, coords=coordinates, attrs=about)
 
 
 def strongest_rows(table: pd.DataFrame, column: str, count: int) -> pd.DataFrame:
@@ -459,17 +461,15 @@ class PatchGrid(Record):
             wanted = "".join(token.split())
             if wanted in tokens:
                 return tokens.index(wanted)
-            first, last = tokens[self.first], tokens[self.first + len(self) - 1]
-            others = [name for place, name in enumerate(tokens) if place not in self.tokens]
-            raise InputError(
-                f"there is no token {token!r}; patches are {first} to {last} (row,column)"
-                + (f", and beside them {', '.join(others)}" if others else "")
-            )
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise InputError(f'a token is its place or its name, such as "2,3", not {token!r}')
-        if not -len(tokens) <= token < len(tokens):
-            raise InputError(f"token {token} is out of range; there are 0 to {len(tokens) - 1}")
-        return int(token) % len(tokens)
+        elif type(token) is not bool and token in range(-len(tokens), len(tokens)):
+            return int(token) % len(tokens)
+        patches = f"{tokens[self.first]} to {tokens[self.tokens[-1]]}"
+        others = [name for place, name in enumerate(tokens) if place not in self.tokens]
+        raise InputError(
+            f"there is no token {token!r}; patches are {patches} (row,column)"
+            + (f", and beside them {', '.join(others)}" if others else "")
+            + f"; by their places tokens are 0 to {len(tokens) - 1}"
+        )
 
     def of(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
         """The values of the patches (row, column) among values of all tokens."""

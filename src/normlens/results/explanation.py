@@ -432,9 +432,7 @@ class Explanation(Explained):
             coordinates["layer"] = self.layer_names
             for axis in ("source", "target"):
                 coordinates[f"{axis}_sequence"] = (axis, self.token_sequences)
-        attributes = {"model": self.provenance.get("model"), "value": self.value}
-        attributes |= {"remainder": self.remainder, "completeness": self.completeness}
-        return dataset(variables, coordinates, attributes)
+        return dataset(self, variables, coordinates, "value", "remainder", "completeness")
 
     # Pictures: functions of the result; `ax` draws into axes of yours instead of a new figure.
     plot = figures.plot_explanation
@@ -668,9 +666,8 @@ class Cosine(Result):
             name: (axes, getattr(self, name)) for name, axes in COSINE.items()
         }
         coordinates = {"a_token": ("a", self.tokens_a), "b_token": ("b", self.tokens_b)}
-        attributes = {"model": self.provenance.get("model"), "value": self.value}
-        attributes["completeness"] = self.completeness
-        return dataset({**variables, "bias": ((), self.bias)}, coordinates, attributes)
+        variables["bias"] = ((), self.bias)
+        return dataset(self, variables, coordinates, "value", "completeness")
 
     plot = figures.plot_cosine
 

@@ -211,19 +211,22 @@ def _maps_table(maps: Maps) -> pd.DataFrame:
 
 def _maps_document(maps: Maps) -> dict[str, Any]:
     """The fields of maps; an encoder's beside them are a document inside it, ``encoder``."""
-    held: dict[str, tuple[str, Any]] = {
-        "maps": ("arrays", maps.arrays),
-        "allowed": ("arrays", maps.allowed),
-        "mixing_ratio": ("mixing", maps.mixing),
-        "heads": ("heads", maps.heads),
-        "standard_error": ("standard_error", maps.standard_error),
-    }
+    pairs = BY_SCOPE["arrays"]
     fields: dict[str, Any] = {
         **_named(maps, *_LABELS, "layers"),
         **_COUNTED,
         **_named(maps, "scopes", "completeness", "provenance"),
-        "axes": {name: BY_SCOPE[group] for name, (group, _) in held.items()},
-        **{name: arrays for name, (_, arrays) in held.items()},
+        "axes": {
+            "maps": pairs,
+            "allowed": pairs,
+            "mixing_ratio": BY_SCOPE["mixing"],
+            "heads": BY_SCOPE["heads"],
+            "standard_error": pairs,
+        },
+        "maps": maps.arrays,
+        "allowed": maps.allowed,
+        "mixing_ratio": maps.mixing,
+        **_named(maps, "heads", "standard_error"),
     }
     if maps.coverage:  # the layers of arrays that cover only some, by "arrays/SCOPE"
         fields["coverage"] = maps.coverage

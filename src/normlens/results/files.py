@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,30 +74,23 @@ def _of_header(metadata: Mapping[str, str], arrays: Arrays, each: Mapping[str, s
     return hashlib.sha256(json.dumps([rest, kinds, each], sort_keys=True).encode()).hexdigest()
 
 
-class CheckedOnUse(Mapping[str, NDArray[Any]]):
-    """Arrays that stay in their file, each checked when it is first asked for."""
+class CheckedOnUse(UserDict[str, NDArray[Any]]):
+    """Arrays that stay in their file, each checked when it is first asked for.
+
+    `data` has them unchecked: shapes and types need no check of the numbers.
+    """
 
     def __init__(self, arrays: Arrays, check: Check, prefix: str):
-        self.unchecked = arrays  # shapes and types need no check of the numbers
+        super().__init__(arrays)
         self._check = check
         self._prefix = prefix  # of their names in the file
-        self._checked: set[str] = set()
+        self._unchecked = set(arrays)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        array = self.unchecked[name]
-        if name not in self._checked:
+        if name in self._unchecked:
             self._check(self._prefix + name)
-            self._checked.add(name)
-        return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.unchecked)
-
-    def __len__(self) -> int:
-        return len(self.unchecked)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.unchecked  # Mapping's would check the array
+            self._unchecked.discard(name)
+        return self.data[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # to another process or in a copy: plain arrays
@@ -139,7 +134,7 @@ class GrowingFile:
     def place(self, name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
         """An array of zeros in the file; what is written to it stands in the file."""
         start = SIZE + self._room + self._end
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        size = math.prod(shape) * kind.itemsize
         with open(self._path, "r+b") as file:
             file.truncate(start + size)
             if hasattr(os, "posix_fallocate") and size:

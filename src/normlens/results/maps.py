@@ -115,7 +115,7 @@ class Maps(Result):
     def __post_init__(self) -> None:
         for group, arrays in self.groups.items():
             # Shapes of arrays in a file need no check of their numbers.
-            for name, array in getattr(arrays, "unchecked", arrays).items():
+            for name, array in getattr(arrays, "data", arrays).items():
                 sizes = {**self._sizes, "layer": len(self.covered(group, name))}
                 check_shape(f"{group}/{name}", array.shape, axes_of(group, name), sizes)
                 counts = (name == "special_dimensions") == (array.dtype.kind == "i")
@@ -612,10 +612,8 @@ class Maps(Result):
             coordinates[f"{sources}_token"] = sources, maps.source_tokens
             if maps.table_sequences:
                 coordinates[f"{sources}_sequence"] = sources, maps.table_sequences
-        attributes = {"model": self.provenance.get("model"), "completeness": self.completeness}
-        if self.stack:
-            attributes["stack"] = self.stack
-        return dataset(variables, coordinates, attributes)
+        stack = ["stack"] if self.stack else []
+        return dataset(self, variables, coordinates, "completeness", *stack)
 
     def to_bertviz(
         self, scope: str = "ATTN-N"
