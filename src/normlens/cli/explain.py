@@ -353,7 +353,8 @@ def show_cosine(pair: Cosine) -> None:
     for name, tokens, own in texts if console.is_terminal else ():
         console.print(Text(f"{name} ").append_text(token_strip(tokens, own)))
     for name, tokens, own in texts:
-        rows = in_words.rows_of(tokens, own, pair.value - float(own.sum()))
+        remainder = in_words.no_token_row(pair.value - float(own.sum()))
+        rows = [*in_words.token_rows(tokens, own), remainder]
         cells = [[row.label, signed_number(row.value, PLACES)] for row in rows]
         title = f"What each token of {name} has of the cosine, with all of the other text"
         sum_row = ["sum", signed_number(pair.value, PLACES)]

@@ -73,23 +73,19 @@ def compare_means(
     """
     groups = [_columns(first), _columns(second)]
     chance = np.random.default_rng(seed)
-    means, drawn, errors, data_errors = [], [], [], []
-    for values in groups:
-        mean, moved, variance = _resampled_moments(values, resamples, chance)
-        means.append(mean)
-        drawn.append(moved)
-        errors.append(divided(variance, len(values)))
-        data_errors.append(divided(_variance(values), len(values)))
+    moments = [_resampled_moments(values, resamples, chance) for values in groups]
+    (first_mean, first_moved, _), (second_mean, second_moved, _) = moments
     enough = np.full(groups[0].shape[1], level if min(map(len, groups)) > 1 else np.nan)
     # A shift moves means and leaves variances: what was drawn serves the test and the intervals.
-    moved = drawn[0] - drawn[1]
-    difference = means[0] - means[1]
-    statistic = studentised(difference, sum(data_errors))
-    extreme = np.abs(studentised(moved, sum(errors))) >= np.abs(statistic)
+    difference, moved = first_mean - second_mean, first_moved - second_moved
+    sizes = [len(values) for values in groups]
+    error = sum(divided(_variance(values), len(values)) for values in groups)
+    errors = sum(divided(drawn, size) for (*_, drawn), size in zip(moments, sizes, strict=True))
+    extreme = np.abs(studentised(moved, errors)) >= np.abs(studentised(difference, error))
     p = (1 + extreme.sum(axis=0)) / (1 + resamples)
     return MeanComparison(
-        first=percentile_interval(means[0], means[0] + drawn[0], enough),
-        second=percentile_interval(means[1], means[1] + drawn[1], enough),
+        first=percentile_interval(first_mean, first_mean + first_moved, enough),
+        second=percentile_interval(second_mean, second_mean + second_moved, enough),
         difference=percentile_interval(difference, difference + moved, enough),
         effect=hedges_g(*groups),
         p=np.where(np.isnan(enough), np.nan, p),
@@ -363,6 +359,6 @@ def place_among(value: float, draws: ArrayLike) -> tuple[int, float]:
     others = np.asarray(draws, dtype=np.float64)
     others = others[~np.isnan(others)]
     if not len(others) or np.isnan(value):
-        return 0, float("nan")
+        return 0, np.nan
     reached = int((others >= value).sum())
     return reached, (1 + reached) / (1 + len(others))

@@ -175,11 +175,11 @@ class CellCorrelation(NamedTuple):
     """ρ over cells, with an interval over sequences and one over cells."""
 
     cells: int
-    rho: float = float("nan")
-    low: float = float("nan")
-    high: float = float("nan")
-    cells_low: float = float("nan")
-    cells_high: float = float("nan")
+    rho: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    cells_low: float = np.nan
+    cells_high: float = np.nan
 
 
 def row_spearman(a: Array, b: Array) -> Array:
