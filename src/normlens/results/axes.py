@@ -121,11 +121,6 @@ class TokenAxis:
     token_words: list[int | None] | None = None  # word index of each token
     word_labels: list[str] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, result: Any) -> TokenAxis:
-        """The tokens of a result, whose fields of the same names have them."""
-        return cls(*(getattr(result, each.name) for each in fields(cls)))
-
     def __len__(self) -> int:
         return len(self.raw_tokens)
 

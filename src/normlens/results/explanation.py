@@ -18,7 +18,6 @@ from normlens.options import cost_in_words
 from normlens.results.axes import (
     EXPLANATION,
     Axes,
-    PatchGrid,
     TokenAxis,
     check_scopes,
     check_shape,
@@ -26,7 +25,7 @@ from normlens.results.axes import (
     long_table,
     strongest_rows,
 )
-from normlens.results.store import Result
+from normlens.results.store import Result, TokenResult
 from normlens.results.words import DECODER, ENCODER, PREFIX, SOURCE
 from normlens.scopes import resolve
 
@@ -112,7 +111,7 @@ class Explained(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation(Explained):
+class Explanation(Explained, TokenResult):
     """One score, or the difference of two, traced back to the tokens of a text.
 
     Two sums are the score, to `completeness`:
@@ -138,9 +137,6 @@ class Explanation(Explained):
     heads: NDArray[np.floating]  # [layer, head, target], ATTN by head
     biases: list[tuple[int | str, str, float]]  # layer or "head", component, value
     flows: dict[str, NDArray[np.floating]]  # scope → [layer, target, source]
-    raw_tokens: list[str]
-    completeness: float
-    provenance: dict[str, Any] = field(compare=False)
     head_flow: NDArray[np.floating] | None = None  # [layer, head, target, source]
     position: int | None = None  # where the score is read; None: everywhere
     layer: int | None = None  # behind which layer; None: at the end
@@ -152,15 +148,9 @@ class Explanation(Explained):
     contrast_id: int | None = None
     contrast_value: float | None = None
     contrast_probability: float | None = None
-    token_ids: list[int] = field(default_factory=list)
-    special: list[bool] = field(default_factory=list)
-    token_words: list[int | None] | None = None
-    word_labels: list[str] = field(default_factory=list)
-    text: str | tuple[str, str] | None = None
     encoder_tokens: int | None = None  # the first tokens are so many of the source; None: no source
     encoder_layers: int = 0  # the first layers are so many of the encoder
     cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], CROSS by head
-    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
     @property
     def _arrays(self) -> dict[str, tuple[Axes, NDArray[np.floating]]]:
@@ -175,7 +165,7 @@ class Explanation(Explained):
 
     def _check(self) -> None:
         """Raise unless the fields are those of an explanation that a lens could have made."""
-        self.axis._check()
+        super()._check()
         layers, n, two = len(self.nodes), len(self.raw_tokens), self.has_two_sequences
         sizes = {"layer": layers, "target": n, "source": n}
         sizes["component"] = len(set(self.component_names))
@@ -197,8 +187,6 @@ class Explanation(Explained):
             require(inside, f"{name!r} is {place} of {end}")
         for share in (self.probability, self.contrast_probability):
             require(share is None or 0 <= share <= 1 + _ROUNDING, f"a probability is {share}")
-        if self.grid is not None:
-            self.grid.check_tokens(n)
         self._check_sum()
 
     def _check_sum(self) -> None:
@@ -212,16 +200,6 @@ class Explanation(Explained):
         require(fits, words)
 
     # What it says ---------------------------------------------------------------------------------
-
-    @property
-    def tokens(self) -> list[str]:
-        """The tokens as people read them; `raw_tokens` are the tokenizer's."""
-        return self.axis.tokens
-
-    @cached_property
-    def axis(self) -> TokenAxis:
-        """The tokens with what is known of each."""
-        return TokenAxis.of(self)
 
     @property
     def contributions(self) -> NDArray[np.floating]:

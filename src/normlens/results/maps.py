@@ -23,7 +23,6 @@ from normlens.results.axes import (
     LayerHeadTargetSource,
     LayerTarget,
     LayerTargetSource,
-    PatchGrid,
     PerLayer,
     Record,
     Routing,
@@ -37,7 +36,7 @@ from normlens.results.axes import (
     take,
 )
 from normlens.results.rolled import pair_rollout, scope_rollout
-from normlens.results.store import Result
+from normlens.results.store import TokenResult
 from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS, by_stack, map_rows
 from normlens.scopes import (
     chains,
@@ -72,7 +71,7 @@ class Correlations(Record):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Maps(Result):
+class Maps(TokenResult):
     """Attribution maps of one sequence; ``maps[scope]`` is an array [layer, target, source].
 
     Rows are outputs (targets), columns inputs (sources); layers count from 0. Iterating gives the
@@ -81,11 +80,8 @@ class Maps(Result):
     """
 
     arrays: Mapping[str, LayerTargetSource]  # by scope
-    raw_tokens: list[str]  # as the tokenizer writes them; `tokens` are for reading
     layers: list[int]  # indices of the model's layers, from 0
     allowed: Allowed  # [layer, target, source], pairs that attention allows
-    completeness: float  # worst relative error of parts + bias against the real hidden states
-    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
     mixing: Mapping[str, LayerTarget] = field(default_factory=dict)  # by scope
     heads: Mapping[str, LayerHeadTargetSource] = field(default_factory=dict)  # by scope
     standard_error: Mapping[str, LayerTargetSource] = field(
@@ -93,11 +89,6 @@ class Maps(Result):
     )  # of each norm; Shapley only
     #: of the feed-forward block, on request; `normlens.results.axes` names them with their axes
     statistics: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    token_ids: list[int] = field(default_factory=list)
-    special: list[bool] = field(default_factory=list)
-    token_words: list[int | None] | None = None  # word index of each token
-    word_labels: list[str] = field(default_factory=list)
-    text: str | tuple[str, str] | None = None
     #: where the lens was asked to rank the maps itself
     correlations: Correlations | None = field(default=None, compare=False)
     #: The layers of every array that covers only some, by group and name: "arrays/ATTNRESLN-N".
@@ -110,7 +101,6 @@ class Maps(Result):
     encoder: Maps | None = None
     #: the experts that tokens used; None: no layer has experts
     routing: Routing | None = None
-    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
     def __post_init__(self) -> None:
         for group, arrays in self.groups.items():
@@ -128,7 +118,7 @@ class Maps(Result):
 
     def _check(self) -> None:
         """Raise unless the fields are those of maps that a lens could have made."""
-        self.targets._check()
+        super()._check()
         check_shape("allowed", self.allowed.shape, BY_SCOPE["arrays"], self._sizes)
         if self.same_token is not None:
             check_shape("same_token", self.same_token.shape, ("target", "source"), self._sizes)
@@ -148,8 +138,6 @@ class Maps(Result):
         if self.routing is not None:
             here = set(self.routing.layers) <= set(self.layers)
             require(here, "'routing' is not of the file's layers")
-        if self.grid is not None:
-            self.grid.check_tokens(len(self.raw_tokens))
         require(
             self.encoder is None or (self.encoder.stack, self.stack) == STACKS,
             "maps beside each other are those of an encoder and of a decoder; "
@@ -178,17 +166,12 @@ class Maps(Result):
     @property
     def targets(self) -> TokenAxis:
         """The tokens of the rows."""
-        return TokenAxis.of(self)
+        return self.axis
 
     @property
     def sources(self) -> TokenAxis:
         """The tokens of the columns."""
         return self.targets if self.source_axis is None else self.source_axis
-
-    @cached_property
-    def tokens(self) -> list[str]:
-        """The targets as people read them: ``␣café`` for ``ĠcafÃ©``."""
-        return self.targets.tokens
 
     @property
     def source_tokens(self) -> list[str]:

@@ -15,7 +15,8 @@ import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -35,7 +36,7 @@ from normlens.errors import (
     system_reason,
 )
 from normlens.results import files
-from normlens.results.axes import Record
+from normlens.results.axes import PatchGrid, Record, TokenAxis
 from normlens.results.files import Arrays, Check, CheckedOnUse
 
 if TYPE_CHECKING:
@@ -106,6 +107,37 @@ class Result(Record):
         raise NotImplementedError
 
 
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
+class TokenResult(Result):
+    """A result about the tokens of an input, with what is known of each."""
+
+    raw_tokens: list[str]  # as the tokenizer writes them; `tokens` are for reading
+    completeness: float  # error of the sum of all parts against what the model itself computes
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
+    token_ids: list[int] = field(default_factory=list)
+    special: list[bool] = field(default_factory=list)
+    token_words: list[int | None] | None = None  # word index of each token
+    word_labels: list[str] = field(default_factory=list)
+    text: str | tuple[str, str] | None = None
+    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
+
+    def _check(self) -> None:
+        """Raise unless labels and patches belong to the tokens."""
+        self.axis._check()
+        if self.grid is not None:
+            self.grid.check_tokens(len(self.axis))
+
+    @cached_property
+    def axis(self) -> TokenAxis:
+        """The tokens with what is known of each."""
+        return TokenAxis(**{each.name: getattr(self, each.name) for each in fields(TokenAxis)})
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens as people read them: ``␣café`` for ``ĠcafÃ©``."""
+        return self.axis.tokens
+
+
 # Records: dataclasses as values for JSON, and arrays beside them.
 
 
@@ -149,14 +181,14 @@ def encode(hint: Any, value: Any, path: str, arrays: dict[str, NDArray[Any]]) ->
     kind = _kinds(hint)[0]
     form = _form(kind)
     if form == "record" and value is not None:
-        fields = {}
+        encoded = {}
         for name, inner in typing.get_type_hints(kind).items():
             held = getattr(value, name)
             if not _is_array(inner):
-                fields[name] = encode(inner, held, f"{path}{name}/", arrays)
+                encoded[name] = encode(inner, held, f"{path}{name}/", arrays)
             elif held is not None:
                 arrays[path + name] = np.ascontiguousarray(held)
-        return fields
+        return encoded
     if form == "records":
         (inner,) = typing.get_args(kind)
         each = [encode(inner, one, f"{path}{k}/", arrays) for k, one in enumerate(value)]
@@ -189,18 +221,18 @@ class _Reader:
         for name in values:
             if name not in hints or _is_array(hints[name]):
                 raise ValueError(f"{name!r} is no field of such a file")
-        fields = {}
+        given = {}
         for name, hint in hints.items():
             place, may_be_none = path + name, NoneType in typing.get_args(hint)
             if not _is_array(hint):
                 if name not in values:
                     raise ValueError(f"{name!r} is missing")
-                fields[name] = self._value(hint, values[name], place)
+                given[name] = self._value(hint, values[name], place)
             elif place in self.left or not may_be_none:
-                fields[name] = self._array(hint, place)
+                given[name] = self._array(hint, place)
                 if self._check is not None:
                     self._check(place)
-        made = kind(**fields)
+        made = kind(**given)
         made._check()  # type: ignore[attr-defined]
         return made
 
