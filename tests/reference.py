@@ -29,7 +29,7 @@ from normlens.layers import (
     Residual,
     cast,
 )
-from normlens.measures import mixing_ratio
+from normlens.measures.maps import mixing_ratio
 
 PANELS = 4
 NODES_PER_PANEL = 20

@@ -15,7 +15,7 @@ from pair_models import IDS, TARGET, generating, source_of
 import normlens
 from normlens import Explanation, Explanations
 from normlens.errors import InputError, NormLensError
-from normlens.measures import share_of_sizes, share_of_sums
+from normlens.measures.maps import share_of_sizes, share_of_sums
 from normlens.models.tiny import tiny_model
 
 SOURCE, TEXT = "the house is small", "la maison est petite"

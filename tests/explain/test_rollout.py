@@ -13,7 +13,7 @@ from rollout_examples import IDS, slow_rollout
 
 import normlens
 from normlens.errors import InputError, UnknownScopeError
-from normlens.measures import reachable, rollout
+from normlens.measures.maps import reachable, rollout
 from normlens.results.axes import TokenAxis
 from normlens.results.rolled import ROLLOUT
 

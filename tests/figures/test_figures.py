@@ -16,7 +16,7 @@ from normlens import figures
 from normlens.errors import InputError, MissingDependencyError, UnknownScopeError
 from normlens.figures import canvas
 from normlens.figures.colours import clipped_end
-from normlens.measures import strongest_pairs
+from normlens.measures.maps import strongest_pairs
 from normlens.models.tiny import tiny_model
 from normlens.results.axes import readable_tokens
 from normlens.scopes import consecutive
@@ -297,7 +297,7 @@ def test_amplification_marks_and_lists_the_strongest_pairs(bert: normlens.Maps) 
 
 def test_strongest_pairs_are_ranked_among_allowed_pairs(llama: normlens.Maps) -> None:
     difference = llama.amplification("LN", "FF")[0]
-    strengthened, weakened = strongest_pairs(difference, llama.allowed[0], top=100)
+    strengthened, weakened = strongest_pairs(difference, llama.allowed[0], 100, llama.is_same_token)
     for pairs, sign in ((strengthened, 1), (weakened, -1)):
         sizes = [sign * pair.value for pair in pairs]
         assert sizes == sorted(sizes, reverse=True)

@@ -128,6 +128,6 @@ def test_shares_are_written(every, ending, tmp_path):
 
 def test_a_picture_that_does_not_fit_is_refused(why, every, tmp_path):
     for result, picture in ((why, "shares"), (why, "matrix"), (every, "flow")):
-        with pytest.raises(InputError, match=f"the picture '{picture}' is of"):
+        with pytest.raises(InputError, match=f"unknown picture '{picture}'; choose one of"):
             write(result, tmp_path / "why.png", picture=picture)
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from tidy import assert_tidy, words
 
 import normlens
 from normlens.errors import InputError
-from normlens.measures import normalise
+from normlens.measures.maps import normalise
 from normlens.results.words import choose_in_stacks
 from normlens.scopes import consecutive
 

@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import spearmanr
 
 from normlens.errors import InputError
-from normlens.measures import amplification, merge_words, normalise, spearman, strongest_pairs
+from normlens.measures.maps import amplification, merge_words, normalise, strongest_pairs
+from normlens.measures.ranks import spearman
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
@@ -109,7 +110,7 @@ def test_strongest_pairs_are_the_extremes_off_the_diagonal(seed, causal, top):
     before, after = (random_maps(seed + k, layers=1, causal=causal)[0] for k in (0, 1))
     difference = amplification(before, after)
     allowed = everything(before, causal)
-    up, down = strongest_pairs(difference, allowed, top)
+    up, down = strongest_pairs(difference, allowed, top, np.eye(len(allowed), dtype=bool))
     values = np.sort(difference[allowed & ~np.eye(6, dtype=bool)])
     assert [pair.value for pair in up] == [v for v in values[::-1][:top] if v > 0]
     assert [pair.value for pair in down] == [v for v in values[:top] if v < 0]

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 import normlens
 from normlens import Maps
 from normlens.errors import InputError
+from normlens.measures import maps as measures
 from normlens.models.tiny import tiny_model
 from normlens.pipeline.batches import HALF_RANGE
 from normlens.results import exports
@@ -157,8 +158,8 @@ def test_measures_are_computed_with_more_digits(whole: Maps, half: Maps) -> None
 def test_sums_do_not_stand_still() -> None:
     """2,048 + 1 is 2,048 in float16."""
     tall = np.ones((1, 4096, 1), dtype=np.float16)
-    assert np.allclose(normlens.measures.normalise(tall).sum(), 1, atol=1e-6)
-    words = normlens.measures.merge_words(np.ones((1, 1, 4096), np.float16), [[0]], [range(4096)])
+    assert np.allclose(measures.normalise(tall).sum(), 1, atol=1e-6)
+    words = measures.merge_words(np.ones((1, 1, 4096), np.float16), [[0]], [range(4096)])
     assert words.item() == 4096
 
 

@@ -197,8 +197,7 @@ def test_words(maps):
 
 def test_words_keep_the_rows_of_attention_weights_whole(tiny):
     maps = normlens.load(tiny("bert")).maps(input_ids=IDS)
-    object.__setattr__(maps, "token_words", [0, 0, 1, 2, 2, 2, 3])
-    object.__setattr__(maps, "word_labels", ["a", "b", "c", "d"])
+    maps = replace(maps, token_words=[0, 0, 1, 2, 2, 2, 3], word_labels=["a", "b", "c", "d"])
     np.testing.assert_allclose(maps.words()["ATTN-W"].sum(-1), 1)
 
 

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 
 import normlens
 from normlens.errors import InputError, MapsFileError, UnknownScopeError
-from normlens.measures import normalise
+from normlens.measures.maps import normalise
 from normlens.results import exports as export
 from normlens.results.words import by_stack, choose_in_stacks
 

@@ -42,8 +42,8 @@ def test_maps_without_a_picture_keep_their_grid(results, tmp_path):
     [
         ({"rows": 4}, "12 patches from token 1 on, of 10"),
         ({"rows": 0}, "0 patches"),
-        ({"first": -1}, "'first' is not int"),
-        ({"columns": "3"}, "'columns' is not int"),
+        ({"first": -1}, "'grid/first' is not int"),
+        ({"columns": "3"}, "'grid/columns' is not int"),
         (None, "'grid/picture' is no array"),
     ],
 )

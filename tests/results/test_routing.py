@@ -112,7 +112,7 @@ def test_an_altered_file_is_refused_in_one_line(maps, tmp_path, name, change):
 
 
 def test_arrays_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match="for 1 layers and 3 tokens"):
+    with pytest.raises(InputError, match="for layer 1, token 3"):
         Routing([1], np.zeros((1, 2, 2), int), np.zeros((1, 2, 2)), 4, ["a", "b", "c"])
 
 

@@ -135,7 +135,7 @@ def test_another_safetensors_file_stays(maps, path):
 
 @pytest.mark.parametrize("name", ["x.npz", "x.pt", "x.json", "x.safetensors.gz", "x"])
 def test_an_ending_that_says_another_format_is_refused(name, maps, tmp_path):
-    with pytest.raises(InputError, match=r"end it in \.safetensors"):
+    with pytest.raises(InputError, match=r"the ending chooses the format: \.safetensors"):
         maps.save(tmp_path / name)
     assert not list(tmp_path.iterdir())
     assert maps.save(tmp_path / "X.SAFETENSORS").is_file()

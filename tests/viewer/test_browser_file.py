@@ -14,7 +14,7 @@ from viewer_examples import hostile_maps
 
 import normlens
 from normlens.figures.colours import clipped_end
-from normlens.measures import normalise, strongest_pairs
+from normlens.measures.maps import normalise, strongest_pairs
 from normlens.models.tiny import tiny_model
 from normlens.results.maps import Maps
 from normlens.scopes import consecutive
@@ -233,7 +233,9 @@ def test_ff_amp_in_one_click(viewer: Any, soap: Maps, soap_html: Path) -> None:
     assert rho == pytest.approx(soap.similarity(LN1, FF)[2], abs=1e-6)
     shown = soap.tokens
     for kind, pairs in zip(
-        ("amplified", "damped"), strongest_pairs(expected, soap.allowed[2], 10), strict=True
+        ("amplified", "damped"),
+        strongest_pairs(expected, soap.allowed[2], 10, soap.is_same_token),
+        strict=True,
     ):
         names = viewer.texts(f'[data-list="{kind}"] .name')
         assert names == [f"{shown[pair.source]} → {shown[pair.target]}" for pair in pairs]

@@ -11,7 +11,7 @@ import pytest
 from test_browser_file import saved
 from viewer_examples import hostile_maps
 
-from normlens.measures import normalise
+from normlens.measures.maps import normalise
 from normlens.results.axes import TokenAxis
 from normlens.results.maps import Maps
 from normlens.viewer import to_html

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlens.measures import normalise
+from normlens.measures.maps import normalise
 
 pytest.importorskip("fastapi", reason="the page needs normlens[serve]")
 pytest.importorskip("uvicorn", reason="the page needs normlens[serve]")

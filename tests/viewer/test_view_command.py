@@ -94,7 +94,7 @@ def test_maps_and_exports_write_pages(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         maps.to_html(tmp_path / "mine.html")
     for name in ("a.png", "a"):
-        with pytest.raises(InputError, match=r"end it in \.html"):
+        with pytest.raises(InputError, match=r"the ending chooses the format: \.html"):
             maps.to_html(tmp_path / name)
         assert not (tmp_path / name).exists()
     export.write(maps, tmp_path / "b.html", layers=[1])

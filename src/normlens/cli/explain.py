@@ -219,10 +219,10 @@ def explain_command(
 
     from normlens.explain.questions import read_direction
     from normlens.results.explanation import Explanations
-    from normlens.results.exports import PICTURE_KINDS, SEVERAL_KINDS, check_picture
+    from normlens.results.exports import PICTURE_KINDS, SEVERAL_KINDS
 
-    check_picture(picture)
     if picture is not None:
+        valid_choice(picture, PICTURE_KINDS + SEVERAL_KINDS, "picture")
         several = _ALL in (where, named)
         kinds = SEVERAL_KINDS if several else PICTURE_KINDS
         valid_choice(picture, kinds, f"--picture of {'all tokens' if several else 'one token'}")
@@ -312,7 +312,8 @@ def show_cosine(pair: Cosine) -> None:
         strip = token_strip(tokens, own, float(abs(own).max()))
         console.print(Text(f"{name} ").append_text(strip))
     for name, tokens, own in texts:
-        rows = in_words.rows_of(tokens, own, pair.value - float(own.sum()))
+        remainder = in_words.no_token_row(pair.value - float(own.sum()))
+        rows = [*in_words.token_rows(tokens, own), remainder]
         title = f"What each token of {name} has of the cosine, with all of the other text"
         parts = [*((row.label, row.value) for row in rows), ("sum", pair.value)]
         cells = ([label, signed_number(value, PLACES)] for label, value in parts)

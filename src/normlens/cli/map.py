@@ -159,7 +159,7 @@ def _show_pairs(
     maps: Maps, values: NDArray[Any], title: str, what: str, count: int, form: str
 ) -> None:
     """A row per layer with the pairs of the largest values, (layer, i, j)."""
-    from normlens.measures import strongest_pairs
+    from normlens.measures.maps import strongest_pairs
 
     sources = maps.source_tokens
     if maps.stack and maps.source_sequences:

@@ -26,7 +26,7 @@ from normlens.frozen.norm_maps import layer_maps
 from normlens.frozen.parts import FrozenNorm, relative_error
 from normlens.inputs.text import Encoded, Text, Texts
 from normlens.layers import Layer, Linear, Norm
-from normlens.measures import rollout
+from normlens.measures.maps import rollout
 from normlens.options import DEFAULT_LIMIT, NOT_LINEAR, RULES, SHAPLEY, AnalysisOptions, parse_bytes
 from normlens.pipeline.batches import check_completeness, in_batches
 from normlens.pipeline.collector import reads_others

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import measures
 from normlens.errors import InputError
 from normlens.figures import canvas
 from normlens.figures.colours import (
@@ -24,6 +23,7 @@ from normlens.figures.colours import (
     palette_named,
     scale_end,
 )
+from normlens.measures.maps import normalise
 from normlens.results.words import OWN_SEQUENCE
 from normlens.scopes import holds
 
@@ -201,7 +201,7 @@ class View(Look):
         """
         array = self.whole.at(scope, layer) if array is None else array
         blank = ~self.whole.pairs_of(scope)[self.whole.layers.index(layer)]
-        shown = np.ma.masked_where(blank, measures.normalise(array, self.normalise))
+        shown = np.ma.masked_where(blank, normalise(array, self.normalise))
         return shown[:, self.places]
 
     @property

@@ -24,8 +24,7 @@ from normlens.figures.heat_maps import (
     label_tokens,
     left_out_note,
 )
-from normlens.measures import Pair, strongest_pairs
-from normlens.measures.maps import AXES
+from normlens.measures.maps import AXES, Pair, strongest_pairs
 from normlens.results.words import cosine_words, parts_words, signed_number
 from normlens.scopes import resolve
 

@@ -11,10 +11,16 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from normlens.measures.bootstrap import Means, divided, percentile_interval, resample_counts
+from normlens.measures.bootstrap import (
+    Array,
+    Means,
+    divided,
+    percentile_interval,
+    resample_counts,
+)
+from normlens.measures.maps import membership
 
 Link: TypeAlias = tuple[int, int]
-Array: TypeAlias = NDArray[np.float64]
 
 #: What stands for "no word" among source words.
 NO_WORD = -1
@@ -51,24 +57,18 @@ def aligned_words(
     never chosen; of equal words the first is.
     """
     values = np.asarray(scores, dtype=np.float64)
-    targets, sources = values.shape[-2:]
-    mean = np.zeros((len(rows), targets))
-    for word, places in enumerate(rows):
-        mean[word, list(places)] = 1 / max(len(places), 1)
-    total = np.zeros((sources, len(columns)))
-    for word, places in enumerate(columns):
-        total[list(places), word] = 1
-    averaged = mean @ values  # (…, target word, source)
-    chosen = np.full(averaged.shape[:-1], NO_WORD, dtype=np.intp)
-    present = np.flatnonzero([len(places) > 0 for places in columns])
+    of_targets = membership(rows, values.shape[-2])
+    of_sources = membership(columns, values.shape[-1])
+    sizes = of_targets.sum(axis=1, keepdims=True)
+    averaged = of_targets / np.maximum(sizes, 1) @ values  # (…, target word, source)
+    present = np.flatnonzero(of_sources.any(axis=1))
     if not len(present) or not len(rows):
-        return chosen
-    of_words = averaged @ total[:, present]
-    best = of_words.argmax(-1)
-    wins = np.array([len(places) > 0 for places in rows])
+        return np.full(averaged.shape[:-1], NO_WORD, dtype=np.intp)
+    of_words = averaged @ of_sources[present].T
+    wins = sizes[:, 0] > 0
     if len(no_word):
         wins = wins & (of_words.max(-1) >= averaged[..., list(no_word)].max(-1))
-    return np.where(wins, present[best], chosen)
+    return np.where(wins, present[of_words.argmax(-1)], NO_WORD)
 
 
 def count_links(
@@ -106,21 +106,18 @@ class Resampled(NamedTuple):
 
     def interval(self, name: str, level: float = 0.95) -> Means:
         """A rate with its percentile interval, (k,) each."""
-        value, drawn = np.asarray(getattr(self.rates, name)), getattr(self.drawn, name)
-        return percentile_interval(value, drawn, _levels(drawn, level))
+        return _interval(getattr(self.rates, name), getattr(self.drawn, name), level)
 
     def difference(self, name: str, first: int, second: int, level: float = 0.95) -> Means:
         """How much a rate of one column is above another's, on the same pairs, (1,) each."""
-        value, drawn = getattr(self.rates, name), getattr(self.drawn, name)
-        moved = (drawn[:, first] - drawn[:, second])[:, None]
-        return percentile_interval(
-            np.array([value[first] - value[second]]), moved, _levels(moved, level)
-        )
+        both = getattr(self.rates, name), getattr(self.drawn, name)
+        value, drawn = (each[..., [first]] - each[..., [second]] for each in both)
+        return _interval(value, drawn, level)
 
 
-def _levels(drawn: Array, level: float) -> Array:
-    """The level of each column; NaN for one that no resample has a number for."""
-    return np.where(np.isnan(drawn).all(axis=0), np.nan, level)
+def _interval(value: Array, drawn: Array, level: float) -> Means:
+    """The percentile interval of each column; NaN for one that no resample has a number for."""
+    return percentile_interval(value, drawn, np.where(np.isnan(drawn).all(axis=0), np.nan, level))
 
 
 def resampled_rates(counts: ArrayLike, resamples: int = 10_000, seed: int = 0) -> Resampled:

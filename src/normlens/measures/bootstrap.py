@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,15 +48,11 @@ def mean_intervals(
     cells = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(cells)
     number = present.sum(axis=0)
-    totals = np.where(present, cells, 0).sum(axis=0)
-    mean = divided(totals, number)
+    mean = divided(np.where(present, cells, 0).sum(axis=0), number)
     # Sums of what is left of the mean lose no digits where the values are large and alike.
     centred = np.where(present, cells - mean, 0)
-    drawn = np.full((resamples, cells.shape[1]), np.nan)
-    for rows, weights in resample_counts(len(cells), resamples, np.random.default_rng(seed)):
-        counts: Array | int = len(cells) if present.all() else weights @ present.astype(np.float64)
-        drawn[rows] = divided(weights @ centred, counts)
-    return percentile_interval(mean, mean + drawn, np.where(number > 1, level, np.nan))
+    drawn = mean + resampled_ratios(centred, present, resamples, np.random.default_rng(seed))
+    return percentile_interval(mean, drawn, np.where(number > 1, level, np.nan))
 
 
 def compare_means(
@@ -77,23 +73,19 @@ def compare_means(
     """
     groups = [_columns(first), _columns(second)]
     chance = np.random.default_rng(seed)
-    means, drawn, errors, data_errors = [], [], [], []
-    for values in groups:
-        mean, moved, variance = _resampled_moments(values, resamples, chance)
-        means.append(mean)
-        drawn.append(moved)
-        errors.append(divided(variance, len(values)))
-        data_errors.append(divided(_variance(values), len(values)))
+    moments = [_resampled_moments(values, resamples, chance) for values in groups]
+    (first_mean, first_moved, _), (second_mean, second_moved, _) = moments
     enough = np.full(groups[0].shape[1], level if min(map(len, groups)) > 1 else np.nan)
     # A shift moves means and leaves variances: what was drawn serves the test and the intervals.
-    moved = drawn[0] - drawn[1]
-    difference = means[0] - means[1]
-    statistic = studentised(difference, sum(data_errors))
-    extreme = np.abs(studentised(moved, sum(errors))) >= np.abs(statistic)
+    difference, moved = first_mean - second_mean, first_moved - second_moved
+    sizes = [len(values) for values in groups]
+    error = sum(divided(_variance(values), len(values)) for values in groups)
+    errors = sum(divided(drawn, size) for (*_, drawn), size in zip(moments, sizes, strict=True))
+    extreme = np.abs(studentised(moved, errors)) >= np.abs(studentised(difference, error))
     p = (1 + extreme.sum(axis=0)) / (1 + resamples)
     return MeanComparison(
-        first=percentile_interval(means[0], means[0] + drawn[0], enough),
-        second=percentile_interval(means[1], means[1] + drawn[1], enough),
+        first=percentile_interval(first_mean, first_mean + first_moved, enough),
+        second=percentile_interval(second_mean, second_mean + second_moved, enough),
         difference=percentile_interval(difference, difference + moved, enough),
         effect=hedges_g(*groups),
         p=np.where(np.isnan(enough), np.nan, p),
@@ -121,18 +113,34 @@ def benjamini_hochberg(p: ArrayLike) -> Array:
 
     ``p̃_(i) = min_{k ≥ i} min(1, p_(k) · number / k)``. Benjamini and Hochberg 1995.
     """
-    values, order = _ascending(p)
-    scaled = values[order] * len(order) / np.arange(1, len(order) + 1)
-    adjusted = np.full(values.shape, np.nan)
-    adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1)
-    return adjusted
+
+    def adjust(ascending: Array) -> Array:
+        number = len(ascending)
+        scaled = ascending * number / np.arange(1, number + 1)
+        return np.minimum.accumulate(scaled[::-1])[::-1]
+
+    return _adjusted(p, adjust)
 
 
-def _ascending(p: ArrayLike) -> tuple[Array, NDArray[np.intp]]:
-    """The p values, and the places of those that are numbers, from the smallest on."""
-    values = np.asarray(p, dtype=np.float64)
+def holm(p: ArrayLike) -> Array:
+    """Adjust p values for the chance of any false discovery; NaN stay NaN and do not count.
+
+    ``p̃_(i) = max_{k ≤ i} min(1, (number − k + 1) · p_(k))``. Holm 1979.
+    """
+
+    def adjust(ascending: Array) -> Array:
+        return np.maximum.accumulate(ascending * np.arange(len(ascending), 0, -1))
+
+    return _adjusted(p, adjust)
+
+
+def _adjusted(p: ArrayLike, adjust: Callable[[Array], Array]) -> Array:
+    """Adjust the p values that are numbers, given from the smallest on, to at most 1."""
+    values = np.array(p, dtype=np.float64)
     tested = np.flatnonzero(~np.isnan(values))
-    return values, tested[np.argsort(values[tested], kind="stable")]
+    order = tested[np.argsort(values[tested], kind="stable")]
+    values[order] = np.minimum(adjust(values[order]), 1)
+    return values
 
 
 def _columns(values: ArrayLike) -> Array:
@@ -149,36 +157,41 @@ def resample_counts(
     """
     if size == 0:
         return
-    step = max(1, CHUNK // size)
+    step, drawn_at_once = max(1, CHUNK // size), max(1, DRAWN // size)
     for begin in range(0, resamples, step):
-        rows = slice(begin, min(begin + step, resamples))
-        yield rows, _counted(size, rows.stop - rows.start, chance)
+        weights = np.empty((min(step, resamples - begin), size))
+        for first in range(0, len(weights), drawn_at_once):
+            part = weights[first : first + drawn_at_once]
+            drawn = chance.integers(0, size, part.shape, dtype=np.uint32)
+            places = drawn + size * np.arange(len(part))[:, None]
+            part[:] = np.bincount(places.ravel(), minlength=part.size).reshape(part.shape)
+        yield slice(begin, begin + len(weights)), weights
 
 
-def _counted(size: int, resamples: int, chance: np.random.Generator) -> Array:
-    weights = np.empty((resamples, size))
-    step = max(1, DRAWN // size)
-    for begin in range(0, resamples, step):
-        part = weights[begin : begin + step]
-        drawn = chance.integers(0, size, part.shape, dtype=np.uint32)
-        places = drawn + size * np.arange(len(part))[:, None]
-        part[:] = np.bincount(places.ravel(), minlength=part.size).reshape(part.shape)
-    return weights
+def resampled_ratios(
+    above: Array, below: ArrayLike, resamples: int, chance: np.random.Generator
+) -> Array:
+    """``Σ_s w_s above_sk / Σ_s w_s below_sk`` of every resample of s, (s, k) × 2 → (resamples, k).
+
+    NaN where the sum below is not above 0, and everywhere if there is nothing to draw.
+    """
+    counted = np.asarray(below, dtype=np.float64)
+    drawn = np.full((resamples, above.shape[1]), np.nan)
+    for rows, weights in resample_counts(len(above), resamples, chance):
+        drawn[rows] = divided(weights @ above, weights @ counted)
+    return drawn
 
 
 def _resampled_moments(
     values: Array, resamples: int, chance: np.random.Generator
 ) -> tuple[Array, Array, Array]:
     """Means (k,); each resample's mean, less the group's, and its variance, (resamples, k)."""
-    size, columns = values.shape
-    mean = values.mean(axis=0) if size else np.full(columns, np.nan)
+    size = len(values)
+    mean = divided(values.sum(axis=0), size)
     centred = values - mean
-    drawn = np.full((2, resamples, columns), np.nan)
     both = np.hstack([centred, centred * centred])
-    for rows, weights in resample_counts(size, resamples, chance):
-        sums = weights @ both / size
-        drawn[0, rows], drawn[1, rows] = sums[:, :columns], sums[:, columns:]
-    moved, squares = drawn
+    drawn = resampled_ratios(both, np.ones((size, 1)), resamples, chance)
+    moved, squares = np.split(drawn, 2, axis=1)
     return mean, moved, np.maximum(divided((squares - moved * moved) * size, size - 1), 0)
 
 
@@ -272,45 +285,26 @@ def sign_flip_p(differences: ArrayLike, flips: int = 100_000, seed: int = 0) -> 
 
 
 def _flipped(values: Array, flips: int, seed: int) -> Array:
-    """Take p of complete columns (n, k)."""
+    """Take p of complete columns (n, k), some patterns of signs at a time."""
     rows = len(values)
     exact = rows < 63 and 1 << rows <= flips
     total = 1 << rows if exact else flips
     sums = np.abs(values.sum(axis=0)) - ROUNDING * np.abs(values).sum(axis=0)
     extreme = np.zeros(values.shape[1])
-    for signs in _all_signs(rows) if exact else _drawn_signs(rows, flips, seed):
+    bits = np.random.default_rng(seed).bit_generator
+    words = -(-rows // 64)  # every pattern begins at a new word: the size of chunks changes nothing
+    step = max(1, CHUNK // rows)
+    for begin in range(0, total, step):
+        end = min(begin + step, total)
+        flipped: NDArray[Any]
+        if exact:
+            flipped = np.arange(begin, end)[:, None] >> np.arange(rows) & 1
+        else:
+            drawn = bits.random_raw((end - begin, words)).astype("<u8")
+            flipped = np.unpackbits(drawn.view(np.uint8), axis=1, count=rows)
+        signs = np.where(flipped, -1.0, 1.0)
         extreme += np.count_nonzero(np.abs(signs @ values) >= sums, axis=0)
     return extreme / total if exact else (1 + extreme) / (1 + total)
-
-
-def _all_signs(rows: int) -> Iterator[Array]:
-    """Give every pattern of signs once, (some patterns, rows) at a time."""
-    step = max(1, CHUNK // rows)
-    for begin in range(0, 1 << rows, step):
-        patterns = np.arange(begin, min(begin + step, 1 << rows))[:, None]
-        yield np.where(patterns >> np.arange(rows) & 1, -1.0, 1.0)
-
-
-def _drawn_signs(rows: int, flips: int, seed: int) -> Iterator[Array]:
-    """Draw patterns of signs, pattern by pattern from one stream."""
-    bits = np.random.default_rng(seed).bit_generator
-    step = max(1, CHUNK // rows)
-    words = -(-rows // 64)  # every pattern begins at a new word: the size of chunks changes nothing
-    for begin in range(0, flips, step):
-        drawn = bits.random_raw((min(step, flips - begin), words)).astype("<u8")
-        yield np.where(np.unpackbits(drawn.view(np.uint8), axis=1, count=rows), -1.0, 1.0)
-
-
-def holm(p: ArrayLike) -> Array:
-    """Adjust p values for the chance of any false discovery; NaN stay NaN and do not count.
-
-    ``p̃_(i) = max_{k ≤ i} min(1, (number − k + 1) · p_(k))``. Holm 1979.
-    """
-    values, order = _ascending(p)
-    scaled = values[order] * np.arange(len(order), 0, -1)
-    adjusted = np.full(values.shape, np.nan)
-    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1)
-    return adjusted
 
 
 # What an intervention costs: the change of the loss, with sequences as the sample.
@@ -350,9 +344,8 @@ def loss_changes(
     change = divided(weighted.sum(axis=0), number.sum())
     # What is left of the mean sums to 0, so that no digits are lost in a resample's ratio.
     centred = weighted - number[:, None] * change
-    drawn = np.full((resamples, difference.shape[1]), np.nan)
-    for rows, weights in resample_counts(len(number), resamples, np.random.default_rng(seed)):
-        drawn[rows] = change + divided(weights @ centred, (weights @ number)[:, None])
+    chance = np.random.default_rng(seed)
+    drawn = change + resampled_ratios(centred, number[:, None], resamples, chance)
     enough = np.where(finite & (scored.sum() > 1), level, np.nan)
     return LossChanges(percentile_interval(change, drawn, enough), drawn)
 
@@ -366,6 +359,6 @@ def place_among(value: float, draws: ArrayLike) -> tuple[int, float]:
     others = np.asarray(draws, dtype=np.float64)
     others = others[~np.isnan(others)]
     if not len(others) or np.isnan(value):
-        return 0, float("nan")
+        return 0, np.nan
     reached = int((others >= value).sum())
     return reached, (1 + reached) / (1 + len(others))

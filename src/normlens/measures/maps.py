@@ -52,17 +52,13 @@ class Pair(NamedTuple):
 def strongest_pairs(
     difference: NDArray[Any],
     allowed: NDArray[Any],
-    top: int = 5,
-    same_token: NDArray[Any] | None = None,
+    top: int,
+    same_token: NDArray[Any],
 ) -> tuple[list[Pair], list[Pair]]:
     """The `top` most strengthened and most weakened pairs of one layer, (i, j) × 2, with i ≠ j.
 
-    `same_token` (i, j) says which pairs are of a token with itself; by default the diagonal.
+    `same_token` (i, j) says which pairs are of a token with itself.
     """
-    if same_token is None:
-        if allowed.shape[0] != allowed.shape[1]:
-            raise ValueError("a map that is not square has no diagonal; give `same_token`")
-        same_token = np.eye(len(allowed), dtype=bool)
     targets, sources = np.nonzero(allowed & ~same_token)
     values = difference[targets, sources]
     order = np.argsort(values, kind="stable")
@@ -93,18 +89,13 @@ def mixing_ratio(others: Array, own: Array) -> Array:
 
 def share_of_sums(source: NDArray[np.floating], prefix: NDArray[np.floating]) -> float:
     """``|Σ source| / (|Σ source| + |Σ prefix|)``: what is left of each after its tokens cancel."""
-    sums = [abs(float(part.sum(dtype=np.float64))) for part in (source, prefix)]
-    return _share(*sums)
+    one, other = (abs(float(part.sum(dtype=np.float64))) for part in (source, prefix))
+    return one / (one + other) if one + other > 0 else math.nan
 
 
 def share_of_sizes(source: NDArray[np.floating], prefix: NDArray[np.floating]) -> float:
     """``Σ|source| / (Σ|source| + Σ|prefix|)``: whatever the signs of the tokens."""
-    sizes = [float(np.abs(part).sum(dtype=np.float64)) for part in (source, prefix)]
-    return _share(*sizes)
-
-
-def _share(one: float, other: float) -> float:
-    return one / (one + other) if one + other > 0 else math.nan
+    return share_of_sums(np.abs(source), np.abs(prefix))
 
 
 # Special dimensions of a norm: the few with the lowest γ, and those with an outlying one.
@@ -114,23 +105,23 @@ SHARE = 0.01
 DEVIATIONS = 3.0
 
 
-def special_dimensions(gamma: Tensor, share: float = SHARE) -> tuple[Tensor, Tensor]:
-    """The `share` of dimensions with the lowest `gamma` (at least one), and all the others sorted.
+def special_dimensions(gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """The 1 % of dimensions with the lowest `gamma` (at least one), and all the others sorted.
 
     γ is that of the norm behind the feed-forward block (Kobayashi et al. 2024, section 6).
     """
-    count = max(1, round(share * len(gamma)))
+    count = max(1, round(SHARE * len(gamma)))
     order = gamma.argsort()
     return order[:count], order[count:].sort().values
 
 
-def outlier_dimensions(gamma: Tensor, deviations: float = DEVIATIONS) -> tuple[Tensor, Tensor]:
+def outlier_dimensions(gamma: Tensor) -> tuple[Tensor, Tensor]:
     """The dimensions whose γ is further from the mean than 3σ of all γ, and all the others.
 
     Kovaleva et al. 2021 call them outliers; there may be none.
     """
     spread = gamma.double() - gamma.double().mean()
-    far = spread.abs() > deviations * spread.square().mean().sqrt()
+    far = spread.abs() > DEVIATIONS * spread.square().mean().sqrt()
     return far.nonzero().flatten(), (~far).nonzero().flatten()
 
 
@@ -147,25 +138,25 @@ def merge_words(
     `targets` and `sources` (by default the same) are the places of each word's tokens.
     """
     maps = widened(maps)
-    rows = _membership(targets, maps.shape[-2], maps.dtype)
-    columns = rows if sources is None else _membership(sources, maps.shape[-1], maps.dtype)
+    rows = membership(targets, maps.shape[-2], maps.dtype)
+    columns = rows if sources is None else membership(sources, maps.shape[-1], maps.dtype)
     mean = rows / rows.sum(axis=1, keepdims=True)
     return mean @ maps @ columns.T
 
 
 def sum_words(array: NDArray[Any], groups: Sequence[Sequence[int]], axes: int = 1) -> NDArray[Any]:
     """Sum the tokens of each word along the last one or two axes, (…, j) → (…, w)."""
-    membership = _membership(groups, array.shape[-1], array.dtype)
-    array = array @ membership.T
-    return membership @ array if axes == 2 else array
+    members = membership(groups, array.shape[-1], array.dtype)
+    array = array @ members.T
+    return members @ array if axes == 2 else array
 
 
-def _membership(groups: Sequence[Sequence[int]], n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Whether each token belongs to each word, (w, i), as 1 and 0."""
-    membership = np.zeros((len(groups), n), dtype=dtype)
+def membership(groups: Sequence[Sequence[int]], n: int, dtype: Any = np.float64) -> NDArray[Any]:
+    """Whether each of n tokens belongs to each word, (w, i), as 1 and 0."""
+    members = np.zeros((len(groups), n), dtype=dtype)
     for index, group in enumerate(groups):
-        membership[index, list(group)] = 1
-    return membership
+        members[index, list(group)] = 1
+    return members
 
 
 # Maps of single layers multiplied into one map through all of them (rollout).

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from normlens.measures.bootstrap import Array, Means, divided, percentile_interval, resample_counts
+from normlens.measures.bootstrap import (
+    Array,
+    Means,
+    divided,
+    percentile_interval,
+    resample_counts,
+    resampled_ratios,
+)
 
 # Numbers in half precision, before anything is computed with them.
 
@@ -103,34 +110,31 @@ def rank_agreement(
     of the same pairs. ρ is the correlation of average ranks. NaN where values are constant, are not
     finite, or are fewer than three.
     """
-    columns = np.column_stack([np.asarray(reference, np.float64), np.asarray(values, np.float64)])
-    right = np.asarray(gold, dtype=np.float64)
-    usable = np.isfinite(columns).all(axis=0) & (len(right) > 2)
-    ranked = [_Ranked(column) for column in columns.T]
-    of_gold = _Ranked(right)
-    ones = np.ones((1, len(right)))
-    rho = np.full(columns.shape[1], np.nan)
-    drawn = np.full((resamples, columns.shape[1]), np.nan)
-    some = np.flatnonzero(usable)
-    for place in some:
-        rho[place] = _spearman_of_scores(ones, ranked[place].centred(ones), of_gold.centred(ones))[
-            0
-        ]
-    for rows, weights in resample_counts(len(right), resamples, np.random.default_rng(seed)):
+    columns = np.column_stack([reference, values]).astype(np.float64)
+    size = len(columns)
+    usable = np.flatnonzero(np.isfinite(columns).all(axis=0) & (size > 2))
+    ranked = {place: _Ranked(columns[:, place]) for place in usable}
+    of_gold = _Ranked(np.asarray(gold, dtype=np.float64))
+
+    def agreement(weights: Array) -> Array:
+        """ρ of every column in resamples that hold each pair `weights` times, (r, n) → (r, k)."""
+        rho = np.full((len(weights), columns.shape[1]), np.nan)
         gold_ranks = of_gold.centred(weights)
-        for place in some:
-            drawn[rows, place] = _spearman_of_scores(
-                weights, ranked[place].centred(weights), gold_ranks
-            )
-    levels = np.where(np.isnan(rho), np.nan, level)
+        for place, scores in ranked.items():
+            rho[:, place] = _correlation(scores.centred(weights), gold_ranks, weights)
+        return rho
+
+    (rho,) = agreement(np.ones((1, size)))
+    drawn = np.full((resamples, columns.shape[1]), np.nan)
+    for rows, weights in resample_counts(size, resamples, np.random.default_rng(seed)):
+        drawn[rows] = agreement(weights)
+
+    def interval(value: Array, of_resamples: Array) -> Means:
+        levels = np.where(np.isnan(value), np.nan, level)
+        return percentile_interval(value, of_resamples, levels)
+
     moved = drawn[:, 1:] - drawn[:, :1]
-    difference = rho[1:] - rho[0]
-    both = np.where(np.isnan(difference), np.nan, level)
-    return RankAgreement(
-        percentile_interval(rho[1:], drawn[:, 1:], levels[1:]),
-        percentile_interval(difference, moved, both),
-        moved,
-    )
+    return RankAgreement(interval(rho[1:], drawn[:, 1:]), interval(rho[1:] - rho[0], moved), moved)
 
 
 class _Ranked:
@@ -154,10 +158,10 @@ class _Ranked:
         return ranks
 
 
-def _spearman_of_scores(weights: Array, a: Array, b: Array) -> Array:
-    """The correlation of weighted centred ranks, (r, n) × 3 → (r,)."""
-    squares = (weights * a * a).sum(axis=1) * (weights * b * b).sum(axis=1)
-    return np.clip(divided((weights * a * b).sum(axis=1), np.sqrt(squares)), -1, 1)
+def _correlation(a: Array, b: Array, weights: Array | float = 1.0) -> Array:
+    """The correlation of centred ranks, each counted `weights` times, (…, n) × 3 → (…,)."""
+    squares = (weights * a * a).sum(axis=-1) * (weights * b * b).sum(axis=-1)
+    return np.clip(divided((weights * a * b).sum(axis=-1), np.sqrt(squares)), -1, 1)
 
 
 # Spearman's ρ between two quantities of (layer, component) cells, with intervals.
@@ -171,18 +175,16 @@ class CellCorrelation(NamedTuple):
     """ρ over cells, with an interval over sequences and one over cells."""
 
     cells: int
-    rho: float = float("nan")
-    low: float = float("nan")
-    high: float = float("nan")
-    cells_low: float = float("nan")
-    cells_high: float = float("nan")
+    rho: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    cells_low: float = np.nan
+    cells_high: float = np.nan
 
 
 def row_spearman(a: Array, b: Array) -> Array:
     """Spearman's ρ of every two rows, (…, p) × 2 → (…,); NaN where one of them is constant."""
-    first, second = centred_ranks(a), centred_ranks(b)
-    squares = (first**2).sum(axis=-1) * (second**2).sum(axis=-1)
-    return np.clip(divided((first * second).sum(axis=-1), np.sqrt(squares)), -1, 1)
+    return _correlation(centred_ranks(a), centred_ranks(b))
 
 
 def mean_draws(values: ArrayLike, resamples: int, seed: int) -> tuple[Array, Array]:
@@ -194,9 +196,7 @@ def mean_draws(values: ArrayLike, resamples: int, seed: int) -> tuple[Array, Arr
     cells = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(cells)
     filled = np.where(present, cells, 0)
-    drawn = np.full((resamples, cells.shape[1]), np.nan)
-    for rows, weights in resample_counts(len(cells), resamples, np.random.default_rng(seed)):
-        drawn[rows] = divided(weights @ filled, weights @ present.astype(np.float64))
+    drawn = resampled_ratios(filled, present, resamples, np.random.default_rng(seed))
     return divided(filled.sum(axis=0), present.sum(axis=0)), drawn
 
 
@@ -225,16 +225,9 @@ def cell_correlation(
     over_sequences = row_spearman(first_drawn[:, usable], second_drawn[:, usable])
     places = np.random.default_rng(seed).integers(0, size, (len(first_drawn), size))
     over_cells = row_spearman(a[places], b[places])
-    if np.isnan(rho):
-        return CellCorrelation(size)
-    return CellCorrelation(size, rho, *_ends(over_sequences, level), *_ends(over_cells, level))
-
-
-def _ends(drawn: Array, level: float) -> tuple[float, float]:
-    """Percentiles of the draws that have a ρ; NaN where fewer than half of them have."""
-    present = drawn[~np.isnan(drawn)]
-    if len(present) < max(2, len(drawn) / 2):
-        return float("nan"), float("nan")
-    tail = (1 - level) / 2
-    low, high = np.quantile(present, [tail, 1 - tail])
-    return float(low), float(high)
+    drawn = np.column_stack([over_sequences, over_cells])
+    # Fewer than half of the draws with a ρ, or no ρ of the data, have no interval.
+    enough = (~np.isnan(drawn)).sum(axis=0) >= max(2, len(drawn) / 2)
+    levels = np.where(enough & ~np.isnan(rho), level, np.nan)
+    ends = percentile_interval(np.array([rho, rho]), drawn, levels)
+    return CellCorrelation(size, rho, *np.column_stack(ends[1:]).ravel().tolist())

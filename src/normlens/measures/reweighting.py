@@ -68,32 +68,25 @@ def compare_reweighted(
     The effect is Hedges' g of N related pairs and as many others, distributed over d alike.
     """
     usable = (related.count.sum(axis=0) > 0) & (others.count.sum(axis=0) > 0)
-    left_out = int(related.count.sum() - related.count[:, usable].sum())
+    left_out = int(related.count[:, ~usable].sum())
     related, others = related.at(usable), others.at(usable)
     pairs, sequences = int(related.count.sum()), int((related.count.sum(axis=1) > 0).sum())
-    usable_level = level if sequences > 1 else np.nan
-    return Reweighted(
-        _compared(related, others, resamples, seed, usable_level), pairs, left_out, sequences
-    )
-
-
-def _compared(
-    related: DistanceSums, others: DistanceSums, resamples: int, seed: int, level: float
-) -> MeanComparison:
-    size, columns = related.total.shape[0], related.total.shape[2]
+    size, _, columns = related.total.shape
     parts = [
         (related.count, related.total[:, :, k], others.count, others.total[:, :, k])
         for k in range(columns)
     ]
-    first, second, error = np.array([_estimate(np.ones((1, size)), *part) for part in parts])[
-        :, :, 0
-    ].T
-    drawn = np.full((3, resamples, columns), np.nan)
-    if not np.isnan(level):
-        for rows, weights in resample_counts(size, resamples, np.random.default_rng(seed)):
-            for k, part in enumerate(parts):
-                drawn[:, rows, k] = _estimate(weights, *part)
+
+    def estimates(weights: Array) -> Array:
+        """T, O and the squared error of each score, (b, s) → (3, b, k)."""
+        return np.stack([_estimate(weights, *part) for part in parts], axis=-1)
+
+    (first,), (second,), (error,) = estimates(np.ones((1, size)))
     difference = first - second
+    drawn = np.full((3, resamples, columns), np.nan)
+    if sequences > 1:
+        for rows, weights in resample_counts(size, resamples, np.random.default_rng(seed)):
+            drawn[:, rows] = estimates(weights)
     drawn = drawn[:, ~np.isnan(drawn[0]).any(axis=1)]  # no related pair, no estimate
     moved = np.abs(studentised(drawn[0] - drawn[1] - difference, drawn[2]))
     reach, p = np.full((2, columns), np.nan)
@@ -102,14 +95,15 @@ def _compared(
         p = (1 + extreme.sum(axis=0)) / (1 + len(moved))
         reach = np.quantile(moved, level, axis=0, method="higher") * np.sqrt(error)
         reach = np.where(np.isfinite(reach), reach, np.nan)
-    levels = np.full(columns, level)
-    return MeanComparison(
+    levels = np.full(columns, level if sequences > 1 else np.nan)
+    comparison = MeanComparison(
         first=percentile_interval(first, drawn[0], levels),
         second=percentile_interval(second, drawn[1], levels),
         difference=Means(difference, difference - reach, difference + reach),
         effect=_effect(related, others),
         p=p,
     )
+    return Reweighted(comparison, pairs, left_out, sequences)
 
 
 def _estimate(weights: Array, n: Array, t: Array, m: Array, o: Array) -> tuple[Array, Array, Array]:

@@ -96,50 +96,27 @@ def expansion_rate(attention: Attention, *, published: bool = False) -> float:
             "the values of latent attention pass a norm, so no matrix of weights alone gives their "
             "expansion rate"
         )
-    value, output = _spread(attention), _float64(attention.output)
-    d = output.weight.shape[1]
-    b_value = _bias(value)
-    b_output = _bias(output)
-    linear = value.weight @ output.weight  # (d, d)
-    if not published:
-        square = _square(linear) + _square(b_value @ output.weight + b_output) + 1.0
-    elif value.weight.shape[1] != d:
-        return math.nan
-    else:
-        square = (
-            _square(linear)
-            + _square(value.weight @ b_output)
-            + _square(b_value @ output.weight)
-            + _square(b_value @ b_output + 1)
-        )
-    return math.sqrt(square / (d + 1))
+    value, output = _homogeneous(attention.value), _homogeneous(attention.output)
+    # Each group's columns are repeated for its heads; the last column belongs to none.
+    columns = torch.arange(value.shape[1] - 1).view(attention.groups, -1)
+    columns = columns.repeat_interleave(attention.heads // attention.groups, dim=0).flatten()
+    value = value[:, [*columns.tolist(), -1]]
+    if published:
+        if value.shape[1] != output.shape[1]:
+            return math.nan
+        output[:-1, -1] = output[-1, :-1].clone()
+        output[-1, :-1] = 0
+    return float(torch.linalg.matrix_norm(value @ output)) / math.sqrt(output.shape[1])
 
 
-def _spread(attention: Attention) -> Linear:
-    """The value projection with each group's columns repeated for its heads, (d, h · d_head)."""
-    repeats = attention.heads // attention.groups
-
-    def spread(t: Tensor) -> Tensor:
-        groups = t.unflatten(-1, (attention.groups, -1))
-        return groups.repeat_interleave(repeats, dim=-2).flatten(-2)
-
-    value = _float64(attention.value)
-    return Linear(spread(value.weight), None if value.bias is None else spread(value.bias))
-
-
-def _float64(linear: Linear) -> Linear:
-    bias, scale = linear.bias, linear.scale
-    scale = _exact(scale) if isinstance(scale, Tensor) else scale
-    return Linear(_exact(linear.weight) * scale, None if bias is None else _exact(bias) * scale)
-
-
-def _exact(t: Tensor) -> Tensor:
-    return t.detach().to("cpu", torch.float64)
-
-
-def _bias(linear: Linear) -> Tensor:
-    return linear.weight.new_zeros(linear.weight.shape[1]) if linear.bias is None else linear.bias
-
-
-def _square(t: Tensor) -> float:
-    return float(t.square().sum())
+def _homogeneous(linear: Linear) -> Tensor:
+    """``[[W, 0], [b, 1]]`` in float64 on the CPU."""
+    rows, columns = linear.weight.shape
+    matrix = torch.zeros(rows + 1, columns + 1, dtype=torch.float64)
+    matrix[:-1, :-1] = linear.weight.detach()
+    if linear.bias is not None:
+        matrix[-1, :-1] = linear.bias.detach()
+    scale = linear.scale
+    matrix[:, :-1] *= scale.detach().to(matrix) if isinstance(scale, Tensor) else scale
+    matrix[-1, -1] = 1
+    return matrix

@@ -25,7 +25,7 @@ from normlens.gpu.matmul import operands_kept
 from normlens.gpu.transfer import DeviceTransfer, current
 from normlens.inputs.text import Encoded
 from normlens.layers import FeedForward, Layer
-from normlens.measures import special_dimensions
+from normlens.measures.maps import special_dimensions
 from normlens.models.base import Adapter
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import DEFAULT_LIMIT, INPUT, SHAPLEY, AnalysisOptions, Request
@@ -271,7 +271,7 @@ class Call:
             (maps,) = replace(self, file=file).maps([item], 1)
             file.finish(*store.saved(maps))
             del maps  # its arrays are in the file that gets its name now
-        return store.open_as(Maps, fspath(out), mapped=True)
+        return Maps.load(fspath(out), mapped=True)
 
     def _launch(self, batch: list[Encoded]) -> list[Collector]:
         """Run the model and the algebra; on a GPU the results are not there yet."""

@@ -21,7 +21,7 @@ from normlens.frozen.norm_maps import FeedForwardStatistics, LayerMaps
 from normlens.gpu.transfer import DeviceTransfer, on_device
 from normlens.inputs.text import Encoded, Text
 from normlens.layers import Experts, Layer, Reach
-from normlens.measures import mixing_ratio, special_dimensions
+from normlens.measures.maps import mixing_ratio, special_dimensions
 from normlens.measures.tensors import spearman_matrices
 from normlens.models.parts import DECODER
 from normlens.options import AUTO, SHAPLEY

@@ -7,16 +7,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.errors import InputError, require
+from normlens.errors import XARRAY, InputError, check_installed, require
 from normlens.scopes import components_of, layers_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
 # The axes of every array that maps hold, by name: the one legend for shapes above the algebra.
 #
@@ -76,9 +77,8 @@ def axes_of(group: str, name: str) -> Axes:
 def check_shape(name: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> None:
     """Raise unless a shape has these axes, and the sizes that are given of them."""
     wanted = ", ".join(f"{axis} {sizes.get(axis, 'of any size')}" for axis in axes)
-    fits = len(shape) == len(axes) and all(
-        sizes.get(axis, length) == length for axis, length in zip(axes, shape, strict=True)
-    )
+    right = [sizes.get(axis, length) for axis, length in zip(axes, shape, strict=False)]
+    fits = len(shape) == len(axes) and right == list(shape)
     require(fits, f"{name!r} has shape {shape} for {wanted}")
 
 
@@ -89,20 +89,26 @@ def check_scopes(names: Iterable[str]) -> None:
         require(is_scope, f"{name!r} is no scope")
 
 
-def take(array: NDArray[Any], axes: Axes, indices: Mapping[str, NDArray[np.intp]]) -> NDArray[Any]:
-    """The array with only the given places along each of the named axes that it has."""
+def take(
+    array: NDArray[Any], axes: Axes, indices: Mapping[str, Sequence[int] | None]
+) -> NDArray[Any]:
+    """The array with only the given places along each of the named axes; None takes all."""
     for position, axis in enumerate(axes):
-        if axis in indices:
-            array = np.take(array, indices[axis], axis=position)
+        places = indices.get(axis)
+        if places is not None:
+            array = np.take(array, places, axis=position)
     return array
+
+
+def places_of(some: Iterable[int], among: list[int]) -> list[int]:
+    """The place of each number in a list."""
+    return [among.index(number) for number in some]
 
 
 # Tokens along one axis of a map, and tokens as people read them.
 
 
 SPACE = "␣"  # a space that belongs to a token
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,10 @@ class TokenAxis:
         """Raise unless the labels belong to the tokens."""
         count, words = len(self), self.token_words
         require(count, "'raw_tokens' is empty")
-        for name, known in (("token_ids", []), ("special", []), ("token_words", None)):
-            labels = getattr(self, name)
-            fits = labels == known or len(labels) == count
-            require(fits, f"{name!r} does not have entries for {count} tokens")
+        for name, labels in self.per_token.items():
+            require(len(labels) == count, f"{name!r} does not have entries for {count} tokens")
         largest = max((word for word in words or () if word is not None), default=-1)
-        known_word = largest < len(self.word_labels)
+        known_word = words != [] and largest < len(self.word_labels)
         require(known_word, f"'token_words' names word {largest} of {len(self.word_labels)}")
 
     @property
@@ -135,52 +139,48 @@ class TokenAxis:
         """The fields by their names, which results give to their own tokens as well."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
+    @property
+    def per_token(self) -> dict[str, list[Any]]:
+        """Those of the fields that have an entry for each token."""
+        return {name: held for name, held in self.labels.items() if held and name != "word_labels"}
+
     @cached_property
     def tokens(self) -> list[str]:
         """The tokens as people read them: ``␣café`` for ``ĠcafÃ©``."""
         return readable_tokens(self.raw_tokens, self.special)
 
     @property
+    def is_special(self) -> list[bool]:
+        """Whether each token is special; none is where that is unknown."""
+        return self.special or [False] * len(self)
+
+    @property
     def ordinary(self) -> list[int]:
         """Places of the tokens that are not special."""
-        flags = self.special or [False] * len(self)
-        return [place for place, special in enumerate(flags) if not special]
+        return [place for place, special in enumerate(self.is_special) if not special]
 
     def take(self, places: Iterable[int]) -> TokenAxis:
         """The tokens at some places."""
         chosen = list(places)
-
-        def taken(labels: list[T]) -> list[T]:
-            return [labels[place] for place in chosen] if labels else labels
-
-        return TokenAxis(
-            taken(self.raw_tokens),
-            taken(self.token_ids),
-            taken(self.special),
-            None if self.token_words is None else taken(self.token_words),
-            self.word_labels,
-        )
+        taken = {name: [held[k] for k in chosen] for name, held in self.per_token.items()}
+        return replace(self, **taken)
 
     def followed_by(self, other: TokenAxis) -> TokenAxis:
         """These tokens and those of another sequence; words are known where both know theirs."""
-
-        def joined(mine: list[T], others: list[T], unknown: T) -> list[T]:
-            if not mine and not others:
-                return []
-            return [*(mine or [unknown] * len(self)), *(others or [unknown] * len(other))]
-
-        words: list[int | None] | None = None
+        words, labels = None, list[str]()
         if self.token_words is not None and other.token_words is not None:
             first = len(self.word_labels)
-            words = [*self.token_words]
-            words += [None if word is None else first + word for word in other.token_words]
+            moved = [None if word is None else first + word for word in other.token_words]
+            words, labels = self.token_words + moved, self.word_labels + other.word_labels
+        # An id of one sequence alone would be taken for one of the other.
+        has_ids = self.token_ids and other.token_ids
+        has_flags = self.special or other.special
         return TokenAxis(
-            [*self.raw_tokens, *other.raw_tokens],
-            # An id of one sequence alone would be taken for one of the other.
-            [*self.token_ids, *other.token_ids] if self.token_ids and other.token_ids else [],
-            joined(self.special, other.special, False),
+            self.raw_tokens + other.raw_tokens,
+            self.token_ids + other.token_ids if has_ids else [],
+            self.is_special + other.is_special if has_flags else [],
             words,
-            [] if words is None else [*self.word_labels, *other.word_labels],
+            labels,
         )
 
     def word_groups(self) -> list[list[int]]:
@@ -197,17 +197,12 @@ class TokenAxis:
 
     def words(self) -> TokenAxis:
         """One token per word; special tokens stay."""
-        groups = self.word_groups()
-        assert self.token_words is not None
-        labels = []
-        for first, *_ in groups:
-            word = self.token_words[first]
-            labels.append(self.raw_tokens[first] if word is None else self.word_labels[word])
-        return TokenAxis(
-            labels,
-            special=[self.special[group[0]] for group in groups] if self.special else [],
-            token_words=list(range(len(groups))),
-            word_labels=labels,
+        firsts = self.take(group[0] for group in self.word_groups())
+        named = zip(firsts.raw_tokens, firsts.token_words or (), strict=True)
+        labels = [token if word is None else self.word_labels[word] for token, word in named]
+        places: list[int | None] = [*range(len(labels))]
+        return replace(
+            firsts, raw_tokens=labels, token_ids=[], token_words=places, word_labels=labels
         )
 
 
@@ -216,18 +211,25 @@ def readable_tokens(tokens: Sequence[str], special: Sequence[bool] = ()) -> list
 
     ``Ġsoap`` and ``▁soap`` become ``␣soap``; bytes that are no whole character become ``\\xe4``.
     """
-    flags = list(special) if len(special) == len(tokens) else [False] * len(tokens)
-    plain = [token for token, flag in zip(tokens, flags, strict=True) if not flag]
-    byte_level = _is_byte_level(plain)
-    shown = []
-    for token, flag in zip(tokens, flags, strict=True):
-        text = token
-        if byte_level and not flag:
-            text = _token_bytes(token).decode("utf-8", errors="backslashreplace")
-            text = text.replace(" ", SPACE)
-        text = text.replace("▁", SPACE).replace("\n", "↵").replace("\r", "").replace("\t", "⇥")
-        shown.append("".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text) or "∅")
-    return shown
+    flags = special or [False] * len(tokens)
+    ordinary = [place for place, flag in enumerate(flags) if not flag]
+    letters = _byte_alphabet()
+    try:
+        spelled = [bytes(letters[letter] for letter in tokens[place]) for place in ordinary]
+        # Not final: the sequence may end inside a character.
+        codecs.getincrementaldecoder("utf-8")().decode(b"".join(spelled))
+    except (KeyError, UnicodeDecodeError):
+        spelled = []  # the tokens are no letters for bytes
+    shown = list(tokens)
+    for place, data in zip(ordinary, spelled, strict=False):
+        shown[place] = data.decode("utf-8", errors="backslashreplace").replace(" ", SPACE)
+    return [_visible(text) for text in shown]
+
+
+def _visible(text: str) -> str:
+    """A text without characters that would not be seen."""
+    text = text.replace("▁", SPACE).replace("\n", "↵").replace("\r", "").replace("\t", "⇥")
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text) or "∅"
 
 
 @cache
@@ -238,23 +240,6 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + k): b for k, b in enumerate(others)}
 
 
-def _token_bytes(token: str) -> bytes:
-    return bytes(_byte_alphabet()[character] for character in token)
-
-
-def _is_byte_level(tokens: Sequence[str]) -> bool:
-    """Whether the tokens, read as letters for bytes, spell UTF-8 text."""
-    alphabet = _byte_alphabet()
-    if not all(character in alphabet for token in tokens for character in token):
-        return False
-    try:
-        # Not final: the sequence may end inside a character.
-        codecs.getincrementaldecoder("utf-8")().decode(b"".join(map(_token_bytes, tokens)))
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 # Equality of results: bit for bit in their arrays.
 
 
@@ -262,14 +247,9 @@ def same(a: Any, b: Any) -> bool:
     """Whether two fields of results are equal, bit for bit in their arrays."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        floats = np.issubdtype(a.dtype, np.inexact) and np.issubdtype(b.dtype, np.inexact)
-        return np.array_equal(a, b, equal_nan=floats)
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return False
-    if isinstance(a, float) and isinstance(b, float) and np.isnan(a):
-        return bool(np.isnan(b))
-    return bool(a == b)
+        return np.array_equal(a, b, equal_nan=True)
+    return bool(a == b or (a != a and b != b))  # NaN
 
 
 class Record:
@@ -293,26 +273,46 @@ class Record:
 
 def plain(value: Any) -> Any:
     """A value for strict JSON: no NumPy, None for NaN and infinity, text for the rest."""
-    if isinstance(value, np.generic):
-        value = value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        numbers = value.astype(object)  # without a Python call per number
+        numbers[~np.isfinite(value)] = None
+        return numbers.tolist()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return _plain_array(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, (str, int, type(None))) else str(value)
 
 
-def _plain_array(array: np.ndarray) -> Any:
-    """An array as nested lists; arrays of numbers without a Python call per number."""
-    if array.dtype.kind not in "fiub":
-        return plain(array.tolist())
-    values = array.astype(object)
-    values[~np.isfinite(array)] = None
-    return values.tolist()
+def dataset(result: Any, variables: Any, coordinates: Any, *attributes: str) -> xr.Dataset:
+    """Arrays of a result with named axes and coordinates, and some of its attributes."""
+    check_installed(XARRAY)
+    import xarray as xr
+
+    about = {"model": result.provenance.get("model")}
+    about |= {name: getattr(result, name) for name in attributes}
+    return xr.Dataset(variables, coords=coordinates, attrs=about)
+
+
+def strongest_rows(table: pd.DataFrame, column: str, count: int) -> pd.DataFrame:
+    """The rows of a table with the largest values of a column, whatever their sign."""
+    ordered = table.sort_values(column, key=abs, ascending=False, kind="stable", ignore_index=True)
+    return ordered.head(count)
+
+
+def long_table(array: NDArray[Any], *axes: Mapping[str, Any]) -> pd.DataFrame:
+    """One row per entry of an array: the labels of its place along each axis, and its `value`."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {}
+    for places, labels in zip(np.indices(array.shape), axes, strict=True):
+        for name, named in labels.items():
+            columns[name] = pd.Index(named).take(places.ravel())
+    return pd.DataFrame({**columns, "value": array.ravel()})
 
 
 # Which experts each token of a text used, layer by layer, and with which weights.
@@ -334,15 +334,12 @@ class Routing(Record):
     shared: NDArray[np.floating[Any]] | None = None  # [layer, token]; None: no expert is shared
 
     def __post_init__(self) -> None:
-        size = len(self.layers), len(self.tokens)
-        shape, weights = self.experts.shape, self.weights.shape
-        require(
-            shape[:2] == size and shape == weights,
-            f"experts of shape {shape} and weights of shape {weights} "
-            f"for {size[0]} layers and {size[1]} tokens",
-        )
-        shared = size if self.shared is None else self.shared.shape
-        require(shared == size, f"weights of a shared expert have shape {shared}")
+        used = self.experts.shape[-1]
+        sizes = {"layer": len(self.layers), "token": len(self.tokens), "expert": used}
+        check_shape("experts", self.experts.shape, tuple(sizes), sizes)
+        check_shape("weights", self.weights.shape, tuple(sizes), sizes)
+        if self.shared is not None:
+            check_shape("shared", self.shared.shape, ("layer", "token"), sizes)
 
     def _check(self) -> None:
         """Raise unless every expert is one of those that a layer has."""
@@ -361,30 +358,21 @@ class Routing(Record):
 
         `position` and `layer` count from 0; a shared expert is called "shared".
         """
-        import pandas as pd
-
         names: NDArray[Any] = self.experts.astype(object)
         weights = self.weights
         if self.shared is not None:
             names = np.concatenate([names, np.full_like(names[..., :1], SHARED)], axis=-1)
             weights = np.concatenate([weights, self.shared[..., None]], axis=-1)
-        layer, position, _ = np.indices(names.shape)
-        return pd.DataFrame(
-            {
-                "layer": np.array(self.layers)[layer.ravel()],
-                "position": position.ravel(),
-                "token": np.array(self.tokens, dtype=object)[position.ravel()],
-                "expert": names.ravel(),
-                "weight": weights.ravel(),
-            }
-        )
+        tokens = {"position": range(len(self.tokens)), "token": self.tokens}
+        table = long_table(names, {"layer": self.layers}, tokens, {})
+        return table.rename(columns={"value": "expert"}).assign(weight=weights.ravel())
 
     def of_layers(self, layers: Sequence[int]) -> Routing | None:
         """The routing of some layers; None if none of them has experts."""
         here = [layer for layer in self.layers if layer in layers]
         if not here:
             return None
-        return self._taken(0, [self.layers.index(layer) for layer in here], layers=here)
+        return self._taken(0, places_of(here, self.layers), layers=here)
 
     def of_tokens(self, tokens: Sequence[int]) -> Routing:
         """The routing of some tokens, in the order given."""
@@ -468,17 +456,15 @@ class PatchGrid(Record):
             wanted = "".join(token.split())
             if wanted in tokens:
                 return tokens.index(wanted)
-            first, last = tokens[self.first], tokens[self.first + len(self) - 1]
-            others = [name for place, name in enumerate(tokens) if place not in self.tokens]
-            raise InputError(
-                f"there is no token {token!r}; patches are {first} to {last} (row,column)"
-                + (f", and beside them {', '.join(others)}" if others else "")
-            )
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise InputError(f'a token is its place or its name, such as "2,3", not {token!r}')
-        if not -len(tokens) <= token < len(tokens):
-            raise InputError(f"token {token} is out of range; there are 0 to {len(tokens) - 1}")
-        return int(token) % len(tokens)
+        elif type(token) is not bool and token in range(-len(tokens), len(tokens)):
+            return int(token) % len(tokens)
+        patches = f"{tokens[self.first]} to {tokens[self.tokens[-1]]}"
+        others = [name for place, name in enumerate(tokens) if place not in self.tokens]
+        raise InputError(
+            f"there is no token {token!r}; patches are {patches} (row,column)"
+            + (f", and beside them {', '.join(others)}" if others else "")
+            + f"; by their places tokens are 0 to {len(tokens) - 1}"
+        )
 
     def of(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
         """The values of the patches (row, column) among values of all tokens."""

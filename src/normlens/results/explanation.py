@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import figures, measures
-from normlens.errors import XARRAY, InputError, check_installed, require
+from normlens import figures
+from normlens.errors import InputError, require
+from normlens.measures import maps as measures
 from normlens.options import cost_in_words
-from normlens.results.axes import EXPLANATION, PatchGrid, TokenAxis, check_scopes, check_shape
-from normlens.results.store import Result, drawn_by
+from normlens.results.axes import (
+    EXPLANATION,
+    Axes,
+    TokenAxis,
+    check_scopes,
+    check_shape,
+    dataset,
+    long_table,
+    strongest_rows,
+)
+from normlens.results.store import Result, TokenResult
 from normlens.results.words import DECODER, ENCODER, PREFIX, SOURCE
 from normlens.scopes import resolve
 
@@ -90,15 +99,6 @@ _ROUNDING = 1e-6
 class Explained(Result):
     """What one explanation and those of each next token have in common: their views."""
 
-    def to_html(
-        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
-    ) -> Path:
-        """Write one HTML file to look at it in, which needs no network.
-
-        Beyond `largest` MB the flow maps are left out, and the page says so.
-        """
-        return self._notebook({}).write(path, largest, overwrite)
-
     def show(self, **state: Unpack[ExplanationState]) -> object:
         """The interactive view for a notebook cell; ``why.show(token=3)`` opens it there."""
         return self._notebook(state).show()
@@ -111,7 +111,7 @@ class Explained(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation(Explained):
+class Explanation(Explained, TokenResult):
     """One score, or the difference of two, traced back to the tokens of a text.
 
     Two sums are the score, to `completeness`:
@@ -137,9 +137,6 @@ class Explanation(Explained):
     heads: NDArray[np.floating]  # [layer, head, target], ATTN by head
     biases: list[tuple[int | str, str, float]]  # layer or "head", component, value
     flows: dict[str, NDArray[np.floating]]  # scope → [layer, target, source]
-    raw_tokens: list[str]
-    completeness: float
-    provenance: dict[str, Any] = field(compare=False)
     head_flow: NDArray[np.floating] | None = None  # [layer, head, target, source]
     position: int | None = None  # where the score is read; None: everywhere
     layer: int | None = None  # behind which layer; None: at the end
@@ -151,31 +148,29 @@ class Explanation(Explained):
     contrast_id: int | None = None
     contrast_value: float | None = None
     contrast_probability: float | None = None
-    token_ids: list[int] = field(default_factory=list)
-    special: list[bool] = field(default_factory=list)
-    token_words: list[int | None] | None = None
-    word_labels: list[str] = field(default_factory=list)
-    text: str | tuple[str, str] | None = None
     encoder_tokens: int | None = None  # the first tokens are so many of the source; None: no source
     encoder_layers: int = 0  # the first layers are so many of the encoder
     cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], CROSS by head
-    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
     @property
-    def _arrays(self) -> dict[str, NDArray[np.floating]]:
-        """Every array by its name in `EXPLANATION`; those of flows with their scope behind it."""
+    def _arrays(self) -> dict[str, tuple[Axes, NDArray[np.floating]]]:
+        """Every array with its axes, by its name; those of flows have their scope behind it."""
         arrays = {name: getattr(self, name) for name in EXPLANATION if name != "flow"}
         arrays |= {f"flow/{scope}": flow for scope, flow in self.flows.items()}
-        return {name: array for name, array in arrays.items() if array is not None}
+        return {
+            name: (EXPLANATION[name.partition("/")[0]], array)
+            for name, array in arrays.items()
+            if array is not None
+        }
 
     def _check(self) -> None:
         """Raise unless the fields are those of an explanation that a lens could have made."""
-        self.axis._check()
+        super()._check()
         layers, n, two = len(self.nodes), len(self.raw_tokens), self.has_two_sequences
         sizes = {"layer": layers, "target": n, "source": n}
         sizes["component"] = len(set(self.component_names))
-        for name, array in self._arrays.items():
-            check_shape(name, array.shape, EXPLANATION[name.partition("/")[0]], sizes)
+        for name, (axes, array) in self._arrays.items():
+            check_shape(name, array.shape, axes, sizes)
             require(array.size, f"{name!r} has shape {array.shape}")
         check_scopes(scope for scope in self.flows if scope != WHOLE)
         alike = two == (self.cross_heads is not None) == bool(self.encoder_layers)
@@ -192,8 +187,6 @@ class Explanation(Explained):
             require(inside, f"{name!r} is {place} of {end}")
         for share in (self.probability, self.contrast_probability):
             require(share is None or 0 <= share <= 1 + _ROUNDING, f"a probability is {share}")
-        if self.grid is not None:
-            self.grid.check_tokens(n)
         self._check_sum()
 
     def _check_sum(self) -> None:
@@ -207,17 +200,6 @@ class Explanation(Explained):
         require(fits, words)
 
     # What it says ---------------------------------------------------------------------------------
-
-    @property
-    def tokens(self) -> list[str]:
-        """The tokens as people read them; `raw_tokens` are the tokenizer's."""
-        return self.axis.tokens
-
-    @cached_property
-    def axis(self) -> TokenAxis:
-        """The tokens with what is known of each."""
-        words = self.token_words
-        return TokenAxis(self.raw_tokens, self.token_ids, self.special, words, self.word_labels)
 
     @property
     def contributions(self) -> NDArray[np.floating]:
@@ -238,13 +220,11 @@ class Explanation(Explained):
         import pandas as pd
 
         names = ["layer", "component"]
-        keys: list[tuple[object, ...]] = [(layer, name) for layer, name, _ in self.biases]
+        table = pd.DataFrame(self.biases, columns=[*names, "bias"]).astype({"bias": float})
         if self.has_two_sequences:
             names = ["stack", *names]
-            keys = [(*self.stack_of(layer), component) for layer, component, _ in self.biases]
-        index = pd.MultiIndex.from_tuples(keys, names=names)
-        values = [share for *_, share in self.biases]
-        return pd.Series(values, index=index, name="bias", dtype=float)
+            table[names[:2]] = [self.stack_of(layer) for layer in table["layer"]]
+        return table.set_index(names)["bias"]
 
     @property
     def flow(self) -> NDArray[np.floating]:
@@ -272,31 +252,24 @@ class Explanation(Explained):
 
     def top(self, count: int = 10) -> pd.DataFrame:
         """The tokens that contribute most, whatever their sign."""
-        frame = self.to_pandas()
-        order = np.argsort(-np.abs(frame["contribution"]), kind="stable")[:count]
-        return frame.iloc[order].reset_index(drop=True)
+        return strongest_rows(self.to_pandas(), "contribution", count)
 
     def words(self) -> Explanation:
         """The same by words: contributions and flows of a word's tokens are summed."""
-        members, axis = self.axis.word_groups(), self.axis.words()
-
-        def merged(name: str, array: NDArray[Any] | None) -> NDArray[Any] | None:
-            if array is None:
-                return None
-            axes = {"target", "source"} & set(EXPLANATION[name])
-            return measures.sum_words(array, members, len(axes))
-
-        arrays: dict[str, Any] = {
-            name: merged(name, getattr(self, name)) for name in EXPLANATION if name != "flow"
+        members = self.axis.word_groups()
+        merged: dict[str, Any] = {
+            name: measures.sum_words(array, members, len({"target", "source"} & {*axes}))
+            for name, (axes, array) in self._arrays.items()
         }
-        arrays["flows"] = {scope: merged("flow", flow) for scope, flow in self.flows.items()}
+        merged["flows"] = {scope: merged.pop(f"flow/{scope}") for scope in self.flows}
         position, first = self.read_at, self.encoder_tokens
         if first is not None:
             first = sum(group[0] < first for group in members)
         if position is not None:
             position = next(place for place, group in enumerate(members) if position in group)
             position -= first or 0
-        return replace(self, **arrays, position=position, encoder_tokens=first, **axis.labels)
+        merged |= self.axis.words().labels
+        return replace(self, **merged, position=position, encoder_tokens=first)
 
     # The sequences that tokens and layers belong to -----------------------------------------------
 
@@ -410,24 +383,21 @@ class Explanation(Explained):
         frames = [
             pd.DataFrame(
                 {
-                    **({"sequence": part.name} if part.name else {}),
-                    "position": np.arange(len(part)),
+                    "sequence": part.name,
+                    "position": range(len(part)),
                     "token": part.tokens,
                     "contribution": part.contributions,
                 }
             )
             for part in self.sequences
         ]
-        return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+        table = pd.concat(frames, ignore_index=True)
+        return table if self.has_two_sequences else table.drop(columns="sequence")
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named, and its tokens, layers and components as coordinates."""
-        check_installed(XARRAY)
-        import xarray as xr
-
         variables: dict[str, Any] = {
-            name.removesuffix("/"): (EXPLANATION[name.partition("/")[0]], array)
-            for name, array in self._arrays.items()
+            name.removesuffix("/"): labelled for name, labelled in self._arrays.items()
         }
         variables["contributions"] = ("source", self.contributions)
         coordinates: dict[str, Any] = {
@@ -440,14 +410,12 @@ class Explanation(Explained):
             coordinates["layer"] = self.layer_names
             for axis in ("source", "target"):
                 coordinates[f"{axis}_sequence"] = (axis, self.token_sequences)
-        attributes = {name: getattr(self, name) for name in ("value", "remainder", "completeness")}
-        attributes = {"model": self.provenance.get("model"), **attributes}
-        return xr.Dataset(variables, coords=coordinates, attrs=attributes)
+        return dataset(self, variables, coordinates, "value", "remainder", "completeness")
 
-    # Pictures; `ax` draws into axes of yours instead of a new figure.
-    plot = drawn_by(figures.plot_explanation)
-    plot_flow = drawn_by(figures.plot_flow)
-    plot_components = drawn_by(figures.plot_components)
+    # Pictures: functions of the result; `ax` draws into axes of yours instead of a new figure.
+    plot = figures.plot_explanation
+    plot_flow = figures.plot_flow
+    plot_components = figures.plot_components
 
     def __repr__(self) -> str:
         return (
@@ -488,9 +456,6 @@ class Explanations(Explained, Sequence[Explanation]):
     def __len__(self) -> int:
         return len(self.explanations)
 
-    def __iter__(self) -> Iterator[Explanation]:
-        return iter(self.explanations)
-
     @property
     def contributions(self) -> NDArray[np.floating]:
         """[predicted token, source]: row t is about the token behind position t.
@@ -521,13 +486,7 @@ class Explanations(Explained, Sequence[Explanation]):
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per predicted token and source."""
-        import pandas as pd
-
-        frames = [
-            each.to_pandas().assign(predicted=place + 1, predicted_token=each.target)
-            for place, each in enumerate(self.explanations)
-        ]
-        return pd.concat(frames, ignore_index=True)
+        return rows_of_each(self, (each.to_pandas() for each in self.explanations))
 
     @property
     def has_two_sequences(self) -> bool:
@@ -559,14 +518,25 @@ class Explanations(Explained, Sequence[Explanation]):
         """The same by words of the text: contributions of a word's tokens are summed."""
         return Explanations([each.words() for each in self.explanations])
 
-    plot = drawn_by(figures.plot_explanations)
-    plot_shares = drawn_by(figures.plot_shares)
+    plot = figures.plot_explanations
+    plot_shares = figures.plot_shares
 
     def __repr__(self) -> str:
         what = f"next tokens of {len(self.tokens)}"
         if self.has_two_sequences:
             what = f"tokens of a target, from {len(self.explanations[0].source)} of its source"
         return f"Explanations({len(self)} {what}, completeness {self.completeness:.1e})"
+
+
+def rows_of_each(why: Explanations, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """A table of each explanation below the other, with the token that is explained."""
+    import pandas as pd
+
+    frames = [
+        table.assign(predicted=place, predicted_token=each.target)
+        for place, (each, table) in enumerate(zip(why, tables, strict=True), 1)
+    ]
+    return pd.concat(frames, ignore_index=True)
 
 
 # A cosine of two texts, taken apart: which tokens made it.
@@ -647,9 +617,7 @@ class Cosine(Result):
 
     def top(self, count: int = 10) -> pd.DataFrame:
         """The pairs of tokens with the largest parts, whatever their sign."""
-        frame = self.to_pandas()
-        order = np.argsort(-np.abs(self.matrix).ravel(), kind="stable")[:count]
-        return frame.iloc[order].reset_index(drop=True)
+        return strongest_rows(self.to_pandas(), "value", count)
 
     def words(self) -> Cosine:
         """The same by words: the parts of a word's tokens are summed."""
@@ -667,43 +635,19 @@ class Cosine(Result):
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per pair of tokens: their places, the tokens, and their part of the cosine."""
-        import pandas as pd
-
-        rows, columns = (axis.ravel() for axis in np.indices(self.matrix.shape))
-        labels = [np.array(tokens, dtype=object) for tokens in (self.tokens_a, self.tokens_b)]
-        return pd.DataFrame(
-            {
-                "a": rows,
-                "a_token": labels[0][rows],
-                "b": columns,
-                "b_token": labels[1][columns],
-                "value": self.matrix.ravel(),
-            }
-        )
+        a = {"a": range(len(self.a)), "a_token": self.tokens_a}
+        return long_table(self.matrix, a, {"b": range(len(self.b)), "b_token": self.tokens_b})
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named and its tokens as coordinates."""
-        check_installed(XARRAY)
-        import xarray as xr
+        variables: dict[str, Any] = {
+            name: (axes, getattr(self, name)) for name, axes in COSINE.items()
+        }
+        coordinates = {"a_token": ("a", self.tokens_a), "b_token": ("b", self.tokens_b)}
+        variables["bias"] = ((), self.bias)
+        return dataset(self, variables, coordinates, "value", "completeness")
 
-        return xr.Dataset(
-            {name: (axes, getattr(self, name)) for name, axes in COSINE.items()}
-            | {"bias": ((), self.bias)},
-            coords={"a_token": ("a", self.tokens_a), "b_token": ("b", self.tokens_b)},
-            attrs={
-                "model": self.provenance.get("model"),
-                "value": self.value,
-                "completeness": self.completeness,
-            },
-        )
-
-    plot = drawn_by(figures.plot_cosine)
-
-    def to_html(
-        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
-    ) -> Path:
-        """Write one HTML file to look at it in, which needs no network."""
-        return self._notebook({}).write(path, largest, overwrite)
+    plot = figures.plot_cosine
 
     def show(self, **state: Unpack[CosineState]) -> object:
         """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""

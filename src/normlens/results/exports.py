@@ -6,18 +6,27 @@ Layers, heads and positions of tokens count from 0 in all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from normlens import figures
 from normlens.errors import InputError, valid_choice
 from normlens.results import store, words
-from normlens.results.axes import EXPLANATION, PatchGrid, plain
-from normlens.results.explanation import Cosine, Explanation, Explanations
+from normlens.results.axes import BY_SCOPE, EXPLANATION, PatchGrid, long_table, plain
+from normlens.results.explanation import (
+    COSINE,
+    WHOLE,
+    Cosine,
+    Explanation,
+    Explanations,
+    rows_of_each,
+)
 from normlens.results.maps import Maps
-from normlens.results.words import NO_TOKEN_WORDS, by_stack, choose_in_stacks
+from normlens.results.words import NO_TOKEN_WORDS, by_stack, choose_in_stacks, map_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,12 +92,7 @@ def check_format(path: str | Path, drawing: Iterable[str] = ()) -> str:
 
     `drawing` names options that only pictures have.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in FORMATS:
-        given = f"the ending {suffix!r}" if suffix else "no ending"
-        raise InputError(
-            f"{str(path)!r} has {given}; the ending chooses the format: {', '.join(FORMATS)}"
-        )
+    suffix = store.check_ending(path, FORMATS)
     if suffix in PICTURES:
         figures.require_matplotlib()
     elif names := ", ".join(map(repr, drawing)):
@@ -112,16 +116,17 @@ def table(result: Result) -> pd.DataFrame:
 
 def document(result: Result) -> dict[str, Any]:
     """Everything as plain values for strict JSON: NaN and infinity become None."""
-    if isinstance(result, Maps):
-        name, model, fields = "maps", result.provenance.get("model"), _maps_document(result)
-    elif isinstance(result, Cosine):
-        name, model, fields = "cosine", result.provenance.get("model"), _cosine_document(result)
+    first = result[0] if isinstance(result, Explanations) else result
+    if isinstance(first, Maps):
+        name, fields = "maps", _maps_document(first)
+    elif isinstance(first, Cosine):
+        name, fields = "cosine", _cosine_document(first)
     else:
-        each = list(result) if isinstance(result, Explanations) else [result]
-        name, model = "explanation", each[0].provenance.get("model")
-        fields = _explanation_document(each)
+        each = list(result) if isinstance(result, Explanations) else [first]
+        name, fields = "explanation", _explanation_document(each)
+    model = first.provenance.get("model")
     about = {"format": f"normlens-{name}-json", "version": 1, "model": model}
-    return {key: plain(value) for key, value in (about | fields).items()}
+    return dict(plain(about | fields))
 
 
 def _named(result: Any, *names: str) -> dict[str, Any]:
@@ -170,14 +175,15 @@ def _drawn(result: Result, paged: bool, drawing: dict[str, Any]) -> Figure | Pag
     """The picture of a result, or its pages."""
     if isinstance(result, Cosine):
         return result.plot(**drawing)
-    first = result[0] if isinstance(result, Explanations) else result
-    model = first.provenance.get("model")
     if isinstance(result, Maps):
-        pages, title = _draw_maps(result, paged, drawing), f"NormLens maps of {model}"
+        pages, title = _draw_maps(result, paged, drawing), "NormLens maps of {}"
     else:
-        pages, title = _draw_explanation(result, paged, **drawing), f"NormLens: {model}"
-        title += f", {result.question}" if isinstance(result, Explanation) else ""
-    return Pages(pages, title) if paged else next(pages)
+        pages, title = _draw_explanation(result, paged, **drawing), "NormLens: {}"
+    if not paged:
+        return next(pages)
+    first = result[0] if isinstance(result, Explanations) else result
+    asked = f", {result.question}" if isinstance(result, Explanation) else ""
+    return Pages(pages, title.format(first.provenance.get("model")) + asked)
 
 
 # Maps.
@@ -193,25 +199,19 @@ def _maps_table(maps: Maps) -> pd.DataFrame:
 
     frames = []
     for one in by_stack(maps):
-        alone = replace(one, heads={}, mixing={}, standard_error={}, statistics={})
-        shown: list[tuple[int | None, Maps]] = [(None, one)]
-        for scope, array in one.heads.items():  # (layer, head, i, j)
-            coverage = {f"arrays/{scope}": one.covered("heads", scope)}
-            shown += [
-                (head, replace(alone, arrays={scope: array[:, head]}, coverage=coverage))
-                for head in range(array.shape[1])
-            ]
-        for head, some in shown:
-            frame = some.to_pandas()
-            column = pd.Series([head] * len(frame), dtype="Int64")
-            frame.insert(list(frame.columns).index("layer") + 1, "head", column)
-            frames.append(frame)
+        for group in ("arrays", "heads"):
+            for scope in one.groups[group]:
+                frame = map_rows(one, group, scope)
+                head: Any = frame.pop("head") if "head" in frame else [None] * len(frame)
+                place = list(frame.columns).index("layer") + 1
+                frame.insert(place, "head", pd.array(head, dtype="Int64"))
+                frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
 
 def _maps_document(maps: Maps) -> dict[str, Any]:
     """The fields of maps; an encoder's beside them are a document inside it, ``encoder``."""
-    pairs = ["layer", "target", "source"]
+    pairs = BY_SCOPE["arrays"]
     fields: dict[str, Any] = {
         **_named(maps, *_LABELS, "layers"),
         **_COUNTED,
@@ -219,15 +219,14 @@ def _maps_document(maps: Maps) -> dict[str, Any]:
         "axes": {
             "maps": pairs,
             "allowed": pairs,
-            "mixing_ratio": ["layer", "target"],
-            "heads": ["layer", "head", "target", "source"],
+            "mixing_ratio": BY_SCOPE["mixing"],
+            "heads": BY_SCOPE["heads"],
             "standard_error": pairs,
         },
         "maps": maps.arrays,
         "allowed": maps.allowed,
         "mixing_ratio": maps.mixing,
-        "heads": maps.heads,
-        "standard_error": maps.standard_error,
+        **_named(maps, "heads", "standard_error"),
     }
     if maps.coverage:  # the layers of arrays that cover only some, by "arrays/SCOPE"
         fields["coverage"] = maps.coverage
@@ -236,7 +235,7 @@ def _maps_document(maps: Maps) -> dict[str, Any]:
         fields["source_tokens"] = maps.source_tokens
         fields["sources"] = asdict(maps.source_axis)
         fields["same_token"] = maps.is_same_token
-        fields["axes"]["same_token"] = ["target", "source"]
+        fields["axes"]["same_token"] = ("target", "source")
     if maps.routing is not None:  # one row per layer, token and expert, layers and tokens from 0
         fields["routing"] = maps.routing.to_pandas().to_dict("records")
     if maps.stack:
@@ -291,19 +290,17 @@ def write_routing(maps: Maps, path: str | Path, *, overwrite: bool = False) -> P
 
 def check_routing(path: str | Path) -> None:
     """Raise unless a routing can be written to this file."""
-    if Path(path).suffix.lower() != ".csv":
-        raise InputError(f"{str(path)!r} does not end in .csv; a routing is a CSV table")
+    store.check_ending(path, (".csv",), "a routing is a CSV table")
 
 
 # Explanations, one or those of each next token.
 
 
-#: The pictures of one explanation.
-TOKENS, FLOW, COMPONENTS = "tokens", "flow", "components"
-PICTURE_KINDS = (TOKENS, FLOW, COMPONENTS)
-#: The pictures of several: a matrix, and what an encoder–decoder's two sequences supply.
-MATRIX, SHARES = "matrix", "shares"
-SEVERAL_KINDS = (MATRIX, SHARES)
+#: The method that draws each picture: those of one explanation, and those of several, a matrix and
+#: what an encoder–decoder's two sequences supply.
+_OF_ONE = {"tokens": "plot", "flow": "plot_flow", "components": "plot_components"}
+_OF_SEVERAL = {"matrix": "plot", "shares": "plot_shares"}
+PICTURE_KINDS, SEVERAL_KINDS = tuple(_OF_ONE), tuple(_OF_SEVERAL)
 
 #: What JSON says of each explanation beside its biases and flows.
 _WRITTEN = (
@@ -322,87 +319,52 @@ def _explanation_table(result: Explained) -> pd.DataFrame:
     import pandas as pd
 
     if isinstance(result, Explanations):
-        frames = [
-            _explanation_table(each).assign(predicted=place + 1, predicted_token=each.target)
-            for place, each in enumerate(result)
-        ]
-        return pd.concat(frames, ignore_index=True)
-    frame = result.to_pandas().astype({"position": "Int64"})
-    sequence = {"sequence": [None]} if result.has_two_sequences else {}
-    bias_part = pd.DataFrame(
-        {
-            **sequence,
-            "position": pd.array([None], dtype="Int64"),
-            "token": [NO_TOKEN_WORDS],
-            "contribution": [result.remainder],
-        }
-    )
-    return pd.concat([frame, bias_part], ignore_index=True)
+        return rows_of_each(result, map(_explanation_table, result))
+    no_token = pd.DataFrame({"token": [NO_TOKEN_WORDS], "contribution": [result.remainder]})
+    table = pd.concat([result.to_pandas(), no_token], ignore_index=True)
+    return table.astype({"position": "Int64"})
 
 
 def _explanation_document(each: list[Explanation]) -> dict[str, Any]:
     first = each[0]
     axes = {"flows" if name == "flow" else name: names for name, names in EXPLANATION.items()}
-    # Which tokens and layers are whose, if there are two sequences.
-    sequences = {"sequences": first.token_sequences, "layer_names": first.layer_names}
-    return {
-        **_named(first, *_LABELS),
-        **(sequences if first.has_two_sequences else {}),
+    fields = {
+        **_named(first, *_LABELS, "component_names"),
         **_grid(first.grid),
-        "component_names": first.component_names,
         **_COUNTED,
         "axes": {"contributions": ["source"], **axes},
         "explanations": [_one_explanation(why) for why in each],
     }
+    if first.has_two_sequences:  # which tokens and layers are whose
+        fields |= {"sequences": first.token_sequences, "layer_names": first.layer_names}
+    return fields
 
 
 def _one_explanation(why: Explanation) -> dict[str, Any]:
-    return {
+    columns = "layer", "component", "value"
+    fields = {
         **_named(why, *_WRITTEN),
-        "biases": [
-            {"layer": layer, "component": component, "value": share}
-            for layer, component, share in why.biases
-        ],
+        "biases": [dict(zip(columns, bias, strict=True)) for bias in why.biases],
         "flows": {scope or "whole layer": flow for scope, flow in why.flows.items()},
-        **({"shares": asdict(why.shares)} if why.has_two_sequences else {}),
-        **({} if why.cross_heads is None else {"cross_heads": why.cross_heads}),
     }
+    if why.has_two_sequences:
+        fields |= {"shares": asdict(why.shares), "cross_heads": why.cross_heads}
+    return fields
 
 
 def _draw_explanation(
     result: Explained, paged: bool, picture: str | None = None
 ) -> Iterator[Figure]:
     """The picture that is named, or each of them; without pages the first one alone."""
-    check_picture(picture, result)
-    drawers: dict[str, Callable[[], Figure]]
-    kinds: tuple[str, ...]
     if isinstance(result, Explanations):
-        drawers = {MATRIX: result.plot, SHARES: result.plot_shares}
-        kinds = SEVERAL_KINDS if result.has_two_sequences else (MATRIX,)
+        drawers, lacking = _OF_SEVERAL, "" if result.has_two_sequences else "shares"
     else:
-        drawers = {TOKENS: result.plot, FLOW: result.plot_flow, COMPONENTS: result.plot_components}
-        kinds = tuple(kind for kind in PICTURE_KINDS if kind != FLOW or "" in result.flows)
-    for kind in kinds if picture is None else (picture,):
-        yield drawers[kind]()
-
-
-def check_picture(picture: str | None, result: Explained | None = None) -> None:
-    """Raise an error for a picture that there is not."""
-    if picture is None:
-        return
-    valid_choice(picture, (*PICTURE_KINDS, *SEVERAL_KINDS), "picture")
-    if isinstance(result, Explanations):
-        if picture in PICTURE_KINDS:
-            raise InputError(
-                f"the picture {picture!r} is of one explanation; that of each next token is a "
-                "matrix"
-            )
-        if picture == SHARES:
-            result[0].shares  # noqa: B018  (raises where there is one sequence)
-    elif result is not None and picture in SEVERAL_KINDS:
-        raise InputError(
-            f"the picture {picture!r} is of several explanations; ask for each token in turn"
-        )
+        drawers, lacking = _OF_ONE, "" if WHOLE in result.flows else "flow"
+    kinds = [kind for kind in drawers if kind != lacking]
+    if picture is not None:
+        kinds = [valid_choice(picture, tuple(drawers), "picture")]
+    for kind in kinds:
+        yield getattr(result, drawers[kind])()
 
 
 # Cosines.
@@ -412,27 +374,25 @@ def _cosine_table(pair: Cosine) -> pd.DataFrame:
     """One row per pair of tokens; a row without a position is of a text's biases."""
     import pandas as pd
 
-    frame = pair.to_pandas().astype({"a": "Int64", "b": "Int64"})
-    n, m = pair.matrix.shape
-    none = NO_TOKEN_WORDS
-    bias_part = pd.DataFrame(
+    whole = np.block([[pair.matrix, pair.a_with_bias[:, None]], [pair.b_with_bias, pair.bias]])
+    a, b = (
         {
-            "a": pd.array([*range(n), *[None] * (m + 1)], dtype="Int64"),
-            "a_token": [*pair.tokens_a, *[none] * (m + 1)],
-            "b": pd.array([*[None] * n, *range(m), None], dtype="Int64"),
-            "b_token": [*[none] * n, *pair.tokens_b, none],
-            "value": [*pair.a_with_bias, *pair.b_with_bias, pair.bias],
+            name: pd.array([*range(len(axis)), None], dtype="Int64"),
+            f"{name}_token": [*axis.tokens, NO_TOKEN_WORDS],
         }
+        for name, axis in (("a", pair.a), ("b", pair.b))
     )
-    return pd.concat([frame, bias_part], ignore_index=True)
+    table = long_table(whole, a, b)
+    of_biases = table[["a", "b"]].isna().any(axis=1)
+    return pd.concat([table[~of_biases], table[of_biases]], ignore_index=True)
 
 
 def _cosine_document(pair: Cosine) -> dict[str, Any]:
     return {
         **_named(pair, "value", "text_a", "text_b", "tokens_a", "tokens_b"),
         "positions_counted_from": 0,
-        "axes": {"matrix": ["a", "b"], "a_with_bias": ["a"], "b_with_bias": ["b"]},
-        **_named(pair, "matrix", "a_with_bias", "b_with_bias", "bias"),
+        "axes": COSINE,
+        **_named(pair, *COSINE, "bias"),
         "margins": asdict(pair.margins),
         **_named(pair, "remainder", "completeness", "provenance"),
     }

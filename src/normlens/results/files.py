@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,30 +74,23 @@ def _of_header(metadata: Mapping[str, str], arrays: Arrays, each: Mapping[str, s
     return hashlib.sha256(json.dumps([rest, kinds, each], sort_keys=True).encode()).hexdigest()
 
 
-class CheckedOnUse(Mapping[str, NDArray[Any]]):
-    """Arrays that stay in their file, each checked when it is first asked for."""
+class CheckedOnUse(UserDict[str, NDArray[Any]]):
+    """Arrays that stay in their file, each checked when it is first asked for.
+
+    `data` has them unchecked: shapes and types need no check of the numbers.
+    """
 
     def __init__(self, arrays: Arrays, check: Check, prefix: str):
-        self.unchecked = arrays  # shapes and types need no check of the numbers
+        super().__init__(arrays)
         self._check = check
         self._prefix = prefix  # of their names in the file
-        self._checked: set[str] = set()
+        self._unchecked = set(arrays)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        array = self.unchecked[name]
-        if name not in self._checked:
+        if name in self._unchecked:
             self._check(self._prefix + name)
-            self._checked.add(name)
-        return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.unchecked)
-
-    def __len__(self) -> int:
-        return len(self.unchecked)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.unchecked  # Mapping's would check the array
+            self._unchecked.discard(name)
+        return self.data[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # to another process or in a copy: plain arrays
@@ -127,35 +122,29 @@ _MOVED = 1 << 24
 Place = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 
 
-class _Region(NamedTuple):
-    """Where the file has kept room for an array."""
-
-    start: int  # behind the header
-    array: NDArray[Any]
-
-
 class GrowingFile:
     """A file at `path`, with `room` bytes for what its header will say."""
 
     def __init__(self, path: str, room: int):
         self._path = path
         self._room = room + -room % 8  # arrays behind it lie where processors like them
-        self._regions: dict[str, _Region] = {}
+        self._places: dict[str, tuple[int, int]] = {}  # start, behind the header, and bytes
         self._end = 0  # of the arrays, behind the header
 
     def place(self, name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
         """An array of zeros in the file; what is written to it stands in the file."""
         start = SIZE + self._room + self._end
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        size = math.prod(shape) * kind.itemsize
         with open(self._path, "r+b") as file:
             file.truncate(start + size)
             if hasattr(os, "posix_fallocate") and size:
                 # A full disk would otherwise end the process at the first write.
                 os.posix_fallocate(file.fileno(), start, size)
-        array = mapped(self._path, start, shape, kind, mode="r+")
-        self._regions[name] = _Region(self._end, array)
+        self._places[name] = self._end, size
         self._end += size
-        return array
+        if not size:
+            return np.zeros(shape, dtype=kind)  # nothing can be mapped
+        return np.memmap(self._path, kind, "r+", start, shape).view(np.ndarray)
 
     def under(self, prefix: str) -> Place:
         """`place`, for names that begin with `prefix`."""
@@ -170,26 +159,23 @@ class GrowingFile:
         entries: dict[str, Any] = {"__metadata__": dict(metadata)}
         begin, end = SIZE + self._room, 0
         with open(self._path, "r+b") as file:
-            for name in [*self._regions, *(name for name in tensors if name not in self._regions)]:
-                array, region = tensors[name], self._regions.get(name)
-                place = end, end + array.nbytes
-                entries[name] = {
-                    "dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": place,
-                }  # fmt: skip
-                if region is None:
-                    file.seek(begin + end)
-                    file.write(np.ascontiguousarray(array).data)
-                elif array.nbytes > region.array.nbytes:
+            for name in [*self._places, *(name for name in tensors if name not in self._places)]:
+                array = tensors[name]
+                start, room = self._places.get(name, (-1, array.nbytes))
+                if array.nbytes > room:
                     raise ValueError(f"{name!r} is larger than its place in the file")
-                elif end != region.start:
-                    if isinstance(region.array.base, np.memmap):
-                        region.array.base.flush()
+                entries[name] = {
+                    "dtype": _NAMES[array.dtype],
+                    "shape": array.shape,
+                    "data_offsets": (end, end + array.nbytes),
+                }
+                if start != end:
+                    # What it is read from may be a later place in the same file.
+                    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                    file.seek(begin + end)
                     for offset in range(0, array.nbytes, _MOVED):
-                        file.seek(begin + region.start + offset)
-                        some = file.read(min(_MOVED, array.nbytes - offset))
-                        file.seek(begin + end + offset)
-                        file.write(some)
-                end = place[1]
+                        file.write(data[offset : offset + _MOVED].tobytes())
+                end += array.nbytes
             file.truncate(begin + end)
             header = json.dumps(entries, ensure_ascii=False).encode()
             if len(header) > self._room:
@@ -202,32 +188,21 @@ class GrowingFile:
             file.write(header.ljust(self._room))
 
 
-def mapped(
-    path: str | os.PathLike[str],
-    start: int,
-    shape: tuple[int, ...],
-    kind: np.dtype[Any],
-    mode: Any = "c",
-) -> NDArray[Any]:
-    """An array that stays in its file until it is read; with mode "c" it may be written to, which
-    leaves the file as it is.
-    """
-    if 0 in shape:
-        return np.zeros(shape, dtype=kind)  # nothing can be mapped
-    return np.memmap(path, dtype=kind, mode=mode, offset=start, shape=shape).view(np.ndarray)
-
-
 def mapped_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file that has been checked, each in the file until it is read."""
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(SIZE), "little")
-        header = json.loads(file.read(size))
+    """The arrays of a safetensors file that has been checked, each in the file until it is read.
+
+    They may be written to, which leaves the file as it is.
+    """
+    whole = np.memmap(path, np.uint8, "c").view(np.ndarray)
+    begin = SIZE + int.from_bytes(whole[:SIZE].tobytes(), "little")
+    header = json.loads(whole[SIZE:begin].tobytes())
+    header.pop("__metadata__", None)
     arrays = {}
     for name, entry in header.items():
-        if name != "__metadata__":
-            start = SIZE + size + entry["data_offsets"][0]
-            if entry["dtype"] not in TYPES:
-                raise ValueError(f"{name!r} holds values of type {entry['dtype']}")
-            array = mapped(path, start, tuple(entry["shape"]), TYPES[entry["dtype"]])
-            arrays[name] = array if array.flags.aligned else array.copy()
+        if entry["dtype"] not in TYPES:
+            raise ValueError(f"{name!r} holds values of type {entry['dtype']}")
+        start, end = entry["data_offsets"]
+        array = whole[begin + start : begin + end].view(TYPES[entry["dtype"]])
+        array = array.reshape(entry["shape"])
+        arrays[name] = array if array.flags.aligned else array.copy()
     return arrays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,26 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import figures, measures
-from normlens.errors import (
-    XARRAY,
-    InputError,
-    UnknownScopeError,
-    check_choice,
-    check_installed,
-    require,
-)
-from normlens.measures.ranks import widened
+from normlens import figures
+from normlens.errors import InputError, check_choice, require
+from normlens.measures import maps as measures
+from normlens.measures.ranks import spearman, widened
 from normlens.options import IN_WORDS, INPUT, LAYER, cost_in_words
 from normlens.results.axes import (
     BY_SCOPE,
     GROUPS,
     Allowed,
-    Axes,
     LayerHeadTargetSource,
     LayerTarget,
     LayerTargetSource,
-    PatchGrid,
     PerLayer,
     Record,
     Routing,
@@ -39,16 +31,19 @@ from normlens.results.axes import (
     axes_of,
     check_scopes,
     check_shape,
+    dataset,
+    places_of,
     take,
 )
 from normlens.results.rolled import pair_rollout, scope_rollout
-from normlens.results.store import Result, drawn_by, open_as
-from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS
+from normlens.results.store import TokenResult
+from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS, by_stack, map_rows
 from normlens.scopes import (
     chains,
     components_of,
     feed_forward_pairs,
     holds,
+    is_among,
     layers_in_words,
     resolve,
     resolve_all,
@@ -76,7 +71,7 @@ class Correlations(Record):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Maps(Result):
+class Maps(TokenResult):
     """Attribution maps of one sequence; ``maps[scope]`` is an array [layer, target, source].
 
     Rows are outputs (targets), columns inputs (sources); layers count from 0. Iterating gives the
@@ -85,11 +80,8 @@ class Maps(Result):
     """
 
     arrays: Mapping[str, LayerTargetSource]  # by scope
-    raw_tokens: list[str]  # as the tokenizer writes them; `tokens` are for reading
     layers: list[int]  # indices of the model's layers, from 0
     allowed: Allowed  # [layer, target, source], pairs that attention allows
-    completeness: float  # worst relative error of parts + bias against the real hidden states
-    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
     mixing: Mapping[str, LayerTarget] = field(default_factory=dict)  # by scope
     heads: Mapping[str, LayerHeadTargetSource] = field(default_factory=dict)  # by scope
     standard_error: Mapping[str, LayerTargetSource] = field(
@@ -97,11 +89,6 @@ class Maps(Result):
     )  # of each norm; Shapley only
     #: of the feed-forward block, on request; `normlens.results.axes` names them with their axes
     statistics: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    token_ids: list[int] = field(default_factory=list)
-    special: list[bool] = field(default_factory=list)
-    token_words: list[int | None] | None = None  # word index of each token
-    word_labels: list[str] = field(default_factory=list)
-    text: str | tuple[str, str] | None = None
     #: where the lens was asked to rank the maps itself
     correlations: Correlations | None = field(default=None, compare=False)
     #: The layers of every array that covers only some, by group and name: "arrays/ATTNRESLN-N".
@@ -114,12 +101,11 @@ class Maps(Result):
     encoder: Maps | None = None
     #: the experts that tokens used; None: no layer has experts
     routing: Routing | None = None
-    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
     def __post_init__(self) -> None:
         for group, arrays in self.groups.items():
             # Shapes of arrays in a file need no check of their numbers.
-            for name, array in getattr(arrays, "unchecked", arrays).items():
+            for name, array in getattr(arrays, "data", arrays).items():
                 sizes = {**self._sizes, "layer": len(self.covered(group, name))}
                 check_shape(f"{group}/{name}", array.shape, axes_of(group, name), sizes)
                 counts = (name == "special_dimensions") == (array.dtype.kind == "i")
@@ -132,11 +118,11 @@ class Maps(Result):
 
     def _check(self) -> None:
         """Raise unless the fields are those of maps that a lens could have made."""
-        self.targets._check()
+        super()._check()
         check_shape("allowed", self.allowed.shape, BY_SCOPE["arrays"], self._sizes)
         if self.same_token is not None:
             check_shape("same_token", self.same_token.shape, ("target", "source"), self._sizes)
-        held = [f"{group}/{name}" for group, arrays in self.groups.items() for name in arrays]
+        held = {f"{group}/{name}" for group, arrays in self.groups.items() for name in arrays}
         for layers in (self.layers, *self.coverage.values()):
             in_order = layers and layers == sorted(set(layers))
             require(in_order, f"{layers} are not layers in order")
@@ -145,15 +131,13 @@ class Maps(Result):
             require(some, f"'coverage' of {name!r} is not some of the file's layers")
         check_scopes(self.arrays)
         known = {f"{group}/{name}" for group in BY_SCOPE for name in self.arrays} | _OF_HEADS
-        for name in held:
-            expected = name in known or name.startswith("statistics/")
+        for name in held - known:
+            expected = name.startswith("statistics/")
             require(expected, f"{name!r} is no array of maps with these scopes")
         require(not self.completeness < 0, f"'completeness' is {self.completeness}")
         if self.routing is not None:
             here = set(self.routing.layers) <= set(self.layers)
             require(here, "'routing' is not of the file's layers")
-        if self.grid is not None:
-            self.grid.check_tokens(len(self.raw_tokens))
         require(
             self.encoder is None or (self.encoder.stack, self.stack) == STACKS,
             "maps beside each other are those of an encoder and of a decoder; "
@@ -182,19 +166,12 @@ class Maps(Result):
     @property
     def targets(self) -> TokenAxis:
         """The tokens of the rows."""
-        return TokenAxis(
-            self.raw_tokens, self.token_ids, self.special, self.token_words, self.word_labels
-        )
+        return self.axis
 
     @property
     def sources(self) -> TokenAxis:
         """The tokens of the columns."""
         return self.targets if self.source_axis is None else self.source_axis
-
-    @cached_property
-    def tokens(self) -> list[str]:
-        """The targets as people read them: ``␣café`` for ``ĠcafÃ©``."""
-        return self.targets.tokens
 
     @property
     def source_tokens(self) -> list[str]:
@@ -226,11 +203,7 @@ class Maps(Result):
         return self.arrays[resolve(scope, self.scopes)]
 
     def __contains__(self, scope: str) -> bool:
-        try:
-            resolve(scope, self.scopes)
-        except UnknownScopeError:
-            return False
-        return True
+        return is_among(scope, self.scopes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.scopes)
@@ -260,12 +233,15 @@ class Maps(Result):
 
     def over_layers(self, group: str, name: str) -> NDArray[Any]:
         """An array with an entry for each of `layers`, NaN for those that it does not cover."""
-        array, covered = self.groups[group][name], self.covered(group, name)
+        return self._filled(self.groups[group][name], self.covered(group, name))
+
+    def _filled(self, array: NDArray[Any], covered: list[int]) -> NDArray[Any]:
+        """Entries of the layers `covered`, and NaN for the other ones of `layers`."""
         if covered == self.layers:
             return array
         floating = array.dtype if np.issubdtype(array.dtype, np.inexact) else np.float64
         whole = np.full((len(self.layers), *array.shape[1:]), np.nan, dtype=floating)
-        whole[[self.layers.index(layer) for layer in covered]] = array
+        whole[places_of(covered, self.layers)] = array
         return whole
 
     def wanted_layers(self, layers: int | Iterable[int] | None) -> list[int]:
@@ -275,18 +251,17 @@ class Maps(Result):
         wanted = [layers] if isinstance(layers, (int, np.integer)) else list(layers)
         if not wanted:
             raise InputError("no layer is chosen; leave `layers` out to take all")
-        places = set()
+        chosen, count = set(), len(self.layers)
         for layer in wanted:
-            if isinstance(layer, (int, np.integer)) and -len(self.layers) <= layer < 0:
-                places.add(len(self.layers) + int(layer))
-            elif layer in self.layers:
-                places.add(self.layers.index(layer))
-            else:
+            from_end = isinstance(layer, (int, np.integer)) and -count <= layer < 0
+            known = self.layers[layer] if from_end else layer
+            if known not in self.layers:
                 raise InputError(
                     f"layer {layer!r} is not among these maps' layers (indices from 0): "
                     f"{', '.join(map(str, self.layers))}"
                 )
-        return [self.layers[place] for place in sorted(places)]
+            chosen.add(known)
+        return [layer for layer in self.layers if layer in chosen]
 
     def lacking(self, scope: str, layers: Iterable[int]) -> InputError:
         """The error for layers without a scope, which names those that have it."""
@@ -310,11 +285,8 @@ class Maps(Result):
         """
         if self.source_axis is None:
             return []
-        own = np.flatnonzero(self.is_same_token.any(axis=0))
-        names = [OTHER_SEQUENCE] * len(self.sources)
-        for place in own:
-            names[place] = OWN_SEQUENCE
-        return names
+        columns = self.is_same_token.T
+        return [OWN_SEQUENCE if column.any() else OTHER_SEQUENCE for column in columns]
 
     @property
     def table_sequences(self) -> list[str]:
@@ -358,27 +330,20 @@ class Maps(Result):
         for name in [] if scopes is None or scopes == "all" else names:
             if not set(wanted) & set(self.layers_of(name)):
                 raise self.lacking(name, wanted)
-        # Single heads of the attention to another sequence are called CROSS-N.
-        heads = {"CROSS-N"} if any(name.endswith("CROSS-N") for name in names) else set()
-        kept: dict[str, Any] = {
-            group: {
-                name: arrays[name]  # of a file nothing else is read
-                for name in arrays
-                if name in names or (group == "heads" and name in heads)
-            }
-            for group, arrays in self.groups.items()
-            if group != "statistics"
-        }
-        return replace(self, **kept)._of_layers(wanted)
+        kept = {f"{group}/{name}" for group in BY_SCOPE for name in names}
+        if any(name.endswith("CROSS-N") for name in names):
+            kept.add("heads/CROSS-N")  # what single heads of that attention are called
+        return self._part(wanted, kept=kept)
 
     def sources_of(self, sequence: str) -> Maps:
         """The same maps with the columns of one sequence only: "encoder" or "decoder"."""
         check_choice(sequence, (OTHER_SEQUENCE, OWN_SEQUENCE), "sequence")
         sequences = self.source_sequences
-        if not sequences:
-            raise InputError("the sources of these maps are one sequence, the targets' own")
+        if sequence not in sequences:
+            whose = "the encoder's" if sequences else "the targets' own"
+            raise InputError(f"the sources of these maps are one sequence, {whose}")
         places = [place for place, name in enumerate(sequences) if name == sequence]
-        return self._of_tokens(list(range(len(self.targets))), places)
+        return self._part(sources=places)
 
     def without_special_tokens(self) -> Maps:
         """The same maps without rows and columns of special tokens ([CLS], [SEP], <s>, …)."""
@@ -387,7 +352,7 @@ class Maps(Result):
         encoder = None if self.encoder is None else self.encoder.without_special_tokens()
         # Means over all tokens and special dimensions would no longer be those of what is left.
         left = replace(self, statistics={}, encoder=encoder)
-        return left._of_tokens(self.targets.ordinary, self.sources.ordinary)
+        return left._part(targets=self.targets.ordinary, sources=self.sources.ordinary)
 
     def words(self) -> Maps:
         """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
@@ -400,64 +365,70 @@ class Maps(Result):
             return merged(mask.astype(float)) > 0
 
         # Norms of sums, spreads, statistics and experts of tokens say nothing of words.
-        encoder = None if self.encoder is None else self.encoder.words()
-        alone = replace(
-            self, mixing={}, standard_error={}, statistics={}, encoder=encoder, routing=None
-        )
-        return alone._changed(
-            lambda array, _: merged(array),
+        return replace(
+            self,
+            mixing={},
+            standard_error={},
+            statistics={},
+            arrays={name: merged(array) for name, array in self.arrays.items()},
+            heads={name: merged(array) for name, array in self.heads.items()},
             allowed=any_merged(self.allowed),
             same_token=None if self.same_token is None else any_merged(self.same_token),
             **self.targets.words().labels,
             source_axis=None if self.source_axis is None else self.source_axis.words(),
+            correlations=None,
+            encoder=None if self.encoder is None else self.encoder.words(),
+            routing=None,
         )
 
-    def _of_layers(self, layers: list[int]) -> Maps:
-        """Some of the layers. A scope that none of them has is left out, and so is a layer
-        that has none of the arrays.
+    def _part(
+        self,
+        layers: list[int] | None = None,
+        targets: list[int] | None = None,
+        sources: list[int] | None = None,
+        kept: Collection[str] | None = None,
+    ) -> Maps:
+        """Some of the layers, rows, columns and arrays by scope ("heads/FF-N"); None takes all.
+
+        A scope that none of the layers has is left out, and so is a layer that has none of the
+        arrays.
         """
+        wanted = self.layers if layers is None else layers
+        tokens = {"target": targets, "source": sources}
         groups: dict[str, Any] = {group: {} for group in GROUPS}
-        kept: dict[str, list[int]] = {}
+        coverage: dict[str, list[int]] = {}
         for group, arrays in self.groups.items():
-            for name, array in arrays.items():
-                covered = self.covered(group, name)
-                if here := [layer for layer in layers if layer in covered]:
-                    places = np.array([covered.index(layer) for layer in here])
-                    groups[group][name] = np.take(array, places, axis=0)
-                    kept[f"{group}/{name}"] = here
-        left = [layer for layer in layers if any(layer in here for here in kept.values())]
-        places = np.array([self.layers.index(layer) for layer in left])
+            for name in arrays:
+                key, covered = f"{group}/{name}", self.covered(group, name)
+                here = [layer for layer in wanted if layer in covered]
+                if here and (kept is None or group == "statistics" or key in kept):
+                    of_layers = None if layers is None else places_of(here, covered)
+                    indices = {"layer": of_layers, **tokens}
+                    # Nothing else is read of a file.
+                    groups[group][name] = take(arrays[name], axes_of(group, name), indices)
+                    coverage[key] = here
+        left, of_layers = self.layers, None
+        if layers is not None:
+            left = [layer for layer in layers if any(layer in here for here in coverage.values())]
+            of_layers = places_of(left, self.layers)
+        indices = {"layer": of_layers, **tokens}
+        same, axis, routing, grid = self.same_token, self.source_axis, self.routing, self.grid
+        if targets is not None:
+            groups |= self.targets.take(targets).labels
+            routing = routing and routing.of_tokens(targets)
+            grid = grid and grid.among(targets)
         return replace(
             self,
+            **groups,
             correlations=None,
             layers=left,
-            allowed=np.take(self.allowed, places, axis=0),
-            coverage={name: here for name, here in kept.items() if here != left},
-            routing=None if self.routing is None else self.routing.of_layers(left),
-            **groups,
-        )
-
-    def _of_tokens(self, targets: list[int], sources: list[int]) -> Maps:
-        """Some of the rows and columns."""
-        indices = {"target": np.array(targets), "source": np.array(sources)}
-        same, axis = self.same_token, self.source_axis
-        return self._changed(
-            lambda array, axes: take(array, axes, indices),
-            allowed=take(self.allowed, ("layer", "target", "source"), indices),
+            allowed=take(self.allowed, BY_SCOPE["arrays"], indices),
             same_token=None if same is None else take(same, ("target", "source"), indices),
-            **self.targets.take(targets).labels,
-            routing=None if self.routing is None else self.routing.of_tokens(targets),
-            source_axis=None if axis is None else axis.take(sources),
-            grid=None if self.grid is None else self.grid.among(targets),
+            coverage={key: here for key, here in coverage.items() if here != left},
+            source_axis=axis if axis is None or sources is None else axis.take(sources),
+            routing=routing and routing.of_layers(left),
+            grid=grid,
         )
-
-    def _changed(self, change: Callable[[NDArray[Any], Axes], NDArray[Any]], **labels: Any) -> Maps:
-        """The same maps with every array changed, and labels that fit them."""
-        groups: dict[str, Any] = {
-            group: {name: change(array, axes_of(group, name)) for name, array in arrays.items()}
-            for group, arrays in self.groups.items()
-        }
-        return replace(self, correlations=None, **groups, **labels)
 
     # Measures of the papers; their formulas are in `normlens.measures` ----------------------------
 
@@ -466,7 +437,7 @@ class Maps(Result):
 
         NaN in layers that lack one of them.
         """
-        return self._per_layer(measures.spearman, a, b)
+        return self._per_layer(spearman, a, b)
 
     def amplification(self, before: str, after: str, axis: str = "source") -> LayerTargetSource:
         """FF-amp: how much `after` strengthens each pair beside `before`.
@@ -482,18 +453,13 @@ class Maps(Result):
 
     def _per_layer(self, measure: Callable[[Any, Any, Any], Any], a: str, b: str) -> Any:
         """A measure of two scopes for each of `layers`, NaN where a layer lacks one of them."""
-        layers = self.layers_of(a, b)
-        allowed = self.pairs_of(resolve(a, self.scopes), resolve(b, self.scopes))
-        if layers == self.layers:
-            return measure(self[a], self[b], allowed)
+        names = resolve(a, self.scopes), resolve(b, self.scopes)
+        layers = self.layers_of(*names)
         if not layers:
             raise InputError(f"no layer of these maps has both {a} and {b}; its layers differ")
-        places = [self.layers.index(layer) for layer in layers]
-        first, last = (np.stack([self.at(name, layer) for layer in layers]) for name in (a, b))
-        values = measure(first, last, allowed[places])
-        whole = np.full((len(self.layers), *values.shape[1:]), np.nan, dtype=values.dtype)
-        whole[places] = values
-        return whole
+        first, last = (self.arrays[name][places_of(layers, self.layers_of(name))] for name in names)
+        allowed = self.pairs_of(*names)[places_of(layers, self.layers)]
+        return self._filled(measure(first, last, allowed), layers)
 
     def mixing_ratio(self, scope: str) -> LayerTarget:
         """‖Σ_{j≠i} F_i(x_j)‖ / (‖Σ_{j≠i} F_i(x_j)‖ + ‖F_i(x_i)‖).
@@ -601,26 +567,8 @@ class Maps(Result):
         """
         import pandas as pd
 
-        frames = [] if self.encoder is None else [self.encoder.to_pandas()]
-        targets, sources, labels = (
-            np.array(each, dtype=object)
-            for each in (self.tokens, self.source_tokens, self.table_sequences)
-        )
-        for scope, array in self.arrays.items():
-            place, target, source = (index.ravel() for index in np.indices(array.shape))
-            columns = {
-                "stack": self.stack,
-                "scope": scope,
-                "layer": np.array(self.layers_of(scope))[place],
-                "target": target,
-                "target_token": targets[target],
-                "source": source,
-                "source_sequence": labels[source] if self.stack else "",
-                "source_token": sources[source],
-                "value": widened(array).ravel(),
-            }
-            frame = pd.DataFrame(columns)
-            frames.append(frame if self.stack else frame.drop(columns=["stack", "source_sequence"]))
+        stacks = by_stack(self)
+        frames = [map_rows(one, "arrays", scope) for one in stacks for scope in one.scopes]
         return pd.concat(frames, ignore_index=True)
 
     def to_xarray(self) -> xr.Dataset:
@@ -630,9 +578,6 @@ class Maps(Result):
         All share the coordinate `layer`: values are NaN in layers that lack a scope. An encoder's
         beside these are called ``encoder/ATTN-N``, with axes ``encoder_layer`` and so on.
         """
-        check_installed(XARRAY)
-        import xarray as xr
-
         variables: dict[str, Any] = {}
         coordinates: dict[str, Any] = {}
         for maps, of, slash in ((self, "", ""), (self.encoder, "encoder_", "encoder/")):
@@ -650,10 +595,8 @@ class Maps(Result):
             coordinates[f"{sources}_token"] = sources, maps.source_tokens
             if maps.table_sequences:
                 coordinates[f"{sources}_sequence"] = sources, maps.table_sequences
-        attributes = {"model": self.provenance.get("model"), "completeness": self.completeness}
-        if self.stack:
-            attributes["stack"] = self.stack
-        return xr.Dataset(variables, coords=coordinates, attrs=attributes)
+        stack = ["stack"] if self.stack else []
+        return dataset(self, variables, coordinates, "completeness", *stack)
 
     def to_bertviz(
         self, scope: str = "ATTN-N"
@@ -671,8 +614,8 @@ class Maps(Result):
         keywords: dict[str, tuple[torch.Tensor, ...] | list[str]] = {}
         if encoder is not None and scope in encoder:
             keywords["encoder_attention"] = encoder._attention(scope)
-        if scope in self:
-            name = resolve(scope, self.scopes)
+        if scope in self or not keywords:
+            name = resolve(scope, self.scopes)  # raises for a scope of neither stack
             # The weights and the norms of one attention go together with those of the other.
             beside = {"ATTN-W": "CROSS-W", "ATTN-N": "CROSS-N"}.get(name, name)
             beside = resolve(beside, self.scopes) if beside in self else name
@@ -680,12 +623,9 @@ class Maps(Result):
                 keywords["decoder_attention"] = self._attention(name, own)
             if holds(beside)[1] and other.any():
                 keywords["cross_attention"] = self._attention(beside, other)
-        if not keywords:
-            name = resolve(scope, self.scopes)  # raises for a scope of neither stack
-            raise InputError(f"{name} has no parts of the sources that these maps still have")
-        others = [
-            token for token, is_other in zip(self.source_tokens, other, strict=True) if is_other
-        ]
+            if not keywords:
+                raise InputError(f"{name} has no parts of the sources that these maps still have")
+        others = np.array(self.source_tokens, dtype=object)[other].tolist()
         keywords["encoder_tokens"] = others if encoder is None else encoder.tokens
         keywords["decoder_tokens"] = self.tokens
         return keywords
@@ -701,14 +641,6 @@ class Maps(Result):
         stacked = self.heads[of_heads] if of_heads in self.heads else self.arrays[name][:, None]
         layers = (np.ascontiguousarray(widened(layer)) for layer in stacked[..., columns])
         return tuple(torch.from_numpy(layer)[None] for layer in layers)
-
-    @classmethod
-    def load(cls, path: str | Path, *, mapped: bool = False) -> Maps:
-        """Read maps that `save` wrote; `normlens.open` reads other results too.
-
-        With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
-        """
-        return open_as(Maps, path, mapped=mapped)
 
     # Showing --------------------------------------------------------------------------------------
 
@@ -742,30 +674,26 @@ class Maps(Result):
 
         return maps_notebook(self, state)
 
-    # Pictures; `ax` draws into axes of yours instead of a new figure.
-    plot = drawn_by(figures.plot_layer)
-    plot_overview = drawn_by(figures.plot_overview)
-    plot_heads = drawn_by(figures.plot_heads)
-    plot_patches = drawn_by(figures.plot_patches)
-    plot_similarity = drawn_by(figures.plot_similarity)
-    plot_amplification = drawn_by(figures.plot_amplification)
+    # Pictures: functions of the result; `ax` draws into axes of yours instead of a new figure.
+    plot = figures.plot_layer
+    plot_overview = figures.plot_overview
+    plot_heads = figures.plot_heads
+    plot_patches = figures.plot_patches
+    plot_similarity = figures.plot_similarity
+    plot_amplification = figures.plot_amplification
 
     def __repr__(self) -> str:
-        model = self.provenance.get("model", "?")
-        sources = f"{self.origin_in_words}, " if self.origin_in_words else ""
-        stack = f"{self.stack}, " if self.stack else ""
-        beside = ""
-        if self.encoder is not None:
-            beside = f"; encoder: {self.encoder._counts}"
-        cost = cost_in_words(str(self.provenance.get("dtype")))
+        beside = "" if self.encoder is None else f"; encoder: {self.encoder._counts}"
+        said = [self.stack, self._counts, self.origin_in_words]
         return (
-            f"Maps({model}: {stack}{self._counts}, {sources}"
-            f"completeness {self.completeness:.1e}{cost}{beside})"
+            f"Maps({self.provenance.get('model', '?')}: {', '.join(filter(None, said))}, "
+            f"completeness {self.completeness:.1e}"
+            f"{cost_in_words(str(self.provenance.get('dtype')))}{beside})"
         )
 
     @property
     def _counts(self) -> str:
-        tokens = f"{len(self.raw_tokens)} tokens"
+        tokens = f"{len(self.targets)} tokens"
         if self.source_axis is not None:
-            tokens = f"{len(self.raw_tokens)} targets of {len(self.sources)} sources"
+            tokens = f"{len(self.targets)} targets of {len(self.sources)} sources"
         return f"{tokens}, {len(self.layers)} layers, {len(self.scopes)} scopes"

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import measures
 from normlens.errors import InputError
-from normlens.measures import reachable, rollout
+from normlens.measures import maps as measures
 from normlens.results.words import OTHER_SEQUENCE
 from normlens.scopes import WEIGHT_SCOPES, components_of, holds, layers_in_words, resolve
 
@@ -55,8 +54,8 @@ def rolled_out(maps: Maps, scope: str, *, method: str, residual: float, normalis
             f"{targets} targets and {sources} sources"
         )
     about = {"method": method, "residual": residual, "normalise": normalise}
-    product = rollout(array, residual=residual, normalise=normalise)
-    return _alone(maps, {scope: product}, reachable(maps.allowed), about)
+    product = measures.rollout(array, residual=residual, normalise=normalise)
+    return _alone(maps, {scope: product}, measures.reachable(maps.allowed), about)
 
 
 def _alone(
@@ -163,4 +162,4 @@ def _rolled_encoder(maps: Maps, name: str) -> Maps:
             "a rollout of a decoder needs all layers of the encoder, whose last one it reads; "
             f"these maps have {len(encoder.layers)} of {encoder.provenance.get('stack_layers')}"
         )
-    return rolled_out(encoder, wanted, method=wanted, residual=0.0, normalise=True)
+    return scope_rollout(encoder, wanted)

@@ -13,15 +13,14 @@ import os
 import tempfile
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
-from functools import wraps
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from importlib import import_module
-from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,7 @@ from normlens.errors import (
     system_reason,
 )
 from normlens.results import files
-from normlens.results.axes import Record
+from normlens.results.axes import PatchGrid, Record, TokenAxis
 from normlens.results.files import Arrays, Check, CheckedOnUse
 
 if TYPE_CHECKING:
@@ -48,19 +47,11 @@ if TYPE_CHECKING:
     from normlens.viewer.notebook import Notebook
 
 Kind = TypeVar("Kind")
-Drawn = TypeVar("Drawn")
-Options = ParamSpec("Options")
-_UNIONS = (Union, UnionType)
 
 #: The one ending that `save` writes, and the one version of files.
 ENDING, VERSION = ".safetensors", "4"
 #: The modules of the classes whose results have files of their own.
-_HOMES = {
-    "Maps": "maps",
-    "Explanation": "explanation",
-    "Explanations": "explanation",
-    "Cosine": "explanation",
-}
+_HOMES = {"Maps": "maps"} | dict.fromkeys(("Explanation", "Explanations", "Cosine"), "explanation")
 _FORMATS = {f"normlens-{name.lower()}": name for name in _HOMES}
 
 #: What the viewer's pages have among their first bytes.
@@ -86,9 +77,27 @@ class Result(Record):
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; `normlens.open` reads other results too."""
-        return open_as(cls, path)
+    def load(cls, path: str | Path, *, mapped: bool = False) -> Self:
+        """Read what `save` wrote; `normlens.open` reads other results too.
+
+        With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
+        """
+        result: object = open(path, mapped=mapped)
+        if not isinstance(result, cls):
+            raise MapsFileError(
+                f"{str(path)!r} holds {type(result).__name__} and not {cls.__name__}; open it with "
+                "normlens.open(…)"
+            )
+        return result
+
+    def to_html(
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
+    ) -> Path:
+        """Write one HTML file to look at it in, which needs no network.
+
+        Beyond `largest` MB flow maps are left out, and the page says so.
+        """
+        return self._notebook({}).write(path, largest, overwrite)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self._notebook({}).mimebundle(repr(self), **options)
@@ -98,29 +107,40 @@ class Result(Record):
         raise NotImplementedError
 
 
-def drawn_by(
-    draw: Callable[Concatenate[Kind, Options], Drawn],
-) -> Callable[Concatenate[Kind, Options], Drawn]:
-    """The method of a result that calls a function of the result, with its options and its words.
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
+class TokenResult(Result):
+    """A result about the tokens of an input, with what is known of each."""
 
-    Its first parameter is `self`; all others are those of the function.
-    """
+    raw_tokens: list[str]  # as the tokenizer writes them; `tokens` are for reading
+    completeness: float  # error of the sum of all parts against what the model itself computes
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
+    token_ids: list[int] = field(default_factory=list)
+    special: list[bool] = field(default_factory=list)
+    token_words: list[int | None] | None = None  # word index of each token
+    word_labels: list[str] = field(default_factory=list)
+    text: str | tuple[str, str] | None = None
+    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
-    @wraps(draw)
-    def method(self: Kind, /, *given: Options.args, **options: Options.kwargs) -> Drawn:
-        return draw(self, *given, **options)
+    def _check(self) -> None:
+        """Raise unless labels and patches belong to the tokens."""
+        self.axis._check()
+        if self.grid is not None:
+            self.grid.check_tokens(len(self.axis))
 
-    shown = signature(draw)
-    _, *others = shown.parameters.values()
-    first = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-    vars(method)["__signature__"] = shown.replace(parameters=[first, *others])
-    return method
+    @cached_property
+    def axis(self) -> TokenAxis:
+        """The tokens with what is known of each."""
+        return TokenAxis(**{each.name: getattr(self, each.name) for each in fields(TokenAxis)})
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens as people read them: ``␣café`` for ``ĠcafÃ©``."""
+        return self.axis.tokens
 
 
 # Records: dataclasses as values for JSON, and arrays beside them.
 
 
-_Form = Literal["array", "arrays", "record", "records", "value"]
 _LARGEST = 1 << 31  # of token ids and indices
 _DEEPEST = 8  # of lists and objects in the provenance
 _TEXTS = "model_type components nonlinearity origin stack target dtype compute_dtype device"
@@ -134,58 +154,53 @@ _PROVENANCE: dict[str, Any] = {
 }
 
 
-class _Field(NamedTuple):
-    """How a file holds a field of a record, and its type, or that of its items."""
-
-    form: _Form
-    hint: Any
-    optional: bool = False  # it may be None
+def _kinds(hint: Any) -> list[Any]:
+    """The types that a field takes beside None."""
+    inner = typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else [hint]
+    return [kind for kind in inner if kind is not NoneType]
 
 
-def _fields_of(kind: Any) -> dict[str, _Field]:
-    hints = typing.get_type_hints(kind)
-    return {each.name: _field_of(hints[each.name]) for each in fields(kind)}
+def _is_array(hint: Any) -> bool:
+    return typing.get_origin(_kinds(hint)[0]) is np.ndarray
 
 
-def _field_of(hint: Any) -> _Field:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is np.ndarray:
-        return _Field("array", hint)
-    if origin in (Mapping, dict) and typing.get_origin(inner[1]) is np.ndarray:
-        return _Field("arrays", inner[1])
-    if is_dataclass(hint):
-        return _Field("record", hint)
+def _form(kind: Any) -> str:
+    """How JSON holds a value of this type: as a record, as names of arrays, …, or as it is."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind):
+        return "record"
     if origin is list and is_dataclass(inner[0]):
-        return _Field("records", inner[0])
-    if origin in _UNIONS and (first := _field_of(inner[0])).form != "value":
-        return first._replace(optional=True)
-    return _Field("value", hint)
+        return "records"
+    if origin in (Mapping, dict):
+        return "arrays" if _is_array(inner[1]) else "object"
+    return "value"
 
 
-def encode(record: Any, path: str = "") -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The fields of a record as values for JSON, and its arrays by their names in a file."""
-    values: dict[str, Any] = {}
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, (form, *_) in _fields_of(type(record)).items():
-        value, place = getattr(record, name), path + name
-        if form == "array":
-            arrays |= {} if value is None else {place: np.ascontiguousarray(value)}
-        elif form == "arrays":
-            values[name] = list(value)  # safetensors sorts its arrays
-            arrays |= {f"{place}/{key}": np.ascontiguousarray(value[key]) for key in value}
-        elif form == "record" and value is not None:
-            values[name], inner = encode(value, f"{place}/")
-            arrays |= inner
-        elif form == "records":
-            each = [encode(one, f"{place}/{k}/") for k, one in enumerate(value)]
-            first = each[0][0]
-            shared = {k: v for k, v in first.items() if all(one[k] == v for one, _ in each)}
-            own = [{k: v for k, v in one.items() if k not in shared} for one, _ in each]
-            values[name] = {"shared": shared, "each": own}
-            arrays |= {key: array for _, inner in each for key, array in inner.items()}
-        else:
-            values[name] = value
-    return values, arrays
+def encode(hint: Any, value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
+    """The value of a field for JSON; its arrays join `arrays`, by their names in a file."""
+    kind = _kinds(hint)[0]
+    form = _form(kind)
+    if form == "record" and value is not None:
+        encoded = {}
+        for name, inner in typing.get_type_hints(kind).items():
+            held = getattr(value, name)
+            if not _is_array(inner):
+                encoded[name] = encode(inner, held, f"{path}{name}/", arrays)
+            elif held is not None:
+                arrays[path + name] = np.ascontiguousarray(held)
+        return encoded
+    if form == "records":
+        (inner,) = typing.get_args(kind)
+        each = [encode(inner, one, f"{path}{k}/", arrays) for k, one in enumerate(value)]
+        shared = {
+            key: held for key, held in each[0].items() if all(one[key] == held for one in each)
+        }
+        own = [{key: held for key, held in one.items() if key not in shared} for one in each]
+        return {"shared": shared, "each": own}
+    if form == "arrays":
+        arrays |= {path + key: np.ascontiguousarray(value[key]) for key in value}
+        return list(value)  # safetensors sorts its arrays
+    return value
 
 
 class _Reader:
@@ -200,81 +215,78 @@ class _Reader:
 
     def record(self, kind: type[Kind], values: Any, path: str = "") -> Kind:
         """A record of this class from values of JSON and the arrays below `path`."""
-        known = _fields_of(kind)
+        hints = typing.get_type_hints(kind)
         if not isinstance(values, dict):
             raise ValueError(f"{path[:-1] or 'its header'} is no JSON object")
         for name in values:
-            if name not in known or known[name].form == "array":
+            if name not in hints or _is_array(hints[name]):
                 raise ValueError(f"{name!r} is no field of such a file")
-        made = kind(**{name: self._value(values, name, path, *known[name]) for name in known})
+        given = {}
+        for name, hint in hints.items():
+            place, may_be_none = path + name, NoneType in typing.get_args(hint)
+            if not _is_array(hint):
+                if name not in values:
+                    raise ValueError(f"{name!r} is missing")
+                given[name] = self._value(hint, values[name], place)
+            elif place in self.left or not may_be_none:
+                given[name] = self._array(hint, place)
+                if self._check is not None:
+                    self._check(place)
+        made = kind(**given)
         made._check()  # type: ignore[attr-defined]
         return made
 
-    def _value(
-        self, values: Any, name: str, path: str, form: _Form, hint: Any, optional: bool
-    ) -> Any:
-        place = path + name
-        if form == "array":
-            if optional and place not in self.left:
-                return None
-            array = self._array(place, hint)
-            if self._check is not None:
-                self._check(place)
-            return array
-        if name not in values:
-            raise ValueError(f"{name!r} is missing")
-        value = values[name]
-        if optional and value is None:
+    def _value(self, hint: Any, value: Any, place: str) -> Any:
+        """The value of a field from that of a JSON text."""
+        if value is None and NoneType in typing.get_args(hint):
             return None
-        if form == "arrays":
-            keys = _decoded(value, list[str], name)
-            arrays = {key: self._array(f"{place}/{key}", hint) for key in keys}
-            return arrays if self._check is None else CheckedOnUse(arrays, self._check, f"{place}/")
+        *others, kind = _kinds(hint)
+        for other in others:
+            with suppress(ValueError):
+                return self._value(other, value, place)
+        form, origin, inner = _form(kind), typing.get_origin(kind), typing.get_args(kind)
         if form == "record":
-            return self.record(hint, value, f"{place}/")
+            return self.record(kind, value, f"{place}/")
         if form == "records":
             shared, each = value["shared"], value["each"]
             if set(value) != {"shared", "each"} or not isinstance(each, list) or not each:
-                raise ValueError(f"{name!r} are not fields that are shared and those of each")
+                raise ValueError(f"{place!r} are not fields that are shared and those of each")
             return [
-                self.record(hint, {**shared, **own}, f"{place}/{k}/") for k, own in enumerate(each)
+                self.record(inner[0], {**shared, **own}, f"{place}/{k}/")
+                for k, own in enumerate(each)
             ]
-        return _decoded(value, hint, name)
+        if form == "arrays":
+            keys = self._value(list[str], value, place)
+            arrays = {key: self._array(inner[1], f"{place}/{key}") for key in keys}
+            return arrays if self._check is None else CheckedOnUse(arrays, self._check, f"{place}/")
+        if form == "object" and isinstance(value, dict) and _is_plain(value):
+            known = _PROVENANCE if place.endswith("provenance") else dict.fromkeys(value, inner[1])
+            return {
+                key: self._value(known.get(key, Any), item, f"{place}/{key}")
+                for key, item in value.items()
+            }
+        if origin is list and isinstance(value, list):
+            return [self._value(inner[0], item, place) for item in value]
+        if origin is tuple and isinstance(value, list) and len(value) == len(inner):
+            return tuple(self._value(*pair, place) for pair in zip(inner, value, strict=True))
+        # NaN is the completeness of maps of attention weights alone.
+        is_float = kind is float and type(value) in (int, float) and not math.isinf(value)
+        is_index = kind is int and type(value) is int and 0 <= value < _LARGEST
+        if kind is Any or is_float or is_index or (kind in (str, bool) and type(value) is kind):
+            return value
+        raise ValueError(f"{place!r} is not {getattr(kind, '__name__', kind)}")
 
-    def _array(self, place: str, hint: Any) -> NDArray[Any]:
+    def _array(self, hint: Any, place: str) -> NDArray[Any]:
         if place not in self.left:
             raise ValueError(f"the array {place!r} is missing")
         array = self.left.pop(place)
-        (scalar,) = typing.get_args(typing.get_args(hint)[1])
+        (scalar,) = typing.get_args(typing.get_args(_kinds(hint)[0])[1])
         wanted = np.number if scalar is Any else typing.get_origin(scalar) or scalar
-        if array.dtype not in files.TYPES.values() or not np.issubdtype(array.dtype, wanted):
+        if not np.issubdtype(array.dtype, wanted):
             raise ValueError(f"{place!r} holds {array.dtype} values")
         if wanted is np.bool_ and array.view(np.uint8).max(initial=0) > 1:
             raise ValueError(f"{place!r} holds other bytes than 0 and 1")
         return array
-
-
-def _decoded(value: Any, hint: Any, name: str) -> Any:
-    """The value of a JSON text as a field of this type takes it."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in _UNIONS:
-        for each in inner:
-            with suppress(ValueError):
-                return _decoded(value, each, name)
-    elif origin is list and isinstance(value, list):
-        return [_decoded(item, inner[0], name) for item in value]
-    elif origin is tuple and isinstance(value, list) and len(value) == len(inner):
-        return tuple(_decoded(*pair, name) for pair in zip(value, inner, strict=True))
-    elif origin in (Mapping, dict) and isinstance(value, dict) and _is_plain(value):
-        known = _PROVENANCE if name == "provenance" else dict.fromkeys(value, inner[1])
-        return {key: _decoded(item, known.get(key, Any), key) for key, item in value.items()}
-    elif hint is Any or (hint is int and type(value) is int and 0 <= value < _LARGEST):
-        return value
-    elif hint is float and type(value) in (int, float) and not math.isinf(value):
-        return value  # NaN is the completeness of maps of attention weights alone
-    elif hint in (str, bool, NoneType) and type(value) is hint:
-        return value
-    raise ValueError(f"{name!r} is not {getattr(hint, '__name__', hint)}")
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -293,7 +305,8 @@ def saved(result: Result) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """The arrays and the header of a result's file."""
     result._check()
     name = type(result).__name__.lower()
-    values, arrays = encode(result)
+    arrays: dict[str, NDArray[Any]] = {}
+    values = encode(type(result), result, "", arrays)
     header = {"format": f"normlens-{name}", "version": VERSION}
     header[name] = json.dumps(values, ensure_ascii=False)
     return arrays, files.sealed(arrays, header)
@@ -327,7 +340,16 @@ def open(
             arrays = files.mapped_arrays(path)
             if not mapped:
                 arrays = {key: np.array(array) for key, array in arrays.items()}
-            check = _checking(path, header, arrays) if verify else None
+            check = None
+            if verify and files.KEY in header:
+                check = files.check_header(path, header, arrays)
+            elif verify:
+                warnings.warn(
+                    f"{str(path)!r} has no checksums (an older NormLens wrote it, or another "
+                    "program changed it), so that damage would go unnoticed; save it again to add "
+                    "them",
+                    stacklevel=2,
+                )
             if check is not None and not mapped:
                 for key in arrays:
                     check(key)
@@ -346,38 +368,16 @@ def open(
         ) from error
 
 
-def open_as(kind: type[Kind], path: str | Path, *, mapped: bool = False) -> Kind:
-    """Read a file that must hold one kind of result."""
-    result = open(path, mapped=mapped)
-    if not isinstance(result, kind):
-        raise MapsFileError(
-            f"{str(path)!r} holds {type(result).__name__} and not {kind.__name__}; open it with "
-            "normlens.open(…)"
-        )
-    return result
-
-
-def _checking(path: Path, header: dict[str, str], arrays: Arrays) -> Check | None:
-    """Check the header of a file, and return what checks its arrays by their names."""
-    if files.KEY in header:
-        return files.check_header(path, header, arrays)
-    warnings.warn(
-        f"{str(path)!r} has no checksums (an older NormLens wrote it, or another program changed "
-        "it), so that damage would go unnoticed; save it again to add them",
-        stacklevel=3,
-    )
-    return None
-
-
-def check_ending(path: str | Path, endings: Sequence[str], instead: str) -> None:
-    """Raise where a file would have another format than its name says."""
-    path = Path(path)
-    if path.suffix.lower() not in endings and not path.is_dir():
-        given = f"the ending {path.suffix!r}" if path.suffix else "no ending"
+def check_ending(path: str | Path, endings: Sequence[str], instead: str = "") -> str:
+    """The ending of a file's name, or an error if it is none of these."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in endings and not Path(path).is_dir():
+        given = f"the ending {suffix!r}" if suffix else "no ending"
         raise InputError(
-            f"{str(path)!r} has {given}; end it in {' or '.join(endings)}, the format that is "
-            f"written here ({instead})"
+            f"{str(path)!r} has {given}; the ending chooses the format: {', '.join(endings)}"
+            + (f" ({instead})" if instead else "")
         )
+    return suffix
 
 
 def check_output(path: str | Path, *, overwrite: bool | None) -> None:
@@ -399,10 +399,12 @@ def check_output(path: str | Path, *, overwrite: bool | None) -> None:
         raise OutputError(f"{str(path)!r} is a folder; give a file name")
     folder = path.parent
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise OutputError(f"cannot write {str(path)!r}: {str(folder)!r} {what}")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"cannot write {str(path)!r}: no permission in {str(folder)!r}")
+        reason = "is not a folder" if folder.exists() else "does not exist"
+    elif not os.access(folder, os.W_OK):
+        reason = "gives no permission to write"
+    else:
+        return
+    raise OutputError(f"cannot write {str(path)!r}: {str(folder)!r} {reason}")
 
 
 def _is_ours(path: Path) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from normlens.errors import InputError, check_choice
+from normlens.measures.ranks import widened
+from normlens.results.axes import long_table
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -100,6 +102,24 @@ def _check_somewhere(both: list[Maps], layers: list[int] | None, names: list[str
             resolve(name, list(everything))  # raises, and lists them all
 
 
+def map_rows(maps: Maps, group: str, scope: str) -> pd.DataFrame:
+    """One row per layer, target and source of a map ("arrays"), or of each head's ("heads")."""
+    array, layers = widened(maps.groups[group][scope]), maps.covered(group, scope)
+    stack, sequences = {"stack": [maps.stack]}, {"source_sequence": maps.table_sequences}
+    if not maps.stack:
+        stack, sequences = {}, {}
+    axes: list[dict[str, Any]] = [
+        {**stack, "scope": [scope]},
+        {"layer": layers},
+        {"target": range(len(maps.targets)), "target_token": maps.tokens},
+        {"source": range(len(maps.sources)), **sequences, "source_token": maps.source_tokens},
+    ]
+    if group == "heads":  # head by head
+        array = array.swapaxes(0, 1)
+        axes.insert(1, {"head": range(len(array))})
+    return long_table(array[None], *axes)
+
+
 # The rows of a list of contributions: tokens, others together, and what no token owns.
 #
 # Tokens of two sequences stand below a heading each.
@@ -122,43 +142,40 @@ class Row:
 
 
 def explained_rows(why: Explanation, longest: int = LONGEST) -> list[Row]:
-    """The rows of an explanation."""
-    if not why.has_two_sequences:
-        # Every patch has a name of its own.
-        numbered = why.grid is None
-        return rows_of(why.tokens, why.contributions, why.remainder, longest, numbered)
+    """The rows of an explanation, whose sum is the score."""
     rows: list[Row] = []
     for part in why.sequences:
-        *own, _ = rows_of(part.tokens, part.contributions, 0.0, longest)
-        rows.append(Row(part.name, 0.0, is_heading=True))
-        rows += [
-            row if row.token is None else replace(row, token=row.token + part.first) for row in own
-        ]
-    return [*rows, Row(NO_TOKEN_WORDS, why.remainder, of_no_token=True)]
+        rows += [Row(part.name, 0.0, is_heading=True)] if part.name else []
+        # Every patch has a name of its own.
+        numbered = why.grid is None
+        rows += token_rows(part.tokens, part.contributions, part.first, longest, numbered)
+    return [*rows, no_token_row(why.remainder)]
 
 
-def rows_of(
+def no_token_row(remainder: float) -> Row:
+    """The row of what no token owns."""
+    return Row(NO_TOKEN_WORDS, remainder, of_no_token=True)
+
+
+def token_rows(
     tokens: Sequence[str],
     contributions: NDArray[np.floating],
-    remainder: float,
+    first: int = 0,
     longest: int = LONGEST,
     numbered: bool = True,
 ) -> list[Row]:
-    """Rows whose sum is the score: tokens in the order of the text, others, no token."""
-    values = [float(value) for value in contributions]
-    places = list(range(len(tokens)))
-    labels = list(tokens)
-    others: list[Row] = []
-    if len(places) > longest:
-        strongest = sorted(places, key=lambda place: -abs(values[place]))[: longest - 4]
-        rest = [values[place] for place in places if place not in set(strongest)]
-        places = sorted(strongest)
-        if numbered:
-            # Their neighbours are missing, so a place tells which of two equal tokens it is.
-            labels = [f"{place}: {label}" for place, label in enumerate(labels)]
-        others = [Row(f"{len(rest)} other tokens", sum(rest))]
-    chosen = [Row(labels[place], values[place], place) for place in places]
-    return [*chosen, *others, Row(NO_TOKEN_WORDS, remainder, of_no_token=True)]
+    """Tokens in the order of the text, from place `first` on, and the others of a long one."""
+    labels, values = list(tokens), [float(value) for value in contributions]
+    places = range(len(tokens))
+    if len(tokens) <= longest:
+        return [Row(labels[place], values[place], first + place) for place in places]
+    strongest = sorted(places, key=lambda place: -abs(values[place]))[: longest - 4]
+    rest = [values[place] for place in places if place not in set(strongest)]
+    if numbered:
+        # Their neighbours are missing, so a place tells which of two equal tokens it is.
+        labels = [f"{place}: {label}" for place, label in enumerate(labels)]
+    rows = [Row(labels[place], values[place], first + place) for place in sorted(strongest)]
+    return [*rows, Row(f"{len(rest)} other tokens", sum(rest))]
 
 
 # An explanation in words: its score, its probabilities, and what its parts sum to.

@@ -11,7 +11,7 @@ import pandas as pd
 from normlens.errors import listed, quoted
 from normlens.figures.canvas import FRAME, INK, cut_labels, families_for, require_matplotlib
 from normlens.figures.heat_maps import Panel, draw_panel, label_tokens
-from normlens.measures import normalise
+from normlens.measures.maps import normalise
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2021.mixing_table import attention_block
 from normlens.papers.settings import Settings
