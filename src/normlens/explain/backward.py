@@ -10,8 +10,8 @@ through the encoder's end and its layers, and the tokens of both sequences own t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from normlens.explain.network import FrozenNetwork
+from normlens.explain.network import FrozenHead, FrozenNetwork
 from normlens.explain.questions import Question
-from normlens.frozen.activations import Nonlinearity, activation
-from normlens.frozen.network import FrozenReadout
 from normlens.frozen.scores import (
     cross_attentions,
     cross_flow,
@@ -35,38 +33,13 @@ from normlens.frozen.scores import (
     scores_behind,
 )
 from normlens.gpu.transfer import pinned_copy
-from normlens.layers import Head
+from normlens.layers import OF_CLASSES, OF_TOKENS, Head
 from normlens.pipeline.batches import check_completeness, check_scores
 from normlens.pipeline.progress import Progress
 from normlens.results.explanation import WHOLE
 from normlens.results.words import RES
 
 # Scores as the model itself returns them.
-
-
-@dataclass(frozen=True)
-class ModelScores:
-    """What the model returned: scores or vectors of sequences, of all positions, or of some."""
-
-    values: Tensor  # (b, c) or (b, position, c)
-    places: list[int] | None  # the positions that are there; None: all of them
-
-    @classmethod
-    def of_output(cls, output: Any, places: list[int] | None) -> ModelScores:
-        """What a model with a head returned."""
-        logits = getattr(output, "logits", None)
-        return cls(output.prediction_logits if logits is None else logits, places)
-
-    def of(self, b: int, position: int | None) -> Tensor:
-        """The scores of one sequence, at one of its positions where it has several."""
-        if self.values.dim() == 2:
-            return self.values[b]
-        assert position is not None
-        return self.values[b, position if self.places is None else self.places.index(position)]
-
-    def of_all(self, positions: Sequence[int | None]) -> Tensor:
-        """The scores (b, c) of every sequence, each at one of its positions."""
-        return torch.stack([self.of(b, position) for b, position in enumerate(positions)])
 
 
 def chooses_positions(model: Any) -> bool:
@@ -90,85 +63,73 @@ def ask_for_places(
     return places
 
 
+def rows_read(
+    output: Any, places: list[int] | None, asked: Iterable[tuple[int, int | None]]
+) -> list[Tensor]:
+    """The scores (c,) of each sequence and position in what a model returned.
+
+    That is (b, c) or (b, position, c), of all positions or of those in `places`.
+    """
+    if not isinstance(output, Tensor):
+        logits = getattr(output, "logits", None)
+        output = output.prediction_logits if logits is None else logits
+    rows = []
+    for b, position in asked:
+        place = position if places is None or position is None else places.index(position)
+        rows.append(output[b] if output.dim() == 2 else output[b, place])
+    return rows
+
+
 # Where the way back begins: a score as a linear function of the vectors behind a layer.
 
 
 @dataclass(frozen=True)
-class Start:
-    """The gradient at a layer's output, and the biases behind it."""
+class Seed:
+    """One question's number, and the gradient with which its way back begins."""
 
-    gradient: Tensor  # (n, d)
-    bias_part: dict[str, float]  # what no token owns behind it, by component
-    value: float  # the score by the algebra
-    columns: tuple[float, ...]  # the head's scores that it consists of, by the algebra
+    question: Question  # with the target that the model chose, if it was to choose
+    value: float  # the number, as the model itself says it
+    gradient: Tensor  # (n, d) at the output of the layer that it is read behind
+    bias_part: dict[str, float]  # what no token owns behind that layer, by component
+    by_algebra: float  # the number
+    columns: Sequence[float] = ()  # the head's scores that it consists of, by the algebra
+    scores: Sequence[float] = ()  # the same, as the model says them: the target's, the contrast's
+    probabilities: Sequence[float] = ()  # of both, where scores exclude each other
 
 
-def start(question: Question, head: Head, last: Tensor, rule: str) -> Start:
+def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str) -> Seed:
     """The beginning of one score's way back from the vectors `last` (n, d) of one sequence.
 
-    `last` is behind layer `question.layer`, or behind the last one.
+    They are behind layer `question.layer`, or behind the last one, where `row` is what the model
+    itself returned: scores (c,), or a vector.
     """
-    gradient = torch.zeros_like(last)
-    direction = None if question.direction is None else question.direction.to(last)
-    if direction is not None and question.layer is not None:
-        assert question.position is not None
-        gradient[question.position] = direction
-        value = float(last[question.position].double() @ direction.double())
-        return Start(gradient, {}, value, ())
-    pools = head.pools(question.position, len(last))
-    bodies = [FrozenReadout.at(head.body, last[pool], rule) for pool in pools]  # (tokens, d)
-    pooled = torch.cat([body.output.mean(0) for body in bodies])
-    pooled_bias = torch.cat([body.bias.mean(0) for body in bodies])
-    steps = FrozenReadout.at(head.steps, pooled, rule, pooled_bias)
-    bias_part: dict[str, float] = {}
-    columns: tuple[float, ...] = ()
-    if direction is not None:
-        weight, value = direction, float(steps.output.double() @ direction.double())
-    else:
-        weight, bias_part["OUT"], columns = _columns(head, question, steps, rule)
-        value = sum(s * score for (_, s), score in zip(question.columns, columns, strict=True))
-    g, of_steps = steps.score(weight)
-    symbols = [step.symbol for step in (*head.body, *head.steps)]
-    names = [
-        symbol + (str(symbols[: place + 1].count(symbol)) if symbols.count(symbol) > 1 else "")
-        for place, symbol in enumerate(symbols)
-    ]
-    owed_by: list[tuple[str, Tensor | None]] = []
-    for pool, body, share in zip(pools, bodies, g.chunk(len(pools)), strict=True):
-        of_pool, of_body = body.score((share / len(body.output)).expand_as(body.output))
-        gradient[pool] += of_pool
-        owed_by += zip(names, of_body, strict=False)
-    owed_by += zip(names[len(head.body) :], of_steps, strict=True)
-    for name, owed in owed_by:
-        if owed is not None:
-            bias_part[name] = bias_part.get(name, 0.0) + float(owed.double().sum())
-    return Start(gradient, bias_part, value, columns)
-
-
-def _columns(
-    head: Head, question: Question, steps: FrozenReadout, rule: str
-) -> tuple[Tensor, float, tuple[float, ...]]:
-    """The weight (d,) and bias of signed scores, and the scores themselves."""
-    y, output = steps.output, head.output
-    assert output is not None
-    chosen = torch.tensor([column for column, _ in question.columns], device=y.device)
-    signs = torch.tensor([sign for _, sign in question.columns]).to(y)
-    scale = output.scale[chosen].to(y) if isinstance(output.scale, Tensor) else output.scale
-    weights = output.weight[:, chosen].to(y) * scale  # (d, c)
-    biases = torch.zeros_like(signs)
-    if output.bias is not None:
-        biases = output.bias[chosen].to(y) * scale
-    scores = y @ weights + biases
-    slopes, capped = torch.ones_like(scores), scores
-    if (cap := head.soft_cap) is not None:
-        # c · tanh(z/c): the rule's slope of tanh at z/c.
-        of_bias = steps.bias @ weights + biases
-        neuron = Nonlinearity(activation("tanh"))
-        tanh = neuron.linearised(rule, [scores / cap], lambda: [of_bias / cap])
-        (slopes,), capped = tanh.slopes, tanh.hidden * cap
-    remainder = capped - slopes * (scores - biases)
-    weight = weights @ (slopes * signs)
-    return weight, float((remainder * signs).double().sum()), tuple(capped.double().tolist())
+    row = row.double()
+    if question.direction is not None:
+        direction = question.direction.to(last)
+        if question.layer is not None:
+            assert question.position is not None
+            gradient = torch.zeros_like(last)
+            gradient[question.position] = direction
+            value = float(last[question.position].double() @ direction.double())
+            return Seed(question, value, gradient, {}, value)
+        frozen = FrozenHead(head, last, rule, question.position)
+        by_algebra = float(frozen.steps.output.double() @ direction.double())
+        value = float(row @ question.direction.to(row))
+        return Seed(question, value, *frozen.score(direction), by_algebra)
+    if question.target is None:
+        question = replace(question, target=int(row.argmax()))
+    frozen = FrozenHead(head, last, rule, question.position)
+    weight, bias, columns = frozen.columns(question.columns)
+    gradient, bias_part = frozen.score(weight)
+    chosen = [column for column, _ in question.columns]
+    signs = [sign for _, sign in question.columns]
+    scores, probabilities = row[chosen].tolist(), list[float]()
+    # A regression has none, nor have scores that are not compared with each other.
+    if head.task in (*OF_TOKENS, *OF_CLASSES) and head.exclusive and len(row) > 1:
+        probabilities = (row[chosen] - torch.logsumexp(row, 0)).exp().tolist()
+    value, by_algebra = (float(np.dot(signs, each)) for each in (scores, columns))
+    bias_part = {"OUT": bias, **bias_part}
+    return Seed(question, value, gradient, bias_part, by_algebra, columns, scores, probabilities)
 
 
 # The way back, layer by layer.
@@ -214,11 +175,11 @@ def carry(
     at_encoder: Tensor | None = None  # ∂s/∂(what the decoder reads of the encoder)
     for index in reversed(range(count)):
         stack = network.stack_of(index)
-        behind: dict[str, Tensor] = {}
+        bias_part: dict[str, Tensor] = {}
         if stack == 0 and at_encoder is not None:
             end, names = network.encoder_end()
             g, shares = end.score(at_encoder)
-            behind = {n: share for n, share in zip(names, shares, strict=True) if share is not None}
+            bias_part = {n: s for n, s in zip(names, shares, strict=True) if s is not None}
             at_encoder = None
         frozen = network.layer(index)
         step_names, scope_of = frozen.layer.step_names, frozen.layer.scope_of_step
@@ -233,7 +194,6 @@ def carry(
         components = {step_names[step]: share for step, share in scores.ways.items()}
         if scores.residual is not None:
             components[RES] = scores.residual
-        crossing = dict(cross_attentions(frozen))
         flows: dict[str, tuple[Tensor, Tensor | None]] = {}
         if flow_maps:
             flows[WHOLE] = flow(frozen, scores), cross_flow(frozen, scores)
@@ -242,18 +202,18 @@ def carry(
         for step, scope in steps.items():
             part = scores_behind(frozen, scores.gradients[step], step)
             flows[scope] = flow(frozen, part), cross_flow(frozen, part)
+        crossing = dict(cross_attentions(frozen))
         kept = {
             "nodes": dict(nodes),
             "components": components,
-            "bias_part": {step_names[s]: share for s, share in scores.bias_part.items()} | behind,
+            "bias_part": {step_names[s]: b for s, b in scores.bias_part.items()} | bias_part,
             "heads": {
                 CROSS_HEADS if step in crossing else HEADS: share
                 for step, share in scores.heads.items()
             },
             "flows": flows,
         }
-        on_host = tree_map_only(Tensor, pinned_copy, kept)
-        way.append(Passed(index, stack, network.errors, **on_host))
+        way.append(Passed(index, stack, network.errors, **tree_map_only(Tensor, pinned_copy, kept)))
         if progress is not None:
             progress(len(way), count)
     return way[::-1]
@@ -261,11 +221,11 @@ def carry(
 
 def check_layers(network: FrozenNetwork, passed: Sequence[Passed]) -> None:
     """Raise where a frozen layer misses the model's own vectors."""
-    found = [(layer, scope, error) for layer in passed for scope, error in layer.errors.items()]
-    values = torch.stack([error for *_, error in found]).tolist() if found else []
-    for (layer, scope, _), value in zip(found, values, strict=True):
+    for layer in passed:
         place, words = layer.index - network.firsts[layer.stack], network.layer_words[layer.stack]
-        check_completeness([(place, scope, value)], network.lens.dtype, words)
+        values = torch.stack([*layer.errors.values()]).tolist() if layer.errors else []
+        errors = [(place, *each) for each in zip(layer.errors, values, strict=True)]
+        check_completeness(errors, network.lens.dtype, words)
 
 
 # From what the way back left behind to the arrays of one explanation.
@@ -286,53 +246,65 @@ class Packer:
     are: columns of a flow map sum to what enters a layer, rows and biases to what leaves it.
     """
 
-    def __init__(
-        self, network: FrozenNetwork, passed: Sequence[Passed], place: tuple[int, int]
-    ) -> None:
+    def __init__(self, network: FrozenNetwork, passed: Sequence[Passed], place: tuple[int, int]):
         self.network, self.passed, self.place = network, passed, place
         sizes = [lengths[place[1]] for lengths in network.lengths]
         self.tokens = [slice(end - n, end) for n, end in zip(sizes, accumulate(sizes), strict=True)]
-        self.total, stacks = sum(sizes), range(len(sizes))
-        self.nodes: Array = np.stack(
-            [np.concatenate([self._own(each.nodes[k], k) for k in stacks]) for each in passed]
+        self.total = sum(sizes)
+
+    def fields(self, seed: Seed) -> dict[str, Any]:
+        """The arrays by their names in an `Explanation`, if they are complete."""
+        layers, two, stacks = self.passed, len(self.tokens) > 1, range(len(self.tokens))
+        nodes = np.stack(
+            [np.concatenate([self._own(each.nodes[k], k) for k in stacks]) for each in layers]
         )
-
-    def fields(self, began: Start, value: float) -> dict[str, Any]:
-        """The arrays by their names in an `Explanation`, if they are complete.
-
-        The score that began there is `value`, as the model says.
-        """
         biases: list[tuple[int | str, str, float]] = [
             (place, name, float(self._own(share, layer.stack).sum(dtype=np.float64)))
-            for place, layer in enumerate(self.passed)
+            for place, layer in enumerate(layers)
             for name, share in layer.bias_part.items()
         ]
-        biases += [(HEAD, name, share) for name, share in began.bias_part.items()]
-        errors = _errors(self.nodes, biases, began, value)
-        names = [self.network.name_of(layer.index) for layer in self.passed]
-        check_scores(errors, self.network.lens.dtype, names)
+        biases += [(HEAD, name, share) for name, share in seed.bias_part.items()]
         # Both stacks' names, the decoder's first; waiting tokens are in RES.
-        layers = sorted(self.passed, key=lambda layer: -layer.stack)
-        names = list(dict.fromkeys(name for each in layers for name in sorted(each.components)))
-        if len(self.tokens) > 1 and RES not in names:
-            names.append(RES)
-        rows = [{names.index(k): v for k, v in each.components.items()} for each in self.passed]
-        components = self._rows(rows, len(names), np.float64)
-        for place in range(len(self.passed) if len(self.tokens) > 1 else 0):
-            waiting, carried = self._waiting(place)
-            components[place, names.index(RES), waiting] = carried
-        scopes = dict.fromkeys(name for layer in self.passed for name in layer.flows)
-        flows = {name: self._maps(name) for name in scopes}
+        names = dict.fromkeys(
+            name
+            for layer in sorted(layers, key=lambda layer: -layer.stack)
+            for name in sorted(layer.components)
+        )
+        if two:
+            names.setdefault(RES)
+        components = {
+            name: self._array([(layer.components.get(name),) for layer in layers], 1, np.float64)
+            for name in names
+        }
+        scopes = dict.fromkeys(scope for layer in layers for scope in layer.flows)
+        flows = {
+            scope: self._array([layer.flows.get(scope, ()) for layer in layers], 2)
+            for scope in scopes
+        }
+        for place, layer in enumerate(layers if two else ()):
+            # The source's vectors wait until the last layer that reads them.
+            waiting = np.delete(np.arange(self.total), self.tokens[layer.stack])
+            carried = nodes[place + 1, waiting] if place + 1 < len(layers) else 0
+            components[RES][place, waiting] = carried
+            if WHOLE in flows:
+                flows[WHOLE][place, waiting, waiting] = carried
+        # One stack keeps the precision of the algebra.
+        by_head = {
+            name: self._array(
+                [(layer.heads.get(name),) for layer in layers], 1, np.float64 if two else None
+            )
+            for name in (HEADS, CROSS_HEADS)
+            if any(name in layer.heads for layer in layers)
+        }
         return {
             "biases": biases,
-            "completeness": max(errors),
-            "nodes": self.nodes,
-            "component_names": names,
-            "components": components,
-            HEADS: self._heads(HEADS),
-            CROSS_HEADS: self._heads(CROSS_HEADS),
+            "completeness": self._completeness(seed, nodes, biases),
+            "nodes": nodes,
+            "component_names": list(names),
+            "components": np.stack(list(components.values()), axis=1),
             HEAD_FLOW: flows.pop(HEAD_FLOW, None),
             "flows": flows,
+            **by_head,
         }
 
     def _own(self, values: Tensor, stack: int) -> Array:
@@ -341,42 +313,23 @@ class Packer:
         array: Array = values[self.place][..., : tokens.stop - tokens.start].numpy()
         return array
 
-    def _rows(self, rows: Sequence[Mapping[int, Tensor]], count: int, kind: Any) -> Array:
-        """Values (t, b, i) of each layer's rows as an array (layer, row, token), NaN for none."""
-        array = np.full((len(rows), count, self.total), np.nan, dtype=kind)
-        for own, layer, of_layer in zip(array, self.passed, rows, strict=True):
-            for row, share in of_layer.items():
-                own[row] = 0
-                own[row, self.tokens[layer.stack]] = self._own(share, layer.stack)
-        return array
+    def _array(
+        self, layers: Sequence[Sequence[Tensor | None]], axes: int, dtype: Any = None
+    ) -> Array:
+        """Values of every layer as one array (layer, …, i) or (layer, …, i, j) of all tokens.
 
-    def _heads(self, name: str) -> Array | None:
-        shares = [layer.heads.get(name) for layer in self.passed]
-        rows = [{} if each is None else dict(enumerate(each.unbind(2))) for each in shares]
-        # One stack keeps the precision of the algebra.
-        kind = self.nodes.dtype if len(self.tokens) == 1 else np.float64
-        return self._rows(rows, max(map(len, rows)), kind) if any(rows) else None
-
-    def _waiting(self, place: int) -> tuple[Array, Array]:
-        """The tokens of the stacks that do not run in a layer, and what they carry past it."""
-        tokens = np.delete(np.arange(self.total), self.tokens[self.passed[place].stack])
-        # The source's vectors wait until the last layer that reads them.
-        last = place + 1 == len(self.passed)
-        return tokens, np.zeros(len(tokens)) if last else self.nodes[place + 1, tokens]
-
-    def _maps(self, name: str) -> Array:
-        """Maps (layer, …, i, j) of all tokens, NaN where a layer has no map, or no such head."""
-        by_layer = [
-            [None if block is None else block[self.place].numpy() for block in each.flows[name]]
-            if name in each.flows
-            else []
-            for each in self.passed
+        Each layer has values of its own tokens, and from those of the other sequence, with one or
+        two `axes` of tokens. NaN: it has none, or no such head; 0: another stack's tokens.
+        """
+        blocks = [
+            [None if block is None else block[self.place].numpy() for block in layer]
+            for layer in layers
         ]
-        blocks = [block for of_layer in by_layer for block in of_layer if block is not None]
-        heads = [max(map(len, blocks))] if name == HEAD_FLOW else []
-        shape = (len(by_layer), *heads, self.total, self.total)
-        whole = np.full(shape, np.nan, dtype=blocks[0].dtype)
-        for place, (layer, of_layer) in enumerate(zip(self.passed, by_layer, strict=True)):
+        present = [block for layer in blocks for block in layer if block is not None]
+        heads = [max(map(len, present))] if present and present[0].ndim > axes else []
+        shape = len(layers), *heads, *[self.total] * axes
+        whole = np.full(shape, np.nan, dtype or present[0].dtype)
+        for place, (layer, of_layer) in enumerate(zip(self.passed, blocks, strict=True)):
             rows = self.tokens[layer.stack]
             for block, columns in zip(of_layer, (rows, self.tokens[0]), strict=False):
                 if block is None:
@@ -384,28 +337,28 @@ class Packer:
                 into = whole[place, : len(block)] if heads else whole[place]
                 if columns is rows:
                     into[:] = 0
+                own = (..., rows, columns)[: axes + 1]
                 n, m = rows.stop - rows.start, columns.stop - columns.start
-                into[..., rows, columns] = block[..., :n, :m]
-            if name == WHOLE and len(self.tokens) > 1:
-                waiting, carried = self._waiting(place)
-                whole[place, waiting, waiting] = carried
+                into[own] = block[..., :n] if axes == 1 else block[..., :n, :m]
         return whole
 
+    def _completeness(
+        self, seed: Seed, nodes: Array, biases: Sequence[tuple[int | str, str, float]]
+    ) -> float:
+        """How far contributions and biases miss the score at the layer where they do so most.
 
-def _errors(
-    nodes: Array, biases: Sequence[tuple[int | str, str, float]], began: Start, value: float
-) -> list[float]:
-    """How far contributions and biases miss the score at every layer.
-
-    Relative to the largest of the score and its summands: no sum is more exact than its largest
-    summand.
-    """
-    shares = [abs(share) for *_, share in biases]
-    scale = max(abs(value), *map(abs, began.columns), *shares, float(np.abs(nodes).max()))
-    scale = max(scale, np.finfo(float).tiny)
-    behind = sum(share for layer, _, share in biases if layer == HEAD)
-    errors = [abs(began.value - value) / scale]
-    for layer in reversed(range(len(nodes))):
-        behind += sum(share for owner, _, share in biases if owner == layer)
-        errors.append(abs(float(nodes[layer].sum(dtype=np.float64)) + behind - value) / scale)
-    return errors[::-1]
+        Relative to the largest of the score and its summands: no sum is more exact than its largest
+        summand.
+        """
+        shares = [abs(share) for *_, share in biases]
+        sizes = [abs(seed.value), *map(abs, seed.columns), *shares, float(np.abs(nodes).max())]
+        scale = max(*sizes, np.finfo(float).tiny)
+        behind = sum(share for layer, _, share in biases if layer == HEAD)
+        errors = [abs(seed.by_algebra - seed.value) / scale]
+        for place in reversed(range(len(nodes))):
+            behind += sum(share for layer, _, share in biases if layer == place)
+            total = float(nodes[place].sum(dtype=np.float64)) + behind
+            errors.insert(0, abs(total - seed.value) / scale)
+        names = [self.network.name_of(layer.index) for layer in self.passed]
+        check_scores(errors, self.network.lens.dtype, names)
+        return max(errors)
