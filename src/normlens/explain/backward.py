@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -139,6 +139,10 @@ def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str
 HEADS, CROSS_HEADS, HEAD_FLOW = "heads", "cross_heads", "head_flow"
 
 
+#: Values of a layer's own tokens, and of maps those from the other sequence, if it reads one.
+Blocks = tuple[Tensor | None, ...]
+
+
 @dataclass(frozen=True)
 class Passed:
     """What the scores of a batch left behind in one layer; the first two axes are (t, b)."""
@@ -147,11 +151,10 @@ class Passed:
     stack: int
     errors: dict[str, Tensor]  # of the frozen layer against the model's own vectors, by scope
     nodes: dict[int, Tensor]  # (t, b, j), c of the layer's input and of sequences that wait
-    components: dict[str, Tensor]  # (t, b, i)
     bias_part: dict[str, Tensor]  # (t, b, i)
-    heads: dict[str, Tensor]  # (t, b, h, i)
-    #: (t, b, i, j) by scope, or (t, b, h, i, j); from the layer's own tokens and from the other's
-    flows: dict[str, tuple[Tensor, Tensor | None]]
+    components: dict[str, Blocks]  # (t, b, i)
+    heads: dict[str, Blocks]  # (t, b, h, i), by `HEADS` and `CROSS_HEADS`
+    flows: dict[str, Blocks]  # (t, b, i, j) by scope, or (t, b, h, i, j)
 
 
 def carry(
@@ -191,10 +194,10 @@ def carry(
         for name, arrived in scores.others.items():
             at_encoder = arrived if at_encoder is None else at_encoder + arrived
             nodes[0] = (at_encoder * network.sources[name]).sum(-1)
-        components = {step_names[step]: share for step, share in scores.ways.items()}
+        components = {step_names[step]: (share,) for step, share in scores.ways.items()}
         if scores.residual is not None:
-            components[RES] = scores.residual
-        flows: dict[str, tuple[Tensor, Tensor | None]] = {}
+            components[RES] = (scores.residual,)
+        flows: dict[str, Blocks] = {}
         if flow_maps:
             flows[WHOLE] = flow(frozen, scores), cross_flow(frozen, scores)
         if by_head:
@@ -205,10 +208,10 @@ def carry(
         crossing = dict(cross_attentions(frozen))
         kept = {
             "nodes": dict(nodes),
-            "components": components,
             "bias_part": {step_names[s]: b for s, b in scores.bias_part.items()} | bias_part,
+            "components": dict(sorted(components.items())),
             "heads": {
-                CROSS_HEADS if step in crossing else HEADS: share
+                CROSS_HEADS if step in crossing else HEADS: (share,)
                 for step, share in scores.heads.items()
             },
             "flows": flows,
@@ -248,15 +251,18 @@ class Packer:
 
     def __init__(self, network: FrozenNetwork, passed: Sequence[Passed], place: tuple[int, int]):
         self.network, self.passed, self.place = network, passed, place
-        sizes = [lengths[place[1]] for lengths in network.lengths]
-        self.tokens = [slice(end - n, end) for n, end in zip(sizes, accumulate(sizes), strict=True)]
-        self.total = sum(sizes)
+        ends = [*accumulate(lengths[place[1]] for lengths in network.lengths)]
+        self.tokens = [*map(slice, [0, *ends], ends)]  # of each stack
+        self.total = ends[-1]
 
     def fields(self, seed: Seed) -> dict[str, Any]:
         """The arrays by their names in an `Explanation`, if they are complete."""
-        layers, two, stacks = self.passed, len(self.tokens) > 1, range(len(self.tokens))
+        layers, two = self.passed, len(self.tokens) > 1
         nodes = np.stack(
-            [np.concatenate([self._own(each.nodes[k], k) for k in stacks]) for each in layers]
+            [
+                np.concatenate([self._own(layer.nodes[k], k) for k in range(len(self.tokens))])
+                for layer in layers
+            ]
         )
         biases: list[tuple[int | str, str, float]] = [
             (place, name, float(self._own(share, layer.stack).sum(dtype=np.float64)))
@@ -264,23 +270,12 @@ class Packer:
             for name, share in layer.bias_part.items()
         ]
         biases += [(HEAD, name, share) for name, share in seed.bias_part.items()]
-        # Both stacks' names, the decoder's first; waiting tokens are in RES.
-        names = dict.fromkeys(
-            name
-            for layer in sorted(layers, key=lambda layer: -layer.stack)
-            for name in sorted(layer.components)
-        )
+        components = self._arrays("components", 1, np.float64)
+        # One stack keeps the precision of the algebra.
+        heads = self._arrays("heads", 1, np.float64 if two else None)
+        flows = self._arrays("flows", 2)
         if two:
-            names.setdefault(RES)
-        components = {
-            name: self._array([(layer.components.get(name),) for layer in layers], 1, np.float64)
-            for name in names
-        }
-        scopes = dict.fromkeys(scope for layer in layers for scope in layer.flows)
-        flows = {
-            scope: self._array([layer.flows.get(scope, ()) for layer in layers], 2)
-            for scope in scopes
-        }
+            components.setdefault(RES, np.full(nodes.shape, np.nan))
         for place, layer in enumerate(layers if two else ()):
             # The source's vectors wait until the last layer that reads them.
             waiting = np.delete(np.arange(self.total), self.tokens[layer.stack])
@@ -288,23 +283,15 @@ class Packer:
             components[RES][place, waiting] = carried
             if WHOLE in flows:
                 flows[WHOLE][place, waiting, waiting] = carried
-        # One stack keeps the precision of the algebra.
-        by_head = {
-            name: self._array(
-                [(layer.heads.get(name),) for layer in layers], 1, np.float64 if two else None
-            )
-            for name in (HEADS, CROSS_HEADS)
-            if any(name in layer.heads for layer in layers)
-        }
         return {
             "biases": biases,
             "completeness": self._completeness(seed, nodes, biases),
             "nodes": nodes,
-            "component_names": list(names),
+            "component_names": list(components),
             "components": np.stack(list(components.values()), axis=1),
             HEAD_FLOW: flows.pop(HEAD_FLOW, None),
             "flows": flows,
-            **by_head,
+            **heads,
         }
 
     def _own(self, values: Tensor, stack: int) -> Array:
@@ -313,34 +300,37 @@ class Packer:
         array: Array = values[self.place][..., : tokens.stop - tokens.start].numpy()
         return array
 
-    def _array(
-        self, layers: Sequence[Sequence[Tensor | None]], axes: int, dtype: Any = None
-    ) -> Array:
-        """Values of every layer as one array (layer, …, i) or (layer, …, i, j) of all tokens.
+    def _arrays(self, kind: str, axes: int, dtype: Any = None) -> dict[str, Array]:
+        """Values of every layer by name, the decoder's first, with 1 or 2 `axes` of all tokens.
 
-        Each layer has values of its own tokens, and from those of the other sequence, with one or
-        two `axes` of tokens. NaN: it has none, or no such head; 0: another stack's tokens.
+        Of shape (layer, …, i) or (layer, …, i, j). NaN: a layer has none, or no such head; 0:
+        tokens of a stack that waits.
         """
-        blocks = [
-            [None if block is None else block[self.place].numpy() for block in layer]
-            for layer in layers
-        ]
-        present = [block for layer in blocks for block in layer if block is not None]
-        heads = [max(map(len, present))] if present and present[0].ndim > axes else []
-        shape = len(layers), *heads, *[self.total] * axes
-        whole = np.full(shape, np.nan, dtype or present[0].dtype)
-        for place, (layer, of_layer) in enumerate(zip(self.passed, blocks, strict=True)):
-            rows = self.tokens[layer.stack]
-            for block, columns in zip(of_layer, (rows, self.tokens[0]), strict=False):
-                if block is None:
-                    continue
-                into = whole[place, : len(block)] if heads else whole[place]
-                if columns is rows:
-                    into[:] = 0
-                own = (..., rows, columns)[: axes + 1]
-                n, m = rows.stop - rows.start, columns.stop - columns.start
-                into[own] = block[..., :n] if axes == 1 else block[..., :n, :m]
-        return whole
+        arrays: dict[str, Array] = {}
+        order = sorted(self.passed, key=lambda layer: -layer.stack)
+        for name in dict.fromkeys(chain.from_iterable(getattr(layer, kind) for layer in order)):
+            found = [
+                [
+                    block[self.place].numpy()
+                    for block in getattr(layer, kind).get(name, ())
+                    if block is not None
+                ]
+                for layer in self.passed
+            ]
+            present = [*chain.from_iterable(found)]
+            heads = max(values.shape for values in present)[:-axes]
+            shape = len(found), *heads, *[self.total] * axes
+            array = arrays[name] = np.full(shape, np.nan, dtype or present[0].dtype)
+            for into, layer, blocks in zip(array, self.passed, found, strict=True):
+                rows = self.tokens[layer.stack]
+                for values, columns in zip(blocks, (rows, self.tokens[0]), strict=False):
+                    here = into[: len(values)] if heads else into
+                    if values is blocks[0]:
+                        here[:] = 0
+                    n, m = rows.stop - rows.start, columns.stop - columns.start
+                    own = (..., slice(n), slice(m))[: axes + 1]
+                    here[(..., rows, columns)[: axes + 1]] = values[own]
+        return arrays
 
     def _completeness(
         self, seed: Seed, nodes: Array, biases: Sequence[tuple[int | str, str, float]]
@@ -350,15 +340,15 @@ class Packer:
         Relative to the largest of the score and its summands: no sum is more exact than its largest
         summand.
         """
-        shares = [abs(share) for *_, share in biases]
-        sizes = [abs(seed.value), *map(abs, seed.columns), *shares, float(np.abs(nodes).max())]
-        scale = max(*sizes, np.finfo(float).tiny)
-        behind = sum(share for layer, _, share in biases if layer == HEAD)
-        errors = [abs(seed.by_algebra - seed.value) / scale]
-        for place in reversed(range(len(nodes))):
-            behind += sum(share for layer, _, share in biases if layer == place)
-            total = float(nodes[place].sum(dtype=np.float64)) + behind
-            errors.insert(0, abs(total - seed.value) / scale)
+        owed = np.zeros(len(nodes) + 1)  # by each layer, and by what stands behind the last
+        for layer, _, share in biases:
+            owed[-1 if isinstance(layer, str) else layer] += share
+        behind = owed[::-1].cumsum()[::-1]
+        totals = np.append(nodes.sum(1, dtype=np.float64) + behind[:-1], seed.by_algebra)
+        shares = [share for *_, share in biases]
+        sizes = np.abs([seed.value, *seed.columns, *shares, np.abs(nodes).max()])
+        scale = max(sizes.max(), np.finfo(float).tiny)
+        errors = (np.abs(totals - seed.value) / scale).tolist()
         names = [self.network.name_of(layer.index) for layer in self.passed]
         check_scores(errors, self.network.lens.dtype, names)
         return max(errors)

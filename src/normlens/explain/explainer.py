@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from normlens.explain.network import KEPT_SHARE, FrozenNetwork
 from normlens.explain.questions import Question, QuestionReader, Target, label_of
 from normlens.explain.whole_vectors import text_vector
 from normlens.frozen.scores import SCORES, Errors
-from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, Inputs, ModelState, described
+from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, ModelState, described
 from normlens.inputs.text import Encoded
 from normlens.layers import LAST, SENTENCES, Head
 from normlens.models.parts import TwoStacks
@@ -116,11 +116,17 @@ COLUMNS = 8
 TOKENS, WORK = 2048, 2e11
 
 
-class Explainer:
-    """One call: a lens, its items, the head that is read, and how.
+class Batch(NamedTuple):
+    """Questions that are answered together, and what the model is given for them."""
 
-    A batch is a list of questions, one about each of several items, or several about one.
-    """
+    questions: Sequence[Question]  # one about each of several items, or several about one
+    items: Sequence[Encoded]
+    inputs: dict[str, Any]
+    places: list[int] | None  # the positions that the model is asked for, where it can choose
+
+
+class Explainer:
+    """One call: a lens, its items, the head that is read, and how."""
 
     def __init__(
         self,
@@ -197,107 +203,91 @@ class Explainer:
             yield sorted(single[place] for place in places)
         yield from (indices for indices in of_item.values() if len(indices) > 1)
 
-    def _answers(self, batch: Sequence[Question]) -> list[Explanation]:
-        """Answer questions together; the thread must be alone with the model."""
+    def _answers(self, questions: Sequence[Question]) -> list[Explanation]:
+        """Run the model on a batch once and carry back every question about it.
+
+        The thread must be alone with the model.
+        """
         lens, places = self.lens, None
-        inputs = model_inputs(lens.adapter, self._items(batch), lens.device)
+        items = [self.items[k] for k in dict.fromkeys(each.sequence for each in questions)]
+        inputs = model_inputs(lens.adapter, items, lens.device)
         if self.head.output is not None:
-            positions = (question.position for question in batch)
+            positions = [question.position for question in questions]
             places = ask_for_places(lens.adapter.whole, inputs, positions)
+        batch = Batch(questions, items, inputs, places)
         with torch.no_grad(), without_autocast(lens.device):
-            answers = self._replayed(batch, inputs, places)
-            if answers is None:
-                with reading(lens.adapter.whole, lens.adapter):
-                    answers = self._run(batch, inputs, places)
+            answers = self._replayed(batch)
+            if answers is not None:
+                return answers
+            with reading(lens.adapter.whole, lens.adapter):
+                network, rows = self.forward(batch, inputs)
+                seeds = self.seeds(network, questions, rows)
+                if questions[0].layer is None:
+                    errors = partial(self._head_errors, batch, network)
+                    lens.float32_check.once(self.rule, self.head.task, "the head", errors)
+                answers, at_once = [], self._at_once(network.tokens, network.texts)
+                for first in range(0, len(seeds), at_once):
+                    chunk = seeds[first : first + at_once]
+                    passed = self.back(network, chunk, gradients(chunk))
+                    answers += self._packed(network, chunk, passed)
         return answers
 
-    def _items(self, batch: Sequence[Question]) -> list[Encoded]:
-        """The items that questions are about, each once."""
-        return [self.items[index] for index in dict.fromkeys(each.sequence for each in batch)]
-
-    def _run(
-        self, batch: Sequence[Question], inputs: dict[str, Any], places: list[int] | None
-    ) -> list[Explanation]:
-        """Run the model on a batch once and carry back every question about it."""
-        network, rows = self.forward(batch, inputs, places)
-        seeds = self.seeds(batch, network, rows)
-        if batch[0].layer is None:
-            errors = partial(self._head_errors, batch, network, inputs, places)
-            self.lens.float32_check.once(self.rule, self.head.task, "the head", errors)
-        answers: list[Explanation] = []
-        at_once = self._at_once(network.tokens, network.texts)
-        for first in range(0, len(seeds), at_once):
-            chunk = seeds[first : first + at_once]
-            answers += self._packed(network, chunk, self.back(network, chunk, gradients(chunk)))
-        return answers
-
-    def _replayed(
-        self, batch: Sequence[Question], inputs: dict[str, Any], places: list[int] | None
-    ) -> list[Explanation] | None:
+    def _replayed(self, batch: Batch) -> list[Explanation] | None:
         """The same by recorded kernels, where questions of this kind are recorded."""
-        lens, recordings = self.lens, self.lens.recordings
+        lens, recordings, questions = self.lens, self.lens.recordings, batch.questions
         if lens.device.type != "cuda" or not HAS_GRAPH_EVENTS or self.progress is not None:
             return None
-        lengths = [len(item) for item in self._items(batch)]
-        tokens = sum(lengths)
-        maps = (layer.linear_maps for layer in lens.layers)
+        lengths = [len(item) for item in batch.items]
+        tokens, maps = sum(lengths), (layer.linear_maps for layer in lens.layers)
         numbers = max(sum(linear.weight.numel() for linear in each) for each in maps)
         if lens.two_stacks or tokens > TOKENS or tokens * numbers > WORK:
             return None
-        if self._at_once(max(lengths), len(lengths)) < len(batch):
+        if self._at_once(max(lengths), len(lengths)) < len(questions):
             return None
-        asked = tuple((question.position, question.layer) for question in batch)
+        asked = tuple((question.position, question.layer) for question in questions)
         kind = "passes", repr(self.options), self.head.task
-        key = *kind, tuple(lengths), described(inputs), asked
-        record = partial(RecordedPasses, self, batch, inputs, places)
+        key = *kind, tuple(lengths), described(batch.inputs), asked
+        record = partial(RecordedPasses, self, batch)
         with recordings.acquire(lens.adapter.whole, key, record) as passes:
             if passes is None:
                 return None
-            network, rows = passes.forward.replay(inputs)
+            network, rows = passes.forward.replay(batch.inputs)
             # Whether the model is still the one that was recorded is found out meanwhile.
             if passes.state.holds():
-                seeds = self.seeds(batch, network, rows)
+                seeds = self.seeds(network, questions, rows)
                 passed = passes.back.replay({"g": gradients(seeds)})
                 return self._packed(network, seeds, passed)
         recordings.forget()
         return None
 
-    def forward(
-        self, batch: Sequence[Question], inputs: dict[str, Any], places: list[int] | None
-    ) -> tuple[FrozenNetwork, list[Tensor]]:
+    def forward(self, batch: Batch, inputs: dict[str, Any]) -> tuple[FrozenNetwork, list[Tensor]]:
         """Run the model; with the network, what the model returned for each question."""
         lens = self.lens
         kept_bytes = (self.limit or DEFAULT_LIMIT) // KEPT_SHARE
         if self.limit is None and lens.device.type == "cuda":
             # A GPU whose memory holds the model has room for as much as half of that.
             kept_bytes = sum(parameter.nbytes for parameter in lens.model.parameters()) // 2
-        network = FrozenNetwork(lens, self._items(batch), self.rule, kept_bytes)
-        output = network.forward(self.model, inputs, SCORES)
-        return network, self._rows(batch, network, output, places)
+        network = FrozenNetwork(lens, batch.items, self.rule, kept_bytes)
+        return network, self._rows(batch, network.forward(self.model, inputs, SCORES))
 
-    def _rows(
-        self,
-        batch: Sequence[Question],
-        network: FrozenNetwork,
-        output: Any,
-        places: list[int] | None,
-    ) -> list[Tensor]:
-        """The scores, or the vector, that the model returned for each question."""
+    def _rows(self, batch: Batch, output: Any) -> list[Tensor]:
+        """The scores, or the vector, in the model's output that each question is about."""
         if self.head.output is None:
             output = output[0]
         if self.head.task == SENTENCES:
-            vectors = output.to(self.lens.compute_dtype)
-            lengths = enumerate(network.lengths[-1])
-            output = torch.stack([text_vector(self.head, vectors[b, :n]) for b, n in lengths])
-        asked = ((k % network.texts, question.position) for k, question in enumerate(batch))
-        return rows_read(output, places, asked)
+            vectors, items = output.to(self.lens.compute_dtype), enumerate(batch.items)
+            texts = [text_vector(self.head, vectors[b, : len(item)]) for b, item in items]
+            output = torch.stack(texts)
+        texts_asked = enumerate(batch.questions)
+        asked = ((k % len(batch.items), question.position) for k, question in texts_asked)
+        return rows_read(output, batch.places, asked)
 
     def seeds(
-        self, batch: Sequence[Question], network: FrozenNetwork, rows: Sequence[Tensor]
+        self, network: FrozenNetwork, questions: Sequence[Question], rows: Sequence[Tensor]
     ) -> list[Seed]:
         """Where the way back of each question begins."""
         seeds = []
-        for k, (question, row) in enumerate(zip(batch, rows, strict=True)):
+        for k, (question, row) in enumerate(zip(questions, rows, strict=True)):
             b = k % network.texts
             vectors = network.behind(question.layer)[b, : network.lengths[-1][b]]
             seeds.append(seed_of(question, self.head, vectors, row, self.rule))
@@ -315,23 +305,18 @@ class Explainer:
             progress=self.progress,
         )
 
-    def _head_errors(
-        self,
-        batch: Sequence[Question],
-        network: FrozenNetwork,
-        inputs: dict[str, Any],
-        places: list[int] | None,
-    ) -> Errors:
+    def _head_errors(self, batch: Batch, network: FrozenNetwork) -> Errors:
         """How far the frozen head misses the scores that its own modules give in float32."""
-        output = network.in_float32(self.model, inputs)
+        output = network.in_float32(self.model, batch.inputs)
         yield from network.end_errors(output)
-        rows = self._rows(batch, network, output, places)
+        questions, rows = list(batch.questions), self._rows(batch, output)
         count = 0 if self.head.output is None else self.head.output.weight.shape[1]
-        others = range(0, count, max(1, count // COLUMNS))
-        first = batch[: network.texts]  # a question about each text
-        asked = [replace(each, target=c, contrast=None) for c in others for each in first]
-        rows += rows[: network.texts] * len(others)
-        seeds = self.seeds([*batch, *asked], network, rows)
+        # Other columns, too, at the first question about each text.
+        asked = list(zip(questions, rows, strict=True))[: network.texts]
+        for column in range(0, count, max(1, count // COLUMNS)):
+            questions += [replace(each, target=column, contrast=None) for each, _ in asked]
+            rows += [row for _, row in asked]
+        seeds = self.seeds(network, questions, rows)
         for b in range(network.texts):
             missed, sizes = [0.0], [torch.finfo(torch.float32).tiny]
             for seed in seeds[b :: network.texts]:
@@ -346,45 +331,44 @@ class Explainer:
         self, network: FrozenNetwork, seeds: Sequence[Seed], passed: Sequence[Passed]
     ) -> list[Explanation]:
         """Check what was carried back and pack it up."""
-        if self.lens.device.type == "cuda":
-            torch.cuda.synchronize(self.lens.device)
+        lens, head, answers = self.lens, self.head, []
+        if lens.device.type == "cuda":
+            torch.cuda.synchronize(lens.device)
         check_layers(network, passed)
-        return [
-            self._explanation(seed, Packer(network, passed, divmod(k, network.texts)).fields(seed))
-            for k, seed in enumerate(seeds)
-        ]
-
-    def _explanation(self, seed: Seed, packed: dict[str, Any]) -> Explanation:
-        """The answer to one question."""
-        lens, head, question = self.lens, self.head, seed.question
-        item, tolerance = self.items[question.sequence], SCORE_TOLERANCE[lens.dtype]
-        said = provenance(lens, self.rule, packed["completeness"], tolerance)
-        said["head"] = type(lens.adapter.whole).__name__
-        axis = token_axis(item)
-        if item.source is not None:
-            said["target"] = item.generated or "given"
-            axis = token_axis(item.source).followed_by(axis)
-            packed["encoder_tokens"] = len(item.source)
-        if isinstance(lens.adapter, TwoStacks):
-            packed["encoder_layers"] = len(lens.adapter.encoder_blocks())
-        if head.note is not None:
-            said["note"] = head.note
-        named = zip(("target", "contrast"), question.columns, seed.scores, strict=False)
-        for name, (column, _), score in named:
-            packed[name] = label_of(column, head, lens.tokenizer)
-            packed |= {f"{name}_id": column, f"{name}_value": score}
-        packed |= zip(("probability", "contrast_probability"), seed.probabilities, strict=False)
-        return Explanation(
-            task="direction" if question.direction is not None else head.task,
-            position=question.position,
-            layer=question.layer,
-            value=seed.value,
-            provenance=said,
-            text=item.whole_text,
-            grid=item.grid,
-            **axis.labels,
-            **packed,
-        )
+        for k, seed in enumerate(seeds):
+            fields = Packer(network, passed, divmod(k, network.texts)).fields(seed)
+            question, tolerance = seed.question, SCORE_TOLERANCE[lens.dtype]
+            said = provenance(lens, self.rule, fields["completeness"], tolerance)
+            said["head"] = type(lens.adapter.whole).__name__
+            item = self.items[question.sequence]
+            axis = token_axis(item)
+            if item.source is not None:
+                said["target"] = item.generated or "given"
+                axis = token_axis(item.source).followed_by(axis)
+                fields["encoder_tokens"] = len(item.source)
+                fields["encoder_layers"] = network.firsts[-1]
+            if head.note is not None:
+                said["note"] = head.note
+            scores = zip(("target", "contrast"), question.columns, seed.scores, strict=False)
+            for name, (column, _), score in scores:
+                fields[name] = label_of(column, head, lens.tokenizer)
+                fields |= {f"{name}_id": column, f"{name}_value": score}
+            names = "probability", "contrast_probability"
+            fields |= zip(names, seed.probabilities, strict=False)
+            answers.append(
+                Explanation(
+                    task="direction" if question.direction is not None else head.task,
+                    position=question.position,
+                    layer=question.layer,
+                    value=seed.value,
+                    provenance=said,
+                    text=item.whole_text,
+                    grid=item.grid,
+                    **axis.labels,
+                    **fields,
+                )
+            )
+        return answers
 
     # How much is kept and carried back at once.
 
@@ -418,20 +402,13 @@ class RecordedPasses:
 
     pending = False  # whoever replays them reads the results before the next replay
 
-    def __init__(
-        self,
-        explainer: Explainer,
-        batch: Sequence[Question],
-        inputs: Inputs,
-        places: list[int] | None,
-        state: ModelState,
-    ):
+    def __init__(self, explainer: Explainer, batch: Batch, state: ModelState):
         self.state, self.used = state, threading.Lock()
         adapter = explainer.lens.adapter
         with reading(adapter.whole, adapter):
-            self.forward = Captured(lambda given: explainer.forward(batch, given, places), inputs)
-            network, rows = self.forward.replay(inputs)
-            seeds = explainer.seeds(batch, network, rows)
+            self.forward = Captured(partial(explainer.forward, batch), batch.inputs)
+            network, rows = self.forward.replay(batch.inputs)
+            seeds = explainer.seeds(network, batch.questions, rows)
             self.back = Captured(
                 lambda given: explainer.back(network, seeds, given["g"]), {"g": gradients(seeds)}
             )

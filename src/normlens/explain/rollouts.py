@@ -97,7 +97,7 @@ def check_stack(lens: Lens) -> None:
 
 def rolled_maps(
     lens: Lens,
-    given: tuple[list[Encoded], bool],
+    text: Given,
     options: RolloutOptions,
     of_batch: Callable[[list[Encoded]], list[LayerMap]],
     *,
@@ -112,8 +112,8 @@ def rolled_maps(
     lens analyses the texts first, as far as the attention, so that a model that is not what its
     adapter says is refused.
     """
+    encoded, many = sequences(lens, text, options)
     check_stack(lens)
-    encoded, many = given
     attention = AnalysisOptions(scopes="ATTN-N", nonlinearity=rule, batch_size=options.batch_size)
     labels = dict(zip(map(id, encoded), lens.analyse(encoded, attention), strict=True))
 
@@ -201,49 +201,40 @@ def alti(
         raise InputError(f"ALTI compares vectors; {name} has none: take a scope that ends in -N")
     if valid_choice(nonlinearity, RULES, "rule for the nonlinearity") == SHAPLEY:
         raise InputError(NOT_LINEAR)
-    given = sequences(lens, text, options)
-    if options.memory_limit is not None:
-        _check_limit(lens, max(map(len, given[0]), default=0), options.limit)
-    of_layer = partial(contributions_of_layer, scope=name, rule=nonlinearity, limit=options.limit)
+    of_layer = partial(contributions_of_layer, scope=name, rule=nonlinearity, options=options)
     of_batch = partial(traced_maps, lens, of_layer)
-    return rolled_maps(lens, given, options, of_batch, scope=name, method="alti", rule=nonlinearity)
+    return rolled_maps(lens, text, options, of_batch, scope=name, method="alti", rule=nonlinearity)
 
 
 def contributions_of_layer(
-    traced: LayerTrace, lengths: Sequence[int], scope: str, rule: str, limit: int
+    traced: LayerTrace, lengths: Sequence[int], scope: str, rule: str, options: RolloutOptions
 ) -> tuple[Tensor, Tensor]:
     """The contributions (b, i, j) of one layer behind `scope`, and the error of parts and bias.
 
-    Parts exist for as many sources at a time as `limit` bytes hold.
+    Parts exist for as many sources at a time as the memory limit holds; one that a user gives has
+    to hold those of one source.
     """
     layer, x = traced.layer, traced.x
+    b, n, _ = x.shape
+    least = source_memory(layer, 1, n, x.element_size())
+    if options.memory_limit is not None and options.limit < least:
+        raise MemoryLimitError(
+            f"the memory limit is too low for {n} tokens: the parts of one source take "
+            f"{least / (1 << 20):.1f} MB; give that much, leave the limit out, or shorten the text"
+        )
+    at_once = max(1, options.limit // source_memory(layer, b, n, x.element_size()))
     (last,) = (step for step, name in layer.scope_of_step.items() if name == scope)
     vectors: dict[int, Tensor] = {}
     given = layer, x, traced.alphas, lengths, rule
     frozen = freeze(*given, until=last, observe=vectors.__setitem__)
-    y = vectors[last]
-    b, n, _ = x.shape
-    at_once = max(1, limit // source_memory(layer, b, n, x.element_size()))
-    pairs = x.new_zeros(b, n, n)
-    bias = frozen.biases[last]
-    total = torch.zeros_like(y) if bias is None else bias
+    y, bias = vectors[last], frozen.biases[last]
+    pairs, total = x.new_zeros(b, n, n), torch.zeros_like(y) if bias is None else bias
     for first in range(0, n, at_once):
         stop = min(first + at_once, n)
         parts = source_parts(frozen, first, stop)
         pairs[..., first:stop] = contributions(y, parts)
         total = total + parts.sum(0)
     return pairs, relative_error(total, traced.real.get(last, y), lengths)
-
-
-def _check_limit(lens: Lens, n: int, limit: int) -> None:
-    """Raise where a memory limit of the user's does not hold the parts of one source."""
-    itemsize = lens.compute_dtype.itemsize
-    least = max(source_memory(layer, 1, n, itemsize) for layer in lens.layers)
-    if limit < least:
-        raise MemoryLimitError(
-            f"the memory limit is too low for {n} tokens: the parts of one source take "
-            f"{least / (1 << 20):.1f} MB; give that much, leave the limit out, or shorten the text"
-        )
 
 
 # GlobEnc: the rollout of norms through a post-LN layer without its feed-forward block.
@@ -264,10 +255,9 @@ def globenc(
 ) -> Maps | list[Maps]:
     """GlobEnc of a text, as maps [layer, target, source]; a list gives a list."""
     check_globenc_layers(lens)
-    given = sequences(lens, text, options)
     of_batch = partial(traced_maps, lens, norms_of_layer)
     return rolled_maps(
-        lens, given, options, of_batch, scope=SCOPE, method="globenc", normalise=False
+        lens, text, options, of_batch, scope=SCOPE, method="globenc", normalise=False
     )
 
 
@@ -314,9 +304,8 @@ def value_zeroing(
 ) -> Maps | list[Maps]:
     """Value zeroing of a text, as maps [layer, target, source]; a list gives a list."""
     check_value_zeroing_layers(lens)
-    of_batch = partial(zeroed_maps, lens, options.limit)
-    given, scope = sequences(lens, text, options), lens.scopes[-1]
-    return rolled_maps(lens, given, options, of_batch, scope=scope, method="value-zeroing")
+    of_batch, scope = partial(zeroed_maps, lens, options.limit), lens.scopes[-1]
+    return rolled_maps(lens, text, options, of_batch, scope=scope, method="value-zeroing")
 
 
 def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerMap]:
