@@ -215,7 +215,7 @@ def test_what_happens_between_layers_is_refused(smollm2):
         ({"target": 10**6}, "0 to 49151"),
         ({"target": -1}, "out of range"),
         ({"target": True}, "a word, a label or a number"),
-        ({"target": ""}, "no token"),
+        ({"target": ""}, "not in the vocabulary"),
         ({"target": " is", "contrast": " is"}, "the same"),
         ({"position": 9}, "tokens 0 to 4"),
         ({"position": -6}, "tokens 0 to 4"),

@@ -65,5 +65,6 @@ class Everything:
 
 def everything(network: FrozenNetwork, limit: int = 1 << 30) -> Everything:
     found = Everything(network)
-    push(network, len(network) - 1, limit, found)  # type: ignore[arg-type]
+    for _ in push(network, len(network) - 1, limit, found):  # type: ignore[arg-type]
+        pass
     return found

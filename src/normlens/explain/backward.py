@@ -177,7 +177,7 @@ def carry(
     nodes: dict[int, Tensor] = {}  # by sequence
     at_encoder: Tensor | None = None  # ∂s/∂(what the decoder reads of the encoder)
     for index in reversed(range(count)):
-        stack = network.stack_of(index)
+        stack = network.stack_of[index]
         bias_part: dict[str, Tensor] = {}
         if stack == 0 and at_encoder is not None:
             end, names = network.encoder_end()

@@ -6,7 +6,6 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -56,15 +55,17 @@ class FrozenNetwork:
     def __init__(self, lens: Lens, batch: Sequence[Encoded], rule: str, kept_bytes: int):
         self.lens, self.rule, self.dtype = lens, rule, lens.compute_dtype
         self.kept_bytes = kept_bytes  # that attention weights may still take
-        sizes = [[len(sequence) for sequence in item.sequences] for item in batch]
-        self.texts, self.tokens = len(batch), max(map(sum, sizes))  # of the longest
-        self.lengths = [list(each) for each in zip(*sizes, strict=True)]  # by stack
+        stacks = zip(*(item.sequences for item in batch), strict=True)
+        self.lengths = [[*map(len, sequences)] for sequences in stacks]  # by stack
+        self.texts, self.tokens = len(batch), max(map(sum, zip(*self.lengths, strict=True)))
         self.firsts, self.layer_words = [0], ["layer"]  # by stack
         if isinstance(lens.adapter, TwoStacks):
             self.firsts = [0, len(lens.adapter.encoder_blocks())]
             self.layer_words = [f"{ENCODER} layer", f"{DECODER} layer"]
         else:
             check_one_sequence(lens)
+        before = self.firsts[-1]
+        self.stack_of = [0] * before + [len(self.firsts) - 1] * (lens.n_layers - before)  # by layer
         #: The layers that the model has run, without alphas and vectors where those are not kept.
         self.visited: list[LayerTrace] = []
         self.sources: dict[str, Tensor] = {}  # other sequences (b, k, d) that layers read, by name
@@ -76,13 +77,9 @@ class FrozenNetwork:
     def __len__(self) -> int:
         return len(self.visited)
 
-    def stack_of(self, index: int) -> int:
-        """The stack that a layer belongs to."""
-        return bisect_right(self.firsts, index) - 1
-
     def name_of(self, index: int) -> str:
         """What errors call a layer."""
-        stack = self.stack_of(index)
+        stack = self.stack_of[index]
         return f"{self.layer_words[stack]} {index - self.firsts[stack]}"
 
     def forward(self, model: nn.Module, inputs: dict[str, Any], face: str = VECTORS) -> Any:
@@ -95,7 +92,7 @@ class FrozenNetwork:
         )
         kept: dict[Hashable, Seen] = {}
         for index, ran in enumerate(self.visited):
-            lengths = self.lengths[self.stack_of(index)]
+            lengths = self.lengths[self.stack_of[index]]
             seen = Seen(index, self.name_of(index), ran.block, ran.call, lengths)
             self.lens.float32_check.keep(kept, self.rule, face, seen)
         self.lens.float32_check.layers(self.rule, face, kept)
@@ -103,9 +100,10 @@ class FrozenNetwork:
 
     def _visit(self, trace: LayerTrace) -> None:
         """Keep what the way back needs of a layer that the model has run."""
-        adapter, stack = self.lens.adapter, self.stack_of(trace.index)
+        adapter, stack = self.lens.adapter, self.stack_of[trace.index]
         place = trace.index - self.firsts[stack]
-        if place > 0 and not _same(trace.x, self.visited[-1].output):
+        last = self.visited[-1].output if place > 0 else trace.x
+        if trace.x.data_ptr() != last.data_ptr() and not torch.equal(trace.x, last):
             outside = adapter.outside_scopes()
             raise UnsupportedModelError(
                 f"the model changes its vectors between layers {place - 1} and {place}, which no "
@@ -134,7 +132,7 @@ class FrozenNetwork:
 
     def layer(self, index: int) -> FrozenLayer:
         """One layer, frozen, and compared with what the model computed."""
-        trace, lengths = self.visited[index], self.lengths[self.stack_of(index)]
+        trace, lengths = self.visited[index], self.lengths[self.stack_of[index]]
         if not trace.alphas:
             trace = run_again(self.lens.adapter, index, trace.block, trace.call)
         layer = trace.layer.to(self.dtype, split=True)
@@ -214,10 +212,6 @@ class FrozenNetwork:
         score = (g * last).sum(-1) + sum(share for share in bias_part if share is not None)
         size = own.square().sum(-1)
         yield what, float(relative_error(score[..., None], size[..., None], lengths))
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
 
 
 # The head behind the last layer.

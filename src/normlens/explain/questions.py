@@ -81,15 +81,13 @@ class QuestionReader:
         """
         following, two = [*item.ids[1:], item.end], item.source is not None
         if position == ALL and self.direction is None:
-            name = "token" if two else "position"
+            name, others = ("token", "contrast") if two else ("position", "target and contrast")
             if not two and self.head.task != CAUSAL:
                 raise InputError(
                     f"position='all' explains next tokens; this model is a {self.head.task}"
                 )
             if target is not None or contrast is not None:
-                raise InputError(
-                    f"{name}='all' explains each token in turn, so leave target and contrast out"
-                )
+                raise InputError(f"{name}='all' explains each token in turn, so leave {others} out")
             # What is behind the last position is part of the target only if it is known.
             count = len(item) - (item.end is None)
             if count == 0:

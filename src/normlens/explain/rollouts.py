@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError, valid_choice
+from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import source_parts
 from normlens.frozen.norm import FrozenNorm
@@ -28,7 +28,7 @@ from normlens.frozen.parts import relative_error
 from normlens.inputs.text import Encoded, Text, Texts
 from normlens.layers import Layer, Linear, Norm
 from normlens.measures import rollout
-from normlens.options import DEFAULT_LIMIT, NOT_LINEAR, RULES, SHAPLEY, AnalysisOptions, parse_bytes
+from normlens.options import DEFAULT_LIMIT, AnalysisOptions, ExplainOptions, parse_bytes
 from normlens.pipeline.batches import batches, check_completeness, launched
 from normlens.pipeline.collector import reads_others
 from normlens.plan.costs import source_memory
@@ -70,6 +70,9 @@ class RolloutOptions:
         return parse_bytes(self.memory_limit) or DEFAULT_LIMIT
 
 
+#: Names of methods with conditions, and the components that GlobEnc is defined for.
+GLOBENC, VALUE_ZEROING, COMPONENTS = "globenc", "value-zeroing", "ATTN RES LN FF RES LN"
+
 #: One map (b, i, j) of every layer of a batch, and how far its parts and bias miss the model's
 #: vectors, where it has parts.
 LayerMap: TypeAlias = tuple[Tensor, Tensor | None]
@@ -85,14 +88,25 @@ def sequences(lens: Lens, text: Given, options: RolloutOptions) -> tuple[list[En
     return lens.encode(text, truncate=options.truncate), isinstance(text, list)  # type: ignore[arg-type]
 
 
-def check_stack(lens: Lens) -> None:
-    """Refuse models whose layers cannot be multiplied: what enters one did not leave the last."""
+def check_layers(lens: Lens, method: str) -> None:
+    """Refuse layers that cannot be multiplied, or that a method of this name is not defined for."""
     if (outside := lens.adapter.outside_scopes()) is not None:
         raise InputError(f"the layers of {lens.name} cannot be rolled out: {outside}")
-    if any(map(reads_others, lens.layers)):
-        raise InputError(
-            f"the layers of {lens.name} read another sequence, which a rollout cannot follow"
-        )
+    for layer in lens.layers:
+        if reads_others(layer):
+            raise InputError(
+                f"the layers of {lens.name} read another sequence, which a rollout cannot follow"
+            )
+        if method == GLOBENC and layer.component_sequence != COMPONENTS:
+            raise InputError(
+                f"GlobEnc is defined for layers of {COMPONENTS}; those of {lens.name} are "
+                f"{layer.component_sequence}"
+            )
+        if method == VALUE_ZEROING and layer.attention.value.module is None:
+            raise UnsupportedModelError(
+                "the adapter does not say which module computes the value vectors (Linear's "
+                "`module`), and value zeroing has to hook it"
+            )
 
 
 def rolled_maps(
@@ -113,7 +127,7 @@ def rolled_maps(
     adapter says is refused.
     """
     encoded, many = sequences(lens, text, options)
-    check_stack(lens)
+    check_layers(lens, method)
     attention = AnalysisOptions(scopes="ATTN-N", nonlinearity=rule, batch_size=options.batch_size)
     labels = dict(zip(map(id, encoded), lens.analyse(encoded, attention), strict=True))
 
@@ -199,8 +213,7 @@ def alti(
     name = lens.scopes[-1] if scope is None else resolve(scope, lens.scopes)
     if name in WEIGHT_SCOPES:
         raise InputError(f"ALTI compares vectors; {name} has none: take a scope that ends in -N")
-    if valid_choice(nonlinearity, RULES, "rule for the nonlinearity") == SHAPLEY:
-        raise InputError(NOT_LINEAR)
+    ExplainOptions(nonlinearity=nonlinearity)  # the same rules hold
     of_layer = partial(contributions_of_layer, scope=name, rule=nonlinearity, options=options)
     of_batch = partial(traced_maps, lens, of_layer)
     return rolled_maps(lens, text, options, of_batch, scope=name, method="alti", rule=nonlinearity)
@@ -245,8 +258,7 @@ def contributions_of_layer(
 # residual connection, but σ is that of LN2's real input. Rows are not normalised.
 
 
-#: The components that GlobEnc is defined for, and those that its parts pass.
-COMPONENTS = "ATTN RES LN FF RES LN"
+#: The components that its parts pass.
 SCOPE = "ATTNRESLNLN-N"
 
 
@@ -254,21 +266,8 @@ def globenc(
     lens: Lens, text: Given, options: RolloutOptions = RolloutOptions()
 ) -> Maps | list[Maps]:
     """GlobEnc of a text, as maps [layer, target, source]; a list gives a list."""
-    check_globenc_layers(lens)
     of_batch = partial(traced_maps, lens, norms_of_layer)
-    return rolled_maps(
-        lens, text, options, of_batch, scope=SCOPE, method="globenc", normalise=False
-    )
-
-
-def check_globenc_layers(lens: Lens) -> None:
-    """Refuse layers that GlobEnc is not defined for."""
-    for layer in lens.layers:
-        if layer.component_sequence != COMPONENTS:
-            raise InputError(
-                f"GlobEnc is defined for layers of {COMPONENTS}; those of {lens.name} are "
-                f"{layer.component_sequence}"
-            )
+    return rolled_maps(lens, text, options, of_batch, scope=SCOPE, method=GLOBENC, normalise=False)
 
 
 def norms_of_layer(traced: LayerTrace, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -303,9 +302,8 @@ def value_zeroing(
     lens: Lens, text: Given, options: RolloutOptions = RolloutOptions()
 ) -> Maps | list[Maps]:
     """Value zeroing of a text, as maps [layer, target, source]; a list gives a list."""
-    check_value_zeroing_layers(lens)
     of_batch, scope = partial(zeroed_maps, lens, options.limit), lens.scopes[-1]
-    return rolled_maps(lens, text, options, of_batch, scope=scope, method="value-zeroing")
+    return rolled_maps(lens, text, options, of_batch, scope=scope, method=VALUE_ZEROING)
 
 
 def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerMap]:
@@ -383,15 +381,6 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
         )
 
 
-def check_value_zeroing_layers(lens: Lens) -> None:
-    """Refuse layers whose value projection cannot be hooked."""
-    if any(layer.attention.value.module is None for layer in lens.layers):
-        raise UnsupportedModelError(
-            "the adapter does not say which module computes the value vectors (Linear's `module`), "
-            "and value zeroing has to hook it"
-        )
-
-
 def _copy_memory(lens: Lens, n: int) -> int:
     """Bytes of one sequence of n tokens inside a block: scores, vectors, neurons."""
     attention = lens.layers[0].attention
@@ -407,20 +396,16 @@ def _copy_memory(lens: Lens, n: int) -> int:
 PREFIX = "rollout-"
 
 
-class Method(Protocol):
-    """A lens and a text, or several, make maps through all layers."""
-
-    def __call__(
-        self, lens: Lens, text: Given, options: RolloutOptions = ...
-    ) -> Maps | list[Maps]: ...
+#: A lens, a text or several, and `RolloutOptions` make maps through all layers.
+Method: TypeAlias = Callable[..., Maps | list[Maps]]
 
 
 def rollout_of_scope(
     lens: Lens, text: Given, options: RolloutOptions = RolloutOptions(), *, scope: str
 ) -> Maps | list[Maps]:
     """The rollout of any scope (`Maps.rollout`); a list of texts gives a list."""
-    check_stack(lens)
     name = resolve(scope, lens.scopes)
+    check_layers(lens, name)
     encoded, many = sequences(lens, text, options)
     of_scope = AnalysisOptions(
         scopes=name, batch_size=options.batch_size, memory_limit=options.memory_limit
@@ -439,9 +424,9 @@ def rollout_of_weights(
 #: The methods that have a name of their own.
 METHODS: Mapping[str, Method] = {
     "rollout-weights": rollout_of_weights,
-    "globenc": globenc,
+    GLOBENC: globenc,
     "alti": alti,
-    "value-zeroing": value_zeroing,
+    VALUE_ZEROING: value_zeroing,
 }
 
 

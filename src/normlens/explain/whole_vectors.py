@@ -9,7 +9,7 @@ and are held as one layer's own maps are (`LayerMaps`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ class WholeMaps:
         if (layer, step) not in self.scopes:
             return
         if (layer, step) not in self.passing:
-            others = self.network.x(0).shape[1] if self.network.stack_of(layer) else 0
+            others = self.network.x(0).shape[1] if self.network.stack_of[layer] else 0
             whole = WholeNorms.empty(self.network.x(layer), others, sources.vectors.shape[-1])
             self.passing[layer, step] = whole
         self.passing[layer, step].add(sources)
@@ -73,7 +73,7 @@ class WholeMaps:
         maps.norms[scope] = whole.norms
         maps.own[scope], maps.others[scope] = whole.mixing()
         if step in self.network.real:
-            lengths = self.network.lengths[self.network.stack_of(layer)]
+            lengths = self.network.lengths[self.network.stack_of[layer]]
             maps.completeness[scope] = whole.error(bias, self.network.real[step], lengths)
 
 
@@ -83,8 +83,8 @@ def push(
     limit: int,
     visitor: WholeMaps,
     advance: Callable[[float], None] | None = None,
-) -> None:
-    """Push every token of a batch through the model up to layer `until`.
+) -> Iterator[tuple[list[Sources], Tensor | None]]:
+    """Push every token of a batch through the model; yields who arrives behind layer `until`.
 
     Behind an encoder, its tokens k pass the steps of its end and enter each of the decoder's
     layers, beside the decoder's own tokens j:
@@ -92,8 +92,8 @@ def push(
         M_k = end(encoder(e_k)),    V_ik = decoder(0, M_k),    V_ij = decoder(e_j, 0)
         Σ_k V_ik + Σ_j V_ij + b_i = x_i                                            (completeness)
 
-    What no token owns of a stack passes its layers with the last group. `advance` is called with
-    the part of the work that is done.
+    What no token owns of a stack passes its layers with the last group, and arrives with it.
+    `advance` is called with the part of the work that is done.
     """
     inputs = [network.x(first) for first in network.firsts]
     last = len(inputs) - 1
@@ -125,11 +125,12 @@ def push(
             frozen = network.layer(index)
             for place, chunk in enumerate(chunks):
                 chunks[place] = chunk.through(frozen, partial(visitor.sources, index), gave[place])
-            if is_last and network.stack_of(index) == stack:
+            if is_last and network.stack_of[index] == stack:
                 bias = frozen.bias_part(bias, partial(visitor.bias, index), no_token)
             done += 1
             if advance is not None:
                 advance(done / total)
+        yield chunks, bias if stack == last else None
 
 
 def collect_whole_way(
@@ -155,13 +156,14 @@ def collect_whole_way(
 
     def check(trace: LayerTrace) -> None:
         for run in runs:
-            if run.stack.first == network.firsts[network.stack_of(trace.index)]:
+            if run.stack.first == network.firsts[network.stack_of[trace.index]]:
                 run.check(replace(trace, index=trace.index - run.stack.first))
 
     def compute() -> None:
         with without_autocast(lens.device), reading(lens.model, lens.adapter):
             network.forward(lens.model, inputs)
-            push(network, first + max(request.layers), limit, whole, advance)
+            for _ in push(network, first + max(request.layers), limit, whole, advance):
+                pass  # the maps have taken what they need
 
     network.watch = check
     exclusive(lens.model, compute)
@@ -232,16 +234,25 @@ def sentence_parts(
             heads = [FrozenHead(pooled, last[b, :n], rule) for b, n in enumerate(lengths)]
             layers = enumerate(lens.layers)
             ends = {(k, len(layer.steps) - 1): layer.scopes[-1] for k, layer in layers}
-            found, until = _PooledVectors(network, ends, heads=heads), len(network) - 1
-            push(network, until, limit, found, by_layers(progress, len(network)))
+            maps, until = WholeMaps(network, ends), len(network) - 1
+            advance = by_layers(progress, len(network))
+            shares: list[list[Tensor]] = [[] for _ in heads]  # of some sources (k, d) each
+            no_token: list[Tensor] = []  # (d,) each
+            for arrived, bias in push(network, until, limit, maps, advance):
+                for b, frozen in enumerate(heads):
+                    for sources in arrived:
+                        # Earlier targets hold nothing of them.
+                        vectors = F.pad(sources.vectors[:, b], (0, 0, sources.since, 0))
+                        shares[b].append(frozen.linear(vectors))
+                    if bias is not None:
+                        no_token.append(frozen.linear(bias[b]) + frozen.steps.bias)
         checks.judge()
-        for index, maps in found.maps.items():
-            named = [(index, scope, float(error)) for scope, error in maps.completeness.items()]
+        for index, one in maps.maps.items():
+            named = [(index, scope, float(error)) for scope, error in one.completeness.items()]
             batches.check_completeness(named, lens.dtype)
         parts = []
         for b, n in enumerate(lengths):
-            vector = text_vector(pooled, own[b, :n])
-            tensors = torch.cat(found.shares[b])[:n], found.biases[b], vector
+            tensors = torch.cat(shares[b])[:n], no_token[b], text_vector(pooled, own[b, :n])
             parts.append(SentenceParts(*(tensor.double().cpu().numpy() for tensor in tensors)))
         return parts
 
@@ -258,28 +269,6 @@ def _pooling_errors(network: FrozenNetwork, head: Head, inputs: dict[str, Any]) 
         frozen = FrozenHead(wide, last, network.rule)
         total = frozen.linear(last) + frozen.steps.bias
         yield "a text's vector", float(relative_error(total[None, None], own[None, None], [1]))
-
-
-@dataclass
-class _PooledVectors(WholeMaps):
-    """Also pools what arrives behind the last layer, by the head of each text."""
-
-    heads: Sequence[FrozenHead] = ()
-    shares: dict[int, list[Tensor]] = field(default_factory=dict)  # of some sources (k, d), by text
-    biases: dict[int, Tensor] = field(default_factory=dict)  # (d,), by text
-
-    def sources(self, layer: int, step: int, sources: Sources) -> None:
-        super().sources(layer, step, sources)
-        if (layer, step) == max(self.scopes):
-            whole = F.pad(sources.vectors, (0, 0, sources.since, 0))  # earlier targets hold nothing
-            for b, head in enumerate(self.heads):
-                self.shares.setdefault(b, []).append(head.linear(whole[:, b]))
-
-    def bias(self, layer: int, step: int, bias: Tensor) -> None:
-        super().bias(layer, step, bias)
-        if (layer, step) == max(self.scopes):
-            for b, head in enumerate(self.heads):
-                self.biases[b] = head.linear(bias[b]) + head.steps.bias
 
 
 # Cosines of two texts, shared out among pairs of their tokens.
@@ -326,7 +315,10 @@ def cosines(
     parts = parts_of_texts(lens, head, list(texts.values()), options, progress)
     found, results = dict(zip(texts, parts, strict=True)), []
     for a, b in encoded:
-        said: dict[str, Any] = {"pooling": head.reads}
+        cosine = _cosine(a, b, found[key(a)], found[key(b)], lens.dtype)
+        rule, tolerance = options.nonlinearity, batches.SCORE_TOLERANCE[lens.dtype]
+        said = batches.provenance(lens, rule, cosine.completeness, tolerance)
+        said["pooling"] = head.reads
         notes = [head.note] if head.note else []
         if limit is not None and max(len(a), len(b)) > limit:
             notes.append(
@@ -334,11 +326,7 @@ def cosines(
             )
         if notes:
             said["note"] = "; ".join(notes)
-        cosine = _cosine(a, b, found[key(a)], found[key(b)], lens.dtype)
-        tolerance = batches.SCORE_TOLERANCE[lens.dtype]
-        rule, error = options.nonlinearity, cosine.completeness
-        about = batches.provenance(lens, rule, error, tolerance) | said
-        results.append(replace(cosine, provenance=about))
+        results.append(replace(cosine, provenance=said))
     return results
 
 
