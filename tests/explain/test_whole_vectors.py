@@ -96,7 +96,7 @@ def test_padded_sequences_are_what_they_are_alone(family, tiny):
 def test_chunks_groups_and_layers_that_run_again_change_nothing(family, tiny):
     with frozen_network(tiny(family), BATCH) as network:
         whole = everything(network)
-    with frozen_network(tiny(family), BATCH, kept=0) as network:
+    with frozen_network(tiny(family), BATCH, limit=1) as network:
         cut = everything(network, limit=1)
         assert not any(ran.alphas or ran.real for ran in network.visited)
     for place, vectors in whole.vectors.items():

@@ -21,13 +21,13 @@ PADDING = 1
 
 @contextmanager
 def frozen_network(
-    model: Any, batch: list[list[int]], rule: str = "ig", kept: int = 1 << 30
+    model: Any, batch: list[list[int]], rule: str = "ig", limit: int = 1 << 33
 ) -> Iterator[FrozenNetwork]:
     """A model that has run on token ids, padded on the right."""
     width = max(map(len, batch))
     lens = normlens.load(model)
     lengths = [len(ids) for ids in batch]
-    network = FrozenNetwork(lens, lens.encode(input_ids=batch), rule, kept)
+    network = FrozenNetwork(lens, lens.encode(input_ids=batch), rule, limit)
     inputs = {
         "input_ids": torch.tensor([ids + [PADDING] * (width - len(ids)) for ids in batch]),
         "attention_mask": torch.tensor([[1] * n + [0] * (width - n) for n in lengths]),

@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_map_only
 
 from normlens.explain.network import FrozenHead, FrozenNetwork
 from normlens.explain.questions import Question
+from normlens.explain.whole_vectors import text_vector
+from normlens.frozen.parts import plus
 from normlens.frozen.scores import (
     cross_attentions,
     cross_flow,
@@ -33,7 +35,7 @@ from normlens.frozen.scores import (
     scores_behind,
 )
 from normlens.gpu.transfer import pinned_copy
-from normlens.layers import OF_CLASSES, OF_TOKENS, Head
+from normlens.layers import OF_CLASSES, OF_TOKENS, SENTENCES, Head
 from normlens.pipeline.batches import check_completeness, check_scores
 from normlens.pipeline.progress import Progress
 from normlens.results.explanation import WHOLE
@@ -66,17 +68,16 @@ def ask_for_places(
 def rows_read(
     output: Any, places: list[int] | None, asked: Iterable[tuple[int, int | None]]
 ) -> list[Tensor]:
-    """The scores (c,) of each sequence and position in what a model returned.
+    """The scores (c,) of each sequence and position in what a model with a head returned.
 
     That is (b, c) or (b, position, c), of all positions or of those in `places`.
     """
-    if not isinstance(output, Tensor):
-        logits = getattr(output, "logits", None)
-        output = output.prediction_logits if logits is None else logits
+    logits = getattr(output, "logits", None)
+    logits = output.prediction_logits if logits is None else logits
     rows = []
     for b, position in asked:
         place = position if places is None or position is None else places.index(position)
-        rows.append(output[b] if output.dim() == 2 else output[b, place])
+        rows.append(logits[b] if logits.dim() == 2 else logits[b, place])
     return rows
 
 
@@ -101,9 +102,8 @@ def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str
     """The beginning of one score's way back from the vectors `last` (n, d) of one sequence.
 
     They are behind layer `question.layer`, or behind the last one, where `row` is what the model
-    itself returned: scores (c,), or a vector.
+    itself returned: scores (c,), or its vectors (i, d) if the head has no output.
     """
-    row = row.double()
     if question.direction is not None:
         direction = question.direction.to(last)
         if question.layer is not None:
@@ -114,8 +114,11 @@ def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str
             return Seed(question, value, gradient, {}, value)
         frozen = FrozenHead(head, last, rule, question.position)
         by_algebra = float(frozen.steps.output.double() @ direction.double())
-        value = float(row @ question.direction.to(row))
+        is_pooled = head.task == SENTENCES
+        row = text_vector(head, row[: len(last)].to(last)) if is_pooled else row[question.position]
+        value = float(row.double() @ question.direction.to(row.device, torch.float64))
         return Seed(question, value, *frozen.score(direction), by_algebra)
+    row = row.double()
     if question.target is None:
         question = replace(question, target=int(row.argmax()))
     frozen = FrozenHead(head, last, rule, question.position)
@@ -192,7 +195,7 @@ def carry(
         g = scores.arriving
         nodes[stack] = (g * frozen.x).sum(-1)
         for name, arrived in scores.others.items():
-            at_encoder = arrived if at_encoder is None else at_encoder + arrived
+            at_encoder = plus(arrived, at_encoder)
             nodes[0] = (at_encoder * network.sources[name]).sum(-1)
         components = {step_names[step]: (share,) for step, share in scores.ways.items()}
         if scores.residual is not None:

@@ -23,13 +23,12 @@ from normlens.explain.backward import (
     rows_read,
     seed_of,
 )
-from normlens.explain.network import KEPT_SHARE, FrozenNetwork
+from normlens.explain.network import FrozenNetwork
 from normlens.explain.questions import Question, QuestionReader, Target, label_of
-from normlens.explain.whole_vectors import text_vector
 from normlens.frozen.scores import SCORES, Errors
 from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, ModelState, described
 from normlens.inputs.text import Encoded
-from normlens.layers import LAST, SENTENCES, Head
+from normlens.layers import LAST, Head
 from normlens.models.parts import TwoStacks
 from normlens.options import DEFAULT_LIMIT, ExplainOptions, parse_bytes
 from normlens.pipeline.batches import SCORE_TOLERANCE, batches, provenance, scopes_of
@@ -52,8 +51,7 @@ if TYPE_CHECKING:
 Targets: TypeAlias = Target | Sequence[Target | None] | None
 Positions: TypeAlias = int | str | Sequence[int | str | None] | None
 #: Which token of the target is explained: its place from 0, a word, or "all".
-Token: TypeAlias = int | str
-Tokens: TypeAlias = Token | Sequence[Token | None] | None
+Tokens: TypeAlias = int | str | Sequence[int | str | None] | None
 
 
 def ask(
@@ -262,24 +260,15 @@ class Explainer:
 
     def forward(self, batch: Batch, inputs: dict[str, Any]) -> tuple[FrozenNetwork, list[Tensor]]:
         """Run the model; with the network, what the model returned for each question."""
-        lens = self.lens
-        kept_bytes = (self.limit or DEFAULT_LIMIT) // KEPT_SHARE
-        if self.limit is None and lens.device.type == "cuda":
-            # A GPU whose memory holds the model has room for as much as half of that.
-            kept_bytes = sum(parameter.nbytes for parameter in lens.model.parameters()) // 2
-        network = FrozenNetwork(lens, batch.items, self.rule, kept_bytes)
+        network = FrozenNetwork(self.lens, batch.items, self.rule, self.limit)
         return network, self._rows(batch, network.forward(self.model, inputs, SCORES))
 
     def _rows(self, batch: Batch, output: Any) -> list[Tensor]:
-        """The scores, or the vector, in the model's output that each question is about."""
+        """The scores, or the vectors of a text, in the model's output, for each question."""
+        texts, questions = len(batch.items), enumerate(batch.questions)
         if self.head.output is None:
-            output = output[0]
-        if self.head.task == SENTENCES:
-            vectors, items = output.to(self.lens.compute_dtype), enumerate(batch.items)
-            texts = [text_vector(self.head, vectors[b, : len(item)]) for b, item in items]
-            output = torch.stack(texts)
-        texts_asked = enumerate(batch.questions)
-        asked = ((k % len(batch.items), question.position) for k, question in texts_asked)
+            return [output[0][k % texts] for k, _ in questions]
+        asked = ((k % texts, question.position) for k, question in questions)
         return rows_read(output, batch.places, asked)
 
     def seeds(

@@ -17,12 +17,13 @@ from normlens.errors import UnsupportedModelError
 from normlens.frozen.activations import Nonlinearity, activation
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import FrozenReadout
-from normlens.frozen.parts import relative_error
+from normlens.frozen.parts import plus, relative_error
 from normlens.frozen.scores import VECTORS, Errors, LayerScores
 from normlens.gpu.matmul import splits
 from normlens.inputs.text import Encoded
 from normlens.layers import Head, cast
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
+from normlens.options import DEFAULT_LIMIT
 from normlens.pipeline.collector import reads_others
 from normlens.pipeline.comparisons import Seen, end_in_float32
 from normlens.trace.checks import check_tokens
@@ -50,11 +51,15 @@ class FrozenNetwork:
     """A model's layers, frozen at one batch; an encoder's come first.
 
     Each stack of layers has its own sequence of an item. Scores are read behind the last stack.
+    `limit` is that of all intermediate results, in bytes.
     """
 
-    def __init__(self, lens: Lens, batch: Sequence[Encoded], rule: str, kept_bytes: int):
+    def __init__(self, lens: Lens, batch: Sequence[Encoded], rule: str, limit: int | None):
         self.lens, self.rule, self.dtype = lens, rule, lens.compute_dtype
-        self.kept_bytes = kept_bytes  # that attention weights may still take
+        self.kept_bytes = (limit or DEFAULT_LIMIT) // KEPT_SHARE  # that weights may still take
+        if limit is None and lens.device.type == "cuda":
+            # A GPU whose memory holds the model has room for as much as half of that.
+            self.kept_bytes = sum(parameter.nbytes for parameter in lens.model.parameters()) // 2
         stacks = zip(*(item.sequences for item in batch), strict=True)
         self.lengths = [[*map(len, sequences)] for sequences in stacks]  # by stack
         self.texts, self.tokens = len(batch), max(map(sum, zip(*self.lengths, strict=True)))
@@ -169,18 +174,16 @@ class FrozenNetwork:
             if step not in self.real:
                 continue
             g, y = scores.gradients[step], self.real[step].to(self.dtype)
-            total = passed if step not in scores.bias_part else passed + scores.bias_part[step]
+            missed = (g * y).sum(-1) - plus(passed, scores.bias_part.get(step))
             sizes = torch.linalg.vector_norm(g, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
-            missed = (g * y).sum(-1) - total
             read = sizes > 0
-            relative = torch.where(read, missed / sizes.where(read, torch.ones_like(sizes)), 0)
+            relative = torch.where(read, missed / sizes, 0)
             mean = relative.square().sum() / read.sum().clamp_min(1)
             error = (y.shape[-1] * mean).sqrt().nan_to_num(nan=float("inf"))
             self._note(frozen.layer.scope_of_step[step], error)
 
     def _note(self, scope: str, error: Tensor) -> None:
-        worst = self.errors.get(scope)
-        self.errors[scope] = error if worst is None else torch.maximum(worst, error)
+        self.errors[scope] = torch.maximum(error, self.errors.get(scope, error))
 
     def encoder_end(self) -> tuple[FrozenReadout, list[str]]:
         """The frozen steps between the encoder's last layer and what the decoder reads."""

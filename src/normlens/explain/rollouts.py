@@ -310,7 +310,11 @@ def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerM
     """The distances of every layer for a batch, as many sources at a time as `limit` bytes hold."""
     inputs = model_inputs(lens.adapter, batch, lens.device)
     b, n = inputs["input_ids"].shape
-    copies = min(n, max(1, limit // (b * _copy_memory(lens, n))))
+    # Bytes of one sequence inside a block: scores, vectors, neurons.
+    attention = lens.layers[0].attention
+    widest = max(linear.weight.shape[1] for linear in lens.layers[0].linear_maps)
+    numbers = 3 * attention.heads * n + 8 * attention.output.weight.shape[1] + 3 * widest
+    copies = min(n, max(1, limit // (b * n * numbers * lens.dtype.itemsize)))
     # The model itself makes the masks and positions that a block is called with for many copies.
     repeated = {name: value.repeat_interleave(copies, 0) for name, value in inputs.items()}
     visited: list[LayerTrace] = []
@@ -379,14 +383,6 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
             f"{type(module).__name__}, which the adapter calls the value projection, ran {calls} "
             "times in its block; value zeroing needs it to run once"
         )
-
-
-def _copy_memory(lens: Lens, n: int) -> int:
-    """Bytes of one sequence of n tokens inside a block: scores, vectors, neurons."""
-    attention = lens.layers[0].attention
-    d = attention.output.weight.shape[1]
-    widest = max(linear.weight.shape[1] for linear in lens.layers[0].linear_maps)
-    return lens.dtype.itemsize * n * (3 * attention.heads * n + 8 * d + 3 * widest)
 
 
 # Every method by its name, with one contract: a lens and a text make maps.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.errors import CompletenessError, InputError
-from normlens.explain.network import KEPT_SHARE, FrozenHead, FrozenNetwork, check_one_sequence
+from normlens.explain.network import FrozenHead, FrozenNetwork, check_one_sequence
 from normlens.frozen.activations import activation
 from normlens.frozen.network import Sources, WholeNorms
 from normlens.frozen.norm_maps import LayerMaps
@@ -143,7 +143,7 @@ def collect_whole_way(
     """Run the model on a batch and add the maps that are asked for to its stacks' collectors."""
     request, first = runs[-1].stack.request, runs[-1].stack.first
     limit = request.settings.memory_limit or DEFAULT_LIMIT
-    network = FrozenNetwork(lens, batch, request.settings.rule, limit // KEPT_SHARE)
+    network = FrozenNetwork(lens, batch, request.settings.rule, limit)
     scopes = {
         (run.stack.first + index, step): scope
         for run in runs
@@ -219,7 +219,7 @@ def sentence_parts(
     """Run the model on a batch once and push every token through it."""
     check_one_sequence(lens)
     dtype, pooled = lens.compute_dtype, head.to(lens.compute_dtype)
-    network = FrozenNetwork(lens, batch, rule, limit // KEPT_SHARE)
+    network = FrozenNetwork(lens, batch, rule, limit)
     (lengths,) = network.lengths
     checks = Checks(lens.adapter, lens.dtype, lengths)
     network.watch = lambda traced: checks.add(traced, traced.layer.to(dtype))
@@ -228,8 +228,8 @@ def sentence_parts(
         with without_autocast(lens.device), reading(lens.model, lens.adapter):
             inputs = model_inputs(lens.adapter, batch, lens.device)
             own = network.forward(lens.model, inputs).last_hidden_state.to(dtype)
-            errors = partial(_pooling_errors, network, head, inputs)
-            lens.float32_check.once(rule, head.task, "the pooling", errors)
+            compare = partial(_pooling_errors, network, head, inputs)
+            lens.float32_check.once(rule, head.task, "the pooling", compare)
             last = network.behind()
             heads = [FrozenHead(pooled, last[b, :n], rule) for b, n in enumerate(lengths)]
             layers = enumerate(lens.layers)
@@ -248,8 +248,8 @@ def sentence_parts(
                         no_token.append(frozen.linear(bias[b]) + frozen.steps.bias)
         checks.judge()
         for index, one in maps.maps.items():
-            named = [(index, scope, float(error)) for scope, error in one.completeness.items()]
-            batches.check_completeness(named, lens.dtype)
+            errors = [(index, scope, float(error)) for scope, error in one.completeness.items()]
+            batches.check_completeness(errors, lens.dtype)
         parts = []
         for b, n in enumerate(lengths):
             tensors = torch.cat(shares[b])[:n], no_token[b], text_vector(pooled, own[b, :n])
