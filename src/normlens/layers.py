@@ -541,6 +541,8 @@ class Head:
         first, patches = slice(0, 1), slice(self.prefix, n)
         return {
             MEAN: [slice(0, n)],
+            FIRST: [first],
+            LAST: [slice(n - 1, n)],
             PATCHES: [patches],
             FIRST_AND_PATCHES: [first, patches],
             FIRST_TWO: [first, slice(1, 2)],

@@ -254,7 +254,7 @@ LONG = " ".join(["cat"] * 300)
         ("causal", (TEXT, "--target", "cats"), "--first-piece"),
         ("causal", (TEXT, "--target", "mat", "--contrast", "cats"), "contrast 'cats' is 2 tokens"),
         ("causal", (TEXT, "--target", "zebra"), "not in the vocabulary"),
-        ("causal", (TEXT, "--target", " "), "no token"),
+        ("causal", (TEXT, "--target", " "), "not in the vocabulary"),
         ("causal", (TEXT, "--target", "mat", "--contrast", "mat"), "the same"),
         ("causal", (TEXT, "--position", "99"), "position 99 is out of range"),
         ("causal", (TEXT, "--position", "-99"), "position -99 is out of range"),

@@ -14,8 +14,8 @@ from whole_examples import frozen_network
 
 import normlens
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
-from normlens.explain.backward import carry, start
-from normlens.explain.questions import Question
+from normlens.explain.backward import carry
+from normlens.explain.network import FrozenHead
 from normlens.explain.whole_vectors import cosines, sentence_parts
 from normlens.layers import FIRST, LAST, MEAN, Dense, Elementwise, Linear
 from normlens.loading.sentences import Pooling
@@ -62,13 +62,13 @@ def test_one_texts_tokens_are_what_the_adjoint_says(family, reads, rule, tiny):
     ):
         with frozen_network(lens.model, [ids], rule) as network:
             position = {MEAN: None, FIRST: 0, LAST: len(ids) - 1}[reads]
-            asked = Question(0, position, direction=other / size)
-            begun = start(asked, head, network.last[0][0].double(), rule)
-            back = carry(network, begun.gradient[None, None])
+            frozen = FrozenHead(head, network.behind()[0].double(), rule, position)
+            gradient, biases = frozen.score(other / size)
+            back = carry(network, gradient[None, None])
         expected = back[0].nodes[0][0, 0].numpy()
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
         bias_part = sum(float(share.sum()) for each in back for share in each.bias_part.values())
-        assert bias == pytest.approx(bias_part + sum(begun.bias_part.values()), abs=1e-9)
+        assert bias == pytest.approx(bias_part + sum(biases.values()), abs=1e-9)
 
 
 def own_vector(lens, pooling, ids) -> torch.Tensor:

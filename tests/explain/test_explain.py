@@ -115,7 +115,7 @@ def test_a_layer_that_runs_again_is_the_same(family, monkeypatch):
 
     def count(self, index):
         again.append(index)
-        assert self.visited[index].trace is None
+        assert not self.visited[index].alphas
         return layer(self, index)
 
     monkeypatch.setattr(FrozenNetwork, "layer", count)
@@ -215,7 +215,7 @@ def test_what_happens_between_layers_is_refused(smollm2):
         ({"target": 10**6}, "0 to 49151"),
         ({"target": -1}, "out of range"),
         ({"target": True}, "a word, a label or a number"),
-        ({"target": ""}, "no token"),
+        ({"target": ""}, "not in the vocabulary"),
         ({"target": " is", "contrast": " is"}, "the same"),
         ({"position": 9}, "tokens 0 to 4"),
         ({"position": -6}, "tokens 0 to 4"),

@@ -24,7 +24,7 @@ def lens() -> normlens.Lens:
 def fail_while(monkeypatch: pytest.MonkeyPatch, is_full: Any) -> list[int]:
     """Memory is out while `is_full(batch)`; the sizes of the batches that were tried."""
     tried: list[int] = []
-    real = Explainer._run
+    real = Explainer._answers
 
     def guarded(self: Explainer, batch: Any, *rest: Any) -> Any:
         tried.append(len(batch))
@@ -32,7 +32,7 @@ def fail_while(monkeypatch: pytest.MonkeyPatch, is_full: Any) -> list[int]:
             raise torch.OutOfMemoryError("out of memory")
         return real(self, batch, *rest)
 
-    monkeypatch.setattr(Explainer, "_run", guarded)
+    monkeypatch.setattr(Explainer, "_answers", guarded)
     return tried
 
 

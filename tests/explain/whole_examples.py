@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +21,13 @@ PADDING = 1
 
 @contextmanager
 def frozen_network(
-    model: Any, batch: list[list[int]], rule: str = "ig", kept: int = 1 << 30
+    model: Any, batch: list[list[int]], rule: str = "ig", limit: int = 1 << 33
 ) -> Iterator[FrozenNetwork]:
     """A model that has run on token ids, padded on the right."""
     width = max(map(len, batch))
     lens = normlens.load(model)
     lengths = [len(ids) for ids in batch]
-    network = FrozenNetwork(lens, lens.encode(input_ids=batch), rule, kept)
+    network = FrozenNetwork(lens, lens.encode(input_ids=batch), rule, limit)
     inputs = {
         "input_ids": torch.tensor([ids + [PADDING] * (width - len(ids)) for ids in batch]),
         "attention_mask": torch.tensor([[1] * n + [0] * (width - n) for n in lengths]),
@@ -41,7 +41,7 @@ def frozen_network(
 class Everything:
     """A visitor that keeps all it is shown."""
 
-    n: int
+    network: FrozenNetwork
     vectors: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # (k, b, i, d)
     biases: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # (b, i, d)
     real: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -49,21 +49,22 @@ class Everything:
 
     def sources(self, layer: int, step: int, sources: Sources) -> None:
         count, b, _, d = sources.vectors.shape
-        place = layer, step
+        place, n = (layer, step), self.network.x(0).shape[1]
         if place not in self.vectors:
-            self.vectors[place] = sources.vectors.new_zeros(self.n, b, self.n, d)
+            self.vectors[place] = sources.vectors.new_zeros(n, b, n, d)
         chosen = slice(sources.first, sources.first + count)
         self.vectors[place][chosen, :, sources.since :] = sources.vectors
         if sources.first:
             self.widest = max(self.widest, sources.vectors.shape[2])
 
-    def bias(self, layer: int, real: Mapping[int, Tensor], step: int, bias: Tensor) -> None:
+    def bias(self, layer: int, step: int, bias: Tensor) -> None:
         self.biases[layer, step] = bias
-        if step in real:
-            self.real[layer, step] = real[step]
+        if step in self.network.real:
+            self.real[layer, step] = self.network.real[step]
 
 
 def everything(network: FrozenNetwork, limit: int = 1 << 30) -> Everything:
-    found = Everything(network.x(0).shape[1])
-    push(network, len(network) - 1, limit, found)  # type: ignore[arg-type]
+    found = Everything(network)
+    for _ in push(network, len(network) - 1, limit, found):  # type: ignore[arg-type]
+        pass
     return found

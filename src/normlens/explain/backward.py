@@ -10,9 +10,9 @@ through the encoder's end and its layers, and the tokens of both sequences own t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -21,44 +21,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from normlens.explain.network import FrozenNetwork
+from normlens.explain.network import FrozenHead, FrozenNetwork
 from normlens.explain.questions import Question
-from normlens.frozen.activations import Nonlinearity, activation
-from normlens.frozen.network import FrozenReadout
+from normlens.explain.whole_vectors import text_vector
+from normlens.frozen.parts import plus
 from normlens.frozen.scores import attentions, layer_flow, layer_scores, scores_behind
 from normlens.gpu.transfer import pinned_copy
-from normlens.layers import Head
+from normlens.layers import OF_CLASSES, OF_TOKENS, SENTENCES, Head
 from normlens.pipeline.batches import check_completeness, check_scores
 from normlens.pipeline.progress import Progress
 from normlens.results.explanation import WHOLE
 from normlens.results.words import RES
 
 # Scores as the model itself returns them.
-
-
-@dataclass(frozen=True)
-class ModelScores:
-    """What the model returned: scores or vectors of sequences, of all positions, or of some."""
-
-    values: Tensor  # (b, c) or (b, position, c)
-    places: list[int] | None  # the positions that are there; None: all of them
-
-    @classmethod
-    def of_output(cls, output: Any, places: list[int] | None) -> ModelScores:
-        """What a model with a head returned."""
-        logits = getattr(output, "logits", None)
-        return cls(output.prediction_logits if logits is None else logits, places)
-
-    def of(self, b: int, position: int | None) -> Tensor:
-        """The scores of one sequence, at one of its positions where it has several."""
-        if self.values.dim() == 2:
-            return self.values[b]
-        assert position is not None
-        return self.values[b, position if self.places is None else self.places.index(position)]
-
-    def of_all(self, positions: Sequence[int | None]) -> Tensor:
-        """The scores (b, c) of every sequence, each at one of its positions."""
-        return torch.stack([self.of(b, position) for b, position in enumerate(positions)])
 
 
 def chooses_positions(model: Any) -> bool:
@@ -82,85 +57,74 @@ def ask_for_places(
     return places
 
 
+def rows_read(
+    output: Any, places: list[int] | None, asked: Iterable[tuple[int, int | None]]
+) -> list[Tensor]:
+    """The scores (c,) of each sequence and position in what a model with a head returned.
+
+    That is (b, c) or (b, position, c), of all positions or of those in `places`.
+    """
+    logits = getattr(output, "logits", None)
+    logits = output.prediction_logits if logits is None else logits
+    rows = []
+    for b, position in asked:
+        place = position if places is None or position is None else places.index(position)
+        rows.append(logits[b] if logits.dim() == 2 else logits[b, place])
+    return rows
+
+
 # Where the way back begins: a score as a linear function of the vectors behind a layer.
 
 
 @dataclass(frozen=True)
-class Start:
-    """The gradient at a layer's output, and the biases behind it."""
+class Seed:
+    """One question's number, and the gradient with which its way back begins."""
 
-    gradient: Tensor  # (n, d)
-    bias_part: dict[str, float]  # what no token owns behind it, by component
-    value: float  # the score by the algebra
-    columns: tuple[float, ...]  # the head's scores that it consists of, by the algebra
+    question: Question  # with the target that the model chose, if it was to choose
+    value: float  # the number, as the model itself says it
+    gradient: Tensor  # (n, d) at the output of the layer that it is read behind
+    bias_part: dict[str, float]  # what no token owns behind that layer, by component
+    by_algebra: float  # the number
+    columns: Sequence[float] = ()  # the head's scores that it consists of, by the algebra
+    scores: Sequence[float] = ()  # the same, as the model says them: the target's, the contrast's
+    probabilities: Sequence[float] = ()  # of both, where scores exclude each other
 
 
-def start(question: Question, head: Head, last: Tensor, rule: str) -> Start:
+def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str) -> Seed:
     """The beginning of one score's way back from the vectors `last` (n, d) of one sequence.
 
-    `last` is behind layer `question.layer`, or behind the last one.
+    They are behind layer `question.layer`, or behind the last one, where `row` is what the model
+    itself returned: scores (c,), or its vectors (i, d) if the head has no output.
     """
-    gradient = torch.zeros_like(last)
-    direction = None if question.direction is None else question.direction.to(last)
-    if direction is not None and question.layer is not None:
-        assert question.position is not None
-        gradient[question.position] = direction
-        value = float(last[question.position].double() @ direction.double())
-        return Start(gradient, {}, value, ())
-    pools = head.pools(question.position, len(last))
-    bodies = [FrozenReadout.at(head.body, last[pool], rule) for pool in pools]  # (tokens, d)
-    pooled = torch.cat([body.output.mean(0) for body in bodies])
-    pooled_bias = torch.cat([body.bias.mean(0) for body in bodies])
-    steps = FrozenReadout.at(head.steps, pooled, rule, pooled_bias)
-    bias_part: dict[str, float] = {}
-    columns: tuple[float, ...] = ()
-    if direction is not None:
-        weight, value = direction, float(steps.output.double() @ direction.double())
-    else:
-        weight, bias_part["OUT"], columns = _columns(head, question, steps, rule)
-        value = sum(s * score for (_, s), score in zip(question.columns, columns, strict=True))
-    g, of_steps = steps.score(weight)
-    symbols = [step.symbol for step in (*head.body, *head.steps)]
-    names = [
-        symbol + (str(symbols[: place + 1].count(symbol)) if symbols.count(symbol) > 1 else "")
-        for place, symbol in enumerate(symbols)
-    ]
-    owed_by: list[tuple[str, Tensor | None]] = []
-    for pool, body, share in zip(pools, bodies, g.chunk(len(pools)), strict=True):
-        of_pool, of_body = body.score((share / len(body.output)).expand_as(body.output))
-        gradient[pool] += of_pool
-        owed_by += zip(names, of_body, strict=False)
-    owed_by += zip(names[len(head.body) :], of_steps, strict=True)
-    for name, owed in owed_by:
-        if owed is not None:
-            bias_part[name] = bias_part.get(name, 0.0) + float(owed.double().sum())
-    return Start(gradient, bias_part, value, columns)
-
-
-def _columns(
-    head: Head, question: Question, steps: FrozenReadout, rule: str
-) -> tuple[Tensor, float, tuple[float, ...]]:
-    """The weight (d,) and bias of signed scores, and the scores themselves."""
-    y, output = steps.output, head.output
-    assert output is not None
-    chosen = torch.tensor([column for column, _ in question.columns], device=y.device)
-    signs = torch.tensor([sign for _, sign in question.columns]).to(y)
-    scale = output.scale[chosen].to(y) if isinstance(output.scale, Tensor) else output.scale
-    weights = output.weight[:, chosen].to(y) * scale  # (d, c)
-    biases = torch.zeros_like(signs)
-    if output.bias is not None:
-        biases = output.bias[chosen].to(y) * scale
-    scores = y @ weights + biases
-    slopes, capped = torch.ones_like(scores), scores
-    if (cap := head.soft_cap) is not None:
-        # c · tanh(z/c): the rule's slope of tanh at z/c.
-        of_bias = steps.bias @ weights + biases
-        neuron = Nonlinearity(activation("tanh"))
-        tanh = neuron.linearised(rule, [scores / cap], [of_bias / cap])
-        (slopes,), capped = tanh.slopes, tanh.hidden * cap
-    remainder = capped - slopes * (scores - biases)
-    weight = weights @ (slopes * signs)
-    return weight, float((remainder * signs).double().sum()), tuple(capped.double().tolist())
+    if question.direction is not None:
+        direction = question.direction.to(last)
+        if question.layer is not None:
+            assert question.position is not None
+            gradient = torch.zeros_like(last)
+            gradient[question.position] = direction
+            value = float(last[question.position].double() @ direction.double())
+            return Seed(question, value, gradient, {}, value)
+        frozen = FrozenHead(head, last, rule, question.position)
+        by_algebra = float(frozen.steps.output.double() @ direction.double())
+        is_pooled = head.task == SENTENCES
+        row = text_vector(head, row[: len(last)].to(last)) if is_pooled else row[question.position]
+        value = float(row.double() @ question.direction.to(row.device, torch.float64))
+        return Seed(question, value, *frozen.score(direction), by_algebra)
+    row = row.double()
+    if question.target is None:
+        question = replace(question, target=int(row.argmax()))
+    frozen = FrozenHead(head, last, rule, question.position)
+    weight, bias, columns = frozen.columns(question.columns)
+    gradient, bias_part = frozen.score(weight)
+    chosen = [column for column, _ in question.columns]
+    signs = [sign for _, sign in question.columns]
+    scores, probabilities = row[chosen].tolist(), list[float]()
+    # A regression has none, nor have scores that are not compared with each other.
+    if head.task in (*OF_TOKENS, *OF_CLASSES) and head.exclusive and len(row) > 1:
+        probabilities = (row[chosen] - torch.logsumexp(row, 0)).exp().tolist()
+    value, by_algebra = (float(np.dot(signs, each)) for each in (scores, columns))
+    bias_part = {"OUT": bias, **bias_part}
+    return Seed(question, value, gradient, bias_part, by_algebra, columns, scores, probabilities)
 
 
 # The way back, layer by layer.
@@ -168,6 +132,10 @@ def _columns(
 
 #: The names of what is kept by head: of ATTN, of CROSS, and their maps.
 HEADS, CROSS_HEADS, HEAD_FLOW = "heads", "cross_heads", "head_flow"
+
+
+#: Values of a layer's own tokens, and of maps those from the other sequence, if it reads one.
+Blocks = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -178,11 +146,10 @@ class Passed:
     stack: int
     errors: dict[str, Tensor]  # of the frozen layer against the model's own vectors, by scope
     nodes: dict[int, Tensor]  # (t, b, j), c of the layer's input and of sequences that wait
-    components: dict[str, Tensor]  # (t, b, i)
     bias_part: dict[str, Tensor]  # (t, b, i)
-    heads: dict[str, Tensor]  # (t, b, h, i)
-    #: (t, b, i, j) by scope, or (t, b, h, i, j); from the layer's own tokens and from the other's
-    flows: dict[str, tuple[Tensor, Tensor | None]]
+    components: dict[str, Blocks]  # (t, b, i)
+    heads: dict[str, Blocks]  # (t, b, h, i), by `HEADS` and `CROSS_HEADS`
+    flows: dict[str, Blocks]  # (t, b, i, j) by scope, or (t, b, h, i, j)
 
 
 def carry(
@@ -205,12 +172,12 @@ def carry(
     nodes: dict[int, Tensor] = {}  # by sequence
     at_encoder: Tensor | None = None  # ∂s/∂(what the decoder reads of the encoder)
     for index in reversed(range(count)):
-        stack = network.stack_of(index)
-        behind: dict[str, Tensor] = {}
+        stack = network.stack_of[index]
+        bias_part: dict[str, Tensor] = {}
         if stack == 0 and at_encoder is not None:
             end, names = network.encoder_end()
             g, shares = end.score(at_encoder)
-            behind = {n: share for n, share in zip(names, shares, strict=True) if share is not None}
+            bias_part = {n: s for n, s in zip(names, shares, strict=True) if s is not None}
             at_encoder = None
         frozen = network.layer(index)
         step_names, scope_of = frozen.layer.step_names, frozen.layer.scope_of_step
@@ -220,13 +187,13 @@ def carry(
         g = scores.arriving
         nodes[stack] = (g * frozen.x).sum(-1)
         for name, arrived in scores.others.items():
-            at_encoder = arrived if at_encoder is None else at_encoder + arrived
+            at_encoder = plus(arrived, at_encoder)
             nodes[0] = (at_encoder * network.sources[name]).sum(-1)
-        components = {step_names[step]: share for step, share in scores.ways.items()}
+        components = {step_names[step]: (share,) for step, share in scores.ways.items()}
         if scores.residual is not None:
-            components[RES] = scores.residual
+            components[RES] = (scores.residual,)
         (own, _), *_ = attentions(frozen)
-        flows: dict[str, tuple[Tensor, Tensor | None]] = {}
+        flows: dict[str, Blocks] = {}
         if flow_maps:
             flows[WHOLE] = layer_flow(frozen, scores)
         if by_head:
@@ -236,15 +203,15 @@ def carry(
             flows[scope] = layer_flow(frozen, part)
         kept = {
             "nodes": dict(nodes),
-            "components": components,
-            "bias_part": {step_names[s]: share for s, share in scores.bias_part.items()} | behind,
+            "bias_part": {step_names[s]: b for s, b in scores.bias_part.items()} | bias_part,
+            "components": dict(sorted(components.items())),
             "heads": {
-                HEADS if step == own else CROSS_HEADS: share for step, share in scores.heads.items()
+                HEADS if step == own else CROSS_HEADS: (share,)
+                for step, share in scores.heads.items()
             },
             "flows": flows,
         }
-        on_host = tree_map_only(Tensor, pinned_copy, kept)
-        way.append(Passed(index, stack, network.errors, **on_host))
+        way.append(Passed(index, stack, network.errors, **tree_map_only(Tensor, pinned_copy, kept)))
         if progress is not None:
             progress(len(way), count)
     return way[::-1]
@@ -252,11 +219,11 @@ def carry(
 
 def check_layers(network: FrozenNetwork, passed: Sequence[Passed]) -> None:
     """Raise where a frozen layer misses the model's own vectors."""
-    found = [(layer, scope, error) for layer in passed for scope, error in layer.errors.items()]
-    values = torch.stack([error for *_, error in found]).tolist() if found else []
-    for (layer, scope, _), value in zip(found, values, strict=True):
+    for layer in passed:
         place, words = layer.index - network.firsts[layer.stack], network.layer_words[layer.stack]
-        check_completeness([(place, scope, value)], network.lens.dtype, words)
+        values = torch.stack([*layer.errors.values()]).tolist() if layer.errors else []
+        errors = [(place, *each) for each in zip(layer.errors, values, strict=True)]
+        check_completeness(errors, network.lens.dtype, words)
 
 
 # From what the way back left behind to the arrays of one explanation.
@@ -277,53 +244,49 @@ class Packer:
     are: columns of a flow map sum to what enters a layer, rows and biases to what leaves it.
     """
 
-    def __init__(
-        self, network: FrozenNetwork, passed: Sequence[Passed], place: tuple[int, int]
-    ) -> None:
+    def __init__(self, network: FrozenNetwork, passed: Sequence[Passed], place: tuple[int, int]):
         self.network, self.passed, self.place = network, passed, place
-        sizes = [lengths[place[1]] for lengths in network.lengths]
-        self.tokens = [slice(end - n, end) for n, end in zip(sizes, accumulate(sizes), strict=True)]
-        self.total, stacks = sum(sizes), range(len(sizes))
-        self.nodes: Array = np.stack(
-            [np.concatenate([self._own(each.nodes[k], k) for k in stacks]) for each in passed]
+        ends = [*accumulate(lengths[place[1]] for lengths in network.lengths)]
+        self.tokens = [*map(slice, [0, *ends], ends)]  # of each stack
+        self.total = ends[-1]
+
+    def fields(self, seed: Seed) -> dict[str, Any]:
+        """The arrays by their names in an `Explanation`, if they are complete."""
+        layers, two = self.passed, len(self.tokens) > 1
+        nodes = np.stack(
+            [
+                np.concatenate([self._own(layer.nodes[k], k) for k in range(len(self.tokens))])
+                for layer in layers
+            ]
         )
-
-    def fields(self, began: Start, value: float) -> dict[str, Any]:
-        """The arrays by their names in an `Explanation`, if they are complete.
-
-        The score that began there is `value`, as the model says.
-        """
         biases: list[tuple[int | str, str, float]] = [
             (place, name, float(self._own(share, layer.stack).sum(dtype=np.float64)))
-            for place, layer in enumerate(self.passed)
+            for place, layer in enumerate(layers)
             for name, share in layer.bias_part.items()
         ]
-        biases += [(HEAD, name, share) for name, share in began.bias_part.items()]
-        errors = _errors(self.nodes, biases, began, value)
-        names = [self.network.name_of(layer.index) for layer in self.passed]
-        check_scores(errors, self.network.lens.dtype, names)
-        # Both stacks' names, the decoder's first; waiting tokens are in RES.
-        layers = sorted(self.passed, key=lambda layer: -layer.stack)
-        names = list(dict.fromkeys(name for each in layers for name in sorted(each.components)))
-        if len(self.tokens) > 1 and RES not in names:
-            names.append(RES)
-        rows = [{names.index(k): v for k, v in each.components.items()} for each in self.passed]
-        components = self._rows(rows, len(names), np.float64)
-        for place in range(len(self.passed) if len(self.tokens) > 1 else 0):
-            waiting, carried = self._waiting(place)
-            components[place, names.index(RES), waiting] = carried
-        scopes = dict.fromkeys(name for layer in self.passed for name in layer.flows)
-        flows = {name: self._maps(name) for name in scopes}
+        biases += [(HEAD, name, share) for name, share in seed.bias_part.items()]
+        components = self._arrays("components", 1, np.float64)
+        # One stack keeps the precision of the algebra.
+        heads = self._arrays("heads", 1, np.float64 if two else None)
+        flows = self._arrays("flows", 2)
+        if two:
+            components.setdefault(RES, np.full(nodes.shape, np.nan))
+        for place, layer in enumerate(layers if two else ()):
+            # The source's vectors wait until the last layer that reads them.
+            waiting = np.delete(np.arange(self.total), self.tokens[layer.stack])
+            carried = nodes[place + 1, waiting] if place + 1 < len(layers) else 0
+            components[RES][place, waiting] = carried
+            if WHOLE in flows:
+                flows[WHOLE][place, waiting, waiting] = carried
         return {
             "biases": biases,
-            "completeness": max(errors),
-            "nodes": self.nodes,
-            "component_names": names,
-            "components": components,
-            HEADS: self._heads(HEADS),
-            CROSS_HEADS: self._heads(CROSS_HEADS),
+            "completeness": self._completeness(seed, nodes, biases),
+            "nodes": nodes,
+            "component_names": list(components),
+            "components": np.stack(list(components.values()), axis=1),
             HEAD_FLOW: flows.pop(HEAD_FLOW, None),
             "flows": flows,
+            **heads,
         }
 
     def _own(self, values: Tensor, stack: int) -> Array:
@@ -332,71 +295,55 @@ class Packer:
         array: Array = values[self.place][..., : tokens.stop - tokens.start].numpy()
         return array
 
-    def _rows(self, rows: Sequence[Mapping[int, Tensor]], count: int, kind: Any) -> Array:
-        """Values (t, b, i) of each layer's rows as an array (layer, row, token), NaN for none."""
-        array = np.full((len(rows), count, self.total), np.nan, dtype=kind)
-        for own, layer, of_layer in zip(array, self.passed, rows, strict=True):
-            for row, share in of_layer.items():
-                own[row] = 0
-                own[row, self.tokens[layer.stack]] = self._own(share, layer.stack)
-        return array
+    def _arrays(self, kind: str, axes: int, dtype: Any = None) -> dict[str, Array]:
+        """Values of every layer by name, the decoder's first, with 1 or 2 `axes` of all tokens.
 
-    def _heads(self, name: str) -> Array | None:
-        shares = [layer.heads.get(name) for layer in self.passed]
-        rows = [{} if each is None else dict(enumerate(each.unbind(2))) for each in shares]
-        # One stack keeps the precision of the algebra.
-        kind = self.nodes.dtype if len(self.tokens) == 1 else np.float64
-        return self._rows(rows, max(map(len, rows)), kind) if any(rows) else None
+        Of shape (layer, …, i) or (layer, …, i, j). NaN: a layer has none, or no such head; 0:
+        tokens of a stack that waits.
+        """
+        arrays: dict[str, Array] = {}
+        order = sorted(self.passed, key=lambda layer: -layer.stack)
+        for name in dict.fromkeys(chain.from_iterable(getattr(layer, kind) for layer in order)):
+            found = [
+                [
+                    block[self.place].numpy()
+                    for block in getattr(layer, kind).get(name, ())
+                    if block is not None
+                ]
+                for layer in self.passed
+            ]
+            present = [*chain.from_iterable(found)]
+            heads = max(values.shape for values in present)[:-axes]
+            shape = len(found), *heads, *[self.total] * axes
+            array = arrays[name] = np.full(shape, np.nan, dtype or present[0].dtype)
+            for into, layer, blocks in zip(array, self.passed, found, strict=True):
+                rows = self.tokens[layer.stack]
+                for values, columns in zip(blocks, (rows, self.tokens[0]), strict=False):
+                    here = into[: len(values)] if heads else into
+                    if values is blocks[0]:
+                        here[:] = 0
+                    n, m = rows.stop - rows.start, columns.stop - columns.start
+                    own = (..., slice(n), slice(m))[: axes + 1]
+                    here[(..., rows, columns)[: axes + 1]] = values[own]
+        return arrays
 
-    def _waiting(self, place: int) -> tuple[Array, Array]:
-        """The tokens of the stacks that do not run in a layer, and what they carry past it."""
-        tokens = np.delete(np.arange(self.total), self.tokens[self.passed[place].stack])
-        # The source's vectors wait until the last layer that reads them.
-        last = place + 1 == len(self.passed)
-        return tokens, np.zeros(len(tokens)) if last else self.nodes[place + 1, tokens]
+    def _completeness(
+        self, seed: Seed, nodes: Array, biases: Sequence[tuple[int | str, str, float]]
+    ) -> float:
+        """How far contributions and biases miss the score at the layer where they do so most.
 
-    def _maps(self, name: str) -> Array:
-        """Maps (layer, …, i, j) of all tokens, NaN where a layer has no map, or no such head."""
-        by_layer = [
-            [None if block is None else block[self.place].numpy() for block in each.flows[name]]
-            if name in each.flows
-            else []
-            for each in self.passed
-        ]
-        blocks = [block for of_layer in by_layer for block in of_layer if block is not None]
-        heads = [max(map(len, blocks))] if name == HEAD_FLOW else []
-        shape = (len(by_layer), *heads, self.total, self.total)
-        whole = np.full(shape, np.nan, dtype=blocks[0].dtype)
-        for place, (layer, of_layer) in enumerate(zip(self.passed, by_layer, strict=True)):
-            rows = self.tokens[layer.stack]
-            for block, columns in zip(of_layer, (rows, self.tokens[0]), strict=False):
-                if block is None:
-                    continue
-                into = whole[place, : len(block)] if heads else whole[place]
-                if columns is rows:
-                    into[:] = 0
-                n, m = rows.stop - rows.start, columns.stop - columns.start
-                into[..., rows, columns] = block[..., :n, :m]
-            if name == WHOLE and len(self.tokens) > 1:
-                waiting, carried = self._waiting(place)
-                whole[place, waiting, waiting] = carried
-        return whole
-
-
-def _errors(
-    nodes: Array, biases: Sequence[tuple[int | str, str, float]], began: Start, value: float
-) -> list[float]:
-    """How far contributions and biases miss the score at every layer.
-
-    Relative to the largest of the score and its summands: no sum is more exact than its largest
-    summand.
-    """
-    shares = [abs(share) for *_, share in biases]
-    scale = max(abs(value), *map(abs, began.columns), *shares, float(np.abs(nodes).max()))
-    scale = max(scale, np.finfo(float).tiny)
-    behind = sum(share for layer, _, share in biases if layer == HEAD)
-    errors = [abs(began.value - value) / scale]
-    for layer in reversed(range(len(nodes))):
-        behind += sum(share for owner, _, share in biases if owner == layer)
-        errors.append(abs(float(nodes[layer].sum(dtype=np.float64)) + behind - value) / scale)
-    return errors[::-1]
+        Relative to the largest of the score and its summands: no sum is more exact than its largest
+        summand.
+        """
+        owed = np.zeros(len(nodes) + 1)  # by each layer, and by what stands behind the last
+        for layer, _, share in biases:
+            owed[-1 if isinstance(layer, str) else layer] += share
+        behind = owed[::-1].cumsum()[::-1]
+        totals = np.append(nodes.sum(1, dtype=np.float64) + behind[:-1], seed.by_algebra)
+        shares = [share for *_, share in biases]
+        sizes = np.abs([seed.value, *seed.columns, *shares, np.abs(nodes).max()])
+        scale = max(sizes.max(), np.finfo(float).tiny)
+        errors = (np.abs(totals - seed.value) / scale).tolist()
+        names = [self.network.name_of(layer.index) for layer in self.passed]
+        check_scores(errors, self.network.lens.dtype, names)
+        return max(errors)

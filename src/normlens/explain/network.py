@@ -1,4 +1,4 @@
-"""The frozen network: every layer of a model that has run on a batch, frozen when it is needed.
+"""The frozen network: the layers of a model that has run, frozen when needed, and its head.
 
 What freezing needs is kept from the forward pass where it is small. Where it is not, only each
 layer's input is, and the model runs the layer again.
@@ -6,26 +6,28 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
+from normlens.frozen.activations import Nonlinearity, activation
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import FrozenReadout
-from normlens.frozen.parts import relative_error
+from normlens.frozen.parts import plus, relative_error
 from normlens.frozen.scores import VECTORS, Errors, LayerScores
 from normlens.gpu.matmul import splits
 from normlens.inputs.text import Encoded
-from normlens.layers import Reach, cast
+from normlens.layers import Head, cast
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
+from normlens.options import DEFAULT_LIMIT
+from normlens.pipeline.collector import reads_others
 from normlens.pipeline.comparisons import Seen, end_in_float32
 from normlens.trace.checks import check_tokens
-from normlens.trace.run import Call, LayerTrace, run_again, run_traced
+from normlens.trace.run import LayerTrace, run_again, run_traced
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -35,36 +37,42 @@ if TYPE_CHECKING:
 KEPT_SHARE = 8
 
 
-@dataclass(frozen=True)
-class _Visited:
-    """A layer that the model has run: enough to run it again."""
-
-    block: nn.Module
-    call: Call
-    x: Tensor  # (b, i, d)
-    reach: Reach
-    outputs: int  # that the block returned in a tuple; 0: a vector alone
-    trace: LayerTrace | None  # all of it, where that is small
+def check_one_sequence(lens: Lens) -> None:
+    """Refuse layers that read another sequence, whose tokens would have to be followed, too."""
+    if any(map(reads_others, lens.layers)):
+        raise UnsupportedModelError(
+            f"the layers of {lens.name} read another sequence, whose tokens would own a part of "
+            "the result, too; only encoder–decoders (normlens.models.parts.TwoStacks) are "
+            "followed through both, in maps and explanations: take origin='layer'"
+        )
 
 
 class FrozenNetwork:
     """A model's layers, frozen at one batch; an encoder's come first.
 
     Each stack of layers has its own sequence of an item. Scores are read behind the last stack.
+    `limit` is that of all intermediate results, in bytes.
     """
 
-    def __init__(self, lens: Lens, batch: Sequence[Encoded], rule: str, kept_bytes: int):
+    def __init__(self, lens: Lens, batch: Sequence[Encoded], rule: str, limit: int | None):
         self.lens, self.rule, self.dtype = lens, rule, lens.compute_dtype
-        self.kept_bytes = kept_bytes  # that attention weights may still take
-        sizes = [[len(sequence) for sequence in item.sequences] for item in batch]
-        self.texts, self.tokens = len(batch), max(map(sum, sizes))  # of the longest
-        self.lengths = [list(each) for each in zip(*sizes, strict=True)]  # by stack
+        self.kept_bytes = (limit or DEFAULT_LIMIT) // KEPT_SHARE  # that weights may still take
+        if limit is None and lens.device.type == "cuda":
+            # A GPU whose memory holds the model has room for as much as half of that.
+            self.kept_bytes = sum(parameter.nbytes for parameter in lens.model.parameters()) // 2
+        stacks = zip(*(item.sequences for item in batch), strict=True)
+        self.lengths = [[*map(len, sequences)] for sequences in stacks]  # by stack
+        self.texts, self.tokens = len(batch), max(map(sum, zip(*self.lengths, strict=True)))
         self.firsts, self.layer_words = [0], ["layer"]  # by stack
         if isinstance(lens.adapter, TwoStacks):
             self.firsts = [0, len(lens.adapter.encoder_blocks())]
             self.layer_words = [f"{ENCODER} layer", f"{DECODER} layer"]
-        self.visited: list[_Visited] = []
-        self.last: list[Tensor] = []  # (b, i, d), behind the last layer of each stack
+        else:
+            check_one_sequence(lens)
+        before = self.firsts[-1]
+        self.stack_of = [0] * before + [len(self.firsts) - 1] * (lens.n_layers - before)  # by layer
+        #: The layers that the model has run, without alphas and vectors where those are not kept.
+        self.visited: list[LayerTrace] = []
         self.sources: dict[str, Tensor] = {}  # other sequences (b, k, d) that layers read, by name
         self.watch: Callable[[LayerTrace], object] | None = None  # is shown every layer that ran
         # Of the layer that was frozen last: the model's own vectors, and what misses them by scope.
@@ -74,13 +82,9 @@ class FrozenNetwork:
     def __len__(self) -> int:
         return len(self.visited)
 
-    def stack_of(self, index: int) -> int:
-        """The stack that a layer belongs to."""
-        return bisect_right(self.firsts, index) - 1
-
     def name_of(self, index: int) -> str:
         """What errors call a layer."""
-        stack = self.stack_of(index)
+        stack = self.stack_of[index]
         return f"{self.layer_words[stack]} {index - self.firsts[stack]}"
 
     def forward(self, model: nn.Module, inputs: dict[str, Any], face: str = VECTORS) -> Any:
@@ -88,21 +92,23 @@ class FrozenNetwork:
 
         `face` is what will be read of the frozen layers.
         """
-        layers = range(self.lens.n_layers)
-        output = run_traced(self.lens.adapter, model, inputs, layers, self.visit)
+        output = run_traced(
+            self.lens.adapter, model, inputs, range(self.lens.n_layers), self._visit
+        )
         kept: dict[Hashable, Seen] = {}
-        for index, visited in enumerate(self.visited):
-            lengths = self.lengths[self.stack_of(index)]
-            seen = Seen(index, self.name_of(index), visited.block, visited.call, lengths)
+        for index, ran in enumerate(self.visited):
+            lengths = self.lengths[self.stack_of[index]]
+            seen = Seen(index, self.name_of(index), ran.block, ran.call, lengths)
             self.lens.float32_check.keep(kept, self.rule, face, seen)
         self.lens.float32_check.layers(self.rule, face, kept)
         return output
 
-    def visit(self, trace: LayerTrace) -> None:
+    def _visit(self, trace: LayerTrace) -> None:
         """Keep what the way back needs of a layer that the model has run."""
-        adapter, stack = self.lens.adapter, self.stack_of(trace.index)
+        adapter, stack = self.lens.adapter, self.stack_of[trace.index]
         place = trace.index - self.firsts[stack]
-        if place > 0 and not _same(trace.x, self.last[stack]):
+        last = self.visited[-1].output if place > 0 else trace.x
+        if trace.x.data_ptr() != last.data_ptr() and not torch.equal(trace.x, last):
             outside = adapter.outside_scopes()
             raise UnsupportedModelError(
                 f"the model changes its vectors between layers {place - 1} and {place}, which no "
@@ -115,22 +121,25 @@ class FrozenNetwork:
         for name, vectors in trace.sources.items():
             if name not in self.sources:  # all layers read the same
                 self.sources[name] = vectors.detach().to(self.dtype)
+        trace = replace(trace, rows={}, output=trace.output.detach())
         self.kept_bytes -= sum(alpha.nbytes for alpha in trace.alphas)
-        self.last[stack:] = [trace.output.detach()]
-        kept = replace(trace, rows={}) if self.kept_bytes >= 0 else None
-        reach = trace.layer.reach
-        self.visited.append(_Visited(trace.block, trace.call, trace.x, reach, trace.outputs, kept))
+        if self.kept_bytes < 0:
+            trace = replace(trace, alphas=(), real={}, sources={})
+        self.visited.append(trace)
 
     def x(self, index: int) -> Tensor:
         """The input (b, i, d) of one layer, in the algebra's precision."""
-        return self.visited[index].x.detach().to(self.dtype)
+        return self.visited[index].x.to(self.dtype)
+
+    def behind(self, index: int | None = None) -> Tensor:
+        """The output (b, i, d) of one layer, or of the last, in the algebra's precision."""
+        return self.visited[-1 if index is None else index].output.to(self.dtype)
 
     def layer(self, index: int) -> FrozenLayer:
         """One layer, frozen, and compared with what the model computed."""
-        visited, lengths = self.visited[index], self.lengths[self.stack_of(index)]
-        trace = visited.trace
-        if trace is None:
-            trace = run_again(self.lens.adapter, index, visited.block, visited.call)
+        trace, lengths = self.visited[index], self.lengths[self.stack_of[index]]
+        if not trace.alphas:
+            trace = run_again(self.lens.adapter, index, trace.block, trace.call)
         layer = trace.layer.to(self.dtype, split=True)
         real = self.real = trace.real
         self.errors = {}
@@ -165,18 +174,16 @@ class FrozenNetwork:
             if step not in self.real:
                 continue
             g, y = scores.gradients[step], self.real[step].to(self.dtype)
-            total = passed if step not in scores.bias_part else passed + scores.bias_part[step]
+            missed = (g * y).sum(-1) - plus(passed, scores.bias_part.get(step))
             sizes = torch.linalg.vector_norm(g, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
-            missed = (g * y).sum(-1) - total
             read = sizes > 0
-            relative = torch.where(read, missed / sizes.where(read, torch.ones_like(sizes)), 0)
+            relative = torch.where(read, missed / sizes, 0)
             mean = relative.square().sum() / read.sum().clamp_min(1)
             error = (y.shape[-1] * mean).sqrt().nan_to_num(nan=float("inf"))
             self._note(frozen.layer.scope_of_step[step], error)
 
     def _note(self, scope: str, error: Tensor) -> None:
-        worst = self.errors.get(scope)
-        self.errors[scope] = error if worst is None else torch.maximum(worst, error)
+        self.errors[scope] = torch.maximum(error, self.errors.get(scope, error))
 
     def encoder_end(self) -> tuple[FrozenReadout, list[str]]:
         """The frozen steps between the encoder's last layer and what the decoder reads."""
@@ -184,15 +191,15 @@ class FrozenNetwork:
         assert isinstance(described, TwoStacks)
         with torch.no_grad():
             steps = [cast(step, self.dtype) for step in described.encoder_end()]
-        readout = FrozenReadout.at(steps, self.last[0].to(self.dtype), self.rule)
+        readout = FrozenReadout.at(steps, self.behind(self.firsts[1] - 1), self.rule)
         return readout, [f"END {step.symbol}" for step in steps]
 
     def in_float32(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """What the model, which has run, returns in float32 from the last layer's vectors on."""
         returned: dict[nn.Module, Any] = {}
-        for index, visited in enumerate(self.visited):
-            last, count = self.last[self.stack_of(index)], visited.outputs
-            returned[visited.block] = (last, *[None] * (count - 1)) if count else last
+        for ran in self.visited:
+            others = [None] * (ran.outputs - 1)
+            returned[ran.block] = (ran.output, *others) if ran.outputs else ran.output
         return end_in_float32(model, inputs, returned)
 
     def end_errors(self, output: Any) -> Errors:
@@ -200,7 +207,8 @@ class FrozenNetwork:
         if len(self.firsts) == 1:
             return
         end, own = self.encoder_end()[0], output.encoder_last_hidden_state
-        last, lengths, what = self.last[0].to(own), self.lengths[0], "the steps behind the encoder"
+        last, lengths = self.behind(self.firsts[1] - 1).to(own), self.lengths[0]
+        what = "the steps behind the encoder"
         yield what, float(relative_error(end.linear(last) + end.bias, own, lengths))
         # A score is read at each token in the direction of its own vector.
         g, bias_part = end.score(own)
@@ -209,5 +217,74 @@ class FrozenNetwork:
         yield what, float(relative_error(score[..., None], size[..., None], lengths))
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
+# The head behind the last layer.
+
+
+class FrozenHead:
+    """A head, frozen at the vectors `last` (n, d) of one sequence behind the last layer.
+
+    The steps of its body act on the vectors of each pool, all others on the means that are read.
+    """
+
+    def __init__(self, head: Head, last: Tensor, rule: str, position: int | None = None):
+        self.head, self.last, self.rule = head, last, rule
+        self.pools = head.pools(position, len(last))
+        self.bodies = [FrozenReadout.at(head.body, last[pool], rule) for pool in self.pools]
+        means = torch.cat([body.output.mean(0) for body in self.bodies])
+        bias = torch.cat([body.bias.mean(0) for body in self.bodies])
+        self.steps = FrozenReadout.at(head.steps, means, rule, bias)
+
+    def linear(self, vectors: Tensor) -> Tensor:
+        """What the head makes of vectors (…, n, d) before its output, without biases: (…, d)."""
+        pooled = zip(self.pools, self.bodies, strict=True)
+        means = [body.linear(vectors[..., pool, :]).mean(-2) for pool, body in pooled]
+        return self.steps.linear(torch.cat(means, dim=-1))
+
+    def score(self, weight: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """The gradient (n, d) of a score read along `weight` (d,), and what no token owns of it.
+
+        The latter is named by component, with numbers where there are several of a kind.
+        """
+        body, steps = self.head.body, self.head.steps
+        symbols = [step.symbol for step in (*body, *steps)]
+        names = [
+            symbol + (str(symbols[: place + 1].count(symbol)) if symbols.count(symbol) > 1 else "")
+            for place, symbol in enumerate(symbols)
+        ]
+        g, of_steps = self.steps.score(weight)
+        gradient, owed = torch.zeros_like(self.last), list[tuple[str, Tensor | None]]()
+        for pool, frozen, share in zip(
+            self.pools, self.bodies, g.chunk(len(self.pools)), strict=True
+        ):
+            of_pool, of_body = frozen.score((share / len(frozen.output)).expand_as(frozen.output))
+            gradient[pool] += of_pool
+            owed += zip(names, of_body, strict=False)
+        owed += zip(names[len(body) :], of_steps, strict=True)
+        bias_part: dict[str, float] = {}
+        for name, bias in owed:
+            if bias is not None:
+                bias_part[name] = bias_part.get(name, 0.0) + float(bias.double().sum())
+        return gradient, bias_part
+
+    def columns(self, signed: Sequence[tuple[int, float]]) -> tuple[Tensor, float, list[float]]:
+        """The weight (d,) and bias of a sum of output columns with signs, and their scores."""
+        y, output = self.steps.output, self.head.output
+        assert output is not None
+        chosen = torch.tensor([column for column, _ in signed], device=y.device)
+        signs = torch.tensor([sign for _, sign in signed]).to(y)
+        scale = output.scale[chosen].to(y) if isinstance(output.scale, Tensor) else output.scale
+        weights = output.weight[:, chosen].to(y) * scale  # (d, c)
+        biases = torch.zeros_like(signs)
+        if output.bias is not None:
+            biases = output.bias[chosen].to(y) * scale
+        scores = y @ weights + biases
+        slopes, capped = torch.ones_like(scores), scores
+        if (cap := self.head.soft_cap) is not None:
+            # c · tanh(z/c): the rule's slope of tanh at z/c.
+            of_bias = self.steps.bias @ weights + biases
+            neuron = Nonlinearity(activation("tanh"))
+            tanh = neuron.linearised(self.rule, [scores / cap], [of_bias / cap])
+            (slopes,), capped = tanh.slopes, tanh.hidden * cap
+        remainder = capped - slopes * (scores - biases)
+        weight = weights @ (slopes * signs)
+        return weight, float((remainder * signs).double().sum()), capped.double().tolist()

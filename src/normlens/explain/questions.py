@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normlens.errors import InputError, parse_json, reason_of, system_reason
 from normlens.inputs.text import TARGET, Encoded, Reader, tokenise
-from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Head
+from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Dense, Head
 from normlens.models.base import read_head
 from normlens.options import ExplainOptions
 from normlens.results.axes import SPACE, readable_tokens
@@ -63,15 +63,11 @@ class QuestionReader:
             return
         end, width = tuple(lens.adapter.end()), lens.layers[-1].d_model
         for step in end:
-            linear = getattr(step, "linear", None)
-            width = width if linear is None else linear.weight.shape[1]
+            if isinstance(step, Dense):
+                width = step.linear.weight.shape[1]
         if layer is not None:
-            count = lens.n_layers
-            if not _is_index(layer) or not -count <= layer < count:
-                raise InputError(
-                    f"layer {layer!r} is out of range; the model has layers 0 to {count - 1}"
-                )
-            self.layer = int(layer) % count
+            among = f"the model has layers 0 to {lens.n_layers - 1}"
+            self.layer = checked_index(layer, lens.n_layers, "layer", among)
             width = lens.layers[self.layer].d_model
         self.direction = direction_of(direction, width)
         self.head = Head("direction", ANY, end)
@@ -83,13 +79,24 @@ class QuestionReader:
 
         Of an encoder–decoder, the token behind position p is token p of the target.
         """
-        following = [*item.ids[1:], item.end]
+        following, two = [*item.ids[1:], item.end], item.source is not None
         if position == ALL and self.direction is None:
-            self._check_all(item, target, contrast)
+            name, others = ("token", "contrast") if two else ("position", "target and contrast")
+            if not two and self.head.task != CAUSAL:
+                raise InputError(
+                    f"position='all' explains next tokens; this model is a {self.head.task}"
+                )
+            if target is not None or contrast is not None:
+                raise InputError(f"{name}='all' explains each token in turn, so leave {others} out")
             # What is behind the last position is part of the target only if it is known.
-            places = range(len(item) - (item.end is None))
-            return [self._question(index, item, following[k], None, k) for k in places]
-        if item.source is not None:
+            count = len(item) - (item.end is None)
+            if count == 0:
+                raise InputError(
+                    f"{name}='all' explains the tokens behind the first one, and there is none; "
+                    "give a longer text"
+                )
+            return [self._question(index, item, following[k], None, k) for k in range(count)]
+        if two:
             place = self._token_place(item, position)
             return self._question(index, item, following[place], contrast, place)
         if isinstance(position, str):
@@ -100,33 +107,10 @@ class QuestionReader:
             )
         if self.direction is not None and position is None and self.lens.causal:
             position = len(item) - 1
-        pad_id = getattr(self.lens.adapter.config, "pad_token_id", None)
-        read = place_of(position, self.head, item, self.lens.tokenizer, pad_id)
+        read = place_of(self.lens, self.head, item, position)
         if self.direction is not None:
             return Question(index, read, direction=self.direction, layer=self.layer)
         return self._question(index, item, target, contrast, read)
-
-    def _check_all(self, item: Encoded, target: Any, contrast: Any) -> None:
-        """Refuse what cannot be asked of each token in turn."""
-        alone = len(item) < 2 and item.end is None
-        if item.source is not None:
-            if contrast is not None:
-                raise InputError("token='all' explains each token in turn, so leave contrast out")
-            if alone:
-                raise InputError(
-                    "the target has no token that could be explained; give a longer one"
-                )
-        elif self.head.task != CAUSAL:
-            raise InputError(
-                f"position='all' explains next tokens; this model is a {self.head.task}"
-            )
-        elif target is not None or contrast is not None:
-            raise InputError(
-                "position='all' explains each next token of the text, so leave target and contrast "
-                "out"
-            )
-        elif alone:
-            raise InputError("the text has one token, so it has no next one; give a longer text")
 
     def _question(
         self, index: int, item: Encoded, target: Any, contrast: Any, place: int | None
@@ -153,14 +137,8 @@ class QuestionReader:
             return ordinary[-1] - 1 if ordinary else count - 1
         if isinstance(token, str):
             return self._word_place(item, token)
-        if not _is_index(token):
-            raise InputError(f"token is a place, a word or {ALL!r}, not {token!r}")
-        if not -count <= int(token) < count:
-            raise InputError(
-                f"token {token} is out of range; the target's tokens are 0 to {count - 1} "
-                f"({self._shown(item)})"
-            )
-        return int(token) % count
+        among = f"the target's tokens are 0 to {count - 1} ({self._shown(item)})"
+        return checked_index(token, count, "token", among, f"a place, a word or {ALL!r}")
 
     def _word_place(self, item: Encoded, word: str) -> int:
         wanted = word.strip()
@@ -170,7 +148,7 @@ class QuestionReader:
             if of_word is not None and item.word_labels[of_word] == wanted:
                 pieces.setdefault(of_word, []).append(k)
         if not pieces:
-            shown = self._readable(item.ids)
+            shown = readable(self.lens.tokenizer, item.ids)
             names = (wanted, SPACE + wanted)
             pieces = {k: [k] for k in range(1, len(item)) if shown[k] in names}
         if not pieces:
@@ -186,7 +164,8 @@ class QuestionReader:
             )
         (places_of_word,) = pieces.values()
         if len(places_of_word) > 1 and not self.options.first_piece:
-            parts = " + ".join(self._readable([item.ids[k] for k in places_of_word]))
+            ids = [item.ids[k] for k in places_of_word]
+            parts = " + ".join(readable(self.lens.tokenizer, ids))
             raise InputError(
                 f"{word!r} is {len(places_of_word)} tokens of the target ({parts}) and a model "
                 f"predicts one at a time; name one by its place (token={places_of_word[0] - 1} to "
@@ -195,15 +174,10 @@ class QuestionReader:
             )
         return places_of_word[0] - 1
 
-    def _readable(self, ids: Sequence[int]) -> list[str]:
-        if self.lens.tokenizer is None:
-            return [str(token) for token in ids]
-        return readable(self.lens.tokenizer, ids)
-
     def _shown(self, item: Encoded) -> str:
         """The target's tokens in words, without the one that starts it."""
         end = [] if item.end is None else [item.end]
-        return " ".join(self._readable([*item.ids[1:], *end]))
+        return " ".join(readable(self.lens.tokenizer, [*item.ids[1:], *end]))
 
 
 def _is_index(value: Any) -> bool:
@@ -214,60 +188,50 @@ def _is_index(value: Any) -> bool:
 # Where a score is read, and the column of the head's output that a word or a label means.
 
 
-def place_of(
-    position: int | None, head: Head, sequence: Encoded, tokenizer: Any, pad_id: int | None
-) -> int | None:
+def checked_index(
+    value: Any, count: int, what: str, among: str, kind: str = "a whole number"
+) -> int:
+    """An index from 0; a negative one counts from the end."""
+    if not _is_index(value):
+        raise InputError(f"{what} is {kind}, not {value!r}")
+    if not -count <= int(value) < count:
+        raise InputError(f"{what} {value} is out of range; {among}")
+    return int(value) % count
+
+
+def place_of(lens: Lens, head: Head, item: Encoded, position: Any = None) -> int | None:
     """The position that a head reads; None where it reads them all."""
-    n = len(sequence)
+    n = len(item)
     if head.reads != ANY:
         if position is not None:
             raise InputError(
                 f"the {head.task} reads the whole input, so it has no position; leave it out"
             )
-        if head.reads == FIRST:
-            return 0
-        return last_token(sequence.ids, pad_id) if head.reads == LAST else None
+        if head.reads != LAST:
+            return 0 if head.reads == FIRST else None
+        # A decoder's classifier reads the last token that is not padding, by its id.
+        pad_id = getattr(lens.adapter.config, "pad_token_id", None)
+        return max((k for k, token in enumerate(item.ids) if token != pad_id), default=0)
     if position is not None:
-        return checked_position(position, n)
+        return checked_index(position, n, "position", f"the text has tokens 0 to {n - 1}")
     if head.task == CAUSAL:
         return n - 1
     if head.task == MASKED:
-        return _mask(sequence, tokenizer)
+        return _mask(item, lens.tokenizer)
     what = "token of the text" if head.task == TOKENS else "vector"
     raise InputError(f"say which {what} is meant: position=0 to {n - 1} (--position)")
 
 
-def last_token(ids: Sequence[int], pad_id: int | None) -> int:
-    """The token that a decoder's classifier reads: the last one that is not padding, by its id."""
-    if pad_id is None:
-        return len(ids) - 1
-    return max((place for place, token in enumerate(ids) if token != pad_id), default=0)
-
-
-def checked_position(position: Any, n: int) -> int:
-    """A position from 0, negative ones from the end."""
-    if not _is_index(position):
-        raise InputError(f"position is a whole number, not {position!r}")
-    if not -n <= int(position) < n:
-        raise InputError(f"position {position} is out of range; the text has tokens 0 to {n - 1}")
-    return int(position) % n
-
-
-def _mask(sequence: Encoded, tokenizer: Any) -> int:
+def _mask(item: Encoded, tokenizer: Any) -> int:
     mask = getattr(tokenizer, "mask_token_id", None)
-    places = [place for place, token in enumerate(sequence.ids) if token == mask]
     if mask is None:
         raise InputError("the tokenizer has no mask token; say which position is to be predicted")
-    name = tokenizer.mask_token
-    if not places:
+    places = [place for place, token in enumerate(item.ids) if token == mask]
+    if len(places) != 1:
+        where = f" (at positions {', '.join(map(str, places))})" if places else ""
         raise InputError(
-            f"the text has no {name}, so there is nothing to predict; put one into it, or say "
-            "which position is meant (position=…, --position)"
-        )
-    if len(places) > 1:
-        raise InputError(
-            f"the text has {len(places)} {name} (at positions {', '.join(map(str, places))}); say "
-            "which one is meant (position=…, --position)"
+            f"the text has {len(places) or 'no'} {tokenizer.mask_token}{where}, and one is "
+            "predicted: have one in it, or say which position is meant (position=…, --position)"
         )
     return places[0]
 
@@ -300,10 +264,7 @@ def column_of(
             f"{what} {target!r} is a word and this lens has no tokenizer; give the token's id"
         )
     pieces = _pieces(target, head, tokenizer, sequence, position)
-    if not pieces:
-        raise InputError(f"the tokenizer makes no token of {what} {target!r}; give another word")
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown is not None and unknown in pieces:
+    if not pieces or getattr(tokenizer, "unk_token_id", None) in pieces:
         raise InputError(
             f"{what} {target!r} is not in the vocabulary; give another word, or a token's id"
         )
@@ -359,13 +320,13 @@ def label_of(column: int, head: Head, tokenizer: Any) -> str:
     """What people call a column of the head's output."""
     if head.task not in OF_TOKENS:
         return head.labels.get(column, str(column))
-    if tokenizer is None:
-        return str(column)
     return readable(tokenizer, [column])[0]
 
 
 def readable(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Tokens as people read them."""
+    """Tokens as people read them; without a tokenizer their ids."""
+    if tokenizer is None:
+        return [str(token) for token in ids]
     tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(ids))]
     special = set(getattr(tokenizer, "all_special_ids", ()))
     return readable_tokens(tokens, [i in special for i in ids])

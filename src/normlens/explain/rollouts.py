@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError, valid_choice
+from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import source_parts
 from normlens.frozen.norm_maps import layer_maps
@@ -27,7 +27,7 @@ from normlens.frozen.parts import FrozenNorm, relative_error
 from normlens.inputs.text import Encoded, Text, Texts
 from normlens.layers import Layer, Linear, Norm
 from normlens.measures.maps import rollout
-from normlens.options import DEFAULT_LIMIT, NOT_LINEAR, RULES, SHAPLEY, AnalysisOptions, parse_bytes
+from normlens.options import DEFAULT_LIMIT, AnalysisOptions, ExplainOptions, parse_bytes
 from normlens.pipeline.batches import check_completeness, in_batches
 from normlens.pipeline.collector import reads_others
 from normlens.plan.costs import source_memory
@@ -69,6 +69,9 @@ class RolloutOptions:
         return parse_bytes(self.memory_limit) or DEFAULT_LIMIT
 
 
+#: Names of methods with conditions, and the components that GlobEnc is defined for.
+GLOBENC, VALUE_ZEROING, COMPONENTS = "globenc", "value-zeroing", "ATTN RES LN FF RES LN"
+
 #: One map (b, i, j) of every layer of a batch, and how far its parts and bias miss the model's
 #: vectors, where it has parts.
 LayerMap: TypeAlias = tuple[Tensor, Tensor | None]
@@ -84,19 +87,30 @@ def sequences(lens: Lens, text: Given, options: RolloutOptions) -> tuple[list[En
     return lens.encode(text, truncate=options.truncate), isinstance(text, list)  # type: ignore[arg-type]
 
 
-def check_stack(lens: Lens) -> None:
-    """Refuse models whose layers cannot be multiplied: what enters one did not leave the last."""
+def check_layers(lens: Lens, method: str) -> None:
+    """Refuse layers that cannot be multiplied, or that a method of this name is not defined for."""
     if (outside := lens.adapter.outside_scopes()) is not None:
         raise InputError(f"the layers of {lens.name} cannot be rolled out: {outside}")
-    if any(map(reads_others, lens.layers)):
-        raise InputError(
-            f"the layers of {lens.name} read another sequence, which a rollout cannot follow"
-        )
+    for layer in lens.layers:
+        if reads_others(layer):
+            raise InputError(
+                f"the layers of {lens.name} read another sequence, which a rollout cannot follow"
+            )
+        if method == GLOBENC and layer.component_sequence != COMPONENTS:
+            raise InputError(
+                f"GlobEnc is defined for layers of {COMPONENTS}; those of {lens.name} are "
+                f"{layer.component_sequence}"
+            )
+        if method == VALUE_ZEROING and layer.attention.value.module is None:
+            raise UnsupportedModelError(
+                "the adapter does not say which module computes the value vectors (Linear's "
+                "`module`), and value zeroing has to hook it"
+            )
 
 
 def rolled_maps(
     lens: Lens,
-    given: tuple[list[Encoded], bool],
+    text: Given,
     options: RolloutOptions,
     of_batch: Callable[[list[Encoded]], list[LayerMap]],
     *,
@@ -111,8 +125,8 @@ def rolled_maps(
     lens analyses the texts first, as far as the attention, so that a model that is not what its
     adapter says is refused.
     """
-    check_stack(lens)
-    encoded, many = given
+    encoded, many = sequences(lens, text, options)
+    check_layers(lens, method)
     attention = AnalysisOptions(scopes="ATTN-N", nonlinearity=rule, batch_size=options.batch_size)
     labels = dict(zip(map(id, encoded), lens.analyse(encoded, attention), strict=True))
 
@@ -194,51 +208,41 @@ def alti(
     name = lens.scopes[-1] if scope is None else resolve(scope, lens.scopes)
     if name in WEIGHT_SCOPES:
         raise InputError(f"ALTI compares vectors; {name} has none: take a scope that ends in -N")
-    if valid_choice(nonlinearity, RULES, "rule for the nonlinearity") == SHAPLEY:
-        raise InputError(NOT_LINEAR)
-    given = sequences(lens, text, options)
-    if options.memory_limit is not None:
-        _check_limit(lens, max(map(len, given[0]), default=0), options.limit)
-    of_layer = partial(contributions_of_layer, scope=name, rule=nonlinearity, limit=options.limit)
+    ExplainOptions(nonlinearity=nonlinearity)  # the same rules hold
+    of_layer = partial(contributions_of_layer, scope=name, rule=nonlinearity, options=options)
     of_batch = partial(traced_maps, lens, of_layer)
-    return rolled_maps(lens, given, options, of_batch, scope=name, method="alti", rule=nonlinearity)
+    return rolled_maps(lens, text, options, of_batch, scope=name, method="alti", rule=nonlinearity)
 
 
 def contributions_of_layer(
-    traced: LayerTrace, lengths: Sequence[int], scope: str, rule: str, limit: int
+    traced: LayerTrace, lengths: Sequence[int], scope: str, rule: str, options: RolloutOptions
 ) -> tuple[Tensor, Tensor]:
     """The contributions (b, i, j) of one layer behind `scope`, and the error of parts and bias.
 
-    Parts exist for as many sources at a time as `limit` bytes hold.
+    Parts exist for as many sources at a time as the memory limit holds; one that a user gives has
+    to hold those of one source.
     """
     layer, x = traced.layer, traced.x
+    b, n, _ = x.shape
+    least = source_memory(layer, 1, n, x.element_size())
+    if options.memory_limit is not None and options.limit < least:
+        raise MemoryLimitError(
+            f"the memory limit is too low for {n} tokens: the parts of one source take "
+            f"{least / (1 << 20):.1f} MB; give that much, leave the limit out, or shorten the text"
+        )
+    at_once = max(1, options.limit // source_memory(layer, b, n, x.element_size()))
     (last,) = (step for step, name in layer.scope_of_step.items() if name == scope)
     vectors: dict[int, Tensor] = {}
     given = layer, x, traced.alphas, lengths, rule
     frozen = freeze(*given, until=last, observe=vectors.__setitem__)
-    y = vectors[last]
-    b, n, _ = x.shape
-    at_once = max(1, limit // source_memory(layer, b, n, x.element_size()))
-    pairs = x.new_zeros(b, n, n)
-    bias = frozen.biases[last]
-    total = torch.zeros_like(y) if bias is None else bias
+    y, bias = vectors[last], frozen.biases[last]
+    pairs, total = x.new_zeros(b, n, n), torch.zeros_like(y) if bias is None else bias
     for first in range(0, n, at_once):
         stop = min(first + at_once, n)
         parts = source_parts(frozen, first, stop)
         pairs[..., first:stop] = contributions(y, parts)
         total = total + parts.sum(0)
     return pairs, relative_error(total, traced.real.get(last, y), lengths)
-
-
-def _check_limit(lens: Lens, n: int, limit: int) -> None:
-    """Raise where a memory limit of the user's does not hold the parts of one source."""
-    itemsize = lens.compute_dtype.itemsize
-    least = max(source_memory(layer, 1, n, itemsize) for layer in lens.layers)
-    if limit < least:
-        raise MemoryLimitError(
-            f"the memory limit is too low for {n} tokens: the parts of one source take "
-            f"{least / (1 << 20):.1f} MB; give that much, leave the limit out, or shorten the text"
-        )
 
 
 # GlobEnc: the rollout of norms through a post-LN layer without its feed-forward block.
@@ -249,8 +253,7 @@ def _check_limit(lens: Lens, n: int, limit: int) -> None:
 # residual connection, but σ is that of LN2's real input. Rows are not normalised.
 
 
-#: The components that GlobEnc is defined for, and those that its parts pass.
-COMPONENTS = "ATTN RES LN FF RES LN"
+#: The components that its parts pass.
 SCOPE = "ATTNRESLNLN-N"
 
 
@@ -258,22 +261,8 @@ def globenc(
     lens: Lens, text: Given, options: RolloutOptions = RolloutOptions()
 ) -> Maps | list[Maps]:
     """GlobEnc of a text, as maps [layer, target, source]; a list gives a list."""
-    check_globenc_layers(lens)
-    given = sequences(lens, text, options)
     of_batch = partial(traced_maps, lens, norms_of_layer)
-    return rolled_maps(
-        lens, given, options, of_batch, scope=SCOPE, method="globenc", normalise=False
-    )
-
-
-def check_globenc_layers(lens: Lens) -> None:
-    """Refuse layers that GlobEnc is not defined for."""
-    for layer in lens.layers:
-        if layer.component_sequence != COMPONENTS:
-            raise InputError(
-                f"GlobEnc is defined for layers of {COMPONENTS}; those of {lens.name} are "
-                f"{layer.component_sequence}"
-            )
+    return rolled_maps(lens, text, options, of_batch, scope=SCOPE, method=GLOBENC, normalise=False)
 
 
 def norms_of_layer(traced: LayerTrace, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -308,17 +297,19 @@ def value_zeroing(
     lens: Lens, text: Given, options: RolloutOptions = RolloutOptions()
 ) -> Maps | list[Maps]:
     """Value zeroing of a text, as maps [layer, target, source]; a list gives a list."""
-    check_value_zeroing_layers(lens)
-    of_batch = partial(zeroed_maps, lens, options.limit)
-    given, scope = sequences(lens, text, options), lens.scopes[-1]
-    return rolled_maps(lens, given, options, of_batch, scope=scope, method="value-zeroing")
+    of_batch, scope = partial(zeroed_maps, lens, options.limit), lens.scopes[-1]
+    return rolled_maps(lens, text, options, of_batch, scope=scope, method=VALUE_ZEROING)
 
 
 def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerMap]:
     """The distances of every layer for a batch, as many sources at a time as `limit` bytes hold."""
     inputs = model_inputs(lens.adapter, batch, lens.device)
     b, n = inputs["input_ids"].shape
-    copies = min(n, max(1, limit // (b * _copy_memory(lens, n))))
+    # Bytes of one sequence inside a block: scores, vectors, neurons.
+    attention = lens.layers[0].attention
+    widest = max(linear.weight.shape[1] for linear in lens.layers[0].linear_maps)
+    numbers = 3 * attention.heads * n + 8 * attention.output.weight.shape[1] + 3 * widest
+    copies = min(n, max(1, limit // (b * n * numbers * lens.dtype.itemsize)))
     # The model itself makes the masks and positions that a block is called with for many copies.
     repeated = {name: value.repeat_interleave(copies, 0) for name, value in inputs.items()}
     visited: list[LayerTrace] = []
@@ -389,23 +380,6 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
         )
 
 
-def check_value_zeroing_layers(lens: Lens) -> None:
-    """Refuse layers whose value projection cannot be hooked."""
-    if any(layer.attention.value.module is None for layer in lens.layers):
-        raise UnsupportedModelError(
-            "the adapter does not say which module computes the value vectors (Linear's `module`), "
-            "and value zeroing has to hook it"
-        )
-
-
-def _copy_memory(lens: Lens, n: int) -> int:
-    """Bytes of one sequence of n tokens inside a block: scores, vectors, neurons."""
-    attention = lens.layers[0].attention
-    d = attention.output.weight.shape[1]
-    widest = max(linear.weight.shape[1] for linear in lens.layers[0].linear_maps)
-    return lens.dtype.itemsize * n * (3 * attention.heads * n + 8 * d + 3 * widest)
-
-
 # Every method by its name, with one contract: a lens and a text make maps.
 
 
@@ -413,20 +387,16 @@ def _copy_memory(lens: Lens, n: int) -> int:
 PREFIX = "rollout-"
 
 
-class Method(Protocol):
-    """A lens and a text, or several, make maps through all layers."""
-
-    def __call__(
-        self, lens: Lens, text: Given, options: RolloutOptions = ...
-    ) -> Maps | list[Maps]: ...
+#: A lens, a text or several, and `RolloutOptions` make maps through all layers.
+Method: TypeAlias = Callable[..., Maps | list[Maps]]
 
 
 def rollout_of_scope(
     lens: Lens, text: Given, options: RolloutOptions = RolloutOptions(), *, scope: str
 ) -> Maps | list[Maps]:
     """The rollout of any scope (`Maps.rollout`); a list of texts gives a list."""
-    check_stack(lens)
     name = resolve(scope, lens.scopes)
+    check_layers(lens, name)
     encoded, many = sequences(lens, text, options)
     of_scope = AnalysisOptions(
         scopes=name, batch_size=options.batch_size, memory_limit=options.memory_limit
@@ -445,9 +415,9 @@ def rollout_of_weights(
 #: The methods that have a name of their own.
 METHODS: Mapping[str, Method] = {
     "rollout-weights": rollout_of_weights,
-    "globenc": globenc,
+    GLOBENC: globenc,
     "alti": alti,
-    "value-zeroing": value_zeroing,
+    VALUE_ZEROING: value_zeroing,
 }
 
 

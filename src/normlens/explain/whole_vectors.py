@@ -9,7 +9,7 @@ and are held as one layer's own maps are (`LayerMaps`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -20,31 +20,20 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import CompletenessError, InputError, UnsupportedModelError
-from normlens.explain.network import KEPT_SHARE, FrozenNetwork
+from normlens.errors import CompletenessError, InputError
+from normlens.explain.network import FrozenHead, FrozenNetwork, check_one_sequence
 from normlens.frozen.activations import activation
-from normlens.frozen.network import FrozenReadout, Sources, WholeNorms
+from normlens.frozen.network import Sources, WholeNorms
 from normlens.frozen.norm_maps import LayerMaps
 from normlens.frozen.parts import relative_error
 from normlens.frozen.scores import Errors
 from normlens.inputs.text import Encoded
-from normlens.layers import (
-    FIRST,
-    LAST,
-    MEAN,
-    Dense,
-    Elementwise,
-    Head,
-    HeadStep,
-    Layer,
-    Reach,
-    Routing,
-)
+from normlens.layers import Dense, Elementwise, Head, HeadStep, Layer, Reach
 from normlens.loading.sentences import Pooling
 from normlens.models.parts import ENCODER
 from normlens.options import AUTO, DEFAULT_LIMIT, CosineOptions, parse_bytes
 from normlens.pipeline import batches
-from normlens.pipeline.collector import Collector, reads_others, token_axis
+from normlens.pipeline.collector import Collector, token_axis
 from normlens.pipeline.progress import Progress, by_layers
 from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
 from normlens.results.explanation import Cosine
@@ -54,15 +43,6 @@ from normlens.trace.run import LayerTrace, model_inputs, reading, without_autoca
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
-
-
-def check_one_sequence(layers: Sequence[Layer]) -> None:
-    """Refuse layers that read another sequence, whose tokens would be sources, too."""
-    if any(map(reads_others, layers)):
-        raise UnsupportedModelError(
-            "vectors are not pushed through layers that read another sequence yet; take "
-            "origin='layer'"
-        )
 
 
 @dataclass
@@ -79,25 +59,22 @@ class WholeMaps:
         if (layer, step) not in self.scopes:
             return
         if (layer, step) not in self.passing:
-            others = self.network.x(0).shape[1] if self.network.stack_of(layer) else 0
+            others = self.network.x(0).shape[1] if self.network.stack_of[layer] else 0
             whole = WholeNorms.empty(self.network.x(layer), others, sources.vectors.shape[-1])
             self.passing[layer, step] = whole
         self.passing[layer, step].add(sources)
 
-    def bias(self, layer: int, real: Mapping[int, Tensor], step: int, bias: Tensor) -> None:
-        """Take what no token owns (b, i, d) behind a step that all sources have passed.
-
-        `real` are the model's own vectors behind steps, where they were traced.
-        """
+    def bias(self, layer: int, step: int, bias: Tensor) -> None:
+        """Take what no token owns (b, i, d) behind a step that all sources have passed."""
         if (layer, step) not in self.scopes:
             return
         scope, whole = self.scopes[layer, step], self.passing.pop((layer, step))
         maps = self.maps.setdefault(layer, LayerMaps())
         maps.norms[scope] = whole.norms
         maps.own[scope], maps.others[scope] = whole.mixing()
-        if step in real:
-            lengths = self.network.lengths[self.network.stack_of(layer)]
-            maps.completeness[scope] = whole.error(bias, real[step], lengths)
+        if step in self.network.real:
+            lengths = self.network.lengths[self.network.stack_of[layer]]
+            maps.completeness[scope] = whole.error(bias, self.network.real[step], lengths)
 
 
 def push(
@@ -106,8 +83,8 @@ def push(
     limit: int,
     visitor: WholeMaps,
     advance: Callable[[float], None] | None = None,
-) -> None:
-    """Push every token of a batch through the model up to layer `until`.
+) -> Iterator[tuple[list[Sources], Tensor | None]]:
+    """Push every token of a batch through the model; yields who arrives behind layer `until`.
 
     Behind an encoder, its tokens k pass the steps of its end and enter each of the decoder's
     layers, beside the decoder's own tokens j:
@@ -115,18 +92,18 @@ def push(
         M_k = end(encoder(e_k)),    V_ik = decoder(0, M_k),    V_ij = decoder(e_j, 0)
         Σ_k V_ik + Σ_j V_ij + b_i = x_i                                            (completeness)
 
-    What no token owns of a stack passes its layers with the last group. `advance` is called with
-    the part of the work that is done.
+    What no token owns of a stack passes its layers with the last group, and arrives with it.
+    `advance` is called with the part of the work that is done.
     """
-    layers = [network.lens.adapter.layer(visited.block) for visited in network.visited]
     inputs = [network.x(first) for first in network.firsts]
-    two, last = len(inputs) > 1, len(inputs) - 1
-    causal = all(visited.reach.ahead == 0 for visited in network.visited[network.firsts[last] :])
+    last = len(inputs) - 1
+    behind = network.firsts[last]  # the first layer of the last stack
+    causal = all(ran.layer.reach.ahead == 0 for ran in network.visited[behind:])
     groups = []  # of chunks, each with its stack
     for stack, x in enumerate(inputs):
         # A token of a source has vectors in both stacks.
         targets = sum(each.shape[1] for each in inputs[stack:])
-        sizes = VectorSizes.of(layers, len(x), targets, x.itemsize)
+        sizes = VectorSizes.of(network.lens.layers, len(x), targets, x.itemsize)
         found = group_sources(sizes, limit, causal and stack == last, x.shape[1])
         groups += [(stack, group, group is found[-1]) for group in found]
     total = sum(max(0, until + 1 - network.firsts[stack]) for stack, *_ in groups)
@@ -136,7 +113,7 @@ def push(
         chunks = [Sources.at_input(x, k, count, causal and stack == last) for k, count in group]
         gave: list[dict[str, Tensor]] = [{} for _ in chunks]
         for index in range(network.firsts[stack], until + 1):
-            if two and stack == 0 and index == network.firsts[last]:
+            if stack < last and index == behind:
                 end = network.encoder_end()[0]
                 gave = [{ENCODER: end.linear(chunk.vectors)} for chunk in chunks]
                 chunks = [
@@ -146,15 +123,14 @@ def push(
                 if bias is not None:
                     no_token = {ENCODER: end.linear(bias) + end.bias}
             frozen = network.layer(index)
-            seen = partial(visitor.sources, index)
             for place, chunk in enumerate(chunks):
-                chunks[place] = chunk.through(frozen, seen, gave[place])
-            if is_last and network.stack_of(index) == stack:
-                alone = partial(visitor.bias, index, network.real)
-                bias = frozen.bias_part(bias, alone, no_token)
+                chunks[place] = chunk.through(frozen, partial(visitor.sources, index), gave[place])
+            if is_last and network.stack_of[index] == stack:
+                bias = frozen.bias_part(bias, partial(visitor.bias, index), no_token)
             done += 1
             if advance is not None:
                 advance(done / total)
+        yield chunks, bias if stack == last else None
 
 
 def collect_whole_way(
@@ -165,11 +141,9 @@ def collect_whole_way(
     progress: Progress | None,
 ) -> None:
     """Run the model on a batch and add the maps that are asked for to its stacks' collectors."""
-    if not lens.two_stacks:
-        check_one_sequence(lens.layers)
     request, first = runs[-1].stack.request, runs[-1].stack.first
     limit = request.settings.memory_limit or DEFAULT_LIMIT
-    network = FrozenNetwork(lens, batch, request.settings.rule, limit // KEPT_SHARE)
+    network = FrozenNetwork(lens, batch, request.settings.rule, limit)
     scopes = {
         (run.stack.first + index, step): scope
         for run in runs
@@ -177,33 +151,30 @@ def collect_whole_way(
         for step, scope in run.stack.layers[index].scope_of_step.items()
         if scope in run.stack.request.scopes
     }
-    whole, routing = WholeMaps(network, scopes), dict[int, Routing]()
+    whole = WholeMaps(network, scopes)
     advance = by_layers(progress, sum(len(run.stack.request.layers) for run in runs))
 
     def check(trace: LayerTrace) -> None:
-        first = network.firsts[network.stack_of(trace.index)]
         for run in runs:
-            if run.stack.first == first:
-                run.check(replace(trace, index=trace.index - first))
-        if trace.layer.experts is not None and trace.layer.experts.routing is not None:
-            routing[trace.index] = trace.layer.experts.routing
+            if run.stack.first == network.firsts[network.stack_of[trace.index]]:
+                run.check(replace(trace, index=trace.index - run.stack.first))
 
     def compute() -> None:
         with without_autocast(lens.device), reading(lens.model, lens.adapter):
             network.forward(lens.model, inputs)
-            push(network, first + max(request.layers), limit, whole, advance)
+            for _ in push(network, first + max(request.layers), limit, whole, advance):
+                pass  # the maps have taken what they need
 
     network.watch = check
     exclusive(lens.model, compute)
-    reaches = [visited.reach for visited in network.visited]
+    layers = [ran.layer for ran in network.visited]
     for run in runs:
         for index in run.stack.request.layers:
             place = run.stack.first + index
-            reach = reduce(Reach.then, reaches[run.stack.first : place + 1])
-            layer = Layer(run.stack.layers[index].steps, reach)
-            if place in routing:
-                layer = layer.routed(routing[place])
-            run.add(whole.maps.get(place, LayerMaps()), index, layer)
+            passed = layers[run.stack.first : place + 1]
+            reach = reduce(Reach.then, [layer.reach for layer in passed])
+            maps = whole.maps.get(place, LayerMaps())
+            run.add(maps, index, Layer(layers[place].steps, reach))
 
 
 # A text's vector as a sum over its tokens: u = Σ_k u_k + b_u.
@@ -220,14 +191,10 @@ class SentenceParts:
     vector: NDArray[np.float64]  # u (d,), from what the model itself returned
 
 
-def tokens_read(reads: str, n: int) -> slice:
-    """Which of a text's n last vectors are pooled."""
-    return {MEAN: slice(0, n), FIRST: slice(0, 1), LAST: slice(n - 1, n)}[reads]
-
-
 def text_vector(head: Head, output: Tensor) -> Tensor:
     """A text's vector from the model's own output (i, d), which has no padding."""
-    return through_steps(head.steps, output[tokens_read(head.reads, len(output))].mean(0))
+    (pool,) = head.pools(None, len(output))
+    return through_steps(head.steps, output[pool].mean(0))
 
 
 def through_steps(steps: Sequence[HeadStep], y: Tensor) -> Tensor:
@@ -250,9 +217,9 @@ def sentence_parts(
     progress: Progress | None = None,
 ) -> list[SentenceParts]:
     """Run the model on a batch once and push every token through it."""
-    check_one_sequence(lens.layers)
-    dtype, pooled_head = lens.compute_dtype, head.to(lens.compute_dtype)
-    network = FrozenNetwork(lens, batch, rule, limit // KEPT_SHARE)
+    check_one_sequence(lens)
+    dtype, pooled = lens.compute_dtype, head.to(lens.compute_dtype)
+    network = FrozenNetwork(lens, batch, rule, limit)
     (lengths,) = network.lengths
     checks = Checks(lens.adapter, lens.dtype, lengths)
     network.watch = lambda traced: checks.add(traced, traced.layer.to(dtype))
@@ -261,21 +228,33 @@ def sentence_parts(
         with without_autocast(lens.device), reading(lens.model, lens.adapter):
             inputs = model_inputs(lens.adapter, batch, lens.device)
             own = network.forward(lens.model, inputs).last_hidden_state.to(dtype)
-            last = network.last[0].to(dtype)
-            pooled = [_Pooled(pooled_head, b, n, last, rule) for b, n in enumerate(lengths)]
-            errors = partial(_pooling_errors, network, head, inputs)
-            lens.float32_check.once(rule, head.task, "the pooling", errors)
+            compare = partial(_pooling_errors, network, head, inputs)
+            lens.float32_check.once(rule, head.task, "the pooling", compare)
+            last = network.behind()
+            heads = [FrozenHead(pooled, last[b, :n], rule) for b, n in enumerate(lengths)]
             layers = enumerate(lens.layers)
             ends = {(k, len(layer.steps) - 1): layer.scopes[-1] for k, layer in layers}
-            visitor = _PooledVectors(network, ends, pooled=pooled)
-            until = len(network) - 1
-            push(network, until, limit, visitor, by_layers(progress, len(network)))
-            vectors = [text_vector(pooled_head, own[b, :n]) for b, n in enumerate(lengths)]
+            maps, until = WholeMaps(network, ends), len(network) - 1
+            advance = by_layers(progress, len(network))
+            shares: list[list[Tensor]] = [[] for _ in heads]  # of some sources (k, d) each
+            no_token: list[Tensor] = []  # (d,) each
+            for arrived, bias in push(network, until, limit, maps, advance):
+                for b, frozen in enumerate(heads):
+                    for sources in arrived:
+                        # Earlier targets hold nothing of them.
+                        vectors = F.pad(sources.vectors[:, b], (0, 0, sources.since, 0))
+                        shares[b].append(frozen.linear(vectors))
+                    if bias is not None:
+                        no_token.append(frozen.linear(bias[b]) + frozen.steps.bias)
         checks.judge()
-        for index, maps in visitor.maps.items():
-            named = [(index, scope, float(error)) for scope, error in maps.completeness.items()]
-            batches.check_completeness(named, lens.dtype)
-        return [one.parts(vector) for one, vector in zip(pooled, vectors, strict=True)]
+        for index, one in maps.maps.items():
+            errors = [(index, scope, float(error)) for scope, error in one.completeness.items()]
+            batches.check_completeness(errors, lens.dtype)
+        parts = []
+        for b, n in enumerate(lengths):
+            tensors = torch.cat(shares[b])[:n], no_token[b], text_vector(pooled, own[b, :n])
+            parts.append(SentenceParts(*(tensor.double().cpu().numpy() for tensor in tensors)))
+        return parts
 
     return exclusive(lens.model, run)
 
@@ -283,58 +262,13 @@ def sentence_parts(
 def _pooling_errors(network: FrozenNetwork, head: Head, inputs: dict[str, Any]) -> Errors:
     """How far frozen vectors of texts miss those that the model gives in float32."""
     output = network.in_float32(network.lens.model, inputs)
-    last = network.last[0].float()
     wide = head.to(torch.float32)
     for b, n in enumerate(network.lengths[0]):
+        last = network.behind()[b, :n].float()
         own = text_vector(wide, output.last_hidden_state[b, :n])
-        way = _Pooled(wide, b, n, last, network.rule)
-        total = way.share(last) + way.steps.bias
+        frozen = FrozenHead(wide, last, network.rule)
+        total = frozen.linear(last) + frozen.steps.bias
         yield "a text's vector", float(relative_error(total[None, None], own[None, None], [1]))
-
-
-class _Pooled:
-    """The way from one sequence's last vectors to its one, frozen, and what has passed it."""
-
-    def __init__(self, head: Head, place: int, n: int, last: Tensor, rule: str):
-        """The way at the real vectors `last` (b, i, d) behind the last layer."""
-        self.place, self.tokens, self.n = place, tokens_read(head.reads, n), n
-        self.body = FrozenReadout.at(head.body, last[place, self.tokens], rule)
-        mean, bias = self.body.output.mean(0), self.body.bias.mean(0)
-        self.steps = FrozenReadout.at(head.steps, mean, rule, bias)
-        self.shares: list[Tensor] = []  # each (k, d)
-        self.bias: Tensor | None = None  # (d,)
-
-    def share(self, vectors: Tensor) -> Tensor:
-        """What the way makes of vectors (…, b, i, d), without any bias, (…, d)."""
-        return self.steps.linear(
-            self.body.linear(vectors[..., self.place, self.tokens, :]).mean(-2)
-        )
-
-    def parts(self, vector: Tensor) -> SentenceParts:
-        assert self.bias is not None
-        tokens = torch.cat(self.shares)[: self.n]
-        arrays = [tensor.double().cpu().numpy() for tensor in (tokens, self.bias, vector)]
-        return SentenceParts(*arrays)
-
-
-@dataclass
-class _PooledVectors(WholeMaps):
-    """Also pools what arrives behind the last layer."""
-
-    pooled: Sequence[_Pooled] = ()
-
-    def sources(self, layer: int, step: int, sources: Sources) -> None:
-        super().sources(layer, step, sources)
-        if (layer, step) == max(self.scopes):
-            whole = F.pad(sources.vectors, (0, 0, sources.since, 0))  # earlier targets hold nothing
-            for one in self.pooled:
-                one.shares.append(one.share(whole))
-
-    def bias(self, layer: int, real: Mapping[int, Tensor], step: int, bias: Tensor) -> None:
-        super().bias(layer, real, step, bias)
-        if (layer, step) == max(self.scopes):
-            for one in self.pooled:
-                one.bias = one.share(bias) + one.steps.bias
 
 
 # Cosines of two texts, shared out among pairs of their tokens.
@@ -345,15 +279,12 @@ class _PooledVectors(WholeMaps):
 def text_pairs(a: Any, b: Any) -> tuple[list[tuple[str, str]], bool]:
     """The pairs of texts that a call is about, and whether they were given as a list."""
     many = b is None
-    pairs = list(a) if many and isinstance(a, (list, tuple)) else [(a, b)]
     if many and not isinstance(a, list):
         raise InputError("cosine takes two texts, cosine(a, b), or a list of pairs of texts")
+    pairs = a if many else [(a, b)]
     for pair in pairs:
-        if not (
-            isinstance(pair, (tuple, list))
-            and len(pair) == 2
-            and all(isinstance(text, str) for text in pair)
-        ):
+        texts = pair if isinstance(pair, (tuple, list)) else ()
+        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             raise InputError(f"cosine takes two texts, or a list of pairs of texts, not {pair!r}")
     return [(first, second) for first, second in pairs], many
 
@@ -376,15 +307,18 @@ def cosines(
 ) -> list[Cosine]:
     """The cosine of every pair. A text that comes several times is run once."""
     head, limit = pooling.head(lens.adapter.end(), lens.device), pooling.max_tokens
-    texts = {_key(text): text for pair in encoded for text in pair}
+
+    def key(text: Encoded) -> Hashable:
+        return tuple(text.ids), tuple(text.type_ids or ())
+
+    texts = {key(text): text for pair in encoded for text in pair}
     parts = parts_of_texts(lens, head, list(texts.values()), options, progress)
-    found = dict(zip(texts, parts, strict=True))
-    results = []
+    found, results = dict(zip(texts, parts, strict=True)), []
     for a, b in encoded:
-        cosine = _cosine(a, b, found[_key(a)], found[_key(b)], lens.dtype)
-        tolerance = batches.SCORE_TOLERANCE[lens.dtype]
-        rule, error = options.nonlinearity, cosine.completeness
-        said = batches.provenance(lens, rule, error, tolerance) | {"pooling": head.reads}
+        cosine = _cosine(a, b, found[key(a)], found[key(b)], lens.dtype)
+        rule, tolerance = options.nonlinearity, batches.SCORE_TOLERANCE[lens.dtype]
+        said = batches.provenance(lens, rule, cosine.completeness, tolerance)
+        said["pooling"] = head.reads
         notes = [head.note] if head.note else []
         if limit is not None and max(len(a), len(b)) > limit:
             notes.append(
@@ -394,10 +328,6 @@ def cosines(
             said["note"] = "; ".join(notes)
         results.append(replace(cosine, provenance=said))
     return results
-
-
-def _key(text: Encoded) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(text.ids), tuple(text.type_ids or ())
 
 
 def parts_of_texts(
@@ -412,15 +342,13 @@ def parts_of_texts(
     limit = parse_bytes(options.memory_limit) or DEFAULT_LIMIT
     if options.memory_limit is not None:
         check_vectors_limit(limit, lens.layers, lengths, lens.compute_dtype.itemsize)
-    longest = max(lengths, default=1)
-    size = options.batch_size
+    longest, size = max(lengths, default=1), options.batch_size
     wanted = batches.affordable(lens, longest) if size == AUTO else int(size)
-    size = batches.vector_batch(lens, longest, wanted, limit)
     parts: dict[int, SentenceParts] = {}
-    for places in batches.batches(lens, texts, size):
+    for places in batches.batches(lens, texts, batches.vector_batch(lens, longest, wanted, limit)):
         batch = [texts[place] for place in places]
         done = sentence_parts(lens, head, batch, options.nonlinearity, limit, progress)
-        parts |= dict(zip(places, done, strict=True))
+        parts |= zip(places, done, strict=True)
     return [parts[place] for place in range(len(texts))]
 
 

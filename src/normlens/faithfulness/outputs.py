@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import MemoryLimitError, is_out_of_memory, process_limit
-from normlens.explain.backward import ModelScores, ask_for_places, chooses_positions
+from normlens.explain.backward import ask_for_places, chooses_positions, rows_read
 from normlens.explain.whole_vectors import text_vector
 from normlens.faithfulness.variants import Variant
 from normlens.layers import ANY, LAST, Head
@@ -76,7 +76,8 @@ def logits(lens: Lens, batch: Sequence[Variant], entering: Entering | None = Non
     inputs: dict[str, Any] = dict(_inputs(lens, batch))
     positions = [variant.position for variant in batch]
     places = ask_for_places(whole, inputs, positions)
-    return ModelScores.of_output(_call(lens, whole, inputs, entering), places).of_all(positions)
+    output = _call(lens, whole, inputs, entering)
+    return torch.stack(rows_read(output, places, enumerate(positions)))
 
 
 def text_vectors(

@@ -176,8 +176,7 @@ def word_question(lens: Lens, encoded: Encoded, good: str | int, bad: str | int)
     Behind a text of a causal model, a word that comes without its space is given one.
     """
     head = word_head(lens)
-    pad_id = getattr(lens.adapter.config, "pad_token_id", None)
-    place = place_of(None, head, encoded, lens.tokenizer, pad_id)
+    place = place_of(lens, head, encoded)
 
     def column(word: str | int, what: str) -> int:
         if isinstance(word, str) and head.task == CAUSAL:

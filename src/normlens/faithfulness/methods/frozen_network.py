@@ -17,8 +17,8 @@ import torch
 
 from normlens.errors import InputError
 from normlens.explain.explainer import Explainer
+from normlens.explain.network import check_one_sequence
 from normlens.explain.questions import Question as Asked
-from normlens.explain.whole_vectors import check_one_sequence
 from normlens.faithfulness.costs import Passes
 from normlens.faithfulness.methods.base import Method, MethodOptions, Scores
 from normlens.faithfulness.methods.places import place_read
@@ -65,7 +65,7 @@ def explanations(
         for number, question in enumerate(questions)
     ]
     encoded = [question.encoded for question in questions]
-    explained = Explainer(lens, head, chosen).explain(encoded, asked)
+    explained = Explainer(lens, encoded, head, chosen).explain(asked)
     scales = _lengths(lens, questions, options) if cosine else [1.0] * len(questions)
     return list(zip(explained, scales, strict=True))
 
@@ -84,7 +84,7 @@ def _lengths(lens: Lens, questions: Sequence[Question], options: MethodOptions) 
 
 def check_network(lens: Lens) -> None:
     """Refuse models whose layers do not compose."""
-    check_one_sequence(lens.layers)
+    check_one_sequence(lens)
     if (outside := lens.adapter.outside_scopes()) is not None:
         raise InputError(f"scores of {lens.name} cannot be carried through its layers: {outside}")
 

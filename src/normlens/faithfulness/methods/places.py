@@ -23,8 +23,7 @@ def place_read(lens: Lens, question: Question) -> int | None:
     if question.kind == COSINE:
         reads = lens.pooling.reads
         return None if reads == MEAN else 0 if reads == FIRST else len(question) - 1
-    pad_id = getattr(lens.adapter.config, "pad_token_id", None)
-    return place_of(None, read_head(lens.adapter), question.encoded, lens.tokenizer, pad_id)
+    return place_of(lens, read_head(lens.adapter), question.encoded)
 
 
 def row_read(lens: Lens, question: Question, pairs: NDArray[Any]) -> NDArray[np.float64]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from normlens.errors import InputError
-from normlens.explain import rollouts
-from normlens.explain.rollouts import PREFIX, RolloutOptions, check_stack
+from normlens.explain.rollouts import PREFIX, RolloutOptions, check_layers
 from normlens.explain.rollouts import Method as Rollout
 from normlens.explain.rollouts import method as rollout
 from normlens.faithfulness.costs import every_source, no_passes
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 _SCOPES = {"rollout-weights": "ATTN-W"}
-_CHECKS: dict[str, Callable[[Lens], None]] = {
-    "globenc": rollouts.check_globenc_layers,
-    "value-zeroing": rollouts.check_value_zeroing_layers,
-}
 
 
 def rows(
@@ -47,9 +42,7 @@ def _last(maps: Maps) -> Scores:
 
 def check_product(lens: Lens, *, name: str) -> None:
     """Refuse layers that cannot be multiplied, or that do not have what the method asks for."""
-    check_stack(lens)
-    if name in _CHECKS:
-        _CHECKS[name](lens)
+    check_layers(lens, name)
     if name.startswith(PREFIX):
         scope = resolve(_SCOPES.get(name, name.removeprefix(PREFIX)), lens.scopes)
         lacking = [i for i, layer in enumerate(lens.layers) if scope not in layer.scopes]
