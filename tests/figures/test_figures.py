@@ -193,6 +193,11 @@ def test_nothing_overlaps_at_any_length(n: int) -> None:
     assert_tidy(figures.plot_amplification(maps, "LN1", "FF", 1, top=0))
 
 
+def test_nothing_overlaps_beside_a_long_list_of_pairs() -> None:
+    assert_tidy(figures.plot_amplification(tiny_maps("bert", 20), top=20))
+    assert_tidy(figures.plot_amplification(tiny_maps("bert", 1)))
+
+
 def test_nothing_overlaps_in_the_similarity(bert: normlens.Maps) -> None:
     for maps in (bert, tiny_maps("bert", 1)):  # ρ of a single pair is undefined
         assert_tidy(figures.plot_similarity(replace(maps, text=TEXT * 9)))

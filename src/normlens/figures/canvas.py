@@ -243,15 +243,12 @@ def _png(figure: Figure) -> tuple[bytes, dict[str, int]]:
 
 
 def finish_axes(ax: Axes, **labels: str) -> Figure:
-    """Write what somebody else's axes show, none of it as mathematics; return their figure."""
-    from matplotlib.text import Text
-
+    """Write what somebody else's axes show; return their figure."""
     figure = ax.get_figure(root=True)
     if figure is None:
         raise InputError("these axes belong to no figure")
     ax.set(**labels)
-    for text in ax.findobj(Text):
-        text.set(parse_math=False)
+    ax.title.set_parse_math(False)
     return figure
 
 

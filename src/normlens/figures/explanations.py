@@ -116,7 +116,7 @@ def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
     axes.axvline(0, color=canvas.INK, linewidth=0.6)
     axes.margins(x=0.03 * max(map(len, numbers)))  # for the numbers
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set_yticks(range(len(rows)), [row.label for row in rows], parse_math=False)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_fontweight("bold" if row.is_heading else "normal")
 
@@ -159,7 +159,7 @@ def plot_explanation(
         colour_bar(bar, colours.norm, cmap, height, alpha=COVER)
         bar.set(box_aspect=height / canvas.BAR, anchor="NW", facecolor=MIDDLING)
         bars = page.axes(0, 2)
-        what, notes = "patch", picture_note(why.grid)
+        what, notes = "patch", [picture_note(why.grid)]
     else:
         shares = [share_words(why)] if why.has_two_sequences else []
         page = canvas.Page(why, why.question, [5.1], [tall], [*about, *shares])
@@ -279,7 +279,8 @@ def plot_flow(
     labels = canvas.cut_labels(why.tokens[:n], max_label)
     if ax is not None:
         _draw_flow(ax, why, edges, nodes, 0.2, _BESIDE)
-        ax.set_xticks([*range(n), n - 1 + _BESIDE], [*labels, "no token"], rotation=90)
+        labels.append("no token")
+        ax.set_xticks([*range(n), n - 1 + _BESIDE], labels, rotation=90, parse_math=False)
         return canvas.finish_axes(ax, title=why.question, ylabel="layer", xlabel="token")
 
     behind = "" if scope is None else f", behind {scope}"
@@ -482,7 +483,7 @@ def plot_shares(
     labels = canvas.cut_labels(explanations.predicted, max_label)
     if ax is not None:
         _draw_shares(ax, table)
-        ax.set_yticks(range(len(labels)), labels)
+        ax.set_yticks(range(len(labels)), labels, parse_math=False)
         words = {"xlabel": "share", "ylabel": "generated token"}
         return canvas.finish_axes(ax, title="source against prefix", **words)
 

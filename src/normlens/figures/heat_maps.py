@@ -15,6 +15,7 @@ from normlens.errors import InputError
 from normlens.figures import canvas
 from normlens.figures.colours import (
     BLUE_ON,
+    COLOUR_SCALES,
     beyond,
     beyond_colour,
     colour_bar,
@@ -107,8 +108,8 @@ def draw_into(
     """Draw a heat map with all labels of rows and columns into somebody else's axes."""
     draw_panel(ax, panel)
     rows, columns = labels
-    ax.set_xticks(range(len(columns)), columns, rotation=90)
-    ax.set_yticks(range(len(rows)), rows)
+    ax.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
+    ax.set_yticks(range(len(rows)), rows, parse_math=False)
     return canvas.finish_axes(ax, ylabel=words[0], xlabel=words[1], title=panel.title)
 
 
@@ -253,20 +254,24 @@ class Grid:
     row_labels: Sequence[str] = ()
 
 
-def heat_maps(
-    grids: Sequence[Grid], what: str, first_notes: Sequence[str], max_label: int
-) -> Figure:
+def heat_maps(grids: Sequence[Grid], what: str, unit: str, how: str, max_label: int) -> Figure:
     """Draw grids of panels below each other, small ones with one colour bar, others with one each.
 
-    The last grid's maps say what the picture is about.
+    The last grid's maps say what the picture is about. `unit` is what colours measure, and `how`
+    which panels share a scale.
     """
     small = bool(grids[0].row_labels)
     view = grids[-1].view
     rows = [row for grid in grids for row in grid.rows]
     columns = max(map(len, rows))
     panels = [panel for row in rows for panel in row if panel is not None]
-    clipped = view.notes(panels, "i = j and the few largest other pairs")
-    notes = [*first_notes, *clipped, *view.sequence_notes]
+    notes = [f"Colour: {unit}; {how} {COLOUR_SCALES[view.colour]} scale."]
+    if small:
+        notes.append("The bar is a share of each scale's end; above a map: its largest value.")
+    if len(panels) < sum(map(len, rows)):
+        notes.append("A layer without a map has other components.")
+    notes += view.notes(panels, "i = j and the few largest other pairs")
+    notes += view.sequence_notes
     side = 0.1 * max(max(grid.view.same_token.shape) for grid in grids)  # inches
     if small:
         side = min(max(side, 1.15), 1.9, max(1.15, 40 / len(rows)))  # a page below about a metre
@@ -307,14 +312,13 @@ def heat_maps(
         first += len(grid.rows)
     if small:
         spanned = min(2, len(grids[0].rows))
-        of_what = "end" if view.colour == "clipped" else "largest value"
         colour_bar(
             page.axes(slice(0, spanned), columns),
             colour_norm(view.colour, 1.0),
             view.cmap,
             spanned * side,
             max(panel.beyond_colour for panel in panels),
-            f"share of the {of_what}",
+            "share of the end",
         )
     return page.finish(notes)
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from normlens.errors import InputError, UnknownScopeError, listed, valid_choice
 from normlens.figures import canvas
-from normlens.figures.colours import COLOUR_SCALES
 from normlens.figures.heat_maps import Grid, Panel, View, heat_maps
 from normlens.results.words import by_stack, choose_in_stacks
 from normlens.scopes import consecutive, layers_in_words
@@ -51,7 +50,8 @@ def plot_layer(
     what they are. `ax` takes the map of one scope into axes of yours.
     """
     canvas.require_matplotlib()
-    valid_choice(scale, ("map", "shared"), "scale")
+    how = {"map": "each panel on its own", "shared": "all panels of a kind on the same"}
+    valid_choice(scale, tuple(how), "scale")
     chosen = maps.choose([layer], scopes)
     [wanted] = chosen.layers
     view = View(chosen, sources, colour, cmap, diagonal, normalise)
@@ -69,14 +69,9 @@ def plot_layer(
                 f"maps.plot(scopes={names[-1]!r}, ax=ax)"
             )
         return view.draw_into(ax, panels[0], max_label)
-    how = "each panel on its own" if scale == "map" else "all panels of a kind on the same"
-    what = canvas.measured(maps, names, normalise)
-    return heat_maps(
-        [Grid(view, _in_rows(panels))],
-        canvas.stack_words(maps, f"layer {wanted}"),
-        [f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale."],
-        max_label,
-    )
+    unit = canvas.measured(maps, names, normalise)
+    what = canvas.stack_words(maps, f"layer {wanted}")
+    return heat_maps([Grid(view, _in_rows(panels))], what, unit, how[scale], max_label)
 
 
 def _in_rows(panels: Sequence[Panel]) -> list[Sequence[Panel]]:
@@ -111,27 +106,19 @@ def plot_overview(
     `plot_layer`.
     """
     canvas.require_matplotlib()
-    valid_choice(scale, ("map", "scope"), "scale")
+    how = {"map": "each map on its own", "scope": "all layers of a scope on the same"}
+    valid_choice(scale, tuple(how), "scale")
     both = by_stack(choose_in_stacks(maps, layers, scopes, stack))
     grids = []
     for one in both:
         of_sources = sources if one.source_sequences or len(both) == 1 else None
         grids.append(_grid(View(one, of_sources, colour, cmap, diagonal, normalise), scale))
     names = list(dict.fromkeys(scope for one in both for scope in one.scopes))
-    whose = "its map's" if scale == "map" else "its scope's (over the layers shown)"
-    share = f"{whose} largest value on a {COLOUR_SCALES[colour]} scale"
-    if colour == "clipped":
-        share = f"the end of {whose} {COLOUR_SCALES[colour]} scale"
-    notes = [
-        f"Colour: {canvas.measured(both[-1], names, normalise)}, as a share of {share}; the "
-        "largest value stands above each map."
-    ]
-    if any(one.coverage for one in both):
-        notes.append("A layer without a map has other components.")
     what = listed([canvas.stack_words(one, layers_in_words(one.layers)) for one in both])
     if len(both) > 1 and both[0].layers == both[1].layers:
         what = f"{listed([one.stack for one in both])} {layers_in_words(both[0].layers)}"
-    return heat_maps(grids, what, notes, max_label)
+    unit = canvas.measured(both[-1], names, normalise)
+    return heat_maps(grids, what, unit, how[scale], max_label)
 
 
 def _grid(view: View, scale: str) -> Grid:
@@ -177,7 +164,8 @@ def plot_heads(
     `plot_layer`.
     """
     canvas.require_matplotlib()
-    valid_choice(scale, ("map", "shared"), "scale")
+    how = {"map": "each head on its own", "shared": "all heads of a layer on the same"}
+    valid_choice(scale, tuple(how), "scale")
     name = head_scope(maps, scope)
     view = View(maps, sources, colour, cmap, diagonal, normalise)
     view.scopes([name])
@@ -192,17 +180,14 @@ def plot_heads(
             key = head if scale == "map" else each
             items.append((view.values(name, each, every[head]), title, "", key))
         rows.append(view.panels(items, captions=True))
-    whose = "each head on its own" if scale == "map" else "all heads of a layer on the same"
     unit = canvas.unit(maps, name, normalise)
     if normalise == "none" and name.endswith("-N"):
         unit = "norm of a head's part α_ij ‖f(x_j)‖"
-    notes = [f"Colour: {unit}; {whose} {COLOUR_SCALES[colour]} scale."]
     grid = Grid(view, _in_rows(rows[0]))
     if len(layers) > 1:
         grid = Grid(view, rows, [canvas.stack_words(maps, f"layer {each}") for each in layers])
-        notes.append("The bar is a share of each scale's end; above a map: its largest.")
     what = canvas.stack_words(maps, f"{layers_in_words(layers)}, heads of {name}")
-    return heat_maps([grid], what, notes, max_label)
+    return heat_maps([grid], what, unit, how[scale], max_label)
 
 
 def head_scope(maps: Maps, scope: str) -> str:

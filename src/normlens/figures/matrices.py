@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,28 +39,36 @@ if TYPE_CHECKING:
 
 
 def _draw_matrix(
-    panel: Panel,
-    colours: SignedColours,
-    tokens: tuple[Sequence[str], Sequence[str]],
-    words: tuple[str, str],  # what rows and columns are
-    max_label: int,
-    ax: Axes | None = None,
-    *,
-    result: Maps | Explanation | Cosine,
-    what: str,
-    lines: Sequence[str] = (),
-    notes: Sequence[str],
-    strips: Sequence[Callable[[Any, float], float]] = (),
-    marked: Mapping[str, Pair] = MappingProxyType({}),
-    listing: str = "",
-) -> Figure:
-    """Draw a heat map between tokens; rows and columns behind the last token are of no token.
+    page: canvas.Page, panel: Panel, labels: Sequence[Sequence[str]], words: tuple[str, str]
+) -> tuple[Any, list[str]]:
+    """Draw a heat map with labels and a colour bar on a page; return its axes, and a note.
 
-    Pairs are `marked`, and listed beside it.
+    `words` say what rows and columns are.
     """
-    from matplotlib.patches import Rectangle
-    from matplotlib.patheffects import withStroke
+    axes = page.axes()
+    draw_panel(axes, panel)
+    strides = (
+        label_tokens(axes.yaxis, labels[0], page.heights[0]),
+        label_tokens(axes.xaxis, labels[1], page.widths[0]),
+    )
+    axes.set_ylabel(words[0], size=canvas.TITLE)
+    axes.set_xlabel(words[1], size=canvas.TITLE)
+    colour_bar(page.axes(0, 1), panel.norm, panel.cmap, page.heights[0])
+    return axes, left_out_note(*strides)
 
+
+def _plot_matrix(
+    result: Explanation | Cosine,
+    panel: Panel,
+    tokens: tuple[Sequence[str], Sequence[str]],
+    words: tuple[str, str],
+    max_label: int,
+    ax: Axes | None,
+    note: str,
+    lines: Sequence[str] = (),
+    strips: Sequence[Callable[[Any, float], float]] = (),
+) -> Figure:
+    """Draw a matrix on a page of its own; what is behind the last token is of no token."""
     shape = panel.values.shape
     labels = [
         [*canvas.cut_labels(names, max_label), *["no token"] * (count - len(names))]
@@ -69,45 +76,17 @@ def _draw_matrix(
     ]
     if ax is not None:
         return draw_into(ax, panel, labels, words)
-    # Cells are square, and as large as a page allows; beside a list the whole matrix is.
-    largest, most = (0.45, 5.2) if listing else (0.34, 30)
-    cell = min(max(0.09, 4.2 / max(shape)), largest, most / max(shape))
+    # Cells are square, and as large as a page allows.
+    cell = min(max(0.09, 4.2 / max(shape)), 0.34, 30 / max(shape))
     height, width = (cell * count for count in shape)
-    widths = [width, canvas.BAR]
-    if listing:
-        height = width = max(height, width, 0.165 * len(listing.splitlines()))
-        widths = [width, canvas.BAR, 0.01]  # a list is as wide as it must be
-    page = canvas.Page(result, what, widths, [height], lines)
+    page = canvas.Page(result, panel.title, [width, canvas.BAR], [height], lines)
     for draw in strips:
         page.add_strip(draw)
-    axes = page.axes()
-    draw_panel(axes, panel)
-    strides = (
-        label_tokens(axes.yaxis, labels[0], height),
-        label_tokens(axes.xaxis, labels[1], width),
-    )
-    axes.set_ylabel(words[0], size=canvas.TITLE)
-    axes.set_xlabel(words[1], size=canvas.TITLE)
+    axes, notes = _draw_matrix(page, panel, labels, words)
     for names, count, line in zip(tokens, shape, (axes.axhline, axes.axvline), strict=True):
         if len(names) < count:
             line(len(names) - 0.5, color=canvas.INK, linewidth=0.8, linestyle="--")
-    colour_bar(page.axes(0, 1), panel.norm, panel.cmap, height)
-    if listing:
-        small = 72 * cell < 5  # a mark does not fit into its cell, and stands beside it
-        style: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
-        style["size"] = canvas.NOTE if small else min(canvas.LARGEST_TICK, 0.7 * 72 * cell)
-        style["xytext"] = (5, 5) if small else (0, 0)
-        halo = [withStroke(linewidth=1.5, foreground="white")] if small else []
-        for mark, (i, j, value) in marked.items():
-            corner = (j - 0.5, i - 0.5)
-            axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=canvas.INK, linewidth=0.8))
-            text = axes.annotate(mark, (j, i), textcoords="offset points", **style)
-            text.set(color=canvas.INK if small else colours.ink(value), path_effects=halo)
-        free = page.axes(0, 2)
-        free.set(xticks=[], yticks=[])
-        free.axis("off")
-        free.text(0, 1, listing, size=canvas.LARGEST_TICK, va="top", linespacing=1.5)
-    return page.finish([*notes, *left_out_note(*strides)], narrowest=5.2)
+    return page.finish([note, *notes], narrowest=5.2)
 
 
 # The pairs that one scope strengthens and weakens compared with another.
@@ -161,45 +140,59 @@ def plot_amplification(
     panel = Panel(values, colours.norm, cmap, title, grey=left_out, divided=view.divided)
     if ax is not None:
         return view.draw_into(ax, panel, max_label)
-    marked, listing = _strongest(view, max_label, difference, allowed, top)
-    grey = " Grey: i = j, left out." if left_out.any() else ""
+    ranked = strongest_pairs(difference, allowed, top, view.same_token)
+    longest = max(values.shape)
+    cell = min(max(0.09, 4.2 / longest), 0.45, 5.2 / longest)  # inches
+    side = max(cell * longest, 0.165 * (5 + sum(map(len, ranked))))  # as high as the list
     where = canvas.stack_words(maps, f"layer {chosen.layers[0]}")
-    return _draw_matrix(
-        panel,
-        colours,
-        (view.maps.tokens, view.maps.source_tokens),
-        view.axis_words,
-        max_label,
-        result=maps,
-        what=where,
-        lines=[title],
-        notes=[
-            f"Colour: {last} minus {first}, {_NORMALISED[axis]}.{grey}",
-            *view.sequence_notes,
-        ],
-        marked=marked,
-        listing=listing,
-    )
+    page = canvas.Page(maps, where, [side, canvas.BAR, 0.01], [side], [title])
+    labels = view.labels(max_label)
+    axes, notes = _draw_matrix(page, panel, labels, view.axis_words)
+    listing = _mark_pairs(axes, ranked, view, labels, colours, 72 * cell)
+    beside = page.axes(0, 2)  # which is as wide as it must be
+    beside.set(xticks=[], yticks=[])
+    beside.axis("off")
+    beside.text(0, 1, listing, size=canvas.LARGEST_TICK, va="top", linespacing=1.5)
+    grey = " Grey: i = j, left out." if left_out.any() else ""
+    colour = f"Colour: {last} minus {first}, {_NORMALISED[axis]}.{grey}"
+    return page.finish([colour, *view.sequence_notes, *notes], narrowest=5.2)
 
 
-def _strongest(
-    view: View, max_label: int, difference: NDArray[Any], allowed: NDArray[np.bool_], top: int
-) -> tuple[dict[str, Pair], str]:
-    """The most strengthened pairs (by number) and most weakened ones (by letter), and a list."""
-    targets, sources = view.labels(max_label)
+def _mark_pairs(
+    axes: Any,
+    ranked: tuple[list[Pair], list[Pair]],
+    view: View,
+    labels: list[list[str]],
+    colours: SignedColours,
+    cell: float,
+) -> str:
+    """Frame the most strengthened and most weakened pairs, and list them by their marks.
+
+    A mark stands in its cell, or beside one that is too small for it; `cell` is in points.
+    """
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
+
+    targets, sources = labels
     if view.maps.stack and view.divided is not None:
         whose = zip(sources, view.maps.source_sequences, strict=True)
         sources = [f"{label} ({sequence})" for label, sequence in whose]
-    ranked = strongest_pairs(difference, allowed, top, view.same_token)
-    marked, groups = {}, []
+    small = cell < 5
+    style: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
+    style["size"] = canvas.NOTE if small else min(canvas.LARGEST_TICK, 0.7 * cell)
+    style["xytext"] = (5, 5) if small else (0, 0)
+    halo = [withStroke(linewidth=1.5, foreground="white")] if small else []
+    frame: dict[str, Any] = {"fill": False, "edgecolor": canvas.INK, "linewidth": 0.8}
+    groups = []
     for (title, marks), pairs in zip(_MARKS.items(), ranked, strict=True):
-        lines = [f"{title} (source → target)"]
-        for mark, pair in zip(marks, pairs, strict=False):
-            marked[str(mark)] = pair
-            words = f"{sources[pair.source]} → {targets[pair.target]}"
-            lines.append(f"{mark}   {signed_number(pair.value, 3)}   {words}")
-        groups.append("\n".join(lines if pairs else [*lines, "none"]))
-    return marked, "\n\n".join(groups)
+        lines = [] if pairs else ["none"]
+        for mark, (i, j, value) in zip(marks, pairs, strict=False):
+            axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, **frame))
+            text = axes.annotate(str(mark), (j, i), textcoords="offset points", **style)
+            text.set(color=canvas.INK if small else colours.ink(value), path_effects=halo)
+            lines.append(f"{mark}   {signed_number(value, 3)}   {sources[j]} → {targets[i]}")
+        groups.append("\n".join([f"{title} (source → target)", *lines]))
+    return "\n\n".join(groups)
 
 
 # A cosine of two texts: both strips of tokens, and the matrix of their pairs.
@@ -223,32 +216,23 @@ def plot_cosine(
     canvas.require_matplotlib()
     values = with_biases(pair)
     colours = SignedColours(values, cmap, colour)
-    title = cosine_words(pair)
     texts = {"A": pair.text_a, "B": pair.text_b}
     about = [f"{name}: {line}" for name, text in texts.items() for line in quoted(text)]
     words = ("text A", "text B")
     tokens, margins = (pair.tokens_a, pair.tokens_b), (pair.margins.a, pair.margins.b)
     shares = SignedColours(np.concatenate(margins), cmap)
-    return _draw_matrix(
-        Panel(values, colours.norm, cmap, title),
-        colours,
-        tokens,
-        words,
-        max_label,
-        ax,
-        result=pair,
-        what=title,
-        lines=[*about, parts_words(pair)],
-        strips=[
-            partial(draw_strip, word, names, own, pair.value - float(own.sum()), shares)
-            for word, names, own in zip(words, tokens, margins, strict=True)
-        ],
-        notes=[
-            "Strips: what a token has of the cosine with all of the other text. Matrix: the pairs "
-            f"of tokens, on a {SIGNED_SCALES[colour]} scale; last row and column: with the other "
-            "text's biases; all cells sum to the cosine. Red above 0, blue below."
-        ],
+    strips = [
+        partial(draw_strip, word, names, own, pair.value - float(own.sum()), shares)
+        for word, names, own in zip(words, tokens, margins, strict=True)
+    ]
+    note = (
+        "Strips: what a token has of the cosine with all of the other text. Matrix: the pairs "
+        f"of tokens, on a {SIGNED_SCALES[colour]} scale; last row and column: with the other "
+        "text's biases; all cells sum to the cosine. Red above 0, blue below."
     )
+    panel = Panel(values, colours.norm, cmap, cosine_words(pair))
+    lines = [*about, parts_words(pair)]
+    return _plot_matrix(pair, panel, tokens, words, max_label, ax, note, lines, strips)
 
 
 def with_biases(pair: Cosine) -> NDArray[np.float64]:
@@ -288,18 +272,12 @@ def plot_explanations(
         title = "why each token of the target"
         divided = first.encoder_tokens - 0.5
     colours = SignedColours(values.compressed(), cmap, colour)
-    return _draw_matrix(
-        Panel(values, colours.norm, cmap, title, divided=divided),
-        colours,
-        (explanations.predicted, explanations.tokens),
-        words,
-        max_label,
-        ax,
-        result=replace(first, completeness=explanations.completeness),
-        what=title,
-        notes=[
-            "Colour: contribution to the predicted token's score, red above 0, blue below, on "
-            f"a {SIGNED_SCALES[colour]} scale; each row sums to the score. Last column: what no "
-            "token owns (biases). Blank: tokens that come later."
-        ],
+    panel = Panel(values, colours.norm, cmap, title, divided=divided)
+    tokens = explanations.predicted, explanations.tokens
+    note = (
+        "Colour: contribution to the predicted token's score, red above 0, blue below, on "
+        f"a {SIGNED_SCALES[colour]} scale; each row sums to the score. Last column: what no "
+        "token owns (biases). Blank: tokens that come later."
     )
+    result = replace(first, completeness=explanations.completeness)
+    return _plot_matrix(result, panel, tokens, words, max_label, ax, note)

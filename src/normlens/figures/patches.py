@@ -64,11 +64,11 @@ def draw_patches(axes: Any, grid: PatchGrid, panel: Panel, framed: int | None = 
     axes.set(xticks=[], yticks=[], box_aspect=down / across, anchor="NW")
 
 
-def picture_note(grid: PatchGrid) -> list[str]:
+def picture_note(grid: PatchGrid) -> str:
     """Say why there is no picture, if there is none."""
     if grid.picture is not None:
-        return ["The picture that the model saw lies in grey below the colours."]
-    return ["The picture is not known: pixel values came without a processor that explains them."]
+        return "The picture that the model saw lies in grey below the colours."
+    return "The picture is not known: pixel values came without a processor that explains them."
 
 
 # Rows or columns of maps over the picture whose patches are the tokens.
@@ -76,7 +76,6 @@ def picture_note(grid: PatchGrid) -> list[str]:
 
 _IN_A_ROW = 4
 _ALONE, _SMALL = 3.6, 1.6  # inches of a picture's longer side
-_PREFIX = 6  # values beside the picture that are written
 
 
 def plot_patches(
@@ -155,15 +154,10 @@ def plot_patches(
         draw_patches(axes, grid, panel, token)
         if not one:
             write_titles(axes, panel, canvas.TITLE)
-        words = [f"{maps.tokens[k]} {canvas.number(float(line[k]))}" for k in others[:_PREFIX]]
-        words += ["…"] * (len(others) > _PREFIX)
-        if words:
-            [below] = canvas.wrap("  ".join(words), canvas.NOTE, width, 1)
-            axes.set_xlabel(below, loc="left", size=canvas.NOTE, labelpad=2)
+        words = [f"{maps.tokens[k]} {canvas.number(float(line[k]))}" for k in others]
+        [below] = canvas.wrap("  ".join(words), canvas.NOTE, width, 1)
+        axes.set_xlabel(below, loc="left", size=canvas.NOTE, labelpad=2)
     absolute = one or shared
-    end, of_end = ("the end of its scale", "share of the end")
-    if colour != "clipped":
-        end, of_end = ("its largest patch", "share of the largest")
     bar = page.axes(slice(0, rows), columns)
     bar.set_facecolor(MIDDLING)
     colour_bar(
@@ -172,14 +166,15 @@ def plot_patches(
         cmap,
         rows * height,
         max(panel.beyond_colour for panel in panels),
-        "" if absolute else of_end,
+        "" if absolute else "share of the end",
         alpha=COVER,
     )
-    share = "" if absolute else f", as a share of {end}; the largest stands above each picture"
+    share = "; the bar is a share of each scale's end; above a picture: its largest value"
     return page.finish(
         [
-            f"Colour: {canvas.unit(maps, name, 'none')}{share}; {COLOUR_SCALES[colour]} scale.",
+            f"Colour: {canvas.unit(maps, name, 'none')}; {COLOUR_SCALES[colour]} scale"
+            f"{'' if absolute else share}.",
             *look.notes(panels, "the token itself and the few largest patches"),
-            *picture_note(grid),
+            picture_note(grid),
         ]
     )
