@@ -174,8 +174,7 @@ def estimate_command(
     if as_json:
         print(json.dumps(_estimate_as_json(result, analysis), indent=2))
     else:
-        _show_estimate(result, analysis)
-        _show_device(place, analysis)
+        _show_estimate(result, analysis, place)
 
 
 def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
@@ -206,7 +205,11 @@ def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _show_estimate(result: Estimate, analysis: Analysis) -> None:
+def _show_estimate(result: Estimate, analysis: Analysis, place: torch.device) -> None:
+    """Print an estimate, and what the device has room for, if it is here."""
+    from normlens.loading.load import is_elsewhere
+    from normlens.plan.costs import free_memory
+
     lens, dtype = analysis.lens, str(analysis.dtype).removeprefix("torch.")
     layers = sum(len(stack.request.layers) for stack in analysis.stacks)
     texts, scopes = f"{analysis.tokens} tokens", f"{len(analysis.scopes())} scopes"
@@ -237,21 +240,12 @@ def _show_estimate(result: Estimate, analysis: Analysis) -> None:
         f"the published way holds n×n×H×d numbers per layer: {_bytes(result.published)} "
         f"(here: {_bytes(result.working_memory)} beside the model's weights)"
     )
-
-
-def _show_device(place: torch.device, analysis: Analysis) -> None:
-    """What the device has room for, if it is here."""
-    from normlens.loading.load import is_elsewhere
-    from normlens.plan.costs import free_memory
-
     if is_elsewhere(place):
         assumed = ": a GPU that runs the kernels is assumed" if place.type == "cuda" else ""
         say(f"{place} is not here{assumed}")
-        return
-    say(
-        f"free memory here: {_bytes(free_memory(place))} ({place}); "
-        f"automatic batch size: {analysis.automatic_batch()}"
-    )
+    else:
+        free, batch = _bytes(free_memory(place)), analysis.automatic_batch()
+        say(f"free memory here: {free} ({place}); automatic batch size: {batch}")
 
 
 def _bytes(size: int) -> str:
