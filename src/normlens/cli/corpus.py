@@ -136,8 +136,8 @@ class RunArguments:
         try:
             with shown_progress(self.quiet) as shown, warnings.catch_warnings():
                 warnings.simplefilter("ignore", SomeFailedWarning)  # `report_run` says it
-                call, of = begin if is_new else go_on, {"model": self.model, "data": self.data}
-                return call(out=place, progress=shown, **of, **options)
+                call, model, data = begin if is_new else go_on, self.model, self.data
+                return call(model=model, data=data, out=place, progress=shown, **options)
         except KeyboardInterrupt:
             print(_stopped(place, begin.__name__), file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None

@@ -169,8 +169,7 @@ def estimate_command(
     if as_json:
         print(json.dumps(_estimate_as_json(result), indent=2))
     else:
-        _show_estimate(result)
-        _show_device(place, result)
+        _show_estimate(result, place)
 
 
 def _estimate_as_json(result: Estimate) -> dict[str, Any]:
@@ -201,7 +200,11 @@ def _estimate_as_json(result: Estimate) -> dict[str, Any]:
     }
 
 
-def _show_estimate(result: Estimate) -> None:
+def _show_estimate(result: Estimate, place: torch.device) -> None:
+    """Print an estimate, and what the device has room for, if it is here."""
+    from normlens.loading.load import is_elsewhere
+    from normlens.plan.costs import free_memory
+
     lens, dtype = result.lens, str(result.lens.dtype).removeprefix("torch.")
     layers = sum(len(stack.request.layers) for stack in result.stacks)
     scopes = {stack.name: f"{len(stack.request.scopes)} scopes" for stack in result.stacks}
@@ -233,21 +236,12 @@ def _show_estimate(result: Estimate) -> None:
         f"the published way holds n×n×H×d numbers per layer: {_bytes(result.published)} "
         f"(here: {_bytes(result.peak_memory - result.weights)} beside the model's weights)"
     )
-
-
-def _show_device(place: torch.device, result: Estimate) -> None:
-    """What the device has room for, if it is here."""
-    from normlens.loading.load import is_elsewhere
-    from normlens.plan.costs import free_memory
-
     if is_elsewhere(place):
         assumed = ": a GPU that runs the kernels is assumed" if place.type == "cuda" else ""
         say(f"{place} is not here{assumed}")
-        return
-    say(
-        f"free memory here: {_bytes(free_memory(place))} ({place}); "
-        f"automatic batch size: {result.automatic_batch()}"
-    )
+    else:
+        free, batch = _bytes(free_memory(place)), result.automatic_batch()
+        say(f"free memory here: {free} ({place}); automatic batch size: {batch}")
 
 
 def _bytes(size: int) -> str:
