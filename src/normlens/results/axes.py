@@ -76,10 +76,9 @@ def axes_of(group: str, name: str) -> Axes:
 
 def check_shape(name: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> None:
     """Raise unless a shape has these axes, and the sizes that are given of them."""
-    wanted = ", ".join(f"{axis} {sizes.get(axis, 'of any size')}" for axis in axes)
-    right = [sizes.get(axis, length) for axis, length in zip(axes, shape, strict=False)]
-    fits = len(shape) == len(axes) and right == list(shape)
-    require(fits, f"{name!r} has shape {shape} for {wanted}")
+    if len(shape) != len(axes) or tuple(map(sizes.get, axes, shape)) != shape:
+        wanted = ", ".join(f"{axis} {sizes.get(axis, 'of any size')}" for axis in axes)
+        raise InputError(f"{name!r} has shape {shape} for {wanted}")
 
 
 def check_scopes(names: Iterable[str]) -> None:
@@ -176,7 +175,7 @@ class TokenAxis:
         has_ids = self.token_ids and other.token_ids
         has_flags = self.special or other.special
         return TokenAxis(
-            self.raw_tokens + other.raw_tokens,
+            [*self.raw_tokens, *other.raw_tokens],
             self.token_ids + other.token_ids if has_ids else [],
             self.is_special + other.is_special if has_flags else [],
             words,

@@ -113,7 +113,8 @@ class Maps(TokenResult):
 
     @property
     def _sizes(self) -> dict[str, int]:
-        sizes = len(self.layers), len(self.raw_tokens), len(self.sources)
+        sources = self.raw_tokens if self.source_axis is None else self.source_axis
+        sizes = len(self.layers), len(self.raw_tokens), len(sources)
         return dict(zip(BY_SCOPE["arrays"], sizes, strict=True))
 
     def _check(self) -> None:
@@ -496,20 +497,17 @@ class Maps(TokenResult):
         values = self.over_layers("arrays", resolve(scope, self.scopes))
         if before is not None:
             values = self.amplification(before, scope, axis)
+        tokens, sources, labels = self.tokens, self.source_tokens, self.table_sequences
+        columns = ["layer", "source", "source_token", "target", "target_token", "value"]
         rows = []
         for layer in self.layers_of(*measured):
             place = self.layers.index(layer)
             pairs, _ = measures.strongest_pairs(
                 values[place], self.allowed[place], count, self.is_same_token
             )
-            rows += [
-                (layer, pair.source, self.source_tokens[pair.source], pair.target,
-                 self.tokens[pair.target], pair.value)
-                for pair in pairs
-            ]  # fmt: skip
-        columns = ["layer", "source", "source_token", "target", "target_token", "value"]
+            rows += [(layer, j, sources[j], i, tokens[i], value) for i, j, value in pairs]
         table = pd.DataFrame(rows, columns=columns)
-        if labels := self.table_sequences:
+        if labels:
             table.insert(2, "source_sequence", [labels[place] for place in table["source"]])
         return table
 
