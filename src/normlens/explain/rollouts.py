@@ -88,7 +88,7 @@ def sequences(lens: Lens, text: Given, options: RolloutOptions) -> tuple[list[En
     return lens.encode(text, truncate=options.truncate), isinstance(text, list)  # type: ignore[arg-type]
 
 
-def check_layers(lens: Lens, method: str) -> None:
+def check_method(lens: Lens, method: str) -> None:
     """Refuse layers that cannot be multiplied, or that a method of this name is not defined for."""
     if (outside := lens.adapter.outside_scopes()) is not None:
         raise InputError(f"the layers of {lens.name} cannot be rolled out: {outside}")
@@ -127,7 +127,7 @@ def rolled_maps(
     adapter says is refused.
     """
     encoded, many = sequences(lens, text, options)
-    check_layers(lens, method)
+    check_method(lens, method)
     attention = AnalysisOptions(scopes="ATTN-N", nonlinearity=rule, batch_size=options.batch_size)
     labels = dict(zip(map(id, encoded), lens.analyse(encoded, attention), strict=True))
 
@@ -401,7 +401,7 @@ def rollout_of_scope(
 ) -> Maps | list[Maps]:
     """The rollout of any scope (`Maps.rollout`); a list of texts gives a list."""
     name = resolve(scope, lens.scopes)
-    check_layers(lens, name)
+    check_method(lens, name)
     encoded, many = sequences(lens, text, options)
     of_scope = AnalysisOptions(
         scopes=name, batch_size=options.batch_size, memory_limit=options.memory_limit
