@@ -157,10 +157,10 @@ class QuestionReader:
                 "is not there with contrast=…"
             )
         if len(pieces) > 1:
-            places = ", ".join(str(places[0] - 1) for places in pieces.values())
+            places = " or ".join(str(places[0] - 1) for places in pieces.values())
             raise InputError(
                 f"{word!r} stands {len(pieces)} times in the target; say which one is meant by its "
-                f"place: token={places.replace(', ', ' or ')}"
+                f"place: token={places}"
             )
         (places_of_word,) = pieces.values()
         if len(places_of_word) > 1 and not self.options.first_piece:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +87,7 @@ def sequences(lens: Lens, text: Given, options: RolloutOptions) -> tuple[list[En
     return lens.encode(text, truncate=options.truncate), isinstance(text, list)  # type: ignore[arg-type]
 
 
-def check_layers(lens: Lens, method: str) -> None:
+def check_method(lens: Lens, method: str) -> None:
     """Refuse layers that cannot be multiplied, or that a method of this name is not defined for."""
     if (outside := lens.adapter.outside_scopes()) is not None:
         raise InputError(f"the layers of {lens.name} cannot be rolled out: {outside}")
@@ -126,7 +126,7 @@ def rolled_maps(
     adapter says is refused.
     """
     encoded, many = sequences(lens, text, options)
-    check_layers(lens, method)
+    check_method(lens, method)
     attention = AnalysisOptions(scopes="ATTN-N", nonlinearity=rule, batch_size=options.batch_size)
     labels = dict(zip(map(id, encoded), lens.analyse(encoded, attention), strict=True))
 
@@ -387,8 +387,12 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
 PREFIX = "rollout-"
 
 
-#: A lens, a text or several, and `RolloutOptions` make maps through all layers.
-Method: TypeAlias = Callable[..., Maps | list[Maps]]
+class Method(Protocol):
+    """A lens and a text, or several, make maps through all layers."""
+
+    def __call__(
+        self, lens: Lens, text: Given, options: RolloutOptions = ...
+    ) -> Maps | list[Maps]: ...
 
 
 def rollout_of_scope(
@@ -396,7 +400,7 @@ def rollout_of_scope(
 ) -> Maps | list[Maps]:
     """The rollout of any scope (`Maps.rollout`); a list of texts gives a list."""
     name = resolve(scope, lens.scopes)
-    check_layers(lens, name)
+    check_method(lens, name)
     encoded, many = sequences(lens, text, options)
     of_scope = AnalysisOptions(
         scopes=name, batch_size=options.batch_size, memory_limit=options.memory_limit

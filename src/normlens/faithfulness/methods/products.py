@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from normlens.errors import InputError
-from normlens.explain.rollouts import PREFIX, RolloutOptions, check_layers
+from normlens.explain.rollouts import PREFIX, RolloutOptions, check_method
 from normlens.explain.rollouts import Method as Rollout
 from normlens.explain.rollouts import method as rollout
 from normlens.faithfulness.costs import every_source, no_passes
@@ -42,7 +42,7 @@ def _last(maps: Maps) -> Scores:
 
 def check_product(lens: Lens, *, name: str) -> None:
     """Refuse layers that cannot be multiplied, or that do not have what the method asks for."""
-    check_layers(lens, name)
+    check_method(lens, name)
     if name.startswith(PREFIX):
         scope = resolve(_SCOPES.get(name, name.removeprefix(PREFIX)), lens.scopes)
         lacking = [i for i, layer in enumerate(lens.layers) if scope not in layer.scopes]
