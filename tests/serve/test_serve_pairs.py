@@ -113,7 +113,7 @@ def test_a_model_of_one_stack_takes_no_target_text(translating: Site, folder: st
     assert "10001 characters" in detail(answer)
 
 
-def test_a_server_with_fewer_tokens_says_so(translator: str) -> None:
+def test_a_server_with_fewer_tokens_says_so(translator: str, lens: Any) -> None:
     limits = Limits(tokens=6)
     with Site(ServedModels([translator], limits, loading=ON_CPU), limits) as site:
         status = ended(site, target_text=TARGET)
@@ -121,6 +121,8 @@ def test_a_server_with_fewer_tokens_says_so(translator: str) -> None:
         status = ended(site, text="the", target_text="la maison verte")
         assert "the target has" in status["error"]
         assert "at most 6; shorten it" in status["error"]
+        (item,) = header(result(site, ended(site, text="the")))["items"]
+        assert len(item["labels"]) <= 6 < len(lens.maps("the").tokens)
 
 
 def test_a_model_that_hears_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ def encode_pair(
     source, target = texts
     encoded = _read_source(lens, source, truncate, max_length)
     if target is None:
-        return generated(lens, encoded)
+        return generated(lens, encoded, max_length)
     return replace(encode_target(lens, target, truncate, max_length), source=encoded)
 
 
@@ -275,15 +275,19 @@ def can_generate(lens: Lens) -> bool:
 
 
 @shortage_explained("generating a target", SMALLER)
-def generated(lens: Lens, source: Encoded) -> Encoded:
-    """A source with the target that the model makes of it, always taking the likeliest token."""
+def generated(lens: Lens, source: Encoded, max_length: int | None = None) -> Encoded:
+    """A source with the target that the model makes of it, always taking the likeliest token.
+
+    It is cut at `max_length` tokens, where the decoder's positions end, or at MOST_GENERATED.
+    """
     adapter, whole = _two_stacks(lens), lens.adapter.whole
     if not can_generate(lens):
         raise InputError(
             f"{type(whole).__name__} has no head that could generate a target; pass one "
             "(lens.maps(source, target), or decoder_input_ids=…), or load the model with its head"
         )
-    limit = min(adapter.max_positions() or MOST_GENERATED, MOST_GENERATED)
+    limits = adapter.max_positions(), max_length, MOST_GENERATED
+    limit = min(filter(None, limits))
     # The source as its own target: only what belongs to the source is taken of these inputs.
     inputs = model_inputs(adapter, [replace(source, source=source)], lens.device)
     inputs = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
