@@ -132,8 +132,7 @@ class Parts:
     @property
     def total(self) -> Tensor:
         """The real vectors."""
-        total = self.own if self.bias is None else self.own + self.bias
-        return total if self.mixed is None else total + self.mixed
+        return plus(plus(self.own, self.bias), self.mixed)
 
     def __add__(self, saved: Parts) -> Parts:
         """Sum, part by part, with parts that bypassed these."""
@@ -361,8 +360,7 @@ class FrozenNorm(FrozenStep):
             from normlens.gpu.rows import normalised  # Triton is slow to import
 
             return normalised(v, self.norm, self.inverse_deviation, beta)
-        v = stretch(v, self.norm) * self.inverse_deviation[..., None]
-        return v if beta is None else v + beta
+        return plus(stretch(v, self.norm) * self.inverse_deviation[..., None], beta)
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``(γ⊙g − mean(γ⊙g))/σ_i``."""
