@@ -153,14 +153,6 @@ class Parts:
         """The parts of one sequence's tokens; None where it has none off the diagonal."""
         return next((group for group in self.groups if group.source == source), None)
 
-    def add_to_tile(
-        self, tile: Tensor, source: str | None, index: int, targets: slice, sources: slice
-    ) -> None:
-        """Add the parts of one sequence's other tokens to those of a tile (j, i, d), in place."""
-        factors = self.factors_of(source)
-        if factors is not None:
-            tile.baddbmm_(*factors.tile(index, targets, sources))
-
 
 def side_by_side(norms: list[Tensor], groups: Sequence[Factors]) -> Tensor:
     """Join the groups' maps along j, the layer's tokens last; 0 if they are no source."""
