@@ -12,7 +12,8 @@ pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels
 from reference import largest_error
 
 import normlens
-from normlens.frozen import norm, norm_maps
+from normlens.frozen import norm_maps
+from normlens.frozen import parts as steps
 from normlens.frozen.parts import Parts, relative_rows
 from normlens.gpu import sizes as memory
 from normlens.gpu.rows import measured, normalised
@@ -92,9 +93,9 @@ def test_vectors_of_a_cpu_or_with_a_gradient_are_left_to_pytorch() -> None:
 
 
 def test_a_vector_for_several_targets_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm, "takes_one_pass", lambda v: True)
+    monkeypatch.setattr(steps, "takes_one_pass", lambda v: True)
     deviation = random(2, 3).abs().to(DEVICE)
-    step = norm.FrozenNorm(Norm(None, None, 1e-5, False), deviation)
+    step = steps.FrozenNorm(Norm(None, None, 1e-5, False), deviation)
     v = random(1, 1, 8, seed=1).to(DEVICE)
     torch.testing.assert_close(step.linear(v), v * deviation[..., None])
 
@@ -108,7 +109,7 @@ def test_maps_are_those_of_float64(family: str, monkeypatch: pytest.MonkeyPatch)
         passed.append(v.shape)
         return v.dtype == torch.float32
 
-    for module in (norm, norm_maps):
+    for module in (steps, norm_maps):
         monkeypatch.setattr(module, "takes_one_pass", takes)
     model, ids = tiny_model(family), [5, 7, 9, 11]
     exact = normlens.load(copy.deepcopy(model).double(), device=DEVICE).maps(input_ids=ids)

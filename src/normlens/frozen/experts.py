@@ -20,7 +20,7 @@ from torch import Tensor
 from normlens.errors import InputError
 from normlens.frozen.activations import Linearised
 from normlens.frozen.feedforward import FrozenFeedForward
-from normlens.frozen.parts import Scored, plus
+from normlens.frozen.parts import Scored
 from normlens.frozen.tiles import FeedForwardBlock, Job
 from normlens.layers import Experts
 
@@ -129,9 +129,7 @@ class FrozenExperts(FeedForwardBlock):
 
     def affine(self, v: Tensor | None) -> Tensor | None:
         """A bias (b, i, d) or (d,) behind the block."""
-        if v is None:
-            return self.bias_part
-        return plus(self.linear(v.expand(*self.shape, -1)), self.bias_part)
+        return super().affine(None if v is None else v.expand(*self.shape, -1))
 
     # Parts behind a mixture of experts, for a tile of targets and sources.
     #

@@ -31,7 +31,6 @@ from normlens.frozen.tiles import (
     Buffers,
     FeedForwardBlock,
     Job,
-    PairNorms,
     feed_forward_norms,
 )
 from normlens.gpu.matmul import by_head
@@ -219,42 +218,21 @@ class _Walk:
     ) -> None:
         """Record the block and every step behind it; their parts exist only inside tiles."""
         names, steps, parts = self.frozen.layer.scope_of_step, self.frozen.steps, state.stream
-        result, behind, saved = self.result, range(index + 1, last + 1), list(state.saved)
+        behind, saved = range(index + 1, last + 1), list(state.saved)
         tail: dict[str, FrozenNorm | Parts] = {}
         for position in behind:
             step = steps[position]
             if isinstance(step, FrozenResidual):
                 tail[names[position]] = saved.pop()
-            else:
-                assert isinstance(step, FrozenNorm), f"{step} behind the feed-forward block"
+            elif isinstance(step, FrozenNorm):
                 tail[names[position]] = step
+            else:
+                raise ValueError(f"{step} cannot stand behind the feed-forward block")
         # Products are kept of the first attention, and of all its parts' norms.
         kept = self.kept if len(parts.groups) == 1 else None
         given = names[index], tail, self.buffers, self.ordinary, kept
         jobs = [Job(block, factors, *given) for factors in parts.groups]
-        if isinstance(block, SampledFeedForward):
-            sampled = shapley_norms(block.ff, jobs, parts, self.frozen.lengths, self.settings)
-            sums, norms = sampled.sums, sampled.norms
-            for scope, errors in sampled.standard_error.items():
-                if scope in self.scopes:
-                    result.standard_error[scope] = errors
-        else:
-            own, bias = block.linear(parts.own), self.frozen.biases[index]
-            sums, found = Parts(own, bias), []
-            if len(jobs) == 1:
-                mixed = block.output - own
-                jobs = [replace(jobs[0], mixed=mixed if bias is None else mixed - bias)]
-            for job in jobs:
-                pairs = self._pair_norms(job)
-                sums = replace(sums, mixed=plus(pairs.mixed, sums.mixed))
-                found.append(pairs.norms)
-                result.precision = pairs.precision
-                result.kernel_error = _larger(result.kernel_error, pairs.error)
-                result.sampled_error = _larger(result.sampled_error, pairs.sampled_error)
-            norms = {
-                scope: side_by_side([group[scope] for group in found], parts.groups)
-                for scope in jobs[0].scopes
-            }
+        sums, norms = self._norms_behind(jobs, parts, self.frozen.biases[index])
         self.record(index, sums, norms[names[index]])
         if self.settings.statistics:
             bypassed = state.saved[-1].total if len(saved) < len(state.saved) else None
@@ -262,19 +240,48 @@ class _Walk:
             if self.ordinary is not None:  # the map just behind the block, of these dimensions
                 sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
                 ordinary = _with_diagonal(norms[ORDINARY], sizes)
-            result.statistics = FeedForwardStatistics(block.output, parts.total, bypassed, ordinary)
+            self.result.statistics = FeedForwardStatistics(
+                block.output, parts.total, bypassed, ordinary
+            )
         state = State(sums, [replace(before, groups=()) for before in state.saved])
         for position in behind:
             steps[position].pass_on(state, steps[position].on_parts)
             self.record(position, state.stream, norms[names[position]])
 
-    def _pair_norms(self, job: Job) -> PairNorms:
-        """The norms of one group of sources, by kernels where they support it, or by tiles."""
-        block, lengths, settings = job.block, self.frozen.lengths, self.settings
-        is_plain = isinstance(block, FrozenFeedForward) and has_kernels(block.ff.down.weight)
-        if is_plain and tail_of(job) is not None:
-            return stage_by_kernels(job, lengths, settings)
-        return feed_forward_norms(job, lengths, settings.memory_limit)
+    def _norms_behind(
+        self, jobs: list[Job], parts: Parts, bias: Tensor | None
+    ) -> tuple[Parts, dict[str, Tensor]]:
+        """Sums of the parts just behind the block, and each scope's norms (b, i, j) from there on.
+
+        There is a job for each group of sources; kernels do those that they support, tiles the
+        others.
+        """
+        block, lengths, settings = jobs[0].block, self.frozen.lengths, self.settings
+        result = self.result
+        if isinstance(block, SampledFeedForward):
+            sampled = shapley_norms(block.ff, jobs, parts, lengths, settings)
+            for scope, errors in sampled.standard_error.items():
+                if scope in self.scopes:
+                    result.standard_error[scope] = errors
+            return sampled.sums, sampled.norms
+        own = block.linear(parts.own)
+        if len(jobs) == 1:
+            mixed = block.output - own
+            jobs = [replace(jobs[0], mixed=mixed if bias is None else mixed - bias)]
+        on_kernels = isinstance(block, FrozenFeedForward) and has_kernels(block.ff.down.weight)
+        sums, found = Parts(own, bias), []
+        for job in jobs:
+            if on_kernels and tail_of(job) is not None:
+                pairs = stage_by_kernels(job, lengths, settings)
+            else:
+                pairs = feed_forward_norms(job, lengths, settings.memory_limit)
+            sums = replace(sums, mixed=plus(pairs.mixed, sums.mixed))
+            found.append(pairs.norms)
+            result.precision = pairs.precision
+            result.kernel_error = _larger(result.kernel_error, pairs.error)
+            result.sampled_error = _larger(result.sampled_error, pairs.sampled_error)
+        scopes = jobs[0].scopes
+        return sums, {s: side_by_side([maps[s] for maps in found], parts.groups) for s in scopes}
 
     def record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
         """Keep a scope's map, the norms that its mixing ratio compares, and its completeness.

@@ -132,8 +132,7 @@ class Parts:
     @property
     def total(self) -> Tensor:
         """The real vectors."""
-        total = self.own if self.bias is None else self.own + self.bias
-        return total if self.mixed is None else total + self.mixed
+        return plus(plus(self.own, self.bias), self.mixed)
 
     def __add__(self, saved: Parts) -> Parts:
         """Sum, part by part, with parts that bypassed these."""
@@ -153,14 +152,6 @@ class Parts:
     def factors_of(self, source: str | None) -> Factors | None:
         """The parts of one sequence's tokens; None where it has none off the diagonal."""
         return next((group for group in self.groups if group.source == source), None)
-
-    def add_to_tile(
-        self, tile: Tensor, source: str | None, index: int, targets: slice, sources: slice
-    ) -> None:
-        """Add the parts of one sequence's other tokens to those of a tile (j, i, d), in place."""
-        factors = self.factors_of(source)
-        if factors is not None:
-            tile.baddbmm_(*factors.tile(index, targets, sources))
 
 
 def side_by_side(norms: list[Tensor], groups: Sequence[Factors]) -> Tensor:
@@ -361,8 +352,7 @@ class FrozenNorm(FrozenStep):
             from normlens.gpu.rows import normalised  # Triton is slow to import
 
             return normalised(v, self.norm, self.inverse_deviation, beta)
-        v = stretch(v, self.norm) * self.inverse_deviation[..., None]
-        return v if beta is None else v + beta
+        return plus(stretch(v, self.norm) * self.inverse_deviation[..., None], beta)
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``(γ⊙g − mean(γ⊙g))/σ_i``."""

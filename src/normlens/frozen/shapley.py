@@ -189,7 +189,8 @@ def _gradients(job: Job, index: int, targets: slice, parts: Tensor) -> Iterator[
             v.mul_(inverse[:, None])
             norms.append(replace(step, inverse_deviation=inverse))
         else:
-            step.add_to_tile(v, job.factors.source, index, targets, slice(0, len(parts)))
+            if (added := step.factors_of(job.factors.source)) is not None:
+                v.baddbmm_(*added.tile(index, targets, slice(0, len(parts))))
             if job.factors.source is None:  # sources are the targets' own tokens
                 rows = torch.arange(targets.start, targets.stop)
                 v[rows, rows - targets.start] += step.own[index, targets]

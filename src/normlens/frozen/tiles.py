@@ -217,8 +217,8 @@ def scope_norms(
         inverse: Tensor | None = None
         if isinstance(step, FrozenNorm):
             inverse = step.stretch_tile(tile, index, targets)
-        else:
-            step.add_to_tile(tile, job.factors.source, index, targets, sources)
+        elif (added := step.factors_of(job.factors.source)) is not None:
+            tile.baddbmm_(*added.tile(index, targets, sources))
         norms = torch.linalg.vector_norm(tile, dim=-1)
         yield scope, norms if inverse is None else norms * inverse
         if inverse is not None and place < last:
