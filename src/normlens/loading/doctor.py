@@ -129,15 +129,13 @@ def _check(model_type: str, run: Run) -> Check:
         seen = model(torch.tensor([TOKENS]), output_attentions=True, output_hidden_states=True)
         blocks = model.encoder.layer if model_type == "bert" else model.layers
         for layer, block in enumerate(blocks):
-            parts = _parts(
-                partial(run, block, seen.attentions[layer][0]), block, seen.hidden_states[layer][0]
-            )
+            x, alpha = seen.hidden_states[layer][0], seen.attentions[layer][0]
+            parts = _parts(partial(run, block, alpha), block, x)
             for scope, vectors in zip(names, parts, strict=True):
                 expected = vectors.norm(dim=-1).T.numpy()
-                error = np.abs(maps[scope][layer] - expected).max() / np.abs(expected).max()
-                differences.append(error)
-    # NumPy's largest number of several is NaN if one of them is.
-    worst = float(np.max(differences))
+                largest = np.abs(expected).max()
+                differences.append(np.abs(maps[scope][layer] - expected).max() / largest)
+    worst = float(np.max(differences))  # NaN if one of them is
     return Check(model_type, maps.completeness, maps.provenance["tolerance"], worst)
 
 
