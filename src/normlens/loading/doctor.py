@@ -12,7 +12,6 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,24 +128,19 @@ def _check(model_type: str, run: Run) -> Check:
         seen = model(torch.tensor([TOKENS]), output_attentions=True, output_hidden_states=True)
         blocks = model.encoder.layer if model_type == "bert" else model.layers
         for layer, block in enumerate(blocks):
-            parts = _parts(
-                partial(run, block, seen.attentions[layer][0]), block, seen.hidden_states[layer][0]
-            )
-            for scope, vectors in zip(names, parts, strict=True):
+            x, alpha = seen.hidden_states[layer][0], seen.attentions[layer][0]
+            for scope, vectors in zip(names, _parts(run, block, alpha, x), strict=True):
                 expected = vectors.norm(dim=-1).T.numpy()
-                error = np.abs(maps[scope][layer] - expected).max() / np.abs(expected).max()
-                differences.append(error)
-    # NumPy's largest number of several is NaN if one of them is.
-    worst = float(np.max(differences))
+                largest = np.abs(expected).max()
+                differences.append(np.abs(maps[scope][layer] - expected).max() / largest)
+    worst = float(np.max(differences))  # NaN if one of them is
     return Check(model_type, maps.completeness, maps.provenance["tolerance"], worst)
 
 
-def _parts(
-    run: Callable[[Tensor, Tensor], Iterator[Tensor]], block: Any, x: Tensor
-) -> tuple[Tensor, ...]:
+def _parts(run: Run, block: Any, alpha: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """F_i(x_j) (j, i, d) behind each component.
 
-    What `run` computes is affine in its arguments, because it takes deviations and slopes as
+    What `run` computes is affine in values and x, because it takes deviations and slopes as
     constants. F_i(x_j) is then the derivative in the direction of what token j gives: its vector,
     and its value vector with the bias, which belongs to the tokens.
     """
@@ -155,9 +149,11 @@ def _parts(
     else:
         value = block.self_attn.v_proj(_normalised(x, block.input_layernorm))
 
+    def vectors(*given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(run(block, alpha, *given))
+
     def of_token(alone: Tensor) -> tuple[Tensor, ...]:
-        direction = (alone * value, alone * x)
-        return torch.func.jvp(lambda *given: tuple(run(*given)), (value, x), direction)[1]
+        return torch.func.jvp(vectors, (value, x), (alone * value, alone * x))[1]
 
     return torch.func.vmap(of_token)(torch.eye(len(x), dtype=x.dtype)[..., None])
 

@@ -24,7 +24,7 @@ from normlens.layers import (
     Reach,
 )
 from normlens.models.base import Adapter, linear
-from normlens.models.reading import UnreadableModule, read_tensor
+from normlens.models.reading import UnreadableModule, read_tensor, without_idle_adapters
 
 # Encoder–decoders: two stacks of layers, and which sequence each of them reads.
 #
@@ -163,12 +163,13 @@ class StackedExperts(Sequence[FeedForward]):
         )
 
     def _linear(self, name: str, expert: int, columns: slice = slice(None)) -> Linear:
-        weight, bias = self._read(name)[expert], read_tensor(self.module, f"{name}_bias")
+        weight = self._read(name)[expert]
+        bias = read_tensor(without_idle_adapters(self.module), f"{name}_bias")
         matrix = weight if self.transposed else weight.T
         return Linear(matrix[:, columns], None if bias is None else bias[expert][columns])
 
     def _read(self, name: str) -> Tensor:
-        tensor = read_tensor(self.module, name)
+        tensor = read_tensor(without_idle_adapters(self.module), name)
         if tensor is None or tensor.dim() != 3:
             raise UnreadableModule(
                 self.module,
