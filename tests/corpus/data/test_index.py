@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -75,10 +74,6 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any], int]] = {
     "stsb": (
         {"dev.csv": "".join(GENRE.format(s, f"one {s}", f"two {s}") for s in (1, 2.5, 5)).encode()},
         "dev.csv", {"extra": ("score",)}, 3,
-    ),
-    "pickle": (
-        {"a.pkl": pickle.dumps([{"tokens": ["a", "b"]}, {"tokens": ("c",)}, {"tokens": ["d"]}])},
-        "a.pkl", {}, 3,
     ),
     "a pattern over several files": (
         {"d/a.txt": b"1\n2\n\n", "d/e/b.jsonl": b'{"text": "3"}\n', "d/e/c.txt": b"4"},

@@ -190,18 +190,6 @@ def test_parquet(tmp_path: Path) -> None:
     assert "is not a Parquet file" in message(tmp_path / "b.parquet")
 
 
-# Pickles ----------------------------------------------------------------------------------------
-
-
-def test_wikipedia_excerpts(tmp_path: Path) -> None:
-    excerpts = [{"tokens": ["[CLS]", "a", "##b", "[SEP]"]}, {"tokens": ("[CLS]", "c", "[SEP]")}]
-    path = write(tmp_path, "wiki.pkl", pickle.dumps(excerpts))
-    assert list(open_data(path)) == [
-        Record("wiki.pkl:0", tokens=("[CLS]", "a", "##b", "[SEP]")),
-        Record("wiki.pkl:1", tokens=("[CLS]", "c", "[SEP]")),
-    ]
-
-
 # Several files ----------------------------------------------------------------------------------
 
 

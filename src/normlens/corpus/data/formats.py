@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
-from normlens.corpus.data import conll, unpickle
+from normlens.corpus.data import conll
 from normlens.corpus.data.lines import Lines
 from normlens.corpus.data.parallel import read_parallel
 from normlens.corpus.data.prose import read_text, read_wikitext
@@ -26,26 +25,6 @@ def read_conll(source: Source, options: ReadOptions) -> Iterator[Located]:
         yield f"sentence {index}", fields
 
 
-def read_pickle(source: Source, options: ReadOptions) -> Iterator[Located]:
-    """Read the Wikipedia excerpts of Clark et al. 2019: a list of {"tokens": […]}.
-
-    A pickle can only be read as a whole; every other format is read piece by piece.
-    """
-    path = source.path
-    items = unpickle.as_list(unpickle.load(path, source.open))
-    if items is None:
-        raise InputError(f'{str(path)!r} holds no list; give a list of {{"tokens": […]}} records')
-    for index, item in enumerate(islice(items, source.number, None), source.number + 1):
-        tokens = unpickle.as_list(item.get("tokens")) if isinstance(item, dict) else None
-        if tokens is None or not all(isinstance(token, str) for token in tokens):
-            raise InputError(
-                f"{str(path)!r}, item {index}: there is no list of texts under 'tokens'; give a "
-                'list of {"tokens": […]} records'
-            )
-        source.number = index
-        yield f"item {index}", {"tokens": tuple(tokens)}
-
-
 READERS: dict[str, Callable[[Source, ReadOptions], Iterator[Located]]] = {
     "text": read_text,
     "jsonl": read_jsonl,
@@ -53,7 +32,6 @@ READERS: dict[str, Callable[[Source, ReadOptions], Iterator[Located]]] = {
     "tsv": read_tsv,
     "parquet": read_parquet,
     "conll": read_conll,
-    "pickle": read_pickle,
     "wikitext": read_wikitext,
     "stsb": read_stsb,
     "parallel": read_parallel,
@@ -65,8 +43,6 @@ SUFFIXES = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
-    ".pkl": "pickle",
-    ".pickle": "pickle",
     **dict.fromkeys(conll.SUFFIXES, "conll"),
 }
 #: Formats that no suffix tells; a file is read so where the name stands before it.
