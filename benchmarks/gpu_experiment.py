@@ -25,8 +25,8 @@ def spearman_errors(model: str) -> list[str]:
     import numpy as np
 
     import normlens
-    from normlens.corpus.data.sample import FOLDER
-    from normlens.corpus.measures.similarity_rows import correlate
+    from normlens.corpus.data.readers import FOLDER
+    from normlens.corpus.measures.rows import correlate
 
     lines = [line for path in sorted(FOLDER.glob("*.jsonl")) for line in path.open()]
     texts = [" ".join(json.loads(line)["words"]) for line in lines]
@@ -61,7 +61,7 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
 
     import normlens
     from normlens.corpus.measures.base import Item
-    from normlens.corpus.measures.similarity_rows import Similarity
+    from normlens.corpus.measures.rows import Similarity
     from normlens.inputs.text import Encoded
     from normlens.options import AnalysisOptions
 

@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from normlens.corpus import open_data
-from normlens.corpus.data.index import read_through
-from normlens.corpus.data.source import sha256_of
+from normlens.corpus.data.files import read_through
+from normlens.corpus.data.records import sha256_of
 
 WORDS = [f"word{n}" for n in range(5000)]
 SHARD = 64

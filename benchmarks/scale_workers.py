@@ -29,8 +29,8 @@ from normlens.corpus.engines.jobs import Call
 from normlens.corpus.engines.shard_files import parquet, write_tables
 from normlens.corpus.engines.shard_rows import FAILURES, SEQUENCES
 from normlens.corpus.engines.worker import Task
-from normlens.corpus.measures.columns import build
-from normlens.corpus.measures.norms_rows import TABLES
+from normlens.corpus.measures.base import build
+from normlens.corpus.measures.rows import TABLES
 from normlens.corpus.runs import identity, runs
 from normlens.corpus.runs.folder import open_folder
 from normlens.corpus.runs.shards import Done, Shard

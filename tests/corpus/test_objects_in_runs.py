@@ -12,8 +12,8 @@ import transformers
 from test_loading import tiny_tokenizer
 
 import normlens
-from normlens.corpus.data.in_memory import MemoryData
-from normlens.corpus.data.read_options import ReadOptions
+from normlens.corpus.data.readers import MemoryData
+from normlens.corpus.data.records import ReadOptions
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.identity import weights_hash
 from normlens.errors import InputError

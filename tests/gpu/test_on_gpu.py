@@ -175,7 +175,7 @@ def test_statistics_on_a_gpu_equal_the_cpu():
 
 
 def test_correlations_are_those_of_the_maps():
-    from normlens.corpus.measures.similarity_rows import correlate
+    from normlens.corpus.measures.rows import correlate
 
     for family in ("bert", "gpt2"):
         lens = normlens.load(tiny_model(family), device="cuda")

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 
 import normlens
 import normlens.options
-from normlens.corpus.measures.similarity_rows import correlate
+from normlens.corpus.measures.rows import correlate
 from normlens.errors import CompletenessError, InputError, MemoryLimitError, UnsupportedModelError
 from normlens.families.bart import Bart
 from normlens.families.t5 import T5

@@ -23,8 +23,8 @@ from normlens.ablation.options import AblateOptions
 from normlens.ablation.preparing import prepare
 from normlens.ablation.report.reporting import build_report
 from normlens.ablation.statistics import Statistics
-from normlens.corpus.data.masking import SHARE
 from normlens.corpus.data.records import Data
+from normlens.corpus.data.spans import SHARE
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.paths import fixed_path, model_name

@@ -19,7 +19,7 @@ from normlens.ablation.questions import Outcome, Question
 from normlens.ablation.running import Runner
 from normlens.ablation.statistics import Statistics
 from normlens.corpus.measures import BoundMeasure, Item, ModelMeasure, Needs
-from normlens.corpus.measures.columns import LABEL, WHOSE, build
+from normlens.corpus.measures.base import LABEL, WHOSE, build
 from normlens.errors import InputError
 from normlens.options import AnalysisOptions
 

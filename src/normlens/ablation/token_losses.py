@@ -14,8 +14,7 @@ from normlens.ablation.loss_base import ScoreLoss, head_of
 from normlens.ablation.loss_names import MASKED, NEXT_TOKEN
 from normlens.ablation.passes import last_vectors, with_vectors
 from normlens.ablation.questions import Outcome, Question
-from normlens.corpus.data.masking import mask_tokens
-from normlens.corpus.data.spans import EncodedRecord
+from normlens.corpus.data.spans import EncodedRecord, mask_tokens
 from normlens.errors import InputError
 from normlens.inputs.text import Encoded
 

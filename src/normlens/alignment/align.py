@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from normlens.alignment.gold import read_gold
 from normlens.alignment.link_files import write_links
 from normlens.alignment.options import RUN_FIELDS, AlignOptions, align_options
-from normlens.corpus.data.parallel import SEPARATOR, split_pair
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
+from normlens.corpus.data.text_files import SEPARATOR, split_pair
 from normlens.corpus.runs.folder import open_folder
 from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST

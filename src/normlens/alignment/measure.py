@@ -16,8 +16,7 @@ from normlens.alignment.options import DEFAULT_SCOPES, WAYS, parse_several
 from normlens.alignment.readings import Reading
 from normlens.alignment.tables import ALIGNMENT, COUNTS, ORDER, TABLES, TEXTS
 from normlens.alignment.word_links import WordPlaces, pharaoh
-from normlens.corpus.measures.base import Item, Needs
-from normlens.corpus.measures.model_measure import BoundMeasure, ModelMeasure
+from normlens.corpus.measures.base import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.errors import InputError, check_choice
 from normlens.inputs.text import Encoded
 from normlens.measures.alignment import Link, count_links

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from normlens.corpus.measures.columns import LABEL, WHOSE
+from normlens.corpus.measures.base import LABEL, WHOSE
 
 ALIGNMENT = pa.schema(
     [

@@ -4,25 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normlens.corpus.data.masking import SHARE, mask_tokens
-    from normlens.corpus.data.named import NAMED
-    from normlens.corpus.data.readers import open_data
+    from normlens.corpus.data.readers import NAMED, open_data
     from normlens.corpus.data.records import Data, Entity, Record
-    from normlens.corpus.data.spans import EncodedRecord, encode_record
+    from normlens.corpus.data.spans import SHARE, EncodedRecord, encode_record, mask_tokens
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
 
 # As in `normlens` itself, a name brings its module when it is first used.
 _HOMES = {
-    "NAMED": "data.named",
-    "SHARE": "data.masking",
+    "NAMED": "data.readers",
+    "SHARE": "data.spans",
     "Data": "data.records",
     "EncodedRecord": "data.spans",
     "Entity": "data.records",
     "Record": "data.records",
     "Run": "runs.results",
     "encode_record": "data.spans",
-    "mask_tokens": "data.masking",
+    "mask_tokens": "data.spans",
     "open_data": "data.readers",
     "resume": "runs.runs",
     "run": "runs.runs",

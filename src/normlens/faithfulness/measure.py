@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from normlens.corpus.measures.base import Item, Needs
-from normlens.corpus.measures.model_measure import BoundMeasure, ModelMeasure
+from normlens.corpus.measures.base import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError
 from normlens.faithfulness.asking import Asked, Asking

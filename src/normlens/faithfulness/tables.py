@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from normlens.corpus.measures.columns import LABEL, WHOSE
+from normlens.corpus.measures.base import LABEL, WHOSE
 
 EXAMPLES, ATTRIBUTIONS, REMOVALS = "examples", "attributions", "removals"
 FAITHFULNESS, PASSES = "faithfulness", "method_passes"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlens.corpus.data.read_options import ReadOptions
 from normlens.corpus.data.readers import find_data
+from normlens.corpus.data.records import ReadOptions
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.paths import fixed_path, model_name

@@ -17,12 +17,11 @@ import pytest
 from counted_reading import Counter
 
 from normlens.corpus import Record, open_data
-from normlens.corpus.data import files, index, named
-from normlens.corpus.data.in_memory import MemoryData
-from normlens.corpus.data.index import read_through
-from normlens.corpus.data.named import HubData
-from normlens.corpus.data.read_options import ReadOptions
-from normlens.corpus.data.records import Data
+from normlens.corpus.data import files, readers
+from normlens.corpus.data import files as index
+from normlens.corpus.data.files import read_through
+from normlens.corpus.data.readers import HubData, MemoryData
+from normlens.corpus.data.records import Data, ReadOptions
 
 COLUMNS = (
     b"-DOCSTART- O\n\nEU B-ORG\nrejects O\n\n\nPeter B-PER\nBlackburn I-PER\n"
@@ -234,7 +233,7 @@ def test_fingerprints_tell_a_reader_that_was_revised(
 
     now = fingerprints()
     monkeypatch.setattr(files, "REVISIONS", {})
-    monkeypatch.setattr(named, "REVISIONS", {})
+    monkeypatch.setattr(readers, "REVISIONS", {})
     then = fingerprints()
     assert then[:2] == (
         "46b9197cb40f9abd4dd158c1085c4a1368d2975b9f92c80e04f111d23e653a8d",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normlens.corpus.data import row_fields
-from normlens.corpus.data.read_options import ReadOptions
+from normlens.corpus.data import tables
+from normlens.corpus.data.records import ReadOptions
 from normlens.errors import InputError
 
 TEXTS = st.text(max_size=3) | st.sampled_from(["", "  ", " a ", "\ud800", "ü", "\u00a0"])
@@ -21,7 +21,7 @@ CHOSEN = st.none() | NAMES
 
 def outcome(row: dict[str, Any], options: ReadOptions, structured: bool) -> Any:
     try:
-        return row_fields.row_fields("data.jsonl", "line 3", row, options, structured)
+        return tables.row_fields("data.jsonl", "line 3", row, options, structured)
     except InputError as error:
         return str(error)
 
@@ -35,7 +35,7 @@ def outcome(row: dict[str, Any], options: ReadOptions, structured: bool) -> Any:
 )
 def test_both_ways_agree(row: dict[str, Any], options: ReadOptions, structured: bool) -> None:
     given = outcome(row, options, structured)
-    with mock.patch.object(row_fields, "_usual_text", return_value=None):
+    with mock.patch.object(tables, "_usual_text", return_value=None):
         assert outcome(row, options, structured) == given
 
 
@@ -54,4 +54,4 @@ def test_both_ways_agree(row: dict[str, Any], options: ReadOptions, structured: 
     ],
 )
 def test_which_rows_take_it(row: dict[str, Any], options: ReadOptions, taken: str | None) -> None:
-    assert row_fields._usual_text(row, options, structured=True) == taken
+    assert tables._usual_text(row, options, structured=True) == taken

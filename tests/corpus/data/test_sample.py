@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.corpus import encode_record, open_data
-from normlens.corpus.data.sample import FOLDER, LABELS
+from normlens.corpus.data.readers import FOLDER, LABELS
 
 
 def test_it_is_as_large_as_promised() -> None:

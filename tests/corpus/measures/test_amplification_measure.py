@@ -13,8 +13,13 @@ import pytest
 from measure_examples import SCOPES, final, item, real_item, shards
 
 from normlens.corpus import measures
-from normlens.corpus.measures.scope_pairs import default_pairs
-from normlens.corpus.measures.tokens import CATEGORIES, RELATIONS, categories, relations
+from normlens.corpus.measures.tokens import (
+    CATEGORIES,
+    RELATIONS,
+    categories,
+    default_pairs,
+    relations,
+)
 from normlens.errors import InputError, UnknownScopeError
 
 POST_LN = [("ATTNRESLN-N", "ATTNRESLNFF-N"), ("ATTNRES-N", "ATTNRESLNFFRESLN-N")]

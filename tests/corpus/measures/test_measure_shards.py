@@ -10,7 +10,7 @@ import pytest
 from measure_examples import cut_rows, final, item, shards
 
 from normlens.corpus import measures
-from normlens.corpus.measures import reservoir
+from normlens.corpus.measures import pairs
 from normlens.corpus.measures.tokens import RELATIONS
 
 ITEMS = [item(index, n=5 + index % 4) for index in range(12)]
@@ -90,7 +90,7 @@ def test_the_sample_is_each_stratums_lowest_priorities(tmp_path):
     strata: dict[tuple, list] = {}
     for row in everything:
         key = (row["before"], row["after"], row["layer"], row["relation"])
-        near = row["distance"] if row["relation"] in reservoir.UNRELATED else None
+        near = row["distance"] if row["relation"] in pairs.UNRELATED else None
         strata.setdefault((*key, near), []).append(row)
     expected = []
     for (*_, relation, _near), rows in strata.items():
@@ -125,7 +125,7 @@ def test_records_of_the_same_id_are_told_apart_by_their_index(tmp_path):
 def test_priorities_differ_and_are_spread_evenly():
     target, source = (axis.ravel() for axis in np.indices((200, 200)))
     found = np.concatenate(
-        [reservoir.priorities(0, name, layer, target, source) for name in "ab" for layer in (0, 1)]
+        [pairs.priorities(0, name, layer, target, source) for name in "ab" for layer in (0, 1)]
     )
     assert len(np.unique(found)) == len(found)
     counts = np.histogram(found.astype(np.float64) / 2.0**64, bins=20, range=(0, 1))[0]
@@ -134,7 +134,7 @@ def test_priorities_differ_and_are_spread_evenly():
 
 
 def test_priorities_are_what_they_have_always_been():
-    found = reservoir.priorities(0, "text-0", 1, np.array([2, 3]), np.array([5, 7]))
+    found = pairs.priorities(0, "text-0", 1, np.array([2, 3]), np.array([5, 7]))
     assert found.tolist() == [slow_priority(2, 5), slow_priority(3, 7)]
 
 
@@ -154,15 +154,15 @@ def slow_priority(target: int, source: int) -> int:
 def test_far_pairs_share_strata_and_near_ones_do_not():
     distance = np.arange(1, 200)
     found, special = (
-        reservoir.strata(np.full(len(distance), RELATIONS.index(name)), distance)
-        for name in reservoir.UNRELATED
+        pairs.strata(np.full(len(distance), RELATIONS.index(name)), distance)
+        for name in pairs.UNRELATED
     )
     assert np.array_equal(special - special.min(), found - found.min())
     assert not set(special) & set(found)
     groups = [distance[found == stratum].tolist() for stratum in np.unique(found)]
     near = [[d] for d in range(1, 17)]
     assert groups == [*near, [*range(17, 33)], [*range(33, 65)], [*range(65, 200)]]
-    words = reservoir.strata(np.zeros(len(distance), int), distance)
+    words = pairs.strata(np.zeros(len(distance), int), distance)
     assert len(np.unique(words)) == 1
     assert not set(words) & {*found, *special}
 
@@ -171,7 +171,7 @@ def test_long_sequences_are_cut_to_the_samples_size(tmp_path):
     one = item(0, n=90, layers=1)
     options = dict(keep=10, keep_other=4)
     rows = measures.get("amplification", **options).rows(one)["amplification_sample"]
-    assert len(rows) <= 2 * (4 * 10 + 2 * 4 * (len(reservoir.EDGES) + 1))
+    assert len(rows) <= 2 * (4 * 10 + 2 * 4 * (len(pairs.EDGES) + 1))
     whole = {**options, "keep": 10**6, "keep_other": 10**6}
     everything = measures.get("amplification", **whole).rows(one)["amplification_sample"]
     measure = measures.get("amplification", **options)

@@ -15,7 +15,7 @@ from counted_reading import Counter
 
 import normlens
 from normlens.corpus import Record, Run, resume, run
-from normlens.corpus.data import index as indexes
+from normlens.corpus.data import files as indexes
 from normlens.corpus.data.records import Data
 from normlens.corpus.runs import data_index, stamps
 from normlens.corpus.runs.errors import RunError

@@ -27,7 +27,7 @@ from run_logs import entries_file
 import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
-from normlens.corpus.data import formats
+from normlens.corpus.data import files
 from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.side_files import DATA_INDEX
@@ -233,7 +233,6 @@ SECRETS = {
     "secret.jsonl": b'{"password": ',
     "secret.csv": b'password\n"my password',
     "secret.parquet": b"my password",
-    "secret.pkl": b"my password",
     "parallel:secret": b"my password",
 }
 
@@ -255,8 +254,8 @@ def test_data_that_a_run_names_is_compared_before_it_is_read(
     if not has_index:
         (copy / DATA_INDEX).unlink()
     parsed: list[Any] = []
-    readers = {kind: lambda *given: parsed.append(given) or iter(()) for kind in formats.READERS}
-    monkeypatch.setattr(formats, "READERS", readers)
+    readers = {kind: lambda *given: parsed.append(given) or iter(()) for kind in files.READERS}
+    monkeypatch.setattr(files, "READERS", readers)
     with pytest.raises(RunError, match="the contents of the data: then") as caught:
         resume(copy, model=lens)
     assert "\n" not in str(caught.value)

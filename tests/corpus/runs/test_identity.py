@@ -194,7 +194,7 @@ def test_a_ready_measure_has_a_source_too(place: Path, tmp_path: Path, modules: 
 
 
 def test_installed_packages_are_not_followed(modules: Path) -> None:
-    from normlens.corpus.measures.user_files import module_sources
+    from normlens.corpus.measures.user_code import module_sources
 
     (modules / "own_imports.py").write_text(
         "import json, numpy.linalg, normlens.results.maps, not_there\nfrom torch import nn\n"

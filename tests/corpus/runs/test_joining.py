@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normlens.corpus.measures.columns import EXACT, LABEL, WHOSE, exact, sums
+from normlens.corpus.measures.base import EXACT, LABEL, WHOSE, exact, sums
 from normlens.corpus.runs.joining import JoinedFile, Unjoinable
 
 ROWS = pa.schema([*WHOSE, pa.field("scope", LABEL), pa.field("value", pa.float64())])

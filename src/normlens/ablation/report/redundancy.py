@@ -12,7 +12,7 @@ from normlens.ablation.report.outcomes import Cost, verdict_cost
 from normlens.ablation.report.rows import rows_of
 from normlens.ablation.report.scales import scale_changes
 from normlens.ablation.report.ways import SHORT, taken, ways
-from normlens.corpus.measures.scope_pairs import feed_forward_pair
+from normlens.corpus.measures.tokens import feed_forward_pair
 from normlens.figures.canvas import COLOURS, FAINT
 from normlens.reports import words
 from normlens.reports.base import Experiment, Figure, Result, Table

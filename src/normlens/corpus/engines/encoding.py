@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from normlens.corpus.data.masking import mask_tokens
 from normlens.corpus.data.records import Record
-from normlens.corpus.data.spans import EncodedRecord, encode_apart, encode_record
+from normlens.corpus.data.spans import EncodedRecord, encode_apart, encode_record, mask_tokens
 from normlens.corpus.engines.pair_records import encode_pair_record
 from normlens.corpus.measures import Needs
 from normlens.corpus.runs.options import RunOptions

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from normlens.corpus.data.parallel import SEPARATOR, split_pair
 from normlens.corpus.data.records import Record, located
 from normlens.corpus.data.spans import EncodedRecord
+from normlens.corpus.data.text_files import SEPARATOR, split_pair
 from normlens.corpus.measures import Measure, ModelMeasure
 from normlens.errors import InputError
 from normlens.inputs.encode import SourceTarget, encode_pair, encode_target

@@ -5,10 +5,8 @@
 ...     tables = measure.rows(measures.Item("text-0", 0, maps, encoded))
 """
 
-from normlens.corpus.measures.base import Item, Measure, Needs
-from normlens.corpus.measures.model_measure import BoundMeasure, ModelMeasure
-from normlens.corpus.measures.registry import get, names, parse
-from normlens.corpus.measures.user_measure import measure
+from normlens.corpus.measures.base import BoundMeasure, Item, Measure, ModelMeasure, Needs
+from normlens.corpus.measures.registry import get, measure, names, parse
 
 __all__ = [
     "BoundMeasure",

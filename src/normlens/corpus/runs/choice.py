@@ -10,8 +10,8 @@ from typing import Any
 from normlens.corpus import measures
 from normlens.corpus.engines.shard_rows import schemas
 from normlens.corpus.measures import Measure
-from normlens.corpus.measures.both_stacks import for_two_stacks
-from normlens.corpus.measures.user_files import module_sources, sources_of
+from normlens.corpus.measures.rows import for_two_stacks
+from normlens.corpus.measures.user_code import module_sources, sources_of
 from normlens.corpus.runs.manifest import has_two_stacks
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import parse_measures

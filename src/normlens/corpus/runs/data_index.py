@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.corpus.data.files import DataFile, FileData, digest, unreadable
-from normlens.corpus.data.index import Index, read_through
-from normlens.corpus.data.reading import Reading
-from normlens.corpus.data.records import Data, Record
+from normlens.corpus.data.files import DataFile, FileData, Index, digest, read_through, unreadable
+from normlens.corpus.data.records import Data, Reading, Record
 from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder_base import Folder

@@ -15,8 +15,8 @@ from normlens._version import __version__
 from normlens.corpus.data.records import Data
 from normlens.corpus.engines.encoding import encode_for
 from normlens.corpus.measures import Needs
-from normlens.corpus.measures.amplification_rows import Amplification
-from normlens.corpus.measures.pair_counts import KeptPairs, PairCounter
+from normlens.corpus.measures.amplification import Amplification
+from normlens.corpus.measures.pairs import KeptPairs, PairCounter
 from normlens.corpus.runs.choice import Choice
 from normlens.corpus.runs.data_index import IndexedData
 from normlens.corpus.runs.identity import tokenizer_hash

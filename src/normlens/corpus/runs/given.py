@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from normlens.corpus.data.in_memory import NAME, MemoryData, is_in_memory
-from normlens.corpus.data.read_options import ReadOptions
-from normlens.corpus.data.readers import find_data, open_data
-from normlens.corpus.data.records import Data
+from normlens.corpus.data.readers import NAME, MemoryData, find_data, is_in_memory, open_data
+from normlens.corpus.data.records import Data, ReadOptions
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.paths import OBJECT, fixed_path, model_name
 from normlens.errors import InputError

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from normlens.corpus.measures.amplification_rows import Amplification
-from normlens.corpus.measures.pair_counts import BYTES, KeptPairs
+from normlens.corpus.measures.amplification import Amplification
+from normlens.corpus.measures.pairs import BYTES, KeptPairs
 from normlens.corpus.runs.choice import Choice
 from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.folder_base import Folder

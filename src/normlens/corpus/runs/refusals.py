@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normlens.corpus.data.in_memory import NAME as IN_MEMORY
-from normlens.corpus.data.parallel import has_target
-from normlens.corpus.data.records import Data
-from normlens.corpus.data.source import sha256_of
+from normlens.corpus.data.readers import NAME as IN_MEMORY
+from normlens.corpus.data.records import Data, sha256_of
+from normlens.corpus.data.text_files import has_target
 from normlens.corpus.runs import manifest as manifests
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder_base import Folder

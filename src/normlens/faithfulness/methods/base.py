@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.corpus.measures.user_files import sources_of
+from normlens.corpus.measures.user_code import sources_of
 from normlens.errors import InputError
 from normlens.faithfulness.costs import Passes, no_passes
 from normlens.faithfulness.questions import Question, same_kind

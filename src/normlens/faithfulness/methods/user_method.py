@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from normlens.corpus.measures.user_imports import imported
+from normlens.corpus.measures.user_code import imported
 from normlens.errors import InputError, NormLensError, reason_of
 from normlens.faithfulness.methods.base import Method, MethodOptions
 from normlens.faithfulness.questions import Question

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from normlens.corpus.measures.scope_pairs import whole_block_pair
+from normlens.corpus.measures.tokens import whole_block_pair
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.similarity_queries import RHO
 from normlens.papers.published import compare

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from normlens.corpus.measures.scope_pairs import feed_forward_pair
+from normlens.corpus.measures.tokens import feed_forward_pair
 from normlens.errors import listed
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.similarity_queries import (

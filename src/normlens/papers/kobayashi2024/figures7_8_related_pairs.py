@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normlens.corpus.measures.reservoir import EDGES
-from normlens.corpus.measures.scope_pairs import ScopePair, feed_forward_pair, whole_block_pair
+from normlens.corpus.measures.pairs import EDGES
+from normlens.corpus.measures.tokens import ScopePair, feed_forward_pair, whole_block_pair
 from normlens.errors import listed
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.related_pairs.figure7_lines import lines_figure

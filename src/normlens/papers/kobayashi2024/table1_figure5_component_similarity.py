@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from normlens.corpus.measures.scope_pairs import feed_forward_pair
+from normlens.corpus.measures.tokens import feed_forward_pair
 from normlens.errors import listed
 from normlens.figures.canvas import COLOURS
 from normlens.papers.base import Evidence, Experiment

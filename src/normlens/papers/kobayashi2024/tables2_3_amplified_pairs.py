@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from normlens.corpus.measures.scope_pairs import feed_forward_pair, whole_block_pair
+from normlens.corpus.measures.tokens import feed_forward_pair, whole_block_pair
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.related_pairs.pair_tables import has_pairs
 from normlens.reports import words

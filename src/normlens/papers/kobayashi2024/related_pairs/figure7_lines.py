@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from normlens.corpus.measures.scope_pairs import ScopePair
+from normlens.corpus.measures.tokens import ScopePair
 from normlens.errors import listed
 from normlens.figures.canvas import FAINT
 from normlens.papers.kobayashi2024.related_pairs.drawing import (

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from normlens.corpus.measures.reservoir import EDGES
+from normlens.corpus.measures.pairs import EDGES
 
 #: Pairs of a group, at most, that the bootstrap draws from.
 TESTED = 5_000

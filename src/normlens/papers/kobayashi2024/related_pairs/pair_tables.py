@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from normlens.corpus.measures.reservoir import EDGES, UNRELATED
-from normlens.corpus.measures.scope_pairs import ScopePair
-from normlens.corpus.measures.tokens import GROUPS, RELATIONS
+from normlens.corpus.measures.pairs import EDGES, UNRELATED
+from normlens.corpus.measures.tokens import GROUPS, RELATIONS, ScopePair
 from normlens.errors import InputError
 from normlens.measures.reweighting import DistanceSums
 from normlens.papers.base import Evidence

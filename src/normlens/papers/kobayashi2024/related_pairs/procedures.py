@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from normlens.corpus.measures.scope_pairs import ScopePair
-from normlens.corpus.measures.tokens import GROUPS
+from normlens.corpus.measures.tokens import GROUPS, ScopePair
 from normlens.measures.bootstrap import MeanComparison, benjamini_hochberg, compare_means
 from normlens.measures.reweighting import Reweighted, compare_reweighted
 from normlens.papers.base import Evidence

@@ -11,35 +11,184 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from normlens import scopes
-from normlens.corpus.measures.amplification_sample import candidates, combined_sample
-from normlens.corpus.measures.amplification_tables import (
-    DISTANCE,
-    ORDER,
-    PAIR_KEYS,
-    PAIR_SUMS,
-    PAIRS,
-    SAMPLE,
-    TABLES,
-    merging_sql,
+from normlens.corpus.measures import pairs
+from normlens.corpus.measures import pairs as reservoir
+from normlens.corpus.measures.base import (
+    EXACT,
+    LABEL,
+    WHOSE,
+    Blocks,
+    Item,
+    Needs,
+    alike,
+    at_layers,
+    build,
+    check_square,
+    codes,
+    count,
+    sums,
+    sums_sql,
+    total,
 )
-from normlens.corpus.measures.base import Item, Needs, alike, at_layers, check_square
-from normlens.corpus.measures.both_stacks import (
-    CROSS,
-    DECODER,
-    ENCODER,
-    BothStacks,
-    encoder_item,
+from normlens.corpus.measures.pairs import KeptPairs, TokenPairs
+from normlens.corpus.measures.rows import CROSS, DECODER, ENCODER, BothStacks, encoder_item
+from normlens.corpus.measures.tokens import (
+    RELATIONS,
+    Relation,
+    ScopePair,
+    default_pairs,
+    of_other_stack,
 )
-from normlens.corpus.measures.columns import Blocks, build, sums
-from normlens.corpus.measures.pair_counts import KeptPairs
-from normlens.corpus.measures.scope_pairs import ScopePair, default_pairs, of_other_stack
-from normlens.corpus.measures.token_pairs import TokenPairs
-from normlens.corpus.measures.tokens import RELATIONS, Relation
-from normlens.corpus.measures.user_imports import imported
-from normlens.corpus.measures.user_relations import called, check_names
+from normlens.corpus.measures.user_code import called, check_names, imported
 from normlens.errors import InputError, valid_choice
 from normlens.measures.maps import AXES, normalise
 from normlens.results.maps import Maps
+
+# The sample of FF-amp: the pairs of a sequence that may be in it, and those that stay.
+
+
+def candidates(
+    item: Item,
+    pairs: TokenPairs,
+    layers: NDArray[np.int64],
+    at: NDArray[np.intp],
+    relations: Sequence[str],
+    keep: tuple[int, int],
+) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
+    """Choose pairs that a sample may hold, as places in (layers, at), with their priorities.
+
+    `keep` are the sizes of a stratum of related and of other pairs.
+    """
+    priority = reservoir.priorities(
+        item.seed, item.sequence, layers[:, None], pairs.target[at], pairs.source[at]
+    )
+    stratum = reservoir.strata(pairs.relation[at], pairs.distance[at], relations)
+    limit = reservoir.limits(*keep, relations)
+    kept = [reservoir.lowest(row, stratum, limit) for row in priority]
+    chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
+    return chosen, priority.ravel()[chosen]
+
+
+def combined_sample(
+    parts: pa.Table, relations: Sequence[str], keep: int, keep_other: int
+) -> pa.Table:
+    """Keep each stratum's lowest priorities."""
+    before, after = codes(parts["before"])[0], codes(parts["after"])[0]
+    relation, names = codes(parts["relation"])
+    relation = np.array([relations.index(name) for name in names], np.int64)[relation]
+    layer, index, target, source, priority = (
+        parts[name].to_numpy() for name in ("layer", "index", "target", "source", "priority")
+    )
+    distance = parts["distance"].fill_null(0).to_numpy()  # null: of another sequence
+    limit = reservoir.limits(keep, keep_other, relations)
+    stratum = reservoir.strata(relation, distance, relations)
+    group = np.ravel_multi_index(
+        (before, after, layer, stratum),
+        [int(axis.max(initial=0)) + 1 for axis in (before, after, layer, stratum)],
+    )
+    kept = reservoir.lowest_in_groups(group, limit[stratum], priority, index, target, source)
+    return parts.take(kept).unify_dictionaries()
+
+
+# The tables of FF-amp: their columns, their order, and how shards become one table.
+
+
+PAIRS, DISTANCE, SAMPLE = "amplification_pairs", "amplification_distance", "amplification_sample"
+_SCOPES = (
+    pa.field("before", LABEL),
+    pa.field("after", LABEL),
+    pa.field("layer", pa.int32()),  # from 0
+)
+TABLES = {
+    PAIRS: pa.schema(
+        [
+            *_SCOPES,
+            pa.field("relation", LABEL),
+            pa.field("source_id", pa.int32()),
+            pa.field("target_id", pa.int32()),
+            pa.field("source_token", LABEL),
+            pa.field("target_token", LABEL),
+            pa.field("count", pa.int64()),
+            pa.field("sum_before", EXACT),
+            pa.field("sum_after", EXACT),
+            pa.field("sum_distance", pa.int64()),
+        ]
+    ),
+    DISTANCE: pa.schema(
+        [
+            *WHOSE,
+            *_SCOPES,
+            pa.field("relation", LABEL),
+            pa.field("same_subword", pa.bool_()),
+            pa.field("distance", pa.int32()),
+            pa.field("count", pa.int64()),
+            pa.field("sum", pa.float64()),
+            pa.field("sum_squares", pa.float64()),
+        ]
+    ),
+    SAMPLE: pa.schema(
+        [
+            *_SCOPES,
+            pa.field("relation", LABEL),
+            pa.field("same_subword", pa.bool_()),
+            pa.field("distance", pa.int32()),
+            pa.field("index", pa.int64()),
+            pa.field("sequence", LABEL),
+            pa.field("target", pa.int32()),
+            pa.field("source", pa.int32()),
+            pa.field("score", pa.float64()),
+            pa.field("priority", pa.uint64()),
+        ]
+    ),
+}
+PAIR_KEYS = TABLES[PAIRS].names[:8]
+PAIR_SUMS = ("count", "sum_before", "sum_after", "sum_distance")
+
+_WHERE = ("before", "after", "layer", "relation")
+ORDER = {
+    PAIRS: (*_WHERE, "source_id", "target_id"),
+    DISTANCE: ("index", *_WHERE, "same_subword", "distance"),
+    SAMPLE: (*_WHERE, "priority", "index", "target", "source"),
+}
+
+
+#: What a pair of subwords is counted by, whatever the relations of its occurrences.
+_PAIR = '"before", "after", "layer", "source_id", "target_id"'
+
+
+def merging_sql(keep: int, keep_other: int, least: int | None = None) -> dict[str, str]:
+    """Write the SQL that merges the shards' sums, and their samples by the sizes of the strata.
+
+    Pairs of subwords that occur less often than `least` times, in all relations together, are left
+    out.
+    """
+    order = ", ".join(f'"{name}"' for name in ORDER[SAMPLE])
+    return {
+        PAIRS: sums_sql(
+            PAIR_KEYS,
+            {
+                "count": count(),
+                "sum": "CAST(sum(sum_after) - sum(sum_before) AS DOUBLE)",
+                "sum_before": total("sum_before"),
+                "sum_after": total("sum_after"),
+                "sum_distance": count("sum_distance"),
+            },
+            qualify=""
+            if least is None
+            else f'sum(sum("count")) OVER (PARTITION BY {_PAIR}) >= {least}',
+        ),
+        SAMPLE: (
+            # Whatever columns there are: an older run has fewer.
+            "SELECT * FROM parts QUALIFY row_number() OVER ("
+            f"PARTITION BY before, after, layer, relation, {pairs.strata_sql()} "
+            'ORDER BY priority, "index", target, source) '
+            f"<= CASE WHEN relation IN {pairs.UNRELATED} THEN {keep_other} "
+            f"ELSE {keep} END ORDER BY {order}"
+        ),
+    }
+
+
+# Rows of FF-amp: sums per pair of subwords, sums per distance, and a sample of pairs.
 
 
 @dataclass(frozen=True)

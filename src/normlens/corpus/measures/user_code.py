@@ -1,20 +1,81 @@
-"""The files that a user's code comes from: its module, and the user's modules it imports."""
+"""A user's own functions: imported by name, the files they come from, the relations they name."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import importlib.util
 import inspect
+import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normlens.corpus.measures.user_imports import current_folder
+from normlens.corpus.measures.tokens import GROUPS, RELATIONS
+from normlens.errors import InputError, reason_of
+
+# Importing a user's functions by the names of their modules.
+
+
+def imported(name: str, kind: str, fits: Callable[[Any], bool] = callable) -> Any:
+    """Import ``my_module:my_name``.
+
+    Messages call it a `kind` and offer the module's values that `fits` accepts.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise InputError(f"{name!r} names no {kind}; write my_module:my_{kind}")
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise InputError(f"{name!r} names a file; write the module: {dotted}:{attribute}")
+    try:
+        with current_folder():
+            module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise InputError(
+                f"there is no module {module_name!r} for the {kind} {name!r}; run in the folder "
+                "that holds it, or put that folder on PYTHONPATH"
+            ) from error
+        raise InputError(f"cannot import {module_name!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"cannot import {module_name!r}: {type(error).__name__}: {reason_of(error)}"
+        ) from error
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            offered = [key for key, candidate in vars(module).items() if fits(candidate)]
+            raise InputError(
+                f"the module {module_name!r} has no {attribute!r}; its {kind}s are: "
+                f"{', '.join(offered) or 'none'}"
+            )
+        value = getattr(value, part)
+    return value
+
+
+@contextmanager
+def current_folder() -> Iterator[None]:
+    """Allow imports from the current folder, as ``python -m`` does; installed modules go first."""
+    folder = os.getcwd()
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+# The files that a user's code comes from: its module, and the user's modules it imports.
+
 
 _NORMLENS = __name__.partition(".")[0]
 
@@ -122,3 +183,20 @@ def _installed() -> tuple[Path, ...]:
 
 def _hash(text: bytes) -> str:
     return f"sha256:{hashlib.sha256(text).hexdigest()}"
+
+
+# Relations of a user's own between two tokens: their names in the tables.
+
+
+def called(name: str) -> str:
+    """Name a relation ``my_module:my_relation`` as the tables do."""
+    return name.rpartition(":")[2].rpartition(".")[2]
+
+
+def check_names(relations: tuple[str, ...]) -> None:
+    """Raise where two relations have one name, or where one cannot be imported."""
+    names = [*map(called, relations)]
+    for name, full in zip(names, relations, strict=True):
+        if names.count(name) > 1 or name in RELATIONS or name in GROUPS:
+            raise InputError(f"another relation is called {name!r} already; rename {full!r}")
+        imported(full, "relation")
