@@ -19,7 +19,7 @@ from normlens.ablation.loss_names import AUTO
 from normlens.ablation.sentence_losses import ClassLoss, DriftLoss
 from normlens.ablation.token_losses import MaskedLoss, NextTokenLoss
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.layers import CAUSAL, MASKED, SEQUENCES
+from normlens import layers
 from normlens.models.base import NoHead, read_head
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 LOSSES: dict[str, type[Loss]] = {
     loss.name: loss for loss in (NextTokenLoss, MaskedLoss, ClassLoss, DriftLoss)
 }
-_BY_TASK = {CAUSAL: NextTokenLoss, MASKED: MaskedLoss, SEQUENCES: ClassLoss}
+_BY_TASK = {
+    layers.CAUSAL: NextTokenLoss,
+    layers.MASKED: MaskedLoss,
+    layers.SEQUENCES: ClassLoss,
+}
 
 
 def choose_loss(lens: Lens, name: str = AUTO, *, seed: int = 0) -> Loss:

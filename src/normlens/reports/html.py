@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from normlens.errors import MissingDependencyError
-from normlens.reports import facts
+from normlens.reports.facts import facts, run_table
 from normlens.reports.content import Report
 from normlens.reports.formatting import count
 from normlens.reports.layout import FOLD, JOINED, PlacedSection
@@ -21,8 +21,8 @@ def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[st
         "report.html.j2",
         title=report.title,
         header=report.header,
-        facts=[(label, text) for label, text in facts.facts(report.header) if text],
-        runs=facts.run_table(report.header),
+        facts=[(label, text) for label, text in facts(report.header) if text],
+        runs=run_table(report.header),
         sections=sections,
         joined=JOINED,
         fold=FOLD,
