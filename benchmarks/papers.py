@@ -59,7 +59,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def number(value: float) -> str:
-    return "–" if value != value else words.number(value)
+    return "–" if value != value else words.fixed(value)
 
 
 def data_table(models: list[Results]) -> str:

@@ -465,7 +465,7 @@ def test_of_several_published_models_the_runs_own_counts() -> None:
 
 
 def test_numbers_in_words() -> None:
-    assert words.number(-0.456) == "−0.46"
+    assert words.fixed(-0.456) == "−0.46"
 
 
 def test_cells_of_tables() -> None:

@@ -8,15 +8,9 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+from normlens.reports.words import DASH, fixed
+
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-DASH = "–"
-
-
-def fixed(value: float | None, digits: int) -> str:
-    """Write a number with so many decimals and a true minus."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    return f"{value:.{digits}f}".replace("-", "−")
 
 
 def number(value: float | None) -> str:

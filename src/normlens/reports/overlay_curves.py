@@ -100,11 +100,11 @@ def draw_curves(
         zip(axes, curves.items(), strict=False)
     ):
         for label, (depth, value, low, high) in by_label.items():
-            number, text = labels.index(label), drawable(label)
-            colour = COLOURS[number % len(COLOURS)]
+            place, text = labels.index(label), drawable(label)
+            colour = COLOURS[place % len(COLOURS)]
             if low is not None and high is not None:
                 panel.fill_between(depth, low, high, color=colour, alpha=0.2, lw=0)
-            marker = MARKERS[number % len(MARKERS)]
+            marker = MARKERS[place % len(MARKERS)]
             panel.plot(depth, value, color=colour, marker=marker, ms=3, lw=1.2, label=text)
         panel.set_xlim(0, 1.03)
         shown = _LABELS.get(name, drawable(name.replace("_", " ")))

@@ -124,14 +124,13 @@ def draw_bars(tables: Sequence[ReportTable]) -> Drawing:
     width = 0.8 / len(tables)
     figure, axes = panels(width=max(3.6, 0.5 + len(components) * (0.3 + 0.16 * len(tables))))
     lowest = 0.0
-    for number, table in enumerate(tables):
+    for place, table in enumerate(tables):
         frame = table.frame.set_index("component")
         places = [
-            components.index(name) + (number - (len(tables) - 1) / 2) * width
-            for name in frame.index
+            components.index(name) + (place - (len(tables) - 1) / 2) * width for name in frame.index
         ]
         lowest = min(lowest, float(frame["rho"].min()) - 0.05)
-        colour = COLOURS[number % len(COLOURS)]
+        colour = COLOURS[place % len(COLOURS)]
         axes[0].bar(
             places, frame["rho"], width=0.9 * width, color=colour, label=drawable(table.label)
         )

@@ -166,8 +166,8 @@ def _sentences(asked: list[Asked]) -> list[str]:
 def _sentence(quantity: str, cost: str, group: list[Asked]) -> str:
     over = "cells" if quantity == MAPS else "layers"
     first, *others = group
-    ends = [words.number(end) for end in first.found[2:]]
-    beside = listed([f"{words.number(one.found.rho)} by {SHORT[one.way]}" for one in others])
+    ends = [words.fixed(end) for end in first.found[2:]]
+    beside = listed([f"{words.fixed(one.found.rho)} by {SHORT[one.way]}" for one in others])
     signs = {_sign(one.found) for one in group}
     if signs == {1}:
         verdict = "it tells what the model can spare least"
@@ -179,7 +179,7 @@ def _sentence(quantity: str, cost: str, group: list[Asked]) -> str:
         verdict = "whether it tells what the model can spare depends on how that is taken away"
     return (
         f"{quantity[0].upper()}{quantity[1:]} and the change of the {cost} have Spearman's "
-        f"ρ = {words.number(first.found.rho)} over {first.found.cells} {over} ({SHORT[first.way]} "
+        f"ρ = {words.fixed(first.found.rho)} over {first.found.cells} {over} ({SHORT[first.way]} "
         f"ablation; 95 %: {ends[0]} to {ends[1]} over sequences, {ends[2]} to {ends[3]} over "
         f"{over})" + (f", {beside}" if beside else "") + f": {verdict}."
     )

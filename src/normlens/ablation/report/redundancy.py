@@ -113,7 +113,7 @@ def verdict(table: pd.DataFrame, name: str, has_zero: bool, digits: int) -> list
             "redundancy to judge here."
         ]
     where = layers_in_words(cancelled["layer"])
-    share = words.number(float(100 * cancelled["undone share"].mean()), 0)
+    share = words.fixed(float(100 * cancelled["undone share"].mean()), 0)
     first = (
         f"What follows FF undoes its change of the map in {where} of {len(table)} "
         f"({share} % of it on average)."
@@ -160,7 +160,7 @@ def verdict(table: pd.DataFrame, name: str, has_zero: bool, digits: int) -> list
         if order == order:
             sentences.append(
                 "Over them, the undone share and FF's cost have Spearman's "
-                f"ρ = {words.number(float(order))}: redundancy would make it negative."
+                f"ρ = {words.fixed(float(order))}: redundancy would make it negative."
             )
     return sentences
 

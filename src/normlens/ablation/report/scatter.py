@@ -56,8 +56,8 @@ def draw_scatter(points: pd.DataFrame, cost: Cost, found: CellCorrelation) -> Dr
 def _title(found: CellCorrelation) -> str:
     if found.rho != found.rho:
         return f"{found.cells} cells: too few for a correlation"
-    ends = [words.number(end) for end in found[2:]]
+    ends = [words.fixed(end) for end in found[2:]]
     return (
-        f"Spearman's ρ = {words.number(found.rho)} [{ends[0]}, {ends[1]}] over sequences, "
+        f"Spearman's ρ = {words.fixed(found.rho)} [{ends[0]}, {ends[1]}] over sequences, "
         f"[{ends[2]}, {ends[3]}] over cells"
     )

@@ -120,11 +120,11 @@ def _intact(evidence: AblationEvidence) -> str:
     if kind == "drift":
         text = f"Measured on {measured}; the intact model's vectors are what drift is taken from"
         if evidence.has_gold:
-            rho = words.number(evidence.intact_agreement, 3)
+            rho = words.fixed(evidence.intact_agreement, 3)
             text += f", and its cosines have Spearman's ρ = {rho} with the gold scores"
         return text + "."
     scored = "" if kind == "classes" else f" ({tokens:,} scored tokens)"
-    loss = words.number(evidence.intact, 3)
+    loss = words.fixed(evidence.intact, 3)
     return f"The intact model's loss is {loss} on {measured}{scored}."
 
 

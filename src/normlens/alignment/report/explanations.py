@@ -6,7 +6,7 @@ from normlens.alignment.error_rates import ErrorRates
 from normlens.alignment.options import EXPLAIN, OUTPUT
 from normlens.alignment.report.rate_tables import in_points, per_cent, with_interval
 from normlens.reports.base import Experiment, Result, Table
-from normlens.reports.words import number
+from normlens.reports.words import fixed
 
 EXPERIMENT = Experiment(
     name="alignment-explain",

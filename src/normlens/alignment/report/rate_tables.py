@@ -13,7 +13,7 @@ from normlens.measures.bootstrap import Means
 from normlens.reports.base import Experiment, Figure, Result, Table
 from normlens.reports.drawing import SMALL, layer_ticks, line, panels, style
 from normlens.reports.formatting import signed
-from normlens.reports.words import number
+from normlens.reports.words import fixed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -13,7 +13,7 @@ from normlens.faithfulness.report.method_colours import MethodColours
 from normlens.faithfulness.report.ranking import Ranking
 from normlens.reports.base import Evidence, Experiment, Figure, Result, Table
 from normlens.reports.drawing import SMALL, panels, style
-from normlens.reports.words import number
+from normlens.reports.words import fixed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

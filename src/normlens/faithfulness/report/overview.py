@@ -10,7 +10,7 @@ from normlens.faithfulness.report.differences import Differences, significant
 from normlens.faithfulness.report.ranking import Ranking
 from normlens.faithfulness.report.sentences import with_interval
 from normlens.reports.base import Experiment, Result, Table
-from normlens.reports.words import number
+from normlens.reports.words import fixed
 
 EXPERIMENT = Experiment(
     name="overview",

@@ -10,7 +10,7 @@ from normlens.faithfulness.report.protocol_words import LEAST, NORMLENS, PRIORS
 from normlens.faithfulness.report.ranking import Ranking
 from normlens.measures.bootstrap import LEAST_EXAMPLES
 from normlens.reports.formatting import count
-from normlens.reports.words import number
+from normlens.reports.words import fixed
 
 _SMALL = 0.005  # differences below have one more digit
 _ORDINALS = {1: "first", 2: "second", 3: "third"}

@@ -15,7 +15,7 @@ from normlens.faithfulness.report.example_choice import choose_examples
 from normlens.faithfulness.report.protocol_words import PRIORS
 from normlens.faithfulness.report.ranking import Ranking
 from normlens.reports.base import Evidence, Experiment, Figure, Result, Table
-from normlens.reports.words import number
+from normlens.reports.words import fixed
 from normlens.results.axes import readable_tokens
 
 EXPERIMENT = Experiment(

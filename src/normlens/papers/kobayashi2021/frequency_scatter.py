@@ -63,7 +63,7 @@ def draw(
         panel.set_xscale("log")
         panel.set_xlim(left=0.8)
         lowest = place + columns >= len(scopes)
-        values = [words.number(rho.loc[scope, COLUMNS[kind, "occurrences"]]) for kind in KINDS]
+        values = [words.fixed(rho.loc[scope, COLUMNS[kind, "occurrences"]]) for kind in KINDS]
         beside = f", ordinary {values[1]}" if values[0] != values[1] else ""
         style(
             panel,

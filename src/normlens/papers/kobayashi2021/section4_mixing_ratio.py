@@ -161,27 +161,27 @@ def _sentences(
     shown = [scope for scope in dict.fromkeys(("ATTN-W", "ATTN-N", last)) if scope in scopes]
     sentences = [
         "On average over tokens and layers, other tokens have a share of "
-        + listed([f"{words.number(mean[s], 1)} % ({s})" for s in shown])
+        + listed([f"{words.fixed(mean[s], 1)} % ({s})" for s in shown])
         + "."
     ]
     if scopes[-1] not in shown:
         sentences.append(
-            f"At the end of the layer ({scopes[-1]}) it is {words.number(mean[scopes[-1]], 1)} %."
+            f"At the end of the layer ({scopes[-1]}) it is {words.fixed(mean[scopes[-1]], 1)} %."
         )
     row = layers.loc[last]
     if len(row) > 1:
         sentences.append(
             f"By {last}, tokens are mixed most in layer {row.idxmax()} "
-            f"({words.number(row.max(), 1)} %) and least in layer {row.idxmin()} "
-            f"({words.number(row.min(), 1)} %)."
+            f"({words.fixed(row.max(), 1)} %) and least in layer {row.idxmin()} "
+            f"({words.fixed(row.min(), 1)} %)."
         )
     by_category = _means(cells[cells["scope"] == last], ["category"]).sort_values()
     if len(by_category) > 1:
         least, most = (_tokens(names, str(by_category.index[k])) for k in (0, -1))
         sentences.append(
             f"Of the categories of tokens, {most} mix most by {last} "
-            f"({words.number(by_category.iloc[-1], 1)} %) and {least} least "
-            f"({words.number(by_category.iloc[0], 1)} %)."
+            f"({words.fixed(by_category.iloc[-1], 1)} %) and {least} least "
+            f"({words.fixed(by_category.iloc[0], 1)} %)."
         )
     return sentences
 

@@ -29,8 +29,8 @@ def norms(evidence: Evidence) -> Result | None:
         which = which_layers(larger, len(means))
         sentences = [
             f"The block's output is longer than the vector that bypasses it {which}; their ratio "
-            f"lies between {words.number(defined.min())} (layer {defined.idxmin()}) and "
-            f"{words.number(defined.max())} (layer {defined.idxmax()})."
+            f"lies between {words.fixed(defined.min())} (layer {defined.idxmin()}) and "
+            f"{words.fixed(defined.max())} (layer {defined.idxmax()})."
         ]
     return Result(
         tables={

@@ -36,8 +36,8 @@ def dimensions(evidence: Evidence) -> Result | None:
     has_gamma = values["gamma"].notna().any()
     peak = values.loc[values["output"].idxmax()]
     sentences = [
-        f"The largest mean |value| of FF's output is {words.number(peak.output)}, in dimension "
-        f"{peak.dimension} of layer {peak.layer}, {words.number(share.loc[peak.layer, 'peak'], 0)} "
+        f"The largest mean |value| of FF's output is {words.fixed(peak.output)}, in dimension "
+        f"{peak.dimension} of layer {peak.layer}, {words.fixed(share.loc[peak.layer, 'peak'], 0)} "
         "times the median of that layer's dimensions."
     ]
     if has_gamma:

@@ -32,7 +32,7 @@ def scope_matrix(evidence: Evidence) -> Result | None:
         rho = float(square.loc[pair[0], pair[1]])
         sentences = [
             f"The map behind the first residual ({pair[0]}) and that of the whole layer "
-            f"({pair[1]}) have a mean similarity of {words.number(rho, 3)}."
+            f"({pair[1]}) have a mean similarity of {words.fixed(rho, 3)}."
         ]
         summary = {"ρ of ATTNRES and the whole layer": rho}
         comparisons = compare(
@@ -41,8 +41,8 @@ def scope_matrix(evidence: Evidence) -> Result | None:
     off = pairs.sort_values("rho")
     sentences.append(
         f"Least alike of all are {off.iloc[0].scope_a} and {off.iloc[0].scope_b} (ρ = "
-        f"{words.number(off.iloc[0].rho)}), most alike {off.iloc[-1].scope_a} and "
-        f"{off.iloc[-1].scope_b} ({words.number(off.iloc[-1].rho)})."
+        f"{words.fixed(off.iloc[0].rho)}), most alike {off.iloc[-1].scope_a} and "
+        f"{off.iloc[-1].scope_b} ({words.fixed(off.iloc[-1].rho)})."
     )
     return Result(
         tables={

@@ -81,7 +81,7 @@ def _sentences(
     first, last = later[0], later[-1]
     sentences = [
         "Beside the map before the feed-forward block, the map has a mean similarity of "
-        + listed([f"{words.number(means[s])} behind {names[s]}" for s in later])
+        + listed([f"{words.fixed(means[s])} behind {names[s]}" for s in later])
         + "."
     ]
     if len(later) > 1:

@@ -29,8 +29,8 @@ def special_dimensions(evidence: Evidence) -> Result | None:
     sentences = [
         "Without the special dimensions the block's map is nearer to the map before it "
         f"{where}; the change is largest in layer {top} "
-        f"({words.number(means.loc[top, 'rho_with'])} → "
-        f"{words.number(means.loc[top, 'rho_without'])})."
+        f"({words.fixed(means.loc[top, 'rho_with'])} → "
+        f"{words.fixed(means.loc[top, 'rho_without'])})."
     ]
     measured = {
         f"special/layer-{layer}/{which}": float(means.loc[layer, f"rho_{which}"])

@@ -136,16 +136,16 @@ def _sentences(table: pd.DataFrame, layers: pd.DataFrame, late: list[str]) -> li
     least, most = ranked.iloc[-1], ranked.iloc[0]
     sentences = [
         f"Averaged over layers and sequences, {most.component} changes the map most "
-        f"(ρ = {words.number(most.rho)}) and {least.component} least (ρ = "
-        f"{words.number(least.rho)})."
+        f"(ρ = {words.fixed(most.rho)}) and {least.component} least (ρ = "
+        f"{words.fixed(least.rho)})."
     ]
     parts = []
     for component in late:
         rows = layers[layers["component"] == component].set_index("layer")["rho"].dropna()
         if len(rows) > 1:
             parts.append(
-                f"{component} most in layer {rows.idxmin()} (ρ = {words.number(rows.min())}) and "
-                f"least in layer {rows.idxmax()} ({words.number(rows.max())})"
+                f"{component} most in layer {rows.idxmin()} (ρ = {words.fixed(rows.min())}) and "
+                f"least in layer {rows.idxmax()} ({words.fixed(rows.max())})"
             )
     if parts:
         sentences.append(f"By layer, the map is changed by {'; by '.join(parts)}.")
@@ -158,8 +158,8 @@ def _sentences(table: pd.DataFrame, layers: pd.DataFrame, late: list[str]) -> li
             early, end = rows.loc[:third].mean(), rows.loc[last - third + 1 :].mean()
             word = "more" if end < early else "less"
             trends.append(
-                f"{component} changes it {word} (mean ρ {words.number(end)} against "
-                f"{words.number(early)})"
+                f"{component} changes it {word} (mean ρ {words.fixed(end)} against "
+                f"{words.fixed(early)})"
             )
         sentences.append(
             f"In the last {third} layer{'s' * (third > 1)}, compared with the first "

@@ -102,7 +102,7 @@ def _strongest(frame: pd.DataFrame, what: str) -> str:
     row = frame.loc[frame["amplification"].idxmax()]
     return (
         f"Of all layers, {what} amplifies ({row.source_token} → {row.target_token}) most, in layer "
-        f"{row.layer}: from {words.number(row.before, 3)} to {words.number(row.after, 3)} of the "
+        f"{row.layer}: from {words.fixed(row.before, 3)} to {words.fixed(row.after, 3)} of the "
         f"source's column ({row['count']} occurrences)."
     )
 

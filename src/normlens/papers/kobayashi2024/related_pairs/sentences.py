@@ -44,8 +44,8 @@ def sentence(finding: Finding, amp: str) -> str:
         row = finding.robust.iloc[best]
         told += (
             f"; the effect is largest in layer {int(row['layer'])} (mean "
-            f"{words.number(row['mean'], 4)} against {words.number(row['others'], 4)}, g = "
-            f"{words.number(row['g'])})"
+            f"{words.fixed(row['mean'], 4)} against {words.fixed(row['others'], 4)}, g = "
+            f"{words.fixed(row['g'])})"
         )
     return f"{told}. {_by_the_paper(finding)}"
 
