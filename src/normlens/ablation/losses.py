@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from normlens import layers
 from normlens.ablation.loss_base import Loss
 from normlens.ablation.loss_names import AUTO
 from normlens.ablation.sentence_losses import ClassLoss, DriftLoss
 from normlens.ablation.token_losses import MaskedLoss, NextTokenLoss
 from normlens.errors import InputError, UnsupportedModelError
-from normlens import layers
 from normlens.models.base import NoHead, read_head
 
 if TYPE_CHECKING:

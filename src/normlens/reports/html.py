@@ -8,8 +8,8 @@ from importlib.resources import files
 from typing import Any
 
 from normlens.errors import MissingDependencyError
-from normlens.reports.facts import facts, run_table
 from normlens.reports.content import Report
+from normlens.reports.facts import facts, run_table
 from normlens.reports.formatting import count
 from normlens.reports.layout import FOLD, JOINED, PlacedSection
 from normlens.reports.pictures import inline

@@ -33,7 +33,7 @@ def explanation_result(rates: ErrorRates) -> Result | None:
     why = explained.iloc[0]
     sentences = [
         f"Contributions to logits: AER {with_interval(why)}, precision "
-        f"{number(100 * why['precision'], 1)}, recall {number(100 * why['recall'], 1)}."
+        f"{fixed(100 * why['precision'], 1)}, recall {fixed(100 * why['recall'], 1)}."
     ]
     maps = table[(table["scope"] != EXPLAIN) & (table["way"] == OUTPUT) & (table["head"] < 0)]
     if not maps.empty:

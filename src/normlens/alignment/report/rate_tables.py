@@ -100,8 +100,8 @@ def _sentences(rates: ErrorRates) -> list[str]:
         best = some.loc[some["aer"].idxmin()]
         sentences.append(
             f"The best map {WAY_WORDS[way]} is {best['scope']} of layer {best['layer'] + 1}: "
-            f"AER {with_interval(best)}, precision {number(100 * best['precision'], 1)}, recall "
-            f"{number(100 * best['recall'], 1)}."
+            f"AER {with_interval(best)}, precision {fixed(100 * best['precision'], 1)}, recall "
+            f"{fixed(100 * best['recall'], 1)}."
         )
         weights = some[some["scope"] == "CROSS-W"]
         others = some[some["scope"] != "CROSS-W"]
@@ -120,10 +120,10 @@ def _sentences(rates: ErrorRates) -> list[str]:
 
 def with_interval(row: pd.Series) -> str:
     """An error rate in per cent, with its interval where there is one."""
-    text = number(100 * row["aer"], 1)
+    text = fixed(100 * row["aer"], 1)
     if row["aer_low"] != row["aer_low"]:
         return text
-    return f"{text} ({number(100 * row['aer_low'], 1)} to {number(100 * row['aer_high'], 1)})"
+    return f"{text} ({fixed(100 * row['aer_low'], 1)} to {fixed(100 * row['aer_high'], 1)})"
 
 
 def in_points(change: Means) -> str:

@@ -93,16 +93,16 @@ def _sentences(table: pd.DataFrame) -> list[str]:
     dearest = list(model_bound["method"][passes == most])
     sentences = [
         f"Of the methods that run the model, {listed(cheapest)} need"
-        f"{'s' if len(cheapest) == 1 else ''} the fewest passes ({number(fewest, 1)} per text) and "
-        f"{listed(dearest)} the most ({number(most, 1)})."
+        f"{'s' if len(cheapest) == 1 else ''} the fewest passes ({fixed(fewest, 1)} per text) and "
+        f"{listed(dearest)} the most ({fixed(most, 1)})."
     ]
     timed = model_bound[model_bound[TIME].notna()].sort_values(TIME)
     if len(timed) > 1:
         quick, slow = timed.iloc[0], timed.iloc[-1]
         sentences.append(
             f"The quickest of them is {quick['method']}, which took as long as "
-            f"{number(quick[TIME], 1)} forward passes, the slowest {slow['method']} with "
-            f"{number(slow[TIME], 1)}."
+            f"{fixed(quick[TIME], 1)} forward passes, the slowest {slow['method']} with "
+            f"{fixed(slow[TIME], 1)}."
         )
     return sentences
 

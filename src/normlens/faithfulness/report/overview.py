@@ -53,7 +53,7 @@ def _winner(ranking: Ranking, differences: Differences) -> str:
     best = f"In {ranking.protocol} {winner} is first with {with_interval(ranking.row(winner))}"
     if not others:
         return f"{best}."
-    after = f"before {others[0]} with {number(ranking.row(others[0])['value'], 3)}"
+    after = f"before {others[0]} with {fixed(ranking.row(others[0])['value'], 3)}"
     if not ranking.certain:
         return f"{best}, {after} (too few examples for a test)."
     sure = significant(differences.between(winner, others[0]))

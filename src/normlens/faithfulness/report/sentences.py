@@ -32,10 +32,10 @@ def with_interval(row: pd.Series, value: str = "value") -> str:
     """Write a value with its interval: 0.538 [0.520, 0.556]."""
     low, high = ("low", "high") if value in ("value", "difference") else _ends(value)
     digits = 4 if value == "difference" and abs(row[value]) < _SMALL else 3
-    text = number(row[value], digits)
+    text = fixed(row[value], digits)
     if row[low] != row[low]:
         return text
-    return f"{text} [{number(row[low], digits)}, {number(row[high], digits)}]"
+    return f"{text} [{fixed(row[low], digits)}, {fixed(row[high], digits)}]"
 
 
 def _ends(value: str) -> tuple[str, str]:

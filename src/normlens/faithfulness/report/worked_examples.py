@@ -96,10 +96,10 @@ def _about(text: pd.Series) -> str:
     parts = [str(text["sequence"])]
     if _given(text["target"]):
         contrast = f" against {text['contrast']!r}" if _given(text["contrast"]) else ""
-        sure = f", probability {number(text['probability'])}" if _given(text["probability"]) else ""
+        sure = f", probability {fixed(text['probability'])}" if _given(text["probability"]) else ""
         parts.append(f"the score is of {text['target']!r}{contrast}{sure}")
     else:
-        parts.append(f"the score is {number(text['score'])}")
+        parts.append(f"the score is {fixed(text['score'])}")
     if _given(text.get("evidence")):
         parts.append(f"the word that must decide is {text['evidence']!r}")
     if _given(text["label"]):
