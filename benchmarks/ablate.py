@@ -32,12 +32,12 @@ import torch
 from finetune import finetune
 
 import normlens
-from normlens.ablation.losses import choose_loss
-from normlens.ablation.plan import Plan
-from normlens.ablation.report.reporting import build_report, describe
-from normlens.ablation.running import Runner
 from normlens.corpus.runs.progress import Progress
 from normlens.options import parse_batch_size
+from normlens.studies.ablation.losses import choose_loss
+from normlens.studies.ablation.measure import Runner
+from normlens.studies.ablation.plan import Plan
+from normlens.studies.ablation.report.reporting import build_report, describe
 
 REPEATS = 2
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "ablate.md"

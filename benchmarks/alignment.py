@@ -18,11 +18,10 @@ from pathlib import Path
 import pandas as pd
 
 import normlens
-from normlens.alignment.error_rates import error_rates
-from normlens.alignment.report.build import build_report, describe
-from normlens.alignment.report.rate_tables import of_maps
 from normlens.corpus.runs.progress import for_stream
-from normlens.reports.formatting import power
+from normlens.studies.alignment.rates import error_rates, of_maps
+from normlens.studies.alignment.report import build_report, describe
+from normlens.studies.reports.words import power
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "alignment.md"

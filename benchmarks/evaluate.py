@@ -23,12 +23,15 @@ from finetune import finetune
 import normlens
 from normlens.corpus import Run
 from normlens.corpus.runs.progress import Progress
-from normlens.faithfulness.report.build import build_report
-from normlens.faithfulness.report.differences import compare_methods
-from normlens.faithfulness.report.protocol_words import NORMLENS
-from normlens.faithfulness.report.queries import protocols
-from normlens.faithfulness.report.ranking import Ranking, rank
-from normlens.reports.base import Evidence
+from normlens.studies.faithfulness.report.build import build_report
+from normlens.studies.faithfulness.report.ranking import (
+    NORMLENS,
+    Ranking,
+    compare_methods,
+    protocols,
+    rank,
+)
+from normlens.studies.reports.contents import Evidence
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "evaluate.md"
 EACH = 150  # rows of each file of evidence

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from normlens.papers.kobayashi2024.related_pairs.findings import ALL, TYPES
-from normlens.reports import words
 from normlens.scopes import layers_in_words
+from normlens.studies.papers.pair_comparison import ALL, TYPES
+from normlens.studies.reports import words
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 IMAGES = PAGE.parent / "images" / "papers"

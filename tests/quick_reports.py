@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from normlens.reports import pictures
-from normlens.reports.base import Figure
+from normlens.studies.reports import files
+from normlens.studies.reports.contents import Figure
 
 #: Files of pictures that nobody has rendered.
 EMPTY = {
@@ -21,7 +21,7 @@ EMPTY = {
 def rendering_nothing() -> Iterator[None]:
     """Figures are drawn, and their files are empty."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "_saved", lambda _, kind, **options: EMPTY[kind])
+        patch.setattr(files, "_saved", lambda _, kind, **options: EMPTY[kind])
         yield
 
 

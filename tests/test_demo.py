@@ -12,9 +12,9 @@ import pytest
 import normlens
 from normlens.errors import ModelLoadError, OutputError
 from normlens.loading.embedded import EMBEDDED
-from normlens.papers import demo
-from normlens.papers.demo import SENTENCES, run_demo, show_model
 from normlens.results import exports
+from normlens.studies.papers import demo
+from normlens.studies.papers.demo import SENTENCES, run_demo, show_model
 
 needs_minilm = pytest.mark.skipif(
     not EMBEDDED["minilm"].installed,

@@ -76,18 +76,18 @@ def test_function_level_imports_hide_no_cycle() -> None:
 def test_only_what_needs_torch_imports_it() -> None:
     """Rooms that read, draw and report do so without torch."""
     light = [
-        "normlens.ablation.kinds",
-        "normlens.ablation.report.reporting",
+        "normlens.studies.ablation.options",
+        "normlens.studies.ablation.report.reporting",
         "normlens.cli",
         "normlens.corpus.measures",
         "normlens.corpus.runs.results",
         "normlens.results.exports",
         "normlens.figures",
         "normlens.results.maps",
-        "normlens.faithfulness.report.build",
-        "normlens.alignment.report.build",
-        "normlens.reports.compare",
-        "normlens.papers.reporting",
+        "normlens.studies.faithfulness.report.build",
+        "normlens.studies.alignment.report",
+        "normlens.studies.reports.compare",
+        "normlens.studies.papers.reporting",
         "normlens.viewer",
     ]
     for module in light:
@@ -111,6 +111,8 @@ def test_only_what_needs_torch_imports_it() -> None:
 
 def test_reports_import_no_experiments() -> None:
     """A report is written without importing any room whose results it shows."""
-    for module in (name for name in FILES if name.startswith("normlens.reports")):
-        rooms = {name.split(".")[1] for name in brought_along(module) if "." in name}
+    for module in (name for name in FILES if name.startswith("normlens.studies.reports")):
+        studies = [name.split(".") for name in brought_along(module) if ".studies." in name]
+        rooms = {path[2] for path in studies}
+        assert "reports" in rooms
         assert not rooms & {"papers", "faithfulness", "ablation", "alignment"}, module

@@ -25,8 +25,8 @@ from normlens.options import (
     options_of,
     shows_fields_of,
 )
-from normlens.papers.reproduce import reproduce
-from normlens.papers.settings import Settings
+from normlens.studies.papers.reproduce import reproduce
+from normlens.studies.papers.settings import Settings
 from normlens.viewer.pages import ViewerState
 
 #: Fields that calls take by name.

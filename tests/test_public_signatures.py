@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import normlens
-from normlens.papers.reporting import build_report
-from normlens.papers.reproduce import reproduce
 from normlens.serve.server import PageServer
+from normlens.studies.papers.reporting import build_report
+from normlens.studies.papers.reproduce import reproduce
 
 if sys.version_info < (3, 11):
     pytest.skip("older versions cannot list overloads", allow_module_level=True)

@@ -25,7 +25,7 @@ DOCUMENTED = {
     "normlens.layers",
     "normlens.corpus.measures",
     "normlens.models.base",
-    "normlens.papers.reproduce",
+    "normlens.studies.papers.reproduce",
 }
 tomllib = pytest.importorskip("tomllib", reason="reading pyproject.toml needs Python 3.11")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import normlens
 from normlens import Explanation, Explanations, Maps
-from normlens.papers.reproduce import reproduce
+from normlens.studies.papers.reproduce import reproduce
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type

@@ -14,7 +14,7 @@ from typing import Any
 
 import normlens
 from normlens.corpus.runs.options import Execution
-from normlens.papers.reproduce import reproduce
+from normlens.studies.papers.reproduce import reproduce
 
 PATH = Path(normlens.__file__).with_name("_keywords.pyi")
 HEADER = '''"""Options as keywords, for type checkers and editors: see tools/write_keywords.py."""

@@ -13,26 +13,26 @@ from normlens._version import __version__
 from normlens.errors import NormLensError
 
 if TYPE_CHECKING:
-    from normlens.ablation.ablate import ablate
-    from normlens.alignment.align import align
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
     from normlens.explain import rollouts
-    from normlens.faithfulness.evaluate import evaluate
     from normlens.lens import Lens
     from normlens.loading.load import load
     from normlens.models.base import Adapter, register
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
     from normlens.results.store import open
+    from normlens.studies.ablation.ablate import ablate
+    from normlens.studies.alignment.align import align
+    from normlens.studies.faithfulness.evaluate import evaluate
 
 # torch and transformers take seconds to import: a name brings its module when it is first used.
 _HOMES = {
-    "normlens.ablation.ablate": ("ablate",),
-    "normlens.alignment.align": ("align",),
+    "normlens.studies.ablation.ablate": ("ablate",),
+    "normlens.studies.alignment.align": ("align",),
     "normlens.corpus.runs.results": ("Run",),
     "normlens.corpus.runs.runs": ("resume", "run"),
-    "normlens.faithfulness.evaluate": ("evaluate",),
+    "normlens.studies.faithfulness.evaluate": ("evaluate",),
     "normlens.lens": ("Lens",),
     "normlens.loading.load": ("load",),
     "normlens.models.base": ("Adapter", "register"),

@@ -15,14 +15,13 @@ from run_logs import forget
 from tokenizers.processors import TemplateProcessing
 
 import normlens
-from normlens.ablation.ablate import ablate
-from normlens.ablation.folder import ABLATION, MAPS, STATISTICS, load_settings
-from normlens.ablation.loss_names import NAMES
-from normlens.ablation.losses import LOSSES, choose_loss
-from normlens.ablation.report.reporting import build_report, describe
-from normlens.ablation.statistics import Statistics
 from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
+from normlens.studies.ablation.ablate import ablate
+from normlens.studies.ablation.losses import LOSSES, choose_loss
+from normlens.studies.ablation.options import ABLATION, MAPS, NAMES, STATISTICS, load_settings
+from normlens.studies.ablation.report.reporting import build_report, describe
+from normlens.studies.ablation.statistics import Statistics
 
 FEW: dict[str, Any] = {"resamples": 100, "draws": 3}
 CPU: Any = {"execution": {"device": "cpu"}}

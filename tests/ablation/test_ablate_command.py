@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import run_examples as examples
 
-from normlens.ablation.options import AblateOptions, parse_layer_choice
 from normlens.cli import main
 from normlens.errors import InputError
+from normlens.studies.ablation.options import AblateOptions, parse_layer_choice
 
 
 @pytest.fixture(scope="module")

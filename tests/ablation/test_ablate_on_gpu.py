@@ -7,11 +7,11 @@ import pytest
 import torch
 from ablation_examples import FAMILIES, MaskTokenizer, lens_on, questions, texts
 
-from normlens.ablation.gathering import gather
-from normlens.ablation.losses import choose_loss
-from normlens.ablation.plan import Plan
-from normlens.ablation.running import Runner
 from normlens.lens import Lens
+from normlens.studies.ablation.losses import choose_loss
+from normlens.studies.ablation.measure import Runner
+from normlens.studies.ablation.plan import Plan
+from normlens.studies.ablation.statistics import gather
 
 pytestmark = pytest.mark.gpu
 

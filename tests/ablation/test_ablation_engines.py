@@ -10,12 +10,12 @@ import run_examples as examples
 import torch
 
 import normlens
-from normlens.ablation.gathering import gather
-from normlens.ablation.measure import AblationMeasure
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs.errors import RunError, SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import InputError
+from normlens.studies.ablation.measure import AblationMeasure
+from normlens.studies.ablation.statistics import gather
 
 SHARD = 4
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from ablation_examples import FAMILIES, lens_on
 
-from normlens.ablation.kinds import CONTROLS, DRAWS, Ablation
-from normlens.ablation.plan import Plan
 from normlens.errors import InputError
+from normlens.studies.ablation.options import CONTROLS, DRAWS, Ablation
+from normlens.studies.ablation.plan import Plan
 
 POST = ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2", "LAYER"]
 PRE = ["(LN)", "ATTN", "RES1", "LN", "FF", "RES2", "LAYER"]

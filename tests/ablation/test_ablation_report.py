@@ -8,11 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normlens.ablation.report.by_kind import means_table, overstated, side_by_side
-from normlens.ablation.report.grids import _short, draw_grids
-from normlens.ablation.report.redundancy import layer_table, verdict
-from normlens.ablation.report.special import compared
-from normlens.ablation.report.ways import LEAST, taken, ways
+from normlens.studies.ablation.report.evidence import LEAST, taken, ways
+from normlens.studies.ablation.report.prediction import layer_table, verdict
+from normlens.studies.ablation.report.reporting import compared
+from normlens.studies.ablation.report.worth import (
+    _short,
+    draw_grids,
+    means_table,
+    overstated,
+    side_by_side,
+)
 
 NAN = float("nan")
 

@@ -12,13 +12,13 @@ import torch
 from ablation_examples import FAMILIES, MaskTokenizer, lens_on, questions, texts
 from torch import nn
 
-from normlens.ablation.kinds import Ablation
-from normlens.ablation.losses import choose_loss
-from normlens.ablation.places import NormPlace
-from normlens.ablation.plan import Plan
-from normlens.ablation.running import Runner
 from normlens.layers import Attention, Experts, FeedForward, Norm, ParallelFeedForward
 from normlens.lens import Lens
+from normlens.studies.ablation.losses import choose_loss
+from normlens.studies.ablation.measure import Runner
+from normlens.studies.ablation.options import Ablation
+from normlens.studies.ablation.places import NormPlace
+from normlens.studies.ablation.plan import Plan
 
 
 def losses(lens: Lens, ablations: list[Ablation]) -> list[np.ndarray]:

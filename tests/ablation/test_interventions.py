@@ -13,8 +13,11 @@ from heads import in_float64
 from layers_by_hand import LAYERS, Replaced, by_hand
 from torch import Tensor
 
-from normlens.ablation.gathering import gather
-from normlens.ablation.kinds import (
+from normlens.lens import Lens
+from normlens.models import adapt
+from normlens.studies.ablation.losses import choose_loss
+from normlens.studies.ablation.measure import Runner
+from normlens.studies.ablation.options import (
     FROZEN_SIGMA,
     LEFT_OUT,
     MEAN,
@@ -22,14 +25,11 @@ from normlens.ablation.kinds import (
     RESAMPLE,
     ZERO,
     Ablation,
+    draws,
     is_norm,
 )
-from normlens.ablation.losses import choose_loss
-from normlens.ablation.plan import Plan
-from normlens.ablation.running import Runner
-from normlens.ablation.seeding import draws
-from normlens.lens import Lens
-from normlens.models import adapt
+from normlens.studies.ablation.plan import Plan
+from normlens.studies.ablation.statistics import gather
 
 SEED, RESERVOIR = 11, 6
 CORPUS = (4, 6, 3)

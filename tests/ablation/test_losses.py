@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from ablation_examples import LANGUAGE, lens_on, questions, texts
 
-from normlens.ablation import token_losses
-from normlens.ablation.kinds import Ablation
-from normlens.ablation.losses import choose_loss
-from normlens.ablation.running import Runner
 from normlens.errors import InputError
 from normlens.lens import Lens
+from normlens.studies.ablation import losses
+from normlens.studies.ablation.losses import choose_loss
+from normlens.studies.ablation.measure import Runner
+from normlens.studies.ablation.options import Ablation
 
 
 def intact(lens: Lens, name: str = "auto", **asked: Any) -> tuple[list[Any], list[Any]]:
@@ -116,7 +116,7 @@ def test_drift_and_cosine_are_those_of_mean_vectors() -> None:
 def test_scores_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = lens_on("gemma2", "CausalLM", torch.float64)
     _, whole = intact(lens)
-    monkeypatch.setattr(token_losses, "SCORES_LIMIT", 64 * 32 * 3)
+    monkeypatch.setattr(losses, "SCORES_LIMIT", 64 * 32 * 3)
     sizes: list[int] = []
     lens.adapter.whole.lm_head.register_forward_hook(lambda _, __, y: sizes.append(y.shape[1]))
     _, chunked = intact(lens)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from ablation_examples import FAMILIES, lens_on, questions, texts
 
-from normlens.ablation.gathering import gather
-from normlens.ablation.interventions import Interventions
-from normlens.ablation.kinds import Ablation
-from normlens.ablation.losses import choose_loss
-from normlens.ablation.plan import Plan
-from normlens.ablation.running import Runner
 from normlens.lens import Lens
+from normlens.studies.ablation.interventions import Interventions
+from normlens.studies.ablation.losses import choose_loss
+from normlens.studies.ablation.measure import Runner
+from normlens.studies.ablation.options import Ablation
+from normlens.studies.ablation.plan import Plan
+from normlens.studies.ablation.statistics import gather
 
 HOOKS = [
     "_forward_hooks",

@@ -9,14 +9,14 @@ import pytest
 import torch
 from ablation_examples import FAMILIES, lens_on, questions, texts
 
-from normlens.ablation.gathering import gather
-from normlens.ablation.kinds import Ablation
-from normlens.ablation.losses import choose_loss
-from normlens.ablation.plan import Plan
-from normlens.ablation.prefix import layers_to_keep
-from normlens.ablation.running import Outcomes, Runner
 from normlens.errors import InputError, MemoryLimitError
 from normlens.lens import Lens
+from normlens.studies.ablation.interventions import layers_to_keep
+from normlens.studies.ablation.losses import choose_loss
+from normlens.studies.ablation.measure import Outcomes, Runner
+from normlens.studies.ablation.options import Ablation
+from normlens.studies.ablation.plan import Plan
+from normlens.studies.ablation.statistics import gather
 
 
 def runner(lens: Lens, **options: Any) -> Runner:

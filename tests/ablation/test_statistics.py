@@ -11,12 +11,11 @@ from ablation_examples import lens_on, texts
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from normlens.ablation.gathering import gather
-from normlens.ablation.kinds import Ablation
-from normlens.ablation.losses import choose_loss
-from normlens.ablation.running import Runner
-from normlens.ablation.statistics import Statistics
 from normlens.errors import InputError, OutputError
+from normlens.studies.ablation.losses import choose_loss
+from normlens.studies.ablation.measure import Runner
+from normlens.studies.ablation.options import Ablation
+from normlens.studies.ablation.statistics import Statistics, gather
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])

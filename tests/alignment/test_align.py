@@ -12,12 +12,12 @@ from shell import Shell
 from tokenizers import processors
 
 import normlens
-from normlens.alignment.error_rates import SUMS, error_rates
-from normlens.alignment.word_links import pharaoh, word_links
 from normlens.corpus.engines import worker
 from normlens.corpus.runs.errors import AllFailedError, RunError
 from normlens.errors import InputError, NormLensError
 from normlens.inputs import encode
+from normlens.studies.alignment.links import pharaoh, word_links
+from normlens.studies.alignment.rates import SUMS, error_rates
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 PAIRS = [

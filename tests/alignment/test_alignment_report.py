@@ -10,9 +10,9 @@ from pair_examples import fast_tokenizer, with_head
 from shell import Shell
 
 import normlens
-from normlens.alignment.error_rates import error_rates
-from normlens.alignment.report.build import build_report, describe
 from normlens.errors import InputError
+from normlens.studies.alignment.rates import error_rates
+from normlens.studies.alignment.report import build_report, describe
 
 for package in ("duckdb", "jinja2", "matplotlib"):
     pytest.importorskip(package, reason=f"reports need {package}")

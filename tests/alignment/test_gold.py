@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from normlens.alignment.gold import read_gold
 from normlens.errors import InputError
+from normlens.studies.alignment.options import read_gold
 
 
 @pytest.fixture

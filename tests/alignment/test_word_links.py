@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from alignment_examples import pointing
 
-from normlens.alignment.word_links import WordPlaces, pharaoh, word_links
 from normlens.errors import InputError
+from normlens.studies.alignment.links import WordPlaces, pharaoh, word_links
 
 SOURCE, TARGET = ["a", "b", "c"], ["x", "y", "z"]  # one token each; encoder: a b c </s>
 

@@ -22,7 +22,7 @@ from normlens.options import (
     at_least_one,
     options_of,
 )
-from normlens.papers.settings import Settings
+from normlens.studies.papers.settings import Settings
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import evaluation_examples as examples
 
 from normlens.corpus.runs.errors import SomeFailedWarning
 from normlens.corpus.runs.results import Run
-from normlens.faithfulness.evaluate import evaluate
+from normlens.studies.faithfulness.evaluate import evaluate
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ import torch
 from evaluate_examples import IDS, SHORT, lens_of, text
 
 import normlens
-from normlens.faithfulness.questions import Question, class_questions, cosine_questions
 from normlens.layers import FIRST, LAST, MEAN, Dense, Elementwise, Linear
 from normlens.loading.sentences import Pooling
 from normlens.models.tiny import tiny_model
+from normlens.studies.faithfulness.questions import Question, class_questions, cosine_questions
 
 OTHER = [50, 51, 52, 8, 9]
 

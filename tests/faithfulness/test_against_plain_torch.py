@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from normlens.corpus.runs.results import Run
-from normlens.faithfulness.evaluate import evaluate
-from normlens.faithfulness.protocols.orders import seeded_numbers
+from normlens.studies.faithfulness.evaluate import evaluate
+from normlens.studies.faithfulness.protocols import seeded_numbers
 
 Probability = Callable[[list[int]], float]
 

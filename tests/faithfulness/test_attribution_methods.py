@@ -13,16 +13,18 @@ from normlens.errors import (
     InputError,
 )
 from normlens.explain.whole_vectors import cosines, sentence_parts
-from normlens.faithfulness.methods.base import MethodOptions
-from normlens.faithfulness.methods.frozen_network import explanations
-from normlens.faithfulness.methods.names import NAMES
-from normlens.faithfulness.methods.places import place_read
-from normlens.faithfulness.methods.registry import method
-from normlens.faithfulness.outputs import sentence_head
-from normlens.faithfulness.questions import Question, class_questions, cosine_questions
-from normlens.faithfulness.scoring import Scorer
 from normlens.models.tiny import tiny_model
 from normlens.options import CosineOptions
+from normlens.studies.faithfulness.lens_methods import explanations, method
+from normlens.studies.faithfulness.methods import MethodOptions, place_read
+from normlens.studies.faithfulness.options import NAMES
+from normlens.studies.faithfulness.questions import (
+    Question,
+    class_questions,
+    cosine_questions,
+    sentence_head,
+)
+from normlens.studies.faithfulness.scoring import Scorer
 
 every_case = pytest.mark.parametrize("case", CASES)
 EVERY_METHOD = [*NAMES, "rollout-LN1", "rollout-ATTN-N"]

@@ -14,9 +14,9 @@ from normlens.corpus.measures import registry
 from normlens.corpus.runs.errors import AllFailedError, SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import MissingDependencyError, NormLensError
-from normlens.faithfulness.evaluate import evaluate
-from normlens.faithfulness.measure import FaithfulnessMeasure
-from normlens.faithfulness.methods import integrated_gradients
+from normlens.studies.faithfulness import methods as integrated_gradients
+from normlens.studies.faithfulness.evaluate import evaluate
+from normlens.studies.faithfulness.measure import FaithfulnessMeasure
 
 BASE: dict[str, Any] = {"device": "cpu", "methods": "random", "page": False}
 

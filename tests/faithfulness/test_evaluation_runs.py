@@ -17,7 +17,7 @@ from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
-from normlens.faithfulness.evaluate import evaluate, resume_evaluation
+from normlens.studies.faithfulness.evaluate import evaluate, resume_evaluation
 
 KILLED = Path(__file__).parents[1] / "corpus" / "runs" / "killed_runs.py"
 

@@ -17,12 +17,12 @@ from normlens.errors import (
     UnknownScopeError,
     UnsupportedModelError,
 )
-from normlens.faithfulness.costs import Passes, counted
-from normlens.faithfulness.methods.base import MethodOptions
-from normlens.faithfulness.methods.names import NAMES, checked_name
-from normlens.faithfulness.methods.registry import method
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
+from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.methods import MethodOptions
+from normlens.studies.faithfulness.options import NAMES, checked_name
+from normlens.studies.faithfulness.scoring import Passes, counted
 
 
 def test_names_that_do_not_exist_are_listed():

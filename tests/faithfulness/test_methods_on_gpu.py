@@ -11,10 +11,10 @@ import torch
 from method_examples import CASES, asked
 
 import normlens
-from normlens.faithfulness.methods.names import NAMES
-from normlens.faithfulness.methods.registry import method
-from normlens.faithfulness.questions import cosine_questions
-from normlens.faithfulness.scoring import score_variants
+from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.options import NAMES
+from normlens.studies.faithfulness.questions import cosine_questions
+from normlens.studies.faithfulness.scoring import score_variants
 
 pytestmark = pytest.mark.gpu
 

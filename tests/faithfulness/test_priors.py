@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from evaluate_examples import lens_of, text
 
-from normlens.faithfulness.methods.base import MethodOptions
-from normlens.faithfulness.methods.registry import method
-from normlens.faithfulness.questions import Question
+from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.methods import MethodOptions
+from normlens.studies.faithfulness.questions import Question
 
 
 def test_random_words_of_many_tokens_do_not_rank_first():

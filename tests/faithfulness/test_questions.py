@@ -12,14 +12,14 @@ from transformers import AutoModelForSequenceClassification
 
 import normlens
 from normlens.errors import InputError
-from normlens.faithfulness.questions import (
+from normlens.models.tiny import tiny_config
+from normlens.studies.faithfulness.questions import (
     Question,
+    Variant,
     class_questions,
     cosine_questions,
     word_question,
 )
-from normlens.faithfulness.variants import Variant
-from normlens.models.tiny import tiny_config
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "llama"])

@@ -22,11 +22,11 @@ from evaluate_examples import (
 
 import normlens
 from normlens.errors import InputError
-from normlens.faithfulness.methods.registry import method
-from normlens.faithfulness.questions import Question, class_questions, cosine_questions
-from normlens.faithfulness.scoring import NO_PREDICTION, Scorer, score_variants
 from normlens.layers import FIRST, LAST, MEAN
 from normlens.loading.sentences import Pooling
+from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.questions import Question, class_questions, cosine_questions
+from normlens.studies.faithfulness.scoring import NO_PREDICTION, Scorer, score_variants
 
 #: Variants of `IDS`: whole, replaced, and shorter ones.
 PLACES = [[], [2], [2, 4], [1, 3, 5]]

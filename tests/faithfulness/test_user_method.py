@@ -9,13 +9,13 @@ import pytest
 from evaluate_examples import lens_of, text
 
 from normlens.errors import InputError
-from normlens.faithfulness.methods.base import MethodOptions
-from normlens.faithfulness.methods.registry import method
-from normlens.faithfulness.questions import Question
+from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.methods import MethodOptions
+from normlens.studies.faithfulness.questions import Question
 
 MODULE = """
 import numpy as np
-from normlens.faithfulness.methods.base import Method
+from normlens.studies.faithfulness.methods import Method
 import helper_of_mine
 
 NUMBER = 3

@@ -14,7 +14,6 @@ from test_traits import IDS, assert_only_weights_differ, band, check, with_other
 from torch import nn
 
 import normlens
-from normlens.ablation.losses import choose_loss
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.explain.rollouts import value_zeroing
 from normlens.families.deberta import Deberta
@@ -23,6 +22,7 @@ from normlens.models import adapt, base
 from normlens.models.base import interleaved_values, read_head
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 from normlens.pipeline.batches import batches
+from normlens.studies.ablation.losses import choose_loss
 
 
 def headed(family: str, task: str, **overrides):

@@ -13,10 +13,10 @@ from reference import assert_maps_match, references
 import normlens
 from normlens.errors import CompletenessError, UnsupportedModelError
 from normlens.explain.rollouts import value_zeroing
-from normlens.faithfulness.methods.registry import method
-from normlens.faithfulness.questions import Question
 from normlens.models import adapt
 from normlens.models.tiny import scramble, tiny_config, tiny_model
+from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.questions import Question
 from normlens.trace.run import reading
 
 IDS = [3, 9, 27, 14, 5, 33, 8]

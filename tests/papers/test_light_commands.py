@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from quick_reports import drawing_nothing
 
-from normlens.papers.reproduce import reproduce
+from normlens.studies.papers.reproduce import reproduce
 
 RUNNER = """
 import json, sys

@@ -19,18 +19,17 @@ sys.path.append(str(Path(__file__).parents[1] / "explain"))
 
 from heads import headed
 
-from normlens.ablation.ablate import ablate
 from normlens.cli import main
 from normlens.corpus import Run
 from normlens.errors import InputError
-from normlens.faithfulness.evaluate import evaluate
 from normlens.loading.hub import quiet_transformers
-from normlens.papers.reporting import build_report, describe
-from normlens.papers.reproduce import plan, reproduce
-from normlens.papers.results_folder import load_settings
-from normlens.papers.settings import Settings, parse_kinds
-from normlens.reports.content import Report
-from normlens.reports.layout import arrange
+from normlens.studies.ablation.ablate import ablate
+from normlens.studies.faithfulness.evaluate import evaluate
+from normlens.studies.papers.reporting import build_report, describe
+from normlens.studies.papers.reproduce import plan, reproduce
+from normlens.studies.papers.settings import Settings, load_settings, parse_kinds
+from normlens.studies.reports.contents import Report
+from normlens.studies.reports.layout import arrange
 
 METHODS = "gradient-x-input,leave-one-out,random"
 OPTIONS: dict[str, Any] = {

@@ -19,23 +19,26 @@ import normlens
 from normlens.cli import main
 from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
-from normlens.papers.base import Evidence
-from normlens.papers.kobayashi2024.figure10_norms import norms
-from normlens.papers.kobayashi2024.figure11_dimensions import dimensions
-from normlens.papers.kobayashi2024.figure12_scope_matrix import scope_matrix
-from normlens.papers.kobayashi2024.section6_2_special_dimensions import special_dimensions
-from normlens.papers.kobayashi2024.table1_figure5_component_similarity import component_similarity
-from normlens.papers.kobayashi2024.tables2_3_amplified_pairs import top_pairs
-from normlens.papers.published import compare, published
-from normlens.papers.reporting import EXPERIMENTS, build_report, describe
-from normlens.papers.reproduce import plan, reproduce
-from normlens.papers.results_folder import load_settings
-from normlens.papers.settings import KINDS, Settings
-from normlens.reports import words
-from normlens.reports.base import Table
-from normlens.reports.content import Report
-from normlens.reports.formatting import short_names
-from normlens.reports.layout import arrange
+from normlens.studies.papers.feed_forward import dimensions, norms, top_pairs
+from normlens.studies.papers.reporting import EXPERIMENTS, build_report, describe
+from normlens.studies.papers.reproduce import plan, reproduce
+from normlens.studies.papers.settings import (
+    KINDS,
+    Evidence,
+    Settings,
+    compare,
+    load_settings,
+    published,
+)
+from normlens.studies.papers.similarity import (
+    component_similarity,
+    scope_matrix,
+    special_dimensions,
+)
+from normlens.studies.reports import words
+from normlens.studies.reports.contents import Report, Table
+from normlens.studies.reports.layout import arrange
+from normlens.studies.reports.words import short_names
 
 FEW = {"resamples": 200}
 #: What a report is written as, apart from pictures of pixels.

@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normlens.reports.base import Experiment, Figure, Result, Table
-from normlens.reports.content import Header, Measured, Model, Report, Section
-from normlens.reports.drawing import panels, style
-from normlens.reports.published import Comparison, Published
+from normlens.studies.reports.contents import (
+    Experiment,
+    Figure,
+    Header,
+    Measured,
+    Model,
+    Report,
+    Result,
+    Section,
+    Table,
+)
+from normlens.studies.reports.drawing import panels, style
+from normlens.studies.reports.words import Comparison, Published
 
 NASTY = [
     "<script>alert(1)</script>",

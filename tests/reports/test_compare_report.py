@@ -16,10 +16,10 @@ pytest.importorskip("matplotlib")
 from report_examples import MODEL, report, result
 
 from normlens.errors import InputError
-from normlens.reports import overlays
-from normlens.reports.base import Result, Table
-from normlens.reports.compare import read_reports, write_comparison
-from normlens.reports.files import write
+from normlens.studies.reports import compare
+from normlens.studies.reports.compare import read_reports, write_comparison
+from normlens.studies.reports.contents import Result, Table
+from normlens.studies.reports.files import write
 
 DEEP = replace(MODEL, name="deep <model>", layers=4)
 
@@ -59,7 +59,7 @@ def test_models_are_columns_and_numbers_are_rows(folders: list[Path], tmp_path: 
 
 
 def test_tables_that_both_have_are_laid_over_each_other(folders: list[Path]) -> None:
-    found = overlays.drawings(read_reports(folders))
+    found = compare.overlay_figures(read_reports(folders))
     assert list(found) == ["compare-similarity-sst2", "compare-similarity-layers-sst2"]
     assert found["compare-similarity-layers-sst2"].caption.endswith("By layer. On sst2.")
     bars, curves = (figure.draw() for figure in found.values())
@@ -86,7 +86,7 @@ def drawn(frame: pd.DataFrame, root: Path, data: tuple[str, str] = ("d", "d")) -
         write(report([(own, by_layer(frame))], model=replace(model, name=name)), root / name)
     return [
         f"{axes.get_title(loc='left')}/{axes.get_ylabel()}/{line.get_label()}"
-        for figure in overlays.drawings(read_reports([root / "a", root / "b"])).values()
+        for figure in compare.overlay_figures(read_reports([root / "a", root / "b"])).values()
         for axes in figure.draw().axes
         for line in axes.lines
     ]

@@ -29,15 +29,15 @@ from report_examples import (
 )
 
 from normlens.errors import OutputError
-from normlens.reports import facts, formatting, latex, markdown, pictures
-from normlens.reports.base import Figure, Result, Table
-from normlens.reports.content import Header, Model, Report, Section
-from normlens.reports.drawing import panels
-from normlens.reports.files import write
-from normlens.reports.layout import arrange
-from normlens.reports.published import Comparison, Published
-from normlens.reports.words import LAYER
 from normlens.results.words import harmless
+from normlens.studies.reports import files as markdown
+from normlens.studies.reports import files as pictures
+from normlens.studies.reports import latex, layout, words
+from normlens.studies.reports.contents import Figure, Header, Model, Report, Result, Section, Table
+from normlens.studies.reports.drawing import panels
+from normlens.studies.reports.files import write
+from normlens.studies.reports.layout import arrange
+from normlens.studies.reports.words import LAYER, Comparison, Published
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 
@@ -521,7 +521,7 @@ def test_a_model_is_read_from_a_manifest() -> None:
 def test_the_largest_completeness_error_counts() -> None:
     runs = [RUN, replace(RUN, completeness=2e-6), replace(RUN, completeness=None)]
     assert Header(MODEL, runs).completeness == 2e-6
-    assert "no sequence" in facts.completeness(Header(MODEL, [runs[2]]))
+    assert "no sequence" in layout.completeness(Header(MODEL, [runs[2]]))
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_the_largest_completeness_error_counts() -> None:
     ],
 )
 def test_numbers(value: float | None, text: str) -> None:
-    assert formatting.number(value) == text
+    assert words.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -546,19 +546,19 @@ def test_numbers(value: float | None, text: str) -> None:
     [("Ünï/..\\x", "uni-x"), ("a b", "a-b"), ("same_word", "same_word"), ("..", "unnamed")],
 )
 def test_slugs_are_safe_file_names(name: str, file: str) -> None:
-    assert formatting.slug(name) == file
+    assert words.slug(name) == file
 
 
 def test_header_of_a_report_that_takes_no_model_apart() -> None:
     header = Header(MODEL, [RUN], notes=[("Task", "two classes")], decomposed=False)
-    labels = [label for label, _ in facts.facts(header)]
+    labels = [label for label, _ in layout.facts(header)]
     assert "Task" in labels
     assert "Completeness error" not in labels
-    table = facts.run_table(header)
+    table = layout.run_table(header)
     assert table.columns == ("data", "sequences", "tokens", "failures")
     assert table.rows == [("sst2 (sst2:dev.tsv)", "10", "1,234", "1")]
     assert len(table.numeric) == 4
-    assert len(facts.run_table(Header(MODEL, [RUN])).rows[0]) == 6
+    assert len(layout.run_table(Header(MODEL, [RUN])).rows[0]) == 6
 
 
 def test_a_table_that_is_to_be_seen_is_never_folded() -> None:

@@ -36,7 +36,7 @@ from normlens.loading.embedded import DEFAULT, EMBEDDED
 from normlens.loading.hub import is_embedded
 from normlens.options import LoadOptions
 from normlens.pipeline.progress import Progress
-from normlens.reports.needs import NO_PAGE
+from normlens.studies.reports.words import NO_PAGE
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -12,16 +12,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from normlens.ablation.options import AblateOptions
-from normlens.alignment.options import RUN_FIELDS, AlignOptions
 from normlens.cli.common import check_needs
 from normlens.cli.corpus import RunArguments, report_run, shown_progress
 from normlens.cli.parameters import Fields
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import GRADIENTS, REPORT, TABLES, check_installed
-from normlens.faithfulness.options import RUN_FIELDS as EVALUATE_FIELDS
-from normlens.faithfulness.options import EvaluateOptions
-from normlens.papers.settings import EVALUATE, OF_PARTS, Settings, parse_kinds
+from normlens.studies.ablation.options import AblateOptions
+from normlens.studies.alignment.options import RUN_FIELDS, AlignOptions
+from normlens.studies.faithfulness.options import RUN_FIELDS as EVALUATE_FIELDS
+from normlens.studies.faithfulness.options import EvaluateOptions
+from normlens.studies.papers.settings import EVALUATE, OF_PARTS, Settings, parse_kinds
 
 if TYPE_CHECKING:
     from normlens.corpus.runs.results import Run
@@ -67,7 +67,7 @@ def ablate_command(
     """
     check_needs(model, execution=execution, extra="reproduce", page=page)
 
-    from normlens.ablation.ablate import ablate
+    from normlens.studies.ablation.ablate import ablate
 
     given = {**options, **reading, "execution": execution, "page": page}
     with shown_progress(quiet) as shown:
@@ -104,7 +104,7 @@ def align_command(
     """
     check_needs(arguments.model, TABLES, execution=execution)
 
-    from normlens.alignment.align import align, resume_alignment
+    from normlens.studies.alignment.align import align, resume_alignment
 
     given = {**options, **reading, **execution}
     done = arguments.do(align, resume_alignment, "alignment", given)
@@ -115,8 +115,8 @@ def align_command(
 def _print_alignment(run: Run) -> None:
     """Error rates in per cent with their intervals, the best marked; without gold links, where the
     links are."""
-    from normlens.alignment.error_rates import error_rates
-    from normlens.alignment.link_files import FOLDER
+    from normlens.studies.alignment.options import FOLDER
+    from normlens.studies.alignment.rates import error_rates
 
     if run.manifest.options.settings["alignment"].get("gold") is None:
         print(f"{run.folder}/{FOLDER}")
@@ -167,7 +167,7 @@ def evaluate_command(
     needs = [GRADIENTS] if "integrated-gradients" in options.get("methods", ()) else []
     check_needs(arguments.model, *needs, execution=execution, extra="evaluate", page=page)
 
-    from normlens.faithfulness.evaluate import evaluate, page_of, resume_evaluation
+    from normlens.studies.faithfulness.evaluate import evaluate, page_of, resume_evaluation
 
     given = {**options, **reading, **execution, "page": page}
     done = arguments.do(evaluate, resume_evaluation, "evaluation", given)
@@ -211,7 +211,7 @@ def reproduce_command(
     extra = EVALUATE if EVALUATE in parse_kinds(experiments) else "reproduce"
     check_needs(model, REPORT, execution=execution, extra=extra)
 
-    from normlens.papers.reproduce import reproduce
+    from normlens.studies.papers.reproduce import reproduce
 
     given = {**reading, **settings, **of_parts, "execution": execution}
     with shown_progress(quiet) as shown:
@@ -229,7 +229,7 @@ def report_command(out: Path) -> None:
     """
     check_installed(REPORT, extra="reproduce")
 
-    from normlens.reports.registry import builder
+    from normlens.studies.reports.registry import builder
 
     print(builder(out)(out))
 
@@ -245,7 +245,7 @@ def compare_command(folders: list[Path], *, out: Path = Path("comparison")) -> N
     """
     check_installed(REPORT, extra="reproduce")
 
-    from normlens.reports.compare import write_comparison
+    from normlens.studies.reports.compare import write_comparison
 
     write_comparison(folders, out)
     print(out / "comparison.html")

@@ -330,7 +330,7 @@ def demo_command(*, out: Path = Path("normlens-demo"), force: bool = False) -> N
     Options:
         out DIR (--out, -o): Folder for the results.
     """
-    from normlens.papers.demo import run_demo
+    from normlens.studies.papers.demo import run_demo
 
     run_demo(out, force=force)
 

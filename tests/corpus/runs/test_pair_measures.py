@@ -18,7 +18,7 @@ from normlens.corpus import Run
 from normlens.corpus.runs.errors import AllFailedError
 from normlens.errors import InputError, NormLensError
 from normlens.measures.maps import amplification
-from normlens.papers.reproduce import reproduce
+from normlens.studies.papers.reproduce import reproduce
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 #: "house" stands on both sides, and every letter several times.

@@ -8,12 +8,15 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normlens.faithfulness.protocols.aopc import Aopc
-from normlens.faithfulness.protocols.base import Example
-from normlens.faithfulness.protocols.comprehensiveness import Comprehensiveness
-from normlens.faithfulness.protocols.contrast_drops import ContrastDropEnd, ContrastDropRandom
-from normlens.faithfulness.protocols.cosine_aopc import CosineAopc
-from normlens.faithfulness.protocols.sufficiency import Sufficiency
+from normlens.studies.faithfulness.protocols import (
+    Aopc,
+    Comprehensiveness,
+    ContrastDropEnd,
+    ContrastDropRandom,
+    CosineAopc,
+    Example,
+    Sufficiency,
+)
 
 #: Ten tokens that are worth 0.10, 0.09, …, 0.01.
 IDS = list(range(10, 20))

@@ -7,8 +7,7 @@ import pytest
 import toy
 
 from normlens.errors import InputError
-from normlens.faithfulness.protocols.base import Example
-from normlens.faithfulness.protocols.evidence import Evidence, deciding_words
+from normlens.studies.faithfulness.protocols import Evidence, Example, deciding_words
 
 TEXT = "The keys to the cabinet, keys"
 LABELS = ["The", "keys", "to", "the", "cabinet", ",", "keys"]

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from normlens.faithfulness.protocols.base import Example, Protocol
-from normlens.faithfulness.questions import Question
-from normlens.faithfulness.scoring import Scored
-from normlens.faithfulness.variants import Variant
 from normlens.inputs.text import Encoded
+from normlens.studies.faithfulness.protocols import Example, Protocol
+from normlens.studies.faithfulness.questions import Question, Variant
+from normlens.studies.faithfulness.scoring import Scored
 
 CLS, SEP, MASK, END = 1, 2, 3, 4
 

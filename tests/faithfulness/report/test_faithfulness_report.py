@@ -19,15 +19,21 @@ from shell import Shell
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import run
 from normlens.errors import InputError
-from normlens.faithfulness.report import build, costs, queries
-from normlens.faithfulness.report.curves import curves
-from normlens.faithfulness.report.differences import FLIPS, HOLM, compare_methods
-from normlens.faithfulness.report.example_choice import choose_examples
-from normlens.faithfulness.report.protocol_words import words_of
-from normlens.faithfulness.report.ranking import RESAMPLES, Ranking, rank
-from normlens.faithfulness.report.sentences import verdict
 from normlens.measures.bootstrap import holm, mean_intervals, sign_flip_p
-from normlens.reports.base import Evidence
+from normlens.studies.faithfulness.report import build, curves
+from normlens.studies.faithfulness.report import ranking as queries
+from normlens.studies.faithfulness.report.build import choose_examples
+from normlens.studies.faithfulness.report.curves import averaged_curves, verdict
+from normlens.studies.faithfulness.report.ranking import (
+    FLIPS,
+    HOLM,
+    RESAMPLES,
+    Ranking,
+    compare_methods,
+    rank,
+    words_of,
+)
+from normlens.studies.reports.contents import Evidence
 
 FEW = {"normlens": 0.5, "alti": 0.4, "random": 0.2}
 NASTY = '<b>&"$x_1$'
@@ -106,7 +112,7 @@ def test_differences_are_paired_and_adjusted_over_all_comparisons(tmp_path: Path
 def test_curves_begin_with_the_whole_texts(evidence: Evidence) -> None:
     texts = queries.intact(evidence)
     ranking = rank(evidence, "aopc", 0)
-    drawn = curves(evidence, ranking)
+    drawn = averaged_curves(evidence, ranking)
     assert drawn is not None
     frame = drawn.frame.set_index(["quantity", "first", "method", "share"])
     whole = texts["probability"].mean()
@@ -118,14 +124,14 @@ def test_curves_begin_with_the_whole_texts(evidence: Evidence) -> None:
     some = rows[(rows["protocol"] == "aopc") & (rows["method"] == "alti") & (rows["share"] == 0.5)]
     least = some[some["first"] == "least"]["probability"]
     assert frame.loc[("probability", "least", "alti", 0.5), "value"] == pytest.approx(least.mean())
-    assert curves(evidence, rank(evidence, "evidence", 0)) is None
+    assert averaged_curves(evidence, rank(evidence, "evidence", 0)) is None
 
 
 def test_curves_of_deletions_are_given_their_beginning(evidence: Evidence, tmp_path: Path) -> None:
     made = made_up_run(tmp_path, protocols=["comprehensiveness"])
     deletion = Evidence("letters", made)
-    begun = curves(deletion, rank(deletion, "comprehensiveness", 0))
-    kept = curves(evidence, rank(evidence, "sufficiency", 0))
+    begun = averaged_curves(deletion, rank(deletion, "comprehensiveness", 0))
+    kept = averaged_curves(evidence, rank(evidence, "sufficiency", 0))
     assert begun is not None
     assert kept is not None
     assert begun.frame["share"].min() == 0
@@ -136,7 +142,7 @@ def test_curves_of_deletions_are_given_their_beginning(evidence: Evidence, tmp_p
 
 def test_times_are_against_the_whole_texts_pass(evidence: Evidence) -> None:
     stages = evidence.run.status().stages  # type: ignore[union-attr]
-    times = costs.relative_times(evidence)
+    times = curves.relative_times(evidence)
     assert times["alti"] == stages["method alti"] / stages["intact"]
     assert set(times) == set(METHODS)
 

@@ -12,15 +12,13 @@ from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.measures.tensors import expansion_rates
 from normlens.models.tiny import tiny_families
-from normlens.papers import published
-from normlens.papers.base import Evidence
-from normlens.papers.from_model import write_expansion
-from normlens.papers.kobayashi2021.expansion_rate import EXPERIMENT, FILE
-from normlens.papers.settings import Settings
-from normlens.reports.published import Published
-from normlens.reports.words import LAYER
+from normlens.studies.papers import settings
+from normlens.studies.papers.mixing import EXPANSION_RATE, FILE
+from normlens.studies.papers.reproduce import write_expansion
+from normlens.studies.papers.settings import Evidence, Settings
+from normlens.studies.reports.words import LAYER, Published
 
-WORK = EXPERIMENT.work
+WORK = EXPANSION_RATE.work
 
 
 def linear(module: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -187,7 +185,7 @@ def test_published_rates_are_compared_in_their_own_form(
         Published(key=f"expansion/{what}", value=0.9, model="bert-base-uncased", **blank)
         for what in ("layer-1", "layer-2", "layer-3", "mean")
     )
-    monkeypatch.setattr(published, "published", lambda: entries)
+    monkeypatch.setattr(settings, "published", lambda: entries)
     saved(tmp_path, [0.9, 1.1], [0.95, 1.25])
     result = WORK(evidence(tmp_path, "google-bert/bert-base-uncased"))
     assert result is not None

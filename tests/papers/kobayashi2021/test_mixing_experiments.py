@@ -15,15 +15,12 @@ import normlens
 from normlens.corpus import Run, run
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.papers import published
-from normlens.papers.base import Evidence
-from normlens.papers.kobayashi2021 import example_sentence as sentence
-from normlens.papers.kobayashi2021 import frequency_ranks
-from normlens.papers.kobayashi2021 import section4_mixing_ratio as mixing
-from normlens.papers.kobayashi2021 import section5_frequency as frequency
-from normlens.papers.settings import Settings
-from normlens.reports.base import Result
-from normlens.reports.published import Published
+from normlens.studies.papers import example_sentence as sentence
+from normlens.studies.papers import frequency, mixing
+from normlens.studies.papers import settings as published
+from normlens.studies.papers.settings import Evidence, Settings
+from normlens.studies.reports.contents import Result
+from normlens.studies.reports.words import Published
 
 duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
@@ -88,7 +85,7 @@ def made(
 
 
 def worked(experiment: Any, evidence: Evidence) -> Result:
-    result = experiment.EXPERIMENT.work(evidence)
+    result = experiment.work(evidence)
     assert result is not None
     return result
 
@@ -109,7 +106,7 @@ def evidence(finished: Run) -> Evidence:
 
 def test_table_is_what_the_whole_table_gives(evidence: Evidence, finished: Run) -> None:
     rows = finished.table("mixing")
-    table = worked(mixing, evidence).tables["mixing"].frame.set_index("method")
+    table = worked(mixing.SECTION_4, evidence).tables["mixing"].frame.set_index("method")
     assert list(table.index) == evidence.scopes
     for scope, own in rows.groupby("scope"):
         layers = 100 * own.groupby("layer")["ratio"].mean()
@@ -120,7 +117,7 @@ def test_table_is_what_the_whole_table_gives(evidence: Evidence, finished: Run) 
 
 def test_interval_resamples_sequences_as_wholes(evidence: Evidence, finished: Run) -> None:
     rows = finished.table("mixing")
-    table = worked(mixing, evidence).tables["mixing"].frame.set_index("method")
+    table = worked(mixing.SECTION_4, evidence).tables["mixing"].frame.set_index("method")
     own = rows[rows["scope"] == "ATTN-N"].groupby("index")["ratio"].agg(["sum", "count"])
     chance = np.random.default_rng(1)
     drawn = own.to_numpy()[chance.integers(0, len(own), (4000, len(own)))].sum(axis=1)
@@ -132,20 +129,20 @@ def test_interval_resamples_sequences_as_wholes(evidence: Evidence, finished: Ru
 
 def test_heat_maps_hold_every_category_that_occurs(evidence: Evidence, finished: Run) -> None:
     rows = finished.table("mixing")
-    grid = worked(mixing, evidence).tables["mixing-layers"].frame
+    grid = worked(mixing.SECTION_4, evidence).tables["mixing-layers"].frame
     assert list(grid) == ["method", "layer", "all", "ordinary", "[MASK]", "[CLS]", "[SEP]"]
     assert grid["layer"].unique().tolist() == [1, 2]
     cell = rows.query("scope == 'ATTNRES-N' and layer == 1 and category == 'mask'")["ratio"].mean()
     found = grid.query("method == 'ATTNRES-N' and layer == 2")["[MASK]"].item()
     assert found == pytest.approx(100 * cell)
-    drawn = worked(mixing, evidence).figures["mixing"].draw()
+    drawn = worked(mixing.SECTION_4, evidence).figures["mixing"].draw()
     titles = [axes.get_title(loc="left") for axes in drawn.axes]
     assert [title for title in titles if title] == evidence.scopes
 
 
 def test_one_category_is_drawn_as_one_panel_of_methods() -> None:
     ordinary = made(POST, lambda row: 0.1 * (row["layer"] + 1), categories=("ordinary",) * 3)
-    result = worked(mixing, ordinary)
+    result = worked(mixing.SECTION_4, ordinary)
     assert list(result.tables["mixing-layers"].frame) == ["method", "layer", "ordinary"]
     panel = result.figures["mixing"].draw().axes[0]
     assert [label.get_text() for label in panel.get_yticklabels()] == POST
@@ -157,7 +154,9 @@ def test_sentences_name_layers_and_categories() -> None:
         by_category = {"ordinary": 0.5, "cls": 0.1, "sep": 0.7}[row["category"]]
         return by_category - 0.02 * row["layer"] if row["scope"] == "ATTNRESLN-N" else 0.9
 
-    result = worked(mixing, made(POST, ratio, categories=("cls", "ordinary", "ordinary", "sep")))
+    result = worked(
+        mixing.SECTION_4, made(POST, ratio, categories=("cls", "ordinary", "ordinary", "sep"))
+    )
     text = " ".join(result.sentences)
     assert "90.0 % (ATTN-W), 90.0 % (ATTN-N) and 43.0 % (ATTNRESLN-N)" in text
     assert "At the end of the layer (ATTNRESLNFF-N) it is 90.0 %." in text
@@ -168,7 +167,7 @@ def test_sentences_name_layers_and_categories() -> None:
 
 def test_causal_models_have_a_beginning_and_no_cls() -> None:
     causal = made(PARALLEL, lambda row: 0.3, causal=True, categories=("cls", "ordinary"))
-    result = worked(mixing, causal)
+    result = worked(mixing.SECTION_4, causal)
     assert list(result.tables["mixing-layers"].frame)[2:] == ["all", "ordinary", "BOS"]
     assert "30.0 % (ATTN-W), 30.0 % (ATTN-N) and 30.0 % (ATTNFFRES-N)" in result.sentences[0]
     assert "causal" in result.sentences[-1]
@@ -181,7 +180,9 @@ def test_published_means_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         for key in ("mixing/ATTN-W", "mixing-poster/ATTN-N", "mixing/ATTNX-N", "expansion/mean")
     )
     monkeypatch.setattr(published, "published", lambda: entries)
-    found = worked(mixing, made(POST, lambda row: 0.25, categories=("ordinary",) * 2)).comparisons
+    found = worked(
+        mixing.SECTION_4, made(POST, lambda row: 0.25, categories=("ordinary",) * 2)
+    ).comparisons
     assert {c.published.key: c.measured for c in found} == {
         "mixing/ATTN-W": pytest.approx(25),
         "mixing-poster/ATTN-N": pytest.approx(25),
@@ -190,10 +191,10 @@ def test_published_means_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(c.same for c in found)
 
 
-@pytest.mark.parametrize("experiment", [mixing, frequency])
+@pytest.mark.parametrize("experiment", [mixing.SECTION_4, frequency.SECTION_5])
 def test_nothing_to_show_without_mixing_ratios(experiment: Any) -> None:
     bare = SimpleNamespace(tables=["similarity"])
-    work = experiment.EXPERIMENT.work
+    work = experiment.work
     assert work(Evidence("sst2", bare, settings=settings())) is None  # type: ignore[arg-type]
 
 
@@ -218,7 +219,7 @@ def correlations(own: pd.DataFrame, rank: Any) -> list[float]:
 
 
 def test_correlations_with_the_corpus_ranks(evidence: Evidence, finished: Run) -> None:
-    table = worked(frequency, evidence).tables["frequency"].frame.set_index("method")
+    table = worked(frequency.SECTION_5, evidence).tables["frequency"].frame.set_index("method")
     assert list(table.index) == evidence.scopes
     for scope in ("ATTN-W", "ATTN-N", "ATTNRESLN-N"):
         own = occurrences(finished, scope)
@@ -236,7 +237,9 @@ def test_correlations_with_ranks_from_a_file(
     ranks = {token: 1 + 3 * place % 7 for place, token in enumerate(ids[:-2])}  # with ties
     file = tmp_path / "ranks.txt"
     file.write_text("".join(f"{rank} 10 {token}\n" for token, rank in ranks.items()) + "\n")
-    result = worked(frequency, Evidence("letters", finished, settings=settings(ranks=str(file))))
+    result = worked(
+        frequency.SECTION_5, Evidence("letters", finished, settings=settings(ranks=str(file)))
+    )
     table = result.tables["frequency"].frame.set_index("method")
     expected = correlations(own, lambda ids: [ranks.get(token, 8) for token in ids])
     assert table.loc["ATTNRES-N"].tolist() == pytest.approx(expected, abs=1e-9)
@@ -252,20 +255,22 @@ def test_a_planted_relation_is_found_and_put_into_words(tmp_path: Path) -> None:
         return 0.5 - 0.1 * row["token_id"] + 0.01 * row["layer"]
 
     planted = made(["ATTN-W", "ATTN-N"], ratio, categories=("ordinary",) * 4, ranks=str(file))
-    result = worked(frequency, planted)
+    result = worked(frequency.SECTION_5, planted)
     np.testing.assert_allclose(result.tables["frequency"].frame.iloc[:, 1:].to_numpy(float), -1)
     assert "24 occurrences of 4 subwords" in result.sentences[0]
     assert "−1.00 with the frequency rank: the rarer a subword, the less" in result.sentences[0]
 
 
 def test_constant_ratios_have_no_correlation() -> None:
-    result = worked(frequency, made(POST, lambda row: 0.5, categories=("cls", *["ordinary"] * 3)))
+    result = worked(
+        frequency.SECTION_5, made(POST, lambda row: 0.5, categories=("cls", *["ordinary"] * 3))
+    )
     assert result.tables["frequency"].text().iloc[0, 1:].tolist() == ["–"] * 4
     assert not result.sentences
 
 
 def test_scatter_plot_has_a_panel_for_each_stage_of_the_layer(evidence: Evidence) -> None:
-    drawn = worked(frequency, evidence).figures["frequency"].draw()
+    drawn = worked(frequency.SECTION_5, evidence).figures["frequency"].draw()
     titles = [axes.get_title(loc="left").split("   ")[0] for axes in drawn.axes]
     assert titles == ["ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFFRESLN-N"]
     labels = [text.get_text() for text in drawn.legends[0].get_texts()]
@@ -276,7 +281,7 @@ def test_scatter_plot_of_a_large_corpus_is_a_sample(
     evidence: Evidence, finished: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frequency, "_POINTS", 60)
-    figure = worked(frequency, evidence).figures["frequency"]
+    figure = worked(frequency.SECTION_5, evidence).figures["frequency"]
     total = len(occurrences(finished, "ATTN-N"))
     assert f"About 60 of {total:,} occurrences" in figure.caption
     points = sum(len(c.get_offsets()) for c in figure.draw().axes[0].collections)
@@ -301,7 +306,9 @@ def test_wrong_rank_files_are_refused_in_one_line(
     file = tmp_path / "ranks.txt"
     file.write_text(contents)
     with pytest.raises(InputError) as error:
-        worked(frequency, Evidence("letters", finished, settings=settings(ranks=str(file))))
+        worked(
+            frequency.SECTION_5, Evidence("letters", finished, settings=settings(ranks=str(file)))
+        )
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -309,7 +316,7 @@ def test_wrong_rank_files_are_refused_in_one_line(
 @pytest.mark.parametrize("name", ["missing.txt", ""])
 def test_rank_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="cannot read the ranks"):
-        frequency_ranks.read_ranks(tmp_path / name)
+        frequency.read_ranks(tmp_path / name)
 
 
 # Sentence --------------------------------------------------------------------------------------
@@ -347,7 +354,7 @@ def test_maps_of_a_given_pair(lens_of_pairs: Lens, tmp_path: Path) -> None:
 def test_shares_of_diagonal_and_special_tokens(lens: Lens, tmp_path: Path) -> None:
     sentence.write_sentence(lens, settings(sentence="abc d ef"), tmp_path)
     maps = normlens.open(tmp_path / sentence.FILE)
-    result = worked(sentence, at(tmp_path))
+    result = worked(sentence.EXAMPLE_SENTENCE, at(tmp_path))
     table = result.tables["sentence"].frame
     assert table["layer"].tolist() == [1, 2]
     n = len(maps.tokens)
@@ -366,7 +373,7 @@ def test_shares_of_diagonal_and_special_tokens(lens: Lens, tmp_path: Path) -> No
 
 def test_figure_labels_tokens_and_shows_rows_that_sum_to_one(lens: Lens, tmp_path: Path) -> None:
     sentence.write_sentence(lens, settings(sentence="abc d"), tmp_path)
-    drawn = worked(sentence, at(tmp_path)).figures["sentence"].draw()
+    drawn = worked(sentence.EXAMPLE_SENTENCE, at(tmp_path)).figures["sentence"].draw()
     shown = [axes for axes in drawn.axes if axes.images]
     assert len(shown) == 2 * 4
     for axes in shown:
@@ -380,7 +387,7 @@ def test_deep_models_are_thinned(tmp_path: Path, tiny: Any) -> None:
     model = tiny("gpt2", n_layer=30)
     maps = Lens(model).maps(input_ids=[5, 9, 11], scopes=["ATTN-W", "ATTN-N"])
     maps.save(tmp_path / sentence.FILE)
-    result = worked(sentence, at(tmp_path))
+    result = worked(sentence.EXAMPLE_SENTENCE, at(tmp_path))
     assert len(result.tables["sentence"].frame) == 30
     assert list(result.tables["sentence"].frame) == ["layer", "ATTN-W diagonal", "ATTN-N diagonal"]
     assert "layers 1, 4, 6, 9, 12, 14, 17, 19, 22, 25, 27 and 30 of 30" in (
@@ -416,4 +423,4 @@ def test_an_empty_part_of_a_pair_is_refused(lens_of_pairs: Lens, tmp_path: Path)
 
 
 def test_no_maps_no_result(tmp_path: Path) -> None:
-    assert sentence.EXPERIMENT.work(at(tmp_path)) is None
+    assert sentence.EXAMPLE_SENTENCE.work(at(tmp_path)) is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normlens.papers.kobayashi2024.related_pairs.matching import matched, proportional
+from normlens.studies.papers.pair_samples import matched, proportional
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

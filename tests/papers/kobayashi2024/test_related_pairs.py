@@ -16,17 +16,15 @@ import normlens
 from normlens.corpus import run
 from normlens.corpus.measures.tokens import GROUPS
 from normlens.errors import InputError
-from normlens.papers import published
-from normlens.papers.base import Evidence
-from normlens.papers.kobayashi2024.figures7_8_related_pairs import EXPERIMENT
-from normlens.papers.kobayashi2024.related_pairs.drawing import RELATED as RELATED_COLOUR
-from normlens.papers.kobayashi2024.related_pairs.figure8_histograms import histogram
-from normlens.papers.kobayashi2024.related_pairs.findings import ALL, OCCURRENCES, TYPES, verdicts
-from normlens.papers.kobayashi2024.related_pairs.pair_tables import LayerPairs, compared
-from normlens.papers.kobayashi2024.tables2_3_amplified_pairs import top_pairs
-from normlens.papers.settings import Settings
-from normlens.reports.base import Result
-from normlens.reports.published import Published
+from normlens.studies.papers import settings as published
+from normlens.studies.papers.feed_forward import top_pairs
+from normlens.studies.papers.pair_comparison import ALL, OCCURRENCES, TYPES, verdicts
+from normlens.studies.papers.pair_samples import LayerPairs, compared
+from normlens.studies.papers.related_pairs import FIGURES_7_8, histogram
+from normlens.studies.papers.related_pairs import RELATED as RELATED_COLOUR
+from normlens.studies.papers.settings import Evidence, Settings
+from normlens.studies.reports.contents import Result
+from normlens.studies.reports.words import Published
 
 duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
@@ -71,7 +69,7 @@ def evidence(run: Any, **settings: Any) -> Evidence:
 
 
 def work(run: Any, **settings: Any) -> Result:
-    found = EXPERIMENT.work(evidence(run, **settings))
+    found = FIGURES_7_8.work(evidence(run, **settings))
     assert found is not None
     return found
 
@@ -322,7 +320,7 @@ def test_tables_that_do_not_tell_pairs_of_one_subword(planted_run: FrameRun) -> 
         for name, frame in planted_run.frames.items()
     }
     with pytest.raises(InputError, match=r"do not tell pairs of one subword.* another --out$"):
-        EXPERIMENT.work(evidence(FrameRun(old)))
+        FIGURES_7_8.work(evidence(FrameRun(old)))
     found, expected = (work(one, others="unrelated") for one in (FrameRun(old), planted_run))
     for name, table in expected.tables.items():
         pd.testing.assert_frame_equal(table.frame, found.tables[name].frame)
@@ -332,10 +330,10 @@ def test_a_run_of_an_older_version_is_refused(planted_run: FrameRun) -> None:
     old = planted_run.frames["amplification_distance"].drop(columns="index")
     frames = planted_run.frames | {"amplification_distance": old}
     with pytest.raises(InputError, match=r"made by an older NormLens: .* no column 'index'"):
-        EXPERIMENT.work(evidence(FrameRun(frames)))
+        FIGURES_7_8.work(evidence(FrameRun(frames)))
     old = planted_run.frames["amplification_pairs"].drop(columns="relation")
     frames = planted_run.frames | {"amplification_pairs": old}
-    for work_of in (EXPERIMENT.work, top_pairs):
+    for work_of in (FIGURES_7_8.work, top_pairs):
         with pytest.raises(InputError, match=r"older NormLens.* no column 'relation'"):
             work_of(evidence(FrameRun(frames)))
 
@@ -517,15 +515,15 @@ def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test() -> None:
 )
 def test_nothing_to_compare(counts: dict[str, int]) -> None:
     nothing = run_of(pairs_frame({"word_outside_entity": [0.0]}, counts, reach={"other": 1}))
-    assert EXPERIMENT.work(evidence(nothing)) is None
+    assert FIGURES_7_8.work(evidence(nothing)) is None
 
 
 def test_no_tables() -> None:
     masked = FrameRun({"similarity": pd.DataFrame({"layer": [0]})})
-    assert EXPERIMENT.work(evidence(masked)) is None
+    assert FIGURES_7_8.work(evidence(masked)) is None
     empty = run_of(pairs_frame(PLANTED, COUNTS).iloc[:0])
-    assert EXPERIMENT.work(evidence(empty)) is None
-    assert EXPERIMENT.absent
+    assert FIGURES_7_8.work(evidence(empty)) is None
+    assert FIGURES_7_8.absent
 
 
 def test_far_pairs_are_matched_in_groups_where_no_distance_is_the_same() -> None:
@@ -694,7 +692,7 @@ def test_the_page_says_what_pairs_are_compared_with(planted_run: FrameRun, plant
     assert "of one and the same subword are left out on both sides (footnote 7)" in caption
     assert "left out among the others" in planted.tables["relations-ff-same_type"].caption
     assert "all pairs that are not of the kind" in planted.figures["relations-ff"].caption
-    assert "--others unrelated" in EXPERIMENT.method
+    assert "--others unrelated" in FIGURES_7_8.method
     variant = work(planted_run, others="unrelated")
     assert "--others unrelated" in variant.tables["relations-ff-same_word"].caption
     assert "of unrelated pairs at the same distance" in variant.figures["relations-ff"].caption

@@ -196,9 +196,9 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 
 #: Measures that run the model, behind commands of their own; their modules need torch.
 OF_MODEL = {
-    "faithfulness": "normlens.faithfulness.measure:FaithfulnessMeasure",
-    "ablation": "normlens.ablation.measure:AblationMeasure",
-    "alignment": "normlens.alignment.measure:AlignmentMeasure",
+    "faithfulness": "normlens.studies.faithfulness.measure:FaithfulnessMeasure",
+    "ablation": "normlens.studies.ablation.measure:AblationMeasure",
+    "alignment": "normlens.studies.alignment.align:AlignmentMeasure",
 }
 
 

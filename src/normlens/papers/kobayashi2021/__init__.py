@@ -1,1 +1,0 @@
-"""The tables and figures of Kobayashi et al. 2021, on residual connections and norms."""

@@ -1,1 +1,0 @@
-"""The tables and figures of Kobayashi et al. 2024, on feed-forward blocks."""

@@ -1,1 +1,0 @@
-"""Related pairs of tokens beside other pairs: samples, procedures, sentences and pictures."""

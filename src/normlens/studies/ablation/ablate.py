@@ -1,0 +1,204 @@
+"""From a model and data to a page: a first pass, a run of ablations, a run of maps, the report."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normlens.corpus.data.records import Data
+from normlens.corpus.data.spans import SHARE
+from normlens.corpus.runs.manifest import NAME
+from normlens.corpus.runs.options import parse_names
+from normlens.corpus.runs.paths import fixed_path, model_name
+from normlens.corpus.runs.progress import Progress
+from normlens.corpus.runs.results import Run
+from normlens.corpus.runs.runs import resume, run
+from normlens.lens import Lens
+from normlens.loading.load import load
+from normlens.options import check_keywords, shows_fields_of
+from normlens.studies.ablation.data import AblationData, open_ablation_data
+from normlens.studies.ablation.losses import Loss, choose_loss
+from normlens.studies.ablation.measure import AblationMeasure
+from normlens.studies.ablation.options import (
+    ABLATION,
+    CLASSES,
+    MAPS,
+    MASKED,
+    STATISTICS,
+    AblateOptions,
+    Told,
+    is_begun,
+    load_settings,
+    save_settings,
+)
+from normlens.studies.ablation.report.reporting import build_report
+from normlens.studies.ablation.statistics import Statistics, first_pass
+from normlens.studies.reports.words import NO_PAGE, check_packages
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from normlens._keywords import AblateKeywords, ExecutionKeywords
+    from normlens.lens import Lens
+
+# What an ablation will do, settled before anything long starts.
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The loss of an ablation, its data, and its measure, which may wait for statistics."""
+
+    loss: Loss
+    data: AblationData
+    measure: AblationMeasure
+    gathers: bool  # whether the measure needs the statistics of a first pass
+
+
+def prepare(lens: Lens, options: AblateOptions) -> Prepared:
+    """Choose the loss, open the data, and refuse what the model or the data does not have."""
+    loss = choose_loss(lens, options.loss, seed=options.seed)
+    data = open_ablation_data(options, loss.name)
+    column = data.extra[0] if data.extra else None
+    measure = AblationMeasure(
+        components=options.components,
+        kinds=options.kinds,
+        layers=options.layers,
+        draws=options.draws,
+        loss=loss.name,
+        label=column if loss.name == CLASSES else None,
+        score=None if loss.name == CLASSES else column,
+        apart=data.apart,
+        seed=options.seed,
+    )
+    gathers = any(ablation.needs_statistics for ablation in measure.planned(lens))
+    return Prepared(loss, data, measure, gathers)
+
+
+# From a model and data to a page: a first pass, a run of ablations, a run of maps, the report.
+
+
+#: What is measured of the maps. Pairs of subwords and samples are not read.
+_MAPS: dict[str, Any] = {
+    "measures": "similarity,amplification,norms",
+    "settings": {"amplification": {"keep": 1, "keep_other": 1, "subwords": False}},
+}
+
+
+@shows_fields_of(AblateOptions, without=("model", "data"))
+def ablate(
+    model: str | os.PathLike[str] | Lens,
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    page: bool = True,
+    progress: Progress | None = None,
+    execution: ExecutionKeywords | None = None,
+    **options: Unpack[AblateKeywords],
+) -> Path:
+    """What each component of a model is worth: ``ablate("smollm2", "wiki.valid.raw", "out")``.
+
+    Replaces components of the real model one by one, and compares the change of its loss with the
+    change of its maps. Gathers statistics in a first pass over other sequences, does or resumes the
+    runs of ablations and of maps in ``out/runs`` and builds the report; gives its path (without
+    `page`, the folder's: `normlens report` builds it there). `options` are fields of
+    `AblateOptions`, `execution` is how the runs are done (device, engine, workers, …). The same
+    call again goes on where an earlier one was stopped.
+    """
+    check_keywords(ablate, options)
+    if page:
+        check_packages(NO_PAGE)
+    progress, how = progress or Progress(), execution or {}
+    folder = Path(out)
+    asked = _options(model, data, options)
+    begun = is_begun(folder)
+    if begun:
+        asked.check_continues(load_settings(folder)[0])
+    open_ablation_data(asked)  # too few sequences are refused before a model is loaded
+    lens = _lens(model, asked, how)
+    prepared = prepare(lens, asked)
+    opened, loss, measure = prepared.data, prepared.loss, prepared.measure
+    save_settings(folder, asked, Told(loss.name, opened.note, opened.apart))
+    if prepared.gathers:
+        path = folder / STATISTICS
+        # Statistics belong to a run; without one they may be of weights that have changed since.
+        if not ((folder / ABLATION / NAME).is_file() and path.is_file()):
+            progress.say(f"the first pass reads {opened.note}")
+            first_pass(lens, loss, opened, asked, path, how.get("batch_size", "auto"))
+        digest = Statistics.load(path).digest
+        measure = replace(measure, digest=digest, statistics=str(path.absolute()))
+    here = (how.get("engine", "local"), how.get("workers", 1)) == ("local", 1)
+    runs = _Runs(folder, asked, lens if here else model, here, how, progress)
+    progress.say(f"ablations: {folder / ABLATION}")
+    runs.do(ABLATION, opened.measured, measures=[measure], extra_columns=opened.extra)
+    progress.say(f"maps of the same sequences: {folder / MAPS}")
+    runs.do(MAPS, opened.of_maps, mask=SHARE if loss.name == MASKED else None, **_MAPS)
+    if not page:
+        return folder
+    progress.say("building the report")
+    return build_report(folder)
+
+
+def _options(
+    model: str | os.PathLike[str] | Lens, data: str | os.PathLike[str], given: AblateKeywords
+) -> AblateOptions:
+    named = dict[str, Any](given)
+    for name in ("components", "kinds"):
+        if named.get(name) is not None:
+            named[name] = parse_names(named[name])
+    if named.get("reference") is not None:
+        named["reference"] = fixed_path(named["reference"])
+    return AblateOptions(model=model_name(model), data=fixed_path(data), **named)
+
+
+def _lens(
+    model: str | os.PathLike[str] | Lens, options: AblateOptions, how: ExecutionKeywords
+) -> Lens:
+    if not isinstance(model, (str, os.PathLike)):
+        return model
+    return load(
+        options.model,
+        device=how.get("device", "auto"),
+        dtype=how.get("dtype", "auto"),
+        revision=options.revision,
+        trust_remote_code=how.get("trust_remote_code", False),
+    )
+
+
+class _Runs:
+    """The two runs of a folder, which have everything in common but data and measures."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: AblateOptions,
+        model: str | os.PathLike[str] | Lens,
+        here: bool,
+        how: ExecutionKeywords,
+        progress: Progress,
+    ):
+        self.folder, self.options, self.model, self.progress = folder, options, model, progress
+        self.here = here
+        # The lens is loaded already, unless other processes load their own.
+        of_the_lens = ("device", "dtype", "trust_remote_code") if here else ()
+        self.how: Any = {name: value for name, value in how.items() if name not in of_the_lens}
+
+    def do(self, name: str, data: Data, **options: Any) -> Run:
+        """Do a run, or finish one that was begun."""
+        place = self.folder / name
+        if (place / NAME).is_file():
+            return resume(
+                place, model=self.model, data=data, progress=self.progress, **options, **self.how
+            )
+        return run(
+            self.model,
+            data,
+            place,
+            progress=self.progress,
+            max_length=self.options.max_length,
+            seed=self.options.seed,
+            revision=None if self.here else self.options.revision,
+            **options,
+            **self.how,
+        )

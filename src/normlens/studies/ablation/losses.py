@@ -1,0 +1,539 @@
+"""Losses: what is asked of a model about a sequence, and what is made of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlens import layers
+from normlens.corpus.data.spans import EncodedRecord, mask_tokens
+from normlens.errors import InputError, UnsupportedModelError
+from normlens.explain.rollouts import cosine_distance
+from normlens.explain.whole_vectors import through_steps
+from normlens.inputs.text import Encoded
+from normlens.layers import FIRST, LAST, MEAN, SEQUENCES, Head
+from normlens.models.base import NoHead, read_head
+from normlens.models.unwrapping import check_weights, explain_failure
+from normlens.pipeline.batches import SCORE_TOLERANCE
+from normlens.studies.ablation.options import AUTO, CLASSES, DRIFT, MASKED, NEXT_TOKEN
+from normlens.trace.locking import exclusive, other_forwards
+from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+# What is asked of the model about one sequence, and what a loss says of the answer.
+
+
+@dataclass(frozen=True)
+class Question:
+    """One sequence as a loss has the model read it; the same for all ablations.
+
+    `key` names the sequence in the data: masks and resampling depend on it.
+    """
+
+    key: str
+    encoded: Encoded
+    places: tuple[int, ...] = ()  # the positions whose scores are read
+    targets: tuple[int, ...] = ()  # the token at each of them, or one class
+    second: Encoded | None = None  # the other text of a pair, which is run by itself
+
+    @property
+    def texts(self) -> tuple[Encoded, ...]:
+        """The texts to run."""
+        return (self.encoded,) if self.second is None else (self.encoded, self.second)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """A name for each text."""
+        return (self.key,) if self.second is None else (self.key, f"{self.key}\nsecond")
+
+    @property
+    def parts(self) -> tuple[Question, ...]:
+        """The same about each text of a pair by itself."""
+        if self.second is None:
+            return (self,)
+        return tuple(Question(key, text) for key, text in zip(self.keys, self.texts, strict=True))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The loss of one sequence, which is a mean over `count` tokens (or classes, or vectors).
+
+    It is NaN or infinite where the values of an ablated model overflow.
+    """
+
+    loss: float
+    count: int
+    cosine: float | None = None  # of a pair's two vectors
+
+
+# Passes of a model as it stands: through its body, and from there through its head.
+
+
+T = TypeVar("T")
+
+
+def model_ready(lens: Lens, work: Callable[[], T]) -> T:
+    """Call `work` while no other thread uses the model, in evaluation mode and without autograd."""
+    whole: nn.Module = lens.adapter.whole
+    chunked = any(
+        getattr(block, "chunk_size_feed_forward", 0) or 0 for block in lens.adapter.blocks()
+    )
+    if chunked:
+        raise InputError(
+            "this model runs its feed-forward blocks in chunks; set chunk_size_feed_forward to 0 "
+            "in its configuration and load it again"
+        )
+
+    def ready() -> T:
+        with without_autocast(lens.device), reading(whole, lens.adapter):
+            check_weights(lens.model, lens.layers)
+            return work()
+
+    return exclusive(whole, ready)
+
+
+def body_pass(lens: Lens, inputs: Mapping[str, Tensor]) -> Any:
+    """What the model without its head returns. For use inside `model_ready`."""
+    model = lens.adapter.model
+    try:
+        return model(**inputs, **plain_options(model))
+    except RuntimeError as error:
+        explain_failure(model, error)
+        raise
+
+
+def last_vectors(output: Any) -> Tensor:
+    """The vectors behind the last layer and the body's end, (b, i, d)."""
+    return output[0]
+
+
+def head_pass(
+    whole: nn.Module, bodies: Sequence[nn.Module], output: Any, inputs: Mapping[str, Tensor]
+) -> Any:
+    """What the whole model returns where its body returns `output`. For use inside `model_ready`.
+
+    The head is the model's code with all that it does to its scores (soft caps, transforms).
+    """
+    with other_forwards(dict.fromkeys(bodies, lambda _: lambda *__, **___: output)):
+        return whole(**inputs, **plain_options(whole))
+
+
+def bodies_of(lens: Lens) -> list[nn.Module]:
+    """The body, and those of its parts that hold all layers: OPT's head calls such a part."""
+    blocks = set(lens.adapter.blocks())
+    return [
+        module
+        for module in lens.adapter.model.modules()
+        if not isinstance(module, nn.ModuleList) and blocks <= set(module.modules()) - {module}
+    ]
+
+
+def with_vectors(output: Any, vectors: Tensor) -> Any:
+    """What a body returned, with other last vectors and nothing else that depends on tokens."""
+    if isinstance(output, tuple):
+        return (vectors, *([None] * (len(output) - 1)))
+    return type(output)(last_hidden_state=vectors)
+
+
+# What every loss does: ask a question about a sequence, read the answer, judge it.
+
+
+class Loss:
+    """One loss of one model."""
+
+    name: ClassVar[str]
+
+    def __init__(self, lens: Lens, *, seed: int = 0):
+        """Refuse a model that does not have this loss."""
+        self.lens, self.seed = lens, seed
+
+    def question(
+        self,
+        encoded: Encoded,
+        key: str,
+        *,
+        label: str | int | None = None,
+        second: Encoded | None = None,
+    ) -> Question:
+        """What is asked about a sequence; raises an InputError where it has no such loss."""
+        raise NotImplementedError
+
+    def read(
+        self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
+    ) -> list[Tensor]:
+        """The answers in what the body returned for these inputs, one for each question.
+
+        For use inside `normlens.studies.ablation.losses.model_ready`.
+        """
+        raise NotImplementedError
+
+    def check(self, question: Question) -> None:
+        """Raise unless the model, run whole on this sequence, gives the same answer.
+
+        For use inside `normlens.studies.ablation.losses.model_ready`.
+        """
+
+    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
+        """The loss of an answer, and what it is the mean over; `intact` is the intact model's."""
+        raise NotImplementedError
+
+
+class ScoreLoss(Loss):
+    """A loss of scores, which the model's head gives from what its body returned."""
+
+    def __init__(self, lens: Lens, *, seed: int = 0):
+        super().__init__(lens, seed=seed)
+        self._bodies = bodies_of(lens)
+
+    def scores(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
+        """The scores that the model gives where its body returns `output`."""
+        return scores_of(head_pass(self.lens.adapter.whole, self._bodies, output, inputs))
+
+    def from_scores(self, question: Question, scores: Tensor) -> Tensor:
+        """The answer in the scores that the whole model returns for one sequence."""
+        raise NotImplementedError
+
+    def check(self, question: Question) -> None:
+        lens, whole = self.lens, self.lens.adapter.whole
+        inputs = model_inputs(lens.adapter, question.texts, lens.device)
+        expected = self.from_scores(question, scores_of(whole(**inputs, **plain_options(whole))))
+        [answer] = self.read([question], inputs, body_pass(lens, inputs))
+        error = float((answer - expected).abs() / expected.abs().clamp_min(1))
+        tolerance = SCORE_TOLERANCE[lens.dtype]
+        if not error <= tolerance:
+            raise UnsupportedModelError(
+                f"the head of {lens.name}, run behind its body, misses the whole model's loss by "
+                f"{error:.1e} (tolerance {tolerance:.0e}); its scores need more than the body's "
+                "vectors"
+            )
+
+
+def scores_of(answered: Any) -> Tensor:
+    """The scores in what a model returned."""
+    for name in ("logits", "prediction_logits"):
+        scores = getattr(answered, name, None)
+        if scores is not None:
+            return scores
+    return answered[0]
+
+
+def head_of(lens: Lens, task: str, loss: str) -> Head:
+    """The model's head, which must be one of this task."""
+    try:
+        head = read_head(lens.adapter)
+    except NoHead:
+        raise InputError(
+            f"the loss {loss!r} is that of a {task}, and {lens.name} has no head; ask for the "
+            "drift of its vectors (drift), or load a model with a head"
+        ) from None
+    if head.task != task:
+        raise InputError(
+            f"the loss {loss!r} is that of a {task}, and {lens.name} is a {head.task}; leave the "
+            "loss out to have its own"
+        )
+    return head
+
+
+# Losses of language models: the negative log-likelihood of tokens.
+
+
+#: Bytes of scores that are held at once.
+SCORES_LIMIT = 1 << 28
+
+
+class TokenLoss(ScoreLoss):
+    """The mean negative log-likelihood of a sequence's targets."""
+
+    def read(
+        self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
+    ) -> list[Tensor]:
+        y = last_vectors(output)
+        rows = [b for b, question in enumerate(questions) for _ in question.places]
+        places = [place for question in questions for place in question.places]
+        targets = [target for question in questions for target in question.targets]
+        index = torch.tensor([rows, places, targets], device=y.device)
+        # Heads of language models act on every vector by itself, so only those that are asked for
+        # need their scores.
+        vectors = y[index[0], index[1]]
+        losses = [
+            self._losses(output, part, aims)
+            for part, aims in zip(
+                vectors.split(self._at_once()), index[2].split(self._at_once()), strict=True
+            )
+        ]
+        counts = [len(question.places) for question in questions]
+        return [part.mean() for part in torch.cat(losses).cpu().split(counts)]
+
+    def from_scores(self, question: Question, scores: Tensor) -> Tensor:
+        targets = torch.tensor(question.targets, device=scores.device)
+        return negative_log_likelihood(scores[0, list(question.places)], targets).mean()
+
+    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
+        return Outcome(float(answer), len(question.places))
+
+    def _losses(self, output: Any, vectors: Tensor, targets: Tensor) -> Tensor:
+        """−log p(target) of each vector, in float64."""
+        inputs = {
+            "input_ids": targets[None],
+            "attention_mask": torch.ones_like(targets[None]),
+        }
+        scores = self.scores(with_vectors(output, vectors[None]), inputs)  # (1, token, word)
+        return negative_log_likelihood(scores[0], targets)
+
+    def _at_once(self) -> int:
+        words = self.lens.adapter.config.vocab_size
+        # Scores in the model's precision and in float64, and what the logarithm needs.
+        return max(1, SCORES_LIMIT // (words * (self.lens.dtype.itemsize + 24)))
+
+
+class NextTokenLoss(TokenLoss):
+    """−log p(token i + 1 | tokens up to i), at every position but the last."""
+
+    name = NEXT_TOKEN
+
+    def __init__(self, lens: Lens, *, seed: int = 0):
+        super().__init__(lens, seed=seed)
+        head_of(lens, layers.CAUSAL, self.name)
+        if not lens.causal:
+            raise InputError(
+                f"{lens.name} looks ahead, so it does not predict the next token; ask for the "
+                "drift of its vectors (drift)"
+            )
+
+    def question(
+        self,
+        encoded: Encoded,
+        key: str,
+        *,
+        label: str | int | None = None,
+        second: Encoded | None = None,
+    ) -> Question:
+        if len(encoded) < 2:
+            raise InputError("one token alone has no next token")
+        places = tuple(range(len(encoded) - 1))
+        return Question(key, encoded, places, tuple(encoded.ids[1:]))
+
+
+class MaskedLoss(TokenLoss):
+    """−log p(token) at the masked positions, given all others."""
+
+    name = MASKED
+
+    def __init__(self, lens: Lens, *, seed: int = 0):
+        super().__init__(lens, seed=seed)
+        head_of(lens, layers.MASKED, self.name)
+        if getattr(lens.tokenizer, "mask_token_id", None) is None:
+            raise InputError(
+                f"the loss {self.name!r} needs a tokenizer with a mask token; load {lens.name} "
+                "with its own"
+            )
+
+    def question(
+        self,
+        encoded: Encoded,
+        key: str,
+        *,
+        label: str | int | None = None,
+        second: Encoded | None = None,
+    ) -> Question:
+        copied = {item.name: getattr(encoded, item.name) for item in fields(Encoded)}
+        masked = mask_tokens(EncodedRecord(**copied, id=key), self.lens.tokenizer, seed=self.seed)
+        places = tuple(
+            place for place, token in enumerate(encoded.ids) if masked.ids[place] != token
+        )
+        if not places:
+            raise InputError("there is no ordinary token that could be masked")
+        return Question(key, masked, places, tuple(encoded.ids[place] for place in places))
+
+
+def negative_log_likelihood(scores: Tensor, targets: Tensor) -> Tensor:
+    """−log softmax(scores)[target] in float64, of scores (token, word)."""
+    wide = scores.double()
+    return wide.logsumexp(-1) - wide.gather(1, targets[:, None])[:, 0]
+
+
+# Losses of whole sequences: of their class, and of their one vector.
+
+
+class ClassLoss(ScoreLoss):
+    """−log p(label) of a classifier whose classes exclude each other."""
+
+    name = CLASSES
+
+    def __init__(self, lens: Lens, *, seed: int = 0):
+        super().__init__(lens, seed=seed)
+        head = head_of(lens, SEQUENCES, self.name)
+        classes = 0 if head.output is None else head.output.weight.shape[1]
+        if not head.exclusive or classes < 2:
+            raise InputError(
+                f"{lens.name} does not choose one of several classes, so it has no such loss; ask "
+                "for the drift of its vectors (drift)"
+            )
+        self._labels = {name: index for index, name in head.labels.items()}
+        self._classes = classes
+
+    def question(
+        self,
+        encoded: Encoded,
+        key: str,
+        *,
+        label: str | int | None = None,
+        second: Encoded | None = None,
+    ) -> Question:
+        if label is None:
+            raise InputError("it has no label; the data need one for each sequence")
+        return Question(key, encoded, targets=(self._class(label),))
+
+    def read(
+        self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
+    ) -> list[Tensor]:
+        scores = self._class_scores(inputs, output)  # (b, class)
+        targets = torch.tensor([question.targets[0] for question in questions])
+        return list(negative_log_likelihood(scores, targets.to(scores.device)).cpu())
+
+    def from_scores(self, question: Question, scores: Tensor) -> Tensor:
+        targets = torch.tensor(question.targets, device=scores.device)
+        return negative_log_likelihood(scores, targets)[0]
+
+    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
+        return Outcome(float(answer), 1)
+
+    def _class_scores(self, inputs: dict[str, Tensor], output: Any) -> Tensor:
+        config, size = self.lens.adapter.whole.config, len(inputs["input_ids"])
+        if size == 1 or getattr(config, "pad_token_id", None) is not None:
+            return self.scores(output, inputs)
+        # A decoder without a padding token cannot tell where padded sequences end.
+        lengths = inputs["attention_mask"].sum(1).tolist()
+        rows = []
+        for b, n in enumerate(lengths):
+            alone = {name: values[b : b + 1, :n] for name, values in inputs.items()}
+            rows.append(self.scores(_row(output, b, n), alone))
+        return torch.cat(rows)
+
+    def _class(self, label: str | int) -> int:
+        if label in self._labels:
+            return self._labels[str(label)]
+        try:
+            number = int(label)
+        except ValueError:
+            number = -1
+        if not 0 <= number < self._classes:
+            raise InputError(
+                f"unknown label {label!r}; the classes of {self.lens.name} are "
+                f"{', '.join(self._labels) or f'0 to {self._classes - 1}'}"
+            )
+        return number
+
+
+class DriftLoss(Loss):
+    """How far a sentence's vector turns from the intact model's, and the cosine of a pair.
+
+    A text's vectors become one as the model's sentence-transformers files say, or by their mean.
+    """
+
+    name = DRIFT
+
+    def __init__(self, lens: Lens, *, seed: int = 0):
+        super().__init__(lens, seed=seed)
+        self._head = lens.pooling.head(lens.adapter.end(), lens.device).to(torch.float64)
+
+    def question(
+        self,
+        encoded: Encoded,
+        key: str,
+        *,
+        label: str | int | None = None,
+        second: Encoded | None = None,
+    ) -> Question:
+        return Question(key, encoded, second=second)
+
+    def read(
+        self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
+    ) -> list[Tensor]:
+        y = last_vectors(output)
+        texts = [text for question in questions for text in question.texts]
+        vectors = torch.stack([self._vector(y[b], len(text)) for b, text in enumerate(texts)]).cpu()
+        return list(vectors.split([len(question.texts) for question in questions]))
+
+    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
+        drift = cosine_distance(answer, intact).mean()
+        if question.second is None:
+            return Outcome(float(drift), 1)
+        cosine = F.cosine_similarity(answer[0], answer[1], dim=0)
+        return Outcome(float(drift), 2, float(cosine))
+
+    def _vector(self, y: Tensor, n: int) -> Tensor:
+        read = {MEAN: slice(0, n), FIRST: slice(0, 1), LAST: slice(n - 1, n)}[self._head.reads]
+        return through_steps(self._head.steps, y[read].double().mean(0))
+
+
+def _row(output: Any, b: int, n: int) -> Any:
+    """One row of what a body returned, without its padding."""
+    if isinstance(output, tuple):
+        return (output[0][b : b + 1, :n], *output[1:])
+    pooled = getattr(output, "pooler_output", None)
+    others = {} if pooled is None else {"pooler_output": pooled[b : b + 1]}
+    return type(output)(last_hidden_state=output[0][b : b + 1, :n], **others)
+
+
+# Losses by name: which one a model has, chosen by its head.
+#
+# | name | loss of a sequence | model |
+# |---|---|---|
+# | next-token | mean −log p(next token), special tokens included | causal language model |
+# | masked | mean −log p(token) at seeded masks, 12 % of ordinary tokens | masked language model |
+# | classes | −log p(label) | sequence classifier |
+# | drift | 1 − cos(vector, vector of the intact model), the mean of a pair | any body |
+#
+# Scores are those that the model computes, logarithms are taken in float64.
+
+
+LOSSES: dict[str, type[Loss]] = {
+    loss.name: loss for loss in (NextTokenLoss, MaskedLoss, ClassLoss, DriftLoss)
+}
+_BY_TASK = {
+    layers.CAUSAL: NextTokenLoss,
+    layers.MASKED: MaskedLoss,
+    layers.SEQUENCES: ClassLoss,
+}
+
+
+def choose_loss(lens: Lens, name: str = AUTO, *, seed: int = 0) -> Loss:
+    """The loss of this name; "auto" is that of the model's head, or drift where it has none.
+
+    A loss that the model does not have is refused in one line.
+    """
+    if any(layer.by_source for layer in lens.layers):
+        raise UnsupportedModelError(
+            f"ablations are not written for layers like those of {lens.name}, with several "
+            "feed-forward blocks or a bottleneck"
+        )
+    if lens.two_stacks:
+        raise UnsupportedModelError(
+            f"{lens.name} is an encoder–decoder; ablations measure losses of models that read one "
+            "sequence"
+        )
+    if name != AUTO and name not in LOSSES:
+        raise InputError(f"unknown loss {name!r}; choose one of: {', '.join((AUTO, *LOSSES))}")
+    kind = LOSSES[_loss_of(lens) if name == AUTO else name]
+    return kind(lens, seed=seed)
+
+
+def _loss_of(lens: Lens) -> str:
+    try:
+        task = read_head(lens.adapter).task
+    except NoHead:
+        return DriftLoss.name
+    if task not in _BY_TASK:
+        raise InputError(
+            f"there is no loss for {lens.name}, a {task}; ask for the drift of its vectors "
+            f"({DriftLoss.name})"
+        )
+    return _BY_TASK[task].name

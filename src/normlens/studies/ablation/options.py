@@ -1,0 +1,399 @@
+"""What an ablation is asked for: the vocabulary, the options, and the folder of its results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.corpus.runs.folder_base import TEMPORARY
+from normlens.corpus.runs.manifest import NAME
+from normlens.corpus.runs.options import parse_names
+from normlens.corpus.runs.results import Run
+from normlens.errors import (
+    InputError,
+    OptionError,
+    OutputError,
+    check_choice,
+    listed,
+    parse_json,
+    system_reason,
+)
+from normlens.options import (
+    FROM_ZERO,
+    REVISION,
+    LayerRanges,
+    Option,
+    at_least_one,
+    parse_layers,
+    whole,
+)
+from normlens.scopes import layers_in_words
+
+# The vocabulary of ablations: which component, replaced in what way, in which layers.
+#
+# Components have the names of their layer's steps (`normlens.layers.Layer.step_names`): ``ATTN``,
+# ``FF``, ``RES1``, ``RES2``, ``LN1``, ``LN2``, and in brackets what stands before the attention,
+# ``(LN)``. ``(LN)FF`` is the norm that a parallel feed-forward block has for itself; where it
+# shares the attention's, both read what replaces ``(LN)``. ``LAYER`` is the whole layer: *zero*
+# hands its input on, while *mean* and *resample* replace its whole output, the residual stream
+# included. Nothing here needs torch.
+
+
+LAYER = "LAYER"
+#: The component of the model as it is, to which every ablation is compared.
+INTACT = "intact"
+#: The norm that a parallel feed-forward block has for itself.
+PARALLEL_NORM = "(LN)FF"
+
+# Of a block (ATTN, CROSS, FF), a whole layer, or the vector that a residual connection adds.
+ZERO, MEAN, RESAMPLE = "zero", "mean", "resample"
+VECTOR_KINDS = (ZERO, MEAN, RESAMPLE)
+
+# Of a norm.
+FROZEN_SIGMA, NO_AFFINE, LEFT_OUT = "frozen-sigma", "no-affine", "left-out"
+NORM_KINDS = (FROZEN_SIGMA, NO_AFFINE, LEFT_OUT)
+
+# Of some dimensions of the norm behind the feed-forward block, and of as many random ones.
+LOWEST_GAMMA, OUTLIERS = "lowest-gamma", "outliers"
+RANDOM_LOWEST_GAMMA, RANDOM_OUTLIERS = "random-lowest-gamma", "random-outliers"
+SPECIAL_KINDS = (LOWEST_GAMMA, OUTLIERS)
+#: The control of each kind of special dimensions.
+CONTROLS = {LOWEST_GAMMA: RANDOM_LOWEST_GAMMA, OUTLIERS: RANDOM_OUTLIERS}
+DIMENSION_KINDS = (*SPECIAL_KINDS, *CONTROLS.values())
+
+KINDS = (*VECTOR_KINDS, *NORM_KINDS, *DIMENSION_KINDS)
+#: Kinds that need what a first pass over other data has gathered.
+GATHERED_KINDS = (MEAN, RESAMPLE, FROZEN_SIGMA)
+#: Random draws of dimensions for each kind of special ones.
+DRAWS = 20
+
+
+def is_norm(component: str) -> bool:
+    """Whether a component's name is that of a norm."""
+    return "LN" in component
+
+
+def is_residual(component: str) -> bool:
+    """Whether a component's name is that of a residual connection."""
+    return component.startswith("RES")
+
+
+def kinds_of(component: str) -> tuple[str, ...]:
+    """The ways in which a component of this name can be replaced.
+
+    `DIMENSION_KINDS` are only for the norm behind the feed-forward block.
+    """
+    return (*NORM_KINDS, *DIMENSION_KINDS) if is_norm(component) else VECTOR_KINDS
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One component, replaced in one way, in one layer or in several at once."""
+
+    component: str
+    kind: str
+    layers: tuple[int, ...]
+    draw: int | None = None  # of random dimensions, counted from 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in kinds_of(self.component):
+            raise InputError(
+                f"{self.component} cannot be ablated by {self.kind!r}; choose one of: "
+                f"{', '.join(kinds_of(self.component))}"
+            )
+        if not self.layers or tuple(sorted(set(self.layers))) != self.layers or self.layers[0] < 0:
+            raise InputError(
+                f"an ablation needs its layers in ascending order, each once, not {self.layers}"
+            )
+        if (self.draw is not None) != (self.kind in CONTROLS.values()):
+            raise InputError(f"a draw belongs to the kinds {', '.join(CONTROLS.values())} alone")
+
+    @property
+    def first(self) -> int:
+        """The first layer that it touches."""
+        return self.layers[0]
+
+    @property
+    def layer(self) -> int | None:
+        """Its layer; None where there are several."""
+        return self.layers[0] if len(self.layers) == 1 else None
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether it needs what a first pass over other data has gathered."""
+        return self.kind in GATHERED_KINDS
+
+    def __str__(self) -> str:
+        draw = "" if self.draw is None else f" (draw {self.draw})"
+        return f"{self.component} {self.kind}{draw} in {layers_in_words(self.layers)}"
+
+
+# The names of losses; nothing here needs torch.
+
+
+NEXT_TOKEN, MASKED, CLASSES, DRIFT = "next-token", "masked", "classes", "drift"
+#: The loss of the model's head.
+AUTO = "auto"
+NAMES = (AUTO, NEXT_TOKEN, MASKED, CLASSES, DRIFT)
+
+
+# What an ablation is asked for: what its numbers depend on, model and data included.
+
+
+EACH, ALL = "each", "all"
+#: Sequences of the first pass where no other data is named, and the part of the data that they may
+#: be at most.
+REFERENCE, LARGEST_PART = 256, 5
+#: Fewer sequences have no interval that would mean anything.
+FEWEST = 10
+FEWEST_RESAMPLES = 100
+#: Options that only change what is made of the runs.
+_OF_THE_REPORT = ("resamples",)
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """Which layers are ablated (None: all): each alone, all of them together, or both."""
+
+    layers: LayerRanges | None
+    each: bool
+    together: bool
+
+
+def parse_layer_choice(text: str) -> LayerChoice:
+    """``"each"``, ``"all"``, ``"0,3-5"``, or layers and a word: ``"0,3-5,all"``.
+
+    The words say how (each layer alone, all of them at once; both without a word), the numbers
+    say which layers.
+    """
+    parts = [part.strip().lower() for part in text.split(",")]
+    words = [part for part in parts if part in (EACH, ALL)]
+    numbers = [part for part in parts if part not in (EACH, ALL)]
+    try:
+        layers = parse_layers(",".join(numbers)) if numbers else None
+    except InputError as error:
+        raise OptionError(
+            "layers",
+            f"cannot read {{option}} {text!r}; write for example each, all, 0,3-5 or 0,3-5,all "
+            f"({FROM_ZERO})",
+        ) from error
+    return LayerChoice(layers, EACH in words or not words, ALL in words or not words)
+
+
+@dataclass(frozen=True)
+class AblateOptions:
+    """Everything that the numbers of an ablation depend on, model and data included.
+
+    - `components` and `kinds` (None: all that the model has) and `layers` choose ablations; `draws`
+      random dimensions stand beside each kind of special ones.
+    - `loss` is that of the model's head by default: next-token NLL, masked NLL, the classifier's
+      loss, or without a head the drift of the sentence vector. `label` and `score` are columns of
+      the data with right classes and gold scores.
+    - `reference` is data for the first pass, which gathers means, deviations and vectors to draw
+      from. By default the first `reference_size` sequences of the data, but no more than a fifth of
+      it, are set apart for it and not measured.
+    - `limit`, `max_length`, `column`, `pair_column` and `paragraphs` say how data is read, as in a
+      run.
+    """
+
+    model: str
+    data: str
+    components: tuple[str, ...] | None = Option(
+        "Some of ATTN, FF, LAYER, RES1, RES2, LN1, LN2, … as the layers have them, separated by "
+        "commas. Default: all.",
+        metavar="LIST",
+        typed=str,
+        parse=parse_names,
+        takes="str | Sequence[str] | None",
+    ).field(None)
+    kinds: tuple[str, ...] | None = Option(
+        f"Some of {', '.join(kind for kind in KINDS if kind not in CONTROLS.values())}, separated "
+        "by commas. Default: all.",
+        metavar="LIST",
+        typed=str,
+        parse=parse_names,
+        takes="str | Sequence[str] | None",
+    ).field(None)
+    layers: str = Option(
+        f"each (every layer alone), all (at once), layers such as 0,3-5, or layers and a word; "
+        f"{FROM_ZERO}.",
+        metavar="LIST",
+    ).field(f"{EACH},{ALL}")
+    loss: str = Option(f"{listed(NAMES, 'or')}.", metavar="NAME").field(AUTO)
+    label: str | None = Option(
+        "The column of right classes, for a classifier's loss. Default: label.", metavar="NAME"
+    ).field(None)
+    score: str | None = Option(
+        "The column of gold scores of pairs, for a sentence encoder. Default: score, where there "
+        "is one.",
+        metavar="NAME",
+    ).field(None)
+    reference: str | None = Option(
+        "Other data for the first pass. Default: the first sequences of the data, set apart.",
+        metavar="DATA",
+    ).field(None)
+    reference_size: int = Option(
+        "Sequences of the first pass; at most a fifth of the data, where they are taken from it.",
+        metavar="N",
+    ).field(REFERENCE)
+    draws: int = Option("Random draws of dimensions beside the special ones.", metavar="N").field(
+        DRAWS
+    )
+    seed: int = Option("Of masks, draws and resamples.", metavar="N").field(0)
+    resamples: int = Option("Of every bootstrap.", metavar="N").field(10_000)
+    revision: str | None = REVISION.field(None)
+    limit: int | None = None
+    max_length: int = 128
+    column: str | None = None
+    pair_column: str | None = None
+    paragraphs: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice(self.loss, NAMES, "loss")
+        parse_layer_choice(self.layers)
+        for kind in self.kinds or ():
+            if kind not in KINDS:
+                choices = ", ".join(KINDS)
+                raise OptionError(
+                    "kinds", f"unknown {{option}} {kind!r}; choose some of: {choices}"
+                )
+        for name in ("components", "kinds"):
+            if getattr(self, name) == ():
+                raise OptionError(name, "{option} names nothing; leave it out to take all")
+        for name in ("reference_size", "draws", "max_length", "limit"):
+            if (value := getattr(self, name)) is not None:
+                at_least_one(value, name)
+        whole(self.seed, "seed")
+        if whole(self.resamples, "resamples") < FEWEST_RESAMPLES:
+            raise OptionError(
+                "resamples",
+                f"{{option}} must be at least {FEWEST_RESAMPLES}, not {self.resamples}",
+            )
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a kind may be among the ablations that needs a first pass over other data."""
+        return any(kind in GATHERED_KINDS for kind in self.kinds or KINDS)
+
+    def check_continues(self, other: AblateOptions) -> None:
+        """Refuse to go on with other options than those that a folder's runs were begun with."""
+        for item in fields(self):
+            then, now = getattr(other, item.name), getattr(self, item.name)
+            if item.name not in _OF_THE_REPORT and then != now:
+                raise InputError(
+                    f"the folder holds results with {item.name.replace('_', ' ')} {then!r}, not "
+                    f"{now!r}; choose another --out"
+                )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, contents: dict[str, Any]) -> AblateOptions:
+        names = {item.name for item in fields(cls)}
+        values = {name: value for name, value in contents.items() if name in names}
+        for name in ("components", "kinds"):
+            if values.get(name) is not None:
+                values[name] = tuple(values[name])
+        return cls(**values)
+
+
+# Seeded draws that depend on what they are for, and on nothing else.
+
+
+def draws(count: int, *purpose: object) -> NDArray[np.uint64]:
+    """The first `count` numbers of the random stream of this purpose.
+
+    NumPy promises the raw stream of a bit generator for good. A longer draw begins with the shorter
+    one, so the number at a position does not depend on a sequence's padding.
+    """
+    digest = hashlib.sha256("\n".join(map(str, purpose)).encode()).digest()
+    generator = np.random.PCG64(int.from_bytes(digest, "big"))
+    return np.asarray(generator.random_raw(count), dtype=np.uint64)
+
+
+def chosen(count: int, pool: int, *purpose: object) -> NDArray[np.intp]:
+    """`count` different numbers below `pool`, in ascending order."""
+    return np.sort(np.argsort(draws(pool, *purpose), kind="stable")[:count])
+
+
+# The folder of an ablation: its settings, the statistics of the first pass, its two runs.
+
+
+SETTINGS = "settings.json"
+#: What a settings file says it is of, so that a report is built by the right room.
+KIND = "ablation"
+STATISTICS = "statistics.safetensors"
+ABLATION, MAPS = "runs/ablation", "runs/maps"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a report says about the making of the numbers."""
+
+    loss: str
+    reference: str  # what the first pass read, in words
+    apart: bool  # pairs of texts were run text by text
+
+
+def save_settings(folder: Path, options: AblateOptions, told: Told) -> None:
+    """Write the settings, the whole file or none of it."""
+    contents = {"report": KIND, "options": options.as_json(), "told": vars(told)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f"{SETTINGS}{TEMPORARY}"
+        temporary.write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        temporary.replace(folder / SETTINGS)
+    except OSError as error:
+        raise OutputError(f"cannot write to {str(folder)!r}: {system_reason(error)}") from error
+
+
+def load_settings(folder: str | os.PathLike[str]) -> tuple[AblateOptions, Told]:
+    """Read the settings of a folder that `ablate` has made."""
+    path = Path(folder) / SETTINGS
+    if not path.is_file():
+        raise InputError(
+            f"{str(folder)!r} holds no ablation; make one with: normlens ablate --model … --data … "
+            f"--out {folder}"
+        )
+    try:
+        contents: Any = parse_json(path.read_text("utf-8"))
+        if contents.get("report") != KIND:
+            raise InputError(f"{str(folder)!r} holds results of another command; give a new --out")
+        return AblateOptions.from_json(contents["options"]), Told(**contents["told"])
+    except InputError:
+        raise
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise InputError(f"{str(path)!r} is damaged: {error}") from error
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether the folder holds an ablation; one with other files is refused."""
+    if (folder / SETTINGS).is_file():
+        return True
+    if folder.is_dir() and any(folder.iterdir()):
+        raise OutputError(f"{str(folder)!r} holds other files; give --out a new folder")
+    return False
+
+
+def finished_run(folder: Path, name: str) -> Run:
+    """Open one of the two runs; one that is not finished is refused."""
+    path = folder / name
+    again = "run the same normlens ablate again to go on"
+    if not (path / NAME).is_file():
+        raise InputError(f"{str(folder)!r} holds no {name}; {again}")
+    run = Run.open(path)
+    status = run.status()
+    if not status.complete:
+        raise InputError(
+            f"{str(path)!r} is not finished ({status.done} of {status.sequences} sequences); "
+            + again
+        )
+    return run

@@ -1,0 +1,347 @@
+"""``normlens.align``: words of a source and its target, linked by a decoder's maps."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from normlens.corpus.data.readers import open_data
+from normlens.corpus.data.records import Data, Record
+from normlens.corpus.data.text_files import SEPARATOR, split_pair
+from normlens.corpus.measures.base import BoundMeasure, Item, ModelMeasure, Needs
+from normlens.corpus.runs.folder import open_folder
+from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.manifest import NAME as MANIFEST
+from normlens.corpus.runs.one_measure import settings_again
+from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.corpus.runs.paths import fixed_path
+from normlens.corpus.runs.progress import Progress
+from normlens.corpus.runs.results import Run
+from normlens.corpus.runs.runs import resume, run
+from normlens.errors import TABLES, InputError, check_choice, check_installed
+from normlens.inputs.text import Encoded
+from normlens.lens import Lens
+from normlens.measures.alignment import Link, count_links
+from normlens.options import AnalysisOptions, check_keywords, names_of, shows_fields_of
+from normlens.scopes import components_of
+from normlens.studies.alignment.links import Chosen, Reading, WordPlaces, choose, explained, pharaoh
+from normlens.studies.alignment.options import (
+    ALIGNMENT,
+    COUNTS,
+    DEFAULT_SCOPES,
+    ORDER,
+    RUN_FIELDS,
+    SCHEMAS,
+    TEXTS,
+    WAYS,
+    AlignOptions,
+    Gold,
+    GoldLinks,
+    align_options,
+    parse_several,
+    read_gold,
+    write_links,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from normlens._keywords import AlignKeywords
+    from normlens.corpus.engines.prepared import Clock
+    from normlens.lens import Lens
+    from normlens.results.maps import Maps
+
+# Word alignment as a measure of a corpus: links of every sentence pair, counted against gold.
+
+
+class AlignmentMeasure(ModelMeasure):
+    """Links between the words of a source and its target, per layer, scope, way and head.
+
+    Kobayashi et al. 2020, section 5. `scopes` are those of the decoder that the source has reached
+    ("all" is every one; "explain": contributions to logits), `layers` count from 0, `ways` are
+    "input" and "output", `head` is one head or "all". `gold` is a file with a line of gold links
+    for each sentence pair, and `gold_first` the number of a sentence's first word in it.
+    """
+
+    name = "alignment"
+    tables = SCHEMAS
+    order = ORDER
+    reads_pairs = True
+    needs = Needs(scopes=(), arrays=False, pairs=True)
+
+    def __init__(
+        self,
+        scopes: str | Sequence[str] = DEFAULT_SCOPES,
+        layers: int | Sequence[int] | None = None,
+        ways: str | Sequence[str] = WAYS,
+        head: int | str | None = None,
+        gold: str | None = None,
+        gold_first: int = 0,
+    ):
+        self.scopes, self.ways = parse_several(scopes), parse_several(ways)
+        self.layers = [layers] if isinstance(layers, int) else layers
+        for way in self.ways:
+            check_choice(way, WAYS, "way")
+        self.head = head
+        self.gold: Gold | None = None if gold is None else read_gold(gold)
+        self.gold_first = gold_first
+
+    @property
+    def options(self) -> dict[str, Any]:
+        given: dict[str, Any] = {
+            "scopes": list(self.scopes),
+            "layers": self.layers,
+            "ways": list(self.ways),
+            "head": self.head,
+        }
+        if self.gold is not None:
+            # Another gold file under the same name would be another run.
+            given |= {"gold": self.gold.digest, "gold_first": self.gold_first}
+        return given
+
+    def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
+        chosen = choose(lens, self.scopes, self.layers, self.ways, self.head)
+        if any("FF" in components_of(scope) for scope in chosen.scopes.values()):
+            lens = copy.copy(lens).prepare()
+        return _Alignment(self, lens, chosen, batch_size)
+
+    def gold_of(self, item: Item, lengths: tuple[int, int]) -> GoldLinks | None:
+        """The gold links of a sentence pair of so many words, from 0; None without a gold file."""
+        if self.gold is None:
+            return None
+        if getattr(item.encoded, "generated", None) is not None:
+            raise InputError("gold links are of a given target; this one was generated")
+        if item.index >= len(self.gold):
+            raise InputError(f"{self.gold.path!r} has no line for it, only {len(self.gold)}")
+        line = self.gold.lines[item.index]
+        if not line.fits(self.gold_first, lengths):
+            raise InputError("its gold links are of words that it does not have")
+        return line.counted_from(self.gold_first)
+
+
+@dataclass(frozen=True)
+class _Alignment(BoundMeasure):
+    measure: AlignmentMeasure
+    lens: Lens
+    chosen: Chosen
+    batch_size: int | str
+
+    def batch_rows(self, items: Sequence[Item], clock: Clock) -> list[dict[str, pa.Table] | str]:
+        encoded: list[Any] = [item.encoded for item in items]
+        readings: list[list[Reading]] = [[] for _ in items]
+        worst = [0.0] * len(items)
+        if self.chosen.scopes:
+            with clock.on("maps"):
+                for place, maps in enumerate(self._maps(encoded)):
+                    readings[place] += self._of_maps(maps, len(encoded[place].source))
+                    worst[place] = max(worst[place], maps.completeness)
+        if self.chosen.explains:
+            with clock.on("explanations"):
+                for place, reading, error in explained(self.lens, encoded, self.batch_size):
+                    readings[place].append(reading)
+                    worst[place] = max(worst[place], error)
+        with clock.on("alignment"):
+            return [
+                self._rows(item, read, error)
+                for item, read, error in zip(items, readings, worst, strict=True)
+            ]
+
+    def _maps(self, pairs: Sequence[Encoded]) -> list[Maps]:
+        options = AnalysisOptions(
+            scopes=list(self.chosen.scopes.values()),
+            layers=self.chosen.layers,
+            heads=bool(self.chosen.heads),
+            batch_size=self.batch_size if self.batch_size == "auto" else int(self.batch_size),
+        )
+        return self.lens.analyse(pairs, options)
+
+    def _of_maps(self, maps: Maps, sources: int) -> Iterator[Reading]:
+        """The columns of the encoder of every map that is asked for."""
+        ways = self.measure.ways
+        for name, scope in self.chosen.scopes.items():
+            if self.chosen.together:
+                scores = maps[scope][:, :, :sources]
+                yield Reading(name, None, maps.layers_of(scope), ways, scores)
+            if name not in maps.heads:
+                continue
+            layers = maps.covered("heads", name)
+            for head in self.chosen.heads:
+                yield Reading(name, head, layers, ways, maps.heads[name][:, head, :, :sources])
+
+    def _rows(
+        self, item: Item, readings: Sequence[Reading], completeness: float
+    ) -> dict[str, pa.Table] | str:
+        encoded: Any = item.encoded
+        try:
+            places = WordPlaces.of(encoded.source, encoded)
+            gold = self.measure.gold_of(item, (len(places.columns), len(places.tokens)))
+        except InputError as error:
+            return str(error)
+        whose = {"index": item.index, "sequence": item.sequence}
+        rows = [
+            {
+                **whose,
+                "layer": layer,
+                "scope": read.scope,
+                "way": way,
+                "head": read.head,
+                **_counted(links, gold),
+            }
+            for read in readings
+            for way in read.ways
+            for layer, links in zip(read.layers, places.links(read.scores, way), strict=True)
+        ]
+        texts = {**whose, **_texts(encoded, gold), "completeness": completeness}
+        return {
+            "alignment": pa.Table.from_pylist(rows, schema=ALIGNMENT),
+            "alignment_texts": pa.Table.from_pylist([texts], schema=TEXTS),
+        }
+
+
+def _counted(links: list[Link], gold: GoldLinks | None) -> dict[str, Any]:
+    written = {"alignment": pharaoh(links)}
+    if gold is None:
+        return {**written, **dict.fromkeys(COUNTS), "links": len(links)}
+    counts = count_links(links, gold.sure, gold.possible)
+    return {**written, **{name: getattr(counts, name) for name in COUNTS}}
+
+
+def _texts(encoded: Any, gold: GoldLinks | None) -> dict[str, Any]:
+    return {
+        "source": " ".join(encoded.source.word_labels),
+        "target": " ".join(encoded.word_labels),
+        "generated": encoded.generated is not None,
+        "gold_sure": None if gold is None else pharaoh(sorted(gold.sure)),
+        "gold_possible": None if gold is None else pharaoh(sorted(gold.possible)),
+    }
+
+
+# ``normlens.align``: words of a source and its target, linked by a decoder's maps.
+
+
+MEASURE = "alignment"
+_READING = ("column", "pair_column", "paragraphs")
+_NOT_TAKEN = tuple(name for name in names_of(RunOptions) if name not in RUN_FIELDS)
+
+
+@shows_fields_of(AlignOptions, RunOptions, Execution, without=_NOT_TAKEN)
+def align(
+    model: str | os.PathLike[str] | Lens,
+    data: str | os.PathLike[str] | Data,
+    out: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[AlignKeywords],
+) -> Run:
+    """Link the words of every pair of `data`; with gold links, count how well they agree.
+
+    ``align("my-marian", "parallel:pairs.txt", "my-alignment", gold="pairs.gold")``. `out` is a new
+    folder, or one that holds the same alignment, which is then finished. Its folder ``links`` has
+    a file in Pharaoh's format for each layer, scope, way and head;
+    `normlens.studies.alignment.rates` gives the error rates. Without a target the model generates
+    one. The options are those of `AlignOptions`, of `normlens.run` and of `Execution`.
+    """
+    check_installed(TABLES)  # the links are read from them
+    check_keywords(align, options)
+    own, of_run = align_options(options)
+    folder = open_folder(out)
+    if MANIFEST in folder.names():
+        return _finish(folder, model, data, own, of_run, progress)
+    chosen = AlignOptions(**own)
+    settings = chosen.settings()
+    if chosen.gold is not None:
+        settings |= _gold(chosen, data, of_run)
+    of_run.setdefault("max_length", None)
+    done = run(
+        model,
+        data,
+        out,
+        progress=progress,
+        measures=(MEASURE,),
+        settings={MEASURE: settings},
+        truncate=False,
+        **of_run,
+    )
+    write_links(done)
+    return done
+
+
+@shows_fields_of(AlignOptions, RunOptions, Execution, without=_NOT_TAKEN)
+def resume_alignment(
+    out: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | Lens | None = None,
+    data: str | os.PathLike[str] | Data | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[AlignKeywords],
+) -> Run:
+    """Finish an alignment that was stopped; its options may be given again, but no others."""
+    check_installed(TABLES)
+    check_keywords(resume_alignment, options)
+    own, of_run = align_options(options)
+    return _finish(open_folder(out), model, data, own, of_run, progress)
+
+
+def _finish(
+    folder: Folder,
+    model: str | os.PathLike[str] | Lens | None,
+    data: str | os.PathLike[str] | Data | None,
+    own: dict[str, Any],
+    of_run: dict[str, Any],
+    progress: Progress | None,
+) -> Run:
+    given = AlignOptions(**own)
+    now = {name: value for name, value in given.settings().items() if name in own}
+    if given.gold is not None:
+        now["gold"] = fixed_path(given.gold)
+    if given.gold_first is not None:
+        now["gold_first"] = given.gold_first
+    settings = settings_again(folder, MEASURE, "an alignment", now)
+    done = resume(
+        folder.url,
+        model=model,
+        data=data,
+        progress=progress,
+        measures=(MEASURE,),
+        settings={MEASURE: settings},
+        **of_run,
+    )
+    write_links(done)
+    return done
+
+
+def _gold(
+    options: AlignOptions, data: str | os.PathLike[str] | Data, of_run: dict[str, Any]
+) -> dict[str, Any]:
+    """The settings of a gold file that has a fitting line for each pair of the data."""
+    assert options.gold is not None
+    gold = read_gold(options.gold)
+    reading = {name: of_run[name] for name in _READING if name in of_run}
+    # Of all pairs, however many are to be aligned: otherwise lines and pairs could be shifted.
+    pairs = data if isinstance(data, Data) else open_data(fixed_path(data), **reading)
+    lengths = [_lengths(record) for record in pairs]
+    return {
+        "gold": fixed_path(options.gold),
+        "gold_first": gold.first_word(lengths, options.gold_first),
+    }
+
+
+def _lengths(record: Record) -> tuple[int, int]:
+    """How many words a pair has on either side."""
+    if record.words is not None and record.second_words is not None:
+        return len(record.words), len(record.second_words)
+    if isinstance(record.text, tuple):
+        return len(record.text[0].split()), len(record.text[1].split())
+    pair = None if record.text is None else split_pair(record.text)
+    if pair is None:
+        reason = record.unreadable or (
+            f"it is no pair of a source and a target; write them with {SEPARATOR} between them, "
+            "or choose two columns"
+        )
+        raise InputError(f"{record.id} cannot be compared with gold links: {reason}")
+    return len(pair[0]), len(pair[1])

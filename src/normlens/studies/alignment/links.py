@@ -1,0 +1,237 @@
+"""Links between the words of a source and of its target, from maps or contributions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.errors import InputError, check_choice
+from normlens.explain.explainer import ask
+from normlens.inputs.text import Encoded
+from normlens.measures.alignment import NO_WORD, Link, aligned_words
+from normlens.models.base import read_head
+from normlens.models.parts import DECODER, TwoStacks
+from normlens.options import AnalysisOptions, ExplainOptions
+from normlens.pipeline.batches import scopes_of
+from normlens.pipeline.call import layers_by_stack
+from normlens.results.maps import Maps
+from normlens.results.words import OTHER_SEQUENCE
+from normlens.scopes import components_of, resolve
+from normlens.studies.alignment.options import ALL, EXPLAIN, INPUT, OUTPUT, WAYS
+
+if TYPE_CHECKING:
+    from normlens.inputs.text import Encoded
+    from normlens.layers import Layer
+    from normlens.lens import Lens
+
+# Links between the words of a source and of its target, from a decoder's maps.
+
+
+@dataclass(frozen=True)
+class WordPlaces:
+    """Where a source's and a target's words stand among the tokens of a decoder's maps."""
+
+    columns: Sequence[Sequence[int]]  # of each source word
+    no_word: Sequence[int]  # columns of the source's special tokens
+    tokens: Sequence[Sequence[int]]  # of each target word, as the decoder reads them
+
+    @classmethod
+    def of(cls, source: Encoded, target: Encoded) -> WordPlaces:
+        """The places of a pair's words; every word counts, with or without tokens."""
+        for name, side in (("source", source), ("target", target)):
+            if side.words is None:
+                raise InputError(
+                    f"the words of the {name} are not known, because its tokenizer does not say "
+                    "which word a token belongs to; give words that spaces separate"
+                )
+        return cls(
+            columns=_places(source.words or [], len(source.word_labels)),
+            no_word=[place for place, word in enumerate(source.words or []) if word is None],
+            tokens=_places(target.words or [], len(target.word_labels)),
+        )
+
+    def rows(self, way: str) -> list[list[int]]:
+        """The rows of each target word."""
+        check_choice(way, WAYS, "way")
+        if way == INPUT:
+            return [list(places) for places in self.tokens]
+        return [[place - 1 for place in places if place > 0] for places in self.tokens]
+
+    def links(self, scores: NDArray[np.floating], way: str) -> list[list[Link]]:
+        """The links of each map (layer, target, source of the encoder)."""
+        words = aligned_words(scores, self.rows(way), self.columns, self.no_word)
+        return [
+            [(int(source), target) for target, source in enumerate(row) if source != NO_WORD]
+            for row in words
+        ]
+
+
+def word_links(maps: Maps, scope: str = "CROSS-N", layer: int = -1, way: str = INPUT) -> list[Link]:
+    """Links (source word, target word) of one map of an encoder–decoder, both from 0.
+
+    Source subwords are summed and target subwords averaged; a target word goes to the source word
+    with the largest score, or to none if a special token (the end of the source) has a larger one.
+    """
+    of_encoder = maps.sources_of(OTHER_SEQUENCE)
+    places = WordPlaces(
+        columns=_places(of_encoder.sources.token_words or [], None),
+        no_word=[k for k, w in enumerate(of_encoder.sources.token_words or []) if w is None],
+        tokens=_places(maps.token_words or [], len(maps.word_labels)),
+    )
+    if of_encoder.sources.token_words is None or maps.token_words is None:
+        raise InputError("the words of these maps are not known; give both texts as lists of words")
+    (links,) = places.links(of_encoder.at(scope, layer)[None], way)
+    return links
+
+
+def _places(words: Sequence[int | None], count: int | None) -> list[list[int]]:
+    """The tokens of each word; `count` words, or up to the last that has a token."""
+    last = max((word for word in words if word is not None), default=-1)
+    places: list[list[int]] = [[] for _ in range(last + 1 if count is None else count)]
+    for place, word in enumerate(words):
+        if word is not None:
+            places[word].append(place)
+    return places
+
+
+def pharaoh(links: Iterable[Link]) -> str:
+    """Links as Pharaoh's format writes them, ``0-0 1-2``, by target word."""
+    return " ".join(f"{source}-{target}" for source, target in links)
+
+
+# Scores that links are read from: a map of a layer, of a head, or contributions to logits.
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Scores of one kind, (layer, target, source of the encoder)."""
+
+    scope: str
+    head: int | None  # None: all heads together
+    layers: Sequence[int | None]  # of the first axis; None: the whole model
+    ways: Sequence[str]
+    scores: NDArray[np.floating]
+
+
+# What an alignment is read from: scopes of the decoder that the source has reached, and heads.
+
+
+#: The cross-attention alone: its weights, and the norms of what it adds.
+WEIGHTS, NORMS = "CROSS-W", "CROSS-N"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Scopes by the names that tables use, each with its full name; layers and heads from 0."""
+
+    scopes: dict[str, str]
+    layers: list[int]
+    heads: list[int]  # none: all heads together
+    together: bool  # whether maps of all heads together are read
+    explains: bool = False  # whether contributions to logits are read
+
+
+def choose(
+    lens: Lens,
+    scopes: Sequence[str],
+    layers: Sequence[int] | None,
+    ways: Sequence[str],
+    head: int | str | None,
+) -> Chosen:
+    """What these options mean for a model, or an error that says what it has."""
+    if not isinstance(lens.adapter, TwoStacks):
+        raise InputError(
+            f"{lens.name} reads one sequence; words are aligned with an encoder–decoder (T5, BART, "
+            "Marian, NLLB, …)"
+        )
+    decoder = layers_by_stack(lens.adapter, lens.layers)[DECODER]
+    available = scopes_of(decoder)
+    reached = {_name(scope): scope for scope in available if "CROSS" in components_of(scope)}
+    of_maps = [scope for scope in scopes if scope.upper() != EXPLAIN]
+    explains = len(of_maps) < len(scopes)
+    if explains:
+        _check_explains(lens, ways, head)
+    named: dict[str, str] = {}
+    for scope in of_maps:
+        named |= reached if scope == ALL else _one(scope, available, reached)
+    wanted = AnalysisOptions(layers=layers).layers_of(len(decoder), f"the decoder of {lens.name}")
+    heads = _heads(head, min(_cross_heads(decoder[layer]) for layer in wanted), lens.name)
+    if head not in (None, ALL) and (deeper := [n for n in named if n not in (WEIGHTS, NORMS)]):
+        raise InputError(
+            f"single heads have maps of {WEIGHTS} and {NORMS}, not of {deeper[0]}; leave --head "
+            "out, or choose these scopes"
+        )
+    ordered = {name: full for name, full in reached.items() if name in named}
+    return Chosen(ordered, wanted, heads, together=head in (None, ALL), explains=explains)
+
+
+def _check_explains(lens: Lens, ways: Sequence[str], head: int | str | None) -> None:
+    read_head(lens.adapter)  # raises for a model without one
+    if OUTPUT not in ways:
+        raise InputError(
+            "contributions to a logit are of the row that predicts a word; choose --way output, or "
+            "leave explain out of --scope"
+        )
+    if head not in (None, ALL):
+        raise InputError("contributions to a logit are of the whole model; leave --head out")
+
+
+def _one(scope: str, available: Sequence[str], reached: dict[str, str]) -> dict[str, str]:
+    full = resolve(scope, available)
+    if full not in reached.values():
+        raise InputError(
+            f"nothing of the source has reached {full}, so that no word can be aligned by it; "
+            f"choose some of: {', '.join(reached)}, explain"
+        )
+    return {_name(full): full}
+
+
+def _name(scope: str) -> str:
+    """CROSS-N for the scope that ends with the cross-attention, whatever stands before it."""
+    if scope.endswith("-N") and components_of(scope)[-1] == "CROSS":
+        return NORMS
+    return scope
+
+
+def _heads(head: int | str | None, count: int, name: str) -> list[int]:
+    if head is None:
+        return []
+    if head == ALL:
+        return list(range(count))
+    if isinstance(head, str) or not 0 <= head < count:
+        raise InputError(
+            f"head {head!r} is out of range; the cross-attention of {name} has heads 0 to "
+            f"{count - 1}"
+        )
+    return [int(head)]
+
+
+def _cross_heads(layer: Layer) -> int:
+    return next(step.heads for step in layer.attentions if step.source is not None)
+
+
+# Scores for links from explanations: what each source token contributes to a word's logits.
+
+
+def explained(
+    lens: Lens, pairs: Sequence[Encoded], batch_size: int | str
+) -> Iterator[tuple[int, Reading, float]]:
+    """Each pair's place, contributions and completeness error.
+
+    Row i has the contributions of the source's tokens to the logit of the target token that the
+    decoder predicts there. They are signed: a token that speaks against a word is no link to it.
+    """
+    options = ExplainOptions(
+        flow=False, batch_size=batch_size if batch_size == "auto" else int(batch_size)
+    )
+    answers = ask(lens, pairs, True, options, position="all")
+    for place, (pair, answer) in enumerate(zip(pairs, answers, strict=True)):
+        scores = np.zeros((1, len(pair), len(pair.sequences[0])))
+        for why in answer:
+            scores[0, why.position] = why.source.contributions
+        worst = max(float(why.completeness) for why in answer)
+        yield place, Reading(EXPLAIN, None, [None], [OUTPUT], scores), worst

@@ -1,0 +1,319 @@
+"""``normlens.evaluate``: how true attributions are of a model, over a corpus."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normlens.corpus.data.readers import open_data
+from normlens.corpus.data.records import Data, Record
+from normlens.corpus.runs.folder import LocalFolder, open_folder
+from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.manifest import NAME as MANIFEST
+from normlens.corpus.runs.merging import code_named
+from normlens.corpus.runs.one_measure import settings_again
+from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.corpus.runs.paths import model_name
+from normlens.corpus.runs.progress import Progress
+from normlens.corpus.runs.refusals import check_free
+from normlens.corpus.runs.results import Run
+from normlens.corpus.runs.runs import resume, run
+from normlens.errors import InputError
+from normlens.lens import Lens
+from normlens.loading.load import load
+from normlens.options import AUTO, check_keywords, names_of, shows_fields_of
+from normlens.studies.faithfulness.choosing import (
+    Asking,
+    check_columns,
+    check_kind,
+    default_kind,
+    default_methods,
+    default_protocols,
+)
+from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.options import (
+    BLIMP_BAD,
+    BLIMP_EVIDENCE,
+    BLIMP_GOOD,
+    BLIMP_TEXT,
+    RUN_FIELDS,
+    Columns,
+    EvaluateOptions,
+    evaluate_options,
+)
+from normlens.studies.faithfulness.protocols import kind_of
+from normlens.studies.faithfulness.questions import COSINE, NEXT_TOKEN
+from normlens.studies.faithfulness.report.build import build_report
+from normlens.studies.reports.registry import FOLDER
+from normlens.studies.reports.words import NO_PAGE, check_packages
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from normlens._keywords import EvaluateKeywords
+    from normlens.lens import Lens
+
+# What an evaluation will do, settled before anything long starts.
+
+
+#: An interval over sequences needs so many.
+LEAST_SEQUENCES = 2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which data is read, and how."""
+
+    data: str | os.PathLike[str] | Data
+    column: str | None = None
+    pair_column: str | None = None
+    paragraphs: bool = False
+    limit: int | None = None
+
+    def open(self, extra: tuple[str, ...]) -> Data:
+        """The data with these columns beside its text."""
+        if isinstance(self.data, Data):
+            return self.data
+        return open_data(
+            os.fspath(self.data),
+            column=self.column,
+            pair_column=self.pair_column,
+            paragraphs=self.paragraphs,
+            limit=self.limit,
+            extra=extra,
+        )
+
+    def has(self, extra: tuple[str, ...]) -> bool:
+        """Whether the data can be read with these columns."""
+        try:
+            first = next(iter(self.open(extra)), None)
+        except InputError:
+            return False
+        return first is not None and all(name in first.extra for name in extra)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of the measure, and how the data is read for it."""
+
+    settings: dict[str, Any]
+    columns: Columns
+    reading: Reading
+
+
+def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: Progress) -> Plan:
+    """Choose what was left open, and refuse what the model or the data does not allow."""
+    named = options.protocols
+    kind = kind_of(named) if named else default_kind(lens, pairs=True)
+    columns = Columns(
+        options.label_column, options.good_column, options.bad_column, options.evidence_column
+    )
+    if kind == NEXT_TOKEN and columns == Columns():
+        reading, columns = _recognised(reading)
+    first = _first(reading, columns)
+    if kind == COSINE and not isinstance(first.text, tuple):
+        if named:
+            raise InputError(f"{named[0]} needs pairs of texts; give --pair-column")
+        default_kind(lens)  # says what the model could be evaluated on
+    protocols = named or default_protocols(lens, kind, columns)
+    check_kind(lens, kind, protocols)
+    check_columns(kind, protocols, columns)
+    if columns.label is not None:
+        Asking(lens, kind, columns, AUTO).class_of(first.extra[columns.label])
+    settings = {
+        **asdict(options),
+        "methods": list(_methods(lens, options, progress)),
+        "protocols": list(protocols),
+        "label_column": columns.label,
+        "good_column": columns.good,
+        "bad_column": columns.bad,
+        "evidence_column": columns.evidence,
+    }
+    kept = {name: value for name, value in settings.items() if value is not None}
+    return Plan(kept, columns, reading)
+
+
+def _recognised(reading: Reading) -> tuple[Reading, Columns]:
+    """The data as BLiMP's own files are read, if it has their columns."""
+    if reading.column is None and reading.pair_column is None and not reading.paragraphs:
+        blimp = replace(reading, column=BLIMP_TEXT)
+        words = (BLIMP_GOOD, BLIMP_BAD)
+        for evidence in (BLIMP_EVIDENCE, None):
+            if blimp.has(words if evidence is None else (*words, evidence)):
+                return blimp, Columns(good=BLIMP_GOOD, bad=BLIMP_BAD, evidence=evidence)
+    return reading, Columns()
+
+
+def _first(reading: Reading, columns: Columns) -> Record:
+    """The first text of data that is enough for an interval."""
+    data = reading.open(columns.names)
+    first: Record | None = None
+    count = 0
+    for record in data:
+        count += 1
+        if first is None and record.unreadable is None:
+            first = record
+    if count < LEAST_SEQUENCES or first is None:
+        raise InputError(
+            f"an interval needs at least {LEAST_SEQUENCES} sequences, and {data.name} gives "
+            f"{count}; give more data, or a larger --limit"
+        )
+    for name in columns.names:
+        if name not in first.extra:
+            raise InputError(
+                f"the data is open already and comes without the column {name!r}; pass "
+                f"extra=({name!r},) to open_data"
+            )
+    return first
+
+
+def _methods(lens: Lens, options: EvaluateOptions, progress: Progress) -> tuple[str, ...]:
+    if options.methods is None:
+        chosen = default_methods(lens)
+        for reason in chosen.missing:
+            progress.say(f"note: {reason}")
+        return chosen.allowed
+    for name in options.methods:
+        method(name).needs(lens)
+    return options.methods
+
+
+# ``normlens.studies.faithfulness``: how true attributions are of a model, over a corpus.
+
+
+MEASURE = "faithfulness"
+_READING = ("column", "pair_column", "paragraphs", "limit")
+_NOT_TAKEN = tuple(name for name in names_of(RunOptions) if name not in RUN_FIELDS)
+
+
+@shows_fields_of(EvaluateOptions, RunOptions, Execution, without=_NOT_TAKEN)
+def evaluate(
+    model: str | os.PathLike[str] | Lens,
+    data: str | os.PathLike[str] | Data,
+    out: str | os.PathLike[str],
+    *,
+    page: bool = True,
+    progress: Progress | None = None,
+    **options: Unpack[EvaluateKeywords],
+) -> Run:
+    """Put attribution methods to the test on every text of `data`: tables, and a page on them.
+
+    ``evaluate("minilm", "sts-dev.csv", "my-evaluation")`` explains why the pairs' cosines are what
+    they are; a classifier's predictions and a causal model's next tokens alike. `out` is a new
+    folder, or one that holds the same evaluation, which is then finished; the `page` is
+    ``report/report.html`` in it. The options are those of `EvaluateOptions` (methods, protocols,
+    columns), of `normlens.run` and of `Execution`. What the model or the data does not allow is
+    refused before the run begins.
+    """
+    if page:
+        check_packages(NO_PAGE, "evaluate")
+    check_keywords(evaluate, options)
+    own, of_run = evaluate_options(options)
+    folder = open_folder(out)
+    progress = progress or Progress()
+    if MANIFEST in folder.names():
+        return _finish(folder, model, data, own, of_run, page, progress)
+    check_free(folder)
+    here = (of_run.get("engine", "local"), of_run.get("workers", 1)) == ("local", 1)
+    lens = model if isinstance(model, Lens) else _load(model, of_run, here)
+    progress.say(f"choosing methods and protocols for {lens.name}")
+    reading = Reading(data, **{name: of_run[name] for name in _READING if name in of_run})
+    plan = make_plan(lens, EvaluateOptions(**own), reading, progress)
+    if plan.columns.good is not None and of_run.setdefault("truncate", False):
+        raise InputError(
+            "the next words follow the whole text, so that a text cannot be cut; leave --truncate "
+            "out, or raise --max-length"
+        )
+    of_run |= {"column": plan.reading.column, "extra_columns": plan.columns.names}
+    if isinstance(data, Data):
+        del of_run["column"]
+    done = run(
+        lens if here else model,
+        data,
+        out,
+        progress=progress,
+        measures=(MEASURE,),
+        settings={MEASURE: plan.settings},
+        **of_run,
+    )
+    return _with_page(done, progress) if page else done
+
+
+@shows_fields_of(EvaluateOptions, RunOptions, Execution, without=_NOT_TAKEN)
+def resume_evaluation(
+    out: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | Lens | None = None,
+    data: str | os.PathLike[str] | Data | None = None,
+    page: bool = True,
+    progress: Progress | None = None,
+    **options: Unpack[EvaluateKeywords],
+) -> Run:
+    """Finish an evaluation that was stopped; its options may be given again, but no others."""
+    if page:
+        check_packages(NO_PAGE, "evaluate")
+    check_keywords(resume_evaluation, options)
+    own, of_run = evaluate_options(options)
+    return _finish(open_folder(out), model, data, own, of_run, page, progress or Progress())
+
+
+def _finish(
+    folder: Folder,
+    model: str | os.PathLike[str] | Lens | None,
+    data: str | os.PathLike[str] | Data | None,
+    own: dict[str, Any],
+    of_run: dict[str, Any],
+    page: bool,
+    progress: Progress,
+) -> Run:
+    # None is whatever was chosen when the evaluation began.
+    given = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in own.items()
+        if value is not None
+    }
+    settings = settings_again(folder, MEASURE, "an evaluation", given)
+    if code_named(settings) and "methods" not in given:
+        raise InputError(
+            f"{str(folder)!r} takes code of your own, which is imported only if you name it: add "
+            f"--methods {','.join(settings['methods'])}"
+        )
+    done = resume(
+        folder.url,
+        model=model,
+        data=data,
+        progress=progress,
+        measures=(MEASURE,),
+        settings={MEASURE: settings},
+        **of_run,
+    )
+    return _with_page(done, progress) if page else done
+
+
+def page_of(done: Run) -> Path | None:
+    """The page of an evaluation, if it has one."""
+    page = Path(done.folder.url) / FOLDER / "report.html"
+    return page if page.is_file() else None
+
+
+def _with_page(done: Run, progress: Progress) -> Run:
+    """The run, with its page where there is a disk to write it to."""
+    if not isinstance(done.folder, LocalFolder):
+        progress.say(f"note: {done.folder} is not on this machine, so that it has no page yet")
+        return done
+    progress.say("building the page")
+    build_report(done.folder.url)
+    return done
+
+
+def _load(model: str | os.PathLike[str], of_run: dict[str, Any], here: bool) -> Lens:
+    """The model that runs here, or one on the CPU to be asked what it allows."""
+    return load(
+        model_name(model),
+        device=of_run.get("device", "auto") if here else "cpu",
+        dtype=of_run.get("dtype", "auto"),
+        revision=of_run.get("revision"),
+        trust_remote_code=of_run.get("trust_remote_code", False),
+    )

@@ -1,0 +1,242 @@
+"""What an evaluation is asked for, the columns it reads, and its tables; none needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from normlens.corpus.measures.base import LABEL, WHOSE
+from normlens.corpus.runs.options import parse_names
+from normlens.errors import InputError
+from normlens.options import Option, at_least_one, split_keywords
+
+# What an evaluation is asked for beside the options of a run.
+
+
+#: Options of a run that an evaluation takes; the others are its own.
+RUN_FIELDS = (
+    "limit",
+    "max_length",
+    "truncate",
+    "seed",
+    "column",
+    "pair_column",
+    "paragraphs",
+    "revision",
+    "shard_size",
+)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What is evaluated. None is all that the model, the data and this machine allow.
+
+    - `methods` by their names, ``rollout-SCOPE``, or your own as ``my_module:my_function``.
+    - `protocols` by their names.
+    - `label_column` is a classifier's label, for the accuracy beside AOPC: a name or a number.
+    - `good_column` and `bad_column` are two next words of which a causal model should prefer the
+      first, `evidence_column` the word of the text that must decide. BLiMP's own columns are
+      recognised. Without them, the two most probable next tokens are compared.
+    - `steps` are those of integrated gradients.
+    """
+
+    methods: tuple[str, ...] | None = Option(
+        "Methods by name, separated by commas; your own as module:function. Default: all that the "
+        "model and this machine allow.",
+        metavar="LIST",
+        typed=str,
+        parse=parse_names,
+        takes="str | Sequence[str] | None",
+    ).field(None)
+    protocols: tuple[str, ...] | None = Option(
+        "Some of aopc,comprehensiveness,sufficiency (classifiers), evidence,contrast-drop-end,"
+        "contrast-drop-random (causal models), cosine-aopc (pairs). Default: all that fit.",
+        metavar="LIST",
+        typed=str,
+        parse=parse_names,
+        takes="str | Sequence[str] | None",
+    ).field(None)
+    label_column: str | None = Option("The column of a classifier's label.", metavar="NAME").field(
+        None
+    )
+    good_column: str | None = Option(
+        "The column of the next word that should be preferred.", metavar="NAME"
+    ).field(None)
+    bad_column: str | None = Option(
+        "The column of the next word that it is preferred to.", metavar="NAME"
+    ).field(None)
+    evidence_column: str | None = Option(
+        "The column of the word of the text that must decide.", metavar="NAME"
+    ).field(None)
+    steps: int = Option("Steps of integrated gradients.", metavar="N").field(50)
+
+    def __post_init__(self) -> None:
+        at_least_one(self.steps, "steps")
+
+
+def evaluate_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords as those of `EvaluateOptions`, in the types of its fields, and those of a run."""
+    own, of_run = split_keywords(given, EvaluateOptions)
+    for name in ("methods", "protocols"):
+        if own.get(name) is not None:
+            own[name] = parse_names(own[name])
+    return own, of_run
+
+
+# Columns of the data that an evaluation reads beside the text.
+
+
+#: The columns of BLiMP's own files: the text, the two next words, and the word that must decide.
+BLIMP_TEXT, BLIMP_GOOD, BLIMP_BAD = (
+    "one_prefix_prefix",
+    "one_prefix_word_good",
+    "one_prefix_word_bad",
+)
+BLIMP_EVIDENCE = "target"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of the label, of the two next words, and of the word that must decide."""
+
+    label: str | None = None
+    good: str | None = None
+    bad: str | None = None
+    evidence: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.good is None) != (self.bad is None):
+            raise InputError(
+                "a good and a bad next word belong together; give both --good-column and "
+                "--bad-column"
+            )
+        if self.evidence is not None and self.good is None:
+            raise InputError(
+                "evidence decides between two next words; give --good-column and --bad-column, too"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are read, each once."""
+        every = (self.label, self.good, self.bad, self.evidence)
+        return tuple(dict.fromkeys(name for name in every if name is not None))
+
+
+# The names of the methods; nothing here needs torch.
+
+
+#: Before a scope's name, the method that rolls out that scope: "rollout-LN1".
+ROLLOUT = "rollout-"
+
+#: Methods that have a name of their own, in the order of reports.
+NAMES = (
+    "normlens",
+    "normlens-gradient",
+    "normlens-ig-bias",
+    "vectors",
+    "rollout-weights",
+    "globenc",
+    "alti",
+    "value-zeroing",
+    "gradient-x-input",
+    "integrated-gradients",
+    "leave-one-out",
+    "random",
+    "first-token",
+)
+
+
+def checked_name(name: str) -> str:
+    """A method's name as it is written, or an error that lists the names.
+
+    Whether a model has the scope of a rollout, and what a user's module holds, is seen later.
+    """
+    wanted = str(name).strip()
+    if ":" in wanted:
+        return wanted
+    lower = wanted.lower()
+    if lower in NAMES or (lower.startswith(ROLLOUT) and lower != ROLLOUT):
+        return lower
+    raise InputError(
+        f"unknown method {name!r}; choose one of: {', '.join(NAMES)}, {ROLLOUT}SCOPE with a scope "
+        f"of the model ({ROLLOUT}LN1), or your own as my_module:my_function"
+    )
+
+
+# The tables of an evaluation, which need no model to be read.
+#
+# `examples` has a row for each text: the question about it and what the model says of it.
+# `correct` is by the label, or by which of two given words is preferred. `attributions` has a row
+# for each method and token; `word` numbers the words whose tokens' scores are summed, and
+# `evidence` marks the word that must decide. `removals` has a row for each variant of a text that
+# a protocol ran: `first` says which tokens went first, the most or the least important, `share`
+# which share of the ordinary tokens that was (for sufficiency, which share of the most important
+# ones stayed), and `removed` how many are gone. `faithfulness` has a protocol's value for each
+# method and text, null where the text says nothing. `method_passes` counts the rows that a method
+# passed through the model.
+
+
+EXAMPLES, ATTRIBUTIONS, REMOVALS = "examples", "attributions", "removals"
+FAITHFULNESS, PASSES = "faithfulness", "method_passes"
+
+_METHOD = pa.field("method", LABEL)
+_PROTOCOL = pa.field("protocol", LABEL)
+_FIRST = pa.field("first", LABEL)
+_SCORES = (
+    pa.field("score", pa.float64()),
+    pa.field("probability", pa.float64()),  # of the target; null for a cosine
+    pa.field("correct", pa.bool_()),
+)
+TABLES: Mapping[str, pa.Schema] = {
+    EXAMPLES: pa.schema(
+        [
+            *WHOSE,
+            pa.field("tokens", pa.int32()),
+            pa.field("ordinary", pa.int32()),  # tokens that are not special
+            pa.field("target_id", pa.int32()),
+            pa.field("target", pa.string()),
+            pa.field("contrast_id", pa.int32()),
+            pa.field("contrast", pa.string()),
+            pa.field("label", pa.string()),
+            pa.field("evidence", pa.string()),
+            *_SCORES,
+        ]
+    ),
+    ATTRIBUTIONS: pa.schema(
+        [
+            *WHOSE,
+            _METHOD,
+            pa.field("position", pa.int32()),
+            pa.field("token", LABEL),
+            pa.field("ordinary", pa.bool_()),
+            pa.field("word", pa.int32()),  # null: of no word
+            pa.field("evidence", pa.bool_()),  # null: none is given
+            pa.field("score", pa.float64()),
+        ]
+    ),
+    REMOVALS: pa.schema(
+        [
+            *WHOSE,
+            _PROTOCOL,
+            _METHOD,
+            _FIRST,
+            pa.field("share", pa.float64()),
+            pa.field("removed", pa.int32()),
+            *_SCORES,
+        ]
+    ),
+    FAITHFULNESS: pa.schema([*WHOSE, _PROTOCOL, _METHOD, _FIRST, pa.field("value", pa.float64())]),
+    PASSES: pa.schema(
+        [*WHOSE, _METHOD, pa.field("forward", pa.float64()), pa.field("backward", pa.float64())]
+    ),
+}
+ORDER: Mapping[str, tuple[str, ...]] = {
+    EXAMPLES: ("index",),
+    ATTRIBUTIONS: ("index", "method", "position"),
+    REMOVALS: ("index", "protocol", "method", "first", "share"),
+    FAITHFULNESS: ("index", "protocol", "method", "first"),
+    PASSES: ("index", "method"),
+}

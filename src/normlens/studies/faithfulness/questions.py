@@ -1,0 +1,491 @@
+"""Questions: the score of one text that attributions explain and that removals change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from normlens.errors import InputError, MemoryLimitError, is_out_of_memory, process_limit
+from normlens.explain.backward import ask_for_places, chooses_positions, rows_read
+from normlens.explain.questions import column_of, label_of, place_of
+from normlens.explain.whole_vectors import check_texts, text_vector
+from normlens.inputs.text import Encoded
+from normlens.layers import ANY, CAUSAL, LAST, MASKED, SEQUENCES, Head
+from normlens.models.base import read_head
+from normlens.models.unwrapping import check_chunks, check_weights
+from normlens.options import AUTO, DEFAULT_LIMIT
+from normlens.pipeline.batches import batches
+from normlens.plan.costs import SHARE, device_memory
+from normlens.trace.locking import Hooks, exclusive
+from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+# Variants of a text: some of its tokens replaced by others, or left out.
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The tokens that the model is given, and where its score is read among them."""
+
+    ids: tuple[int, ...]
+    type_ids: tuple[int, ...] | None = None
+    position: int | None = None  # None: the score belongs to the whole text
+
+    def __post_init__(self) -> None:
+        if not self.ids:
+            raise InputError("a variant without any token cannot be scored; leave one token")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def encoded(self) -> Encoded:
+        """The same as a sequence that a batch is made of."""
+        types = None if self.type_ids is None else list(self.type_ids)
+        return Encoded(list(self.ids), [""] * len(self), [False] * len(self), types)
+
+
+def whole_text(encoded: Encoded, position: int | None) -> Variant:
+    """The text as it is."""
+    types = None if encoded.type_ids is None else tuple(encoded.type_ids)
+    return Variant(tuple(encoded.ids), types, position)
+
+
+def with_ids(encoded: Encoded, position: int | None, ids: Sequence[int]) -> Variant:
+    """The text with other tokens, as many as it has, or fewer where it does not matter which."""
+    whole = whole_text(encoded, position)
+    if len(ids) == len(whole):
+        return Variant(tuple(ids), whole.type_ids, position)
+    if len(set(whole.type_ids or ())) > 1:
+        raise InputError(
+            "which token types belong to the remaining tokens of a pair is not clear from their "
+            "ids; make the variant with Question.without"
+        )
+    if position not in (None, len(whole) - 1):
+        raise InputError(
+            f"where the score of position {position} is read in a text of another length is not "
+            "clear from its ids; make the variant with Question.without"
+        )
+    types = None if whole.type_ids is None else whole.type_ids[:1] * len(ids)
+    return Variant(tuple(ids), types, None if position is None else len(ids) - 1)
+
+
+def replaced(variant: Variant, places: Collection[int], token: int | Sequence[int]) -> Variant:
+    """`token`, or one token for each of the `places` in their order, put in their stead."""
+    tokens = [token] * len(places) if isinstance(token, int) else list(token)
+    ids = list(variant.ids)
+    for place, new in zip(places, tokens, strict=True):
+        ids[place] = new
+    return Variant(tuple(ids), variant.type_ids, variant.position)
+
+
+def without(variant: Variant, places: Collection[int], *, slot: bool) -> Variant:
+    """The tokens at `places` left out.
+
+    Where the token that the score is read at is left out, the one before it is read. A `slot`,
+    such as a mask, cannot be left out.
+    """
+    left_out = set(places)
+    kept = [place for place in range(len(variant)) if place not in left_out]
+    position = variant.position
+    if position is not None:
+        if slot and position in left_out:
+            raise InputError(f"the score is read at token {position}, which cannot be left out")
+        position = sum(place <= position for place in kept) - 1
+        if position < 0:
+            raise InputError("no token is left that the score could be read at")
+    types = variant.type_ids
+    return Variant(
+        tuple(variant.ids[place] for place in kept),
+        None if types is None else tuple(types[place] for place in kept),
+        position,
+    )
+
+
+# What the model itself says of variants: logits where they are read, and texts' vectors.
+
+
+T = TypeVar("T")
+
+#: Most variants of a batch; a processor gains nothing beyond a few.
+LARGEST, LARGEST_ON_CPU = 512, 32
+ROOM_ON_CPU = 1 << 30
+
+#: Takes the vectors (b, i, d) that are about to enter the first layer and returns what does.
+Entering = Callable[[Tensor], Tensor]
+
+
+def alone(lens: Lens, work: Callable[[], T], *, gradients: bool = False) -> T:
+    """Call `work` while no other thread uses the model, which runs as an analysis would run it."""
+
+    def run() -> T:
+        with ExitStack() as stack:
+            stack.enter_context(without_autocast(lens.device))
+            stack.enter_context(reading(lens.adapter.whole, lens.adapter))
+            if gradients:
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.enable_grad())
+            return work()
+
+    return exclusive(lens.adapter.whole, run)
+
+
+def by_batches(
+    lens: Lens,
+    head: Head,
+    variants: Sequence[Variant],
+    batch_size: int | str,
+    work: Callable[[list[int]], Tensor],
+    *,
+    gradients: bool = False,
+) -> Tensor:
+    """What `work` says of each variant, (variant, …), in float64 on the CPU.
+
+    `work` is given the places of the variants in a batch. They are of similar length; where memory
+    runs out, the halves go one after the other.
+    """
+    rows: dict[int, Tensor] = {}
+    for places in _batches(lens, head, variants, batch_size, gradients):
+        done = _halved(lens, variants, places, work, gradients)
+        rows |= zip(places, done.double().cpu(), strict=True)
+    return torch.stack([rows[place] for place in range(len(variants))])
+
+
+def logits(lens: Lens, batch: Sequence[Variant], entering: Entering | None = None) -> Tensor:
+    """The model's scores (b, word or class) where each variant is read. For use inside `alone`."""
+    whole = lens.adapter.whole
+    inputs: dict[str, Any] = dict(_inputs(lens, batch))
+    positions = [variant.position for variant in batch]
+    places = ask_for_places(whole, inputs, positions)
+    output = _call(lens, whole, inputs, entering)
+    return torch.stack(rows_read(output, places, enumerate(positions)))
+
+
+def text_vectors(
+    lens: Lens, head: Head, batch: Sequence[Variant], entering: Entering | None = None
+) -> Tensor:
+    """The vectors u (b, d) of texts, as `head` pools them. For use inside `alone`."""
+    output = _call(lens, lens.model, _inputs(lens, batch), entering)
+    last = output.last_hidden_state.to(lens.compute_dtype)  # (b, i, d)
+    pooled = head.to(lens.compute_dtype)
+    return torch.stack([text_vector(pooled, last[b, : len(v)]) for b, v in enumerate(batch)])
+
+
+def affordable(lens: Lens, n: int, *, gradients: bool = False) -> int:
+    """How many variants of n tokens go through the model together.
+
+    The memory that happens to be free at the moment does not count: numbers must not depend on
+    what ran before.
+    """
+    # Autograd keeps what every layer computed.
+    each = _row_memory(lens, n) * (2 * lens.n_layers if gradients else 1)
+    if lens.device.type == "cpu":
+        return max(1, min(LARGEST_ON_CPU, ROOM_ON_CPU // each))
+    weights = sum(parameter.nbytes for parameter in lens.adapter.whole.parameters())
+    room = max(0, device_memory(lens.device) - weights) // SHARE
+    return max(1, min(LARGEST, room // each))
+
+
+def _row_memory(lens: Lens, n: int) -> int:
+    """Bytes of one sequence of n tokens inside a layer: scores, vectors, neurons."""
+    layers = lens.layers
+    heads = max(layer.attention.heads for layer in layers)
+    d = layers[0].attention.output.weight.shape[1]
+    widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
+    return lens.dtype.itemsize * n * (3 * heads * n + 8 * d + 3 * widest)
+
+
+def sentence_head(lens: Lens) -> Head:
+    """How the lens makes one vector of a text."""
+    return lens.pooling.head(lens.adapter.end(), lens.device)
+
+
+def _inputs(lens: Lens, batch: Sequence[Variant]) -> dict[str, Tensor]:
+    return model_inputs(lens.adapter, [variant.encoded for variant in batch], lens.device)
+
+
+def _call(lens: Lens, model: nn.Module, inputs: dict[str, Any], entering: Entering | None) -> Any:
+    blocks = list(lens.adapter.blocks())
+    check_weights(model, lens.layers)
+    check_chunks(blocks, inputs["input_ids"].shape[1])
+    if entering is None:
+        return model(**inputs, **plain_options(model))
+    with _entered(blocks[0], entering):
+        return model(**inputs, **plain_options(model))
+
+
+@contextmanager
+def _entered(first: nn.Module, entering: Entering) -> Iterator[None]:
+    """While this is open, the first layer reads what `entering` makes of the embeddings.
+
+    A block that serves as several layers is changed when it runs as the first of them.
+    """
+    is_changed = False
+
+    def change(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal is_changed
+        if is_changed:
+            return None
+        is_changed = True
+        if args:
+            return (entering(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": entering(kwargs["hidden_states"])}
+
+    with Hooks() as hooks:
+        hooks.before(first, change)
+        yield
+
+
+def _batches(
+    lens: Lens, head: Head, variants: Sequence[Variant], batch_size: int | str, gradients: bool
+) -> Iterator[list[int]]:
+    """The places of the variants in each batch."""
+    if head.reads == LAST and getattr(lens.adapter.config, "pad_token_id", None) is None:
+        # Such a classifier cannot tell padding from text.
+        yield from ([place] for place in range(len(variants)))
+        return
+    longest = max(map(len, variants), default=1)
+    size = affordable(lens, longest, gradients=gradients) if batch_size == AUTO else int(batch_size)
+    if head.output is not None and head.reads == ANY and not chooses_positions(lens.adapter.whole):
+        # The model returns the logits of all positions.
+        each = longest * head.output.weight.shape[1] * lens.dtype.itemsize
+        size = max(1, min(size, DEFAULT_LIMIT // each))
+    yield from batches(lens, [variant.encoded for variant in variants], size)
+
+
+def _halved(
+    lens: Lens,
+    variants: Sequence[Variant],
+    places: list[int],
+    work: Callable[[list[int]], Tensor],
+    gradients: bool,
+) -> Tensor:
+    try:
+        return alone(lens, lambda: work(places), gradients=gradients)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+            raise
+        if len(places) == 1:
+            raise MemoryLimitError(
+                f"{len(variants[places[0]])} tokens do not fit into the memory of {lens.device}; "
+                f"use a shorter text or another device{process_limit()}"
+            ) from None
+    half = len(places) // 2
+    parts = places[:half], places[half:]
+    return torch.cat([_halved(lens, variants, part, work, gradients) for part in parts])
+
+
+# Questions: the score of one text that attributions explain and that removals change.
+#
+# Every method that has a direction explains the same score: logit(target) − logit(contrast), or
+# the cosine with another text's vector.
+
+
+CLASSES, NEXT_TOKEN, MASKED_TOKEN, COSINE = "classes", "next-token", "masked-token", "cosine"
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """One number that a model gives for one text."""
+
+    encoded: Encoded
+    target: int | None = None  # class, or vocabulary id
+    contrast: int | None = None  # the score is the target's logit less this one's
+    position: int | None = None  # where the score is read; None: it is of the whole text
+    other: NDArray[np.float64] | None = None  # unit vector v: the score is u·v / ‖u‖
+    masked: bool = False  # `position` is a mask, which the target fills
+
+    def __post_init__(self) -> None:
+        if (self.target is None) == (self.other is None):
+            raise InputError("a question has a target or another text's vector, one of the two")
+        if self.target is not None and self.target == self.contrast:
+            raise InputError("target and contrast are the same, so there is no difference")
+
+    @property
+    def kind(self) -> str:
+        """What the score is about: "classes", "next-token", "masked-token" or "cosine"."""
+        if self.other is not None:
+            return COSINE
+        if self.position is None:
+            return CLASSES
+        return MASKED_TOKEN if self.masked else NEXT_TOKEN
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    @cached_property
+    def ordinary(self) -> list[int]:
+        """The tokens that may be removed: those that are not special, nor the mask to fill."""
+        slot = self.position if self.masked else None
+        special = self.encoded.special
+        return [place for place in range(len(self)) if not special[place] and place != slot]
+
+    # Variants of the text, as `Scorer.scores` takes them ------------------------------------------
+
+    @property
+    def whole(self) -> Variant:
+        """The text as it is."""
+        return whole_text(self.encoded, self.position)
+
+    def with_ids(self, ids: Sequence[int]) -> Variant:
+        """The text with other token ids."""
+        return with_ids(self.encoded, self.position, ids)
+
+    def replaced(self, places: Collection[int], token: int | Sequence[int]) -> Variant:
+        """`token`, or one for each place, in the stead of the tokens at `places`."""
+        return replaced(self.whole, places, token)
+
+    def without(self, places: Collection[int]) -> Variant:
+        """The text without the tokens at `places`."""
+        return without(self.whole, places, slot=self.masked)
+
+
+def same_kind(questions: Iterable[Question]) -> str:
+    """The kind of questions that are answered together; they must be of one."""
+    kinds = sorted({question.kind for question in questions})
+    if len(kinds) != 1:
+        raise InputError(f"questions of several kinds ({', '.join(kinds)}); ask them apart")
+    return kinds[0]
+
+
+def mask_token(lens: Lens) -> int | None:
+    """The token that stands for a removed one; None where the tokenizer has none."""
+    mask: int | None = getattr(lens.tokenizer, "mask_token_id", None)
+    return mask
+
+
+# Making questions ---------------------------------------------------------------------------------
+
+
+def class_head(lens: Lens) -> Head:
+    """The head of a classifier of texts, or an error that says why there is no question for it."""
+    head = read_head(lens.adapter)
+    if head.task != SEQUENCES:
+        raise InputError(f"{lens.name} is a {head.task}; classes are asked of a {SEQUENCES}")
+    assert head.output is not None
+    if head.output.weight.shape[1] < 2:
+        raise InputError(
+            f"{lens.name} gives one number for a text, so it chooses between no classes; evaluate "
+            "a classifier of two classes or more"
+        )
+    return head
+
+
+def class_questions(
+    lens: Lens, encoded: Sequence[Encoded], *, batch_size: int | str = AUTO
+) -> list[Question]:
+    """Why each text's predicted class and not the runner-up.
+
+    Classes that do not exclude each other have no runner-up: the score is the logit alone.
+    """
+    head = class_head(lens)
+    best = _two_best(lens, head, [whole_text(text, None) for text in encoded], batch_size)
+    return [
+        Question(text, target, contrast if head.exclusive else None)
+        for text, (target, contrast) in zip(encoded, best, strict=True)
+    ]
+
+
+def next_token_questions(
+    lens: Lens, encoded: Sequence[Encoded], *, batch_size: int | str = AUTO
+) -> list[Question]:
+    """Why each text's most probable next token and not the second."""
+    texts = [whole_text(text, len(text) - 1) for text in encoded]
+    best = _two_best(lens, word_head(lens), texts, batch_size)
+    return [
+        Question(text, target, contrast, len(text) - 1)
+        for text, (target, contrast) in zip(encoded, best, strict=True)
+    ]
+
+
+def _two_best(
+    lens: Lens, head: Head, texts: Sequence[Variant], batch_size: int | str
+) -> list[list[int]]:
+    """The two columns with the largest logits of each text, the larger first."""
+    if not texts:
+        return []
+
+    def best(places: list[int]) -> torch.Tensor:
+        scores = logits(lens, [texts[place] for place in places])
+        # Of equal scores the first column comes first, as it does in argmax.
+        order = scores.double().sort(dim=-1, descending=True, stable=True)
+        return order.indices[:, :2]
+
+    columns: list[list[int]] = by_batches(lens, head, texts, batch_size, best).long().tolist()
+    return columns
+
+
+def word_head(lens: Lens) -> Head:
+    """The head of a language model, or an error that says what there is instead."""
+    head = read_head(lens.adapter)
+    if head.task not in (CAUSAL, MASKED):
+        raise InputError(f"{lens.name} is a {head.task}; words are asked of a language model")
+    return head
+
+
+def word_question(lens: Lens, encoded: Encoded, good: str | int, bad: str | int) -> Question:
+    """Why `good` and not `bad` comes next, or stands at the mask: by the first token of each.
+
+    Behind a text of a causal model, a word that comes without its space is given one.
+    """
+    head = word_head(lens)
+    place = place_of(lens, head, encoded)
+
+    def column(word: str | int, what: str) -> int:
+        if isinstance(word, str) and head.task == CAUSAL:
+            word = _behind(encoded, word)
+        return column_of(word, head, lens.tokenizer, encoded, place, True, what)
+
+    target, contrast = column(good, "target"), column(bad, "contrast")
+    if target == contrast:
+        raise InputError(
+            f"{good!r} and {bad!r} begin with the same token "
+            f"({label_of(target, head, lens.tokenizer)}), so the model does not choose between "
+            "them there; give words that differ in their first token"
+        )
+    return Question(encoded, target, contrast, place, masked=head.task == MASKED)
+
+
+def _behind(encoded: Encoded, word: str) -> str:
+    text = encoded.text
+    spaced = word[:1].isspace() or (isinstance(text, str) and text[-1:].isspace())
+    return word if spaced else f" {word}"
+
+
+def cosine_questions(
+    lens: Lens, pairs: Sequence[tuple[Encoded, Encoded]], *, batch_size: int | str = AUTO
+) -> list[Question]:
+    """What makes the first text of each pair similar to the second, whose vector is fixed."""
+    written = [(a.text, b.text) for a, b in pairs]
+    check_texts(
+        [(a, b) for a, b in written if isinstance(a, str) and isinstance(b, str)], lens.pooling
+    )
+    head = sentence_head(lens)
+    others = {whole_text(other, None): None for _, other in pairs}
+    if not others:
+        return []
+    texts = list(others)
+
+    def pooled(places: list[int]) -> torch.Tensor:
+        return text_vectors(lens, head, [texts[place] for place in places])
+
+    vectors = by_batches(lens, head, texts, batch_size, pooled).numpy()
+    units = dict(zip(texts, vectors / _lengths(vectors), strict=True))
+    return [Question(text, other=units[whole_text(other, None)]) for text, other in pairs]
+
+
+def _lengths(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    lengths: NDArray[np.float64] = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not np.all(lengths > 0):
+        raise InputError("one of the texts has a vector of length 0, so there is no cosine")
+    return lengths

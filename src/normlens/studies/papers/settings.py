@@ -1,0 +1,343 @@
+"""A reproduction's settings and folder, its experiments, and the numbers that the papers report."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from normlens.corpus.runs.folder_base import TEMPORARY
+from normlens.corpus.runs.manifest import NAME
+from normlens.corpus.runs.merging import code_named
+from normlens.corpus.runs.options import parse_names
+from normlens.corpus.runs.results import Run
+from normlens.errors import (
+    InputError,
+    OptionError,
+    OutputError,
+    check_choice,
+    listed,
+    parse_json,
+    system_reason,
+    valid_choice,
+)
+from normlens.options import REVISION, Option, options_of
+from normlens.studies.ablation.options import AblateOptions
+from normlens.studies.faithfulness.options import EvaluateOptions
+from normlens.studies.reports import contents
+from normlens.studies.reports.contents import Result
+from normlens.studies.reports.words import Comparison, Published
+
+# The numbers that the papers report, and a run's numbers beside them.
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """Read all numbers in the package's data file."""
+    contents = json.loads((files("normlens.studies.papers") / "published.json").read_text("utf-8"))
+    return tuple(
+        Published(
+            key=key,
+            label=entry["label"],
+            value=entry["value"],
+            model=group["model"],
+            data=group["data"],
+            data_label=group["data_label"],
+            source=group["source"],
+            digits=group.get("digits", 2),
+        )
+        for group in contents["groups"]
+        for key, entry in group["values"].items()
+    )
+
+
+def compare(
+    prefix: str, measured: Mapping[str, float], model: Mapping[str, Any], data: str
+) -> list[Comparison]:
+    """Set each published number whose key begins with `prefix` beside the measured one.
+
+    Of several published models, the run's model is taken, or the first one if it is not among them.
+    `model` is described as in a run's manifest; `data` is the data set's short name.
+    """
+    entries = [entry for entry in published() if entry.key.startswith(prefix)]
+    of_this_model = [entry for entry in entries if _same_model(entry.model, str(model["name"]))]
+    shown = of_this_model or [entry for entry in entries if entry.model == entries[0].model]
+    return [
+        Comparison(
+            published=entry,
+            measured=measured.get(entry.key),
+            same=bool(of_this_model) and entry.data in (None, data),
+        )
+        for entry in shown
+    ]
+
+
+def _same_model(ours: str, theirs: str) -> bool:
+    """Compare hub names without their owner: google-bert/bert-base-uncased is bert-base-uncased."""
+    return ours.lower().rpartition("/")[2] == theirs.lower().rpartition("/")[2]
+
+
+# The folder of a reproduction: its settings file and the names of its parts.
+
+
+SETTINGS = "settings.json"
+#: The folders of the papers' runs and of what comes from the model alone; an optional part has one
+#: of its name, with a folder per data set.
+RUNS, MODEL = "runs", "model"
+
+
+def load_settings(folder: str | os.PathLike[str]) -> Settings:
+    """Read the settings of a folder that `reproduce` has made."""
+    path = Path(folder) / SETTINGS
+    if not path.is_file():
+        raise InputError(
+            f"{str(folder)!r} holds no results; make some with: normlens reproduce "
+            f"{'|'.join(KINDS)} --model … --data … --out {folder}"
+        )
+    try:
+        return Settings.from_json(parse_json(path.read_text("utf-8")))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{str(path)!r} is damaged: {error}") from error
+
+
+def save_settings(folder: Path, settings: Settings) -> None:
+    """Write the settings, the whole file or none of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f"{SETTINGS}{TEMPORARY}"
+        temporary.write_text(json.dumps(settings.as_json(), indent=1, ensure_ascii=False) + "\n")
+        temporary.replace(folder / SETTINGS)
+    except OSError as error:
+        raise OutputError(f"cannot write to {str(folder)!r}: {system_reason(error)}") from error
+
+
+def finished_run(path: Path) -> Run:
+    """Open a run of the folder; one that is not there or not finished is refused."""
+    again = "run the same normlens reproduce again to go on"
+    if not (path / NAME).is_file():
+        raise InputError(f"{str(path)!r} holds no run yet; {again}")
+    run = Run.open(path)
+    status = run.status()
+    if not status.complete:
+        raise InputError(
+            f"{str(path)!r} is not finished ({status.done} of {status.sequences} sequences); "
+            + again
+        )
+    return run
+
+
+# The settings of a reproduction.
+
+
+#: The papers' experiments.
+KINDS = ("ff", "mixing")
+ALL = "all"  # of the papers
+#: Experiments that no paper has, and that are done only where they are asked for by name.
+EVALUATE, ABLATE = "evaluate", "ablate"
+PARTS = (EVALUATE, ABLATE)
+MASK = 0.12  # Kobayashi et al. 2021 and 2024
+#: What related pairs are compared with: all other pairs, as in the paper, or unrelated ones alone.
+PAPER, UNRELATED = "paper", "unrelated"
+#: what the runs depend on; the rest only changes what is made of them
+_OF_RUNS = (
+    "model",
+    "revision",
+    "column",
+    "pair_column",
+    "paragraphs",
+    "max_length",
+    "mask",
+    "seed",
+    "relations",
+)
+#: Options of the optional parts, and the parts that read each of them.
+OF_PARTS = {
+    "methods": (EVALUATE,),
+    "label_column": PARTS,
+    "components": (ABLATE,),
+    "ablation_kinds": (ABLATE,),
+}
+LISTS_OF_PARTS = ("methods", "components", "ablation_kinds")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that the numbers of a report depend on, model and data included."""
+
+    kinds: tuple[str, ...]
+    model: str
+    data: tuple[str, ...]
+    revision: str | None = REVISION.field(None)
+    column: str | None = None  # of the data, as in a run
+    pair_column: str | None = None
+    paragraphs: bool = False
+    limits: dict[str, int] = field(default_factory=dict)  # data → its first so many sequences
+    max_length: int = 128
+    mask: float = Option(
+        "Masked share in the experiments that mask; causal models are never masked.",
+        metavar="SHARE",
+    ).field(MASK)
+    seed: int = Option("Of masks, samples and resamples.", metavar="N").field(0)
+    resamples: int = Option("Of every bootstrap.", metavar="N").field(10_000)
+    #: rarer pairs of subwords are left out
+    min_count: int = Option("Occurrences of a subword pair that counts.", metavar="N").field(2)
+    top: int = Option("Most amplified pairs per layer.", metavar="N").field(10)
+    layer: int | None = Option(
+        "Layer of the histograms, counted from 1 as in the papers. Default: the clearest.",
+        metavar="N",
+    ).field(None)
+    others: str = Option(
+        "What related pairs are compared with: paper (all pairs that are not of their kind, "
+        "special tokens included) or unrelated (ordinary tokens with nothing in common).",
+        metavar="WHICH",
+    ).field(PAPER)
+    relations: tuple[str, ...] = Option(
+        "Your own relation between tokens: a function of an item that gives (n, n) booleans; may "
+        "be repeated.",
+        metavar="MODULE:NAME",
+        flags=("--relation",),
+        typed=list[str],
+        parse=tuple,
+    ).field(())
+    ranks: str | None = Option(
+        "Frequency ranks of subwords, `rank count id` per line. Default: the corpus's.",
+        metavar="FILE",
+        parse=os.path.abspath,
+    ).field(None)
+    sentence: str | None = Option(
+        "Of the attention maps; 'first|second' is a pair.", metavar="TEXT"
+    ).field(None)
+    methods: tuple[str, ...] | None = options_of(EvaluateOptions)["methods"].field(None)
+    label_column: str | None = Option(
+        "The column of a classifier's label. Default: none for evaluate, label for ablate.",
+        metavar="NAME",
+    ).field(None)
+    components: tuple[str, ...] | None = options_of(AblateOptions)["components"].field(None)
+    ablation_kinds: tuple[str, ...] | None = replace(
+        options_of(AblateOptions)["kinds"], flags=("--kinds",)
+    ).field(None)
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            valid_choice(kind, (*KINDS, *PARTS), "experiments")
+        check_choice(self.others, (PAPER, UNRELATED), "others")
+        if not self.kinds:
+            raise InputError(f"name the experiments: some of {listed((*KINDS, *PARTS))}")
+        if not self.data:
+            raise InputError("a reproduction needs --data")
+        for name, least in (("resamples", 100), ("min_count", 1), ("top", 1), ("max_length", 2)):
+            value = getattr(self, name)
+            if value < least:
+                raise OptionError(name, f"{{option}} must be at least {least}, not {value}")
+        if self.layer is not None and self.layer < 1:
+            raise OptionError(
+                "layer",
+                f"{{option}} must be at least 1, not {self.layer}: the papers' report counts "
+                "layers from 1",
+            )
+        for name, parts in OF_PARTS.items():
+            value = getattr(self, name)
+            # The flag has the short name, which the experiments have in Python.
+            option = "kinds" if name == "ablation_kinds" else name
+            if value == ():
+                raise OptionError(option, "{option} names nothing; leave it out to take all")
+            if value is not None and not set(parts) & set(self.kinds):
+                raise OptionError(
+                    option,
+                    f"{{option}} is of {listed(parts, 'or')}, which is not among the experiments; "
+                    "name it with them",
+                )
+
+    def joined(self, other: Settings) -> Settings:
+        """Merge these settings into a folder begun with `other`; refuse to mix two kinds."""
+        for item in fields(self):
+            then, now = getattr(other, item.name), getattr(self, item.name)
+            if item.name in _OF_RUNS and then != now:
+                raise _other_results(item.name, then, now)
+        of_parts = {name: self._of_part(name, other) for name in OF_PARTS}
+        for data in self.data:
+            then, now = other.limits.get(data), self.limits.get(data)
+            if data in other.data and then != now:
+                raise InputError(
+                    f"the folder holds results of {_sequences(then)} of {data!r}, not of "
+                    f"{_sequences(now)}; choose another --out"
+                )
+        every = parse_kinds((*self.kinds, *other.kinds))
+        data = tuple(dict.fromkeys(other.data + self.data))
+        limits = other.limits | self.limits
+        return replace(self, kinds=every, data=data, limits=limits, **of_parts)
+
+    def _of_part(self, name: str, other: Settings) -> Any:
+        """An option of an optional part; where it is not given, that of the folder holds."""
+        then, now = getattr(other, name), getattr(self, name)
+        if now is None:
+            if code_named({name: then}):
+                raise InputError(
+                    "the folder's evaluation takes code of your own, which is imported only if you "
+                    f"name it: add {EVALUATE} to the experiments, and --methods {','.join(then)}"
+                )
+            return then
+        if then != now and set(OF_PARTS[name]) & set(other.kinds):
+            raise _other_results(name, then, now)
+        return now
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, contents: dict[str, Any]) -> Settings:
+        names = {item.name for item in fields(cls)}
+        values = {name: value for name, value in contents.items() if name in names}
+        tuples = {name: tuple(values.get(name, ())) for name in ("kinds", "data", "relations")}
+        for name in LISTS_OF_PARTS:
+            if values.get(name) is not None:
+                tuples[name] = tuple(values[name])
+        # Reports were made before there was a choice, and the tables of their runs allow no other.
+        return cls(**{"others": UNRELATED, **values, **tuples})
+
+
+def parse_kinds(kinds: str | Sequence[str]) -> tuple[str, ...]:
+    """Experiments by name, in the report's order: "all" is both papers', "ff,evaluate" is two."""
+    named = parse_names(kinds)
+    every = [kind for name in named for kind in (KINDS if name == ALL else (name,))]
+    order = {name: place for place, name in enumerate((*KINDS, *PARTS))}
+    return tuple(sorted(dict.fromkeys(every), key=lambda name: order.get(name, len(order))))
+
+
+def _other_results(name: str, then: object, now: object) -> InputError:
+    return InputError(
+        f"the folder holds results with {name.replace('_', ' ')} {then!r}, not {now!r}; choose "
+        "another --out"
+    )
+
+
+def _sequences(limit: int | None) -> str:
+    return "all sequences" if limit is None else f"the first {limit} sequences"
+
+
+# An experiment of a paper: what it reads, and the function that answers its question.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence(contents.Evidence):
+    """The data an experiment reads, with the settings of the reproduction."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(contents.Experiment):
+    """One experiment of a paper: its question, and the function that answers it.
+
+    `needs` says what it looks at: "masked" or "plain" runs, or the "model" alone. `work` gives
+    None where it does not apply (a model without that component, data without entities); `absent`
+    says why.
+    """
+
+    needs: str
+    work: Callable[[Evidence], Result | None]
