@@ -38,7 +38,7 @@ from kills_runs import Driver, done_numbers, unvouched
 from kills_tables import digests, problems
 
 from normlens.corpus import Run
-from normlens.corpus.engines.station import EACH
+from normlens.corpus.engines.worker import EACH
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest

@@ -10,13 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from normlens.corpus.runs.activity import read_activity
-from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.folder_base import TEMPORARY
+from normlens.corpus.runs.folder import TEMPORARY, LocalFolder
 from normlens.corpus.runs.log_files import ROOT as LOG
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.progress import read_activity
 from normlens.corpus.runs.shards import PARTS, ROOT
 
 

@@ -21,13 +21,9 @@ import numpy as np
 import pyarrow as pa
 from object_store import CountingStore
 
-from normlens.corpus.engines.attempts import Attempts
-from normlens.corpus.engines.base import Engine
-from normlens.corpus.engines.crew import Answered, Crew, Event, Joined
+from normlens.corpus.engines.base import Answered, Attempts, Call, Crew, Engine, Event, Joined
 from normlens.corpus.engines.dispatch import opened
-from normlens.corpus.engines.jobs import Call
-from normlens.corpus.engines.shard_files import parquet, write_tables
-from normlens.corpus.engines.shard_rows import FAILURES, SEQUENCES
+from normlens.corpus.engines.shard_rows import FAILURES, SEQUENCES, parquet, write_tables
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.measures.base import build
 from normlens.corpus.measures.rows import TABLES

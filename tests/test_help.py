@@ -11,7 +11,7 @@ import pytest
 from normlens import errors
 from normlens.cli import main
 from normlens.cli import tools as pages
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.errors import InputError, NormLensError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ import torch
 
 import normlens
 from normlens.corpus import Run, resume, run
-from normlens.corpus.runs.errors import RunError, SomeFailedWarning
+from normlens.corpus.runs.folder import RunError, SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import InputError
 from normlens.studies.ablation.measure import AblationMeasure

@@ -13,7 +13,7 @@ from tokenizers import processors
 
 import normlens
 from normlens.corpus.engines import worker
-from normlens.corpus.runs.errors import AllFailedError, RunError
+from normlens.corpus.runs.folder import AllFailedError, RunError
 from normlens.errors import InputError, NormLensError
 from normlens.inputs import encode
 from normlens.studies.alignment.links import pharaoh, word_links

@@ -77,7 +77,7 @@ def corpus_file(path: Path, sequences: int, seed: int = 0, letters: str = "abcde
 
 
 #: For tests in which some sequences of a run fail.
-some_fail = pytest.mark.filterwarnings("ignore::normlens.corpus.runs.errors.SomeFailedWarning")
+some_fail = pytest.mark.filterwarnings("ignore::normlens.corpus.runs.folder.SomeFailedWarning")
 
 
 def frames_of(run: Run) -> dict[str, pd.DataFrame]:

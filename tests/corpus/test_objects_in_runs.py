@@ -14,7 +14,7 @@ from test_loading import tiny_tokenizer
 import normlens
 from normlens.corpus.data.readers import MemoryData
 from normlens.corpus.data.records import ReadOptions
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.identity import weights_hash
 from normlens.errors import InputError
 from normlens.models.tiny import tiny_model

@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "corpus"))
 
 import evaluation_examples as examples
 
-from normlens.corpus.runs.errors import SomeFailedWarning
+from normlens.corpus.runs.folder import SomeFailedWarning
 from normlens.corpus.runs.results import Run
 from normlens.studies.faithfulness.evaluate import evaluate
 

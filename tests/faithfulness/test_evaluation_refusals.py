@@ -11,7 +11,7 @@ import pytest
 import normlens
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.measures import registry
-from normlens.corpus.runs.errors import AllFailedError, SomeFailedWarning
+from normlens.corpus.runs.folder import AllFailedError, SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import MissingDependencyError, NormLensError
 from normlens.studies.faithfulness import methods as integrated_gradients

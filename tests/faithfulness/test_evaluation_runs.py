@@ -13,7 +13,7 @@ from forking import run_python
 from run_examples import assert_each_once, assert_same_tables
 
 import normlens
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from test_loading import SENTENCE, save_tiny, tiny_tokenizer
 
 import normlens
-from normlens.corpus.runs.paths import model_name
+from normlens.corpus.runs.folder import model_name
 from normlens.errors import MissingDependencyError, ModelLoadError
 from normlens.loading.load import load_config
 

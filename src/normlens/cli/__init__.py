@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from normlens._version import __version__
 from normlens.cli import corpus, explain, map, studies, tools
 from normlens.cli.parameters import as_typer_reads
-from normlens.corpus.runs.errors import AllFailedError, StuckError
+from normlens.corpus.runs.folder import AllFailedError, StuckError
 from normlens.errors import (
     SMALLER,
     NormLensError,

@@ -27,8 +27,7 @@ from rich.text import Text
 from normlens.cli.common import check_needs, console_for, print_table
 from normlens.cli.parameters import Fields
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.errors import RunError, SomeFailedWarning
-from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.folder import LocalFolder, RunError, SomeFailedWarning
 from normlens.corpus.runs.options import FILE_SIZE, Execution, RunOptions
 from normlens.errors import TABLES, NormLensError, check_installed, require
 from normlens.loading.embedded import DEFAULT

@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 
 from normlens.corpus.data.records import Record
 from normlens.corpus.engines import dispatch
-from normlens.corpus.engines.attempts import Attempts
-from normlens.corpus.engines.crew import Answered, Crew, Died, Event, Joined
+from normlens.corpus.engines.base import (
+    CERTAIN,
+    Answered,
+    Attempts,
+    Call,
+    Crew,
+    Died,
+    Event,
+    Joined,
+)
 from normlens.corpus.engines.dispatch import IN_A_ROW, Dispatcher
 from normlens.corpus.engines.guard import Late
-from normlens.corpus.engines.jobs import CERTAIN, Call
-from normlens.corpus.engines.station import EACH
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.engines.worker import EACH
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.shards import Shard
 
 SIZE = 3

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from normlens.corpus.engines import choice
-from normlens.corpus.engines.choice import open_engine
+from normlens.corpus.engines import local
+from normlens.corpus.engines.local import open_engine
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import InputError
@@ -23,7 +23,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         def engine(task: Task, *given: Any, name: str = name) -> None:
             calls.append((name, *given))
 
-        monkeypatch.setattr(choice, name, engine)
+        monkeypatch.setattr(local, name, engine)
     return calls
 
 
@@ -33,8 +33,8 @@ def task(device: str = "auto") -> Task:
 
 def machine(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int) -> None:
     cuda = SimpleNamespace(is_available=lambda: gpus > 0, device_count=lambda: gpus)
-    monkeypatch.setattr(choice, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(choice, "os", SimpleNamespace(cpu_count=lambda: cpus))
+    monkeypatch.setattr(local, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(local, "os", SimpleNamespace(cpu_count=lambda: cpus))
 
 
 @pytest.mark.parametrize(

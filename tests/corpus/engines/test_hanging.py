@@ -16,10 +16,10 @@ from forking import run_python
 
 import normlens
 from normlens.corpus import Run, resume, run
-from normlens.corpus.engines import local, station
+from normlens.corpus.engines import local, worker
 from normlens.corpus.engines.guard import SHORT, Guard, Late, Unfinished
 from normlens.corpus.measures import measure
-from normlens.corpus.runs.errors import StuckError
+from normlens.corpus.runs.folder import StuckError
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), examples.some_fail]
 N, SHARD, CULPRITS = 12, 4, (5, 10)
@@ -138,8 +138,8 @@ def test_a_sequence_that_hangs_in_the_one_process_is_interrupted(
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other threads than the main one call the model, as they do on a GPU."""
-    for module in (station, local):
-        monkeypatch.setattr(module, "model_threads", lambda lens: station.ON_GPU)
+    for module in (worker, local):
+        monkeypatch.setattr(module, "model_threads", lambda lens: worker.ON_GPU)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

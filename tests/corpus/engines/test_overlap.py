@@ -15,10 +15,9 @@ import torch
 
 import normlens
 from normlens.corpus import Run, run
-from normlens.corpus.engines import local, station, worker
+from normlens.corpus.engines import local, worker
 from normlens.corpus.engines.guard import Guard
-from normlens.corpus.engines.station import Station
-from normlens.corpus.engines.worker import LARGEST_BATCH, Task, Worker
+from normlens.corpus.engines.worker import LARGEST_BATCH, Station, Task, Worker
 from normlens.corpus.measures import measure
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.shards import Shard
@@ -73,7 +72,7 @@ class Staged:
 
 def test_a_worker_tokenises_and_makes_tables_beside_its_model() -> None:
     at_work: Any = Station(Staged())  # type: ignore[arg-type]
-    with ThreadPoolExecutor(station.EACH) as threads:
+    with ThreadPoolExecutor(worker.EACH) as threads:
         shards = [Shard(number, 0, ()) for number in range(3)]
         assert list(threads.map(at_work.compute, shards)) == [0, 1, 2]
     at_work.close()
@@ -82,8 +81,8 @@ def test_a_worker_tokenises_and_makes_tables_beside_its_model() -> None:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads call the model, as they do on a GPU."""
-    for module in (station, local):
-        monkeypatch.setattr(module, "model_threads", lambda lens: station.ON_GPU)
+    for module in (worker, local):
+        monkeypatch.setattr(module, "model_threads", lambda lens: worker.ON_GPU)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

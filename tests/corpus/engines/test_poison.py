@@ -13,7 +13,7 @@ from forking import run_python
 
 from normlens.corpus import Run, run
 from normlens.corpus.engines import dispatch
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), examples.some_fail]
 N, SHARD, CULPRIT = 12, 4, 5

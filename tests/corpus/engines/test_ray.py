@@ -17,9 +17,9 @@ from run_logs import forget
 
 import normlens
 from normlens.corpus import Run, resume, run
-from normlens.corpus.engines import ray_crew
+from normlens.corpus.engines import ray_engine
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.log_reading import read_state
 from normlens.errors import InputError, ModelLoadError
 
@@ -224,7 +224,7 @@ def test_sequences_that_hang_or_exit_become_failures(
     folder: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both, _ = cluster
-    monkeypatch.setattr(ray_crew, "LOOK", 0.5)
+    monkeypatch.setattr(ray_engine, "LOOK", 0.5)
     options: dict[str, Any] = {"measures": "mixing,slow_measure:odd", "shard_size": 4, "limit": 12}
     options |= {"engine": "ray", "address": both.address, "resources": "cpu=1", "device": "cpu"}
     done = run(

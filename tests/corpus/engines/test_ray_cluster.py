@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from normlens.corpus.engines.ray_cluster import (
+from normlens.corpus.engines.ray_engine import (
     Demand,
     check_room,
     check_versions,
     connect,
     versions_function,
 )
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.options import Execution
 
 

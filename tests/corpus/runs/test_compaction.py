@@ -19,8 +19,7 @@ from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import compaction as compaction_module
 from normlens.corpus.runs import compaction_plan
 from normlens.corpus.runs import folder as folders
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.folder import LocalFolder, RunError
 from normlens.corpus.runs.log import empty_state
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.progress import Progress

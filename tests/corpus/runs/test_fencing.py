@@ -13,8 +13,7 @@ from counting_store import URL, CountingStore, counting_store
 
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines.worker import Task, Worker
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.folder import LocalFolder, RunError
 from normlens.corpus.runs.lock import check_same_folder, locked
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.progress import Progress

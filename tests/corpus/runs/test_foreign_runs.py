@@ -29,7 +29,7 @@ from normlens import cli
 from normlens.corpus import Run, resume, run
 from normlens.corpus.data import files
 from normlens.corpus.runs.entries import sealed, unsealed
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.side_files import DATA_INDEX
 from normlens.errors import InputError, NormLensError
 from normlens.loading.hub import Origin

@@ -19,7 +19,7 @@ from run_logs import forget
 
 import normlens
 from normlens.corpus import resume, run
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.identity import identify, tokenizer_hash
 from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import tiny_config

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from normlens.corpus.runs import lock
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import LocalFolder, open_folder
+from normlens.corpus.runs.folder import LocalFolder, RunError, open_folder
 from normlens.corpus.runs.lock import holder, locked
 from normlens.errors import OutputError
 

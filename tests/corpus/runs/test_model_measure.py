@@ -16,7 +16,7 @@ import normlens
 from normlens.corpus import Run
 from normlens.corpus.engines import worker
 from normlens.corpus.measures import BoundMeasure, Item, ModelMeasure, Needs
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.errors import InputError
 from normlens.lens import Lens
 

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 
 import normlens
 from normlens.corpus import Run
-from normlens.corpus.runs.errors import AllFailedError
+from normlens.corpus.runs.folder import AllFailedError
 from normlens.errors import InputError, NormLensError
 from normlens.measures.maps import amplification
 from normlens.studies.papers.reproduce import reproduce

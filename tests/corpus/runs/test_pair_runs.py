@@ -17,7 +17,7 @@ from run_examples import assert_each_once, assert_same_tables, some_fail, tiny_c
 import normlens
 from normlens.corpus import Run
 from normlens.corpus.measures import measure
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.errors import InputError
 from normlens.inputs import encode
 
@@ -208,7 +208,7 @@ FATAL = """
 import os, pathlib
 from normlens.corpus import Run
 from normlens.corpus.measures import measure
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 
 @measure(schema={"length": int})
 def fatal(item):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlens.corpus.runs.options import Execution
-from normlens.corpus.runs.resources import named, parse_resources
+from normlens.corpus.runs.options import Execution, named, parse_resources
 from normlens.errors import InputError, OptionError
 
 

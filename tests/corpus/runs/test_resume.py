@@ -26,7 +26,7 @@ from normlens.corpus.data import files
 from normlens.corpus.runs import folder as folders
 from normlens.corpus.runs import verified
 from normlens.corpus.runs.entries import sealed
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.side_files import ACTIVITY
 from normlens.errors import InputError, NormLensError, OutputError

@@ -21,7 +21,7 @@ from normlens import cli
 from normlens.corpus import Run, open_data, resume, run
 from normlens.corpus.engines.shard_rows import _checked
 from normlens.corpus.measures import measure
-from normlens.corpus.runs.errors import AllFailedError, RunError, SomeFailedWarning
+from normlens.corpus.runs.folder import AllFailedError, RunError, SomeFailedWarning
 from normlens.corpus.runs.options import parse_settings
 from normlens.errors import InputError, NormLensError
 

@@ -16,12 +16,23 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from normlens.corpus.engines.attempts import Attempts
-from normlens.corpus.engines.crew import Answered, Crew, Died, Event, Joined
+from normlens.corpus.engines.base import (
+    CERTAIN,
+    Answered,
+    Attempts,
+    Call,
+    Crew,
+    Died,
+    Event,
+    Job,
+    Joined,
+    OneByOne,
+    Whole,
+    again,
+)
 from normlens.corpus.engines.guard import Late
-from normlens.corpus.engines.jobs import CERTAIN, Call, Job, OneByOne, Whole, again
-from normlens.corpus.engines.station import EACH
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.engines.worker import EACH
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.shards import Finished, Shard
 
 #: Sequences of a shard that may be culprits, one after another, before the fault is the machine's.

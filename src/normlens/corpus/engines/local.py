@@ -1,7 +1,8 @@
-"""Shards computed on this machine: by this process, or by several."""
+"""Shards computed on this machine, by this process or by several; the choice of an engine."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -12,16 +13,21 @@ from typing import TypeVar
 
 import torch
 
-from normlens.corpus.engines.attempts import Attempts
-from normlens.corpus.engines.base import Engine
+from normlens.corpus.engines.base import Attempts, Engine
 from normlens.corpus.engines.dispatch import opened
-from normlens.corpus.engines.prepared import Prepared
 from normlens.corpus.engines.processes import LOOK, ProcessCrew
-from normlens.corpus.engines.station import EACH, Station, model_threads
-from normlens.corpus.engines.worker import Task, Worker
-from normlens.corpus.runs.errors import StuckError
+from normlens.corpus.engines.ray_engine import RayEngine
+from normlens.corpus.engines.shard_rows import Prepared
+from normlens.corpus.engines.worker import EACH, Station, Task, Worker, model_threads
+from normlens.corpus.runs.folder import StuckError
+from normlens.corpus.runs.options import Execution
 from normlens.corpus.runs.shards import Finished, Shard
+from normlens.errors import InputError
 from normlens.lens import Lens
+from normlens.options import AUTO
+
+# Shards computed on this machine: by this process, or by several.
+
 
 T = TypeVar("T")
 
@@ -177,3 +183,33 @@ class ProcessEngine(Engine):
 
     def close(self) -> None:
         self._crew.close()
+
+
+# Choosing the engine that computes a run.
+
+
+#: CPUs of a worker, where there are no GPUs to count by.
+CPUS_EACH = 4
+
+
+def open_engine(task: Task, execution: Execution, lens: Lens | None = None) -> Engine:
+    """Open the engine that was asked for, and load its model."""
+    if lens is not None and (execution.engine == "ray" or execution.workers not in (1, AUTO)):
+        raise InputError(
+            "a loaded lens cannot be sent to other processes; pass the model's name or folder"
+        )
+    if execution.engine == "ray":
+        return RayEngine(task, execution)
+    workers = 1 if lens is not None else _workers(task, execution.workers)
+    if workers > 1:
+        return ProcessEngine(task, workers, execution.attempts)
+    return ThreadEngine(task, lens, execution.attempts)
+
+
+def _workers(task: Task, asked: int | str) -> int:
+    """How many workers this machine has room for, unless a number was asked for."""
+    if asked != AUTO:
+        return int(asked)
+    if task.device in (AUTO, "cuda") and torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return max(1, (os.cpu_count() or 1) // CPUS_EACH)

@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 
-from normlens.corpus.engines.crew import Answered, Crew, Died, Event, Joined
-from normlens.corpus.engines.jobs import Call
-from normlens.corpus.engines.station import EACH, Station
-from normlens.corpus.engines.worker import Task
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.engines.base import Answered, Call, Crew, Died, Event, Joined
+from normlens.corpus.engines.worker import EACH, Station, Task
+from normlens.corpus.runs.folder import RunError
 from normlens.errors import reason_of
 from normlens.loading.hub import hush
 

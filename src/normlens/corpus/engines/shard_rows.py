@@ -1,21 +1,136 @@
-"""Collecting the rows of a shard, sequence by sequence, in any order."""
+"""The rows of a shard, sequence by sequence, in any order, and the files that they become."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import io
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.guard import Guard, Unfinished
 from normlens.corpus.measures import Item, Measure
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import Folder, RunError
+from normlens.corpus.runs.shards import File, Shard, table_name
 from normlens.errors import InputError, NormLensError, is_out_of_memory, one_line, reason_of
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
+
+# The files of a shard's tables, which its worker writes where they belong.
+
+
+class Encoded(NamedTuple):
+    """A table as the bytes of its file."""
+
+    rows: int
+    data: bytes
+
+
+def write_tables(folder: Folder, shard: Shard, tables: Mapping[str, Encoded]) -> dict[str, File]:
+    """Write each table to the shard's file for it, one request each, and describe the files."""
+    files = {}
+    for table, (rows, data) in tables.items():
+        name = table_name(table, shard.number, shard.epoch, shard.attempt)
+        folder.write(name, data)
+        files[table] = File(name, rows, len(data), hashlib.sha256(data).hexdigest())
+    return files
+
+
+def parquet(table: pa.Table) -> Encoded:
+    """Encode a table as a Parquet file."""
+    # Dictionaries suit text that repeats; numbers they make larger and slower to write.
+    labels = [
+        field.name
+        for field in table.schema
+        if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)
+    ]
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=labels)
+    return Encoded(table.num_rows, buffer.getvalue())
+
+
+# A shard between its stages: its sequences, the time that they took, and their batches.
+
+
+#: What is known of a sequence before it is measured.
+Analysed = tuple[Maps, tuple[Explanation, ...]]
+
+#: Bytes of maps that may wait to be measured; a batch is never smaller than one sequence.
+HELD = 256 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One sequence: its running number in the data, and its tokens."""
+
+    index: int
+    encoded: EncodedRecord
+
+    def __len__(self) -> int:
+        """The tokens of the sequence, or of both that an encoder–decoder reads."""
+        return sum(map(len, self.encoded.sequences))
+
+
+class Clock:
+    """Count the seconds that each stage of a shard takes."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A shard between its stages: tokenised, and with the rows that it has so far."""
+
+    shard: Shard  # without its records
+    entries: list[Entry]
+    rows: ShardRows
+    clock: Clock
+    started: float
+
+
+def batches(
+    entries: list[Entry], size: int, bytes_of: Callable[[int], int], tokens: int = 0
+) -> Iterator[list[Entry]]:
+    """Cut sequences into batches of at most `size`: alike in length, their maps fit in memory.
+
+    A batch of short sequences may have more of them, as long as it has no more than so many
+    `tokens`, padding included. `bytes_of` estimates the memory of the maps of a sequence of so many
+    tokens.
+    """
+    ordered = sorted(entries, key=lambda entry: (len(entry), entry.index))
+    batch: list[Entry] = []
+    for entry in ordered:
+        # The longest comes last, and decides.
+        fits = (len(batch) + 1) * bytes_of(len(entry)) <= HELD
+        full = len(batch) >= size and (len(batch) + 1) * len(entry) > tokens
+        if batch and (full or not fits):
+            yield batch
+            batch = []
+        batch.append(entry)
+    if batch:
+        yield batch
+
+
+# Collecting the rows of a shard, sequence by sequence, in any order.
+
 
 SEQUENCES = pa.schema(
     [

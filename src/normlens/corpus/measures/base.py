@@ -17,7 +17,7 @@ from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 
 if TYPE_CHECKING:
-    from normlens.corpus.engines.prepared import Clock
+    from normlens.corpus.engines.shard_rows import Clock
     from normlens.inputs.text import Encoded
     from normlens.lens import Lens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from normlens.corpus.runs.folder_base import TEMPORARY, Folder
+from normlens.corpus.runs.folder import TEMPORARY, Folder
 from normlens.corpus.runs.lock import holder
 from normlens.corpus.runs.log_files import log_file
 from normlens.corpus.runs.log_reading import read_state

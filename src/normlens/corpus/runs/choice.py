@@ -1,21 +1,84 @@
-"""Which measures a run takes, and what its manifest says of them."""
+"""Which model, data and measures a run takes, and what its manifest says of them."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from normlens.corpus import measures
+from normlens.corpus.data.readers import NAME, MemoryData, find_data, is_in_memory, open_data
+from normlens.corpus.data.records import Data, ReadOptions
 from normlens.corpus.engines.shard_rows import schemas
 from normlens.corpus.measures import Measure
 from normlens.corpus.measures.rows import for_two_stacks
 from normlens.corpus.measures.user_code import module_sources, sources_of
+from normlens.corpus.runs.folder import OBJECT, fixed_path, model_name
 from normlens.corpus.runs.manifest import has_two_stacks
 from normlens.corpus.runs.merging import code_named
-from normlens.corpus.runs.options import parse_measures
+from normlens.corpus.runs.options import Execution, RunOptions, parse_measures
 from normlens.errors import InputError
+from normlens.lens import Lens
+from normlens.loading.load import load
+
+# What a run is given: names and paths, or a user's objects.
+
+
+def given_model(model: Any, execution: Execution) -> tuple[Lens | None, str]:
+    """The lens of a model that was passed as an object, and what the run calls the model."""
+    if isinstance(model, Lens):
+        return model, model_name(model)
+    if model is None or isinstance(model, (str, os.PathLike)):
+        return None, "" if model is None else model_name(model)
+    lens = load(model, device=execution.device, dtype=execution.dtype)
+    return lens, f"{lens.source}{OBJECT}"
+
+
+def data_name(data: Any) -> str:
+    """What a run calls its data."""
+    if is_in_memory(data):
+        return NAME
+    return data.name if isinstance(data, Data) else fixed_path(data)
+
+
+def data_to_compare(options: RunOptions, given: Any) -> Data:
+    """The data set of a run that is resumed.
+
+    Whoever wrote the run's files may have named any file, so nothing is read of one that only they
+    name before its fingerprint is compared.
+    """
+    if given is None:
+        return find_data(options.data, _reading(options), options.limit)
+    return opened_data(options, given)
+
+
+def _reading(options: RunOptions) -> ReadOptions:
+    return ReadOptions(
+        options.column, options.pair_column, options.paragraphs, options.extra_columns
+    )
+
+
+def opened_data(options: RunOptions, given: Any) -> Data:
+    """The data set that was passed, or the one that the options name."""
+    if isinstance(given, Data):
+        return given
+    if given is not None and is_in_memory(given):
+        if options.paragraphs:
+            raise InputError("paragraphs are for .txt files; leave it out for data in memory")
+        return MemoryData(given, _reading(options), options.limit)
+    return open_data(
+        options.data,
+        column=options.column,
+        pair_column=options.pair_column,
+        paragraphs=options.paragraphs,
+        limit=options.limit,
+        extra=options.extra_columns,
+    )
+
+
+# Which measures a run takes, and what its manifest says of them.
 
 
 @dataclass(frozen=True)

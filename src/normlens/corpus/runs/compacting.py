@@ -7,9 +7,7 @@ from typing import Any
 
 from normlens.corpus.runs.compaction import Compaction, DamagedFile
 from normlens.corpus.runs.compaction_plan import Sizes
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, LocalFolder, RunError
 from normlens.corpus.runs.lock import locked
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import Manifest

@@ -15,8 +15,7 @@ from threading import Event
 import pyarrow as pa
 
 from normlens.corpus.runs.compaction_plan import Piece, Sizes, SmallFiles
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.joining import JoinedFile, Unjoinable
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import combining

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from normlens.corpus.data.files import DataFile, FileData, Index, digest, read_through, unreadable
 from normlens.corpus.data.records import Data, Reading, Record
 from normlens.corpus.runs.entries import sealed, unsealed
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.manifest import Manifest, changes, refuse
 from normlens.corpus.runs.side_files import DATA_INDEX, write_side_file
 from normlens.corpus.runs.stamps import Stamp, local_stamp

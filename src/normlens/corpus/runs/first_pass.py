@@ -13,7 +13,7 @@ import numpy as np
 
 from normlens._version import __version__
 from normlens.corpus.data.records import Data
-from normlens.corpus.engines.encoding import encode_for
+from normlens.corpus.engines.batches import encode_for
 from normlens.corpus.measures import Needs
 from normlens.corpus.measures.amplification import Amplification
 from normlens.corpus.measures.pairs import KeptPairs, PairCounter

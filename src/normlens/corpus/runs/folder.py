@@ -2,18 +2,333 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+import tempfile
 import uuid
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
-from normlens.corpus.runs.folder_base import TEMPORARY, Folder
-from normlens.corpus.runs.remote_folder import RemoteFolder
-from normlens.corpus.runs.stamps import Stamp, local_stamp
-from normlens.errors import InputError, NormLensError, OutputError, system_reason
+from normlens.corpus.runs.stamps import Stamp, local_stamp, store_stamp
+from normlens.errors import (
+    InputError,
+    MissingDependencyError,
+    NormLensError,
+    OutputError,
+    system_reason,
+)
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+# What can go wrong with a run as a whole.
+
+
+class RunError(NormLensError):
+    """A run that cannot be started, resumed or read."""
+
+
+class StuckError(RunError):
+    """A sequence takes too long in a thread of this process, which cannot be ended."""
+
+
+class AllFailedError(RunError):
+    """No sequence of a run could be analysed."""
+
+
+class SomeFailedWarning(UserWarning):
+    """Some sequences of a run could not be analysed."""
+
+
+def another_manifest(folder: object, name: str) -> RunError:
+    """The manifest was exchanged, or two runs are mixed."""
+    return RunError(
+        f"{name} in {str(folder)!r} belongs to another manifest.json than the one that lies there; "
+        "put the run's own back"
+    )
+
+
+# Names of models and data as a run keeps them, which hold from any folder.
+
+
+#: What stands behind the name of a model that was passed as an object.
+OBJECT = " (an object)"
+
+
+def model_name(model: str | os.PathLike[str] | Lens) -> str:
+    """What a run calls a model: a folder absolutely, everything else as it is given."""
+    if not isinstance(model, (str, os.PathLike)):
+        return model.source
+    name = os.fspath(model)
+    # A folder without a model may happen to be called like one that is not a folder.
+    no_model = os.path.isdir(name) and not any(
+        os.path.isfile(os.path.join(name, file)) for file in ("config.json", "adapter_config.json")
+    )
+    return name if no_model else fixed_path(name)
+
+
+def fixed_path(spec: str | os.PathLike[str]) -> str:
+    """A path made absolute, so that a run can be resumed from another folder; names as they are."""
+    text = os.fspath(spec)
+    prefix, separator, rest = text.partition(":")
+    if separator and not Path(text).exists() and prefix.isalnum() and "//" not in rest:
+        return f"{prefix}:{_absolute(rest)}"  # a data set's name with a local file
+    return _absolute(text)
+
+
+def shown_data(name: str) -> str:
+    """What reports call a data set: its file or pattern without the folders that lead to it."""
+    prefix, separator, rest = name.partition(":")
+    if separator and prefix.isalnum() and not rest.startswith("//"):
+        return f"{prefix}:{Path(rest).name or rest}"
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def _absolute(text: str) -> str:
+    path = Path(text).expanduser()
+    if path.exists() or (any(mark in text for mark in "*?[") and path.parent != Path(".")):
+        return str(path.absolute())
+    return text
+
+
+# The interface of a run's folder, wherever it lies.
+
+
+#: What a name ends with until its file is complete.
+TEMPORARY = ".tmp"
+_CHUNK = 1 << 20
+
+
+class Folder(ABC):
+    """Files by their names inside one folder; a file appears under its name whole or not at all."""
+
+    url: str
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """Read a file's contents; None if there is no such file."""
+
+    @abstractmethod
+    def write(self, name: str, data: bytes) -> None:
+        """Make `data` the contents of a file."""
+
+    @abstractmethod
+    def writing(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """Open a new file to write it piece by piece; without an error it appears at the end."""
+
+    def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Read the contents of several files; those that are not there are left out."""
+        contents = ((name, self.read(name)) for name in names)
+        return {name: data for name, data in contents if data is not None}
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file if it is there."""
+
+    def remove_all(self, names: Collection[str]) -> None:
+        """Remove several files, as far as they are there."""
+        for name in names:
+            self.remove(name)
+
+    @abstractmethod
+    def names(self, under: str = "") -> list[str]:
+        """List every file, or those under one folder, by its name relative to this, in order."""
+
+    @abstractmethod
+    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
+        """Stat these files: size and time of each; those that are not there are left out."""
+
+    @abstractmethod
+    def _open(self, name: str) -> IO[bytes]:
+        """Open a file to read from."""
+
+    def sha256(self, name: str) -> str | None:
+        """Compute a file's checksum piece by piece; None if there is no such file."""
+        digest = hashlib.sha256()
+        try:
+            with self._open(name) as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise InputError(f"cannot read {self.url}/{name}: {system_reason(error)}") from error
+        return digest.hexdigest()
+
+    @property
+    def everywhere(self) -> str:
+        """The URL or absolute path by which any process opens the folder."""
+        return self.url
+
+    @abstractmethod
+    def address(self, name: str) -> str:
+        """Give the path or URL by which DuckDB opens a file."""
+
+    def __str__(self) -> str:
+        return self.url
+
+
+# The folder of a run behind an fsspec URL.
+
+
+#: Requests under way at once where several files are read.
+AT_ONCE = 16
+
+
+class RemoteFolder(Folder):
+    """A folder behind an fsspec URL.
+
+    An object store shows an object only once its upload is complete. On others (SFTP, HDFS) a
+    file may be cut short: its checksum tells, and the file with the checksums comes last.
+    """
+
+    def __init__(self, url: str):
+        try:
+            import fsspec
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"{url!r} needs the fsspec package; run: pip install 'normlens[corpus]'"
+            ) from error
+        self.url = url.rstrip("/")
+        with self._failing("open", InputError):
+            self.system, root = fsspec.core.url_to_fs(url)
+        self.root = root.rstrip("/")
+        self._has_bucket = False
+
+    def read(self, name: str) -> bytes | None:
+        with self._failing(f"read {name} in", InputError):
+            try:
+                return self.system.cat_file(self._path(name))
+            except FileNotFoundError:
+                return None
+
+    def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        wanted = list(names)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            contents = zip(wanted, pool.map(self.read, wanted), strict=True)
+            return {name: data for name, data in contents if data is not None}
+
+    def write(self, name: str, data: bytes) -> None:
+        self._put(name, lambda path: self.system.pipe_file(path, data))
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[IO[bytes]]:
+        # What is uploaded is whole: whatever stops the writer leaves nothing in the store.
+        try:
+            with tempfile.NamedTemporaryFile(prefix="normlens-") as file:
+                yield cast("IO[bytes]", file)
+                file.flush()
+                self._put(name, lambda path: self.system.put_file(file.name, path))
+        except NormLensError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                f"cannot write a file for {self.url} to {tempfile.gettempdir()!r} first: "
+                f"{system_reason(error)}; set TMPDIR to a folder with room"
+            ) from error
+
+    def _put(self, name: str, put: Callable[[str], object]) -> None:
+        path = self._path(name)
+        with self._failing(f"write {name} in", OutputError):
+            # One request, as a rule: what might be wrong with the place is asked afterwards.
+            try:
+                put(path)
+            except Exception:
+                self._check_bucket()
+                if self._bucket:  # an object store has no folders, and might make a bucket instead
+                    raise
+                self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
+                put(path)
+
+    def remove(self, name: str) -> None:
+        with self._failing(f"remove {name} in", OutputError), suppress(FileNotFoundError):
+            self.system.rm_file(self._path(name))
+
+    def remove_all(self, names: Collection[str]) -> None:
+        if not names:
+            return
+        with self._failing("remove files in", OutputError):
+            try:
+                # Object stores remove up to a thousand with one request.
+                self.system.rm([self._path(name) for name in names])
+            except FileNotFoundError:
+                super().remove_all(names)
+
+    def names(self, under: str = "") -> list[str]:
+        with self._failing("list", InputError):
+            # A listing that was kept from before would hide what another process has written.
+            self.system.invalidate_cache()
+            try:
+                paths = self.system.find(f"{self.root}/{under}" if under else self.root)
+            except FileNotFoundError:
+                paths = []
+            # A store that is down has said so by now.
+            if not paths:
+                self._check_bucket()
+        return sorted(path[len(self.root) :].lstrip("/") for path in paths)
+
+    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
+        self.system.invalidate_cache()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            stamps = zip(names, pool.map(self._stamp, names), strict=True)
+            return {name: stamp for name, stamp in stamps if stamp is not None}
+
+    def _stamp(self, name: str) -> Stamp | None:
+        with self._failing(f"read {name} in", InputError):
+            try:
+                return store_stamp(self.system.info(self._path(name)))
+            except FileNotFoundError:
+                return None
+
+    def sha256(self, name: str) -> str | None:
+        with self._failing(f"read {name} in", InputError):
+            return super().sha256(name)
+
+    def _open(self, name: str) -> IO[bytes]:
+        return self.system.open(self._path(name), "rb")
+
+    def address(self, name: str) -> str:
+        return self.system.unstrip_protocol(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    @property
+    def _bucket(self) -> str:
+        """The bucket or container of an object store; nothing where paths begin with a slash."""
+        return self.root.partition("/")[0]
+
+    def _check_bucket(self) -> None:
+        """Refuse a bucket that does not exist: it is probably a typing error, so it is not made."""
+        if self._bucket and not self._has_bucket:
+            self._has_bucket = self.system.exists(self._bucket)
+            if not self._has_bucket:
+                raise InputError(
+                    f"there is no bucket {self._bucket!r} for {self.url}, or you may not see it; "
+                    "check its name and your credentials, or create it first"
+                )
+
+    @contextmanager
+    def _failing(self, action: str, kind: type[NormLensError]) -> Iterator[None]:
+        """Raise whatever a store raises as one line: each store has its own exceptions."""
+        try:
+            yield
+        except NormLensError:
+            raise
+        except Exception as error:
+            reason = system_reason(error)
+            raise kind(
+                f"cannot {action} {self.url}: {reason}; is the store up, and may you use it?"
+            ) from error
+
+
+# The folder that a run lives in: a local one, or any that fsspec reaches by a URL.
+
 
 __all__ = ["TEMPORARY", "Folder", "LocalFolder", "RemoteFolder", "open_folder"]
 

@@ -16,7 +16,7 @@ from normlens.corpus.measures.amplification import Amplification
 from normlens.corpus.measures.pairs import BYTES, KeptPairs
 from normlens.corpus.runs.choice import Choice
 from normlens.corpus.runs.entries import sealed, unsealed
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.side_files import KEPT_PAIRS, write_side_file
 

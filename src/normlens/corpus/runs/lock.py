@@ -13,9 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, LocalFolder, RunError
 from normlens.errors import OutputError, parse_json, system_reason
 
 NAME = "lock"

@@ -18,9 +18,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from normlens.corpus.runs.entries import entry_line
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, LocalFolder, RunError
 from normlens.corpus.runs.log_files import (
     ROOT,
     base_name,

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from normlens.corpus.runs.entries import parse_entry
-from normlens.corpus.runs.errors import RunError, another_manifest
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, RunError, another_manifest
 from normlens.corpus.runs.log_files import ROOT, Folded, LogFile, log_file, parse_folded
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.old_records import read_old_records

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.options import RunOptions
 from normlens.errors import parse_json
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.manifest import Manifest, has_two_stacks
 from normlens.corpus.runs.options import MEASURES
 from normlens.errors import InputError, NormLensError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from normlens.corpus.runs.entries import checksum, parse_done
-from normlens.corpus.runs.errors import another_manifest
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, another_manifest
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import BEFORE_LOG, ROOT, Done
 from normlens.errors import parse_json

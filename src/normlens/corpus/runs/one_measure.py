@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.manifest import Difference, Manifest, refuse
 
 

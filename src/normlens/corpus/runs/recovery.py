@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.folder_base import TEMPORARY, Folder
+from normlens.corpus.runs.folder import TEMPORARY, Folder, LocalFolder, RunError
 from normlens.corpus.runs.log import Log, empty_state
 from normlens.corpus.runs.log_files import ROOT as LOG
 from normlens.corpus.runs.log_files import log_file

@@ -12,12 +12,10 @@ from normlens.corpus.data.readers import NAME as IN_MEMORY
 from normlens.corpus.data.records import Data, sha256_of
 from normlens.corpus.data.text_files import has_target
 from normlens.corpus.runs import manifest as manifests
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import OBJECT, Folder, RunError
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import RunOptions
-from normlens.corpus.runs.paths import OBJECT
 from normlens.corpus.runs.recovery import is_of_shards, is_run_file
 from normlens.corpus.runs.side_files import SIDE_FILES
 from normlens.errors import InputError, OutputError

@@ -14,16 +14,20 @@ from torch import nn
 
 from normlens.corpus.data.records import Data
 from normlens.corpus.engines.base import Engine
-from normlens.corpus.engines.choice import open_engine
+from normlens.corpus.engines.local import open_engine
 from normlens.corpus.engines.worker import Task
-from normlens.corpus.runs.choice import Choice, measure_names
+from normlens.corpus.runs.choice import (
+    Choice,
+    data_name,
+    data_to_compare,
+    given_model,
+    measure_names,
+    opened_data,
+)
 from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.data_index import index_data, reopen
-from normlens.corpus.runs.errors import AllFailedError, SomeFailedWarning
 from normlens.corpus.runs.first_pass import with_kept_pairs
-from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.folder_base import Folder
-from normlens.corpus.runs.given import data_name, data_to_compare, given_model, opened_data
+from normlens.corpus.runs.folder import AllFailedError, Folder, SomeFailedWarning, open_folder
 from normlens.corpus.runs.kept_pairs import load_kept_pairs, save_kept_pairs
 from normlens.corpus.runs.lock import Lock, locked
 from normlens.corpus.runs.log import empty_state
@@ -34,13 +38,8 @@ from normlens.corpus.runs.manifest import (
     changes,
     refuse,
 )
-from normlens.corpus.runs.options import (
-    Execution,
-    RunOptions,
-    parse_measures,
-    parse_names,
-)
-from normlens.corpus.runs.progress import Progress
+from normlens.corpus.runs.options import Execution, RunOptions, parse_measures, parse_names
+from normlens.corpus.runs.progress import Progress, WatchedEngine, Watching, check_heartbeat
 from normlens.corpus.runs.recovery import begin, go_on, recover
 from normlens.corpus.runs.refusals import (
     check_files,
@@ -53,7 +52,6 @@ from normlens.corpus.runs.refusals import (
 from normlens.corpus.runs.results import Run, failures_told
 from normlens.corpus.runs.side_files import ACTIVITY, clear_side_files
 from normlens.corpus.runs.state import State
-from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbeat
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.folder_base import TEMPORARY, Folder
+from normlens.corpus.runs.folder import TEMPORARY, Folder, LocalFolder
 from normlens.errors import OutputError, system_reason
 
 #: Held by the process that works here.

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import File

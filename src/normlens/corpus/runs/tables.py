@@ -15,10 +15,9 @@ from normlens.corpus.runs.closed_duckdb import (
     quoted_text,
     tables_of,
 )
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, RemoteFolder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import merging_sql
-from normlens.corpus.runs.remote_folder import RemoteFolder
 from normlens.corpus.runs.snapshot import Snapshot, UnreadableFile
 from normlens.errors import InputError, NormLensError, OutputError, system_reason, valid_choice
 from normlens.results.store import check_output

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.shards import File
 from normlens.corpus.runs.state import State
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from normlens.corpus.engines.attempts import Attempts
-from normlens.corpus.engines.base import Engine
+from normlens.corpus.engines.base import Attempts, Engine
 from normlens.corpus.runs.background_compaction import BackgroundCompaction, NoCompaction
 from normlens.corpus.runs.compaction import Compaction
 from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.data_index import IndexedData
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.lock import Lock
 from normlens.corpus.runs.log import Log

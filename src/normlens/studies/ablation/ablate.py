@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.data.records import Data
 from normlens.corpus.data.spans import SHARE
+from normlens.corpus.runs.folder import fixed_path, model_name
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import parse_names
-from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run

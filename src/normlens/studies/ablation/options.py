@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.corpus.runs.folder_base import TEMPORARY
+from normlens.corpus.runs.folder import TEMPORARY
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.results import Run

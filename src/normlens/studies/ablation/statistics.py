@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normlens.corpus.data.records import Record
 from normlens.corpus.data.spans import EncodedRecord, encode_apart, encode_record
-from normlens.corpus.runs.folder_base import TEMPORARY
+from normlens.corpus.runs.folder import TEMPORARY
 from normlens.errors import InputError, OutputError, reason_of, system_reason
 from normlens.frozen.parts import FrozenNorm
 from normlens.inputs.text import Encoded

@@ -14,12 +14,10 @@ from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
 from normlens.corpus.data.text_files import SEPARATOR, split_pair
 from normlens.corpus.measures.base import BoundMeasure, Item, ModelMeasure, Needs
-from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.folder_base import Folder
+from normlens.corpus.runs.folder import Folder, fixed_path, open_folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.one_measure import settings_again
 from normlens.corpus.runs.options import Execution, RunOptions
-from normlens.corpus.runs.paths import fixed_path
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from normlens._keywords import AlignKeywords
-    from normlens.corpus.engines.prepared import Clock
+    from normlens.corpus.engines.shard_rows import Clock
     from normlens.lens import Lens
     from normlens.results.maps import Maps
 

@@ -48,7 +48,7 @@ from normlens.studies.faithfulness.questions import COSINE
 from normlens.studies.faithfulness.scoring import Passes, Scored, counted, score_variants
 
 if TYPE_CHECKING:
-    from normlens.corpus.engines.prepared import Clock
+    from normlens.corpus.engines.shard_rows import Clock
     from normlens.lens import Lens
 
 # One text's rows in the tables of an evaluation.

@@ -12,9 +12,9 @@ import pandas as pd
 
 from normlens.corpus.data.readers import find_data
 from normlens.corpus.data.records import ReadOptions
+from normlens.corpus.runs.folder import fixed_path, model_name
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import parse_names
-from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from normlens.corpus.runs.folder_base import TEMPORARY
+from normlens.corpus.runs.folder import TEMPORARY
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import parse_names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from normlens.corpus.runs.paths import shown_data
+from normlens.corpus.runs.folder import shown_data
 from normlens.corpus.runs.results import Run
 from normlens.loading.hub import shown_name
 from normlens.studies.reports.words import Comparison
