@@ -15,8 +15,8 @@ from normlens.corpus.runs.log_files import ROOT as LOG
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.progress import read_activity
 from normlens.corpus.runs.shards import PARTS, ROOT
+from normlens.corpus.runs.watching import read_activity
 
 
 class Driver:

@@ -18,8 +18,9 @@ import normlens
 from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
 from normlens.studies.ablation.ablate import ablate
+from normlens.studies.ablation.data import ABLATION, MAPS, STATISTICS, load_settings
 from normlens.studies.ablation.losses import LOSSES, choose_loss
-from normlens.studies.ablation.options import ABLATION, MAPS, NAMES, STATISTICS, load_settings
+from normlens.studies.ablation.options import NAMES
 from normlens.studies.ablation.report.reporting import build_report, describe
 from normlens.studies.ablation.statistics import Statistics
 

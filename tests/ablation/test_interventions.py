@@ -25,9 +25,9 @@ from normlens.studies.ablation.options import (
     RESAMPLE,
     ZERO,
     Ablation,
-    draws,
     is_norm,
 )
+from normlens.studies.ablation.places import draws
 from normlens.studies.ablation.plan import Plan
 from normlens.studies.ablation.statistics import gather
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from normlens.errors import InputError
-from normlens.studies.alignment.options import read_gold
+from normlens.studies.alignment.gold import read_gold
 
 
 @pytest.fixture

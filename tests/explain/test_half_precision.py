@@ -160,10 +160,8 @@ def without_biases_of_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_beta_by_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    norms = Bert.norms
-    monkeypatch.setattr(
-        Bert, "norms", lambda self, block: tuple(replace(n, beta=None) for n in norms(self, block))
-    )
+    norm = Bert.norm
+    monkeypatch.setattr(Bert, "norm", lambda self, module: replace(norm(self, module), beta=None))
 
 
 def without_bias_of_the_pooler(monkeypatch: pytest.MonkeyPatch) -> None:

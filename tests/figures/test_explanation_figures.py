@@ -13,7 +13,7 @@ from tidy import assert_tidy, words
 from normlens.errors import InputError, MissingDependencyError
 from normlens.figures.explanations import FEW, Edges
 from normlens.results.exports import save_figure
-from normlens.results.words import LONGEST, rows_of
+from normlens.results.words import LONGEST, explained_rows
 
 pytest.importorskip("matplotlib")
 TEXTS = {"short": SHORT, "long": LONG, "scripts": SCRIPTS, "one": ["Hi"]}
@@ -57,7 +57,7 @@ def test_a_short_text_has_a_bar_for_every_token():
 
 def test_bars_of_a_long_text_are_its_strongest_tokens_in_order():
     why = explanation(LONG)
-    made = rows_of(why.tokens, why.contributions, why.remainder)
+    made = explained_rows(why)
     places = [bar.token for bar in made if bar.token is not None]
     assert places == sorted(places)
     strongest = set(np.argsort(-np.abs(why.contributions))[: len(places)])

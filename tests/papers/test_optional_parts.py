@@ -25,9 +25,10 @@ from normlens.errors import InputError
 from normlens.loading.hub import quiet_transformers
 from normlens.studies.ablation.ablate import ablate
 from normlens.studies.faithfulness.evaluate import evaluate
+from normlens.studies.papers.published import load_settings
 from normlens.studies.papers.reporting import build_report, describe
 from normlens.studies.papers.reproduce import plan, reproduce
-from normlens.studies.papers.settings import Settings, load_settings, parse_kinds
+from normlens.studies.papers.settings import Settings, parse_kinds
 from normlens.studies.reports.contents import Report
 from normlens.studies.reports.layout import arrange
 

@@ -20,16 +20,10 @@ from normlens.cli import main
 from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
 from normlens.studies.papers.feed_forward import dimensions, norms, top_pairs
+from normlens.studies.papers.published import Evidence, compare, load_settings, published
 from normlens.studies.papers.reporting import EXPERIMENTS, build_report, describe
 from normlens.studies.papers.reproduce import plan, reproduce
-from normlens.studies.papers.settings import (
-    KINDS,
-    Evidence,
-    Settings,
-    compare,
-    load_settings,
-    published,
-)
+from normlens.studies.papers.settings import KINDS, Settings
 from normlens.studies.papers.similarity import (
     component_similarity,
     scope_matrix,

@@ -115,7 +115,7 @@ def align_command(
 def _print_alignment(run: Run) -> None:
     """Error rates in per cent with their intervals, the best marked; without gold links, where the
     links are."""
-    from normlens.studies.alignment.options import FOLDER
+    from normlens.studies.alignment.gold import FOLDER
     from normlens.studies.alignment.rates import error_rates
 
     if run.manifest.options.settings["alignment"].get("gold") is None:

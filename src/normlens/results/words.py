@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from normlens.errors import InputError, check_choice
-from normlens.measures.ranks import widened
-from normlens.results.axes import long_table
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -104,6 +102,9 @@ def _check_somewhere(both: list[Maps], layers: list[int] | None, names: list[str
 
 def map_rows(maps: Maps, group: str, scope: str) -> pd.DataFrame:
     """One row per layer, target and source of a map ("arrays"), or of each head's ("heads")."""
+    from normlens.measures.ranks import widened  # NumPy is slow to import
+    from normlens.results.axes import long_table
+
     array, layers = widened(maps.groups[group][scope]), maps.covered(group, scope)
     stack, sequences = {"stack": [maps.stack]}, {"source_sequence": maps.table_sequences}
     if not maps.stack:

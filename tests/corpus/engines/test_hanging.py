@@ -170,8 +170,8 @@ def test_a_sequence_that_hangs_in_a_thread_ends_the_run_in_one_line(
 STUCK = """
 import sys
 from normlens import cli
-from normlens.corpus.engines import local, station
-local.model_threads = station.model_threads = lambda lens: station.ON_GPU
+from normlens.corpus.engines import local, worker
+local.model_threads = worker.model_threads = lambda lens: worker.ON_GPU
 sys.exit(cli.main())
 """
 

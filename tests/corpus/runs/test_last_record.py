@@ -16,9 +16,10 @@ from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import compaction_plan, work
 from normlens.corpus.runs.compaction import Compaction, Stopped
 from normlens.corpus.runs.folder import Folder, open_folder
-from normlens.corpus.runs.progress import Progress, Watching
+from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.shards import PARTS, ROOT
 from normlens.corpus.runs.side_files import ACTIVITY
+from normlens.corpus.runs.watching import Watching
 from normlens.errors import OutputError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")

@@ -17,14 +17,15 @@ from rich.console import Console
 
 from normlens.cli import corpus, main
 from normlens.corpus import Run, run
-from normlens.corpus.runs import progress as activities
-from normlens.corpus.runs import progress as watchings
+from normlens.corpus.runs import watching as activities
+from normlens.corpus.runs import watching as watchings
 from normlens.corpus.runs.folder import LocalFolder, open_folder
 from normlens.corpus.runs.lock import locked
 from normlens.corpus.runs.log import empty_state
-from normlens.corpus.runs.progress import Activity, Progress, Watching, read_activity
+from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.shards import Done, Shard
 from normlens.corpus.runs.side_files import ACTIVITY
+from normlens.corpus.runs.watching import Activity, Watching, read_activity
 from normlens.errors import OutputError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")

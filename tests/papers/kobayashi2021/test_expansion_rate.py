@@ -14,8 +14,9 @@ from normlens.measures.tensors import expansion_rates
 from normlens.models.tiny import tiny_families
 from normlens.studies.papers import settings
 from normlens.studies.papers.mixing import EXPANSION_RATE, FILE
+from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.reproduce import write_expansion
-from normlens.studies.papers.settings import Evidence, Settings
+from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.words import LAYER, Published
 
 WORK = EXPANSION_RATE.work

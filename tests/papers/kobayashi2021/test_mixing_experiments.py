@@ -18,7 +18,8 @@ from normlens.lens import Lens
 from normlens.studies.papers import example_sentence as sentence
 from normlens.studies.papers import frequency, mixing
 from normlens.studies.papers import settings as published
-from normlens.studies.papers.settings import Evidence, Settings
+from normlens.studies.papers.published import Evidence
+from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.contents import Result
 from normlens.studies.reports.words import Published
 

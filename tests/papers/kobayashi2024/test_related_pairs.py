@@ -20,9 +20,10 @@ from normlens.studies.papers import settings as published
 from normlens.studies.papers.feed_forward import top_pairs
 from normlens.studies.papers.pair_comparison import ALL, OCCURRENCES, TYPES, verdicts
 from normlens.studies.papers.pair_samples import LayerPairs, compared
+from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.related_pairs import FIGURES_7_8, histogram
 from normlens.studies.papers.related_pairs import RELATED as RELATED_COLOUR
-from normlens.studies.papers.settings import Evidence, Settings
+from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.contents import Result
 from normlens.studies.reports.words import Published
 

@@ -39,7 +39,7 @@ from normlens.corpus.runs.manifest import (
     refuse,
 )
 from normlens.corpus.runs.options import Execution, RunOptions, parse_measures, parse_names
-from normlens.corpus.runs.progress import Progress, WatchedEngine, Watching, check_heartbeat
+from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.recovery import begin, go_on, recover
 from normlens.corpus.runs.refusals import (
     check_files,
@@ -52,6 +52,7 @@ from normlens.corpus.runs.refusals import (
 from normlens.corpus.runs.results import Run, failures_told
 from normlens.corpus.runs.side_files import ACTIVITY, clear_side_files
 from normlens.corpus.runs.state import State
+from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbeat
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens

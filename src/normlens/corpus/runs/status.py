@@ -11,7 +11,8 @@ from normlens.corpus.runs.folder import Folder, LocalFolder
 from normlens.corpus.runs.lock import holder
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.progress import LISTED, Activity, WorkerActivity, clock, read_activity
+from normlens.corpus.runs.progress import clock
+from normlens.corpus.runs.watching import LISTED, Activity, WorkerActivity, read_activity
 from normlens.errors import counted
 
 # How far a run is, from the records of its shards.

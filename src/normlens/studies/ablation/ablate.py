@@ -18,21 +18,20 @@ from normlens.corpus.runs.runs import resume, run
 from normlens.lens import Lens
 from normlens.loading.load import load
 from normlens.options import check_keywords, shows_fields_of
-from normlens.studies.ablation.data import AblationData, open_ablation_data
-from normlens.studies.ablation.losses import Loss, choose_loss
-from normlens.studies.ablation.measure import AblationMeasure
-from normlens.studies.ablation.options import (
+from normlens.studies.ablation.data import (
     ABLATION,
-    CLASSES,
     MAPS,
-    MASKED,
     STATISTICS,
-    AblateOptions,
+    AblationData,
     Told,
     is_begun,
     load_settings,
+    open_ablation_data,
     save_settings,
 )
+from normlens.studies.ablation.losses import Loss, choose_loss
+from normlens.studies.ablation.measure import AblationMeasure
+from normlens.studies.ablation.options import CLASSES, MASKED, AblateOptions
 from normlens.studies.ablation.report.reporting import build_report
 from normlens.studies.ablation.statistics import Statistics, first_pass
 from normlens.studies.reports.words import NO_PAGE, check_packages

@@ -24,7 +24,6 @@ from normlens.studies.ablation.options import (
     NO_AFFINE,
     ZERO,
     Ablation,
-    draws,
 )
 from normlens.studies.ablation.places import (
     INPUT,
@@ -34,6 +33,7 @@ from normlens.studies.ablation.places import (
     Place,
     ResidualPlace,
     VectorPlace,
+    draws,
 )
 from normlens.studies.ablation.plan import Plan
 from normlens.studies.ablation.statistics import Statistics

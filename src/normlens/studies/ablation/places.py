@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
@@ -25,6 +28,25 @@ from normlens.layers import (
 from normlens.models.base import Adapter
 from normlens.studies.ablation.options import LAYER, PARALLEL_NORM
 from normlens.trace.locking import Change, Hooks, other_forwards
+
+# Seeded draws that depend on what they are for, and on nothing else.
+
+
+def draws(count: int, *purpose: object) -> NDArray[np.uint64]:
+    """The first `count` numbers of the random stream of this purpose.
+
+    NumPy promises the raw stream of a bit generator for good. A longer draw begins with the shorter
+    one, so the number at a position does not depend on a sequence's padding.
+    """
+    digest = hashlib.sha256("\n".join(map(str, purpose)).encode()).digest()
+    generator = np.random.PCG64(int.from_bytes(digest, "big"))
+    return np.asarray(generator.random_raw(count), dtype=np.uint64)
+
+
+def chosen(count: int, pool: int, *purpose: object) -> NDArray[np.intp]:
+    """`count` different numbers below `pool`, in ascending order."""
+    return np.sort(np.argsort(draws(pool, *purpose), kind="stable")[:count])
+
 
 # Where each component of a layer can be read and replaced while the model runs.
 #

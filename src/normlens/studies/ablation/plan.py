@@ -21,11 +21,16 @@ from normlens.studies.ablation.options import (
     RANDOM_OUTLIERS,
     SPECIAL_KINDS,
     Ablation,
-    chosen,
     is_norm,
     kinds_of,
 )
-from normlens.studies.ablation.places import ComponentPlace, NoPlace, NormPlace, component_places
+from normlens.studies.ablation.places import (
+    ComponentPlace,
+    NoPlace,
+    NormPlace,
+    chosen,
+    component_places,
+)
 
 
 class Plan:

@@ -27,7 +27,7 @@ from normlens.pipeline.batches import batches
 from normlens.pipeline.progress import Progress
 from normlens.studies.ablation.data import AblationData
 from normlens.studies.ablation.losses import Loss, body_pass, model_ready
-from normlens.studies.ablation.options import FROZEN_SIGMA, MASKED, MEAN, AblateOptions, draws
+from normlens.studies.ablation.options import FROZEN_SIGMA, MASKED, MEAN, AblateOptions
 from normlens.studies.ablation.places import (
     INPUT,
     LayerHooks,
@@ -35,6 +35,7 @@ from normlens.studies.ablation.places import (
     Place,
     ResidualPlace,
     VectorPlace,
+    draws,
 )
 from normlens.studies.ablation.plan import Plan
 from normlens.trace.run import model_inputs

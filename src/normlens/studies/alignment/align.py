@@ -27,23 +27,25 @@ from normlens.lens import Lens
 from normlens.measures.alignment import Link, count_links
 from normlens.options import AnalysisOptions, check_keywords, names_of, shows_fields_of
 from normlens.scopes import components_of
-from normlens.studies.alignment.links import Chosen, Reading, WordPlaces, choose, explained, pharaoh
-from normlens.studies.alignment.options import (
+from normlens.studies.alignment.gold import (
     ALIGNMENT,
     COUNTS,
-    DEFAULT_SCOPES,
     ORDER,
-    RUN_FIELDS,
     SCHEMAS,
     TEXTS,
-    WAYS,
-    AlignOptions,
     Gold,
     GoldLinks,
-    align_options,
-    parse_several,
     read_gold,
     write_links,
+)
+from normlens.studies.alignment.links import Chosen, Reading, WordPlaces, choose, explained, pharaoh
+from normlens.studies.alignment.options import (
+    DEFAULT_SCOPES,
+    RUN_FIELDS,
+    WAYS,
+    AlignOptions,
+    align_options,
+    parse_several,
 )
 
 if TYPE_CHECKING:

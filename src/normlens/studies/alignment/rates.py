@@ -14,7 +14,8 @@ from normlens.errors import InputError
 from normlens.measures.alignment import Rates, Resampled, resampled_rates
 from normlens.measures.bootstrap import Means
 from normlens.scopes import components_of
-from normlens.studies.alignment.options import COUNTS, EXPLAIN, INPUT, OUTPUT, WAYS
+from normlens.studies.alignment.gold import COUNTS
+from normlens.studies.alignment.options import EXPLAIN, INPUT, OUTPUT, WAYS
 from normlens.studies.reports.contents import Experiment, Figure, Result, Table
 from normlens.studies.reports.drawing import SMALL, layer_ticks, line, panels, style
 from normlens.studies.reports.words import Comparison, Published, fixed, signed

@@ -25,17 +25,7 @@ from normlens.studies.faithfulness.choosing import (
 )
 from normlens.studies.faithfulness.lens_methods import method
 from normlens.studies.faithfulness.methods import Method, MethodOptions
-from normlens.studies.faithfulness.options import (
-    ATTRIBUTIONS,
-    EXAMPLES,
-    FAITHFULNESS,
-    ORDER,
-    PASSES,
-    REMOVALS,
-    TABLES,
-    Columns,
-    checked_name,
-)
+from normlens.studies.faithfulness.options import Columns, checked_name
 from normlens.studies.faithfulness.protocols import (
     Example,
     Protocol,
@@ -46,6 +36,15 @@ from normlens.studies.faithfulness.protocols import (
 )
 from normlens.studies.faithfulness.questions import COSINE
 from normlens.studies.faithfulness.scoring import Passes, Scored, counted, score_variants
+from normlens.studies.faithfulness.tables import (
+    ATTRIBUTIONS,
+    EXAMPLES,
+    FAITHFULNESS,
+    ORDER,
+    PASSES,
+    REMOVALS,
+    TABLES,
+)
 
 if TYPE_CHECKING:
     from normlens.corpus.engines.shard_rows import Clock

@@ -15,7 +15,8 @@ from normlens.measures.maps import normalise
 from normlens.results.maps import Maps
 from normlens.scopes import layers_in_words, thinned
 from normlens.studies.papers.mixing import attention_block
-from normlens.studies.papers.settings import Evidence, Experiment, Settings
+from normlens.studies.papers.published import Evidence, Experiment
+from normlens.studies.papers.settings import Settings
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
 from normlens.studies.reports.drawing import SMALL, TEXT, panels

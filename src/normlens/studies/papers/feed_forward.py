@@ -12,7 +12,7 @@ from normlens.errors import listed
 from normlens.figures.canvas import COLOURS
 from normlens.scopes import layers_in_words, shortest, thinned
 from normlens.studies.papers.pair_samples import has_pairs
-from normlens.studies.papers.settings import Evidence, Experiment
+from normlens.studies.papers.published import Evidence, Experiment
 from normlens.studies.papers.similarity import (
     RHO,
     draw_means,

@@ -22,7 +22,7 @@ from normlens.studies.papers.mixing import (
     has_mixing,
     in_model_order,
 )
-from normlens.studies.papers.settings import Evidence, Experiment, compare
+from normlens.studies.papers.published import Evidence, Experiment, compare
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
 from normlens.studies.reports.drawing import SMALL, panels, style

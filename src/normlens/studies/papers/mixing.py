@@ -12,7 +12,7 @@ from normlens.errors import listed
 from normlens.figures.canvas import COLOURS, INK
 from normlens.measures.bootstrap import mean_intervals
 from normlens.scopes import components_of, layers_in_words
-from normlens.studies.papers.settings import Evidence, Experiment, compare
+from normlens.studies.papers.published import Evidence, Experiment, compare
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
 from normlens.studies.reports.drawing import SMALL, TEXT, layer_ticks, panels, style

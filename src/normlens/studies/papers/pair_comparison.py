@@ -27,7 +27,8 @@ from normlens.studies.papers.pair_samples import (
     stratum_counts,
     user_relation_groups,
 )
-from normlens.studies.papers.settings import PAPER, Evidence, Settings
+from normlens.studies.papers.published import Evidence
+from normlens.studies.papers.settings import PAPER, Settings
 from normlens.studies.reports import words
 
 # The result of comparing related pairs with others, by layer and procedure.

@@ -14,7 +14,8 @@ from normlens.corpus.measures.pairs import EDGES, UNRELATED
 from normlens.corpus.measures.tokens import GROUPS, RELATIONS, ScopePair
 from normlens.errors import InputError
 from normlens.measures.reweighting import DistanceSums
-from normlens.studies.papers.settings import PAPER, Evidence
+from normlens.studies.papers.published import Evidence
+from normlens.studies.papers.settings import PAPER
 
 # The other pairs that related pairs are compared with: Kobayashi et al. 2024, section 5.
 

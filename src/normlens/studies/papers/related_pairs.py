@@ -29,7 +29,7 @@ from normlens.studies.papers.pair_comparison import (
     verdicts,
 )
 from normlens.studies.papers.pair_samples import OF_PAPER, has_pairs, user_relation_groups
-from normlens.studies.papers.settings import Evidence, Experiment, compare
+from normlens.studies.papers.published import Evidence, Experiment, compare
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
 from normlens.studies.reports.drawing import SMALL, TEXT, layer_ticks, panels, style

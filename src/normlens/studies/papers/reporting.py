@@ -10,7 +10,7 @@ from pathlib import Path
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
-from normlens.studies.ablation.options import ABLATION, MAPS
+from normlens.studies.ablation.data import ABLATION, MAPS
 from normlens.studies.ablation.report import reporting as ablation_report
 from normlens.studies.faithfulness.report import build as evaluation_report
 from normlens.studies.papers import (
@@ -21,19 +21,15 @@ from normlens.studies.papers import (
     related_pairs,
     similarity,
 )
-from normlens.studies.papers.settings import (
-    ABLATE,
-    EVALUATE,
-    KINDS,
+from normlens.studies.papers.published import (
     MODEL,
-    PARTS,
     RUNS,
     Evidence,
     Experiment,
-    Settings,
     finished_run,
     load_settings,
 )
+from normlens.studies.papers.settings import ABLATE, EVALUATE, KINDS, PARTS, Settings
 from normlens.studies.reports.contents import (
     Header,
     Measured,

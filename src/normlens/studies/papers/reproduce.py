@@ -33,20 +33,16 @@ from normlens.studies.faithfulness.evaluate import Reading, evaluate, make_plan
 from normlens.studies.faithfulness.options import EvaluateOptions
 from normlens.studies.papers import frequency, mixing
 from normlens.studies.papers.example_sentence import write_sentence
+from normlens.studies.papers.published import MODEL, RUNS, SETTINGS, load_settings, save_settings
 from normlens.studies.papers.reporting import build_report
 from normlens.studies.papers.settings import (
     ABLATE,
     EVALUATE,
     KINDS,
     LISTS_OF_PARTS,
-    MODEL,
     PARTS,
-    RUNS,
-    SETTINGS,
     Settings,
-    load_settings,
     parse_kinds,
-    save_settings,
 )
 from normlens.studies.reports import words
 from normlens.studies.reports.words import check_packages, short_names

@@ -13,7 +13,7 @@ from normlens.errors import listed
 from normlens.figures.canvas import COLOURS
 from normlens.measures.bootstrap import mean_intervals
 from normlens.scopes import Step, consecutive, layers_in_words
-from normlens.studies.papers.settings import Evidence, Experiment, compare
+from normlens.studies.papers.published import Evidence, Experiment, compare
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
 from normlens.studies.reports.drawing import SMALL, layer_ticks, legend, line, panels, style

@@ -15,6 +15,7 @@ from normlens.corpus.runs.results import Run
 from normlens.measures.bootstrap import Array, LossChanges, loss_changes
 from normlens.measures.ranks import RankAgreement, rank_agreement
 from normlens.scopes import Step, consecutive, feed_forward_pairs
+from normlens.studies.ablation.data import Told
 from normlens.studies.ablation.options import (
     CLASSES,
     CONTROLS,
@@ -28,7 +29,6 @@ from normlens.studies.ablation.options import (
     RESAMPLE,
     ZERO,
     AblateOptions,
-    Told,
     is_norm,
 )
 from normlens.studies.reports.words import signed

@@ -13,15 +13,8 @@ from normlens.errors import InputError
 from normlens.figures.canvas import COLOURS
 from normlens.measures.bootstrap import place_among
 from normlens.scopes import layers_in_words
-from normlens.studies.ablation.options import (
-    ABLATION,
-    CONTROLS,
-    LOWEST_GAMMA,
-    MAPS,
-    OUTLIERS,
-    finished_run,
-    load_settings,
-)
+from normlens.studies.ablation.data import ABLATION, MAPS, finished_run, load_settings
+from normlens.studies.ablation.options import CONTROLS, LOWEST_GAMMA, OUTLIERS
 from normlens.studies.ablation.report import prediction, worth
 from normlens.studies.ablation.report.evidence import (
     AblationEvidence,

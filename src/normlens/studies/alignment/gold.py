@@ -1,0 +1,205 @@
+"""Gold links, the tables of an alignment, and alignments as text."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from normlens.corpus.measures.base import LABEL, WHOSE
+from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.results import Run
+from normlens.errors import InputError, system_reason
+from normlens.measures.alignment import Link
+from normlens.studies.alignment.options import FIRST_WORDS
+
+# The tables of an alignment: links and counts of every sentence pair, and its texts.
+
+
+ALIGNMENT = pa.schema(
+    [
+        *WHOSE,
+        pa.field("layer", pa.int32()),  # from 0; null: the whole model (EXPLAIN)
+        pa.field("scope", LABEL),
+        pa.field("way", LABEL),
+        pa.field("head", pa.int32()),  # from 0; null: all heads together
+        pa.field("alignment", pa.string()),  # Pharaoh's format, words from 0
+        # |A∩S|, |A∩P|, |A| and |S|; without gold links only |A|
+        pa.field("sure_hits", pa.int32()),
+        pa.field("possible_hits", pa.int32()),
+        pa.field("links", pa.int32()),
+        pa.field("sure", pa.int32()),
+    ]
+)
+TEXTS = pa.schema(
+    [
+        *WHOSE,
+        pa.field("source", pa.string()),  # words with spaces between them
+        pa.field("target", pa.string()),
+        pa.field("generated", pa.bool_()),
+        pa.field("gold_sure", pa.string()),  # as `alignment`; null without gold links
+        pa.field("gold_possible", pa.string()),
+        pa.field("completeness", pa.float64()),
+    ]
+)
+SCHEMAS: Mapping[str, pa.Schema] = {"alignment": ALIGNMENT, "alignment_texts": TEXTS}
+ORDER: Mapping[str, tuple[str, ...]] = {
+    "alignment": ("index", "layer", "scope", "way", "head"),
+    "alignment_texts": ("index",),
+}
+COUNTS = ("sure_hits", "possible_hits", "links", "sure")
+
+
+# Gold alignments: one line per sentence pair, ``i-j`` for a sure and ``ipj`` for a possible link.
+#
+# The Hansards count words from 1, Pharaoh's format from 0 (where a possible link is also
+# ``i?j``). Nothing in a file says which, so the first word's number is worked out from the
+# sentences' lengths.
+
+
+_LINK = re.compile(r"(\d+)([-p?])(\d+)")
+
+
+@dataclass(frozen=True)
+class GoldLinks:
+    """The links of one sentence pair, numbered as the file numbers them."""
+
+    sure: frozenset[Link]
+    possible: frozenset[Link]  # the sure ones among them
+
+    def counted_from(self, first: int) -> GoldLinks:
+        """The same links with words from 0, where the file counts from `first`."""
+        sure, possible = (
+            frozenset((source - first, target - first) for source, target in links)
+            for links in (self.sure, self.possible)
+        )
+        return GoldLinks(sure, possible)
+
+    def fits(self, first: int, lengths: tuple[int, int]) -> bool:
+        """Whether every link joins words of a pair of so many words, counted from `first`."""
+        return all(
+            first <= word < first + length
+            for link in self.possible
+            for word, length in zip(link, lengths, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Gold:
+    """A gold file."""
+
+    path: str
+    digest: str  # of its bytes
+    lines: tuple[GoldLinks, ...]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def first_word(self, lengths: Sequence[tuple[int, int]], given: int | None = None) -> int:
+        """The number of a sentence's first word, given the words of every sentence pair.
+
+        Raises unless the file has a line for each pair, and links to its words only.
+        """
+        if len(lengths) != len(self):
+            raise InputError(
+                f"{self.path!r} has {len(self)} lines and the data {len(lengths)} sentence pairs "
+                "(blank ones left out); gold links stand in one line for each pair"
+            )
+        possible = FIRST_WORDS if given is None else (given,)
+        wrong = {first: self._first_wrong(first, lengths) for first in possible}
+        fitting = [first for first in possible if wrong[first] is None]
+        if not fitting:
+            last = max(line for line in wrong.values() if line is not None)
+            source, target = lengths[last]
+            raise InputError(
+                f"{self.path!r}, line {last + 1}: it links words that the sentence pair does not "
+                f"have ({source} in the source, {target} in the target); are these the gold links "
+                "of this data, source first?"
+            )
+        if len(fitting) > 1:
+            raise InputError(
+                f"{self.path!r} could count words from 0 or from 1; say which with --gold-first"
+            )
+        return fitting[0]
+
+    def _first_wrong(self, first: int, lengths: Sequence[tuple[int, int]]) -> int | None:
+        pairs = zip(self.lines, lengths, strict=True)
+        return next((n for n, (line, pair) in enumerate(pairs) if not line.fits(first, pair)), None)
+
+
+def read_gold(path: str | os.PathLike[str]) -> Gold:
+    """Read a gold file; a line may be empty."""
+    try:
+        contents = Path(path).expanduser().read_bytes()
+        text = contents.decode("utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot read the gold links in {str(path)!r}: {system_reason(error)}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{str(path)!r} holds no gold links; it is not UTF-8 text") from error
+    lines = [
+        _links(line, f"{str(path)!r}, line {number}")
+        for number, line in enumerate(text.split("\n"), 1)
+    ]
+    if text.endswith("\n") or not text:
+        lines.pop()
+    if not any(line.possible for line in lines):
+        raise InputError(f"{str(path)!r} holds no gold link; give lines such as '1-1 2p3'")
+    return Gold(str(path), f"sha256:{hashlib.sha256(contents).hexdigest()}", tuple(lines))
+
+
+def _links(line: str, where: str) -> GoldLinks:
+    sure, possible = set(), set()
+    for written in line.split():
+        match = _LINK.fullmatch(written)
+        if match is None:
+            raise InputError(
+                f"{where}: {written[:40]!r} is no link; write i-j for a sure and ipj (or i?j) for "
+                "a possible one, the source's word first"
+            )
+        link = int(match[1]), int(match[3])
+        possible.add(link)
+        if match[2] == "-":
+            sure.add(link)
+    return GoldLinks(frozenset(sure), frozenset(possible))
+
+
+# Alignments as text: a file in Pharaoh's format for each layer, scope, way and head of a run.
+
+
+FOLDER = "links"
+_LINKS = """SELECT "index", scope, way, coalesce(layer, -1) AS layer,
+  coalesce(head, -1) AS head, alignment
+FROM alignment ORDER BY "index" """
+
+
+def write_links(run: Run) -> list[Path]:
+    """Write the links of a finished run into its folder, one line per pair of the data.
+
+    The line of a pair that failed is empty. A run behind a URL has no such files.
+    """
+    if not isinstance(run.folder, LocalFolder) or not run.status().complete:
+        return []
+    count, paths = run.manifest.sequences, []
+    rows = run.sql(_LINKS)
+    for labels, some in rows.groupby(["scope", "way", "layer", "head"], observed=True):
+        scope, way, layer, head = map(str, labels)
+        lines = dict(zip(some["index"], some["alignment"], strict=True))
+        text = "".join(f"{lines.get(index, '')}\n" for index in range(count))
+        name = f"{FOLDER}/{link_file(scope, int(layer), way, int(head))}"
+        run.folder.write(name, text.encode())
+        paths.append(run.folder.path / name)
+    return paths
+
+
+def link_file(scope: str, layer: int, way: str, head: int = -1) -> str:
+    """The name of the file with one map's links; layers and heads from 0, −1: all of them."""
+    of_layer = "" if layer < 0 else f".layer{layer}"
+    of_head = "" if head < 0 else f".head{head}"
+    return f"{scope}{of_layer}.{way}{of_head}.txt"
