@@ -266,7 +266,7 @@ class Collector:
             for key in keys:
                 if key not in self._arrays:
                     kind = torch.empty(0, dtype=dtype).numpy().dtype
-                    room = len(self.stack.request.layers), *shape[1:]
+                    room = len(self.stack.chosen), *shape[1:]
                     if self._place is None:  # pages that are never written take no memory
                         self._arrays[key] = np.zeros((shape[0], *room), dtype=kind)
                     else:
@@ -281,16 +281,16 @@ class Collector:
 
     def _results(self, result: LayerMaps, layer: Layer) -> dict[Key, Tensor]:
         """A layer's results that are asked for, the first axis the batch, and single numbers."""
-        request = self.stack.request
+        stack, map_dtype = self.stack, self.stack.options.map_dtype
         kernels = {"sum": result.kernel_error, "sample": result.sampled_error}
         vectors, experts = result.statistics, layer.experts
         groups = {
-            "arrays": result.norms if request.arrays else {},
+            "arrays": result.norms if stack.arrays else {},
             "mixing": {s: mixing_ratio(sizes, result.own[s]) for s, sizes in result.others.items()},
             "heads": result.head_maps,
             "standard_error": result.standard_error,
             "statistics": {} if vectors is None else _statistics(vectors, layer, self.lengths),
-            CORRELATIONS: self._correlations(result, layer) if request.correlations else {},
+            CORRELATIONS: self._correlations(result, layer) if stack.correlations else {},
             ROUTING: {} if experts is None else _routing(experts),
             COMPLETENESS: result.completeness,
             KERNELS: {kind: error for kind, error in kernels.items() if error is not None},
@@ -299,15 +299,15 @@ class Collector:
         for group, named in groups.items():
             for name, tensor in named.items():
                 tensors[group, name] = self._padded(tensor, (group, name))
-        maps = [key for key in tensors if key[0] in MAPS and request.map_dtype != AUTO]
-        if maps and request.map_dtype == "float16":
+        maps = [key for key in tensors if key[0] in MAPS and map_dtype != AUTO]
+        if maps and map_dtype == "float16":
             left_out = ~self._allowed(layer, tensors[maps[0]].device)  # (b, i, j)
             for group, name in maps:
                 is_whole, tensor = group == "arrays", tensors[group, name]
                 peak = tensor.masked_fill(left_out if is_whole else left_out[:, None], 0).amax()
                 tensors[PEAKS, name if is_whole else f"single heads of {name}"] = peak
         for key in maps:
-            tensors[key] = tensors[key].to(getattr(torch, request.map_dtype))
+            tensors[key] = tensors[key].to(getattr(torch, map_dtype))
         return tensors
 
     def _padded(self, tensor: Tensor, key: Key) -> Tensor:
@@ -337,7 +337,7 @@ class Collector:
         both have in the columns of another sequence would inflate ρ. It is NaN for scopes that the
         layer lacks.
         """
-        scopes, rho = self.stack.request.scopes, None
+        scopes, rho = self.stack.scopes, None
         here = [scope for scope in scopes if scope in result.norms]
         compared = [(here, slice(None))]
         for kind, columns in (
@@ -411,7 +411,7 @@ class Collector:
 
     def maps(self, texts: Sequence[Text | None]) -> list[Maps]:
         """The maps of every sequence, with its text, if they are exact."""
-        computed, words, request = self.computed, self.stack.layer_in_words, self.stack.request
+        computed, words, scopes = self.computed, self.stack.layer_in_words, self.stack.scopes
         groups = (*GROUPS, CORRELATIONS)
         having = {k for key, some in computed.covered.items() if key[0] in groups for k in some}
         layers = [layer for layer in computed.readings if layer in having]
@@ -444,7 +444,7 @@ class Collector:
                 whole = np.full((len(layers), *rho.shape[1:]), np.nan)
                 covered = computed.covered[CORRELATIONS, CORRELATIONS]
                 whole[[layers.index(layer) for layer in covered]] = rho
-                fields["correlations"] = Correlations(list(request.scopes), whole)
+                fields["correlations"] = Correlations(list(scopes), whole)
             if routing := found[ROUTING]:
                 covered = computed.covered[ROUTING, "experts"]
                 experts = self.stack.layers[covered[-1]].experts
@@ -454,7 +454,7 @@ class Collector:
                 fields["routing"] = every.of_layers(layers)
             packed.append(
                 Maps(
-                    arrays={s: arrays[s] for s in request.scopes if s in arrays},
+                    arrays={s: arrays[s] for s in scopes if s in arrays},
                     layers=list(layers),
                     allowed=allowed[index],
                     completeness=worst,
@@ -502,13 +502,13 @@ class Collector:
 
     def _provenance(self, completeness: float) -> dict[str, Any]:
         lens, stack, computed = self.lens, self.stack, self.computed
-        settings = stack.request.settings
-        said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
-        said |= {"origin": stack.request.origin, "precision": computed.precision}
+        options = stack.options
+        said = provenance(lens, options.nonlinearity, completeness, TOLERANCE[lens.dtype])
+        said |= {"origin": options.origin, "precision": computed.precision}
         if len(computed.devices) > 1:
             said["device"] = ", ".join(map(str, computed.devices))
-        if stack.request.map_dtype != AUTO:
-            said["map_dtype"] = stack.request.map_dtype
+        if options.map_dtype != AUTO:
+            said["map_dtype"] = options.map_dtype
         if stack.name:
             said |= {
                 "stack": stack.name,
@@ -518,6 +518,6 @@ class Collector:
             }
         if (outside := lens.adapter.outside_scopes()) is not None:
             said["outside_scopes"] = outside
-        if settings.rule == SHAPLEY:
-            said |= {"samples": settings.samples, "seed": settings.seed}
+        if options.nonlinearity == SHAPLEY:
+            said |= {"samples": int(options.samples), "seed": int(options.seed)}
         return said
