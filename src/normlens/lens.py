@@ -47,7 +47,13 @@ from normlens.options import (
     shows_fields_of,
     split_keywords,
 )
-from normlens.pipeline.batches import check_finite, components_in_words, scopes_of
+from normlens.pipeline.batches import (
+    Progress,
+    check_finite,
+    components_in_words,
+    layers_shown,
+    scopes_of,
+)
 from normlens.pipeline.call import (
     Call,
     check_memory_limit,
@@ -56,7 +62,6 @@ from normlens.pipeline.call import (
     stacks_of,
 )
 from normlens.pipeline.comparisons import Float32Check, warn_of_padding
-from normlens.pipeline.progress import Progress, layers_shown
 from normlens.pipeline.recordings import Recordings
 from normlens.plan.costs import DEFAULT_PREPARED
 from normlens.results.explanation import Cosine, Explanation, Explanations
@@ -161,7 +166,7 @@ class Lens:
         """Every scope that any of this model's layers has."""
         return scopes_of(self.layers)
 
-    @property
+    @cached_property
     def component_sequence(self) -> str:
         """The order of a layer's components; of each kind of layer where they differ."""
         if not isinstance(self.adapter, TwoStacks):

@@ -33,8 +33,8 @@ from normlens.loading.sentences import Pooling
 from normlens.models.parts import ENCODER
 from normlens.options import AUTO, DEFAULT_LIMIT, CosineOptions, parse_bytes
 from normlens.pipeline import batches
+from normlens.pipeline.batches import Progress, by_layers
 from normlens.pipeline.collector import Collector, token_axis
-from normlens.pipeline.progress import Progress, by_layers
 from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
 from normlens.results.explanation import Cosine
 from normlens.trace.checks import Checks

@@ -51,22 +51,6 @@ _TAKES = "pass a PIL image, an array, a path, or pixel_values as a tensor"
 _ROUNDING = 0.02
 
 
-def check_no_signal(lens: Lens, given: Any, sampling_rate: int | None) -> None:
-    """Raise where a model that reads texts is given a picture or a sound."""
-    first = given[0] if isinstance(given, list) and given else given
-    is_signal = (
-        isinstance(first, (Tensor, os.PathLike))
-        or type(first).__module__.startswith("PIL.")
-        or getattr(getattr(first, "dtype", None), "kind", "") in tuple("iufb")
-    )
-    if is_signal or sampling_rate is not None:
-        what = f"a {type(first).__name__}" if is_signal else "sound"
-        raise InputError(
-            f"{lens.name} reads text, not {what}; pictures are "
-            "for models such as vit or clip_vision_model, sound for wav2vec2 (`normlens models`)"
-        )
-
-
 def encode_signals(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     """Pictures or sounds as sequences, and whether they were given as a list or a batch.
 

@@ -29,10 +29,9 @@ from normlens.measures.maps import special_dimensions
 from normlens.models.base import Adapter
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import INPUT, LAYER, SHAPLEY, AnalysisOptions
-from normlens.pipeline.batches import in_batches, scopes_of, vector_batch
+from normlens.pipeline.batches import Progress, in_batches, scopes_of, vector_batch
 from normlens.pipeline.collector import Collector, token_axis
 from normlens.pipeline.comparisons import Seen
-from normlens.pipeline.progress import Progress
 from normlens.plan.costs import check_limit, check_vectors_limit
 from normlens.results import store
 from normlens.results.axes import TokenAxis
