@@ -41,7 +41,6 @@ from normlens.trace.run import (
     reading,
     run_traced,
     trace,
-    without_autocast,
 )
 
 if TYPE_CHECKING:
@@ -168,8 +167,7 @@ def traced_maps(
         maps.append(of_layer(replace(traced, layer=layer, x=x, alphas=alphas), lengths))
 
     inputs = model_inputs(lens.adapter, batch, lens.device)
-    with without_autocast(lens.device):
-        trace(lens.adapter, inputs, range(lens.n_layers), consume)
+    trace(lens.adapter, inputs, range(lens.n_layers), consume)
     return maps
 
 
@@ -324,7 +322,7 @@ def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerM
 
     def run() -> list[LayerMap]:
         model = lens.adapter.model
-        with without_autocast(lens.device), reading(model, lens.adapter):
+        with reading(model, lens.adapter):
             run_traced(lens.adapter, model, repeated, range(lens.n_layers), visit)
             return [(_distances(one, copies, lens.compute_dtype), None) for one in visited]
 

@@ -39,7 +39,7 @@ from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
 from normlens.results.explanation import Cosine
 from normlens.trace.checks import Checks
 from normlens.trace.locking import exclusive
-from normlens.trace.run import LayerTrace, model_inputs, reading, without_autocast
+from normlens.trace.run import LayerTrace, model_inputs, reading
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -160,7 +160,7 @@ def collect_whole_way(
                 run.check(replace(trace, index=trace.index - run.stack.first))
 
     def compute() -> None:
-        with without_autocast(lens.device), reading(lens.model, lens.adapter):
+        with reading(lens.model, lens.adapter):
             network.forward(lens.model, inputs)
             for _ in push(network, last.first + max(last.chosen), limit, whole, advance):
                 pass  # the maps have taken what they need
@@ -225,7 +225,7 @@ def sentence_parts(
     network.watch = lambda traced: checks.add(traced, traced.layer.to(dtype))
 
     def run() -> list[SentenceParts]:
-        with without_autocast(lens.device), reading(lens.model, lens.adapter):
+        with reading(lens.model, lens.adapter):
             inputs = model_inputs(lens.adapter, batch, lens.device)
             own = network.forward(lens.model, inputs).last_hidden_state.to(dtype)
             compare = partial(_pooling_errors, network, head, inputs)

@@ -15,7 +15,7 @@ from normlens.inputs.text import SOURCE, TARGET, TEXT, Encoded, Ids, Reader, Sid
 from normlens.loading.hub import quiet_transformers
 from normlens.models.parts import SignalEncoder, TwoStacks
 from normlens.trace.locking import exclusive
-from normlens.trace.run import model_inputs, reading, without_autocast
+from normlens.trace.run import model_inputs, reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -311,7 +311,7 @@ def generated(lens: Lens, source: Encoded, max_length: int | None = None) -> Enc
     options |= adapter.generation_options(labels)
 
     def run() -> Any:
-        with without_autocast(lens.device), reading(whole, adapter), quiet_transformers():
+        with reading(whole, adapter), quiet_transformers():
             return whole.generate(**inputs, **options)
 
     (ids,) = exclusive(whole, run).tolist()

@@ -14,13 +14,7 @@ from torch import Tensor
 
 from normlens.errors import IMAGES, InputError, check_installed, reason_of
 from normlens.inputs.text import Encoded
-from normlens.models.parts import (
-    USUAL_RATE,
-    ImageEncoder,
-    SignalEncoder,
-    SoundEncoder,
-    TwoStacks,
-)
+from normlens.models.parts import USUAL_RATE, ImageEncoder, SignalEncoder, SoundEncoder, TwoStacks
 from normlens.results.axes import LARGEST_PICTURE, PatchGrid
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
 from normlens.scopes import WEIGHT_SCOPES, is_among, layers_in_words, resolve, resolve_all
 from normlens.trace.locking import exclusive
-from normlens.trace.run import LayerTrace, model_inputs, reading, run_traced, without_autocast
+from normlens.trace.run import LayerTrace, model_inputs, reading, run_traced
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -294,7 +294,7 @@ class Call:
                         return collectors
                     lens.recordings.forget()
         try:
-            self._run(collectors, inputs)
+            exclusive(lens.model, partial(self._run, collectors, inputs))
             for collector in collectors if self.transfer is not None else ():
                 collector.leave()
             return collectors
@@ -334,7 +334,7 @@ class Call:
         """Run a batch so that it can be replayed: large results stay on the device."""
         call = replace(self, buffers=Buffers(), transfer=None)
         collectors = call._collectors(batch, inputs)
-        call._run(collectors, inputs)
+        exclusive(self.lens.model, partial(call._run, collectors, inputs))
         for collector in collectors:
             collector.recorded()
         return collectors
@@ -367,22 +367,20 @@ class Call:
         return collectors
 
     def _run(self, collectors: list[Collector], inputs: dict[str, Tensor]) -> None:
-        """Run the model once; each layer is taken apart as soon as it has run."""
-        adapter, rule = self.lens.adapter, self.options.nonlinearity
-        kept: dict[Hashable, Seen] = {}
+        """Run the model once; each layer is taken apart as soon as it has run.
 
-        def run() -> None:
-            with without_autocast(self.lens.device), reading(adapter.model, adapter):
-                consume = partial(self._decompose, collectors, kept)
-                run_traced(adapter, adapter.model, inputs, self.layers, consume, spread=True)
-                try:
-                    self.lens.float32_check.layers(rule, PARTS, kept)
-                except CompletenessError:
-                    for collector in collectors:
-                        collector.checks.judge()  # says more of a module that is not what it seems
-                    raise
-
-        exclusive(adapter.model, run)
+        The thread must be alone with the model.
+        """
+        adapter, kept = self.lens.adapter, dict[Hashable, Seen]()
+        with reading(adapter.model, adapter):
+            consume = partial(self._decompose, collectors, kept)
+            run_traced(adapter, adapter.model, inputs, self.layers, consume, spread=True)
+            try:
+                self.lens.float32_check.layers(self.options.nonlinearity, PARTS, kept)
+            except CompletenessError:
+                for collector in collectors:
+                    collector.checks.judge()  # says more of a module that is not what it seems
+                raise
 
     def _decompose(
         self, collectors: list[Collector], kept: dict[Hashable, Seen], traced: LayerTrace

@@ -285,18 +285,13 @@ def linear_sizes(linear: Linear, rows: Rows, tokens: int) -> Tensor:
 
 
 def linear_errors(sizes: Sequence[Tensor]) -> list[float]:
-    """`linear_error` of each; those of as many rows are taken together."""
-    if len({one.shape for one in sizes}) == 1:
-        return linear_error(torch.stack(list(sizes), dim=1)).tolist()
-    return [float(linear_error(one)) for one in sizes]
-
-
-def linear_error(sizes: Tensor) -> Tensor:
-    """The worst error of the rows in `linear_sizes` (4, …, row), relative to its output's size."""
-    x, y, product, error = sizes.double()
+    """The worst error of the rows in each `linear_sizes`, relative to its output's size."""
+    if len({one.shape for one in sizes}) != 1:  # else they are taken together
+        return [error for one in sizes for error in linear_errors([one])]
+    x, y, product, error = torch.stack(list(sizes), dim=1).double()  # (map, row)
     # Where an output is small because large terms cancel, their rounding is still that of a row of
     # ordinary size.
     typical = (product / x).nan_to_num(0).median(-1, keepdim=True).values * x
     size = torch.maximum(torch.maximum(y, product), typical)
     # Values that overflow are left to completeness, which says so.
-    return (error / size).nan_to_num(0, posinf=0).amax(-1)
+    return (error / size).nan_to_num(0, posinf=0).amax(-1).tolist()
