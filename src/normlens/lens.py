@@ -33,7 +33,7 @@ from normlens.layers import Layer
 from normlens.loading.sentences import Pooling
 from normlens.models import adapt
 from normlens.models.base import read_head
-from normlens.models.parts import SignalEncoder, TwoStacks
+from normlens.models.parts import SignalEncoder
 from normlens.models.reading import execution_device
 from normlens.models.unwrapping import name_of_model
 from normlens.options import (
@@ -163,10 +163,9 @@ class Lens:
     @cached_property
     def component_sequence(self) -> str:
         """The order of a layer's components; of each kind of layer where they differ."""
-        if not isinstance(self.adapter, TwoStacks):
-            return components_in_words(self.layers)
-        both = layers_by_stack(self.adapter, self.layers)
-        return "; ".join(f"{components_in_words(each)} ({name})" for name, each in both.items())
+        stacks = layers_by_stack(self.adapter, self.layers).items()
+        words = {name: components_in_words(each) for name, each in stacks}
+        return words.get("") or "; ".join(f"{said} ({name})" for name, said in words.items())
 
     @property
     def device(self) -> torch.device:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor
 
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError, is_out_of_memory
@@ -422,20 +422,15 @@ class Call:
 
     def _packed(self, batch: list[Encoded], collectors: list[Collector]) -> list[Maps]:
         """Check a batch's results and pack them up."""
-        *encoder, last = collectors
-        of_encoder: list[Any] = [None] * len(batch)
-        if encoder:
-            of_encoder = encoder[0].maps([item.sequences[0].text for item in batch])
-        results = last.maps([item.whole_text or item.text for item in batch])
-        if not last.stack.name:
+        *encoder, results = [collector.maps() for collector in collectors]
+        if not self.lens.two_stacks:
             return results
-        for index, (item, maps, beside) in enumerate(zip(batch, results, of_encoder, strict=True)):
-            # As exact as the worse of the two.
-            errors = [each.completeness for each in (maps, beside) if each is not None]
-            worst = max([e for e in errors if not math.isnan(e)], default=math.nan)
-            said = {"completeness": worst, "target": item.generated or "given"}
-            provenance = {**maps.provenance, **said}
-            results[index] = replace(
-                maps, encoder=beside, completeness=worst, provenance=provenance
-            )
-        return results
+        pairs = []
+        for index, (item, maps) in enumerate(zip(batch, results, strict=True)):
+            beside, worst = None, maps.completeness
+            if encoder:
+                beside = encoder[0][index]
+                worst = float(np.fmax(worst, beside.completeness))  # NaN only if both are
+            said = {**maps.provenance, "completeness": worst, "target": item.generated or "given"}
+            pairs.append(replace(maps, encoder=beside, completeness=worst, provenance=said))
+        return pairs

@@ -7,6 +7,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from normlens.errors import UnsupportedModelError
 from normlens.frozen.norm_maps import FeedForwardStatistics, LayerMaps
 from normlens.gpu.transfer import DeviceTransfer, on_device
-from normlens.inputs.text import Encoded, Text
+from normlens.inputs.text import Encoded
 from normlens.layers import Experts, Layer, Reach
 from normlens.measures.maps import mixing_ratio, special_dimensions
 from normlens.measures.tensors import spearman_matrices
@@ -409,15 +410,15 @@ class Collector:
 
     # At the end -----------------------------------------------------------------------------------
 
-    def maps(self, texts: Sequence[Text | None]) -> list[Maps]:
-        """The maps of every sequence, with its text, if they are exact."""
+    def maps(self) -> list[Maps]:
+        """The maps of every sequence, if they are exact."""
         computed, words, scopes = self.computed, self.stack.layer_in_words, self.stack.scopes
         groups = (*GROUPS, CORRELATIONS)
         having = {k for key, some in computed.covered.items() if key[0] in groups for k in some}
         layers = [layer for layer in computed.readings if layer in having]
         readings = [computed.readings[layer] for layer in layers]
         allowed = []  # while a GPU works
-        for n, others in zip(self.lengths, self.other_lengths or [0] * len(texts), strict=True):
+        for n, others in zip_longest(self.lengths, self.other_lengths, fillvalue=0):
             allowed.append(allowed_pairs(readings, n, others, self._place))
         self.take()
         self.checks.judge()
@@ -459,7 +460,7 @@ class Collector:
                     allowed=allowed[index],
                     completeness=worst,
                     provenance=dict(said),
-                    text=texts[index],
+                    text=sequence.whole_text or sequence.text,
                     coverage=dict(coverage),
                     grid=sequence.grid,
                     **axis.labels,
