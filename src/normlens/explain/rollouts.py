@@ -29,7 +29,6 @@ from normlens.layers import Layer, Linear, Norm
 from normlens.measures.maps import rollout
 from normlens.options import DEFAULT_LIMIT, AnalysisOptions, ExplainOptions, parse_bytes
 from normlens.pipeline.batches import check_completeness, in_batches
-from normlens.pipeline.collector import reads_others
 from normlens.plan.costs import source_memory
 from normlens.results.maps import Maps
 from normlens.results.rolled import rolled_out
@@ -91,7 +90,7 @@ def check_method(lens: Lens, method: str) -> None:
     if (outside := lens.adapter.outside_scopes()) is not None:
         raise InputError(f"the layers of {lens.name} cannot be rolled out: {outside}")
     for layer in lens.layers:
-        if reads_others(layer):
+        if layer.others:
             raise InputError(
                 f"the layers of {lens.name} read another sequence, which a rollout cannot follow"
             )

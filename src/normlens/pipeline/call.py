@@ -346,7 +346,7 @@ class Call:
         collectors, place, adapter = [], None, self.lens.adapter
         for stack in self.stacks:
             sequences = [item.sequences[-1 if stack.name == DECODER else 0] for item in batch]
-            names = {a.source for layer in stack.layers for a in layer.attentions if a.source}
+            names = {name for layer in stack.layers for name in layer.others}
             if len(names) > 1:
                 raise UnsupportedModelError(
                     f"the layers of {self.lens.name} read several other sequences "

@@ -66,11 +66,6 @@ def _axes(key: Key) -> Axes:
     return ("layer", "target") if group == ROUTING else ("layer",)
 
 
-def reads_others(layer: Layer) -> bool:
-    """Whether a layer has an attention to another sequence."""
-    return any(attention.source is not None for attention in layer.attentions)
-
-
 def token_axis(sequence: Encoded) -> TokenAxis:
     """The tokens of a sequence as labels of an axis."""
     return TokenAxis(
@@ -226,7 +221,7 @@ class Collector:
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
         if result.kernel_error is not None or (KERNELS, "sum") not in computed.covered:
             computed.precision = result.precision or computed.precision
-        computed.readings[index] = layer.reach, reads_others(layer)
+        computed.readings[index] = layer.reach, bool(layer.others)
         # A copy to the CPU that is not waited for would be read before it is there.
         soon = self._device.type == "cuda"
         for key, tensor in self._results(result, layer).items():
@@ -328,7 +323,7 @@ class Collector:
         allowed = targets[:, None, :] & layer.reach.mask(n, device)
         if self.width:
             others = real_tokens(self.other_lengths, self.width, device)[:, None].expand(-1, n, -1)
-            allowed = torch.cat([others & reads_others(layer), allowed], dim=-1)
+            allowed = torch.cat([others & bool(layer.others), allowed], dim=-1)
         return targets[:, :, None] & allowed
 
     def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
