@@ -110,13 +110,10 @@ class Lens:
         self.adapter = adapt(model)
         self.model: nn.Module = self.adapter.model
         given = None if tokenizer is False else tokenizer
+        takes_signals = isinstance(self.adapter, SignalEncoder)
         #: What makes a model's input of pictures or sound; models that read text have a tokenizer.
-        self.processor: Tokenizer | None = None
-        self.tokenizer: Tokenizer | None = None
-        if isinstance(self.adapter, SignalEncoder):
-            self.processor = given
-        else:
-            self.tokenizer = given
+        self.processor: Tokenizer | None = given if takes_signals else None
+        self.tokenizer: Tokenizer | None = None if takes_signals else given
         self.name = name or name_of_model(self.adapter.whole)  # shown in every result
         #: Where the model is from, which may be a path: for runs, which load it again.
         self.source = source or name_of_model(self.adapter.whole, path=True)

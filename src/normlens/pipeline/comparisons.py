@@ -283,12 +283,13 @@ def warn_of_padding(lens: Lens, items: Sequence[Encoded]) -> None:
 
     One of them, the one with most padding, is run with it and without it.
     """
-    sides, most, item = 2 if lens.adapter.padding_leaks else 1, 0, None
-    for each in items:
-        count = sum(len(ids) for sequence in each.sequences for ids in sequence.padding[:sides])
-        if count > most:
-            most, item = count, each
-    if item is None or not _is_runnable(lens, item):
+    sides = 2 if lens.adapter.padding_leaks else 1
+
+    def padding_of(item: Encoded) -> int:
+        return sum(len(ids) for sequence in item.sequences for ids in sequence.padding[:sides])
+
+    item = max(items, key=padding_of, default=None)
+    if item is None or not padding_of(item) or not _is_runnable(lens, item):
         return
     given = "called with these input_ids and this attention_mask"
     difference = _difference(lens, item)
