@@ -29,7 +29,7 @@ from normlens.explain.explainer import Positions, Targets, Tokens
 from normlens.inputs.signals import Features
 from normlens.inputs.text import Ids, Side
 from normlens.lens import Direction
-from normlens.pipeline.progress import Progress
+from normlens.pipeline.batches import Progress
 '''
 #: What `explain` is asked, and what is given instead of a text.
 QUESTION = ("target", "contrast", "token", "position", "direction")

@@ -10,7 +10,7 @@ from normlens.explain.explainer import Positions, Targets, Tokens
 from normlens.inputs.signals import Features
 from normlens.inputs.text import Ids, Side
 from normlens.lens import Direction
-from normlens.pipeline.progress import Progress
+from normlens.pipeline.batches import Progress
 
 class AnalysisKeywords(TypedDict, total=False):
     input_ids: Ids | None

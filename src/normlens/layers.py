@@ -365,7 +365,9 @@ class Layer:
             raise ValueError("a layer needs one Branch for each Residual")
         if not attentions:
             raise ValueError("a layer has an Attention")
-        if [step.source for step in attentions].count(None) > 1:
+        #: Names of the other sequences that attentions read.
+        self.others = [step.source for step in attentions if step.source is not None]
+        if len(attentions) - len(self.others) > 1:
             raise ValueError("a layer has one Attention over its own tokens")
         #: Every attention, in order, and the first of them.
         self.attentions, self.attention = tuple(attentions), attentions[0]
@@ -453,8 +455,8 @@ class Layer:
     @cached_property
     def scopes(self) -> tuple[str, ...]:
         """The scopes of this layer: those of weights alone, then one per prefix."""
-        own = [step.source for step in self.attentions] == [None]
-        return (*(WEIGHT_SCOPES[:2] if own else WEIGHT_SCOPES), *self.scope_of_step.values())
+        weights = WEIGHT_SCOPES if self.others else WEIGHT_SCOPES[:2]
+        return (*weights, *self.scope_of_step.values())
 
     @property
     def component_sequence(self) -> str:

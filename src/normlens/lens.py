@@ -33,7 +33,7 @@ from normlens.layers import Layer
 from normlens.loading.sentences import Pooling
 from normlens.models import adapt
 from normlens.models.base import read_head
-from normlens.models.parts import SignalEncoder, TwoStacks
+from normlens.models.parts import SignalEncoder
 from normlens.models.reading import execution_device
 from normlens.models.unwrapping import name_of_model
 from normlens.options import (
@@ -47,16 +47,15 @@ from normlens.options import (
     shows_fields_of,
     split_keywords,
 )
-from normlens.pipeline.batches import check_finite, components_in_words, scopes_of
-from normlens.pipeline.call import (
-    Call,
-    check_memory_limit,
-    check_out,
-    layers_by_stack,
-    stacks_of,
+from normlens.pipeline.batches import (
+    Progress,
+    check_finite,
+    components_in_words,
+    layers_shown,
+    scopes_of,
 )
+from normlens.pipeline.call import Call, check_memory_limit, check_out, layers_by_stack, stacks_of
 from normlens.pipeline.comparisons import Float32Check, warn_of_padding
-from normlens.pipeline.progress import Progress, layers_shown
 from normlens.pipeline.recordings import Recordings
 from normlens.plan.costs import DEFAULT_PREPARED
 from normlens.results.explanation import Cosine, Explanation, Explanations
@@ -111,13 +110,10 @@ class Lens:
         self.adapter = adapt(model)
         self.model: nn.Module = self.adapter.model
         given = None if tokenizer is False else tokenizer
+        takes_signals = isinstance(self.adapter, SignalEncoder)
         #: What makes a model's input of pictures or sound; models that read text have a tokenizer.
-        self.processor: Tokenizer | None = None
-        self.tokenizer: Tokenizer | None = None
-        if isinstance(self.adapter, SignalEncoder):
-            self.processor = given
-        else:
-            self.tokenizer = given
+        self.processor: Tokenizer | None = given if takes_signals else None
+        self.tokenizer: Tokenizer | None = None if takes_signals else given
         self.name = name or name_of_model(self.adapter.whole)  # shown in every result
         #: Where the model is from, which may be a path: for runs, which load it again.
         self.source = source or name_of_model(self.adapter.whole, path=True)
@@ -161,13 +157,12 @@ class Lens:
         """Every scope that any of this model's layers has."""
         return scopes_of(self.layers)
 
-    @property
+    @cached_property
     def component_sequence(self) -> str:
         """The order of a layer's components; of each kind of layer where they differ."""
-        if not isinstance(self.adapter, TwoStacks):
-            return components_in_words(self.layers)
-        both = layers_by_stack(self.adapter, self.layers)
-        return "; ".join(f"{components_in_words(each)} ({name})" for name, each in both.items())
+        stacks = layers_by_stack(self.adapter, self.layers).items()
+        words = {name: components_in_words(each) for name, each in stacks}
+        return words.get("") or "; ".join(f"{said} ({name})" for name, said in words.items())
 
     @property
     def device(self) -> torch.device:

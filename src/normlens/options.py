@@ -10,7 +10,6 @@ from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from normlens import scopes as scope_names
 from normlens.errors import InputError, OptionError, check_choice, listed, valid_choice
 
 # Names of the rules for the feed-forward nonlinearity; nothing here needs torch.
@@ -389,63 +388,45 @@ class AnalysisOptions:
                 )
 
     @property
+    def limit(self) -> int:
+        """The memory limit in bytes."""
+        return parse_bytes(self.memory_limit) or DEFAULT_LIMIT
+
+    @property
     def settings(self) -> Settings:
         """The same for the algebra."""
         return Settings(
             rule=self.nonlinearity,
             heads=self.heads,
             statistics=self.statistics,
-            memory_limit=parse_bytes(self.memory_limit) or DEFAULT_LIMIT,
+            memory_limit=self.limit,
             samples=int(self.samples),
             seed=int(self.seed),
             precision=self.precision,
         )
 
-    def scopes_of(self, available: list[str]) -> list[str]:
-        """The chosen ones of a model's scopes, in its order."""
-        chosen = scope_names.resolve_all(self.scopes, available)
-        if not (chosen or self.heads or self.statistics):
-            raise InputError("no scope is chosen; leave `scopes` out to take all")
-        if self.origin == LAYER:
-            return chosen
-        weights = [scope for scope in chosen if scope in scope_names.WEIGHT_SCOPES]
-        if weights and self.scopes not in (None, "all"):
-            raise InputError(
-                f"{weights[0]} shows one layer's attention weights, which do not go back to the "
-                f"input tokens; choose scopes that end in -N, or take origin={LAYER!r}"
-            )
-        return [scope for scope in chosen if scope not in weights]
+    def layers_of(self, count: int, name: str, longest: int = 0) -> list[int]:
+        """The chosen ones of a stack's layers, in order; negative ones count from the end.
 
-    def layers_of(self, count: int, name: str) -> list[int]:
-        """The chosen ones of a model's layers, in order; negative ones count from the end."""
+        One that is not even in the longest of the model's stacks is an error, which says `name`.
+        """
         given: Any = self.layers
+        most = max(count, longest)
         if given is None or (isinstance(given, str) and given == "all"):
             return list(range(count))
         several = isinstance(given, Iterable) and not isinstance(given, str)
         indices = set()
         for layer in given if several else [given]:
-            if not _is_whole(layer) or not -count <= int(layer) < count:
+            if not _is_whole(layer) or not -most <= int(layer) < most:
                 raise InputError(
-                    f"layer {layer!r} is out of range; {name} has layers 0 to {count - 1} "
+                    f"layer {layer!r} is out of range; {name} has layers 0 to {most - 1} "
                     f"({FROM_ZERO})"
                 )
-            indices.add(int(layer) % count)
-        if not indices:
+            if -count <= int(layer) < count:
+                indices.add(int(layer) % count)
+        if not indices and count == most:
             raise InputError("no layer is chosen; leave `layers` out to take all")
         return sorted(indices)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What one call asks of the layers, once it is known which model it asks."""
-
-    scopes: list[str]
-    layers: list[int]
-    settings: Settings
-    arrays: bool = True
-    correlations: bool = False
-    origin: str = LAYER
-    map_dtype: str = AUTO
 
 
 def whole(value: int, option: str) -> int:

@@ -384,6 +384,9 @@ def test_layers_that_only_one_stack_has(tiny):
     maps = lens.maps(**given("bart", LONG, SHORT), layers=[0, 2])
     assert maps.layers == [0, 2]
     assert maps.encoder.layers == [0]
+    alone = lens.maps(**given("bart", LONG, SHORT), layers=2)
+    assert alone.layers == [2]
+    assert alone.encoder is None
     with pytest.raises(InputError, match="layer 3 is out of range; its decoder has layers 0 to 2"):
         lens.maps(**given("bart", LONG, SHORT), layers=3)
     with pytest.raises(InputError, match=r"scopes of the encoder.*CROSS-W.*3 layers"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import normlens
-from normlens.pipeline import progress
+from normlens.pipeline import batches
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 
@@ -37,8 +37,8 @@ def test_a_bar_begins_anew_with_every_batch(lens, capsys):
 
 @pytest.mark.parametrize("seconds", [0.0, 600.0])
 def test_watchers_see_a_bar_of_work_that_takes_long(seconds, lens, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_is_watched", lambda: True)
-    monkeypatch.setattr(progress, "DELAY", seconds)
+    monkeypatch.setattr(batches, "_is_watched", lambda: True)
+    monkeypatch.setattr(batches, "DELAY", seconds)
     lens.maps(input_ids=IDS)
     assert ("layers" in capsys.readouterr().err) == (seconds == 0)
     lens.maps(input_ids=IDS, progress=False)
@@ -46,11 +46,11 @@ def test_watchers_see_a_bar_of_work_that_takes_long(seconds, lens, capsys, monke
 
 
 def test_calls_on_a_gpu_are_not_slowed_by_a_bar(monkeypatch):
-    monkeypatch.setattr(progress, "_is_watched", lambda: True)
-    with progress.layers_shown(None, "cuda") as advance:
+    monkeypatch.setattr(batches, "_is_watched", lambda: True)
+    with batches.layers_shown(None, "cuda") as advance:
         assert advance is None
-    with progress.layers_shown(None, "cpu") as advance:
-        assert isinstance(advance, progress.LayerBar)
+    with batches.layers_shown(None, "cpu") as advance:
+        assert isinstance(advance, batches.LayerBar)
 
 
 def test_a_notebook_is_watched(monkeypatch):
@@ -62,13 +62,13 @@ def test_a_notebook_is_watched(monkeypatch):
         def get_ipython():
             return Shell()
 
-    assert not progress._is_watched()
-    monkeypatch.setitem(progress.sys.modules, "IPython", IPython)
-    assert progress._is_watched()
+    assert not batches._is_watched()
+    monkeypatch.setitem(batches.sys.modules, "IPython", IPython)
+    assert batches._is_watched()
 
 
 def test_a_machine_without_tqdm_shows_nothing(lens, monkeypatch, capsys):
     for name in ("tqdm", "tqdm.auto"):
-        monkeypatch.setitem(progress.sys.modules, name, None)
+        monkeypatch.setitem(batches.sys.modules, name, None)
     lens.maps(input_ids=IDS, progress=True)
     assert capsys.readouterr().err == ""

@@ -93,7 +93,7 @@ def test_tiles_are_those_of_the_run(
     assert [stage.name for stage in stages] == [
         "encoder", "decoder, sources of the decoder", "decoder, sources of the encoder",
     ]  # fmt: skip
-    layers = {stack.name: len(stack.request.layers) for stack in result.stacks}
+    layers = {stack.name: len(stack.chosen) for stack in result.stacks}
     counts = {stage.name: layers[stage.name.split(",")[0]] for stage in stages}
     assert len(walked) == sum(stage.tiles * counts[stage.name] for stage in stages)
 

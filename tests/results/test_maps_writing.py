@@ -21,7 +21,7 @@ from normlens import Maps, cli
 from normlens.errors import InputError, MapsFileError, OutputError
 from normlens.frozen.norm_maps import LayerMaps
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.options import Request, Settings
+from normlens.options import AnalysisOptions
 from normlens.pipeline import call as writing
 from normlens.pipeline.call import Stack
 from normlens.pipeline.collector import Collector
@@ -275,7 +275,7 @@ def test_what_leaves_a_gpu_goes_to_the_file(tmp_path: Path) -> None:
     file = growing_file.GrowingFile(str(path), 500)
     transfer: Any = Instant()
     lens = normlens.load(tiny_model("gpt2"))
-    stack = Stack(lens.layers, Request(["ATTN-N"], [0, 1], Settings("ig"), map_dtype="float16"))
+    stack = Stack(lens.layers, [0, 1], ["ATTN-N"], AnalysisOptions(map_dtype="float16"))
     encoded = lens.encode(input_ids=IDS[:4])
     collector = Collector(lens, stack, encoded, transfer=transfer, place=file.place)
     layers = [torch.randn(1, 4, 4).abs(), torch.randn(1, 4, 4).abs()]

@@ -13,7 +13,7 @@ from normlens.models.tiny import tiny_model
 from normlens.trace.checks import (
     LINEAR_TOLERANCE,
     attention_support,
-    linear_error,
+    linear_errors,
     linear_sizes,
     masked_beyond,
 )
@@ -123,7 +123,7 @@ def test_rounding_is_within_the_tolerance(dtype, scale):
     rows = Rows(x, module(x).detach())
     precise = torch.float64 if dtype == torch.float64 else torch.float32
     linear = Linear(module.weight.detach().T.to(precise), module.bias.detach().to(precise))
-    assert linear_error(linear_sizes(linear, rows, 8)) < LINEAR_TOLERANCE[dtype] / 4
+    assert linear_errors([linear_sizes(linear, rows, 8)])[0] < LINEAR_TOLERANCE[dtype] / 4
 
 
 @pytest.mark.parametrize("dtype", LINEAR_TOLERANCE, ids=str)
@@ -133,7 +133,7 @@ def test_a_change_above_rounding_is_not(dtype):
     x = torch.randn(8, 300).to(dtype)
     y = module(x).detach() * (1 + 3 * LINEAR_TOLERANCE[dtype])
     linear = Linear(module.weight.detach().T.to(torch.float64))
-    assert linear_error(linear_sizes(linear, Rows(x, y), 8)) > LINEAR_TOLERANCE[dtype]
+    assert linear_errors([linear_sizes(linear, Rows(x, y), 8)])[0] > LINEAR_TOLERANCE[dtype]
 
 
 def test_one_wrong_row_among_larger_ones_is_seen():
@@ -144,7 +144,7 @@ def test_one_wrong_row_among_larger_ones_is_seen():
     x[0] *= 1e4
     y = x @ weight
     y[5] *= 1.01
-    assert linear_error(linear_sizes(Linear(weight), Rows(x, y), 8)) > 5e-3
+    assert linear_errors([linear_sizes(Linear(weight), Rows(x, y), 8)])[0] > 5e-3
 
 
 class Louder(nn.Linear):

@@ -35,11 +35,11 @@ from normlens.errors import (
 from normlens.loading.embedded import DEFAULT, EMBEDDED
 from normlens.loading.hub import is_embedded
 from normlens.options import LoadOptions
-from normlens.pipeline.progress import Progress
 from normlens.studies.reports.words import NO_PAGE
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+    from normlens.pipeline.batches import Progress
     from normlens.results.exports import Result
 
 # Tables and progress, on a terminal or in a pipe.

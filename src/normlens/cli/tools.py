@@ -206,8 +206,8 @@ def _show_estimate(result: Estimate, place: torch.device) -> None:
     from normlens.plan.costs import free_memory
 
     lens, dtype = result.lens, str(result.lens.dtype).removeprefix("torch.")
-    layers = sum(len(stack.request.layers) for stack in result.stacks)
-    scopes = {stack.name: f"{len(stack.request.scopes)} scopes" for stack in result.stacks}
+    layers = sum(len(stack.chosen) for stack in result.stacks)
+    scopes = {stack.name: f"{len(stack.scopes)} scopes" for stack in result.stacks}
     texts, listed = f"{result.tokens} tokens", scopes.get("")
     if result.target_tokens is not None:
         texts = f"({result.tokens} source + {result.target_tokens} target tokens)"

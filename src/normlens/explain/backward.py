@@ -28,8 +28,7 @@ from normlens.frozen.parts import plus
 from normlens.frozen.scores import attentions, layer_flow, layer_scores, scores_behind
 from normlens.gpu.transfer import pinned_copy
 from normlens.layers import OF_CLASSES, OF_TOKENS, SENTENCES, Head
-from normlens.pipeline.batches import check_completeness, check_scores
-from normlens.pipeline.progress import Progress
+from normlens.pipeline.batches import Progress, check_completeness, check_scores
 from normlens.results.explanation import WHOLE
 from normlens.results.words import RES
 

@@ -31,10 +31,9 @@ from normlens.inputs.text import Encoded
 from normlens.layers import LAST, Head
 from normlens.models.parts import TwoStacks
 from normlens.options import DEFAULT_LIMIT, ExplainOptions, parse_bytes
-from normlens.pipeline.batches import SCORE_TOLERANCE, batches, provenance, scopes_of
+from normlens.pipeline.batches import SCORE_TOLERANCE, Progress, batches, provenance, scopes_of
 from normlens.pipeline.call import layers_by_stack
 from normlens.pipeline.collector import token_axis
-from normlens.pipeline.progress import Progress
 from normlens.results.explanation import Explanation, Explanations
 from normlens.scopes import is_among, resolve
 from normlens.trace.locking import exclusive

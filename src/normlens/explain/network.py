@@ -24,7 +24,6 @@ from normlens.inputs.text import Encoded
 from normlens.layers import Head, cast
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import DEFAULT_LIMIT
-from normlens.pipeline.collector import reads_others
 from normlens.pipeline.comparisons import Seen, end_in_float32
 from normlens.trace.checks import check_tokens
 from normlens.trace.run import LayerTrace, run_again, run_traced
@@ -39,7 +38,7 @@ KEPT_SHARE = 8
 
 def check_one_sequence(lens: Lens) -> None:
     """Refuse layers that read another sequence, whose tokens would have to be followed, too."""
-    if any(map(reads_others, lens.layers)):
+    if any(layer.others for layer in lens.layers):
         raise UnsupportedModelError(
             f"the layers of {lens.name} read another sequence, whose tokens would own a part of "
             "the result, too; only encoder–decoders (normlens.models.parts.TwoStacks) are "

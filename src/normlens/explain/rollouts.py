@@ -29,7 +29,6 @@ from normlens.layers import Layer, Linear, Norm
 from normlens.measures.maps import rollout
 from normlens.options import DEFAULT_LIMIT, AnalysisOptions, ExplainOptions, parse_bytes
 from normlens.pipeline.batches import check_completeness, in_batches
-from normlens.pipeline.collector import reads_others
 from normlens.plan.costs import source_memory
 from normlens.results.maps import Maps
 from normlens.results.rolled import rolled_out
@@ -41,7 +40,6 @@ from normlens.trace.run import (
     reading,
     run_traced,
     trace,
-    without_autocast,
 )
 
 if TYPE_CHECKING:
@@ -92,7 +90,7 @@ def check_method(lens: Lens, method: str) -> None:
     if (outside := lens.adapter.outside_scopes()) is not None:
         raise InputError(f"the layers of {lens.name} cannot be rolled out: {outside}")
     for layer in lens.layers:
-        if reads_others(layer):
+        if layer.others:
             raise InputError(
                 f"the layers of {lens.name} read another sequence, which a rollout cannot follow"
             )
@@ -168,8 +166,7 @@ def traced_maps(
         maps.append(of_layer(replace(traced, layer=layer, x=x, alphas=alphas), lengths))
 
     inputs = model_inputs(lens.adapter, batch, lens.device)
-    with without_autocast(lens.device):
-        trace(lens.adapter, inputs, range(lens.n_layers), consume)
+    trace(lens.adapter, inputs, range(lens.n_layers), consume)
     return maps
 
 
@@ -324,7 +321,7 @@ def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerM
 
     def run() -> list[LayerMap]:
         model = lens.adapter.model
-        with without_autocast(lens.device), reading(model, lens.adapter):
+        with reading(model, lens.adapter):
             run_traced(lens.adapter, model, repeated, range(lens.n_layers), visit)
             return [(_distances(one, copies, lens.compute_dtype), None) for one in visited]
 

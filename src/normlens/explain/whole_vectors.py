@@ -33,13 +33,13 @@ from normlens.loading.sentences import Pooling
 from normlens.models.parts import ENCODER
 from normlens.options import AUTO, DEFAULT_LIMIT, CosineOptions, parse_bytes
 from normlens.pipeline import batches
+from normlens.pipeline.batches import Progress, by_layers
 from normlens.pipeline.collector import Collector, token_axis
-from normlens.pipeline.progress import Progress, by_layers
 from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
 from normlens.results.explanation import Cosine
 from normlens.trace.checks import Checks
 from normlens.trace.locking import exclusive
-from normlens.trace.run import LayerTrace, model_inputs, reading, without_autocast
+from normlens.trace.run import LayerTrace, model_inputs, reading
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -141,18 +141,18 @@ def collect_whole_way(
     progress: Progress | None,
 ) -> None:
     """Run the model on a batch and add the maps that are asked for to its stacks' collectors."""
-    request, first = runs[-1].stack.request, runs[-1].stack.first
-    limit = request.settings.memory_limit or DEFAULT_LIMIT
-    network = FrozenNetwork(lens, batch, request.settings.rule, limit)
+    last = runs[-1].stack
+    limit = last.options.limit
+    network = FrozenNetwork(lens, batch, last.options.nonlinearity, limit)
     scopes = {
         (run.stack.first + index, step): scope
         for run in runs
-        for index in run.stack.request.layers
+        for index in run.stack.chosen
         for step, scope in run.stack.layers[index].scope_of_step.items()
-        if scope in run.stack.request.scopes
+        if scope in run.stack.scopes
     }
     whole = WholeMaps(network, scopes)
-    advance = by_layers(progress, sum(len(run.stack.request.layers) for run in runs))
+    advance = by_layers(progress, sum(len(run.stack.chosen) for run in runs))
 
     def check(trace: LayerTrace) -> None:
         for run in runs:
@@ -160,16 +160,16 @@ def collect_whole_way(
                 run.check(replace(trace, index=trace.index - run.stack.first))
 
     def compute() -> None:
-        with without_autocast(lens.device), reading(lens.model, lens.adapter):
+        with reading(lens.model, lens.adapter):
             network.forward(lens.model, inputs)
-            for _ in push(network, first + max(request.layers), limit, whole, advance):
+            for _ in push(network, last.first + max(last.chosen), limit, whole, advance):
                 pass  # the maps have taken what they need
 
     network.watch = check
     exclusive(lens.model, compute)
     layers = [ran.layer for ran in network.visited]
     for run in runs:
-        for index in run.stack.request.layers:
+        for index in run.stack.chosen:
             place = run.stack.first + index
             passed = layers[run.stack.first : place + 1]
             reach = reduce(Reach.then, [layer.reach for layer in passed])
@@ -225,7 +225,7 @@ def sentence_parts(
     network.watch = lambda traced: checks.add(traced, traced.layer.to(dtype))
 
     def run() -> list[SentenceParts]:
-        with without_autocast(lens.device), reading(lens.model, lens.adapter):
+        with reading(lens.model, lens.adapter):
             inputs = model_inputs(lens.adapter, batch, lens.device)
             own = network.forward(lens.model, inputs).last_hidden_state.to(dtype)
             compare = partial(_pooling_errors, network, head, inputs)

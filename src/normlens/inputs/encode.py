@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from torch import Tensor
+
 from normlens.errors import SMALLER, InputError, shortage_explained
 from normlens.inputs import as_list
-from normlens.inputs.signals import (
-    Features,
-    check_no_signal,
-    encode_features,
-    encode_signals,
-)
+from normlens.inputs.signals import Features, encode_features, encode_signals
 from normlens.inputs.text import SOURCE, TARGET, TEXT, Encoded, Ids, Reader, Side, tokens_of
 from normlens.loading.hub import quiet_transformers
 from normlens.models.parts import SignalEncoder, TwoStacks
 from normlens.trace.locking import exclusive
-from normlens.trace.run import model_inputs, reading, without_autocast
+from normlens.trace.run import model_inputs, reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +101,22 @@ def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
                 f"token_type_ids holds {kind}, and {lens.name} {has}; leave token_type_ids out"
             )
     return encoded, many
+
+
+def check_no_signal(lens: Lens, given: Any, sampling_rate: int | None) -> None:
+    """Raise where a model that reads texts is given a picture or a sound."""
+    first = given[0] if isinstance(given, list) and given else given
+    is_signal = (
+        isinstance(first, (Tensor, os.PathLike))
+        or type(first).__module__.startswith("PIL.")
+        or getattr(getattr(first, "dtype", None), "kind", "") in tuple("iufb")
+    )
+    if is_signal or sampling_rate is not None:
+        what = f"a {type(first).__name__}" if is_signal else "sound"
+        raise InputError(
+            f"{lens.name} reads text, not {what}; pictures are "
+            "for models such as vit or clip_vision_model, sound for wav2vec2 (`normlens models`)"
+        )
 
 
 def reader_of(lens: Lens, name: str = TEXT, max_length: int | None = None) -> Reader:
@@ -297,7 +311,7 @@ def generated(lens: Lens, source: Encoded, max_length: int | None = None) -> Enc
     options |= adapter.generation_options(labels)
 
     def run() -> Any:
-        with without_autocast(lens.device), reading(whole, adapter), quiet_transformers():
+        with reading(whole, adapter), quiet_transformers():
             return whole.generate(**inputs, **options)
 
     (ids,) = exclusive(whole, run).tolist()

@@ -14,13 +14,7 @@ from torch import Tensor
 
 from normlens.errors import IMAGES, InputError, check_installed, reason_of
 from normlens.inputs.text import Encoded
-from normlens.models.parts import (
-    USUAL_RATE,
-    ImageEncoder,
-    SignalEncoder,
-    SoundEncoder,
-    TwoStacks,
-)
+from normlens.models.parts import USUAL_RATE, ImageEncoder, SignalEncoder, SoundEncoder, TwoStacks
 from normlens.results.axes import LARGEST_PICTURE, PatchGrid
 
 if TYPE_CHECKING:
@@ -49,22 +43,6 @@ Features: TypeAlias = Tensor | NDArray[np.floating] | list[list[float]]
 _TAKES = "pass a PIL image, an array, a path, or pixel_values as a tensor"
 #: How far a picture's values may leave 0 to 1 by rounding.
 _ROUNDING = 0.02
-
-
-def check_no_signal(lens: Lens, given: Any, sampling_rate: int | None) -> None:
-    """Raise where a model that reads texts is given a picture or a sound."""
-    first = given[0] if isinstance(given, list) and given else given
-    is_signal = (
-        isinstance(first, (Tensor, os.PathLike))
-        or type(first).__module__.startswith("PIL.")
-        or getattr(getattr(first, "dtype", None), "kind", "") in tuple("iufb")
-    )
-    if is_signal or sampling_rate is not None:
-        what = f"a {type(first).__name__}" if is_signal else "sound"
-        raise InputError(
-            f"{lens.name} reads text, not {what}; pictures are "
-            "for models such as vit or clip_vision_model, sound for wav2vec2 (`normlens models`)"
-        )
 
 
 def encode_signals(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:

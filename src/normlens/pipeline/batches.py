@@ -1,10 +1,14 @@
-"""Batches, provenance and tolerances, and what a model has whose layers differ."""
+"""Batches, progress, provenance and tolerances of a call, and what a model of many layers has."""
 
 from __future__ import annotations
 
 import platform
+import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -128,6 +132,77 @@ def in_batches(
     return [results[place] for place in range(len(items))]
 
 
+# Progress of a call, for a user's function or as a bar.
+
+
+#: Called with the layers done and the layers asked for; what it raises ends the computation.
+Progress = Callable[[int, int], None]
+
+#: Seconds before a bar appears that nobody asked for.
+DELAY = 2.0
+
+
+def by_layers(progress: Progress | None, layers: int) -> Callable[[float], None] | None:
+    """A function of the part that is done, from 0 to 1, that tells it in layers."""
+    if progress is None:
+        return None
+    return lambda part: progress(int(part * layers), layers)
+
+
+@contextmanager
+def layers_shown(progress: Progress | bool | None, device: str) -> Iterator[Progress | None]:
+    """The function to tell of each layer: a user's, or that of a bar (tqdm's).
+
+    True is a bar at once. None is one where somebody looks on (a terminal or a notebook), for work
+    on a CPU that takes longer than `DELAY`: on a GPU layers are not waited for, and a call that is
+    recorded goes through all of them at once.
+    """
+    if callable(progress):
+        yield progress
+        return
+    bar = None
+    if progress or (progress is None and device == "cpu" and _is_watched()):
+        with suppress(ImportError), warnings.catch_warnings():  # transformers brings tqdm along
+            warnings.simplefilter("ignore")  # without ipywidgets it is a bar of characters
+            from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+            bar = LayerBar(tqdm, 0.0 if progress else DELAY)
+    try:
+        yield bar
+    finally:
+        if bar is not None and bar.shown is not None:
+            bar.shown.close()
+
+
+class LayerBar:
+    """A bar of layers, in a terminal or a notebook; it begins anew with every batch."""
+
+    def __init__(self, tqdm: Callable[..., Any], delay: float):
+        # A bar that nobody asked for goes when it is done.
+        options = {"unit": "layer", "desc": "layers", "delay": delay, "leave": not delay}
+        self._make = partial(tqdm, **options)
+        self.shown: Any = None
+        self._batch = 1
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.shown is None:
+            self.shown = self._make(total=total)
+        if done <= self.shown.n and done < total:
+            self._batch += 1
+            self.shown.set_description(f"layers of batch {self._batch}", refresh=False)
+            self.shown.reset(total=total)
+        self.shown.update(done - self.shown.n)
+
+
+def _is_watched() -> bool:
+    """Whether somebody sees what is printed: a terminal, or a notebook."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        return True
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    return running is not None and hasattr(running, "kernel")
+
+
 # What every result says about how it was made.
 
 
@@ -147,10 +222,11 @@ def provenance(lens: Lens, rule: str, completeness: float, tolerance: float) -> 
         "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
         **({} if compared is None else {"compared_with_float32": compared}),
         "device": str(lens.device),
-        "versions": versions(),
+        "versions": dict(versions()),
     }
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of everything that a number may depend on."""
     import transformers
@@ -194,7 +270,7 @@ SAMPLE_TOLERANCE = {"float32": 1e-3, "tf32": 5e-3, "bfloat16": 3e-2}
 HALF_RANGE = 2.0**-13, 65504.0
 
 
-def check_range(peaks: Sequence[tuple[int, str, float]], layer_in_words: str = "layer") -> None:
+def check_range(peaks: Sequence[tuple[int, str, float]], layer_in_words: str) -> None:
     """Raise where float16 cannot hold a map; `peaks` are largest entries by layer and name."""
     least, most = HALF_RANGE
     for layer, name, peak in peaks:
@@ -206,13 +282,12 @@ def check_range(peaks: Sequence[tuple[int, str, float]], layer_in_words: str = "
             )
 
 
-def _check_error(error: float, tolerance: float, unit: str, what: str, advice: str) -> None:
-    """Raise where an error is beyond its tolerance, or no number."""
-    if not error <= tolerance:
-        raise CompletenessError(
-            f"{what}: relative error {error:.1e}, tolerance {tolerance:.0e} for {unit}; {advice} "
-            "(normlens help CompletenessError)"
-        )
+def _beyond(what: str, error: float, tolerance: float, unit: object, advice: str) -> Exception:
+    """The exception for an error that is beyond its tolerance, or no number."""
+    return CompletenessError(
+        f"{what}: relative error {error:.1e}, tolerance {tolerance:.0e} for "
+        f"{str(unit).removeprefix('torch.')}; {advice} (normlens help CompletenessError)"
+    )
 
 
 def check_completeness(
@@ -220,33 +295,37 @@ def check_completeness(
 ) -> None:
     """Raise where parts and bias miss the model's vectors; `errors` by layer and scope."""
     for layer, scope, error in errors:
-        what = (
-            f"parts and bias miss the real hidden state in {layer_in_words} {layer} at its "
-            f"{components_of(scope)[-1]} (scope {scope})"
-        )
-        advice = "the model may differ from its family, or its values overflow"
-        _check_error(error, TOLERANCE[dtype], str(dtype).removeprefix("torch."), what, advice)
+        if not error <= TOLERANCE[dtype]:
+            what = (
+                f"parts and bias miss the real hidden state in {layer_in_words} {layer} at its "
+                f"{components_of(scope)[-1]} (scope {scope})"
+            )
+            advice = "the model may differ from its family, or its values overflow"
+            raise _beyond(what, error, TOLERANCE[dtype], dtype, advice)
 
 
 def check_scores(errors: Sequence[float], dtype: torch.dtype, layer_names: Sequence[str]) -> None:
     """Raise where contributions and biases miss a score; `errors` by layer, the last behind all."""
     # Scores are carried from the end, so the last layer that misses is where it began.
     for error, where in zip(reversed(errors), ("the head", *reversed(layer_names)), strict=False):
-        what = f"contributions and biases miss the model's own score from {where} on"
-        unit, advice = str(dtype).removeprefix("torch."), "the model may differ from its family"
-        _check_error(error, SCORE_TOLERANCE[dtype], unit, what, advice)
+        if not error <= SCORE_TOLERANCE[dtype]:
+            what = f"contributions and biases miss the model's own score from {where} on"
+            advice = "the model may differ from its family"
+            raise _beyond(what, error, SCORE_TOLERANCE[dtype], dtype, advice)
 
 
 def check_kernels(
-    errors: Sequence[tuple[int, str, float]], precision: str | None, layer_in_words: str = "layer"
+    errors: Sequence[tuple[int, str, float]], precision: str | None, layer_in_words: str
 ) -> None:
     """Raise where a kernel's parts miss their sum or a sample; `errors` by layer and kind."""
     for layer, kind, error in errors:
-        tolerances = KERNEL_TOLERANCE if kind == "sum" else SAMPLE_TOLERANCE
-        missed = "do not add up" if kind == "sum" else "miss an exact recomputation"
-        what = f"the parts behind the feed-forward block of {layer_in_words} {layer} {missed}"
-        advice = 'take another `precision`, or device="cpu"'
-        _check_error(error, tolerances[str(precision)], str(precision), what, advice)
+        is_sum = kind == "sum"
+        tolerance = (KERNEL_TOLERANCE if is_sum else SAMPLE_TOLERANCE)[str(precision)]
+        if not error <= tolerance:
+            missed = "do not add up" if is_sum else "miss an exact recomputation"
+            what = f"the parts behind the feed-forward block of {layer_in_words} {layer} {missed}"
+            advice = 'take another `precision`, or device="cpu"'
+            raise _beyond(what, error, tolerance, precision, advice)
 
 
 def check_finite(model: nn.Module, name: str) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor
 
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError, is_out_of_memory
@@ -28,23 +28,18 @@ from normlens.layers import FeedForward, Layer
 from normlens.measures.maps import special_dimensions
 from normlens.models.base import Adapter
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
-from normlens.options import DEFAULT_LIMIT, INPUT, SHAPLEY, AnalysisOptions, Request
-from normlens.pipeline.batches import (
-    in_batches,
-    scopes_of,
-    vector_batch,
-)
+from normlens.options import INPUT, LAYER, SHAPLEY, AnalysisOptions
+from normlens.pipeline.batches import Progress, in_batches, scopes_of, vector_batch
 from normlens.pipeline.collector import Collector, token_axis
 from normlens.pipeline.comparisons import Seen
-from normlens.pipeline.progress import Progress
 from normlens.plan.costs import check_limit, check_vectors_limit
 from normlens.results import store
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
-from normlens.scopes import is_among, layers_in_words, resolve
+from normlens.scopes import WEIGHT_SCOPES, is_among, layers_in_words, resolve, resolve_all
 from normlens.trace.locking import exclusive
-from normlens.trace.run import LayerTrace, model_inputs, reading, run_traced, without_autocast
+from normlens.trace.run import LayerTrace, model_inputs, reading, run_traced
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -57,8 +52,12 @@ if TYPE_CHECKING:
 class Stack:
     """Layers that run one after another, and what is asked of them."""
 
-    layers: Sequence[Layer]
-    request: Request  # its layers count from this stack's first
+    layers: Sequence[Layer] = field(repr=False)
+    chosen: list[int]  # the layers that are asked for, counted from this stack's first
+    scopes: list[str]
+    options: AnalysisOptions
+    arrays: bool = True
+    correlations: bool = False
     first: int = 0  # the place of the stack's first layer among all that the model runs
     name: str = ""  # `ENCODER` or `DECODER`; empty: the model has no other
 
@@ -73,21 +72,14 @@ def stacks_of(
 ) -> tuple[Stack, ...]:
     """What `options` ask of a lens's stacks; an encoder of which nothing is asked is left out."""
     by_name = layers_by_stack(lens.adapter, lens.layers)
-    longest = max(by_name, key=lambda name: len(by_name[name]))
-    # Raises for a layer that no stack has.
-    options.layers_of(len(by_name[longest]), f"its {longest}" if longest else lens.name)
+    longest, of_longest = max((len(layers), name) for name, layers in by_name.items())
+    called = f"its {of_longest}" if of_longest else lens.name
     stacks, first = [], 0
     for name, layers in by_name.items():
-        count, asked = len(layers), options.layers
-        if asked is None or isinstance(asked, str):
-            chosen = list(range(count))
-        else:
-            listed = asked if isinstance(asked, Iterable) else [asked]
-            chosen = sorted({int(k) % count for k in listed if -count <= k < count})
-        scopes = _chosen_scopes(lens, options, [layers[index] for index in chosen], chosen)
-        if not name or (chosen and scopes):
-            told = options.settings, arrays, correlations, options.origin, options.map_dtype
-            stacks.append(Stack(layers, Request(scopes, chosen, *told), first, name))
+        chosen = options.layers_of(len(layers), called, longest)
+        scopes = _chosen_scopes(lens, options, layers, chosen) if chosen else []
+        if not name or scopes:
+            stacks.append(Stack(layers, chosen, scopes, options, arrays, correlations, first, name))
         first += len(layers)
     if lens.two_stacks and (not stacks or stacks[-1].name != DECODER):
         raise InputError(
@@ -108,35 +100,47 @@ def layers_by_stack(adapter: Adapter, layers: list[Layer]) -> dict[str, list[Lay
 def _chosen_scopes(
     lens: Lens, options: AnalysisOptions, layers: Sequence[Layer], chosen: Sequence[int]
 ) -> list[str]:
-    """The scopes asked for that these layers of a stack have; short names mean scopes of theirs.
+    """The scopes asked for that the chosen layers of a stack have, in their order.
 
-    One that no layer of the model has is an error; in a model of one stack, one that none of the
-    chosen layers has.
+    Short names mean scopes of theirs. One that no layer of the model has is an error; in a model of
+    one stack, one that none of the chosen layers has.
     """
-    here, asked = scopes_of(layers), options.scopes
-    names = [asked] if isinstance(asked, str) else list(asked or ())
-    meant = [name for name in names if name == "all" or is_among(name, here)]
-    if meant == names:
-        return options.scopes_of(here)
-    for name in names:
-        if name in meant:
-            continue
-        if not lens.two_stacks or not any(is_among(name, layer.scopes) for layer in lens.layers):
-            scope = resolve(name, lens.scopes)  # raises where no layer has it
-            having = [k for k, layer in enumerate(lens.layers) if scope in layer.scopes]
-            raise InputError(
-                f"no scope {scope} in {layers_in_words(chosen)} of {lens.name}, whose layers "
-                f"differ; those with it: {', '.join(map(str, having))}"
-            )
-    return replace(options, scopes=meant).scopes_of(here) if meant else []
+    scopes, asked = scopes_of([layers[index] for index in chosen]), options.scopes
+    takes_all = asked is None or asked == "all"
+    if not takes_all:
+        names = [asked] if isinstance(asked, str) else list(asked or ())
+        meant = [name for name in names if is_among(name, scopes)]
+        for name in names:
+            in_model = any(is_among(name, layer.scopes) for layer in lens.layers)
+            if name not in meant and not (lens.two_stacks and in_model):
+                scope = resolve(name, lens.scopes)  # raises where no layer has it
+                having = [k for k, layer in enumerate(lens.layers) if scope in layer.scopes]
+                raise InputError(
+                    f"no scope {scope} in {layers_in_words(chosen)} of {lens.name}, whose layers "
+                    f"differ; those with it: {', '.join(map(str, having))}"
+                )
+        if names and not meant:
+            return []  # all of them are the other stack's
+        scopes = resolve_all(meant, scopes)
+    if not (scopes or options.heads or options.statistics):
+        raise InputError("no scope is chosen; leave `scopes` out to take all")
+    if options.origin == LAYER:
+        return scopes
+    weights = [scope for scope in scopes if scope in WEIGHT_SCOPES]
+    if weights and not takes_all:
+        raise InputError(
+            f"{weights[0]} shows one layer's attention weights, which do not go back to the "
+            f"input tokens; choose scopes that end in -N, or take origin={LAYER!r}"
+        )
+    return [scope for scope in scopes if scope not in weights]
 
 
 def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Encoded]) -> None:
     """Raise unless the limit that a user gives suffices for what is asked of a stack."""
-    request, itemsize = stack.request, lens.compute_dtype.itemsize
-    limit = request.settings.memory_limit or DEFAULT_LIMIT
+    options, itemsize = stack.options, lens.compute_dtype.itemsize
+    limit = options.limit
     both = [item.sequences for item in items]
-    if request.origin == INPUT:
+    if options.origin == INPUT:
         # A token of a source has vectors in both stacks.
         lengths = [sum(map(len, sequences)) for sequences in both]
         check_vectors_limit(limit, lens.layers, lengths, itemsize)
@@ -144,10 +148,10 @@ def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Encoded]) -> No
     reads_encoder = stack.name == DECODER
     check_limit(
         limit,
-        [stack.layers[index] for index in request.layers],
+        [stack.layers[index] for index in stack.chosen],
         [len(sequences[-1 if reads_encoder else 0]) for sequences in both],
-        lens.scopes if request.settings.statistics else request.scopes,
-        request.settings.rule,
+        lens.scopes if options.statistics else stack.scopes,
+        options.nonlinearity,
         itemsize,
         [len(sequences[0]) for sequences in both] if reads_encoder else (),
     )
@@ -237,21 +241,21 @@ class Call:
     file: GrowingFile | None = None  # that the maps of the call's only text are written to
 
     @property
-    def request(self) -> Request:
-        """What is asked of the last stack; all have the same options."""
-        return self.stacks[-1].request
+    def options(self) -> AnalysisOptions:
+        """What all stacks are asked for."""
+        return self.stacks[-1].options
 
     @property
     def layers(self) -> list[int]:
         """The layers that are asked for, among all that the model runs."""
-        return [stack.first + k for stack in self.stacks for k in stack.request.layers]
+        return [stack.first + k for stack in self.stacks for k in stack.chosen]
 
     def maps(self, items: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
         """The maps of every sequence or pair, in the order given."""
-        lens, whole = self.lens, self.request.origin == INPUT
+        lens, whole = self.lens, self.options.origin == INPUT
         if whole or any(layer.by_source for layer in lens.layers):
             longest = max((sum(map(len, item.sequences)) for item in items), default=1)
-            limit = self.request.settings.memory_limit or DEFAULT_LIMIT
+            limit = self.options.limit
             batch_size = vector_batch(lens, longest, batch_size, limit, whole)
         ahead = 0 if lens.device.type == "cpu" else 1  # a GPU works on while a batch is packed up
         with current(lens.device):
@@ -278,7 +282,7 @@ class Call:
         lens = self.lens
         inputs = model_inputs(lens.adapter, batch, lens.device)
         collectors = self._collectors(batch, inputs)
-        if self.request.origin == INPUT:
+        if self.options.origin == INPUT:
             collect_whole_way(lens, collectors, batch, inputs, self.progress)
             return collectors
         key = self._recording_key(batch, inputs) if lens.device.type == "cuda" else None
@@ -290,7 +294,7 @@ class Call:
                         return collectors
                     lens.recordings.forget()
         try:
-            self._run(collectors, inputs)
+            exclusive(lens.model, partial(self._run, collectors, inputs))
             for collector in collectors if self.transfer is not None else ():
                 collector.leave()
             return collectors
@@ -312,7 +316,7 @@ class Call:
         if not HAS_GRAPH_EVENTS or self.file is not None or self.progress is not None:
             return None
         lengths = tuple(len(sequence) for item in batch for sequence in item.sequences)
-        if self.request.settings.rule == SHAPLEY or sum(lengths) > TOKENS:
+        if self.options.nonlinearity == SHAPLEY or sum(lengths) > TOKENS:
             return None
         blocks = [layer.feed_forward for stack in self.stacks for layer in stack.layers]
         sizes = [block.down.weight.numel() for block in blocks if isinstance(block, FeedForward)]
@@ -320,7 +324,7 @@ class Call:
         if sum(n * n for n in lengths) * 2 * max(sizes, default=0) > OPERATIONS:
             return None
         return (
-            tuple(repr(stack.request) for stack in self.stacks),
+            repr(self.stacks),
             lengths,
             described(inputs),
             () if products is None else tuple(map(products.of, lens.adapter.blocks())),
@@ -330,7 +334,7 @@ class Call:
         """Run a batch so that it can be replayed: large results stay on the device."""
         call = replace(self, buffers=Buffers(), transfer=None)
         collectors = call._collectors(batch, inputs)
-        call._run(collectors, inputs)
+        exclusive(self.lens.model, partial(call._run, collectors, inputs))
         for collector in collectors:
             collector.recorded()
         return collectors
@@ -342,7 +346,7 @@ class Call:
         collectors, place, adapter = [], None, self.lens.adapter
         for stack in self.stacks:
             sequences = [item.sequences[-1 if stack.name == DECODER else 0] for item in batch]
-            names = {a.source for layer in stack.layers for a in layer.attentions if a.source}
+            names = {name for layer in stack.layers for name in layer.others}
             if len(names) > 1:
                 raise UnsupportedModelError(
                     f"the layers of {self.lens.name} read several other sequences "
@@ -363,22 +367,20 @@ class Call:
         return collectors
 
     def _run(self, collectors: list[Collector], inputs: dict[str, Tensor]) -> None:
-        """Run the model once; each layer is taken apart as soon as it has run."""
-        adapter, rule = self.lens.adapter, self.request.settings.rule
-        kept: dict[Hashable, Seen] = {}
+        """Run the model once; each layer is taken apart as soon as it has run.
 
-        def run() -> None:
-            with without_autocast(self.lens.device), reading(adapter.model, adapter):
-                consume = partial(self._decompose, collectors, kept)
-                run_traced(adapter, adapter.model, inputs, self.layers, consume, spread=True)
-                try:
-                    self.lens.float32_check.layers(rule, PARTS, kept)
-                except CompletenessError:
-                    for collector in collectors:
-                        collector.checks.judge()  # says more of a module that is not what it seems
-                    raise
-
-        exclusive(adapter.model, run)
+        The thread must be alone with the model.
+        """
+        adapter, kept = self.lens.adapter, dict[Hashable, Seen]()
+        with reading(adapter.model, adapter):
+            consume = partial(self._decompose, collectors, kept)
+            run_traced(adapter, adapter.model, inputs, self.layers, consume, spread=True)
+            try:
+                self.lens.float32_check.layers(self.options.nonlinearity, PARTS, kept)
+            except CompletenessError:
+                for collector in collectors:
+                    collector.checks.judge()  # says more of a module that is not what it seems
+                raise
 
     def _decompose(
         self, collectors: list[Collector], kept: dict[Hashable, Seen], traced: LayerTrace
@@ -387,9 +389,9 @@ class Call:
         place, dtype = traced.index, self.lens.compute_dtype
         collector = collectors[-1 if place >= collectors[-1].stack.first else 0]
         stack = collector.stack
-        request, settings, index = stack.request, stack.request.settings, place - stack.first
+        settings, index = stack.options.settings, place - stack.first
         # Kernels are sampled in the first and the last layer that use them.
-        stages = [k for k in request.layers if stack.layers[k].feed_forward is not None]
+        stages = [k for k in stack.chosen if stack.layers[k].feed_forward is not None]
         if index not in stages[:1] + stages[-1:]:
             settings = replace(settings, sample_kernels=False)
         with current(traced.x.device), operands_kept():
@@ -402,7 +404,7 @@ class Call:
                 traced.x.to(dtype),
                 [alpha.to(dtype) for alpha in traced.alphas],
                 collector.lengths,
-                request.scopes,
+                stack.scopes,
                 settings,
                 traced.real,
                 kept=None if self.products is None else self.products.of(traced.block),
@@ -420,20 +422,15 @@ class Call:
 
     def _packed(self, batch: list[Encoded], collectors: list[Collector]) -> list[Maps]:
         """Check a batch's results and pack them up."""
-        *encoder, last = collectors
-        of_encoder: list[Any] = [None] * len(batch)
-        if encoder:
-            of_encoder = encoder[0].maps([item.sequences[0].text for item in batch])
-        results = last.maps([item.whole_text or item.text for item in batch])
-        if not last.stack.name:
+        *encoder, results = [collector.maps() for collector in collectors]
+        if not self.lens.two_stacks:
             return results
-        for index, (item, maps, beside) in enumerate(zip(batch, results, of_encoder, strict=True)):
-            # As exact as the worse of the two.
-            errors = [each.completeness for each in (maps, beside) if each is not None]
-            worst = max([e for e in errors if not math.isnan(e)], default=math.nan)
-            said = {"completeness": worst, "target": item.generated or "given"}
-            provenance = {**maps.provenance, **said}
-            results[index] = replace(
-                maps, encoder=beside, completeness=worst, provenance=provenance
-            )
-        return results
+        pairs = []
+        for index, (item, maps) in enumerate(zip(batch, results, strict=True)):
+            beside, worst = None, maps.completeness
+            if encoder:
+                beside = encoder[0][index]
+                worst = float(np.fmax(worst, beside.completeness))  # NaN only if both are
+            said = {**maps.provenance, "completeness": worst, "target": item.generated or "given"}
+            pairs.append(replace(maps, encoder=beside, completeness=worst, provenance=said))
+        return pairs

@@ -7,6 +7,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from normlens.errors import UnsupportedModelError
 from normlens.frozen.norm_maps import FeedForwardStatistics, LayerMaps
 from normlens.gpu.transfer import DeviceTransfer, on_device
-from normlens.inputs.text import Encoded, Text
+from normlens.inputs.text import Encoded
 from normlens.layers import Experts, Layer, Reach
 from normlens.measures.maps import mixing_ratio, special_dimensions
 from normlens.measures.tensors import spearman_matrices
@@ -63,11 +64,6 @@ def _axes(key: Key) -> Axes:
     if group in GROUPS:
         return axes_of(group, name)
     return ("layer", "target") if group == ROUTING else ("layer",)
-
-
-def reads_others(layer: Layer) -> bool:
-    """Whether a layer has an attention to another sequence."""
-    return any(attention.source is not None for attention in layer.attentions)
 
 
 def token_axis(sequence: Encoded) -> TokenAxis:
@@ -225,7 +221,7 @@ class Collector:
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
         if result.kernel_error is not None or (KERNELS, "sum") not in computed.covered:
             computed.precision = result.precision or computed.precision
-        computed.readings[index] = layer.reach, reads_others(layer)
+        computed.readings[index] = layer.reach, bool(layer.others)
         # A copy to the CPU that is not waited for would be read before it is there.
         soon = self._device.type == "cuda"
         for key, tensor in self._results(result, layer).items():
@@ -266,7 +262,7 @@ class Collector:
             for key in keys:
                 if key not in self._arrays:
                     kind = torch.empty(0, dtype=dtype).numpy().dtype
-                    room = len(self.stack.request.layers), *shape[1:]
+                    room = len(self.stack.chosen), *shape[1:]
                     if self._place is None:  # pages that are never written take no memory
                         self._arrays[key] = np.zeros((shape[0], *room), dtype=kind)
                     else:
@@ -281,16 +277,16 @@ class Collector:
 
     def _results(self, result: LayerMaps, layer: Layer) -> dict[Key, Tensor]:
         """A layer's results that are asked for, the first axis the batch, and single numbers."""
-        request = self.stack.request
+        stack, map_dtype = self.stack, self.stack.options.map_dtype
         kernels = {"sum": result.kernel_error, "sample": result.sampled_error}
         vectors, experts = result.statistics, layer.experts
         groups = {
-            "arrays": result.norms if request.arrays else {},
+            "arrays": result.norms if stack.arrays else {},
             "mixing": {s: mixing_ratio(sizes, result.own[s]) for s, sizes in result.others.items()},
             "heads": result.head_maps,
             "standard_error": result.standard_error,
             "statistics": {} if vectors is None else _statistics(vectors, layer, self.lengths),
-            CORRELATIONS: self._correlations(result, layer) if request.correlations else {},
+            CORRELATIONS: self._correlations(result, layer) if stack.correlations else {},
             ROUTING: {} if experts is None else _routing(experts),
             COMPLETENESS: result.completeness,
             KERNELS: {kind: error for kind, error in kernels.items() if error is not None},
@@ -299,15 +295,15 @@ class Collector:
         for group, named in groups.items():
             for name, tensor in named.items():
                 tensors[group, name] = self._padded(tensor, (group, name))
-        maps = [key for key in tensors if key[0] in MAPS and request.map_dtype != AUTO]
-        if maps and request.map_dtype == "float16":
+        maps = [key for key in tensors if key[0] in MAPS and map_dtype != AUTO]
+        if maps and map_dtype == "float16":
             left_out = ~self._allowed(layer, tensors[maps[0]].device)  # (b, i, j)
             for group, name in maps:
                 is_whole, tensor = group == "arrays", tensors[group, name]
                 peak = tensor.masked_fill(left_out if is_whole else left_out[:, None], 0).amax()
                 tensors[PEAKS, name if is_whole else f"single heads of {name}"] = peak
         for key in maps:
-            tensors[key] = tensors[key].to(getattr(torch, request.map_dtype))
+            tensors[key] = tensors[key].to(getattr(torch, map_dtype))
         return tensors
 
     def _padded(self, tensor: Tensor, key: Key) -> Tensor:
@@ -327,7 +323,7 @@ class Collector:
         allowed = targets[:, None, :] & layer.reach.mask(n, device)
         if self.width:
             others = real_tokens(self.other_lengths, self.width, device)[:, None].expand(-1, n, -1)
-            allowed = torch.cat([others & reads_others(layer), allowed], dim=-1)
+            allowed = torch.cat([others & bool(layer.others), allowed], dim=-1)
         return targets[:, :, None] & allowed
 
     def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
@@ -337,7 +333,7 @@ class Collector:
         both have in the columns of another sequence would inflate ρ. It is NaN for scopes that the
         layer lacks.
         """
-        scopes, rho = self.stack.request.scopes, None
+        scopes, rho = self.stack.scopes, None
         here = [scope for scope in scopes if scope in result.norms]
         compared = [(here, slice(None))]
         for kind, columns in (
@@ -409,15 +405,15 @@ class Collector:
 
     # At the end -----------------------------------------------------------------------------------
 
-    def maps(self, texts: Sequence[Text | None]) -> list[Maps]:
-        """The maps of every sequence, with its text, if they are exact."""
-        computed, words, request = self.computed, self.stack.layer_in_words, self.stack.request
+    def maps(self) -> list[Maps]:
+        """The maps of every sequence, if they are exact."""
+        computed, words, scopes = self.computed, self.stack.layer_in_words, self.stack.scopes
         groups = (*GROUPS, CORRELATIONS)
         having = {k for key, some in computed.covered.items() if key[0] in groups for k in some}
         layers = [layer for layer in computed.readings if layer in having]
         readings = [computed.readings[layer] for layer in layers]
         allowed = []  # while a GPU works
-        for n, others in zip(self.lengths, self.other_lengths or [0] * len(texts), strict=True):
+        for n, others in zip_longest(self.lengths, self.other_lengths, fillvalue=0):
             allowed.append(allowed_pairs(readings, n, others, self._place))
         self.take()
         self.checks.judge()
@@ -444,7 +440,7 @@ class Collector:
                 whole = np.full((len(layers), *rho.shape[1:]), np.nan)
                 covered = computed.covered[CORRELATIONS, CORRELATIONS]
                 whole[[layers.index(layer) for layer in covered]] = rho
-                fields["correlations"] = Correlations(list(request.scopes), whole)
+                fields["correlations"] = Correlations(list(scopes), whole)
             if routing := found[ROUTING]:
                 covered = computed.covered[ROUTING, "experts"]
                 experts = self.stack.layers[covered[-1]].experts
@@ -454,12 +450,12 @@ class Collector:
                 fields["routing"] = every.of_layers(layers)
             packed.append(
                 Maps(
-                    arrays={s: arrays[s] for s in request.scopes if s in arrays},
+                    arrays={s: arrays[s] for s in scopes if s in arrays},
                     layers=list(layers),
                     allowed=allowed[index],
                     completeness=worst,
                     provenance=dict(said),
-                    text=texts[index],
+                    text=sequence.whole_text or sequence.text,
                     coverage=dict(coverage),
                     grid=sequence.grid,
                     **axis.labels,
@@ -502,13 +498,13 @@ class Collector:
 
     def _provenance(self, completeness: float) -> dict[str, Any]:
         lens, stack, computed = self.lens, self.stack, self.computed
-        settings = stack.request.settings
-        said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
-        said |= {"origin": stack.request.origin, "precision": computed.precision}
+        options = stack.options
+        said = provenance(lens, options.nonlinearity, completeness, TOLERANCE[lens.dtype])
+        said |= {"origin": options.origin, "precision": computed.precision}
         if len(computed.devices) > 1:
             said["device"] = ", ".join(map(str, computed.devices))
-        if stack.request.map_dtype != AUTO:
-            said["map_dtype"] = stack.request.map_dtype
+        if options.map_dtype != AUTO:
+            said["map_dtype"] = options.map_dtype
         if stack.name:
             said |= {
                 "stack": stack.name,
@@ -518,6 +514,6 @@ class Collector:
             }
         if (outside := lens.adapter.outside_scopes()) is not None:
             said["outside_scopes"] = outside
-        if settings.rule == SHAPLEY:
-            said |= {"samples": settings.samples, "seed": settings.seed}
+        if options.nonlinearity == SHAPLEY:
+            said |= {"samples": int(options.samples), "seed": int(options.seed)}
         return said

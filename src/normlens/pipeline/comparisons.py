@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 
 from normlens.errors import (
     CompletenessError,
+    InputError,
     NormLensError,
     NormLensWarning,
     is_out_of_memory,
@@ -31,19 +32,12 @@ from normlens.errors import (
 )
 from normlens.frozen.parts import relative_error
 from normlens.frozen.scores import Errors, face_errors, vectors_of
-from normlens.inputs.text import Encoded
+from normlens.inputs.encode import reader_of
+from normlens.inputs.text import SOURCE, TARGET, TEXT, Encoded
 from normlens.layers import Experts, Layer
-from normlens.models.parts import TwoStacks
 from normlens.options import DTYPES, HALF
 from normlens.trace.locking import exclusive, other_forwards
-from normlens.trace.run import (
-    Call,
-    model_inputs,
-    plain_options,
-    reading,
-    run_again,
-    without_autocast,
-)
+from normlens.trace.run import Call, model_inputs, plain_options, reading, run_again
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -289,12 +283,13 @@ def warn_of_padding(lens: Lens, items: Sequence[Encoded]) -> None:
 
     One of them, the one with most padding, is run with it and without it.
     """
-    sides, most, item = 2 if lens.adapter.padding_leaks else 1, 0, None
-    for each in items:
-        count = sum(len(ids) for sequence in each.sequences for ids in sequence.padding[:sides])
-        if count > most:
-            most, item = count, each
-    if item is None or not _is_runnable(lens, item):
+    sides = 2 if lens.adapter.padding_leaks else 1
+
+    def padding_of(item: Encoded) -> int:
+        return sum(len(ids) for sequence in item.sequences for ids in sequence.padding[:sides])
+
+    item = max(items, key=padding_of, default=None)
+    if item is None or not padding_of(item) or not _is_runnable(lens, item):
         return
     given = "called with these input_ids and this attention_mask"
     difference = _difference(lens, item)
@@ -319,19 +314,14 @@ def warn_of_padding(lens: Lens, items: Sequence[Encoded]) -> None:
 
 def _is_runnable(lens: Lens, item: Encoded) -> bool:
     """Whether the model takes the padded ids at all; where it does not, there is nothing else."""
-    adapter = lens.adapter
-    limits = [(lens.max_tokens, getattr(adapter.config, "vocab_size", None))]
-    if isinstance(adapter, TwoStacks):
-        limits = [
-            (adapter.max_source_positions(), adapter.source_vocabulary()),
-            (adapter.max_positions(), adapter.target_vocabulary()),
-        ]
-    for sequence, (longest, words) in zip(item.sequences, limits, strict=True):
-        given = [*sequence.padding[0], *sequence.padding[1]]
-        if longest is not None and len(given) + len(sequence) > longest:
-            return False
-        if words is not None and not all(0 <= one < words for one in given):
-            return False
+    names = (SOURCE, TARGET) if lens.two_stacks else (TEXT,)
+    try:
+        for name, sequence in zip(names, item.sequences, strict=True):
+            before, behind = sequence.padding
+            if before or behind:
+                reader_of(lens, name).check([*before, *sequence.ids, *behind], name)
+    except InputError:
+        return False
     return True
 
 
@@ -358,7 +348,7 @@ def _difference(lens: Lens, item: Encoded) -> float | Exception:
 
     def run() -> float | Exception:
         errors = [0.0]
-        with without_autocast(lens.device), reading(adapter.whole, adapter):
+        with reading(adapter.whole, adapter):
             for model in models:
                 alone = model(**plain, **plain_options(model))
                 try:

@@ -73,7 +73,7 @@ class Estimate:
     @cached_property
     def chosen(self) -> list[PlannedLayer]:
         """The layers that are asked for."""
-        places = [stack.first + index for stack in self.stacks for index in stack.request.layers]
+        places = [stack.first + index for stack in self.stacks for index in stack.chosen]
         return [self.layers[place] for place in places]
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class Estimate:
         results = 0
         for stack in self.stacks:
             layers = [layer for layer in self.chosen if layer.stack == stack.name]
-            maps = len(stack.request.scopes)
+            maps = len(stack.scopes)
             if self.options.heads:
                 maps += 2 * max(sum(group.heads for group in layer.groups) for layer in layers)
             columns = max(sum(group.sources for group in layer.groups) for layer in layers)
@@ -373,7 +373,7 @@ class PlannedLayer:
         self.has_kernels = kernels_run_on(torch.device(call.device), lens.compute_dtype)
         self.precision = kernel_precision(self.settings.precision)
         named, ff = self.layer.scope_of_step, self.layer.feed_forward
-        requested = [s for each in call.stacks if each.name == stack for s in each.request.scopes]
+        requested = [s for each in call.stacks if each.name == stack for s in each.scopes]
         #: Steps whose scopes are requested, the deepest of them, and the feed-forward block.
         self.asked = [step for step, scope in named.items() if scope in requested]
         first = [next(iter(named))] if self.settings.heads else []

@@ -144,22 +144,23 @@ class Checks:
     others: Sequence[int] = ()  # real tokens of the other sequence that layers read
     pending: Deferred = field(default_factory=Deferred)  # may hold a batch's results, too
     # No layer is kept: in half precision that would be a copy of its weights in float32.
-    _layers: list[tuple[int, Reach, int]] = field(default_factory=list)  # index, reach, heads
-    _linear: list[tuple[int, nn.Module]] = field(default_factory=list)
-    _padding: list[int] = field(default_factory=list)
+    _layers: list[tuple[str, Reach, int]] = field(default_factory=list)  # name, reach, heads
+    _linear: list[tuple[str, nn.Module]] = field(default_factory=list)
+    _padding: list[str] = field(default_factory=list)
 
     def add(self, traced: LayerTrace, layer: Layer) -> None:
         """Measure one layer; `layer` is the traced one in the algebra's precision."""
         check_tokens(self.adapter, traced, self.lengths)
+        name = f"{self.layer_in_words} {traced.index}"
         for attention, alpha in zip(layer.attentions, traced.alphas, strict=True):
             if attention.source is not None:
                 # Every token of another sequence may be seen, but none of its padding.
                 if self.others and min(self.others) < alpha.shape[-1]:
-                    self._padding.append(traced.index)
+                    self._padding.append(name)
                     self.pending.add("padding", self._weight_on_padding(alpha))
                 continue
             outside, offsets = attention_support(alpha, layer.reach, self.lengths)
-            self._layers.append((traced.index, layer.reach, attention.heads))
+            self._layers.append((name, layer.reach, attention.heads))
             self.pending.add("outside", outside)
             self.pending.add("offsets", offsets)
         tokens = traced.x.shape[0] * traced.x.shape[1]
@@ -167,7 +168,7 @@ class Checks:
             if linear.module is not None and linear.module in traced.rows:
                 sizes = linear_sizes(linear, traced.rows[linear.module], tokens)
                 self.pending.add(("linear", len(self._linear)), sizes)
-                self._linear.append((traced.index, linear.module))
+                self._linear.append((name, linear.module))
 
     def _weight_on_padding(self, alpha: Tensor) -> Tensor:
         """The largest weight that a real token gives to padding of another sequence."""
@@ -180,49 +181,49 @@ class Checks:
         """Raise where a layer is not what its adapter says."""
         tolerance, arrived = LINEAR_TOLERANCE[self.dtype], self.pending.arrived()
         sizes = [torch.from_numpy(arrived["linear", k][0]) for k in range(len(self._linear))]
-        for (index, module), error in zip(self._linear, linear_errors(sizes), strict=True):
+        for (name, module), error in zip(self._linear, linear_errors(sizes), strict=True):
             if error > tolerance:
                 raise UnsupportedModelError(
-                    f"{self.adapter.name_of(module)} ({class_name(module)}) of "
-                    f"{self.layer_in_words} {index} "
+                    f"{self.adapter.name_of(module)} ({class_name(module)}) of {name} "
                     "does not compute x W + b with the weight that it holds (relative error "
                     f"{error:.1e}, tolerance {tolerance:.0e}): an adapter that is not linear, "
                     "quantised activations, a hook or another precision act inside it; merge "
                     "adapters (model.merge_and_unload()), turn quantised weights back "
                     "(model.dequantize()) or load the plain model"
                 )
-        for index, weight in zip(self._padding, arrived.get("padding", ()), strict=True):
+        for name, weight in zip(self._padding, arrived.get("padding", ()), strict=True):
             if weight > NEGLIGIBLE:
                 raise UnsupportedModelError(
-                    f"{self.layer_in_words} {index} attends to the padding of the other sequence "
+                    f"{name} attends to the padding of the other sequence "
                     f"(weights up to {weight:.2g}), so texts of different lengths cannot "
                     "run together; take batch_size=1"
                 )
-        name = f"the adapter {type(self.adapter).__name__}"
+        adapter = f"the adapter {type(self.adapter).__name__}"
         seen = arrived.get("outside", ()), arrived.get("offsets", ())
-        for (index, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
+        for (name, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
             sides = ("all" if side is None else side for side in (reach.back, reach.ahead))
             allowed = "{} earlier and {} later tokens".format(*sides)
             if outside > NEGLIGIBLE:
                 raise UnsupportedModelError(
-                    f"{self.layer_in_words} {index} attends to tokens that {name} says it "
-                    f"cannot see (weights up to {outside:.2g} lie outside {allowed}); its "
+                    f"{name} attends to tokens that {adapter} says it cannot see "
+                    f"(weights up to {outside:.2g} lie outside {allowed}); its "
                     "`causal`, `window` or `reach` must say what the model does "
                     "(normlens help adapters)"
                 )
-            n = (len(offsets) + 1) // 2
-            ahead = masked_beyond(offsets[n - 1 :], reach.ahead, heads)
-            back = masked_beyond(offsets[:n][::-1], reach.back, heads)
-            for side, edge in (("ahead", ahead), ("back", back)):
-                if edge is None:
+            middle = len(offsets) // 2
+            for side, counts, limit in (
+                ("ahead", offsets[middle:], reach.ahead),
+                ("back", offsets[middle::-1], reach.back),
+            ):
+                if (edge := masked_beyond(counts, limit, heads)) is None:
                     continue
                 looks = f"looks further {side} than {edge} tokens"
                 cure = "say so in `window` or `reach`"
                 if side == "ahead" and edge == 0:
                     looks, cure = "looks ahead", "set `causal = True`"
                 raise UnsupportedModelError(
-                    f"no token of {self.layer_in_words} {index} {looks}, in any head, where "
-                    f"{name} allows {allowed}; {cure} (normlens help adapters)"
+                    f"no token of {name} {looks}, in any head, where {adapter} allows {allowed}; "
+                    f"{cure} (normlens help adapters)"
                 )
 
 
@@ -285,18 +286,13 @@ def linear_sizes(linear: Linear, rows: Rows, tokens: int) -> Tensor:
 
 
 def linear_errors(sizes: Sequence[Tensor]) -> list[float]:
-    """`linear_error` of each; those of as many rows are taken together."""
-    if len({one.shape for one in sizes}) == 1:
-        return linear_error(torch.stack(list(sizes), dim=1)).tolist()
-    return [float(linear_error(one)) for one in sizes]
-
-
-def linear_error(sizes: Tensor) -> Tensor:
-    """The worst error of the rows in `linear_sizes` (4, …, row), relative to its output's size."""
-    x, y, product, error = sizes.double()
+    """The worst error of the rows in each `linear_sizes`, relative to its output's size."""
+    if len({one.shape for one in sizes}) != 1:  # else they are taken together
+        return [error for one in sizes for error in linear_errors([one])]
+    x, y, product, error = torch.stack(list(sizes), dim=1).double()  # (map, row)
     # Where an output is small because large terms cancel, their rounding is still that of a row of
     # ordinary size.
     typical = (product / x).nan_to_num(0).median(-1, keepdim=True).values * x
     size = torch.maximum(torch.maximum(y, product), typical)
     # Values that overflow are left to completeness, which says so.
-    return (error / size).nan_to_num(0, posinf=0).amax(-1)
+    return (error / size).nan_to_num(0, posinf=0).amax(-1).tolist()

@@ -36,15 +36,9 @@ from normlens.layers import (
 )
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
-from normlens.models.reading import class_name
+from normlens.models.reading import class_name, execution_device
 from normlens.models.unwrapping import check_chunks, check_weights, explain_failure
-from normlens.trace.locking import (
-    Hooks,
-    Undo,
-    ask_for_eager_attention,
-    exclusive,
-    other_methods,
-)
+from normlens.trace.locking import Hooks, Undo, ask_for_eager_attention, exclusive, other_methods
 
 # One layer as the model ran it, and where each part of it can be read.
 
@@ -419,12 +413,17 @@ def trace(
 
 @contextmanager
 def reading(model: Any, adapter: Adapter) -> Iterator[None]:
-    """Run a model as an analysis must: no dropout, no gradients, attention that shows its weights.
+    """Run a model as an analysis must: no dropout, gradients or autocast, weights of attention.
 
     `model` is the adapter's or holds it. The thread must be alone with the model
     (`normlens.trace.locking`).
     """
-    with torch.no_grad(), other_methods(adapter.forward_patches()), Undo() as undo:
+    with (
+        torch.no_grad(),
+        without_autocast(execution_device(adapter.model)),
+        other_methods(adapter.forward_patches()),
+        Undo() as undo,
+    ):
         compiled = False
         for module in model.modules():
             if module.training:

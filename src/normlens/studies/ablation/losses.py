@@ -22,7 +22,7 @@ from normlens.models.unwrapping import check_weights, explain_failure
 from normlens.pipeline.batches import SCORE_TOLERANCE
 from normlens.studies.ablation.options import AUTO, CLASSES, DRIFT, MASKED, NEXT_TOKEN
 from normlens.trace.locking import exclusive, other_forwards
-from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
+from normlens.trace.run import model_inputs, plain_options, reading
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -92,7 +92,7 @@ def model_ready(lens: Lens, work: Callable[[], T]) -> T:
         )
 
     def ready() -> T:
-        with without_autocast(lens.device), reading(whole, lens.adapter):
+        with reading(whole, lens.adapter):
             check_weights(lens.model, lens.layers)
             return work()
 

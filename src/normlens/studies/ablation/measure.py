@@ -23,7 +23,7 @@ from normlens.errors import (
 )
 from normlens.models.unwrapping import padding_spoils
 from normlens.options import AnalysisOptions
-from normlens.pipeline.progress import Progress
+from normlens.pipeline.batches import Progress
 from normlens.plan.costs import GIB
 from normlens.studies.ablation.interventions import Interventions, layers_to_keep, start_behind
 from normlens.studies.ablation.losses import (

@@ -23,8 +23,7 @@ from normlens.errors import InputError, OutputError, reason_of, system_reason
 from normlens.frozen.parts import FrozenNorm
 from normlens.inputs.text import Encoded
 from normlens.layers import cast
-from normlens.pipeline.batches import batches
-from normlens.pipeline.progress import Progress
+from normlens.pipeline.batches import Progress, batches
 from normlens.studies.ablation.data import AblationData
 from normlens.studies.ablation.losses import Loss, body_pass, model_ready
 from normlens.studies.ablation.options import FROZEN_SIGMA, MASKED, MEAN, AblateOptions

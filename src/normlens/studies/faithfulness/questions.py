@@ -25,7 +25,7 @@ from normlens.options import AUTO, DEFAULT_LIMIT
 from normlens.pipeline.batches import batches
 from normlens.plan.costs import SHARE, device_memory
 from normlens.trace.locking import Hooks, exclusive
-from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
+from normlens.trace.run import model_inputs, plain_options, reading
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -130,7 +130,6 @@ def alone(lens: Lens, work: Callable[[], T], *, gradients: bool = False) -> T:
 
     def run() -> T:
         with ExitStack() as stack:
-            stack.enter_context(without_autocast(lens.device))
             stack.enter_context(reading(lens.adapter.whole, lens.adapter))
             if gradients:
                 stack.enter_context(torch.inference_mode(False))
