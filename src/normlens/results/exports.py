@@ -195,18 +195,10 @@ def _maps_table(maps: Maps) -> pd.DataFrame:
     Whole maps have no head. Of an encoder–decoder the columns `stack` and `source_sequence` say
     which stack a row is of, and whose token its source is.
     """
-    import pandas as pd
-
-    frames = []
-    for one in by_stack(maps):
-        for group in ("arrays", "heads"):
-            for scope in one.groups[group]:
-                frame = map_rows(one, group, scope)
-                head: Any = frame.pop("head") if "head" in frame else [None] * len(frame)
-                place = list(frame.columns).index("layer") + 1
-                frame.insert(place, "head", pd.array(head, dtype="Int64"))
-                frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    table = map_rows(maps, "arrays", "heads")
+    head = table.pop("head")
+    table.insert(table.columns.get_loc("layer") + 1, "head", head)
+    return table
 
 
 def _maps_document(maps: Maps) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from normlens.results.axes import (
 )
 from normlens.results.rolled import pair_rollout, scope_rollout
 from normlens.results.store import TokenResult
-from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS, by_stack, map_rows
+from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS, map_rows
 from normlens.scopes import (
     chains,
     components_of,
@@ -177,16 +177,15 @@ class Maps(TokenResult):
     @property
     def source_tokens(self) -> list[str]:
         """The sources as people read them."""
-        return self.tokens if self.source_axis is None else self.source_axis.tokens
+        return self.sources.tokens
 
     @cached_property
     def is_same_token(self) -> NDArray[np.bool_]:
         """[target, source], whether both are the same token (i = j)."""
         if self.same_token is not None:
             return self.same_token
-        if self.source_axis is None:
-            return np.eye(len(self.targets), dtype=bool)
-        return np.zeros((len(self.targets), len(self.sources)), dtype=bool)
+        diagonal = np.eye(len(self.targets), len(self.sources), dtype=bool)
+        return diagonal & (self.source_axis is None)
 
     # Arrays ---------------------------------------------------------------------------------------
 
@@ -240,8 +239,8 @@ class Maps(TokenResult):
         """Entries of the layers `covered`, and NaN for the other ones of `layers`."""
         if covered == self.layers:
             return array
-        floating = array.dtype if np.issubdtype(array.dtype, np.inexact) else np.float64
-        whole = np.full((len(self.layers), *array.shape[1:]), np.nan, dtype=floating)
+        shape, dtype = (len(self.layers), *array.shape[1:]), np.result_type(array, np.float16)
+        whole = np.full(shape, np.nan, dtype)  # whole numbers become float64
         whole[places_of(covered, self.layers)] = array
         return whole
 
@@ -249,13 +248,12 @@ class Maps(TokenResult):
         """Layers of the model, in order; negative ones count from the end of those at hand."""
         if layers is None:
             return list(self.layers)
-        wanted = [layers] if isinstance(layers, (int, np.integer)) else list(layers)
+        wanted = list(layers) if isinstance(layers, Iterable) else [layers]
         if not wanted:
             raise InputError("no layer is chosen; leave `layers` out to take all")
-        chosen, count = set(), len(self.layers)
+        chosen, from_end = set(), range(-len(self.layers), 0)
         for layer in wanted:
-            from_end = isinstance(layer, (int, np.integer)) and -count <= layer < 0
-            known = self.layers[layer] if from_end else layer
+            known = self.layers[int(layer)] if layer in from_end else layer
             if known not in self.layers:
                 raise InputError(
                     f"layer {layer!r} is not among these maps' layers (indices from 0): "
@@ -394,25 +392,21 @@ class Maps(TokenResult):
         A scope that none of the layers has is left out, and so is a layer that has none of the
         arrays.
         """
-        wanted = self.layers if layers is None else layers
-        tokens = {"target": targets, "source": sources}
+        layers = self.layers if layers is None else layers
+        indices = {"target": targets, "source": sources}
         groups: dict[str, Any] = {group: {} for group in GROUPS}
         coverage: dict[str, list[int]] = {}
         for group, arrays in self.groups.items():
             for name in arrays:
                 key, covered = f"{group}/{name}", self.covered(group, name)
-                here = [layer for layer in wanted if layer in covered]
+                here = [layer for layer in layers if layer in covered]
                 if here and (kept is None or group == "statistics" or key in kept):
-                    of_layers = None if layers is None else places_of(here, covered)
-                    indices = {"layer": of_layers, **tokens}
+                    indices["layer"] = places_of(here, covered)
                     # Nothing else is read of a file.
                     groups[group][name] = take(arrays[name], axes_of(group, name), indices)
                     coverage[key] = here
-        left, of_layers = self.layers, None
-        if layers is not None:
-            left = [layer for layer in layers if any(layer in here for here in coverage.values())]
-            of_layers = places_of(left, self.layers)
-        indices = {"layer": of_layers, **tokens}
+        left = [layer for layer in layers if any(layer in here for here in coverage.values())]
+        indices["layer"] = places_of(left, self.layers)
         same, axis, routing, grid = self.same_token, self.source_axis, self.routing, self.grid
         if targets is not None:
             groups |= self.targets.take(targets).labels
@@ -563,11 +557,7 @@ class Maps(TokenResult):
         Of an encoder–decoder both stacks, the encoder first: `stack` says which, and
         `source_sequence` whose token a source is. `source` counts the columns of the stack's maps.
         """
-        import pandas as pd
-
-        stacks = by_stack(self)
-        frames = [map_rows(one, "arrays", scope) for one in stacks for scope in one.scopes]
-        return pd.concat(frames, ignore_index=True)
+        return map_rows(self, "arrays")
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named and its tokens and layers as coordinates.

@@ -102,22 +102,29 @@ def _check_somewhere(both: list[Maps], layers: list[int] | None, names: list[str
             resolve(name, list(everything))  # raises, and lists them all
 
 
-def map_rows(maps: Maps, group: str, scope: str) -> pd.DataFrame:
-    """One row per layer, target and source of a map ("arrays"), or of each head's ("heads")."""
-    array, layers = widened(maps.groups[group][scope]), maps.covered(group, scope)
-    stack, sequences = {"stack": [maps.stack]}, {"source_sequence": maps.table_sequences}
-    if not maps.stack:
-        stack, sequences = {}, {}
-    axes: list[dict[str, Any]] = [
-        {**stack, "scope": [scope]},
-        {"layer": layers},
-        {"target": range(len(maps.targets)), "target_token": maps.tokens},
-        {"source": range(len(maps.sources)), **sequences, "source_token": maps.source_tokens},
-    ]
-    if group == "heads":  # head by head
-        array = array.swapaxes(0, 1)
-        axes.insert(1, {"head": range(len(array))})
-    return long_table(array[None], *axes)
+def map_rows(maps: Maps, *groups: str) -> pd.DataFrame:
+    """One row per stack, scope, layer, target and source of all maps ("arrays").
+
+    With the group "heads", those of single heads as well, and a column `head`.
+    """
+    import pandas as pd
+
+    frames = []
+    for one in by_stack(maps):
+        stack, sequences = {"stack": [one.stack]}, {"source_sequence": one.table_sequences}
+        if not one.stack:
+            stack, sequences = {}, {}
+        targets = {"target": range(len(one.targets)), "target_token": one.tokens}
+        sources = {"source": range(len(one.sources)), **sequences, "source_token": one.source_tokens}
+        for group in groups:
+            for scope, array in one.groups[group].items():
+                by_head = widened(array).swapaxes(0, 1) if group == "heads" else widened(array)[None]
+                heads = range(len(by_head)) if group == "heads" else [None]
+                head = {"head": pd.array(heads, dtype="Int64")} if "heads" in groups else {}
+                layers = {"layer": one.covered(group, scope)}
+                axes = {**stack, "scope": [scope]}, head, layers, targets, sources
+                frames.append(long_table(by_head[None], *axes))
+    return pd.concat(frames, ignore_index=True)
 
 
 # The rows of a list of contributions: tokens, others together, and what no token owns.
