@@ -230,8 +230,8 @@ def _mask(item: Encoded, tokenizer: Any) -> int:
     if len(places) != 1:
         where = f" (at positions {', '.join(map(str, places))})" if places else ""
         raise InputError(
-            f"the text has {len(places) or 'no'} {tokenizer.mask_token}{where}; put exactly one into "
-            "it, or say which position is meant (position=…, --position)"
+            f"the text has {len(places) or 'no'} {tokenizer.mask_token}{where}; put exactly one "
+            "into it, or say which position is meant (position=…, --position)"
         )
     return places[0]
 

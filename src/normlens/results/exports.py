@@ -197,7 +197,7 @@ def _maps_table(maps: Maps) -> pd.DataFrame:
     """
     table = map_rows(maps, "arrays", "heads")
     head = table.pop("head")
-    table.insert(table.columns.get_loc("layer") + 1, "head", head)
+    table.insert(list(table).index("layer") + 1, "head", head)
     return table
 
 

@@ -104,7 +104,9 @@ class Result(Record):
 
     def _notebook(self, state: Mapping[str, Any]) -> Notebook:
         """The view of the result in a notebook's cell."""
-        raise NotImplementedError
+        from normlens.viewer.notebook import notebook
+
+        return notebook(self, state)
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)

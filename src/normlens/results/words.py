@@ -59,12 +59,21 @@ def choose_in_stacks(
     both = by_stack(maps, stack)
     if len(both) == 1:
         return both[0].choose(layers, scopes)
-    wanted = None
+    wanted, names = None, None
     if layers is not None:
         wanted = list(layers) if isinstance(layers, Iterable) else [layers]
-    names = [scopes] if isinstance(scopes, str) else scopes
-    names = None if names is None or scopes == "all" else list(names)
-    _check_somewhere(both, wanted, names)
+        lacking = [layer for layer in wanted if not any(_has_layer(one, layer) for one in both)]
+        if lacking or not wanted:
+            longest = max(both, key=lambda one: len(one.layers))
+            longest.wanted_layers(lacking)  # raises, and lists them all
+    if scopes is not None and scopes != "all":
+        names = [scopes] if isinstance(scopes, str) else list(scopes)
+        if not names:
+            raise InputError("no scope is chosen; leave `scopes` out to take all")
+        every = list(dict.fromkeys(scope for one in both for scope in one.scopes))
+        for name in names:
+            if not any(name in one for one in both):
+                resolve(name, every)  # raises, and lists them all
     chosen = []
     for one in both:
         of_layers = None if wanted is None else [k for k in wanted if _has_layer(one, k)]
@@ -81,25 +90,7 @@ def choose_in_stacks(
 
 
 def _has_layer(maps: Maps, layer: int) -> bool:
-    try:
-        maps.wanted_layers([layer])
-    except InputError:
-        return False
-    return True
-
-
-def _check_somewhere(both: list[Maps], layers: list[int] | None, names: list[str] | None) -> None:
-    """Raise for a layer or a scope that neither stack has, and where nothing is chosen."""
-    longest = max(both, key=lambda one: len(one.layers))
-    lacking = [layer for layer in layers or () if not any(_has_layer(one, layer) for one in both)]
-    if lacking or layers == []:
-        longest.wanted_layers(lacking)  # raises, and lists them all
-    if names == []:
-        raise InputError("no scope is chosen; leave `scopes` out to take all")
-    for name in names or ():
-        if not any(name in one for one in both):
-            everything = dict.fromkeys(scope for one in both for scope in one.scopes)
-            resolve(name, list(everything))  # raises, and lists them all
+    return layer in maps.layers or layer in range(-len(maps.layers), 0)
 
 
 def map_rows(maps: Maps, *groups: str) -> pd.DataFrame:
@@ -115,15 +106,19 @@ def map_rows(maps: Maps, *groups: str) -> pd.DataFrame:
         if not one.stack:
             stack, sequences = {}, {}
         targets = {"target": range(len(one.targets)), "target_token": one.tokens}
-        sources = {"source": range(len(one.sources)), **sequences, "source_token": one.source_tokens}
+        sources = {
+            "source": range(len(one.sources)),
+            **sequences,
+            "source_token": one.source_tokens,
+        }
         for group in groups:
             for scope, array in one.groups[group].items():
-                by_head = widened(array).swapaxes(0, 1) if group == "heads" else widened(array)[None]
-                heads = range(len(by_head)) if group == "heads" else [None]
-                head = {"head": pd.array(heads, dtype="Int64")} if "heads" in groups else {}
+                by_head = array.swapaxes(0, 1) if group == "heads" else array[None]
+                numbers = range(len(by_head)) if group == "heads" else [None]
+                head = {"head": pd.array(numbers, dtype="Int64")} if "heads" in groups else {}
                 layers = {"layer": one.covered(group, scope)}
                 axes = {**stack, "scope": [scope]}, head, layers, targets, sources
-                frames.append(long_table(by_head[None], *axes))
+                frames.append(long_table(widened(by_head[None]), *axes))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -172,8 +167,7 @@ def token_rows(
     numbered: bool = True,
 ) -> list[Row]:
     """Tokens in the order of the text, from place `first` on, and the others of a long one."""
-    labels, values = list(tokens), [float(value) for value in contributions]
-    places = range(len(tokens))
+    labels, values, places = list(tokens), contributions.tolist(), range(len(tokens))
     if len(tokens) <= longest:
         return [Row(labels[place], values[place], first + place) for place in places]
     strongest = sorted(places, key=lambda place: -abs(values[place]))[: longest - 4]
@@ -215,7 +209,7 @@ def score_words(why: Explanation) -> str:
     value = signed_number(why.value, places)
     if why.target is None:
         return f"product with the direction: {value}"
-    if why.contrast is None or why.target_value is None or why.contrast_value is None:
+    if why.target_value is None or why.contrast_value is None:
         words = f"score of {why.target!r}: {value}"
     else:
         scores = [signed_number(score, places) for score in (why.target_value, why.contrast_value)]
@@ -223,7 +217,7 @@ def score_words(why: Explanation) -> str:
     if why.probability is None:
         return words
     words += f" · probability of {why.target!r} {percent(why.probability)}"
-    if why.contrast is not None and why.contrast_probability is not None:
+    if why.contrast_probability is not None:
         words += f", of {why.contrast!r} {percent(why.contrast_probability)}"
     return words
 

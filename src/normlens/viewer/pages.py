@@ -132,7 +132,7 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
     if precision is not None:
         bits = precision, precision
     if largest is None:
-        return payload.encode_items(items, bits)
+        return payload.encode(items, precision=bits[0], head_precision=bits[1])
     every = max(len(maps.layers) for maps in stacks)
     have_heads = any(maps.heads for maps in stacks)
     larger = f"this file, which would otherwise be larger than {largest:g} MB"
@@ -150,7 +150,13 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
         elif have_heads and heads < layers:
             fewer = f"Single heads of {heads} of {layers} layers are in {larger}"
             notes.append(f"{fewer}; the maps file has all.")
-        return payload.encode_items(chosen, bits if heads else (bits[0], bits[0]), notes, heads)
+        return payload.encode(
+            chosen,
+            precision=bits[0],
+            head_precision=bits[1] if heads else None,
+            left_out=notes,
+            head_layers=heads,
+        )
 
     def most_of(count: int, encode: Callable[[int], bytes], fixed: int) -> tuple[int, bytes]:
         """Encode as many of `count` as fit beside `fixed` bytes; 0 where not even one fits."""
