@@ -80,8 +80,8 @@ def ask(
     asked = target, contrast, position
     has_lists = any(isinstance(value, (list, tuple)) for value in asked)
     # One value for each question: a value that is none or alone in a list stands for all.
-    columns: list[list[Any]] = [list(range(len(items))) if many else [0]]
-    columns += [list(value) if isinstance(value, (list, tuple)) else [value] for value in asked]
+    given: list[Any] = [range(len(items) if many else 1), *asked]
+    columns = [[*v] if isinstance(v, (range, list, tuple)) else [v] for v in given]
     counts = {len(column) for column in columns} - {1} or {1}
     if len(counts) > 1:
         raise InputError(
@@ -279,6 +279,7 @@ class Explainer:
         for k, (question, row) in enumerate(zip(questions, rows, strict=True)):
             b = k % network.texts
             vectors = network.behind(question.layer)[b, : network.lengths[-1][b]]
+            row = row if question.layer is None else vectors
             seeds.append(seed_of(question, self.head, vectors, row, self.rule))
         return seeds
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +67,7 @@ class QuestionReader:
         if layer is not None:
             among = f"the model has layers 0 to {lens.n_layers - 1}"
             self.layer = checked_index(layer, lens.n_layers, "layer", among)
-            width = lens.layers[self.layer].d_model
+            end, width = (), lens.layers[self.layer].d_model
         self.direction = direction_of(direction, width)
         self.head = Head("direction", ANY, end)
 
@@ -364,7 +363,7 @@ def read_direction(path: Path) -> NDArray[np.float64]:
         return np.asarray(parse_json(text) if kind == ".json" else text.split(), dtype=np.float64)
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {system_reason(error)}") from error
-    except (ValueError, TypeError, EOFError, MemoryError, json.JSONDecodeError) as error:
+    except (ValueError, TypeError, EOFError, MemoryError) as error:
         raise InputError(
             f"{str(path)!r} holds no vector of numbers ({reason_of(error)})"
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -355,13 +355,8 @@ class Maps(TokenResult):
     def words(self) -> Maps:
         """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
         targets, sources = self.targets.word_groups(), self.sources.word_groups()
-
-        def merged(array: NDArray[Any]) -> NDArray[Any]:
-            return measures.merge_words(array, targets, sources)
-
-        def any_merged(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-            return merged(mask.astype(float)) > 0
-
+        merged = partial(measures.merge_words, targets=targets, sources=sources)
+        same = self.same_token
         # Norms of sums, spreads, statistics and experts of tokens say nothing of words.
         return replace(
             self,
@@ -370,8 +365,8 @@ class Maps(TokenResult):
             statistics={},
             arrays={name: merged(array) for name, array in self.arrays.items()},
             heads={name: merged(array) for name, array in self.heads.items()},
-            allowed=any_merged(self.allowed),
-            same_token=None if self.same_token is None else any_merged(self.same_token),
+            allowed=merged(self.allowed.astype(float)) > 0,
+            same_token=None if same is None else merged(same.astype(float)) > 0,
             **self.targets.words().labels,
             source_axis=None if self.source_axis is None else self.source_axis.words(),
             correlations=None,
@@ -439,11 +434,9 @@ class Maps(TokenResult):
         Each source's column is first made to sum to 1 (`axis` "target": each row; "none": neither).
         NaN in layers that lack one of them.
         """
-
-        def measure(first: Any, last: Any, _: Any) -> Any:
-            return measures.amplification(first, last, axis)
-
-        return self._per_layer(measure, before, after)
+        return self._per_layer(
+            lambda first, last, _: measures.amplification(first, last, axis), before, after
+        )
 
     def _per_layer(self, measure: Callable[[Any, Any, Any], Any], a: str, b: str) -> Any:
         """A measure of two scopes for each of `layers`, NaN where a layer lacks one of them."""
@@ -486,10 +479,10 @@ class Maps(TokenResult):
 
         if scope is None:
             before, scope = self.feed_forward_pair()
-        measured = [scope] if before is None else [before, scope]
-        values = self.over_layers("arrays", resolve(scope, self.scopes))
-        if before is not None:
-            values = self.amplification(before, scope, axis)
+        if before is None:
+            measured, values = [scope], self.over_layers("arrays", resolve(scope, self.scopes))
+        else:
+            measured, values = [before, scope], self.amplification(before, scope, axis)
         tokens, sources, labels = self.tokens, self.source_tokens, self.table_sequences
         columns = ["layer", "source", "source_token", "target", "target_token", "value"]
         rows = []
