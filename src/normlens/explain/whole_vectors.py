@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import CompletenessError, InputError
+from normlens.errors import CompletenessError, InputError, require
 from normlens.explain.network import FrozenHead, FrozenNetwork, check_one_sequence
 from normlens.frozen.activations import activation
 from normlens.frozen.network import Sources, WholeNorms
@@ -356,8 +356,7 @@ def _cosine(
     a: Encoded, b: Encoded, u: SentenceParts, v: SentenceParts, dtype: torch.dtype
 ) -> Cosine:
     size = float(np.linalg.norm(u.vector) * np.linalg.norm(v.vector))
-    if not size > 0:
-        raise InputError("one of the texts has a vector of length 0, so there is no cosine")
+    require(size > 0, "one of the texts has a vector of length 0, so there is no cosine")
     value = float(u.vector @ v.vector) / size
     matrix = u.tokens @ v.tokens.T / size
     a_with_bias, b_with_bias = u.tokens @ v.bias / size, v.tokens @ u.bias / size

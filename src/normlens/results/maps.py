@@ -248,8 +248,7 @@ class Maps(TokenResult):
         if layers is None:
             return list(self.layers)
         wanted = list(layers) if isinstance(layers, Iterable) else [layers]
-        if not wanted:
-            raise InputError("no layer is chosen; leave `layers` out to take all")
+        require(wanted, "no layer is chosen; leave `layers` out to take all")
         chosen, from_end = set(), range(-len(self.layers), 0)
         for layer in wanted:
             known = self.layers[int(layer)] if layer in from_end else layer
@@ -323,8 +322,7 @@ class Maps(TokenResult):
         """
         wanted = self.wanted_layers(layers)
         names = resolve_all(scopes, self.scopes)
-        if not names:
-            raise InputError("no scope is chosen; leave `scopes` out to take all")
+        require(names, "no scope is chosen; leave `scopes` out to take all")
         for name in [] if scopes is None or scopes == "all" else names:
             if not set(wanted) & set(self.layers_of(name)):
                 raise self.lacking(name, wanted)
@@ -442,8 +440,7 @@ class Maps(TokenResult):
         """A measure of two scopes for each of `layers`, NaN where a layer lacks one of them."""
         names = resolve(a, self.scopes), resolve(b, self.scopes)
         layers = self.layers_of(*names)
-        if not layers:
-            raise InputError(f"no layer of these maps has both {a} and {b}; its layers differ")
+        require(layers, f"no layer of these maps has both {a} and {b}; its layers differ")
         first, last = (self.arrays[name][places_of(layers, self.layers_of(name))] for name in names)
         allowed = self.pairs_of(*names)[places_of(layers, self.layers)]
         return self._filled(measure(first, last, allowed), layers)
@@ -603,8 +600,7 @@ class Maps(TokenResult):
                 keywords["decoder_attention"] = self._attention(name, own)
             if holds(beside)[1] and other.any():
                 keywords["cross_attention"] = self._attention(beside, other)
-            if not keywords:
-                raise InputError(f"{name} has no parts of the sources that these maps still have")
+            require(keywords, f"{name} has no parts of the sources that these maps still have")
         others = np.array(self.source_tokens, dtype=object)[other].tolist()
         keywords["encoder_tokens"] = others if encoder is None else encoder.tokens
         keywords["decoder_tokens"] = self.tokens

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
-from normlens.errors import InputError, check_choice
+from normlens.errors import InputError, check_choice, require
 from normlens.measures.ranks import widened
 from normlens.results.axes import long_table
 from normlens.scopes import resolve
@@ -68,8 +68,7 @@ def choose_in_stacks(
             longest.wanted_layers(lacking)  # raises, and lists them all
     if scopes is not None and scopes != "all":
         names = [scopes] if isinstance(scopes, str) else list(scopes)
-        if not names:
-            raise InputError("no scope is chosen; leave `scopes` out to take all")
+        require(names, "no scope is chosen; leave `scopes` out to take all")
         every = list(dict.fromkeys(scope for one in both for scope in one.scopes))
         for name in names:
             if not any(name in one for one in both):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.errors import InputError
+from normlens.errors import InputError, require
 from normlens.results.axes import TokenAxis, plain
 from normlens.results.explanation import WHOLE, Cosine, Explanation, Explanations
 from normlens.results.maps import Maps
@@ -115,8 +115,7 @@ _CLASSES = {"maps": Maps, "explanations": Explanation, "cosines": Cosine}
 def listed(given: Any, kind: str) -> list[Any]:
     """Make a list of one or several results of a kind; another kind is an error."""
     several = list(given) if isinstance(given, Sequence) else [given]
-    if not several:
-        raise InputError(f"there are no {kind} to show; give at least one")
+    require(several, f"there are no {kind} to show; give at least one")
     for result in several:
         if not isinstance(result, _CLASSES[kind]):
             raise InputError(f"this page shows {kind}, not {type(result).__name__}")
