@@ -29,7 +29,6 @@ from normlens.frozen.scores import SCORES, Errors
 from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, ModelState, described
 from normlens.inputs.text import Encoded
 from normlens.layers import LAST, Head
-from normlens.models.parts import TwoStacks
 from normlens.options import DEFAULT_LIMIT, ExplainOptions, parse_bytes
 from normlens.pipeline.batches import SCORE_TOLERANCE, batches, provenance, scopes_of
 from normlens.pipeline.call import layers_by_stack
@@ -146,9 +145,7 @@ class Explainer:
         lens, asked = self.lens, self.options.scopes or ()
         if asked == "all":
             return set(lens.scopes)
-        stacks = [lens.scopes]
-        if isinstance(lens.adapter, TwoStacks):
-            stacks = [*map(scopes_of, layers_by_stack(lens.adapter, lens.layers).values())]
+        stacks = [*map(scopes_of, layers_by_stack(lens.adapter, lens.layers).values())]
         found = set()
         for name in [asked] if isinstance(asked, str) else asked:
             having = [scopes for scopes in stacks if is_among(name, scopes)]

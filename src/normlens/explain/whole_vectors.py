@@ -279,13 +279,13 @@ def _pooling_errors(network: FrozenNetwork, head: Head, inputs: dict[str, Any]) 
 def text_pairs(a: Any, b: Any) -> tuple[list[tuple[str, str]], bool]:
     """The pairs of texts that a call is about, and whether they were given as a list."""
     many = b is None
-    if many and not isinstance(a, list):
-        raise InputError("cosine takes two texts, cosine(a, b), or a list of pairs of texts")
-    pairs = a if many else [(a, b)]
+    pairs = a if many and isinstance(a, list) else [(a, b)]
     for pair in pairs:
         texts = pair if isinstance(pair, (tuple, list)) else ()
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"cosine takes two texts, or a list of pairs of texts, not {pair!r}")
+            raise InputError(
+                f"cosine takes two texts, cosine(a, b), or a list of pairs of texts, not {pair!r}"
+            )
     return [(first, second) for first, second in pairs], many
 
 

@@ -11,8 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from normlens import figures
 from normlens.errors import InputError, valid_choice
 from normlens.results import store, words
@@ -116,13 +114,13 @@ def table(result: Result) -> pd.DataFrame:
 
 def document(result: Result) -> dict[str, Any]:
     """Everything as plain values for strict JSON: NaN and infinity become None."""
-    first = result[0] if isinstance(result, Explanations) else result
+    each: list[Any] = list(result) if isinstance(result, Explanations) else [result]
+    first = each[0]
     if isinstance(first, Maps):
         name, fields = "maps", _maps_document(first)
     elif isinstance(first, Cosine):
         name, fields = "cosine", _cosine_document(first)
     else:
-        each = list(result) if isinstance(result, Explanations) else [first]
         name, fields = "explanation", _explanation_document(each)
     model = first.provenance.get("model")
     about = {"format": f"normlens-{name}-json", "version": 1, "model": model}
@@ -366,17 +364,12 @@ def _cosine_table(pair: Cosine) -> pd.DataFrame:
     """One row per pair of tokens; a row without a position is of a text's biases."""
     import pandas as pd
 
-    whole = np.block([[pair.matrix, pair.a_with_bias[:, None]], [pair.b_with_bias, pair.bias]])
-    a, b = (
-        {
-            name: pd.array([*range(len(axis)), None], dtype="Int64"),
-            f"{name}_token": [*axis.tokens, NO_TOKEN_WORDS],
-        }
-        for name, axis in (("a", pair.a), ("b", pair.b))
-    )
-    table = long_table(whole, a, b)
-    of_biases = table[["a", "b"]].isna().any(axis=1)
-    return pd.concat([table[~of_biases], table[of_biases]], ignore_index=True)
+    a = long_table(pair.a_with_bias, {"a": range(len(pair.a)), "a_token": pair.tokens_a})
+    b = long_table(pair.b_with_bias, {"b": range(len(pair.b)), "b_token": pair.tokens_b})
+    of_biases = a, b, pd.DataFrame({"value": [pair.bias]})
+    table = pd.concat([pair.to_pandas(), *of_biases], ignore_index=True)
+    no_token = dict.fromkeys(("a_token", "b_token"), NO_TOKEN_WORDS)
+    return table.fillna(no_token).astype({"a": "Int64", "b": "Int64"})
 
 
 def _cosine_document(pair: Cosine) -> dict[str, Any]:
