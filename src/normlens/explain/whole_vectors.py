@@ -31,7 +31,7 @@ from normlens.inputs.text import Encoded
 from normlens.layers import Dense, Elementwise, Head, HeadStep, Layer, Reach
 from normlens.loading.sentences import Pooling
 from normlens.models.parts import ENCODER
-from normlens.options import AUTO, DEFAULT_LIMIT, CosineOptions, parse_bytes
+from normlens.options import DEFAULT_LIMIT, CosineOptions, parse_bytes
 from normlens.pipeline import batches
 from normlens.pipeline.collector import Collector, token_axis
 from normlens.pipeline.progress import Progress, by_layers
@@ -342,10 +342,9 @@ def parts_of_texts(
     limit = parse_bytes(options.memory_limit) or DEFAULT_LIMIT
     if options.memory_limit is not None:
         check_vectors_limit(limit, lens.layers, lengths, lens.compute_dtype.itemsize)
-    longest, size = max(lengths, default=1), options.batch_size
-    wanted = batches.affordable(lens, longest) if size == AUTO else int(size)
+    size = batches.vector_batch(lens, max(lengths, default=1), options.batch_size, limit)
     parts: dict[int, SentenceParts] = {}
-    for places in batches.batches(lens, texts, batches.vector_batch(lens, longest, wanted, limit)):
+    for places in batches.batches(lens, texts, size):
         batch = [texts[place] for place in places]
         done = sentence_parts(lens, head, batch, options.nonlinearity, limit, progress)
         parts |= zip(places, done, strict=True)

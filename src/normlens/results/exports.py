@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from normlens import figures
 from normlens.errors import InputError, valid_choice
@@ -81,7 +81,7 @@ def write(
         elif suffix == ".json":
             write_json(document(result), temporary)
         else:
-            save_figure(_drawn(result, suffix == ".pdf", drawing), temporary)
+            _draw(result, temporary, suffix == ".pdf", drawing)
     return Path(path)
 
 
@@ -144,44 +144,38 @@ _COUNTED = {f"{what}_counted_from": 0 for what in ("layers", "heads", "positions
 
 
 _RESOLUTION = 200  # pixels per inch
+#: Publishers accept TrueType fonts, not Type 3; names in an SVG follow from the salt.
+_PRINTED = {"pdf.fonttype": 42, "svg.hashsalt": "normlens"}
 
 
-class Pages(NamedTuple):
-    """Figures that are the pages of one PDF."""
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure so that it prints well; the same figure gives the same bytes."""
+    import matplotlib
 
-    figures: Iterable[Figure]
-    title: str
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with matplotlib.rc_context(_PRINTED):
+        figure.savefig(path, dpi=_RESOLUTION, metadata=undated.get(Path(path).suffix.lower()))
 
 
-def save_figure(drawn: Figure | Pages, path: str | Path) -> None:
-    """Write a figure, or pages, so that it prints well; the same figure gives the same bytes."""
+def _draw(result: Result, path: str, paged: bool, drawing: dict[str, Any]) -> None:
+    """Write the picture of a result, or all of its pictures as pages of one PDF."""
     import matplotlib
     from matplotlib.backends.backend_pdf import PdfPages
 
-    # Publishers accept TrueType fonts, not Type 3; names in an SVG follow from the salt.
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "normlens"}):
-        if isinstance(drawn, Pages):
-            with PdfPages(path, metadata={"Title": drawn.title, "CreationDate": None}) as file:
-                for figure in drawn.figures:
-                    file.savefig(figure, dpi=_RESOLUTION)
-            return
-        undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-        drawn.savefig(path, dpi=_RESOLUTION, metadata=undated.get(Path(path).suffix.lower()))
-
-
-def _drawn(result: Result, paged: bool, drawing: dict[str, Any]) -> Figure | Pages:
-    """The picture of a result, or its pages."""
     if isinstance(result, Cosine):
-        return result.plot(**drawing)
+        return save_figure(result.plot(**drawing), path)
     if isinstance(result, Maps):
         pages, title = _draw_maps(result, paged, drawing), "NormLens maps of {}"
     else:
         pages, title = _draw_explanation(result, paged, **drawing), "NormLens: {}"
     if not paged:
-        return next(pages)
+        return save_figure(next(pages), path)
     first = result[0] if isinstance(result, Explanations) else result
     asked = f", {result.question}" if isinstance(result, Explanation) else ""
-    return Pages(pages, title.format(first.provenance.get("model")) + asked)
+    about = {"Title": title.format(first.provenance.get("model")) + asked, "CreationDate": None}
+    with matplotlib.rc_context(_PRINTED), PdfPages(path, metadata=about) as file:
+        for figure in pages:
+            file.savefig(figure, dpi=_RESOLUTION)
 
 
 # Maps.
