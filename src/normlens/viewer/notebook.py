@@ -16,7 +16,6 @@ from normlens.errors import InputError, MissingDependencyError, NormLensError, c
 from normlens.results import store
 from normlens.results.explanation import Cosine, Explanation, Explanations
 from normlens.results.maps import Maps
-from normlens.results.store import Result
 from normlens.results.words import OTHER_SEQUENCE, STACKS
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
@@ -141,13 +140,12 @@ class Frame:
         )
 
 
-def notebook(result: Result, state: Mapping[str, Any]) -> Notebook:
+def notebook(result: Any, state: Mapping[str, Any]) -> Notebook:
     """What a notebook shows for a result; `state` in the words of the page's address."""
     if isinstance(result, Maps):
         return maps_notebook(result, state)
     if isinstance(result, Cosine):
         return cosine_notebook(result, state)
-    assert isinstance(result, (Explanation, Explanations))
     return explanation_notebook(result, state)
 
 
