@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
+import tempfile
 import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -426,13 +426,19 @@ def writing(path: str | Path, *, overwrite: bool | None) -> Iterator[str]:
     """A temporary file beside `path` that takes its name only once it is complete."""
     check_output(path, overwrite=overwrite)
     path = Path(path)
-    temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    temporary = ""
     try:
-        temporary.touch(exist_ok=False)  # tempfile's would be for their owner alone
-        yield str(temporary)
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix
+        )
+        os.close(handle)
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's and safetensors' are for their owner alone
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
     finally:
-        with suppress(OSError):
-            temporary.unlink()
+        if os.path.exists(temporary):
+            os.unlink(temporary)
