@@ -182,7 +182,7 @@ def test_bias_shares_on_sentence_pairs(minilm):
         (("a", "b"), {"nonlinearity": "shapley"}, "not linear"),
         (("a", "b"), {"nonlinearity": "none"}, "unknown rule"),
         (("a", "b"), {"memory_limit": "much"}, "is not a size"),
-        (("a", "b"), {"batch_size": 0}, "at least 1"),
+        (("a", "b"), {"batch_size": 0}, "a number from 1"),
     ],
 )
 def test_bad_input_is_one_line(texts, options, line, minilm):

@@ -224,12 +224,12 @@ def test_a_failed_write_leaves_nothing(
     suffix: str,
     error: type[BaseException],
 ) -> None:
-    def half(_: Any, path: str) -> None:
+    def half(_: Any, path: str, *__: Any) -> None:
         Path(path).write_text("half")
         raise error("disk")
 
     writers = {".csv": (export.words, "write_csv"), ".json": (export, "write_json")}
-    monkeypatch.setattr(*writers.get(suffix, (export, "save_figure")), half)
+    monkeypatch.setattr(*writers.get(suffix, (export, "_draw")), half)
     path = tmp_path / f"maps{suffix}"
     expected = OutputError if error is OSError else error
     with pytest.raises(expected):

@@ -269,7 +269,10 @@ def test_a_rollout_goes_through_both_stacks(scope, of_encoder, maps):
         (lambda lens, maps: maps.rollout("ATTN-N"), "parts of one sequence alone"),
         (lambda lens, maps: maps.rollout("ATTN-W"), "parts of one sequence alone"),
         (lambda lens, maps: maps.rollout("CROSS-N"), r"alone.*ATTNRESLNCROSSRES-N"),
-        (lambda lens, maps: maps.decoder.rollout("FF"), "goes on through the encoder"),
+        (
+            lambda lens, maps: maps.decoder.rollout("FF"),
+            "goes on through all layers of the encoder",
+        ),
         (lambda lens, maps: maps.words().rollout("FF"), "before words"),
         (lambda lens, maps: maps.sources_of("encoder").rollout("FF"), "before sources_of"),
         (lambda lens, maps: maps.choose([1, 2]).rollout("FF"), "layers from 0 on"),
@@ -281,7 +284,7 @@ def test_a_rollout_goes_through_both_stacks(scope, of_encoder, maps):
             lambda lens, maps: replace(maps, encoder=maps.encoder.choose(scopes="LN2")).rollout(
                 "FF"
             ),
-            "goes on with the encoder's ATTNRESLNFF-N",
+            "all layers of the encoder with their ATTNRESLNFF-N",
         ),
     ],
 )

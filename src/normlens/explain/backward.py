@@ -92,18 +92,12 @@ class Seed:
 def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str) -> Seed:
     """The beginning of one score's way back from the vectors `last` (n, d) of one sequence.
 
-    They are behind layer `question.layer`, or behind the last one, where `row` is what the model
-    itself returned: scores (c,), or its vectors (i, d) if the head has no output.
+    They are behind layer `question.layer`, or behind the last one. `row` is what the model itself
+    returned: scores (c,), or its vectors (i, d) there if the head has no output.
     """
+    frozen = FrozenHead(head, last, rule, question.position)
     if question.direction is not None:
         direction = question.direction.to(last)
-        if question.layer is not None:
-            assert question.position is not None
-            gradient = torch.zeros_like(last)
-            gradient[question.position] = direction
-            value = float(last[question.position].double() @ direction.double())
-            return Seed(question, value, gradient, {}, value)
-        frozen = FrozenHead(head, last, rule, question.position)
         by_algebra = float(frozen.steps.output.double() @ direction.double())
         is_pooled = head.task == SENTENCES
         row = text_vector(head, row[: len(last)].to(last)) if is_pooled else row[question.position]
@@ -112,7 +106,6 @@ def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str
     row = row.double()
     if question.target is None:
         question = replace(question, target=int(row.argmax()))
-    frozen = FrozenHead(head, last, rule, question.position)
     weight, bias, columns = frozen.columns(question.columns)
     gradient, bias_part = frozen.score(weight)
     chosen = [column for column, _ in question.columns]

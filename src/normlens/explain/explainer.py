@@ -29,7 +29,6 @@ from normlens.frozen.scores import SCORES, Errors
 from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, ModelState, described
 from normlens.inputs.text import Encoded
 from normlens.layers import LAST, Head
-from normlens.models.parts import TwoStacks
 from normlens.options import DEFAULT_LIMIT, ExplainOptions, parse_bytes
 from normlens.pipeline.batches import SCORE_TOLERANCE, Progress, batches, provenance, scopes_of
 from normlens.pipeline.call import layers_by_stack
@@ -79,8 +78,8 @@ def ask(
     asked = target, contrast, position
     has_lists = any(isinstance(value, (list, tuple)) for value in asked)
     # One value for each question: a value that is none or alone in a list stands for all.
-    columns: list[list[Any]] = [list(range(len(items))) if many else [0]]
-    columns += [list(value) if isinstance(value, (list, tuple)) else [value] for value in asked]
+    given: list[Any] = [range(len(items) if many else 1), *asked]
+    columns = [[*v] if isinstance(v, (range, list, tuple)) else [v] for v in given]
     counts = {len(column) for column in columns} - {1} or {1}
     if len(counts) > 1:
         raise InputError(
@@ -145,9 +144,7 @@ class Explainer:
         lens, asked = self.lens, self.options.scopes or ()
         if asked == "all":
             return set(lens.scopes)
-        stacks = [lens.scopes]
-        if isinstance(lens.adapter, TwoStacks):
-            stacks = [*map(scopes_of, layers_by_stack(lens.adapter, lens.layers).values())]
+        stacks = [*map(scopes_of, layers_by_stack(lens.adapter, lens.layers).values())]
         found = set()
         for name in [asked] if isinstance(asked, str) else asked:
             having = [scopes for scopes in stacks if is_among(name, scopes)]
@@ -278,6 +275,7 @@ class Explainer:
         for k, (question, row) in enumerate(zip(questions, rows, strict=True)):
             b = k % network.texts
             vectors = network.behind(question.layer)[b, : network.lengths[-1][b]]
+            row = row if question.layer is None else vectors
             seeds.append(seed_of(question, self.head, vectors, row, self.rule))
         return seeds
 

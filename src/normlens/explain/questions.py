@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import InputError, parse_json, reason_of, system_reason
+from normlens.errors import InputError, parse_json, reason_of, require, system_reason
 from normlens.inputs.text import TARGET, Encoded, Reader, tokenise
 from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Dense, Head
 from normlens.models.base import read_head
@@ -68,7 +67,7 @@ class QuestionReader:
         if layer is not None:
             among = f"the model has layers 0 to {lens.n_layers - 1}"
             self.layer = checked_index(layer, lens.n_layers, "layer", among)
-            width = lens.layers[self.layer].d_model
+            end, width = (), lens.layers[self.layer].d_model
         self.direction = direction_of(direction, width)
         self.head = Head("direction", ANY, end)
 
@@ -192,10 +191,8 @@ def checked_index(
     value: Any, count: int, what: str, among: str, kind: str = "a whole number"
 ) -> int:
     """An index from 0; a negative one counts from the end."""
-    if not _is_index(value):
-        raise InputError(f"{what} is {kind}, not {value!r}")
-    if not -count <= int(value) < count:
-        raise InputError(f"{what} {value} is out of range; {among}")
+    require(_is_index(value), f"{what} is {kind}, not {value!r}")
+    require(-count <= int(value) < count, f"{what} {value} is out of range; {among}")
     return int(value) % count
 
 
@@ -249,8 +246,7 @@ def column_of(
     assert head.output is not None
     count = head.output.weight.shape[1]
     if not isinstance(target, str):
-        if not _is_index(target):
-            raise InputError(f"{what} is a word, a label or a number, not {target!r}")
+        require(_is_index(target), f"{what} is a word, a label or a number, not {target!r}")
         if not 0 <= int(target) < count:
             named = "token ids" if head.task in OF_TOKENS else "classes"
             raise InputError(
@@ -344,8 +340,7 @@ def direction_of(direction: Any, d: int) -> Tensor:
     if vector.shape != (d,):
         shape = "×".join(map(str, vector.shape)) or "one number"
         raise InputError(f"direction is a vector of {d} numbers, this one has the shape {shape}")
-    if not math.isfinite(float(vector.abs().max())):
-        raise InputError("direction holds numbers that are not finite")
+    require(math.isfinite(float(vector.abs().max())), "direction holds numbers that are not finite")
     return vector
 
 
@@ -355,8 +350,7 @@ FORMATS = (".npy", ".json", ".txt")
 def read_direction(path: Path) -> NDArray[np.float64]:
     """A vector from a NumPy file, a JSON list, or numbers that spaces and lines separate."""
     kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise InputError(f"--direction takes a {', '.join(FORMATS)} file, not {str(path)!r}")
+    require(kind in FORMATS, f"--direction takes a {', '.join(FORMATS)} file, not {str(path)!r}")
     try:
         if kind == ".npy":
             return np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
@@ -364,7 +358,7 @@ def read_direction(path: Path) -> NDArray[np.float64]:
         return np.asarray(parse_json(text) if kind == ".json" else text.split(), dtype=np.float64)
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {system_reason(error)}") from error
-    except (ValueError, TypeError, EOFError, MemoryError, json.JSONDecodeError) as error:
+    except (ValueError, TypeError, EOFError, MemoryError) as error:
         raise InputError(
             f"{str(path)!r} holds no vector of numbers ({reason_of(error)})"
         ) from error

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import CompletenessError, InputError
+from normlens.errors import CompletenessError, InputError, require
 from normlens.explain.network import FrozenHead, FrozenNetwork, check_one_sequence
 from normlens.frozen.activations import activation
 from normlens.frozen.network import Sources, WholeNorms
@@ -31,7 +31,7 @@ from normlens.inputs.text import Encoded
 from normlens.layers import Dense, Elementwise, Head, HeadStep, Layer, Reach
 from normlens.loading.sentences import Pooling
 from normlens.models.parts import ENCODER
-from normlens.options import AUTO, DEFAULT_LIMIT, CosineOptions, parse_bytes
+from normlens.options import DEFAULT_LIMIT, CosineOptions, parse_bytes
 from normlens.pipeline import batches
 from normlens.pipeline.batches import Progress, by_layers
 from normlens.pipeline.collector import Collector, token_axis
@@ -279,13 +279,13 @@ def _pooling_errors(network: FrozenNetwork, head: Head, inputs: dict[str, Any]) 
 def text_pairs(a: Any, b: Any) -> tuple[list[tuple[str, str]], bool]:
     """The pairs of texts that a call is about, and whether they were given as a list."""
     many = b is None
-    if many and not isinstance(a, list):
-        raise InputError("cosine takes two texts, cosine(a, b), or a list of pairs of texts")
-    pairs = a if many else [(a, b)]
+    pairs = a if many and isinstance(a, list) else [(a, b)]
     for pair in pairs:
         texts = pair if isinstance(pair, (tuple, list)) else ()
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"cosine takes two texts, or a list of pairs of texts, not {pair!r}")
+            raise InputError(
+                f"cosine takes two texts, cosine(a, b), or a list of pairs of texts, not {pair!r}"
+            )
     return [(first, second) for first, second in pairs], many
 
 
@@ -342,10 +342,9 @@ def parts_of_texts(
     limit = parse_bytes(options.memory_limit) or DEFAULT_LIMIT
     if options.memory_limit is not None:
         check_vectors_limit(limit, lens.layers, lengths, lens.compute_dtype.itemsize)
-    longest, size = max(lengths, default=1), options.batch_size
-    wanted = batches.affordable(lens, longest) if size == AUTO else int(size)
+    size = batches.vector_batch(lens, max(lengths, default=1), options.batch_size, limit)
     parts: dict[int, SentenceParts] = {}
-    for places in batches.batches(lens, texts, batches.vector_batch(lens, longest, wanted, limit)):
+    for places in batches.batches(lens, texts, size):
         batch = [texts[place] for place in places]
         done = sentence_parts(lens, head, batch, options.nonlinearity, limit, progress)
         parts |= zip(places, done, strict=True)
@@ -356,8 +355,7 @@ def _cosine(
     a: Encoded, b: Encoded, u: SentenceParts, v: SentenceParts, dtype: torch.dtype
 ) -> Cosine:
     size = float(np.linalg.norm(u.vector) * np.linalg.norm(v.vector))
-    if not size > 0:
-        raise InputError("one of the texts has a vector of length 0, so there is no cosine")
+    require(size > 0, "one of the texts has a vector of length 0, so there is no cosine")
     value = float(u.vector @ v.vector) / size
     matrix = u.tokens @ v.tokens.T / size
     a_with_bias, b_with_bias = u.tokens @ v.bias / size, v.tokens @ u.bias / size

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from normlens.results.axes import LayerTargetSource
-    from normlens.viewer.notebook import Notebook
     from normlens.viewer.pages import CosineState, ExplanationState
 
 
@@ -102,12 +101,6 @@ class Explained(Result):
     def show(self, **state: Unpack[ExplanationState]) -> object:
         """The interactive view for a notebook cell; ``why.show(token=3)`` opens it there."""
         return self._notebook(state).show()
-
-    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
-        from normlens.viewer.notebook import explanation_notebook
-
-        assert isinstance(self, (Explanation, Explanations))
-        return explanation_notebook(self, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,12 +212,10 @@ class Explanation(Explained, TokenResult):
         """
         import pandas as pd
 
-        names = ["layer", "component"]
-        table = pd.DataFrame(self.biases, columns=[*names, "bias"]).astype({"bias": float})
-        if self.has_two_sequences:
-            names = ["stack", *names]
-            table[names[:2]] = [self.stack_of(layer) for layer in table["layer"]]
-        return table.set_index(names)["bias"]
+        names = ["stack", "layer", "component"]
+        rows = [(*self.stack_of(layer), name, share) for layer, name, share in self.biases]
+        table = pd.DataFrame(rows, columns=[*names, "bias"]).astype({"bias": float})
+        return table.set_index(names if self.has_two_sequences else names[1:])["bias"]
 
     @property
     def flow(self) -> NDArray[np.floating]:
@@ -327,10 +318,9 @@ class Explanation(Explained, TokenResult):
     @property
     def layer_names(self) -> list[str]:
         """What each layer is called: a number, behind its stack where there are two."""
-        count = len(self.nodes)
-        if not self.has_two_sequences:
-            return [str(layer) for layer in range(count)]
-        return [" ".join(map(str, self.stack_of(layer))) for layer in range(count)]
+        places = [self.stack_of(layer) for layer in range(len(self.nodes))]
+        two = self.has_two_sequences
+        return [f"{stack} {layer}" if two else str(layer) for stack, layer in places]
 
     @property
     def token_sequences(self) -> list[str]:
@@ -652,11 +642,6 @@ class Cosine(Result):
     def show(self, **state: Unpack[CosineState]) -> object:
         """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""
         return self._notebook(state).show()
-
-    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
-        from normlens.viewer.notebook import cosine_notebook
-
-        return cosine_notebook(self, state)
 
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")

@@ -9,9 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from normlens import figures
 from normlens.errors import InputError, valid_choice
@@ -83,7 +81,7 @@ def write(
         elif suffix == ".json":
             write_json(document(result), temporary)
         else:
-            save_figure(_drawn(result, suffix == ".pdf", drawing), temporary)
+            _draw(result, temporary, suffix == ".pdf", drawing)
     return Path(path)
 
 
@@ -116,13 +114,13 @@ def table(result: Result) -> pd.DataFrame:
 
 def document(result: Result) -> dict[str, Any]:
     """Everything as plain values for strict JSON: NaN and infinity become None."""
-    first = result[0] if isinstance(result, Explanations) else result
+    each: list[Any] = list(result) if isinstance(result, Explanations) else [result]
+    first = each[0]
     if isinstance(first, Maps):
         name, fields = "maps", _maps_document(first)
     elif isinstance(first, Cosine):
         name, fields = "cosine", _cosine_document(first)
     else:
-        each = list(result) if isinstance(result, Explanations) else [first]
         name, fields = "explanation", _explanation_document(each)
     model = first.provenance.get("model")
     about = {"format": f"normlens-{name}-json", "version": 1, "model": model}
@@ -146,44 +144,38 @@ _COUNTED = {f"{what}_counted_from": 0 for what in ("layers", "heads", "positions
 
 
 _RESOLUTION = 200  # pixels per inch
+#: Publishers accept TrueType fonts, not Type 3; names in an SVG follow from the salt.
+_PRINTED = {"pdf.fonttype": 42, "svg.hashsalt": "normlens"}
 
 
-class Pages(NamedTuple):
-    """Figures that are the pages of one PDF."""
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure so that it prints well; the same figure gives the same bytes."""
+    import matplotlib
 
-    figures: Iterable[Figure]
-    title: str
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with matplotlib.rc_context(_PRINTED):
+        figure.savefig(path, dpi=_RESOLUTION, metadata=undated.get(Path(path).suffix.lower()))
 
 
-def save_figure(drawn: Figure | Pages, path: str | Path) -> None:
-    """Write a figure, or pages, so that it prints well; the same figure gives the same bytes."""
+def _draw(result: Result, path: str, paged: bool, drawing: dict[str, Any]) -> None:
+    """Write the picture of a result, or all of its pictures as pages of one PDF."""
     import matplotlib
     from matplotlib.backends.backend_pdf import PdfPages
 
-    # Publishers accept TrueType fonts, not Type 3; names in an SVG follow from the salt.
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "normlens"}):
-        if isinstance(drawn, Pages):
-            with PdfPages(path, metadata={"Title": drawn.title, "CreationDate": None}) as file:
-                for figure in drawn.figures:
-                    file.savefig(figure, dpi=_RESOLUTION)
-            return
-        undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-        drawn.savefig(path, dpi=_RESOLUTION, metadata=undated.get(Path(path).suffix.lower()))
-
-
-def _drawn(result: Result, paged: bool, drawing: dict[str, Any]) -> Figure | Pages:
-    """The picture of a result, or its pages."""
     if isinstance(result, Cosine):
-        return result.plot(**drawing)
+        return save_figure(result.plot(**drawing), path)
     if isinstance(result, Maps):
         pages, title = _draw_maps(result, paged, drawing), "NormLens maps of {}"
     else:
         pages, title = _draw_explanation(result, paged, **drawing), "NormLens: {}"
     if not paged:
-        return next(pages)
+        return save_figure(next(pages), path)
     first = result[0] if isinstance(result, Explanations) else result
     asked = f", {result.question}" if isinstance(result, Explanation) else ""
-    return Pages(pages, title.format(first.provenance.get("model")) + asked)
+    about = {"Title": title.format(first.provenance.get("model")) + asked, "CreationDate": None}
+    with matplotlib.rc_context(_PRINTED), PdfPages(path, metadata=about) as file:
+        for figure in pages:
+            file.savefig(figure, dpi=_RESOLUTION)
 
 
 # Maps.
@@ -195,18 +187,10 @@ def _maps_table(maps: Maps) -> pd.DataFrame:
     Whole maps have no head. Of an encoder–decoder the columns `stack` and `source_sequence` say
     which stack a row is of, and whose token its source is.
     """
-    import pandas as pd
-
-    frames = []
-    for one in by_stack(maps):
-        for group in ("arrays", "heads"):
-            for scope in one.groups[group]:
-                frame = map_rows(one, group, scope)
-                head: Any = frame.pop("head") if "head" in frame else [None] * len(frame)
-                place = list(frame.columns).index("layer") + 1
-                frame.insert(place, "head", pd.array(head, dtype="Int64"))
-                frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    table = map_rows(maps, "arrays", "heads")
+    head = table.pop("head")
+    table.insert(list(table).index("layer") + 1, "head", head)
+    return table
 
 
 def _maps_document(maps: Maps) -> dict[str, Any]:
@@ -374,17 +358,12 @@ def _cosine_table(pair: Cosine) -> pd.DataFrame:
     """One row per pair of tokens; a row without a position is of a text's biases."""
     import pandas as pd
 
-    whole = np.block([[pair.matrix, pair.a_with_bias[:, None]], [pair.b_with_bias, pair.bias]])
-    a, b = (
-        {
-            name: pd.array([*range(len(axis)), None], dtype="Int64"),
-            f"{name}_token": [*axis.tokens, NO_TOKEN_WORDS],
-        }
-        for name, axis in (("a", pair.a), ("b", pair.b))
-    )
-    table = long_table(whole, a, b)
-    of_biases = table[["a", "b"]].isna().any(axis=1)
-    return pd.concat([table[~of_biases], table[of_biases]], ignore_index=True)
+    a = long_table(pair.a_with_bias, {"a": range(len(pair.a)), "a_token": pair.tokens_a})
+    b = long_table(pair.b_with_bias, {"b": range(len(pair.b)), "b_token": pair.tokens_b})
+    of_biases = a, b, pd.DataFrame({"value": [pair.bias]})
+    table = pd.concat([pair.to_pandas(), *of_biases], ignore_index=True)
+    no_token = dict.fromkeys(("a_token", "b_token"), NO_TOKEN_WORDS)
+    return table.fillna(no_token).astype({"a": "Int64", "b": "Int64"})
 
 
 def _cosine_document(pair: Cosine) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from normlens.results.axes import (
 )
 from normlens.results.rolled import pair_rollout, scope_rollout
 from normlens.results.store import TokenResult
-from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS, by_stack, map_rows
+from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS, map_rows
 from normlens.scopes import (
     chains,
     components_of,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from typing_extensions import Unpack
 
-    from normlens.viewer.notebook import Notebook
     from normlens.viewer.pages import ViewerState
 
 #: What single heads are shown by, whichever scopes were asked for.
@@ -177,16 +176,15 @@ class Maps(TokenResult):
     @property
     def source_tokens(self) -> list[str]:
         """The sources as people read them."""
-        return self.tokens if self.source_axis is None else self.source_axis.tokens
+        return self.sources.tokens
 
     @cached_property
     def is_same_token(self) -> NDArray[np.bool_]:
         """[target, source], whether both are the same token (i = j)."""
         if self.same_token is not None:
             return self.same_token
-        if self.source_axis is None:
-            return np.eye(len(self.targets), dtype=bool)
-        return np.zeros((len(self.targets), len(self.sources)), dtype=bool)
+        diagonal = np.eye(len(self.targets), len(self.sources), dtype=bool)
+        return diagonal & (self.source_axis is None)
 
     # Arrays ---------------------------------------------------------------------------------------
 
@@ -240,8 +238,8 @@ class Maps(TokenResult):
         """Entries of the layers `covered`, and NaN for the other ones of `layers`."""
         if covered == self.layers:
             return array
-        floating = array.dtype if np.issubdtype(array.dtype, np.inexact) else np.float64
-        whole = np.full((len(self.layers), *array.shape[1:]), np.nan, dtype=floating)
+        shape, dtype = (len(self.layers), *array.shape[1:]), np.result_type(array, np.float16)
+        whole = np.full(shape, np.nan, dtype)  # whole numbers become float64
         whole[places_of(covered, self.layers)] = array
         return whole
 
@@ -249,13 +247,11 @@ class Maps(TokenResult):
         """Layers of the model, in order; negative ones count from the end of those at hand."""
         if layers is None:
             return list(self.layers)
-        wanted = [layers] if isinstance(layers, (int, np.integer)) else list(layers)
-        if not wanted:
-            raise InputError("no layer is chosen; leave `layers` out to take all")
-        chosen, count = set(), len(self.layers)
+        wanted = list(layers) if isinstance(layers, Iterable) else [layers]
+        require(wanted, "no layer is chosen; leave `layers` out to take all")
+        chosen, from_end = set(), range(-len(self.layers), 0)
         for layer in wanted:
-            from_end = isinstance(layer, (int, np.integer)) and -count <= layer < 0
-            known = self.layers[layer] if from_end else layer
+            known = self.layers[int(layer)] if layer in from_end else layer
             if known not in self.layers:
                 raise InputError(
                     f"layer {layer!r} is not among these maps' layers (indices from 0): "
@@ -326,8 +322,7 @@ class Maps(TokenResult):
         """
         wanted = self.wanted_layers(layers)
         names = resolve_all(scopes, self.scopes)
-        if not names:
-            raise InputError("no scope is chosen; leave `scopes` out to take all")
+        require(names, "no scope is chosen; leave `scopes` out to take all")
         for name in [] if scopes is None or scopes == "all" else names:
             if not set(wanted) & set(self.layers_of(name)):
                 raise self.lacking(name, wanted)
@@ -358,13 +353,8 @@ class Maps(TokenResult):
     def words(self) -> Maps:
         """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
         targets, sources = self.targets.word_groups(), self.sources.word_groups()
-
-        def merged(array: NDArray[Any]) -> NDArray[Any]:
-            return measures.merge_words(array, targets, sources)
-
-        def any_merged(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-            return merged(mask.astype(float)) > 0
-
+        merged = partial(measures.merge_words, targets=targets, sources=sources)
+        same = self.same_token
         # Norms of sums, spreads, statistics and experts of tokens say nothing of words.
         return replace(
             self,
@@ -373,8 +363,8 @@ class Maps(TokenResult):
             statistics={},
             arrays={name: merged(array) for name, array in self.arrays.items()},
             heads={name: merged(array) for name, array in self.heads.items()},
-            allowed=any_merged(self.allowed),
-            same_token=None if self.same_token is None else any_merged(self.same_token),
+            allowed=merged(self.allowed.astype(float)) > 0,
+            same_token=None if same is None else merged(same.astype(float)) > 0,
             **self.targets.words().labels,
             source_axis=None if self.source_axis is None else self.source_axis.words(),
             correlations=None,
@@ -394,25 +384,21 @@ class Maps(TokenResult):
         A scope that none of the layers has is left out, and so is a layer that has none of the
         arrays.
         """
-        wanted = self.layers if layers is None else layers
-        tokens = {"target": targets, "source": sources}
+        layers = self.layers if layers is None else layers
+        indices = {"target": targets, "source": sources}
         groups: dict[str, Any] = {group: {} for group in GROUPS}
         coverage: dict[str, list[int]] = {}
         for group, arrays in self.groups.items():
             for name in arrays:
                 key, covered = f"{group}/{name}", self.covered(group, name)
-                here = [layer for layer in wanted if layer in covered]
+                here = [layer for layer in layers if layer in covered]
                 if here and (kept is None or group == "statistics" or key in kept):
-                    of_layers = None if layers is None else places_of(here, covered)
-                    indices = {"layer": of_layers, **tokens}
+                    indices["layer"] = places_of(here, covered)
                     # Nothing else is read of a file.
                     groups[group][name] = take(arrays[name], axes_of(group, name), indices)
                     coverage[key] = here
-        left, of_layers = self.layers, None
-        if layers is not None:
-            left = [layer for layer in layers if any(layer in here for here in coverage.values())]
-            of_layers = places_of(left, self.layers)
-        indices = {"layer": of_layers, **tokens}
+        left = [layer for layer in layers if any(layer in here for here in coverage.values())]
+        indices["layer"] = places_of(left, self.layers)
         same, axis, routing, grid = self.same_token, self.source_axis, self.routing, self.grid
         if targets is not None:
             groups |= self.targets.take(targets).labels
@@ -446,18 +432,15 @@ class Maps(TokenResult):
         Each source's column is first made to sum to 1 (`axis` "target": each row; "none": neither).
         NaN in layers that lack one of them.
         """
-
-        def measure(first: Any, last: Any, _: Any) -> Any:
-            return measures.amplification(first, last, axis)
-
-        return self._per_layer(measure, before, after)
+        return self._per_layer(
+            lambda first, last, _: measures.amplification(first, last, axis), before, after
+        )
 
     def _per_layer(self, measure: Callable[[Any, Any, Any], Any], a: str, b: str) -> Any:
         """A measure of two scopes for each of `layers`, NaN where a layer lacks one of them."""
         names = resolve(a, self.scopes), resolve(b, self.scopes)
         layers = self.layers_of(*names)
-        if not layers:
-            raise InputError(f"no layer of these maps has both {a} and {b}; its layers differ")
+        require(layers, f"no layer of these maps has both {a} and {b}; its layers differ")
         first, last = (self.arrays[name][places_of(layers, self.layers_of(name))] for name in names)
         allowed = self.pairs_of(*names)[places_of(layers, self.layers)]
         return self._filled(measure(first, last, allowed), layers)
@@ -493,10 +476,10 @@ class Maps(TokenResult):
 
         if scope is None:
             before, scope = self.feed_forward_pair()
-        measured = [scope] if before is None else [before, scope]
-        values = self.over_layers("arrays", resolve(scope, self.scopes))
-        if before is not None:
-            values = self.amplification(before, scope, axis)
+        if before is None:
+            measured, values = [scope], self.over_layers("arrays", resolve(scope, self.scopes))
+        else:
+            measured, values = [before, scope], self.amplification(before, scope, axis)
         tokens, sources, labels = self.tokens, self.source_tokens, self.table_sequences
         columns = ["layer", "source", "source_token", "target", "target_token", "value"]
         rows = []
@@ -563,11 +546,7 @@ class Maps(TokenResult):
         Of an encoder–decoder both stacks, the encoder first: `stack` says which, and
         `source_sequence` whose token a source is. `source` counts the columns of the stack's maps.
         """
-        import pandas as pd
-
-        stacks = by_stack(self)
-        frames = [map_rows(one, "arrays", scope) for one in stacks for scope in one.scopes]
-        return pd.concat(frames, ignore_index=True)
+        return map_rows(self, "arrays")
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named and its tokens and layers as coordinates.
@@ -621,8 +600,7 @@ class Maps(TokenResult):
                 keywords["decoder_attention"] = self._attention(name, own)
             if holds(beside)[1] and other.any():
                 keywords["cross_attention"] = self._attention(beside, other)
-            if not keywords:
-                raise InputError(f"{name} has no parts of the sources that these maps still have")
+            require(keywords, f"{name} has no parts of the sources that these maps still have")
         others = np.array(self.source_tokens, dtype=object)[other].tolist()
         keywords["encoder_tokens"] = others if encoder is None else encoder.tokens
         keywords["decoder_tokens"] = self.tokens
@@ -666,11 +644,6 @@ class Maps(TokenResult):
         from normlens.viewer.notebook import maps_notebook
 
         return maps_notebook([self, *others], state).show()
-
-    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
-        from normlens.viewer.notebook import maps_notebook
-
-        return maps_notebook(self, state)
 
     # Pictures: functions of the result; `ax` draws into axes of yours instead of a new figure.
     plot = figures.plot_layer

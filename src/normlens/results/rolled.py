@@ -128,38 +128,23 @@ def pair_rollout(maps: Maps, scope: str) -> Maps:
         )
     check_layers(maps, len(maps.arrays[name]))
     other = np.array([label == OTHER_SEQUENCE for label in maps.source_sequences], dtype=bool)
-    encoder = _rolled_encoder(maps, name)
-    if len(encoder.targets) != other.sum() or (~other).sum() != len(maps.targets):
+    encoder, wanted = maps.encoder, "ATTN" + name.rpartition("CROSS")[2]
+    layers = None if encoder is None else encoder.provenance.get("stack_layers")
+    if encoder is None or wanted not in encoder.scopes or len(encoder.layers) != layers:
+        held = "none"
+        if encoder is not None:
+            held = f"{', '.join(encoder.scopes)}, {len(encoder.layers)} of {layers} layers"
+        raise InputError(
+            f"a rollout of {name} goes on through all layers of the encoder with their {wanted}; "
+            f"call it on maps of both stacks that have these (the encoder's here: {held})"
+        )
+    rolled = scope_rollout(encoder, wanted)
+    if len(rolled.targets) != other.sum() or (~other).sum() != len(maps.targets):
         raise InputError(
             "a rollout of a decoder needs every token of both sequences among its sources; call "
             "rollout() before sources_of()"
         )
-    (of_encoder,) = encoder.arrays.values()
-    about = {"method": name, "residual": 0.0, "normalise": True, "encoder": encoder.scopes[0]}
-    product = measures.pair_rollout(maps.arrays[name], other, of_encoder[-1])
-    allowed = measures.pair_reachable(maps.allowed, other, encoder.allowed[-1])
-    return replace(_alone(maps, {name: product}, allowed, about), encoder=encoder)
-
-
-def _rolled_encoder(maps: Maps, name: str) -> Maps:
-    """The rollout of the encoder's scope that belongs to a scope of the decoder."""
-    encoder = maps.encoder
-    if encoder is None:
-        raise InputError(
-            "a rollout of a decoder goes on through the encoder; call it on the maps of both "
-            "stacks, with layers and scopes of both"
-        )
-    parts = components_of(name)
-    behind = parts[len(parts) - parts[::-1].index("CROSS") :]
-    wanted = f"ATTN{''.join(behind)}-N"
-    if wanted not in encoder.scopes:
-        raise InputError(
-            f"a rollout of {name} goes on with the encoder's {wanted}; these maps have "
-            f"{', '.join(encoder.scopes)}"
-        )
-    if len(encoder.layers) != encoder.provenance.get("stack_layers"):
-        raise InputError(
-            "a rollout of a decoder needs all layers of the encoder, whose last one it reads; "
-            f"these maps have {len(encoder.layers)} of {encoder.provenance.get('stack_layers')}"
-        )
-    return scope_rollout(encoder, wanted)
+    about = {"method": name, "residual": 0.0, "normalise": True, "encoder": wanted}
+    product = measures.pair_rollout(maps.arrays[name], other, rolled.arrays[wanted][-1])
+    allowed = measures.pair_reachable(maps.allowed, other, rolled.allowed[-1])
+    return replace(_alone(maps, {name: product}, allowed, about), encoder=rolled)

@@ -104,7 +104,9 @@ class Result(Record):
 
     def _notebook(self, state: Mapping[str, Any]) -> Notebook:
         """The view of the result in a notebook's cell."""
-        raise NotImplementedError
+        from normlens.viewer.notebook import notebook
+
+        return notebook(self, state)
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)
@@ -433,7 +435,7 @@ def writing(path: str | Path, *, overwrite: bool | None) -> Iterator[str]:
         yield temporary
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's and safetensors' are for their owner alone
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error

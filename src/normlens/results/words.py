@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
-from normlens.errors import InputError, check_choice
+from normlens.errors import InputError, check_choice, require
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -57,12 +57,20 @@ def choose_in_stacks(
     both = by_stack(maps, stack)
     if len(both) == 1:
         return both[0].choose(layers, scopes)
-    wanted = None
+    wanted, names = None, None
     if layers is not None:
         wanted = list(layers) if isinstance(layers, Iterable) else [layers]
-    names = [scopes] if isinstance(scopes, str) else scopes
-    names = None if names is None or scopes == "all" else list(names)
-    _check_somewhere(both, wanted, names)
+        lacking = [layer for layer in wanted if not any(_has_layer(one, layer) for one in both)]
+        if lacking or not wanted:
+            longest = max(both, key=lambda one: len(one.layers))
+            longest.wanted_layers(lacking)  # raises, and lists them all
+    if scopes is not None and scopes != "all":
+        names = [scopes] if isinstance(scopes, str) else list(scopes)
+        require(names, "no scope is chosen; leave `scopes` out to take all")
+        every = list(dict.fromkeys(scope for one in both for scope in one.scopes))
+        for name in names:
+            if not any(name in one for one in both):
+                resolve(name, every)  # raises, and lists them all
     chosen = []
     for one in both:
         of_layers = None if wanted is None else [k for k in wanted if _has_layer(one, k)]
@@ -79,46 +87,39 @@ def choose_in_stacks(
 
 
 def _has_layer(maps: Maps, layer: int) -> bool:
-    try:
-        maps.wanted_layers([layer])
-    except InputError:
-        return False
-    return True
+    return layer in maps.layers or layer in range(-len(maps.layers), 0)
 
 
-def _check_somewhere(both: list[Maps], layers: list[int] | None, names: list[str] | None) -> None:
-    """Raise for a layer or a scope that neither stack has, and where nothing is chosen."""
-    longest = max(both, key=lambda one: len(one.layers))
-    lacking = [layer for layer in layers or () if not any(_has_layer(one, layer) for one in both)]
-    if lacking or layers == []:
-        longest.wanted_layers(lacking)  # raises, and lists them all
-    if names == []:
-        raise InputError("no scope is chosen; leave `scopes` out to take all")
-    for name in names or ():
-        if not any(name in one for one in both):
-            everything = dict.fromkeys(scope for one in both for scope in one.scopes)
-            resolve(name, list(everything))  # raises, and lists them all
+def map_rows(maps: Maps, *groups: str) -> pd.DataFrame:
+    """One row per stack, scope, layer, target and source of all maps ("arrays").
 
+    With the group "heads", those of single heads as well, and a column `head`.
+    """
+    import pandas as pd  # which is slow to import, as NumPy is
 
-def map_rows(maps: Maps, group: str, scope: str) -> pd.DataFrame:
-    """One row per layer, target and source of a map ("arrays"), or of each head's ("heads")."""
-    from normlens.measures.ranks import widened  # NumPy is slow to import
+    from normlens.measures.ranks import widened
     from normlens.results.axes import long_table
 
-    array, layers = widened(maps.groups[group][scope]), maps.covered(group, scope)
-    stack, sequences = {"stack": [maps.stack]}, {"source_sequence": maps.table_sequences}
-    if not maps.stack:
-        stack, sequences = {}, {}
-    axes: list[dict[str, Any]] = [
-        {**stack, "scope": [scope]},
-        {"layer": layers},
-        {"target": range(len(maps.targets)), "target_token": maps.tokens},
-        {"source": range(len(maps.sources)), **sequences, "source_token": maps.source_tokens},
-    ]
-    if group == "heads":  # head by head
-        array = array.swapaxes(0, 1)
-        axes.insert(1, {"head": range(len(array))})
-    return long_table(array[None], *axes)
+    frames = []
+    for one in by_stack(maps):
+        stack, sequences = {"stack": [one.stack]}, {"source_sequence": one.table_sequences}
+        if not one.stack:
+            stack, sequences = {}, {}
+        targets = {"target": range(len(one.targets)), "target_token": one.tokens}
+        sources = {
+            "source": range(len(one.sources)),
+            **sequences,
+            "source_token": one.source_tokens,
+        }
+        for group in groups:
+            for scope, array in one.groups[group].items():
+                by_head = array.swapaxes(0, 1) if group == "heads" else array[None]
+                numbers = range(len(by_head)) if group == "heads" else [None]
+                head = {"head": pd.array(numbers, dtype="Int64")} if "heads" in groups else {}
+                layers = {"layer": one.covered(group, scope)}
+                axes = {**stack, "scope": [scope]}, head, layers, targets, sources
+                frames.append(long_table(widened(by_head[None]), *axes))
+    return pd.concat(frames, ignore_index=True)
 
 
 # The rows of a list of contributions: tokens, others together, and what no token owns.
@@ -166,8 +167,7 @@ def token_rows(
     numbered: bool = True,
 ) -> list[Row]:
     """Tokens in the order of the text, from place `first` on, and the others of a long one."""
-    labels, values = list(tokens), [float(value) for value in contributions]
-    places = range(len(tokens))
+    labels, values, places = list(tokens), contributions.tolist(), range(len(tokens))
     if len(tokens) <= longest:
         return [Row(labels[place], values[place], first + place) for place in places]
     strongest = sorted(places, key=lambda place: -abs(values[place]))[: longest - 4]
@@ -209,7 +209,7 @@ def score_words(why: Explanation) -> str:
     value = signed_number(why.value, places)
     if why.target is None:
         return f"product with the direction: {value}"
-    if why.contrast is None or why.target_value is None or why.contrast_value is None:
+    if why.target_value is None or why.contrast_value is None:
         words = f"score of {why.target!r}: {value}"
     else:
         scores = [signed_number(score, places) for score in (why.target_value, why.contrast_value)]
@@ -217,7 +217,7 @@ def score_words(why: Explanation) -> str:
     if why.probability is None:
         return words
     words += f" · probability of {why.target!r} {percent(why.probability)}"
-    if why.contrast is not None and why.contrast_probability is not None:
+    if why.contrast_probability is not None:
         words += f", of {why.contrast!r} {percent(why.contrast_probability)}"
     return words
 
