@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from normlens.errors import listed
-from normlens.models.refusals import refused_types
+from normlens.models.refusals import REASONS
 from normlens.models.table import (
     IMAGES,
     SOUND,
@@ -77,9 +77,8 @@ def models_tables() -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Kinds of layer", "", *markdown_table().splitlines()]
     lines += ["", "## What cannot be supported", "", "| model types | why |", "|---|---|"]
-    reasons = refused_types()
-    for reason in dict.fromkeys(reasons.values()):
-        types = ", ".join(f"`{name}`" for name in sorted(reasons) if reasons[name] == reason)
+    for reason in dict.fromkeys(REASONS.values()):
+        types = ", ".join(f"`{name}`" for name in sorted(REASONS) if REASONS[name] == reason)
         lines.append(f"| {types} | {reason} |")
     return "\n".join(lines) + "\n"
 

@@ -162,7 +162,6 @@ def headed_class(config: Any, architecture: str | None = None) -> Any:
 #: device of each module by the module's path.
 DeviceMap = str | dict[str, str | int | torch.device]
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
 
 
 def read_checkpoint(
@@ -238,7 +237,7 @@ def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.
     """An adapter on its base model."""
     trust = adapter.origin.options["trust_remote_code"]
     try:
-        base, _ = _found(adapter.base, adapter.base_revision, trust, weights=True)
+        base, _ = _found(adapter.base, adapter.base_revision, trust)
         model, lacking = read_checkpoint(base, dtype, place, **adapter.base_settings)
     except ModelLoadError as error:
         raise ModelLoadError(
@@ -282,12 +281,9 @@ def inner_model(model: Any, part: str) -> Any:
 
 
 def _found(
-    source: object, revision: str | None, trust_remote_code: bool, *, weights: bool
+    source: object, revision: str | None, trust_remote_code: bool
 ) -> tuple[Origin, SavedAdapter | None]:
-    """Where a model's files are, and the adapter that lies there where no whole model does.
-
-    A folder must hold either; with `weights`, all of a model.
-    """
+    """Where a model's files are, and the adapter that lies there where no whole model does."""
     if source is not None and not isinstance(source, (str, os.PathLike)):
         raise InputError(
             "load takes a name, a folder, a model, or an object that holds one (a pipeline, a "
@@ -301,29 +297,19 @@ def _found(
     )
     origin = Origin.find(name, revision, trust_remote_code)
     if origin.local and origin.architecture is None:
-        _check_folder(name, weights=weights)
+        path = Path(name).expanduser()
+        if not path.is_dir():
+            what = "is a file, not a folder" if path.exists() else "does not exist"
+            raise ModelLoadError(
+                f"{name!r} {what}; give a folder that save_pretrained wrote, or a hub name"
+            )
+        # An adapter has a base model, which is looked for next.
+        if not any((path / file).is_file() for file in ("config.json", CONFIG)):
+            raise ModelLoadError(
+                f"the folder {name!r} holds no config.json, so it is not a model; save one there "
+                "with model.save_pretrained(…), or give another folder"
+            )
     return origin, saved_adapter(origin)
-
-
-def _check_folder(name: str, *, weights: bool) -> None:
-    path = Path(name).expanduser()
-    if not path.is_dir():
-        what = "is a file, not a folder" if path.exists() else "does not exist"
-        raise ModelLoadError(
-            f"{name!r} {what}; give a folder that save_pretrained wrote, or a hub name"
-        )
-    if not (path / "config.json").is_file():
-        if (path / CONFIG).is_file():
-            return  # an adapter, whose base model is looked for next
-        raise ModelLoadError(
-            f"the folder {name!r} holds no config.json, so it is not a model; save one there with "
-            "model.save_pretrained(…), or give another folder"
-        )
-    if weights and not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
-        raise ModelLoadError(
-            f"the folder {name!r} holds no weights (model.safetensors or "
-            "pytorch_model.bin); save the model there with model.save_pretrained(…)"
-        )
 
 
 # From a name, a folder or a model to a lens, with errors that say what to do.
@@ -392,7 +378,7 @@ def load(
             max_tokens=held.max_tokens,
         )
     place, precision = pick_device(device), pick_dtype(dtype)
-    origin, adapter = _found(source, revision, trust_remote_code, weights=True)
+    origin, adapter = _found(source, revision, trust_remote_code)
     if adapter is not None:
         for option, value in {"part": part, "device_map": device_map}.items():
             require(
@@ -422,7 +408,7 @@ def load(
         name=name or f"{shown_name(origin.name)}{inside}",
         source=f"{origin.name}{inside}",
         revision=revision,
-        pooling=partial(read_pooling, origin.file),
+        pooling=partial(read_pooling, origin),
     )
 
 
@@ -466,7 +452,7 @@ def load_config(
     trust_remote_code: bool = False,
 ) -> Any:
     """The configuration of a model alone, found where `load` would find the model."""
-    origin, adapter = _found(source, revision, trust_remote_code, weights=False)
+    origin, adapter = _found(source, revision, trust_remote_code)
     if adapter is None:
         return read_config(origin)
     return load_config(
@@ -481,7 +467,7 @@ def load_tokenizer(
     trust_remote_code: bool = False,
 ) -> Any:
     """The tokenizer of a model alone, the one that `load` would take; None if there is none."""
-    return _tokenizer(*_found(source, revision, trust_remote_code, weights=False))
+    return _tokenizer(*_found(source, revision, trust_remote_code))
 
 
 def _moved(model: Any, device: str | torch.device, dtype: str | torch.dtype) -> Any:

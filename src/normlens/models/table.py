@@ -15,7 +15,7 @@ from normlens.layers import (
     Norm,
     ParallelFeedForward,
     Projection,
-    Step,
+    blocks_of,
 )
 from normlens.models.base import supported_families, tiny_settings
 from normlens.models.parts import ImageEncoder, SignalEncoder
@@ -51,7 +51,7 @@ def _traits(layers: Sequence[Layer]) -> Iterator[str]:
     for step in steps:
         if isinstance(step, Experts):
             yield "experts" if step.shared is None else "experts with a shared one"
-    for block in (block for step in steps for block in _blocks(step)):
+    for block in (block for step in steps for block in blocks_of(step)):
         yield f"gated {block.activation}" if block.gate is not None else block.activation
         if block.limit is not None:
             yield "limits"
@@ -59,15 +59,6 @@ def _traits(layers: Sequence[Layer]) -> Iterator[str]:
     yield "biases" if any(linear.bias is not None for linear in maps) else "no biases"
     if any(linear.is_scaled for linear in maps):
         yield "factors"
-
-
-def _blocks(step: Step) -> tuple[FeedForward, ...]:
-    """The feed-forward blocks of a step, of experts one of each kind."""
-    if isinstance(step, Experts):
-        return step.examples
-    if isinstance(step, ParallelFeedForward):
-        return (step.feed_forward,)
-    return (step,) if isinstance(step, FeedForward) else ()
 
 
 # The table of supported model families, computed from tiny models instead of written by hand.
