@@ -79,8 +79,8 @@ class Family:
     model_type: str
     attention: str = "unknown"  # there is no tiny model to tell
     components: str = "unknown"
-    scopes: tuple[str, ...] = ()
     traits: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
 
     @property
     def reads(self) -> str:
@@ -128,8 +128,8 @@ def _family(model_type: str) -> Family:
         model_type,
         "encoder–decoder" if lens.two_stacks else attention,
         lens.component_sequence,
-        tuple(lens.scopes),
         tuple(traits),
+        tuple(lens.scopes),
     )
 
 
