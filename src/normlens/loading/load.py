@@ -55,8 +55,8 @@ def pick_device(device: str | torch.device, *, anywhere: bool = False) -> torch.
     With `anywhere` it may be a GPU that another machine has, where this one has none.
     """
     if device == AUTO:
-        here = [kind for kind in ("cuda", "mps") if not is_elsewhere(torch.device(kind))]
-        return torch.device([*here, "cpu"][0])
+        places = map(torch.device, ("cuda", "mps", "cpu"))
+        return next(place for place in places if not is_elsewhere(place))
     try:
         place = torch.device(device)
     except RuntimeError as error:

@@ -66,9 +66,9 @@ def _traits(layers: Sequence[Layer]) -> Iterator[str]:
 
 _log = logging.getLogger(__name__)
 
-#: What a model reads.
-TEXT, IMAGES, SOUND = "text", "images", "sound"
-#: The order of the table, by what models read and how they attend.
+#: What a model reads that reads no text.
+IMAGES, SOUND = "images", "sound"
+#: The order of the table, by kinds of families.
 _ORDER = ("bidirectional", "causal", "encoder–decoder", IMAGES, SOUND, "unknown")
 
 
@@ -83,9 +83,9 @@ class Family:
     scopes: tuple[str, ...] = ()
 
     @property
-    def reads(self) -> str:
-        """What the model reads: text, or what its first trait says."""
-        return next((trait for trait in self.traits if trait in (IMAGES, SOUND)), TEXT)
+    def kind(self) -> str:
+        """What the model reads that is no text, or how it attends to a text."""
+        return next((trait for trait in self.traits if trait in (IMAGES, SOUND)), self.attention)
 
     def matches(self, words: Sequence[str]) -> bool:
         """Whether every word is in its name, its kind of attention, its components or traits."""
@@ -98,12 +98,8 @@ def family_table() -> list[Family]:
 
     Those are the models that see or hear; those without a tiny model come last.
     """
-
-    def place(family: Family) -> tuple[int, str]:
-        kind = family.attention if family.reads == TEXT else family.reads
-        return _ORDER.index(kind), family.model_type
-
-    return sorted(map(_family, supported_families()), key=place)
+    families = map(_family, sorted(supported_families()))
+    return sorted(families, key=lambda family: _ORDER.index(family.kind))
 
 
 def _family(model_type: str) -> Family:
