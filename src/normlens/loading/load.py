@@ -235,10 +235,8 @@ def complete_part(name: str, model: Any, lacking: dict[str, list[str]]) -> Any:
 
 def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.device) -> Any:
     """An adapter on its base model."""
-    trust = adapter.origin.options["trust_remote_code"]
     try:
-        base, _ = _found(adapter.base, adapter.base_revision, trust)
-        model, lacking = read_checkpoint(base, dtype, place, **adapter.base_settings)
+        model, lacking = read_checkpoint(_base_of(adapter), dtype, place, **adapter.base_settings)
     except ModelLoadError as error:
         raise ModelLoadError(
             f"{adapter.origin.name!r} is an adapter for the model {adapter.base!r}, which cannot "
@@ -310,6 +308,12 @@ def _found(
                 "with model.save_pretrained(…), or give another folder"
             )
     return origin, saved_adapter(origin)
+
+
+def _base_of(adapter: SavedAdapter) -> Origin:
+    """Where the files of an adapter's base model are."""
+    trust = adapter.origin.options["trust_remote_code"]
+    return _found(adapter.base, adapter.base_revision, trust)[0]
 
 
 # From a name, a folder or a model to a lens, with errors that say what to do.
@@ -439,10 +443,7 @@ def _check_device_map(
 def _tokenizer(origin: Origin, adapter: SavedAdapter | None) -> Any:
     """The tokenizer of a model, of an adapter its own or its base's; None if there is none."""
     found = tokenizer_of(origin)
-    if found is not None or adapter is None:
-        return found
-    trust = origin.options["trust_remote_code"]
-    return tokenizer_of(Origin.find(adapter.base, adapter.base_revision, trust))
+    return found if found is not None or adapter is None else tokenizer_of(_base_of(adapter))
 
 
 def load_config(
@@ -453,11 +454,7 @@ def load_config(
 ) -> Any:
     """The configuration of a model alone, found where `load` would find the model."""
     origin, adapter = _found(source, revision, trust_remote_code)
-    if adapter is None:
-        return read_config(origin)
-    return load_config(
-        adapter.base, revision=adapter.base_revision, trust_remote_code=trust_remote_code
-    )
+    return read_config(origin if adapter is None else _base_of(adapter))
 
 
 def load_tokenizer(
