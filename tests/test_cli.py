@@ -590,7 +590,7 @@ def test_estimate_for_a_gpu_that_is_not_here(
         (("--tokens", "8", "--device", "gpu"), ["there is no device 'gpu'"]),
         (("--tokens", "8", "--precision", "half"), ["--precision", "'half'"]),
         (("--tokens", "0"), ["--tokens must be at least 1"]),
-        (("--tokens", "49"), ["at most 48 tokens, not 49"]),
+        (("--tokens", "49"), ["at most 48 tokens in its text, not 49"]),
         (("--tokens", "8", "--batch-size", "-1"), ["--batch-size must be at least 1"]),
         (("--tokens", "8", "--layers", "7"), ["layer 7 is out of range", "layers 0 to 1"]),
         (("--tokens", "8", "--scope", "MLP"), ["unknown scope 'MLP'"]),

@@ -7,16 +7,8 @@ import textwrap
 from pathlib import Path
 
 from normlens.errors import listed
-from normlens.models.refusals import refused_types
-from normlens.models.table import (
-    IMAGES,
-    SOUND,
-    TEXT,
-    Family,
-    by_components,
-    family_table,
-    markdown_table,
-)
+from normlens.models.refusals import REASONS
+from normlens.models.table import IMAGES, SOUND, by_components, family_table, markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PART = re.compile(r"(<!-- families:[^\n]*-->\n).*?(<!-- /families -->)", re.S)
@@ -44,7 +36,7 @@ def readme_lines() -> str:
     """How many model types there are, with examples of each kind of attention."""
     families = family_table()
     shown = []
-    kind_of = {family.model_type: _kind(family) for family in families}
+    kind_of = {family.model_type: family.kind for family in families}
     for kind in dict.fromkeys(kind_of.values()):
         names = [name for name, its_kind in kind_of.items() if its_kind == kind]
         some = [f"`{name}`" for name in EXAMPLES if name in names]
@@ -56,11 +48,6 @@ def readme_lines() -> str:
         "[docs/models.md](docs/models.md), or `normlens models WORD…`."
     )
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
-def _kind(family: Family) -> str:
-    """What a model reads, or how it attends to a text."""
-    return family.attention if family.reads == TEXT else family.reads
 
 
 def models_tables() -> str:
@@ -77,9 +64,8 @@ def models_tables() -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Kinds of layer", "", *markdown_table().splitlines()]
     lines += ["", "## What cannot be supported", "", "| model types | why |", "|---|---|"]
-    reasons = refused_types()
-    for reason in dict.fromkeys(reasons.values()):
-        types = ", ".join(f"`{name}`" for name in sorted(reasons) if reasons[name] == reason)
+    for reason in dict.fromkeys(REASONS.values()):
+        types = ", ".join(f"`{name}`" for name in sorted(REASONS) if REASONS[name] == reason)
         lines.append(f"| {types} | {reason} |")
     return "\n".join(lines) + "\n"
 

@@ -269,7 +269,7 @@ LONG = " ".join(["cat"] * 300)
         ("causal", (TEXT, "--scope", "MAGIC"), "MAGIC"),
         ("causal", (TEXT, "--memory-limit", "much"), "not a size"),
         ("causal", (TEXT, "--picture", "flow", "--no-flow"), "flow=True"),
-        ("causal", (TEXT, "--picture", "magic"), "unknown picture 'magic'"),
+        ("causal", (TEXT, "--picture", "magic"), "unknown --picture of one token 'magic'"),
         (
             "causal",
             (TEXT, "--picture", "flow", "--position", "all"),

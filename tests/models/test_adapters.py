@@ -50,13 +50,13 @@ def test_an_unknown_model_type_is_named_with_what_to_do():
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("model_type", sorted(refusals._REASONS))
+@pytest.mark.parametrize("model_type", sorted(refusals.REASONS))
 def test_a_type_that_cannot_be_supported_says_why(model_type):
     with pytest.raises(UnsupportedModelError) as raised:
         adapter_class(SimpleNamespace(model_type=model_type))
     message = str(raised.value)
     assert message.startswith(f"model type {model_type!r} is not supported: ")
-    assert refusals._REASONS[model_type] in message
+    assert refusals.REASONS[model_type] in message
     assert "\n" not in message
     assert model_type not in base.supported_families()
 
@@ -67,7 +67,7 @@ def test_types_that_cannot_be_supported_are_those_of_transformers():
 
     if Version(transformers.__version__) < Version("5.22"):
         pytest.skip("some came with later releases")
-    assert set(refusals._REASONS) <= set(CONFIG_MAPPING_NAMES)
+    assert set(refusals.REASONS) <= set(CONFIG_MAPPING_NAMES)
 
 
 def test_no_type_is_refused_for_two_reasons():

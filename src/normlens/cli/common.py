@@ -317,8 +317,9 @@ class Inputs:
             return chain([first], every)
         if in_file:
             ((_, text),) = _read(text, lines=False)
-        _not_empty(text)
-        return iter([(None, text if self.pair is None else (text, _not_empty(self.pair)))])
+        both = (text,) if self.pair is None else (text, self.pair)
+        require(all(map(str.strip, both)), "the text is empty; give at least one word")
+        return iter([(None, text if self.pair is None else both)])
 
 
 def _is_piped() -> bool:
@@ -328,11 +329,6 @@ def _is_piped() -> bool:
     except (AttributeError, OSError, ValueError):
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
-
-
-def _not_empty(text: str) -> str:
-    require(text.strip(), "the text is empty; give at least one word")
-    return text
 
 
 def _read(name: str, lines: bool) -> Iterator[Given]:

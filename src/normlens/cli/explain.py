@@ -222,7 +222,6 @@ def explain_command(
     from normlens.results.exports import PICTURE_KINDS, SEVERAL_KINDS
 
     if picture is not None:
-        valid_choice(picture, PICTURE_KINDS + SEVERAL_KINDS, "picture")
         several = _ALL in (where, named)
         kinds = SEVERAL_KINDS if several else PICTURE_KINDS
         valid_choice(picture, kinds, f"--picture of {'all tokens' if several else 'one token'}")

@@ -237,10 +237,10 @@ def map_command(
     from normlens.figures import COLOUR_SCALES
     from normlens.measures.maps import AXES
 
-    choices = {"normalise": AXES, "colour": tuple(COLOUR_SCALES)}
-    for name in ("normalise", "colour", "sources", "stack"):
+    choices = {"normalise": AXES, "colour": tuple(COLOUR_SCALES), "sources": STACKS}
+    for name, valid in {**choices, "stack": STACKS}.items():
         if (value := {**drawing, "stack": stack}.get(name)) is not None:
-            valid_choice(value, choices.get(name, STACKS), f"--{name}")
+            valid_choice(value, valid, f"--{name}")
     output.check(model, inputs, drawing, like="maps.png")
     quiet, target, each_input = output.quiet, inputs.target_text, inputs.read(sentence)
     require(

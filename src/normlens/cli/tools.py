@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import webbrowser
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -290,11 +291,15 @@ def models_command(
     families = table.search_families(words or [])
     models = embedded.EMBEDDED.values()
     if as_json:
-        told = ("model_type", "attention", "components", "traits", "scopes")
         both = {
-            "families": [_facts(family, *told) for family in families],
+            "families": [asdict(family) for family in families],
             "embedded": [
-                _facts(model, "name", "description", "installed") | {"install": model.install_hint}
+                {
+                    "name": model.name,
+                    "description": model.description,
+                    "installed": model.installed,
+                    "install": model.install_hint,
+                }
                 for model in models
             ],
         }
@@ -313,10 +318,6 @@ def models_command(
             state = "installed" if model.installed else f"run: {model.install_hint}"
             rows.append([model.name, model.description, state])
         print_table("Embedded models", ("name", "what it is", "state"), rows, left=range(3))
-
-
-def _facts(thing: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(thing, name) for name in names}
 
 
 # ``normlens demo``: a first look.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 from normlens._version import __version__
 from normlens.lens import Lens
@@ -111,14 +112,10 @@ class Check:
 
 def self_check() -> list[Check]:
     """Maps of a tiny encoder and a tiny decoder, computed twice."""
-    return [_check("bert", _bert), _check("llama", _llama)]
+    return [_check("bert"), _check("llama")]
 
 
-#: The vectors behind each component of a layer, of α, its value vectors and its input.
-Run = Callable[[Any, Tensor, Tensor, Tensor], Iterator[Tensor]]
-
-
-def _check(model_type: str, run: Run) -> Check:
+def _check(model_type: str) -> Check:
     # Both layers are compared, because their inputs have different norms.
     model = tiny_model(model_type).double()
     maps: Any = Lens(model).maps(input_ids=TOKENS)
@@ -129,20 +126,19 @@ def _check(model_type: str, run: Run) -> Check:
         blocks = model.encoder.layer if model_type == "bert" else model.layers
         for layer, block in enumerate(blocks):
             x, alpha = seen.hidden_states[layer][0], seen.attentions[layer][0]
-            for scope, vectors in zip(names, _parts(run, block, alpha, x), strict=True):
+            for scope, vectors in zip(names, _parts(block, alpha, x), strict=True):
                 expected = vectors.norm(dim=-1).T.numpy()
-                largest = np.abs(expected).max()
-                differences.append(np.abs(maps[scope][layer] - expected).max() / largest)
+                differences.append(np.abs(maps[scope][layer] - expected).max() / expected.max())
     worst = float(np.max(differences))  # NaN if one of them is
     return Check(model_type, maps.completeness, maps.provenance["tolerance"], worst)
 
 
-def _parts(run: Run, block: Any, alpha: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+def _parts(block: Any, alpha: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """F_i(x_j) (j, i, d) behind each component.
 
-    What `run` computes is affine in values and x, because it takes deviations and slopes as
-    constants. F_i(x_j) is then the derivative in the direction of what token j gives: its vector,
-    and its value vector with the bias, which belongs to the tokens.
+    What `_components` computes is affine in values and x, because it takes deviations and slopes
+    as constants. F_i(x_j) is then the derivative in the direction of what token j gives: its
+    vector, and its value vector with the bias, which belongs to the tokens.
     """
     if hasattr(block, "attention"):
         value = block.attention.self.value(x)
@@ -150,7 +146,7 @@ def _parts(run: Run, block: Any, alpha: Tensor, x: Tensor) -> tuple[Tensor, ...]
         value = block.self_attn.v_proj(_normalised(x, block.input_layernorm))
 
     def vectors(*given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(run(block, alpha, *given))
+        return tuple(_components(block, alpha, *given))
 
     def of_token(alone: Tensor) -> tuple[Tensor, ...]:
         return torch.func.jvp(vectors, (value, x), (alone * value, alone * x))[1]
@@ -158,45 +154,31 @@ def _parts(run: Run, block: Any, alpha: Tensor, x: Tensor) -> tuple[Tensor, ...]
     return torch.func.vmap(of_token)(torch.eye(len(x), dtype=x.dtype)[..., None])
 
 
-def _attended(value: Tensor, alpha: Tensor) -> Tensor:
-    """What the heads read (i, heads · d_head); some heads may share a group of values."""
-    grouped = value.unflatten(-1, (-1, HEAD_WIDTH))
+def _components(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tensor]:
+    """The vectors behind ATTN, RES, LN, FF and RES of a layer, and behind the last LN of BERT's."""
+    is_bert = hasattr(block, "attention")
+    if is_bert:
+        output, norm = block.attention.output.dense, block.attention.output.LayerNorm
+        inputs, down = [block.intermediate.dense], block.output.dense
+    else:
+        output, norm, mlp = block.self_attn.o_proj, block.post_attention_layernorm, block.mlp
+        inputs, down = [mlp.gate_proj, mlp.up_proj], mlp.down_proj
+    grouped = value.unflatten(-1, (-1, HEAD_WIDTH))  # some heads may share a group of values
     each = grouped.repeat_interleave(len(alpha) // grouped.shape[1], dim=1)
-    return torch.einsum("hij,jhe->ihe", alpha, each).flatten(-2)
-
-
-def _bert(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tensor]:
-    """ATTN, RES, LN, FF, RES and LN of a BERT layer."""
-    output, last = block.attention.output, block.output
-    y = output.dense(_attended(value, alpha))
-    yield y
-    y = y + x
-    yield y
-    y = _normalised(y, output.LayerNorm)
-    yield y
-    z = block.intermediate.dense(y)
-    # GELU is 0 at 0, so this is its mean slope from there.
-    fed = last.dense(z * (torch.nn.functional.gelu(z) / z).detach())
-    yield fed
-    y = y + fed
-    yield y
-    yield _normalised(y, last.LayerNorm)
-
-
-def _llama(block: Any, alpha: Tensor, value: Tensor, x: Tensor) -> Iterator[Tensor]:
-    """ATTN, RES, LN, FF and RES of a Llama layer."""
-    mlp = block.mlp
-    y = block.self_attn.o_proj(_attended(value, alpha))
+    y = output(torch.einsum("hij,jhe->ihe", alpha, each).flatten(-2))
     yield y
     saved = y + x
     yield saved
-    y = _normalised(saved, block.post_attention_layernorm)
+    y = _normalised(saved, norm)
     yield y
-    gate, up = mlp.gate_proj(y), mlp.up_proj(y)
-    of_gate, of_up = _gated_slopes(gate.detach(), up.detach())
-    fed = mlp.down_proj(gate * of_gate + up * of_up)
+    hidden = [project(y) for project in inputs]
+    slopes = _mean_slopes(gelu if is_bert else _gated, [z.detach() for z in hidden])
+    fed = down(sum(z * slope for z, slope in zip(hidden, slopes, strict=True)))
     yield fed
-    yield fed + saved
+    y = fed + (y if is_bert else saved)
+    yield y
+    if is_bert:
+        yield _normalised(y, block.output.LayerNorm)
 
 
 def _normalised(y: Tensor, norm: Any) -> Tensor:
@@ -208,12 +190,16 @@ def _normalised(y: Tensor, norm: Any) -> Tensor:
     return (y - y.mean(-1, keepdim=True)) / deviation * norm.weight + norm.bias
 
 
-def _gated_slopes(a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """``u ∫ α g′(αa) dα`` and ``∫ g(αa) dα`` of SiLU over 0 … 1, by quadrature."""
-    points, weights = np.polynomial.legendre.leggauss(64)
-    point = torch.from_numpy(points + 1)[:, None, None] / 2
-    weight = torch.from_numpy(weights)[:, None, None] / 2
-    z = point * a
-    gate = z.sigmoid()
-    of_gate = (weight * point * gate * (1 + z * (1 - gate))).sum(0) * u
-    return of_gate, (weight * z * gate).sum(0)
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    return silu(gate) * up
+
+
+def _mean_slopes(activation: Callable[..., Tensor], at: Sequence[Tensor]) -> Sequence[Tensor]:
+    """``∫ ∂f(t z) dt`` of an activation over 0 … 1 for each input, by quadrature."""
+    points, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(64))
+    t, weight = (points[:, None, None] + 1) / 2, weights[:, None, None] / 2
+
+    def integral(*z: Tensor) -> Tensor:  # whose derivative by z that is
+        return (weight / t * activation(*(t * each for each in z))).sum()
+
+    return torch.func.grad(integral, tuple(range(len(at))))(*at)

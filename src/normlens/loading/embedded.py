@@ -51,11 +51,7 @@ class EmbeddedModel:
             problem = f"the embedded model {self.name!r} needs {' and '.join(missing)}"
         else:
             weights = folder / self.weights
-            digest = hashlib.sha256()
-            with weights.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-            sha256 = digest.hexdigest()
+            sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
             if sha256 == self.sha256:
                 return weights
             problem = (

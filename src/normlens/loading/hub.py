@@ -250,6 +250,8 @@ def _known_cause(origin: Origin, error: BaseException) -> str | None:
         "the transformers that is installed does not know the architecture of {name} "
         f'({reason_of(error).split(" but ")[0]}); upgrade it, or check "model_type" in the '
         "config.json": "does not recognize this architecture" in text,
+        "the folder {name} holds no weights (model.safetensors or pytorch_model.bin); save the "
+        "model there with model.save_pretrained(…)": origin.local and "no file named" in text,
         "the weights in {name} are a pickle that holds more than tensors, or are damaged; NormLens "
         "does not load such files, because they can run code; use safetensors weights": (
             due_to(pickle.UnpicklingError)
@@ -296,14 +298,14 @@ def quiet_transformers() -> Iterator[None]:
 
 
 #: Files that some tokenizers read with the package sentencepiece.
-_SENTENCEPIECE_FILES = (
-    *("tokenizer.model", "spiece.model", "spm.model", "source.spm", "sentencepiece.bpe.model"),
-)
+_SENTENCEPIECE_FILES = [
+    *("tokenizer.model", "spiece.model", "spm.model", "source.spm", "sentencepiece.bpe.model")
+]
 #: Files of which every tokenizer has at least one, and every processor.
-_TOKENIZER_FILES = (
+_TOKENIZER_FILES = [
     *("tokenizer_config.json", "tokenizer.json", "vocab.txt", "vocab.json"),
     *_SENTENCEPIECE_FILES,
-)
+]
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 

@@ -55,8 +55,8 @@ def pick_device(device: str | torch.device, *, anywhere: bool = False) -> torch.
     With `anywhere` it may be a GPU that another machine has, where this one has none.
     """
     if device == AUTO:
-        here = [kind for kind in ("cuda", "mps") if not is_elsewhere(torch.device(kind))]
-        return torch.device([*here, "cpu"][0])
+        places = map(torch.device, ("cuda", "mps", "cpu"))
+        return next(place for place in places if not is_elsewhere(place))
     try:
         place = torch.device(device)
     except RuntimeError as error:
@@ -162,7 +162,6 @@ def headed_class(config: Any, architecture: str | None = None) -> Any:
 #: device of each module by the module's path.
 DeviceMap = str | dict[str, str | int | torch.device]
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
 
 
 def read_checkpoint(
@@ -236,10 +235,8 @@ def complete_part(name: str, model: Any, lacking: dict[str, list[str]]) -> Any:
 
 def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.device) -> Any:
     """An adapter on its base model."""
-    trust = adapter.origin.options["trust_remote_code"]
     try:
-        base, _ = _found(adapter.base, adapter.base_revision, trust, weights=True)
-        model, lacking = read_checkpoint(base, dtype, place, **adapter.base_settings)
+        model, lacking = read_checkpoint(_base_of(adapter), dtype, place, **adapter.base_settings)
     except ModelLoadError as error:
         raise ModelLoadError(
             f"{adapter.origin.name!r} is an adapter for the model {adapter.base!r}, which cannot "
@@ -282,12 +279,9 @@ def inner_model(model: Any, part: str) -> Any:
 
 
 def _found(
-    source: object, revision: str | None, trust_remote_code: bool, *, weights: bool
+    source: object, revision: str | None, trust_remote_code: bool
 ) -> tuple[Origin, SavedAdapter | None]:
-    """Where a model's files are, and the adapter that lies there where no whole model does.
-
-    A folder must hold either; with `weights`, all of a model.
-    """
+    """Where a model's files are, and the adapter that lies there where no whole model does."""
     if source is not None and not isinstance(source, (str, os.PathLike)):
         raise InputError(
             "load takes a name, a folder, a model, or an object that holds one (a pipeline, a "
@@ -301,29 +295,25 @@ def _found(
     )
     origin = Origin.find(name, revision, trust_remote_code)
     if origin.local and origin.architecture is None:
-        _check_folder(name, weights=weights)
+        path = Path(name).expanduser()
+        if not path.is_dir():
+            what = "is a file, not a folder" if path.exists() else "does not exist"
+            raise ModelLoadError(
+                f"{name!r} {what}; give a folder that save_pretrained wrote, or a hub name"
+            )
+        # An adapter has a base model, which is looked for next.
+        if not any((path / file).is_file() for file in ("config.json", CONFIG)):
+            raise ModelLoadError(
+                f"the folder {name!r} holds no config.json, so it is not a model; save one there "
+                "with model.save_pretrained(…), or give another folder"
+            )
     return origin, saved_adapter(origin)
 
 
-def _check_folder(name: str, *, weights: bool) -> None:
-    path = Path(name).expanduser()
-    if not path.is_dir():
-        what = "is a file, not a folder" if path.exists() else "does not exist"
-        raise ModelLoadError(
-            f"{name!r} {what}; give a folder that save_pretrained wrote, or a hub name"
-        )
-    if not (path / "config.json").is_file():
-        if (path / CONFIG).is_file():
-            return  # an adapter, whose base model is looked for next
-        raise ModelLoadError(
-            f"the folder {name!r} holds no config.json, so it is not a model; save one there with "
-            "model.save_pretrained(…), or give another folder"
-        )
-    if weights and not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
-        raise ModelLoadError(
-            f"the folder {name!r} holds no weights (model.safetensors or "
-            "pytorch_model.bin); save the model there with model.save_pretrained(…)"
-        )
+def _base_of(adapter: SavedAdapter) -> Origin:
+    """Where the files of an adapter's base model are."""
+    trust = adapter.origin.options["trust_remote_code"]
+    return _found(adapter.base, adapter.base_revision, trust)[0]
 
 
 # From a name, a folder or a model to a lens, with errors that say what to do.
@@ -392,7 +382,7 @@ def load(
             max_tokens=held.max_tokens,
         )
     place, precision = pick_device(device), pick_dtype(dtype)
-    origin, adapter = _found(source, revision, trust_remote_code, weights=True)
+    origin, adapter = _found(source, revision, trust_remote_code)
     if adapter is not None:
         for option, value in {"part": part, "device_map": device_map}.items():
             require(
@@ -422,7 +412,7 @@ def load(
         name=name or f"{shown_name(origin.name)}{inside}",
         source=f"{origin.name}{inside}",
         revision=revision,
-        pooling=partial(read_pooling, origin.file),
+        pooling=partial(read_pooling, origin),
     )
 
 
@@ -453,10 +443,7 @@ def _check_device_map(
 def _tokenizer(origin: Origin, adapter: SavedAdapter | None) -> Any:
     """The tokenizer of a model, of an adapter its own or its base's; None if there is none."""
     found = tokenizer_of(origin)
-    if found is not None or adapter is None:
-        return found
-    trust = origin.options["trust_remote_code"]
-    return tokenizer_of(Origin.find(adapter.base, adapter.base_revision, trust))
+    return found if found is not None or adapter is None else tokenizer_of(_base_of(adapter))
 
 
 def load_config(
@@ -466,12 +453,8 @@ def load_config(
     trust_remote_code: bool = False,
 ) -> Any:
     """The configuration of a model alone, found where `load` would find the model."""
-    origin, adapter = _found(source, revision, trust_remote_code, weights=False)
-    if adapter is None:
-        return read_config(origin)
-    return load_config(
-        adapter.base, revision=adapter.base_revision, trust_remote_code=trust_remote_code
-    )
+    origin, adapter = _found(source, revision, trust_remote_code)
+    return read_config(origin if adapter is None else _base_of(adapter))
 
 
 def load_tokenizer(
@@ -481,7 +464,7 @@ def load_tokenizer(
     trust_remote_code: bool = False,
 ) -> Any:
     """The tokenizer of a model alone, the one that `load` would take; None if there is none."""
-    return _tokenizer(*_found(source, revision, trust_remote_code, weights=False))
+    return _tokenizer(*_found(source, revision, trust_remote_code))
 
 
 def _moved(model: Any, device: str | torch.device, dtype: str | torch.dtype) -> Any:

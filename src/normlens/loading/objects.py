@@ -7,14 +7,15 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import nn
 
-from normlens.errors import MissingDependencyError, ModelLoadError, UnsupportedModelError, reason_of
-from normlens.loading.hub import Origin, is_local, quiet_transformers
+from normlens.errors import MissingDependencyError, ModelLoadError, UnsupportedModelError
+from normlens.loading.hub import Origin, explained, is_local, quiet_transformers
 from normlens.loading.sentences import Pooling, pooling_of
 
 # Objects of other libraries that hold a model: what of them a lens takes over.
@@ -112,31 +113,21 @@ class SavedAdapter:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The sizes of the adapter's tensors; none where they are no safetensors."""
         path = self.origin.file("adapter_model.safetensors")
-        if path is None:
-            return {}
-        try:
-            with safe_open(path, "pt") as file:
-                names = list(file.keys())
-                return {name: tuple(file.get_slice(name).get_shape()) for name in names}
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(
-                f"the weights of the adapter {self.origin.name!r} cannot be read "
-                f"({reason_of(error)}); get it again"
-            ) from error
+        with explained(self.origin):
+            tensors = {} if path is None else load_file(path)
+        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def applied_to(self, model: Any) -> Any:
         """The model with this adapter inside, checked to be all there."""
-        peft = _peft(self.origin.name)
-        try:
-            with quiet_transformers():
-                wrapped = peft.PeftModel.from_pretrained(model, str(self.folder))
-                parts = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
         # Whatever peft raises, the user's next step is the same.
-        except Exception as error:
-            raise ModelLoadError(
-                f"the adapter {self.origin.name!r} does not go onto {self.base!r} "
-                f"({reason_of(error)}); it may be of another model, or need another peft"
-            ) from error
+        unfit = (
+            f"the adapter {{name}} does not go onto {self.base!r} ({{reason}}); it may be of "
+            "another model, or need another peft"
+        )
+        with explained(self.origin, unfit), quiet_transformers():
+            peft = importlib.import_module("peft")
+            wrapped = peft.PeftModel.from_pretrained(model, str(self.folder))
+            parts = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
         missing = sorted(set(parts) - set(self.shapes)) if self.shapes else []
         if missing:
             raise ModelLoadError(
@@ -156,30 +147,20 @@ def saved_adapter(origin: Origin) -> SavedAdapter | None:
         return None
     if whole is not None or path is None:
         return None
-    try:
+    unread = f"the {CONFIG} of {{name}} cannot be read ({{reason}}); get the adapter again"
+    with explained(origin, unread):
         settings = json.loads(path.read_text(encoding="utf-8"))
         base = str(settings["base_model_name_or_path"] or "")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelLoadError(
-            f"the {CONFIG} of {origin.name!r} cannot be read ({reason_of(error)}); get the adapter "
-            "again"
-        ) from error
     if not base:
         raise ModelLoadError(
             f"the adapter {origin.name!r} does not name its base model; load that, put the adapter "
             "on it (peft.PeftModel.from_pretrained(model, folder)) and pass the model"
         )
-    _peft(origin.name)
+    if find_spec("peft") is None:
+        raise MissingDependencyError(
+            f"{origin.name!r} is an adapter, which needs the peft package; run: pip install peft"
+        )
     beside = path.parent / base
     base = str(beside) if not Path(base).exists() and beside.is_dir() else base
     revision = None if is_local(base) else settings.get("revision")
     return SavedAdapter(origin, path.parent, base, revision, settings.get("task_type"))
-
-
-def _peft(name: str) -> Any:
-    try:
-        return importlib.import_module("peft")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{name!r} is an adapter, which needs the peft package; run: pip install peft"
-        ) from error

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from normlens.errors import ModelLoadError, UnsupportedModelError, reason_of
+from normlens.errors import ModelLoadError, UnsupportedModelError
 from normlens.layers import FIRST, LAST, MEAN, SENTENCES, Dense, Elementwise, Head, HeadStep, Linear
+from normlens.loading.hub import Origin, explained
 from normlens.models.reading import linear
 
-#: Finds a file that lies beside a model's weights; None where there is none.
-Finder = Callable[[str], Path | None]
 #: A module of a sentence encoder: its kind, its settings, and its linear map if it has one.
 Module = tuple[str, Mapping[str, Any], Callable[[], Linear]]
 
@@ -59,24 +57,20 @@ class Pooling:
         return Head(SENTENCES, self.reads, tuple(end), tuple(steps), note=self.note)
 
 
-def read_pooling(find: Finder) -> Pooling:
+def read_pooling(origin: Origin) -> Pooling:
     """What the files beside a model say of its sentence vectors; the mean where there are none."""
-    if find("modules.json") is None:
+    if origin.file("modules.json") is None:
         return Pooling()
     modules: list[Module] = []
-    try:
-        for one in _json(find, "modules.json"):
+    unread = "the modules.json of {name} does not list modules ({reason}); get the model again"
+    with explained(origin, unread):
+        for one in _json(origin, "modules.json"):
             folder, kind = str(one.get("path", "")), str(one.get("type", "")).rpartition(".")[2]
-            settings = {} if kind in _PASSED else _json(find, f"{folder}/config.json")
-            modules.append((kind, settings, partial(_weights, find, folder)))
-    except (AttributeError, TypeError) as error:
-        raise ModelLoadError(
-            f"the modules.json of this model does not list modules ({reason_of(error)}); get the "
-            "model again"
-        ) from error
+            settings = {} if kind in _PASSED else _json(origin, f"{folder}/config.json")
+            modules.append((kind, settings, partial(_weights, origin, folder)))
     reads, steps = _behind(modules, "modules.json")
-    settings = _json(find, "sentence_bert_config.json", {})
-    prompt = _json(find, "config_sentence_transformers.json", {}).get("default_prompt_name")
+    settings = _json(origin, "sentence_bert_config.json", {})
+    prompt = _json(origin, "config_sentence_transformers.json", {}).get("default_prompt_name")
     lower = bool(settings.get("do_lower_case"))
     return Pooling(reads, steps, settings.get("max_seq_length"), lower, _about_prompt(prompt))
 
@@ -87,7 +81,9 @@ def pooling_of(sentences: Any) -> Pooling:
     modules: list[Module] = []
     for module in behind:
         settings = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
-        modules.append((type(module).__name__, settings, partial(_map_of, module)))
+        modules.append(
+            (type(module).__name__, settings, partial(linear, getattr(module, "linear", None)))
+        )
     reads, steps = _behind(modules, type(sentences).__name__)
     if (width := getattr(sentences, "truncate_dim", None)) is not None:
         dense = [step.linear.weight.shape[1] for step in steps if isinstance(step, Dense)]
@@ -101,10 +97,6 @@ def pooling_of(sentences: Any) -> Pooling:
         bool(getattr(first, "do_lower_case", False)),
         _about_prompt(name if getattr(sentences, "prompts", {}).get(name) else None),
     )
-
-
-def _map_of(module: Any) -> Linear:
-    return linear(module.linear)
 
 
 def _behind(modules: Iterable[Module], whose: str) -> tuple[str, tuple[HeadStep, ...]]:
@@ -162,17 +154,13 @@ def _undescribed(what: str) -> UnsupportedModelError:
     )
 
 
-def _weights(find: Finder, folder: str) -> Linear:
+def _weights(origin: Origin, folder: str) -> Linear:
     """The linear map of a Dense module in its file."""
-    path = _needed(find, f"{folder}/model.safetensors", f"{folder}/pytorch_model.bin")
-    try:
+    path = _needed(origin, f"{folder}/model.safetensors", f"{folder}/pytorch_model.bin")
+    with explained(origin, f"cannot read the weights in {str(path)!r} ({{reason}})"):
         is_safe = path.suffix == ".safetensors"
         weights = load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True)
         return Linear(weights["linear.weight"].T, weights.get("linear.bias"))
-    except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
-        raise ModelLoadError(
-            f"cannot read the weights in {str(path)!r} ({reason_of(error)})"
-        ) from error
 
 
 def _about_prompt(name: str | None) -> str | None:
@@ -181,10 +169,10 @@ def _about_prompt(name: str | None) -> str | None:
     return f"the default prompt {name!r} of this sentence encoder is not put before the texts"
 
 
-def _needed(find: Finder, *names: str) -> Path:
+def _needed(origin: Origin, *names: str) -> Path:
     """The first of these files that is there."""
     for name in names:
-        if (path := find(name)) is not None:
+        if (path := origin.file(name)) is not None:
             return path
     raise ModelLoadError(
         f"this sentence encoder names {names[-1]!r} in its modules.json, but the file is not "
@@ -192,12 +180,10 @@ def _needed(find: Finder, *names: str) -> Path:
     )
 
 
-def _json(find: Finder, name: str, default: Any = None) -> Any:
+def _json(origin: Origin, name: str, default: Any = None) -> Any:
     """What a file holds; without a `default` it has to be there."""
-    if default is not None and find(name) is None:
+    if default is not None and origin.file(name) is None:
         return default
-    path = _needed(find, name)
-    try:
+    path = _needed(origin, name)
+    with explained(origin, f"cannot read {str(path)!r} ({{reason}})"):
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"cannot read {str(path)!r} ({reason_of(error)})") from error

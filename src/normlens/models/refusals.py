@@ -120,7 +120,8 @@ _GROUPS = {
     ),
 }
 
-_REASONS = {name: reason for reason, names in _GROUPS.items() for name in names.split()}
+#: Every such model type with its reason.
+REASONS = {name: reason for reason, names in _GROUPS.items() for name in names.split()}
 
 
 class UnknownModelType(UnsupportedModelError):
@@ -136,14 +137,9 @@ class UnknownModelType(UnsupportedModelError):
         )
 
 
-def refused_types() -> dict[str, str]:
-    """Every such model type with its reason."""
-    return dict(_REASONS)
-
-
 def refusal(model_type: str) -> str | None:
     """The line that says why a model type cannot be supported; None for all others."""
-    reason = _REASONS.get(model_type)
+    reason = REASONS.get(model_type)
     if reason is None:
         return None
     return (

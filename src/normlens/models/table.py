@@ -15,7 +15,7 @@ from normlens.layers import (
     Norm,
     ParallelFeedForward,
     Projection,
-    Step,
+    blocks_of,
 )
 from normlens.models.base import supported_families, tiny_settings
 from normlens.models.parts import ImageEncoder, SignalEncoder
@@ -51,7 +51,7 @@ def _traits(layers: Sequence[Layer]) -> Iterator[str]:
     for step in steps:
         if isinstance(step, Experts):
             yield "experts" if step.shared is None else "experts with a shared one"
-    for block in (block for step in steps for block in _blocks(step)):
+    for block in (block for step in steps for block in blocks_of(step)):
         yield f"gated {block.activation}" if block.gate is not None else block.activation
         if block.limit is not None:
             yield "limits"
@@ -61,23 +61,14 @@ def _traits(layers: Sequence[Layer]) -> Iterator[str]:
         yield "factors"
 
 
-def _blocks(step: Step) -> tuple[FeedForward, ...]:
-    """The feed-forward blocks of a step, of experts one of each kind."""
-    if isinstance(step, Experts):
-        return step.examples
-    if isinstance(step, ParallelFeedForward):
-        return (step.feed_forward,)
-    return (step,) if isinstance(step, FeedForward) else ()
-
-
 # The table of supported model families, computed from tiny models instead of written by hand.
 
 
 _log = logging.getLogger(__name__)
 
-#: What a model reads.
-TEXT, IMAGES, SOUND = "text", "images", "sound"
-#: The order of the table, by what models read and how they attend.
+#: What a model reads that reads no text.
+IMAGES, SOUND = "images", "sound"
+#: The order of the table, by kinds of families.
 _ORDER = ("bidirectional", "causal", "encoder–decoder", IMAGES, SOUND, "unknown")
 
 
@@ -88,13 +79,13 @@ class Family:
     model_type: str
     attention: str = "unknown"  # there is no tiny model to tell
     components: str = "unknown"
-    scopes: tuple[str, ...] = ()
     traits: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
 
     @property
-    def reads(self) -> str:
-        """What the model reads: text, or what its first trait says."""
-        return next((trait for trait in self.traits if trait in (IMAGES, SOUND)), TEXT)
+    def kind(self) -> str:
+        """What the model reads that is no text, or how it attends to a text."""
+        return next((trait for trait in self.traits if trait in (IMAGES, SOUND)), self.attention)
 
     def matches(self, words: Sequence[str]) -> bool:
         """Whether every word is in its name, its kind of attention, its components or traits."""
@@ -107,12 +98,8 @@ def family_table() -> list[Family]:
 
     Those are the models that see or hear; those without a tiny model come last.
     """
-
-    def place(family: Family) -> tuple[int, str]:
-        kind = family.attention if family.reads == TEXT else family.reads
-        return _ORDER.index(kind), family.model_type
-
-    return sorted(map(_family, supported_families()), key=place)
+    families = map(_family, sorted(supported_families()))
+    return sorted(families, key=lambda family: _ORDER.index(family.kind))
 
 
 def _family(model_type: str) -> Family:
@@ -137,8 +124,8 @@ def _family(model_type: str) -> Family:
         model_type,
         "encoder–decoder" if lens.two_stacks else attention,
         lens.component_sequence,
-        tuple(lens.scopes),
         tuple(traits),
+        tuple(lens.scopes),
     )
 
 

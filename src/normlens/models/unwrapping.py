@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normlens.errors import InputError, NormLensError, UnsupportedModelError
+from normlens.errors import InputError, NormLensError, UnsupportedModelError, reason_of
 from normlens.gpu.lazy_tensor import LazyTensor
 from normlens.layers import Layer
 from normlens.loading.hub import shown_name
@@ -107,10 +107,9 @@ def unreadable(model: nn.Module, error: Exception) -> UnsupportedModelError:
         if inner is None
         else f"pass the model inside it (its `.{inner}`)"
     )
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return UnsupportedModelError(
         f"{type(model).__name__} does not have the layers of {family!r}, which its configuration "
-        f"names ({reason}); {cure}"
+        f"names ({reason_of(error)}); {cure}"
     )
 
 

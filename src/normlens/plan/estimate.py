@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from normlens.errors import InputError
+from normlens.errors import InputError, require
 from normlens.frozen.parts import gram_memory, gram_operations
 from normlens.frozen.stage import is_supported, kernel_precision, kernel_slots
 from normlens.gpu.sizes import SPLIT_PRODUCTS, kernels_run_on
@@ -64,10 +64,8 @@ class Estimate:
     @cached_property
     def layers(self) -> list[PlannedLayer]:
         """Every layer of the model."""
-        lens, names = self.lens, [""] * self.lens.n_layers
-        if isinstance(lens.adapter, TwoStacks):
-            both = layers_by_stack(lens.adapter, lens.layers)
-            names = [name for name, layers in both.items() for _ in layers]
+        by_name = layers_by_stack(self.lens.adapter, self.lens.layers)
+        names = [name for name, layers in by_name.items() for _ in layers]
         return [PlannedLayer(self, index, name) for index, name in enumerate(names)]
 
     @cached_property
@@ -89,30 +87,33 @@ class Estimate:
             lengths = {SOURCE: self.tokens, TARGET: self.target_tokens}
             item = Encoded([], [""] * self.target_tokens, [], source=source)
             frames = adapter.max_source_positions()
-            if adapter.hears and self.tokens != frames:
-                raise InputError(
-                    f"{lens.name} hears its source, which always has {frames} frames; give "
-                    f"--tokens {frames}"
-                )
-        elif self.target_tokens is not None:
-            raise InputError(f"--target-tokens is for encoder–decoders; {lens.name} reads one text")
+            require(
+                not adapter.hears or self.tokens == frames,
+                f"{lens.name} hears its source, which always has {frames} frames; give --tokens "
+                f"{frames}",
+            )
+        else:
+            require(
+                self.target_tokens is None,
+                f"--target-tokens is for encoder–decoders; {lens.name} reads one text",
+            )
         for name, count in lengths.items():
             most = reader_of(lens, name).limit
-            if most is not None and count > most:
-                raise InputError(
-                    f"{lens.name} takes at most {most} tokens in its {name}, not {count}"
-                )
+            fits = most is None or count <= most
+            require(fits, f"{lens.name} takes at most {most} tokens in its {name}, not {count}")
         if self.options.memory_limit is not None:
             for stack in self.stacks:
                 check_memory_limit(lens, stack, [item])
         for planned in self.chosen if self.options.nonlinearity == SHAPLEY else ():
-            layer, reason = planned.layer, ""
-            if layer.by_source or layer.experts:
-                reason = NOT_BY_SOURCE if layer.by_source else NOT_FOR_EXPERTS
-            elif len(planned.groups) > 1:
-                reason = "the cost of Shapley values is known for layers with one attention only"
-            if reason and planned.reaches_feed_forward:
-                raise InputError(reason)
+            reasons = {
+                NOT_BY_SOURCE: planned.layer.by_source,
+                NOT_FOR_EXPERTS: planned.layer.experts,
+                "the cost of Shapley values is known for layers with one attention only": (
+                    len(planned.groups) > 1
+                ),
+            }
+            for reason, holds in reasons.items():
+                require(not (holds and planned.reaches_feed_forward), reason)
 
     @property
     def operations(self) -> dict[str, int]:
