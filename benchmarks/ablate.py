@@ -4,7 +4,7 @@
     python benchmarks/ablate.py wikitext --limit 15 --tokens 64 --batch 6  # half an hour of a core
     python benchmarks/ablate.py stsb       # all-MiniLM-L6-v2 on STS-B dev
     python benchmarks/ablate.py sst2       # MiniLM fine-tuned on SST-2 (benchmarks/finetune.py)
-    python benchmarks/ablate.py docs       # writes what they found into docs/ablate.md
+    python benchmarks/ablate.py docs       # writes their short tables into docs/ablate.md
     python benchmarks/ablate.py saving     # MiniLM and SmolLM2 on a CPU
     python benchmarks/ablate.py saving --gpu    # a Llama 1B shape in bfloat16 on a GPU
 
@@ -40,6 +40,8 @@ from normlens.studies.ablation.plan import Plan
 from normlens.studies.ablation.report.reporting import build_report, describe
 
 REPEATS = 2
+#: Rows of a table that a document still shows.
+LONGEST = 30
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "ablate.md"
 TITLES = {
     "wikitext": "SmolLM2-135M-Instruct on WikiText-2 (next-token loss)",
@@ -76,13 +78,23 @@ def ablate(kind: str, data: Path, out: Path, given: argparse.Namespace) -> Path:
 
 
 def findings(folder: Path) -> str:
-    """The page's sentences and its tables that are short enough to be read in a document."""
+    """The page's tables, or the part of them that is short enough to be read in a document."""
     parts = []
     for section in describe(folder).sections:
         for _, result in section.results:
-            if result is not None:
-                parts.append(f"**{section.experiment.title}**")
-                parts.append("\n".join(f"- {sentence}" for sentence in result.sentences))
+            if result is None:
+                continue
+            parts.append(f"**{section.experiment.title}**")
+            for name, table in result.tables.items():
+                frame = table.text()
+                if name.startswith("ablations"):
+                    frame = frame[frame["layers"].str.contains("–")]
+                elif name == "correlations":
+                    frame = frame[frame["ablation"] == frame["ablation"].iloc[0]]
+                if 0 < len(frame) <= LONGEST:
+                    lines = [frame.columns, ["---"] * frame.shape[1], *frame.to_numpy()]
+                    rows = [f"| {' | '.join(map(str, line))} |" for line in lines]
+                    parts += [table.caption, "\n".join(rows)]
     return "\n\n".join(parts)
 
 

@@ -147,7 +147,9 @@ def written(folder: Path) -> str:
         "What each component changes, in points of AER (negative: it helps; bold: the interval "
         "does not hold 0). RES2 changes nothing, because it adds nothing of the source:",
         component_table(components.tables["alignment-components"].frame),
-        f"By `--scope explain`: {' '.join(explained.sentences)}",
+        "Contributions to logits (`--scope explain`), and their change of AER in points against "
+        "the best map by output:",
+        *(markdown(table.text()) for table in explained.tables.values()),
         "The best single heads, chosen on the pairs that they are measured on:",
         head_table(rates[rates["head"] >= 0]),
         "A pair by the best map of weights and by the best map of all:",

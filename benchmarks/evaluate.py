@@ -28,6 +28,7 @@ from normlens.studies.faithfulness.report.ranking import (
     NORMLENS,
     Ranking,
     compare_methods,
+    comparisons_of,
     protocols,
     rank,
 )
@@ -93,7 +94,7 @@ def interval(row: pd.Series, name: str = "value", low: str = "low", high: str = 
 
 def ranked(ranking: Ranking) -> str:
     """A protocol's methods with their intervals, and what NormLens leads them by."""
-    compared = compare_methods(ranking).of(NORMLENS).set_index("against")
+    compared = comparisons_of(NORMLENS, compare_methods(ranking)).set_index("against")
     least = "least first" in ranking.table
     heads = [
         "method",

@@ -83,7 +83,7 @@ def test_the_page_answers_every_question_that_applies(name: str, made: dict[str,
     page = (made[name] / "report.html").read_text()
     assert "nobody has set these maps beside the loss" in page
     assert f"the first {APART} of the 18 sequences" in page
-    assert ("gold scores" in page) == (name in ("drift", "pairs"))  # a drift asks for them
+    assert ("gold scores" in page) == (name == "pairs")
 
 
 def test_the_first_pass_reads_the_sequences_that_are_set_apart(made: dict[str, Path]) -> None:

@@ -57,6 +57,11 @@ def test_each_layer_alone_and_all_together() -> None:
     assert [a.layers for a in one] == [(1,)]
 
 
+def test_a_model_with_one_layer_has_ablations() -> None:
+    found = plan_of("gpt2", n_layer=1).ablations(components=["FF"], kinds=["zero"])
+    assert [a.layers for a in found] == [(0,)]
+
+
 def test_special_dimensions_come_with_their_draws() -> None:
     found = plan_of("bert").ablations(kinds=["lowest-gamma"])
     assert {a.component for a in found} == {"LN2"}

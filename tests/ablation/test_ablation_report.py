@@ -1,4 +1,4 @@
-"""The page's findings: what they are computed from, and what they say."""
+"""The page's tables and figures: what they are computed from."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pandas as pd
 import pytest
 
 from normlens.studies.ablation.report.evidence import LEAST, taken, ways
-from normlens.studies.ablation.report.prediction import layer_table, verdict
-from normlens.studies.ablation.report.reporting import compared
-from normlens.studies.ablation.report.worth import (
+from normlens.studies.ablation.report.sections import (
     _short,
+    compared,
     draw_grids,
+    layer_table,
     means_table,
-    overstated,
     side_by_side,
 )
 
@@ -59,7 +58,6 @@ EXAMPLE = changes(
 def test_ways_mean_other_kinds_for_norms() -> None:
     assert taken(EXAMPLE, "zero")["change"].tolist() == [0.2, 3.0, 0.4]
     assert taken(EXAMPLE, "mean")["change"].tolist() == [0.9, 1.0, 0.3]
-    assert taken(EXAMPLE, "zero", each=False)["change"].tolist() == [9.0]
     assert taken(EXAMPLE, "resample")["component"].unique().tolist() == ["FF"]
 
 
@@ -71,29 +69,29 @@ def test_the_least_harmful_way_of_each_cell() -> None:
         ("FF", 2.0): 1.0,
         ("LN2", 1.0): 0.3,
     }
-    alone = EXAMPLE[EXAMPLE["layer"].notna()]
+    together = EXAMPLE[EXAMPLE["layer"].isna()]
     for way in (LEAST, "zero"):
-        assert taken(alone, way, each=False).empty
-        assert "change" in taken(alone, way, each=False)
+        assert taken(together, way).empty
+        assert "change" in taken(together, way)
+    assert ways(together) == ["zero"]
     assert ways(EXAMPLE) == [LEAST, "mean", "resample", "zero"]
     assert ways(EXAMPLE[EXAMPLE["kind"] == "mean"]) == ["mean"]
 
 
 def test_kinds_stand_side_by_side() -> None:
-    table = side_by_side(EXAMPLE.iloc[:7], ["zero", "mean"], 1)
-    assert table.iloc[0].tolist() == ["FF", "1", "+0.2 [+0.1, +0.3]", "+0.9 [+0.8, +1.0]"]
-    assert table.iloc[2].tolist()[:3] == ["FF", "all", "+9.0 [+8.9, +9.1]"]
+    table = side_by_side(EXAMPLE.iloc[:7], ["zero", "mean"])
+    assert table.iloc[0].tolist() == [
+        "FF",
+        "1",
+        "+0.200 [+0.100, +0.300]",
+        "+0.900 [+0.800, +1.000]",
+    ]
+    assert table.iloc[2].tolist()[:3] == ["FF", "all", "+9.000 [+8.900, +9.100]"]
     assert pd.isna(table.iloc[2]["mean"])
 
 
-def test_what_overstates() -> None:
-    means = means_table(EXAMPLE)
-    assert means.loc["FF"].tolist() == [1.6, 0.95, 2.0]
-    [sentence] = overstated(means[["zero", "mean"]], "loss")
-    assert "For FF, zero does most harm" in sentence
-    assert "zero alone would overstate" in sentence
-    turned = means[["zero", "mean"]].rename(columns={"zero": "mean", "mean": "zero"})
-    assert "very long vectors" in overstated(turned, "loss")[0]
+def test_means_over_layers() -> None:
+    assert means_table(EXAMPLE).loc["FF"].tolist() == [1.6, 0.95, 2.0]
 
 
 def test_special_dimensions_stand_among_their_own_draws() -> None:
@@ -125,41 +123,6 @@ def test_the_undone_share() -> None:
     assert layer_table(pd.Series([NAN], index=[1]), None, EXAMPLE).empty
 
 
-def test_cancelled_but_needed_is_not_redundant() -> None:
-    said = " ".join(verdict(layers([0.8, 0.6, -0.1], [1.0, 0.3, 5.0]), "loss", True, 2))
-    assert "undoes its change of the map in layers 1–2 of 3 (70 % of it" in said
-    assert "No, cancelled does not mean redundant: in every one of these layers" in said
-    assert "up to +1.00 in layer 1" in said
-    assert "FF costs more than ATTN of the same layer in 1 of these 2 layers" in said
-
-
-def test_needed_in_some_of_the_layers() -> None:
-    said = " ".join(verdict(layers([0.8, 0.6], [1.0, 0.05]), "loss", True, 2))
-    assert "does not mean redundant: in layer 1 of these 2" in said
-
-
-def test_cancelled_and_not_needed_can_go() -> None:
-    said = " ".join(verdict(layers([0.8, 0.6], [0.02, -0.3]), "loss", True, 2))
-    assert "FF can go there" in said
-    assert "No," not in said
-
-
-def test_nothing_is_cancelled() -> None:
-    [said] = verdict(layers([-0.1, -0.4], [1.0, 1.0]), "loss", True, 2)
-    assert "no redundancy" in said
-
-
-def test_a_drift_alone_is_no_verdict() -> None:
-    said = " ".join(verdict(layers([0.8, 0.6], [1.0, 0.3]), "drift", False, 2))
-    assert "does not say what it costs a task" in said
-    assert "beyond chance" not in said
-
-
-def test_redundancy_would_make_shares_and_costs_disagree() -> None:
-    said = " ".join(verdict(layers([0.1, 0.2, 0.3, 0.4], [4, 3, 2, 1]), "loss", True, 2))
-    assert "ρ = −1.00: redundancy would make it negative" in said
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.001, "0"), (0.25, ".25"), (-0.25, "−.25"), (1.25, "1.25"), (12.34, "12.3"), (123.4, "123")],
@@ -170,10 +133,10 @@ def test_numbers_in_small_cells(value: float, text: str) -> None:
 
 def test_grids_keep_one_order_and_leave_gaps() -> None:
     left = pd.DataFrame({"ATTN": [0.1, 0.2], "LAYER": [1.0, NAN]}, index=[1, 2])
-    right = pd.DataFrame({"ATTN": [0.3, 0.4], "FF": [0.1, 0.2]}, index=[1, 2])
-    figure = draw_grids({"a": left, "b": right}, {"a": "x", "b": "y"})
+    right = pd.DataFrame({"ATTN": [0.3, 0.4], "LAYER": [NAN, NAN]}, index=[1, 2])
+    figure = draw_grids({"a": left, "b": right}, ["x", "y"])
     panels = [axes for axes in figure.axes if axes.images]
     assert [[t.get_text() for t in axes.get_xticklabels()] for axes in panels] == [
-        ["ATTN", "LAYER", "FF"]
+        ["ATTN", "LAYER"]
     ] * 2
-    assert [len(axes.texts) for axes in panels] == [3, 4]
+    assert [len(axes.texts) for axes in panels] == [3, 2]

@@ -17,14 +17,13 @@ from normlens.lens import Lens
 from normlens.studies.ablation.losses import choose_loss
 from normlens.studies.ablation.measure import Runner
 from normlens.studies.ablation.options import Ablation
-from normlens.studies.ablation.places import NormPlace
-from normlens.studies.ablation.plan import Plan
+from normlens.studies.ablation.plan import NormPlace, Plan
 
 
 def losses(lens: Lens, ablations: list[Ablation]) -> list[np.ndarray]:
     loss = choose_loss(lens)
     outcomes = Runner(lens, loss, ablations).run(questions(loss, texts(lens)))
-    return [np.array([o.loss for o in row]) for row in (outcomes.intact, *outcomes.ablated)]
+    return [np.array([o.loss for o in row]) for row in outcomes]
 
 
 def edited(lens: Lens, edit: Callable[[Lens], None]) -> np.ndarray:

@@ -27,8 +27,7 @@ from normlens.studies.ablation.options import (
     Ablation,
     is_norm,
 )
-from normlens.studies.ablation.places import draws
-from normlens.studies.ablation.plan import Plan
+from normlens.studies.ablation.plan import Plan, draws
 from normlens.studies.ablation.statistics import gather
 
 SEED, RESERVOIR = 11, 6
@@ -125,8 +124,8 @@ def test_each_intervention_is_the_layer_by_hand_with_that_component_replaced(fam
         runner = Runner(lens, loss, ablations, statistics=statistics, seed=SEED)
         outcomes = runner.run(asked)
         intact = reference_losses(lens, Replaced(), asked)
-        np.testing.assert_allclose([o.loss for o in outcomes.intact], intact, rtol=1e-9)
-        for ablation, row in zip(ablations, outcomes.ablated, strict=True):
+        np.testing.assert_allclose([o.loss for o in outcomes[0]], intact, rtol=1e-9)
+        for ablation, row in zip(ablations, outcomes[1:], strict=True):
             expected = reference_losses(lens, replaced(ablation, corpus, plan, asked), asked)
             np.testing.assert_allclose(
                 [o.loss for o in row], expected, rtol=1e-8, err_msg=str(ablation)

@@ -11,9 +11,9 @@ from ablation_examples import FAMILIES, lens_on, questions, texts
 
 from normlens.errors import InputError, MemoryLimitError
 from normlens.lens import Lens
-from normlens.studies.ablation.interventions import layers_to_keep
-from normlens.studies.ablation.losses import choose_loss
-from normlens.studies.ablation.measure import Outcomes, Runner
+from normlens.studies.ablation import measure
+from normlens.studies.ablation.losses import Outcome, choose_loss
+from normlens.studies.ablation.measure import Runner, layers_to_keep
 from normlens.studies.ablation.options import Ablation
 from normlens.studies.ablation.plan import Plan
 from normlens.studies.ablation.statistics import gather
@@ -26,8 +26,8 @@ def runner(lens: Lens, **options: Any) -> Runner:
     return Runner(lens, loss, ablations, statistics=statistics, **options)
 
 
-def all_losses(outcomes: Outcomes) -> np.ndarray:
-    return np.array([[o.loss for o in row] for row in (outcomes.intact, *outcomes.ablated)])
+def all_losses(outcomes: list[list[Outcome]]) -> np.ndarray:
+    return np.array([[o.loss for o in row] for row in outcomes])
 
 
 @pytest.mark.parametrize(("family", "task"), FAMILIES)
@@ -60,13 +60,18 @@ def test_half_precision_passes_layers_by_too(task: str) -> None:
     assert keeping.passes_by
 
 
-def test_little_memory_keeps_fewer_layers_and_changes_nothing() -> None:
+def test_little_memory_keeps_fewer_layers_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lens = lens_on("gpt2", "CausalLM", n_layer=6)
     full = runner(lens)
     asked = questions(full.loss, texts(lens))
     layer = 4 * len(asked) * max(map(len, texts(lens))) * 16  # bytes of one layer's output
-    some, none = runner(lens, memory_limit=2 * layer), runner(lens, memory_limit=layer - 1)
-    outcomes = [each.run(asked) for each in (full, some, none)]
+    some, none = runner(lens), runner(lens)
+    outcomes = [full.run(asked)]
+    for each, limit in ((some, 2 * layer), (none, layer - 1)):
+        monkeypatch.setattr(measure, "KEPT_LIMIT", limit)
+        outcomes.append(each.run(asked))
     assert outcomes[0] == outcomes[1] == outcomes[2]
     assert full.layers_run < some.layers_run < none.layers_run
     assert none.layers_passed == 0
@@ -125,8 +130,8 @@ def test_windows_that_padding_would_spoil_run_one_by_one() -> None:
     ]
     outcomes = each.run(pairs)
     assert np.isfinite(all_losses(outcomes)).all()
-    assert all(outcome.cosine is not None for outcome in outcomes.intact)
-    assert np.allclose([outcome.loss for outcome in outcomes.intact], 0, atol=1e-12)
+    assert all(outcome.cosine is not None for outcome in outcomes[0])
+    assert np.allclose([outcome.loss for outcome in outcomes[0]], 0, atol=1e-12)
 
 
 def test_a_batch_that_runs_out_of_memory_is_halved() -> None:
@@ -175,7 +180,7 @@ def test_variants_of_families_pass_layers_by_too(
 
 def test_no_question_gives_no_outcome() -> None:
     each = runner(lens_on("gpt2", "CausalLM"))
-    assert each.run([]).intact == []
+    assert each.run([])[0] == []
 
 
 def test_feed_forward_blocks_in_chunks_are_refused() -> None:

@@ -48,8 +48,8 @@ def test_means_and_samples_are_those_of_the_models_vectors() -> None:
         with torch.no_grad():
             lens.model(input_ids=torch.tensor([one.ids]))
     vectors = torch.cat(seen)
-    torch.testing.assert_close(statistics.mean(1, "FF"), vectors.mean(0))
-    sample = statistics.sample(1, "FF")
+    torch.testing.assert_close(statistics.means[1, "FF"], vectors.mean(0))
+    sample = statistics.samples[1, "FF"]
     assert len(sample) == len(vectors)  # a reservoir that is not full holds every position
     order = [int((vectors - row).norm(dim=-1).argmin()) for row in sample]
     assert sorted(order) == list(range(len(vectors)))
@@ -59,8 +59,8 @@ def test_means_and_samples_are_those_of_the_models_vectors() -> None:
 def test_the_reservoir_depends_on_the_seed() -> None:
     lens = lens_on("gpt2", "CausalLM")
     one, other = (gather(lens, texts(lens), seed=seed, reservoir=4) for seed in (1, 2))
-    assert not torch.equal(one.sample(0, "FF"), other.sample(0, "FF"))
-    assert torch.equal(one.mean(0, "FF"), other.mean(0, "FF"))
+    assert not torch.equal(one.samples[0, "FF"], other.samples[0, "FF"])
+    assert torch.equal(one.means[0, "FF"], other.means[0, "FF"])
 
 
 def test_a_file_gives_the_same_statistics_back(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_ablations_that_need_statistics_say_so_before_anything_runs() -> None:
     lens = lens_on("gpt2", "CausalLM")
     loss = choose_loss(lens)
     mean = Ablation("FF", "mean", (0,))
-    with pytest.raises(InputError, match="need statistics"):
+    with pytest.raises(InputError, match="need a first pass"):
         Runner(lens, loss, [mean])
     small = lens_on("gpt2", "CausalLM", n_layer=1)
     statistics = gather(small, texts(small))

@@ -71,12 +71,25 @@ def test_components_are_compared_on_the_same_pairs(run):
 
 def test_contributions_are_compared_with_the_best_map_by_output(run, page):
     rates = error_rates(run).table
+    results = {section.experiment.name: section.results[0][1] for section in describe(run).sections}
+    tables = results["alignment-explain"].tables
     explained = rates[rates["scope"] == "EXPLAIN"]["aer"].item()
-    assert f"Contributions to logits: AER {100 * explained:.1f} (" in page
+    assert tables["alignment-explain"].frame["aer"].item() == pytest.approx(100 * explained)
     maps = rates[(rates["scope"] != "EXPLAIN") & (rates["way"] == "output") & (rates["head"] < 0)]
-    change = f"{100 * (explained - maps['aer'].min()):+.1f}".replace("-", "−")
-    assert f"contributions make that {change} points" in page
+    row = tables["alignment-explain-map"].frame.iloc[0]
+    assert row["change"] == pytest.approx(100 * (explained - maps["aer"].min()))
+    assert row["low"] <= row["change"] <= row["high"]
     assert "EXPLAIN" not in page.split("## 3.")[0].split("## 1.")[1]
+
+
+def test_the_best_norms_are_compared_with_the_best_weights(run):
+    rates = error_rates(run).table
+    together = rates[(rates["head"] < 0) & (rates["layer"] >= 0)]
+    table = describe(run).sections[0].results[0][1].tables["alignment-weights"].frame
+    for way, some in together.groupby("way"):
+        weights = some["scope"] == "CROSS-W"
+        change = some[~weights]["aer"].min() - some[weights]["aer"].min()
+        assert table.set_index("way")["change"][way] == pytest.approx(100 * change)
 
 
 def test_every_section_has_its_files(run, page):

@@ -15,8 +15,8 @@ from normlens.errors import (
 from normlens.explain.whole_vectors import cosines, sentence_parts
 from normlens.models.tiny import tiny_model
 from normlens.options import CosineOptions
-from normlens.studies.faithfulness.lens_methods import explanations, method
-from normlens.studies.faithfulness.methods import MethodOptions, place_read
+from normlens.studies.faithfulness.lens_methods import explanations, method, place_read
+from normlens.studies.faithfulness.methods import MethodOptions
 from normlens.studies.faithfulness.options import NAMES
 from normlens.studies.faithfulness.questions import (
     Question,

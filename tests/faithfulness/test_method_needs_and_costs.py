@@ -33,7 +33,6 @@ def test_names_that_do_not_exist_are_listed():
     assert checked_name(" GlobEnc ") == "globenc"
     for name in NAMES:
         assert method(name).name == name
-        assert method(name).sources() is None
 
 
 def test_what_a_model_lacks_is_refused_before_it_runs():
@@ -132,7 +131,7 @@ def test_analysis_options_reach_the_lens(monkeypatch):
         return analyse(self, encoded, options, **keywords)
 
     monkeypatch.setattr(type(lens), "analyse", watched)
-    method("rollout-LN1")(lens, questions, MethodOptions(batch_size=2, memory_limit="64MB"))
-    assert [(one.batch_size, one.memory_limit) for one in seen] == [(2, "64MB")]
+    method("rollout-LN1")(lens, questions, MethodOptions(batch_size=2))
+    assert [one.batch_size for one in seen] == [2]
     with pytest.raises(InputError, match="at least 1 step"):
         MethodOptions(steps=0)

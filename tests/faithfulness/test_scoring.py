@@ -44,7 +44,7 @@ def test_classes_are_scored_as_one_text_alone(family, batch_size):
     variants += [question.without(places) for places in PLACES]
     scored = Scorer(lens, question, batch_size=batch_size).scores(variants)
     assert scored.score.dtype == np.float64
-    assert len(scored) == 8
+    assert len(scored.score) == 8
     for place, variant in enumerate(variants):
         own = plain_logits(model, list(variant.ids))
         assert scored.score[place] == pytest.approx(float(own[2] - own[0]), abs=1e-6)

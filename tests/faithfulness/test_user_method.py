@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from evaluate_examples import lens_of, text
 
+from normlens.corpus.measures.user_code import module_sources
 from normlens.errors import InputError
 from normlens.studies.faithfulness.lens_methods import method
 from normlens.studies.faithfulness.methods import MethodOptions
@@ -122,7 +123,6 @@ def test_what_cannot_be_imported_is_one_line(mine, name, message):
 
 
 def test_its_files_are_known(mine):
-    hashes = method(f"{mine}:by_id").sources()
+    hashes = module_sources(mine)
     assert set(hashes) == {"my_methods_here", "helper_of_mine"}
     assert all(value.startswith("sha256:") for value in hashes.values())
-    assert set(method(f"{mine}:ready").sources()) == set(hashes)

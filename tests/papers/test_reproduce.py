@@ -291,8 +291,6 @@ def test_table_1_is_the_mean_over_sequences_and_layers(masked: Evidence) -> None
     found = layers[layers["component"] == "FF"]
     assert list(found["layer"]) == list(range(1, len(expected) + 1))
     np.testing.assert_allclose(found["rho"], expected, atol=1e-12)
-    weakest = table.loc[table["rho"].idxmin(), "component"]
-    assert f"{weakest} changes the map most" in result.sentences[0]
 
 
 def test_the_matrix_of_scopes_is_symmetric(masked: Evidence) -> None:

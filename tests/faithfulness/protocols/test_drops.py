@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import toy
@@ -9,14 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normlens.studies.faithfulness.protocols import (
-    Aopc,
-    Comprehensiveness,
-    ContrastDropEnd,
-    ContrastDropRandom,
-    CosineAopc,
+    AOPC,
+    COMPREHENSIVENESS,
+    CONTRAST_DROP_END,
+    CONTRAST_DROP_RANDOM,
+    COSINE_AOPC,
+    SUFFICIENCY,
     Example,
-    Sufficiency,
+    draw_over,
+    leave_out,
+    write_over,
 )
+
+MASKING = partial(write_over, token=toy.MASK)
+MASKED = replace(AOPC, change=MASKING)
+LEFT_OUT = replace(COMPREHENSIVENESS, change=leave_out)
+KEPT = replace(SUFFICIENCY, change=leave_out)
 
 #: Ten tokens that are worth 0.10, 0.09, …, 0.01.
 IDS = list(range(10, 20))
@@ -33,7 +44,7 @@ def shuffled(seed: int) -> tuple[list[int], list[float]]:
 @pytest.mark.parametrize("seed", range(3))
 def test_aopc_of_true_scores_is_the_mean_of_the_largest_sums(seed: int) -> None:
     ids, scores = shuffled(seed)
-    got = toy.value(Aopc(toy.MASK), Example(toy.question(ids)), scores, WORTH)
+    got = toy.value(MASKED, Example(toy.question(ids)), scores, WORTH)
     most = np.mean([sum(range(10, 10 - k, -1)) / 100 for k in range(10)])
     least = np.mean([sum(range(1, k + 1)) / 100 for k in range(10)])
     assert got == {"most": pytest.approx(most), "least": pytest.approx(least)}
@@ -41,8 +52,8 @@ def test_aopc_of_true_scores_is_the_mean_of_the_largest_sums(seed: int) -> None:
 
 
 def test_turned_scores_turn_the_two_orders() -> None:
-    right = toy.value(Aopc(toy.MASK), Example(toy.question(IDS)), TRUE, WORTH)
-    wrong = toy.value(Aopc(toy.MASK), Example(toy.question(IDS)), [-s for s in TRUE], WORTH)
+    right = toy.value(MASKED, Example(toy.question(IDS)), TRUE, WORTH)
+    wrong = toy.value(MASKED, Example(toy.question(IDS)), [-s for s in TRUE], WORTH)
     assert wrong == {
         "most": pytest.approx(right["least"]),
         "least": pytest.approx(right["most"]),
@@ -51,7 +62,7 @@ def test_turned_scores_turn_the_two_orders() -> None:
 
 def test_shares_are_rounded_down_and_special_tokens_stay() -> None:
     example = Example(toy.question(IDS[:7]))
-    removals = Aopc(toy.MASK).removals(example, np.array([9.0, *range(7), 9.0]))
+    removals = MASKED.removals(example, np.array([9.0, *range(7), 9.0]))
     most = [removal for removal in removals if removal.first == "most"]
     assert [removal.removed for removal in most] == [0, 0, 1, 2, 2, 3, 4, 4, 5, 6]
     assert [removal.share for removal in most] == pytest.approx([k / 10 for k in range(10)])
@@ -63,31 +74,33 @@ def test_shares_are_rounded_down_and_special_tokens_stay() -> None:
 
 def test_comprehensiveness_deletes_the_most_important_and_at_least_one() -> None:
     example = Example(toy.question(IDS))
-    removals = Comprehensiveness().removals(example, np.array(TRUE))
+    removals = LEFT_OUT.removals(example, np.array(TRUE))
     assert [removal.removed for removal in removals] == [1, 1, 1, 2, 5]
     assert [len(removal.variant) for removal in removals] == [11, 11, 11, 10, 7]
-    got = toy.value(Comprehensiveness(), example, TRUE, WORTH)
+    got = toy.value(LEFT_OUT, example, TRUE, WORTH)
     assert got == {"most": pytest.approx(np.mean([0.10, 0.10, 0.10, 0.19, 0.40]))}
 
 
 def test_sufficiency_keeps_the_most_important_and_at_least_one() -> None:
     example = Example(toy.question(IDS))
-    removals = Sufficiency().removals(example, np.array(TRUE))
+    removals = KEPT.removals(example, np.array(TRUE))
     assert [removal.removed for removal in removals] == [9, 9, 9, 8, 5]
     assert [removal.share for removal in removals] == [0.01, 0.05, 0.1, 0.2, 0.5]
     assert removals[0].variant.ids == (toy.CLS, IDS[0], toy.SEP)
-    got = toy.value(Sufficiency(), example, TRUE, WORTH)
+    got = toy.value(KEPT, example, TRUE, WORTH)
     assert got == {"most": pytest.approx(np.mean([0.45, 0.45, 0.45, 0.36, 0.15]))}
 
 
 def test_a_text_that_would_vanish_says_nothing() -> None:
     lone = Example(toy.question([10], kind="next-token"))  # without special tokens around it
-    for protocol in (Comprehensiveness(), Sufficiency()):
+    for protocol in (LEFT_OUT, KEPT):
         assert toy.value(protocol, lone, [1.0], WORTH) == {"most": None}
 
 
 def test_the_cosine_falls_like_a_score() -> None:
-    got = toy.value(CosineAopc(toy.MASK), Example(toy.question(IDS, kind="cosine")), TRUE, WORTH)
+    got = toy.value(
+        replace(COSINE_AOPC, change=MASKING), Example(toy.question(IDS, kind="cosine")), TRUE, WORTH
+    )
     assert got["most"] == pytest.approx(0.33)
 
 
@@ -95,11 +108,17 @@ def test_contrast_drops_by_the_end_token_and_by_random_tokens() -> None:
     example = Example(toy.question(IDS, kind="next-token"), seed=3)
     scores = list(WORTH.values())
     worth = {**WORTH, toy.END: -1.0}
-    got = toy.value(ContrastDropEnd(toy.END), example, scores, worth)
+    got = toy.value(
+        replace(CONTRAST_DROP_END, change=partial(write_over, token=toy.END)),
+        example,
+        scores,
+        worth,
+    )
     # Each replaced token costs its worth and 1 more.
     assert got["most"] == pytest.approx(0.33 + 4.5)
     vocabulary = np.arange(20, 40)
-    drops = ContrastDropRandom(vocabulary)
+    draw = partial(draw_over, vocabulary=vocabulary)
+    drops = replace(CONTRAST_DROP_RANDOM, change=draw)
     flat = {**WORTH, **dict.fromkeys(vocabulary.tolist(), 0.5)}
     assert toy.value(drops, example, scores, flat)["most"] == pytest.approx(0.33 - 4.5 * 0.5)
     removals = drops.removals(example, np.array(scores))
@@ -107,12 +126,12 @@ def test_contrast_drops_by_the_end_token_and_by_random_tokens() -> None:
         changed = [i not in IDS for i in removal.variant.ids]
         assert sum(changed) == removal.removed
     # A place gets the same token at every share and by every method.
-    whole = drops.changed(example, range(10)).ids
+    whole = draw(example, range(10)).ids
     for removal in [*removals, *drops.removals(example, np.arange(10.0))]:
         for i, own, drawn in zip(removal.variant.ids, IDS, whole, strict=True):
             assert i in (own, drawn)
     other = Example(example.question, seed=4)
-    assert drops.changed(other, range(10)).ids != whole
+    assert draw(other, range(10)).ids != whole
 
 
 def test_equal_scores_are_ordered_by_the_seed_not_by_position() -> None:
@@ -122,7 +141,7 @@ def test_equal_scores_are_ordered_by_the_seed_not_by_position() -> None:
     flat = [0.0] * 32
     values = []
     for seed in range(60):
-        got = toy.value(Aopc(toy.MASK), Example(toy.question(ids), seed=seed), flat, worth)
+        got = toy.value(MASKED, Example(toy.question(ids), seed=seed), flat, worth)
         assert got["most"] == got["least"]
         values.append(got["most"])
     # In the order of positions it would be 0.62; in a random one, 0.45 on average.
@@ -143,8 +162,8 @@ def test_orders_are_permutations_by_score(scores: list[float], seed: int) -> Non
 
 def test_one_set_of_tokens_is_one_variant_whoever_chose_it() -> None:
     example = Example(toy.question(IDS))
-    rising = Aopc(toy.MASK).removals(example, np.arange(12.0))
-    other = Aopc(toy.MASK).removals(example, np.array([0, *range(5), *range(9, 4, -1), 0.0]))
+    rising = MASKED.removals(example, np.arange(12.0))
+    other = MASKED.removals(example, np.array([0, *range(5), *range(9, 4, -1), 0.0]))
     halves = [
         next(r.variant for r in removals if r.first == "most" and r.share == 0.5)
         for removals in (rising, other)

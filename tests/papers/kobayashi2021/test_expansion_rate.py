@@ -194,21 +194,13 @@ def test_published_rates_are_compared_in_their_own_form(
     assert all(c.same for c in result.comparisons)
 
 
-@pytest.mark.parametrize(
-    ("rates", "words"),
-    [
-        ([0.5, 1.5, 0.9], ["lowest in layer 1 (0.50)", "highest in layer 2", "in layers 1 and 3."]),
-        ([1.5, 1.2], ["mean expansion rate is 1.35", "in none of the layers."]),
-        ([0.5, 0.7], ["in all layers."]),
-        ([2.0], ["only layer has a rate of 2.00"]),
-    ],
-)
-def test_sentences_follow_the_numbers(tmp_path: Path, rates: list[float], words: list[str]) -> None:
+@pytest.mark.parametrize("rates", [[0.5, 1.5, 0.9], [2.0]])
+def test_rates_are_shown_with_their_mean(tmp_path: Path, rates: list[float]) -> None:
     result = WORK(evidence(saved(tmp_path, rates)))
     assert result is not None
-    text = " ".join(result.sentences)
-    assert all(part in text for part in words), text
-    assert list(result.tables["expansion"].frame) == ["layer", "rate"]
+    table = result.tables["expansion"].frame
+    assert list(table) == ["layer", "rate"]
+    assert table["rate"].tolist() == pytest.approx([*rates, np.mean(rates)])
     (axes,) = result.figures["expansion"].draw().axes
     assert [bar.get_height() for bar in axes.patches] == rates
 

@@ -176,25 +176,23 @@ def test_procedures_stand_side_by_side(planted: Result) -> None:
     assert f"bootstrap over sequences ({SEQUENCES} hold such pairs)" in table.caption
 
 
-def test_sentences_name_the_layers_and_the_direction(planted: Result) -> None:
-    word, same_type, adjacent, layer = planted.sentences
-    assert word.startswith("FF-amp of word-split pairs")
-    assert "higher in layers 2–3 and lower in layer 4 (all occurrences, bootstrap over" in word
-    assert "p < 0.05 after Benjamini–Hochberg over 4 layers" in word
-    frame = rows_of(planted, "relations-ff-same_word").set_index("layer")
-    largest = frame["g"].abs().idxmax()
-    assert f"largest in layer {largest} (mean {frame['mean'][largest]:.4f}" in word
-    number = rows_of(planted, "relations-ff-same_word", TYPES)["pairs"].iloc[0]
-    assert f"({number} subword pairs, one draw of as many others)" in word
-    assert word.endswith("finds the same in every layer.")
-    assert same_type.startswith("In no layer does FF-amp of same-subword pairs differ")
-    assert "of pairs further apart, is significantly lower in layers 1–4" in adjacent
-    assert layer.startswith("Amplification by LN1, FF, RES2 and LN2 together")
-    assert "of word-split pairs it is higher in layers 2–3 and lower in layer 4" in layer
-    assert "of same-subword pairs no layer differs" in layer
+def test_tables_tell_the_layers_and_the_direction(planted: Result) -> None:
+    found = {name: verdicts(rows_of(planted, name)) for name in planted.tables}
+    assert found["relations-ff-same_word"] == {1: 0, 2: 1, 3: 1, 4: -1}
+    assert verdicts(rows_of(planted, "relations-ff-same_word", TYPES)) == {1: 0, 2: 1, 3: 1, 4: -1}
+    assert found["relations-ff-same_type"] == dict.fromkeys((1, 2, 3, 4), 0)
+    assert found["relations-ff-adjacent"] == dict.fromkeys((1, 2, 3, 4), -1)
+    assert found["relations-layer-same_word"] == {1: 0, 2: 1, 3: 1, 4: -1}
+    assert found["relations-layer-same_type"] == dict.fromkeys((1, 2, 3, 4), 0)
+    caption = planted.tables["relations-ff-same_word"].caption
+    assert caption.startswith("FF-amp (")
+    assert "of word-split pairs" in caption
+    assert "p < 0.05 after Benjamini–Hochberg over 4 layers" in caption
+    caption = planted.tables["relations-layer-same_word"].caption
+    assert caption.startswith("Amplification by LN1, FF, RES2 and LN2 together")
 
 
-def test_the_sentence_rests_on_all_occurrences_and_says_where_the_paper_differs() -> None:
+def test_all_occurrences_are_not_deceived_where_the_papers_procedure_is() -> None:
     """Scores of whole sequences: the paper's procedure, which ignores them, is deceived."""
     counts = {"word_outside_entity": 900, "other": 5_000}
     pairs = pairs_frame({"word_outside_entity": [0.0] * 3}, counts, (FF,))
@@ -213,9 +211,6 @@ def test_the_sentence_rests_on_all_occurrences_and_says_where_the_paper_differs(
     robust = verdicts(rows_of(found, "relations-ff-same_word"))
     assert paper == {1: 1, 2: 1, 3: 1}
     assert robust == {1: 0, 2: 1, 3: 0}
-    sentence = found.sentences[0]
-    assert "is significantly higher in layer 2 (all occurrences" in sentence
-    assert sentence.endswith("differs: higher in layers 1 and 3.")
     share = "share of layers where FF-amp of word-split pairs is significantly higher"
     assert found.summary[share] == pytest.approx(1 / 3)
 
@@ -258,7 +253,6 @@ def test_the_papers_pairs_are_of_subword_types_that_occur_twice() -> None:
     assert entities["pairs"] == 49  # one lost an occurrence
     none = work(run_of(pairs), min_count=3)
     assert set(none.tables["relations-ff-same_word"].frame["procedure"]) == {OCCURRENCES, ALL}
-    assert "cannot be applied: too few subword pairs occur often enough" in none.sentences[0]
     assert "relations-ff-histograms" not in none.figures
     none.figures["relations-ff"].draw().canvas.draw()
 
@@ -283,7 +277,6 @@ def test_named_entity_pairs_include_those_inside_a_word() -> None:
         assert verdicts(word) == {1: 1, 2: 1}
         assert verdicts(entity) == {1: 1, 2: 0}
         assert (entity["pairs"] == across["pairs"] + word["pairs"]).all()
-    assert found.sentences[2].startswith("FF-amp of entity pairs across words")
 
 
 def test_a_relation_that_was_cut_does_not_weigh_more_or_less_in_its_group() -> None:
@@ -457,10 +450,8 @@ def test_entities_and_own_relations_have_their_tables() -> None:
         "adjacent",
         "subject_verb",
     ]
-    assert any(
-        "FF-amp of subject_verb pairs" in sentence and "higher in layers 1–4" in sentence
-        for sentence in found.sentences
-    )
+    own = verdicts(rows_of(found, "relations-ff-subject_verb"))
+    assert own == dict.fromkeys((1, 2, 3, 4), 1)
     apart = "Pairs that are subject_verb as well are counted there alone."
     assert found.tables["relations-ff-same_word"].caption.endswith(apart)
     assert apart not in found.tables["relations-ff-subject_verb"].caption
@@ -476,9 +467,9 @@ def test_one_layer_and_one_pair_of_scopes() -> None:
     counts = {"word_outside_entity": 50, "other": 800}
     found = work(run_of(pairs_frame({"word_outside_entity": [2.0]}, counts, (FF,), seed=1)))
     assert set(found.figures) == {"relations-ff", "relations-ff-histograms"}
-    assert "significantly higher in layer 1" in found.sentences[0]
-    assert "bootstrap over sequences; p < 0.05)" in found.sentences[0]
-    assert len(found.sentences) == len(found.tables) == 2
+    assert verdicts(rows_of(found, "relations-ff-same_word")) == {1: 1}
+    assert "p < 0.05, for each procedure" in found.tables["relations-ff-same_word"].caption
+    assert len(found.tables) == 2
 
 
 def test_layers_without_pairs_are_not_in_the_table() -> None:
@@ -500,12 +491,12 @@ def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test() -> None:
     found = work(run_of(pairs))
     frame = rows_of(found, "relations-ff-same_word")
     assert frame["p"].isna().tolist() == [False, False, True, False]
-    assert "significantly higher in layer 2 and lower in layer 4" in found.sentences[0]
-    assert found.sentences[0].endswith("differs: higher in layer 3.")
+    assert verdicts(frame) == {1: 0, 2: 1, 4: -1}
+    assert verdicts(rows_of(found, "relations-ff-same_word", TYPES))[3] == 1
     everywhere = pairs["relation"] == "word_outside_entity"
     pairs.loc[everywhere, "index"] = 5
     alone = work(run_of(pairs))
-    assert "cannot be told: fewer than two sequences" in alone.sentences[0]
+    assert rows_of(alone, "relations-ff-same_word")["p"].isna().all()
     for figure in alone.figures.values():
         figure.draw().canvas.draw()
 
@@ -536,7 +527,6 @@ def test_far_pairs_are_matched_in_groups_where_no_distance_is_the_same() -> None
     assert frame[["mean", "p"]].isna().all(axis=None)
     assert rows_of(found, "relations-ff-same_word", OCCURRENCES)["p"].notna().all()
     assert "left out: 400 pairs per layer" in found.tables["relations-ff-same_word"].caption
-    assert "cannot be told" in found.sentences[0]
 
 
 # What they are compared with, by loops over the pairs of a run ------------------------------------
@@ -696,9 +686,10 @@ def test_the_page_says_what_pairs_are_compared_with(planted_run: FrameRun, plant
     assert "--others unrelated" in FIGURES_7_8.method
     variant = work(planted_run, others="unrelated")
     assert "--others unrelated" in variant.tables["relations-ff-same_word"].caption
-    assert "of unrelated pairs at the same distance" in variant.figures["relations-ff"].caption
-    assert "Figure 7" not in variant.figures["relations-ff"].caption
-    assert "The paper's procedure against unrelated pairs (" in variant.sentences[0]
+    caption = variant.figures["relations-ff"].caption
+    assert "of unrelated pairs at the same distance" in caption
+    assert "the paper's procedure against unrelated pairs" in caption
+    assert "Figure 7" not in caption
     with pytest.raises(InputError, match=r"unknown others 'all'; choose one of: paper, unrelated"):
         work(planted_run, others="all")
 
@@ -719,7 +710,8 @@ def test_runs_of_both_kinds_of_layers(kind: str, by: str, tmp_path: Path, letter
     )
     per_layer = pairs["n"].iloc[0] / len(layers) / 2
     assert (rows_of(found, "relations-ff-adjacent")["pairs"] == per_layer).all()
-    assert found.sentences[-1].startswith(f"Amplification by {by}")
+    caption = found.tables["relations-layer-adjacent"].caption
+    assert caption.startswith(f"Amplification by {by}")
     for figure in found.figures.values():
         figure.draw().canvas.draw()
 

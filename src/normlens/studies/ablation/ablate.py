@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlens.corpus.data.records import Data
 from normlens.corpus.data.spans import SHARE
 from normlens.corpus.runs.folder import fixed_path, model_name
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
 from normlens.lens import Lens
 from normlens.loading.load import load
@@ -31,7 +29,7 @@ from normlens.studies.ablation.data import (
 )
 from normlens.studies.ablation.losses import Loss, choose_loss
 from normlens.studies.ablation.measure import AblationMeasure
-from normlens.studies.ablation.options import CLASSES, MASKED, AblateOptions
+from normlens.studies.ablation.options import CLASSES, MASKED, AblateOptions, Ablation
 from normlens.studies.ablation.report.reporting import build_report
 from normlens.studies.ablation.statistics import Statistics, first_pass
 from normlens.studies.reports.words import NO_PAGE, check_packages
@@ -40,23 +38,17 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from normlens._keywords import AblateKeywords, ExecutionKeywords
-    from normlens.lens import Lens
 
 # What an ablation will do, settled before anything long starts.
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """The loss of an ablation, its data, and its measure, which may wait for statistics."""
+def prepare(
+    lens: Lens, options: AblateOptions
+) -> tuple[Loss, AblationData, AblationMeasure, list[Ablation]]:
+    """Choose the loss, open the data, and refuse what the model or the data does not have.
 
-    loss: Loss
-    data: AblationData
-    measure: AblationMeasure
-    gathers: bool  # whether the measure needs the statistics of a first pass
-
-
-def prepare(lens: Lens, options: AblateOptions) -> Prepared:
-    """Choose the loss, open the data, and refuse what the model or the data does not have."""
+    The measure may wait for statistics, if one of its ablations needs them.
+    """
     loss = choose_loss(lens, options.loss, seed=options.seed)
     data = open_ablation_data(options, loss.name)
     column = data.extra[0] if data.extra else None
@@ -71,8 +63,7 @@ def prepare(lens: Lens, options: AblateOptions) -> Prepared:
         apart=data.apart,
         seed=options.seed,
     )
-    gathers = any(ablation.needs_statistics for ablation in measure.planned(lens))
-    return Prepared(loss, data, measure, gathers)
+    return loss, data, measure, measure.planned(lens)
 
 
 # From a model and data to a page: a first pass, a run of ablations, a run of maps, the report.
@@ -111,15 +102,13 @@ def ablate(
     progress, how = progress or Progress(), execution or {}
     folder = Path(out)
     asked = _options(model, data, options)
-    begun = is_begun(folder)
-    if begun:
+    if is_begun(folder):
         asked.check_continues(load_settings(folder)[0])
     open_ablation_data(asked)  # too few sequences are refused before a model is loaded
-    lens = _lens(model, asked, how)
-    prepared = prepare(lens, asked)
-    opened, loss, measure = prepared.data, prepared.loss, prepared.measure
+    lens = _load(asked, how) if isinstance(model, (str, os.PathLike)) else model
+    loss, opened, measure, planned = prepare(lens, asked)
     save_settings(folder, asked, Told(loss.name, opened.note, opened.apart))
-    if prepared.gathers:
+    if any(ablation.needs_statistics for ablation in planned):
         path = folder / STATISTICS
         # Statistics belong to a run; without one they may be of weights that have changed since.
         if not ((folder / ABLATION / NAME).is_file() and path.is_file()):
@@ -128,11 +117,23 @@ def ablate(
         digest = Statistics.load(path).digest
         measure = replace(measure, digest=digest, statistics=str(path.absolute()))
     here = (how.get("engine", "local"), how.get("workers", 1)) == ("local", 1)
-    runs = _Runs(folder, asked, lens if here else model, here, how, progress)
+    # The lens is loaded already, unless other processes load their own.
+    of_the_lens = ("device", "dtype", "trust_remote_code") if here else ()
+    common: Any = {name: value for name, value in how.items() if name not in of_the_lens}
+    common |= {"model": lens if here else model, "progress": progress}
+
+    def do(name: str, **options: Any) -> None:
+        """Do a run, or finish one that was begun."""
+        if (folder / name / NAME).is_file():
+            resume(folder / name, **options, **common)
+            return
+        options |= {"max_length": asked.max_length, "seed": asked.seed}
+        run(out=folder / name, revision=None if here else asked.revision, **options, **common)
+
     progress.say(f"ablations: {folder / ABLATION}")
-    runs.do(ABLATION, opened.measured, measures=[measure], extra_columns=opened.extra)
+    do(ABLATION, data=opened.measured, measures=[measure], extra_columns=opened.extra)
     progress.say(f"maps of the same sequences: {folder / MAPS}")
-    runs.do(MAPS, opened.of_maps, mask=SHARE if loss.name == MASKED else None, **_MAPS)
+    do(MAPS, data=opened.of_maps, mask=SHARE if loss.name == MASKED else None, **_MAPS)
     if not page:
         return folder
     progress.say("building the report")
@@ -151,11 +152,7 @@ def _options(
     return AblateOptions(model=model_name(model), data=fixed_path(data), **named)
 
 
-def _lens(
-    model: str | os.PathLike[str] | Lens, options: AblateOptions, how: ExecutionKeywords
-) -> Lens:
-    if not isinstance(model, (str, os.PathLike)):
-        return model
+def _load(options: AblateOptions, how: ExecutionKeywords) -> Lens:
     return load(
         options.model,
         device=how.get("device", "auto"),
@@ -163,41 +160,3 @@ def _lens(
         revision=options.revision,
         trust_remote_code=how.get("trust_remote_code", False),
     )
-
-
-class _Runs:
-    """The two runs of a folder, which have everything in common but data and measures."""
-
-    def __init__(
-        self,
-        folder: Path,
-        options: AblateOptions,
-        model: str | os.PathLike[str] | Lens,
-        here: bool,
-        how: ExecutionKeywords,
-        progress: Progress,
-    ):
-        self.folder, self.options, self.model, self.progress = folder, options, model, progress
-        self.here = here
-        # The lens is loaded already, unless other processes load their own.
-        of_the_lens = ("device", "dtype", "trust_remote_code") if here else ()
-        self.how: Any = {name: value for name, value in how.items() if name not in of_the_lens}
-
-    def do(self, name: str, data: Data, **options: Any) -> Run:
-        """Do a run, or finish one that was begun."""
-        place = self.folder / name
-        if (place / NAME).is_file():
-            return resume(
-                place, model=self.model, data=data, progress=self.progress, **options, **self.how
-            )
-        return run(
-            self.model,
-            data,
-            place,
-            progress=self.progress,
-            max_length=self.options.max_length,
-            seed=self.options.seed,
-            revision=None if self.here else self.options.revision,
-            **options,
-            **self.how,
-        )

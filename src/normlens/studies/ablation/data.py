@@ -14,8 +14,6 @@ from typing import Any
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
 from normlens.corpus.runs.folder import TEMPORARY
-from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.results import Run
 from normlens.errors import (
     InputError,
     OutputError,
@@ -94,24 +92,28 @@ def open_ablation_data(options: AblateOptions, loss: str | None = None) -> Ablat
     extra = _extra(options, loss, pairs)
     whole = _open(options, options.data, options.limit, extra) if extra else plain
     total = sum(1 for record in whole if record.unreadable is None)
-    apart = loss == DRIFT and pairs
-    if not options.gathers:
-        _check_enough(total, whole.name)
-        return AblationData(whole, None, 0, apart, extra, "nothing: no ablation needs other data")
-    if options.reference is None:
+    measured, reference, size = whole, None, 0
+    note, beside = "nothing: no ablation needs other data", ""
+    if options.gathers and options.reference is None:
         size = min(options.reference_size, total // LARGEST_PART)
-        _check_enough(total - size, whole.name, f" beside {size} that are set apart")
+        measured, reference = Rest(whole, size), whole
         note = f"the first {size} of the {total} sequences of {whole.name}, which are not measured"
-        return AblationData(Rest(whole, size), whole, size, apart, extra, note)
-    _check_enough(total, whole.name)
-    other = _open(options, options.reference)
-    if other.fingerprint == _open(options, options.data).fingerprint:
+        total, beside = total - size, f" beside {size} that are set apart"
+    elif options.gathers and options.reference is not None:
+        reference = _open(options, options.reference)
+        if reference.fingerprint == _open(options, options.data).fingerprint:
+            raise InputError(
+                f"--reference is {whole.name!r} itself, and the first pass needs other data; leave "
+                "it out to set some sequences apart"
+            )
+        size = min(options.reference_size, sum(1 for _ in reference))
+        note = f"the first {size} of {reference.name}"
+    if total < FEWEST:
         raise InputError(
-            f"--reference is {whole.name!r} itself, and the first pass needs other data; leave it "
-            "out to set some sequences apart"
+            f"{whole.name!r} has {total} sequences to measure{beside}, too few for an interval; "
+            f"give at least {FEWEST}"
         )
-    size = min(options.reference_size, sum(1 for _ in other))
-    return AblationData(whole, other, size, apart, extra, f"the first {size} of {other.name}")
+    return AblationData(measured, reference, size, loss == DRIFT and pairs, extra, note)
 
 
 def _open(
@@ -125,14 +127,6 @@ def _open(
         limit=limit,
         extra=extra,
     )
-
-
-def _check_enough(count: int, name: str, beside: str = "") -> None:
-    if count < FEWEST:
-        raise InputError(
-            f"{name!r} has {count} sequences to measure{beside}, too few for an interval; give at "
-            f"least {FEWEST}"
-        )
 
 
 def _extra(options: AblateOptions, loss: str | None, pairs: bool) -> tuple[str, ...]:
@@ -150,18 +144,14 @@ def _extra(options: AblateOptions, loss: str | None, pairs: bool) -> tuple[str, 
         )
     if loss == CLASSES:
         return (options.label or LABEL,)
-    if loss == DRIFT and pairs:
-        return (options.score,) if options.score else _usual_score(options)
-    return ()
-
-
-def _usual_score(options: AblateOptions) -> tuple[str, ...]:
-    """The column "score", where the data has one."""
-    try:
-        _open(options, options.data, 1, (SCORE,))
-    except InputError:
+    if not (loss == DRIFT and pairs):
         return ()
-    return (SCORE,)
+    if options.score is None:  # the column "score", where the data has one
+        try:
+            _open(options, options.data, 1, (SCORE,))
+        except InputError:
+            return ()
+    return (options.score or SCORE,)
 
 
 # The folder of an ablation: its settings, the statistics of the first pass, its two runs.
@@ -221,19 +211,3 @@ def is_begun(folder: Path) -> bool:
     if folder.is_dir() and any(folder.iterdir()):
         raise OutputError(f"{str(folder)!r} holds other files; give --out a new folder")
     return False
-
-
-def finished_run(folder: Path, name: str) -> Run:
-    """Open one of the two runs; one that is not finished is refused."""
-    path = folder / name
-    again = "run the same normlens ablate again to go on"
-    if not (path / NAME).is_file():
-        raise InputError(f"{str(folder)!r} holds no {name}; {again}")
-    run = Run.open(path)
-    status = run.status()
-    if not status.complete:
-        raise InputError(
-            f"{str(path)!r} is not finished ({status.done} of {status.sequences} sequences); "
-            + again
-        )
-    return run

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.frozen.parts import FrozenNorm
 from normlens.layers import cast
+from normlens.models.base import Adapter
 from normlens.pipeline.batches import TOLERANCE
 from normlens.studies.ablation.options import (
     FROZEN_SIGMA,
@@ -25,44 +27,141 @@ from normlens.studies.ablation.options import (
     ZERO,
     Ablation,
 )
-from normlens.studies.ablation.places import (
+from normlens.studies.ablation.plan import (
     INPUT,
     OUTPUT,
-    LayerHooks,
     NormPlace,
     Place,
+    Plan,
     ResidualPlace,
-    VectorPlace,
     draws,
 )
-from normlens.studies.ablation.plan import Plan
-from normlens.studies.ablation.statistics import Statistics
+from normlens.trace.locking import Change, Hooks, other_forwards
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+    from normlens.studies.ablation.statistics import Statistics
 
-# What layers returned in the intact pass, kept within a memory limit.
-
-
-def layers_to_keep(
-    ablations: Sequence[Ablation], n_layers: int, bytes_each: int, limit: int
-) -> list[int]:
-    """The layers whose outputs are worth keeping: as many as fit, evenly spread.
-
-    An ablation starts behind the last kept layer before its first one.
-    """
-    wanted = sorted({ablation.first - 1 for ablation in ablations if ablation.first > 0})
-    wanted = [layer for layer in wanted if layer < n_layers]
-    fitting = limit // max(1, bytes_each)
-    if fitting >= len(wanted):
-        return wanted
-    # Of every stretch of layers the first is kept: behind it all others of the stretch can start.
-    return [wanted[k * len(wanted) // fitting] for k in range(fitting)]
+# Reading and replacing vectors at places of chosen layers while the model runs.
+#
+# Blocks are counted as they are called, because a family may run one block several times
+# (ALBERT). A block before a given layer can be passed by: it then returns what it returned
+# before.
 
 
-def start_behind(ablation: Ablation, kept: dict[int, Any]) -> int:
-    """The last kept layer before an ablation's first; −1: none."""
-    return max((layer for layer in kept if layer < ablation.first), default=-1)
+#: Called with the vectors at a place (b, i, d); returns others to put there, or None.
+Visitor = Callable[[Tensor], Tensor | None]
+
+
+class LayerHooks:
+    """Visitors at places of a model's layers, for the calls of one thread."""
+
+    def __init__(self, adapter: Adapter):
+        self._adapter = adapter
+        self._blocks: Sequence[nn.Module] = list(adapter.blocks())
+        #: By module and event, then by layer.
+        self._visitors: dict[tuple[nn.Module, str], dict[int, list[Visitor]]] = {}
+        self._kept: dict[int, Any] = {}
+        self._keep: Sequence[int] = ()
+        self._seen: Counter[tuple[nn.Module, str]] = Counter()
+        self._shape: Any = None  # (b, i, d) of the layer that runs
+        self._layer = -1
+
+    def visit(self, layer: int, place: Place, visitor: Visitor) -> None:
+        """Have a visitor called whenever this layer's vectors are at this place."""
+        key = (place.module or self._blocks[layer], place.event)
+        self._visitors.setdefault(key, {}).setdefault(layer, []).append(visitor)
+
+    @contextmanager
+    def on(
+        self, kept: dict[int, Any] | None = None, *, skip: int = -1, keep: Sequence[int] = ()
+    ) -> Iterator[None]:
+        """Watch the model's calls; pass the layers up to `skip` by, which return `kept[skip]`.
+
+        What the blocks of the layers `keep` return is copied into `kept`. Everything is taken off
+        again on every way out. One call of the model is expected.
+        """
+        self._layer, self._keep = -1, keep
+        self._kept = {} if kept is None else kept
+
+        def passing_by(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def pass_by(*args: Any, **kwargs: Any) -> Any:
+                if self._layer > skip:
+                    return forward(*args, **kwargs)
+                output = self._kept[skip]
+                return _with_first(output, _first(output).clone())  # the model may write into it
+
+            return pass_by
+
+        unique = list(dict.fromkeys(self._blocks))
+        changes: dict[nn.Module, Change] = dict.fromkeys(unique if skip >= 0 else (), passing_by)
+        with Hooks() as hooks, other_forwards(changes):
+            for block in unique:
+                hooks.before(block, self._begin)
+            for module, event in self._visitors:
+                if event == INPUT:
+                    hooks.before(module, self._before)
+                else:
+                    hooks.behind(module, self._behind)
+            for block in unique:
+                hooks.behind(block, self._end)
+            yield
+        if self._layer + 1 != len(self._blocks):
+            raise UnsupportedModelError(
+                f"the model ran {self._layer + 1} blocks where its adapter lists "
+                f"{len(self._blocks)}"
+            )
+
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._layer += 1
+        self._seen.clear()
+        self._shape = (args[0] if args else kwargs["hidden_states"]).shape
+
+    def _end(self, _: nn.Module, __: Any, ___: Any, output: Any) -> None:
+        if self._layer in self._keep:
+            kept = output
+            if isinstance(output, (tuple, list)):  # no other tensors are kept
+                kept = type(output)([None if isinstance(one, Tensor) else one for one in output])
+            self._kept[self._layer] = _with_first(kept, _first(output).clone())
+        for key, visitors in self._visitors.items():
+            if self._layer in visitors and self._seen[key] != 1:
+                raise UnsupportedModelError(
+                    f"{self._adapter.name_of(key[0])} ran {self._seen[key]} times in layer "
+                    f"{self._layer}, and an ablation needs it to run once"
+                )
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs), "")
+        changed = self._called((module, INPUT), args[0] if args else kwargs[name])
+        if changed is None:
+            return None
+        return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, name: changed})
+
+    def _behind(self, module: nn.Module, _: Any, __: Any, output: Any) -> Any:
+        changed = self._called((module, OUTPUT), _first(output))
+        return None if changed is None else _with_first(output, changed)
+
+    def _called(self, key: tuple[nn.Module, str], given: Tensor) -> Tensor | None:
+        visitors = self._visitors[key].get(self._layer, ())
+        self._seen[key] += 1
+        changed: Tensor | None = None
+        for visitor in visitors:
+            now = given if changed is None else changed
+            new = visitor(now.reshape(self._shape))
+            changed = changed if new is None else new.reshape(given.shape)
+        return changed
+
+
+def _first(output: Any) -> Tensor:
+    """A module's vectors: alone in some families, first in a tuple in others."""
+    return output[0] if isinstance(output, (tuple, list)) else output
+
+
+def _with_first(output: Any, vectors: Tensor) -> Any:
+    """What a module returned, with other vectors."""
+    if isinstance(output, (tuple, list)):
+        return type(output)([vectors, *output[1:]])
+    return vectors
 
 
 # Interventions in the real model: a component's vectors are replaced while it runs.
@@ -73,23 +172,38 @@ def start_behind(ablation: Ablation, kept: dict[int, Any]) -> int:
 # block reads the residual stream as it is; an RMSNorm is left out in the same way.
 
 
-@dataclass
 class Interventions:
     """The ablations of one model."""
 
-    lens: Lens
-    plan: Plan
-    statistics: Statistics | None = None
-    seed: int = 0
-    #: Layers and components whose replacement was compared with the model's vectors already.
-    _compared: set[tuple[int, str]] = field(default_factory=set)
+    def __init__(self, lens: Lens, statistics: Statistics | None = None, seed: int = 0):
+        self.lens, self.seed = lens, seed
+        self.plan = Plan(lens.layers, lens.name)
+        self._statistics = statistics
+        #: Layers and components whose replacement was compared with the model's vectors already.
+        self._compared: set[tuple[int, str]] = set()
 
     def check(self, ablation: Ablation) -> None:
         """Raise one line unless the model has this ablation and everything it needs is there."""
         self.plan.check(ablation)
-        if ablation.needs_statistics:
-            for layer in ablation.layers:
-                self._gathered().check(layer, ablation.component, ablation.kind)
+        if not ablation.needs_statistics:
+            return
+        frozen = ablation.kind == FROZEN_SIGMA
+        gathered = self.statistics.sigmas if frozen else self.statistics.means
+        for layer in ablation.layers:
+            if (layer, ablation.component) not in gathered:
+                raise InputError(
+                    f"the statistics of {self.statistics.model} hold no {ablation.component} of "
+                    f"layer {layer}; gather them again with this model"
+                )
+
+    @property
+    def statistics(self) -> Statistics:
+        if self._statistics is None:
+            raise InputError(
+                "mean, resample and frozen-sigma need a first pass over other data; take "
+                "normlens.ablate, which makes one, or choose other kinds"
+            )
+        return self._statistics
 
     @contextmanager
     def applied(
@@ -97,23 +211,20 @@ class Interventions:
         ablation: Ablation | None,
         keys: Sequence[str],
         *,
-        kept: Mapping[int, Any] | None = None,
+        kept: dict[int, Any] | None = None,
         skip: int = -1,
-        watching: Callable[[LayerHooks], None] | None = None,
+        keep: Sequence[int] = (),
     ) -> Iterator[None]:
         """Replace a component in the next call of the model, whose rows have these keys.
 
-        None replaces nothing. `kept` and `skip` are those of `LayerHooks.on`; `watching` adds
-        visitors. A resampled position depends on the seed, the row's key, the layer, the component
-        and the position alone.
+        None replaces nothing. `kept`, `skip` and `keep` are those of `LayerHooks.on`. What is
+        resampled depends on the seed, the row's key, the layer, the component and the position.
         """
         hooks = LayerHooks(self.lens.adapter)
         if ablation is not None:
             for layer in ablation.layers:
                 self._intervene(hooks, ablation, layer, keys)
-        if watching is not None:
-            watching(hooks)
-        with hooks.on(kept, skip):
+        with hooks.on(kept, skip=skip, keep=keep):
             yield
 
     def _intervene(
@@ -125,11 +236,12 @@ class Interventions:
         elif isinstance(place, ResidualPlace):
             self._residual(hooks, ablation, layer, place, keys)
         elif ablation.component == LAYER and ablation.kind == ZERO:
-            _bypass(hooks, layer)
+            # The layer's output is its input.
+            seen: list[Tensor] = []
+            hooks.visit(layer, Place(None, INPUT), seen.append)
+            hooks.visit(layer, place, lambda _: seen.pop())
         else:
-            assert isinstance(place, VectorPlace)
-            replaced = self._replacement(ablation, layer, keys)
-            hooks.visit(layer, place.output, replaced)
+            hooks.visit(layer, place, self._replacement(ablation, layer, keys))
 
     def _replacement(
         self, ablation: Ablation, layer: int, keys: Sequence[str]
@@ -139,10 +251,10 @@ class Interventions:
         if kind == ZERO:
             return torch.zeros_like
         if kind == MEAN:
-            mean = self._gathered().mean(layer, component)
+            mean = self.statistics.means[layer, component]
             # A copy, because some models add to what they get in place.
             return lambda y: mean.to(y).expand_as(y).clone()
-        sample = self._gathered().sample(layer, component)
+        sample = self.statistics.samples[layer, component]
 
         def resampled(y: Tensor) -> Tensor:
             rows = [
@@ -166,17 +278,20 @@ class Interventions:
         replacement = self._replacement(ablation, layer, keys)
         seen: dict[Place, Tensor] = {}
 
-        def keep(at: Place) -> None:
-            # Some models (Falcon) add to a block's output in place later.
-            hooks.visit(layer, at, lambda y: seen.__setitem__(at, y.clone()))
+        def keep(at: Place, y: Tensor) -> None:
+            seen[at] = y.clone()  # some models (Falcon) add to a block's output in place later
 
         for at in dict.fromkeys((*place.terms, place.branch, *(place.later or ()))):
-            keep(at)
+            hooks.visit(layer, at, partial(keep, at))
+
+        def sum_of(places: Sequence[Place]) -> Tensor:
+            """The sum of vectors that were seen, in the order of the layer's steps."""
+            return reduce(torch.add, [seen[place] for place in places])
 
         def changed(total: Tensor) -> Tensor:
             branch = seen[place.branch]
-            self._compare(layer, ablation.component, _total(seen, place.terms) + branch, total)
-            return _total(seen, place.terms) + replacement(branch)
+            self._compare(layer, ablation.component, sum_of(place.terms) + branch, total)
+            return sum_of(place.terms) + replacement(branch)
 
         for reader in place.readers:
             hooks.visit(layer, reader, changed)
@@ -184,8 +299,7 @@ class Interventions:
             later = place.later
 
             def carried(_: Tensor) -> Tensor:
-                here = _total(seen, place.terms) + replacement(seen[place.branch])
-                return here + _total(seen, later)
+                return sum_of(place.terms) + replacement(seen[place.branch]) + sum_of(later)
 
             hooks.visit(layer, Place(None, OUTPUT), carried)
 
@@ -210,7 +324,7 @@ class Interventions:
             if kind == NO_AFFINE:
                 plain = replace(norm, gamma=None, beta=None)
                 return FrozenNorm(plain, real.inverse_deviation).apply(wide).to(y.dtype)
-            inverse = 1 / self._gathered().sigma(layer, component)
+            inverse = 1 / self.statistics.sigmas[layer, component]
             mean = torch.full_like(real.inverse_deviation, inverse)
             return FrozenNorm(norm, mean).apply(wide).to(y.dtype)
 
@@ -232,23 +346,3 @@ class Interventions:
                 "be ablated"
             )
         self._compared.add((layer, component))
-
-    def _gathered(self) -> Statistics:
-        if self.statistics is None:
-            raise InputError(
-                "mean, resample and frozen-sigma need statistics of other data; gather them first "
-                "(normlens.studies.ablation.statistics.gather)"
-            )
-        return self.statistics
-
-
-def _bypass(hooks: LayerHooks, layer: int) -> None:
-    """The layer's output is its input."""
-    seen: list[Tensor] = []
-    hooks.visit(layer, Place(None, INPUT), seen.append)
-    hooks.visit(layer, Place(None, OUTPUT), lambda _: seen.pop())
-
-
-def _total(seen: Mapping[Place, Tensor], places: Sequence[Place]) -> Tensor:
-    """The sum of vectors that were seen, in the order of the layer's steps."""
-    return reduce(torch.add, [seen[place] for place in places])

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from normlens import layers
 from normlens.corpus.data.spans import EncodedRecord, mask_tokens
-from normlens.errors import InputError, UnsupportedModelError
+from normlens.errors import InputError, UnsupportedModelError, check_choice
 from normlens.explain.rollouts import cosine_distance
 from normlens.explain.whole_vectors import through_steps
 from normlens.inputs.text import Encoded
-from normlens.layers import FIRST, LAST, MEAN, SEQUENCES, Head
+from normlens.layers import FIRST, LAST, MEAN
 from normlens.models.base import NoHead, read_head
 from normlens.models.unwrapping import check_weights, explain_failure
 from normlens.pipeline.batches import SCORE_TOLERANCE
-from normlens.studies.ablation.options import AUTO, CLASSES, DRIFT, MASKED, NEXT_TOKEN
+from normlens.studies.ablation.options import AUTO, CLASSES, DRIFT, MASKED, NAMES, NEXT_TOKEN
 from normlens.trace.locking import exclusive, other_forwards
-from normlens.trace.run import model_inputs, plain_options, reading
+from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -92,7 +92,7 @@ def model_ready(lens: Lens, work: Callable[[], T]) -> T:
         )
 
     def ready() -> T:
-        with reading(whole, lens.adapter):
+        with without_autocast(lens.device), reading(whole, lens.adapter):
             check_weights(lens.model, lens.layers)
             return work()
 
@@ -109,40 +109,11 @@ def body_pass(lens: Lens, inputs: Mapping[str, Tensor]) -> Any:
         raise
 
 
-def last_vectors(output: Any) -> Tensor:
-    """The vectors behind the last layer and the body's end, (b, i, d)."""
-    return output[0]
-
-
-def head_pass(
-    whole: nn.Module, bodies: Sequence[nn.Module], output: Any, inputs: Mapping[str, Tensor]
-) -> Any:
-    """What the whole model returns where its body returns `output`. For use inside `model_ready`.
-
-    The head is the model's code with all that it does to its scores (soft caps, transforms).
-    """
-    with other_forwards(dict.fromkeys(bodies, lambda _: lambda *__, **___: output)):
-        return whole(**inputs, **plain_options(whole))
-
-
-def bodies_of(lens: Lens) -> list[nn.Module]:
-    """The body, and those of its parts that hold all layers: OPT's head calls such a part."""
-    blocks = set(lens.adapter.blocks())
-    return [
-        module
-        for module in lens.adapter.model.modules()
-        if not isinstance(module, nn.ModuleList) and blocks <= set(module.modules()) - {module}
-    ]
-
-
-def with_vectors(output: Any, vectors: Tensor) -> Any:
-    """What a body returned, with other last vectors and nothing else that depends on tokens."""
-    if isinstance(output, tuple):
-        return (vectors, *([None] * (len(output) - 1)))
-    return type(output)(last_hidden_state=vectors)
-
-
 # What every loss does: ask a question about a sequence, read the answer, judge it.
+
+
+#: What the model reads, the positions whose scores are read, and the targets.
+Asked = tuple[Encoded, tuple[int, ...], tuple[int, ...]]
 
 
 class Loss:
@@ -163,7 +134,13 @@ class Loss:
         second: Encoded | None = None,
     ) -> Question:
         """What is asked about a sequence; raises an InputError where it has no such loss."""
-        raise NotImplementedError
+        # Only drift compares the two texts of a pair.
+        pair = second if self.name == DRIFT else None
+        return Question(key, *self.asked(encoded, key, label), second=pair)
+
+    def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
+        """Where the answer is read; here from all vectors of the text itself."""
+        return encoded, (), ()
 
     def read(
         self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
@@ -186,62 +163,73 @@ class Loss:
 
 
 class ScoreLoss(Loss):
-    """A loss of scores, which the model's head gives from what its body returned."""
+    """−log p of tokens or of a class: a loss of scores, which the model's head gives."""
+
+    task: ClassVar[str]
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
-        self._bodies = bodies_of(lens)
+        try:
+            self.head = read_head(lens.adapter)
+        except NoHead:
+            raise InputError(
+                f"the loss {self.name!r} is that of a {self.task}, and {lens.name} has no head; "
+                "ask for the drift of its vectors (drift), or load a model with a head"
+            ) from None
+        if self.head.task != self.task:
+            raise InputError(
+                f"the loss {self.name!r} is that of a {self.task}, and {lens.name} is a "
+                f"{self.head.task}; leave the loss out to have its own"
+            )
+        # The body, and those of its parts that hold all layers: OPT's head calls such a part.
+        blocks = set(lens.adapter.blocks())
+        self._bodies = [
+            module
+            for module in lens.adapter.model.modules()
+            if not isinstance(module, nn.ModuleList) and blocks <= set(module.modules()) - {module}
+        ]
 
-    def scores(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
-        """The scores that the model gives where its body returns `output`."""
-        return scores_of(head_pass(self.lens.adapter.whole, self._bodies, output, inputs))
+    def scores(self, output: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The scores that the model gives where its body returns `output`.
 
-    def from_scores(self, question: Question, scores: Tensor) -> Tensor:
-        """The answer in the scores that the whole model returns for one sequence."""
-        raise NotImplementedError
+        The head is the model's code with all that it does to its scores (soft caps, transforms).
+        """
+        with other_forwards(dict.fromkeys(self._bodies, lambda _: lambda *__, **___: output)):
+            return self._whole_scores(inputs)
 
     def check(self, question: Question) -> None:
-        lens, whole = self.lens, self.lens.adapter.whole
-        inputs = model_inputs(lens.adapter, question.texts, lens.device)
-        expected = self.from_scores(question, scores_of(whole(**inputs, **plain_options(whole))))
-        [answer] = self.read([question], inputs, body_pass(lens, inputs))
+        inputs = model_inputs(self.lens.adapter, question.texts, self.lens.device)
+        scores = self._whole_scores(inputs)
+        targets = torch.tensor(question.targets, device=scores.device)
+        rows = scores[0, list(question.places)] if question.places else scores
+        expected = negative_log_likelihood(rows, targets).mean()
+        [answer] = self.read([question], inputs, body_pass(self.lens, inputs))
         error = float((answer - expected).abs() / expected.abs().clamp_min(1))
-        tolerance = SCORE_TOLERANCE[lens.dtype]
+        tolerance = SCORE_TOLERANCE[self.lens.dtype]
         if not error <= tolerance:
             raise UnsupportedModelError(
-                f"the head of {lens.name}, run behind its body, misses the whole model's loss by "
-                f"{error:.1e} (tolerance {tolerance:.0e}); its scores need more than the body's "
+                f"the head of {self.lens.name}, run behind its body, misses the whole model's loss "
+                f"by {error:.1e} (tolerance {tolerance:.0e}); its scores need more than the body's "
                 "vectors"
             )
 
+    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
+        return Outcome(float(answer), len(question.targets))
 
-def scores_of(answered: Any) -> Tensor:
-    """The scores in what a model returned."""
-    for name in ("logits", "prediction_logits"):
-        scores = getattr(answered, name, None)
-        if scores is not None:
-            return scores
-    return answered[0]
-
-
-def head_of(lens: Lens, task: str, loss: str) -> Head:
-    """The model's head, which must be one of this task."""
-    try:
-        head = read_head(lens.adapter)
-    except NoHead:
-        raise InputError(
-            f"the loss {loss!r} is that of a {task}, and {lens.name} has no head; ask for the "
-            "drift of its vectors (drift), or load a model with a head"
-        ) from None
-    if head.task != task:
-        raise InputError(
-            f"the loss {loss!r} is that of a {task}, and {lens.name} is a {head.task}; leave the "
-            "loss out to have its own"
-        )
-    return head
+    def _whole_scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        whole = self.lens.adapter.whole
+        answered = whole(**inputs, **plain_options(whole))
+        for name in ("logits", "prediction_logits"):
+            scores = getattr(answered, name, None)
+            if scores is not None:
+                return scores
+        return answered[0]
 
 
-# Losses of language models: the negative log-likelihood of tokens.
+def negative_log_likelihood(scores: Tensor, targets: Tensor) -> Tensor:
+    """−log softmax(scores)[target] in float64, of scores (row, word or class)."""
+    wide = scores.double()
+    return wide.logsumexp(-1) - wide.gather(1, targets[:, None])[:, 0]
 
 
 #: Bytes of scores that are held at once.
@@ -254,174 +242,93 @@ class TokenLoss(ScoreLoss):
     def read(
         self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
     ) -> list[Tensor]:
-        y = last_vectors(output)
+        y = output[0]  # (b, i, d)
         rows = [b for b, question in enumerate(questions) for _ in question.places]
         places = [place for question in questions for place in question.places]
         targets = [target for question in questions for target in question.targets]
         index = torch.tensor([rows, places, targets], device=y.device)
+        words = self.lens.adapter.config.vocab_size
+        # Scores in the model's precision and in float64, and what the logarithm needs.
+        at_once = max(1, SCORES_LIMIT // (words * (self.lens.dtype.itemsize + 24)))
         # Heads of language models act on every vector by itself, so only those that are asked for
         # need their scores.
-        vectors = y[index[0], index[1]]
-        losses = [
-            self._losses(output, part, aims)
-            for part, aims in zip(
-                vectors.split(self._at_once()), index[2].split(self._at_once()), strict=True
-            )
-        ]
+        parts = zip(y[index[0], index[1]].split(at_once), index[2].split(at_once), strict=True)
+        losses = [self._losses(output, vectors, aims) for vectors, aims in parts]
         counts = [len(question.places) for question in questions]
         return [part.mean() for part in torch.cat(losses).cpu().split(counts)]
 
-    def from_scores(self, question: Question, scores: Tensor) -> Tensor:
-        targets = torch.tensor(question.targets, device=scores.device)
-        return negative_log_likelihood(scores[0, list(question.places)], targets).mean()
-
-    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
-        return Outcome(float(answer), len(question.places))
-
     def _losses(self, output: Any, vectors: Tensor, targets: Tensor) -> Tensor:
-        """−log p(target) of each vector, in float64."""
-        inputs = {
-            "input_ids": targets[None],
-            "attention_mask": torch.ones_like(targets[None]),
-        }
-        scores = self.scores(with_vectors(output, vectors[None]), inputs)  # (1, token, word)
+        """−log p(target) of each vector, which stand alone in what the body returned."""
+        if isinstance(output, tuple):
+            alone: Any = (vectors[None], *([None] * (len(output) - 1)))
+        else:
+            alone = type(output)(last_hidden_state=vectors[None])
+        mask = torch.ones_like(targets[None])
+        scores = self.scores(alone, {"input_ids": targets[None], "attention_mask": mask})
         return negative_log_likelihood(scores[0], targets)
-
-    def _at_once(self) -> int:
-        words = self.lens.adapter.config.vocab_size
-        # Scores in the model's precision and in float64, and what the logarithm needs.
-        return max(1, SCORES_LIMIT // (words * (self.lens.dtype.itemsize + 24)))
 
 
 class NextTokenLoss(TokenLoss):
     """−log p(token i + 1 | tokens up to i), at every position but the last."""
 
-    name = NEXT_TOKEN
+    name, task = NEXT_TOKEN, layers.CAUSAL
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
-        head_of(lens, layers.CAUSAL, self.name)
         if not lens.causal:
             raise InputError(
                 f"{lens.name} looks ahead, so it does not predict the next token; ask for the "
                 "drift of its vectors (drift)"
             )
 
-    def question(
-        self,
-        encoded: Encoded,
-        key: str,
-        *,
-        label: str | int | None = None,
-        second: Encoded | None = None,
-    ) -> Question:
+    def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
         if len(encoded) < 2:
             raise InputError("one token alone has no next token")
-        places = tuple(range(len(encoded) - 1))
-        return Question(key, encoded, places, tuple(encoded.ids[1:]))
+        return encoded, tuple(range(len(encoded) - 1)), tuple(encoded.ids[1:])
 
 
 class MaskedLoss(TokenLoss):
     """−log p(token) at the masked positions, given all others."""
 
-    name = MASKED
+    name, task = MASKED, layers.MASKED
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
-        head_of(lens, layers.MASKED, self.name)
         if getattr(lens.tokenizer, "mask_token_id", None) is None:
             raise InputError(
                 f"the loss {self.name!r} needs a tokenizer with a mask token; load {lens.name} "
                 "with its own"
             )
 
-    def question(
-        self,
-        encoded: Encoded,
-        key: str,
-        *,
-        label: str | int | None = None,
-        second: Encoded | None = None,
-    ) -> Question:
+    def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
         copied = {item.name: getattr(encoded, item.name) for item in fields(Encoded)}
         masked = mask_tokens(EncodedRecord(**copied, id=key), self.lens.tokenizer, seed=self.seed)
-        places = tuple(
-            place for place, token in enumerate(encoded.ids) if masked.ids[place] != token
-        )
+        places = tuple(i for i, token in enumerate(encoded.ids) if masked.ids[i] != token)
         if not places:
             raise InputError("there is no ordinary token that could be masked")
-        return Question(key, masked, places, tuple(encoded.ids[place] for place in places))
-
-
-def negative_log_likelihood(scores: Tensor, targets: Tensor) -> Tensor:
-    """−log softmax(scores)[target] in float64, of scores (token, word)."""
-    wide = scores.double()
-    return wide.logsumexp(-1) - wide.gather(1, targets[:, None])[:, 0]
-
-
-# Losses of whole sequences: of their class, and of their one vector.
+        return masked, places, tuple(encoded.ids[place] for place in places)
 
 
 class ClassLoss(ScoreLoss):
     """−log p(label) of a classifier whose classes exclude each other."""
 
-    name = CLASSES
+    name, task = CLASSES, layers.SEQUENCES
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
-        head = head_of(lens, SEQUENCES, self.name)
-        classes = 0 if head.output is None else head.output.weight.shape[1]
-        if not head.exclusive or classes < 2:
+        self._classes = 0 if self.head.output is None else self.head.output.weight.shape[1]
+        if not self.head.exclusive or self._classes < 2:
             raise InputError(
                 f"{lens.name} does not choose one of several classes, so it has no such loss; ask "
                 "for the drift of its vectors (drift)"
             )
-        self._labels = {name: index for index, name in head.labels.items()}
-        self._classes = classes
+        self._labels = {name: index for index, name in self.head.labels.items()}
 
-    def question(
-        self,
-        encoded: Encoded,
-        key: str,
-        *,
-        label: str | int | None = None,
-        second: Encoded | None = None,
-    ) -> Question:
+    def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
         if label is None:
             raise InputError("it has no label; the data need one for each sequence")
-        return Question(key, encoded, targets=(self._class(label),))
-
-    def read(
-        self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
-    ) -> list[Tensor]:
-        scores = self._class_scores(inputs, output)  # (b, class)
-        targets = torch.tensor([question.targets[0] for question in questions])
-        return list(negative_log_likelihood(scores, targets.to(scores.device)).cpu())
-
-    def from_scores(self, question: Question, scores: Tensor) -> Tensor:
-        targets = torch.tensor(question.targets, device=scores.device)
-        return negative_log_likelihood(scores, targets)[0]
-
-    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
-        return Outcome(float(answer), 1)
-
-    def _class_scores(self, inputs: dict[str, Tensor], output: Any) -> Tensor:
-        config, size = self.lens.adapter.whole.config, len(inputs["input_ids"])
-        if size == 1 or getattr(config, "pad_token_id", None) is not None:
-            return self.scores(output, inputs)
-        # A decoder without a padding token cannot tell where padded sequences end.
-        lengths = inputs["attention_mask"].sum(1).tolist()
-        rows = []
-        for b, n in enumerate(lengths):
-            alone = {name: values[b : b + 1, :n] for name, values in inputs.items()}
-            rows.append(self.scores(_row(output, b, n), alone))
-        return torch.cat(rows)
-
-    def _class(self, label: str | int) -> int:
-        if label in self._labels:
-            return self._labels[str(label)]
         try:
-            number = int(label)
+            number = self._labels[str(label)] if label in self._labels else int(label)
         except ValueError:
             number = -1
         if not 0 <= number < self._classes:
@@ -429,7 +336,32 @@ class ClassLoss(ScoreLoss):
                 f"unknown label {label!r}; the classes of {self.lens.name} are "
                 f"{', '.join(self._labels) or f'0 to {self._classes - 1}'}"
             )
-        return number
+        return encoded, (), (number,)
+
+    def read(
+        self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
+    ) -> list[Tensor]:
+        padding = getattr(self.lens.adapter.whole.config, "pad_token_id", None)
+        if len(questions) == 1 or padding is not None:
+            scores = self.scores(output, inputs)  # (b, class)
+        else:
+            # A decoder without a padding token cannot tell where padded sequences end.
+            rows = []
+            for b, n in enumerate(inputs["attention_mask"].sum(1).tolist()):
+                alone = {name: values[b : b + 1, :n] for name, values in inputs.items()}
+                rows.append(self.scores(_row(output, b, n), alone))
+            scores = torch.cat(rows)
+        targets = torch.tensor([question.targets[0] for question in questions])
+        return list(negative_log_likelihood(scores, targets.to(scores.device)).cpu())
+
+
+def _row(output: Any, b: int, n: int) -> Any:
+    """One row of what a body returned, without its padding."""
+    if isinstance(output, tuple):
+        return (output[0][b : b + 1, :n], *output[1:])
+    pooled = getattr(output, "pooler_output", None)
+    others = {} if pooled is None else {"pooler_output": pooled[b : b + 1]}
+    return type(output)(last_hidden_state=output[0][b : b + 1, :n], **others)
 
 
 class DriftLoss(Loss):
@@ -444,23 +376,15 @@ class DriftLoss(Loss):
         super().__init__(lens, seed=seed)
         self._head = lens.pooling.head(lens.adapter.end(), lens.device).to(torch.float64)
 
-    def question(
-        self,
-        encoded: Encoded,
-        key: str,
-        *,
-        label: str | int | None = None,
-        second: Encoded | None = None,
-    ) -> Question:
-        return Question(key, encoded, second=second)
-
     def read(
         self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
     ) -> list[Tensor]:
-        y = last_vectors(output)
         texts = [text for question in questions for text in question.texts]
-        vectors = torch.stack([self._vector(y[b], len(text)) for b, text in enumerate(texts)]).cpu()
-        return list(vectors.split([len(question.texts) for question in questions]))
+        vectors = []
+        for y, n in zip(output[0], map(len, texts), strict=True):
+            read = {MEAN: slice(0, n), FIRST: slice(0, 1), LAST: slice(n - 1, n)}[self._head.reads]
+            vectors.append(through_steps(self._head.steps, y[read].double().mean(0)))
+        return list(torch.stack(vectors).cpu().split([len(asked.texts) for asked in questions]))
 
     def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
         drift = cosine_distance(answer, intact).mean()
@@ -468,19 +392,6 @@ class DriftLoss(Loss):
             return Outcome(float(drift), 1)
         cosine = F.cosine_similarity(answer[0], answer[1], dim=0)
         return Outcome(float(drift), 2, float(cosine))
-
-    def _vector(self, y: Tensor, n: int) -> Tensor:
-        read = {MEAN: slice(0, n), FIRST: slice(0, 1), LAST: slice(n - 1, n)}[self._head.reads]
-        return through_steps(self._head.steps, y[read].double().mean(0))
-
-
-def _row(output: Any, b: int, n: int) -> Any:
-    """One row of what a body returned, without its padding."""
-    if isinstance(output, tuple):
-        return (output[0][b : b + 1, :n], *output[1:])
-    pooled = getattr(output, "pooler_output", None)
-    others = {} if pooled is None else {"pooler_output": pooled[b : b + 1]}
-    return type(output)(last_hidden_state=output[0][b : b + 1, :n], **others)
 
 
 # Losses by name: which one a model has, chosen by its head.
@@ -497,11 +408,6 @@ def _row(output: Any, b: int, n: int) -> Any:
 
 LOSSES: dict[str, type[Loss]] = {
     loss.name: loss for loss in (NextTokenLoss, MaskedLoss, ClassLoss, DriftLoss)
-}
-_BY_TASK = {
-    layers.CAUSAL: NextTokenLoss,
-    layers.MASKED: MaskedLoss,
-    layers.SEQUENCES: ClassLoss,
 }
 
 
@@ -520,20 +426,20 @@ def choose_loss(lens: Lens, name: str = AUTO, *, seed: int = 0) -> Loss:
             f"{lens.name} is an encoder–decoder; ablations measure losses of models that read one "
             "sequence"
         )
-    if name != AUTO and name not in LOSSES:
-        raise InputError(f"unknown loss {name!r}; choose one of: {', '.join((AUTO, *LOSSES))}")
-    kind = LOSSES[_loss_of(lens) if name == AUTO else name]
-    return kind(lens, seed=seed)
+    check_choice(name, NAMES, "loss")
+    if name == AUTO:
+        name = _loss_of_head(lens)
+    return LOSSES[name](lens, seed=seed)
 
 
-def _loss_of(lens: Lens) -> str:
+def _loss_of_head(lens: Lens) -> str:
     try:
         task = read_head(lens.adapter).task
     except NoHead:
-        return DriftLoss.name
-    if task not in _BY_TASK:
-        raise InputError(
-            f"there is no loss for {lens.name}, a {task}; ask for the drift of its vectors "
-            f"({DriftLoss.name})"
-        )
-    return _BY_TASK[task].name
+        return DRIFT
+    for loss in (NextTokenLoss, MaskedLoss, ClassLoss):
+        if loss.task == task:
+            return loss.name
+    raise InputError(
+        f"there is no loss for {lens.name}, a {task}; ask for the drift of its vectors ({DRIFT})"
+    )

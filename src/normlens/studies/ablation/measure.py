@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normlens.corpus.measures import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.corpus.measures.base import LABEL, WHOSE, build
+from normlens.corpus.runs.options import parse_names
 from normlens.errors import (
     InputError,
     MemoryLimitError,
@@ -23,16 +24,14 @@ from normlens.errors import (
 )
 from normlens.models.unwrapping import padding_spoils
 from normlens.options import AnalysisOptions
-from normlens.pipeline.batches import Progress
 from normlens.plan.costs import GIB
-from normlens.studies.ablation.interventions import Interventions, layers_to_keep, start_behind
+from normlens.studies.ablation.interventions import Interventions
 from normlens.studies.ablation.losses import (
     Loss,
     Outcome,
     Question,
     body_pass,
     choose_loss,
-    last_vectors,
     model_ready,
 )
 from normlens.studies.ablation.options import (
@@ -43,7 +42,6 @@ from normlens.studies.ablation.options import (
     Ablation,
     parse_layer_choice,
 )
-from normlens.studies.ablation.places import LayerHooks
 from normlens.studies.ablation.plan import Plan
 from normlens.studies.ablation.statistics import Statistics
 from normlens.trace.run import model_inputs
@@ -61,16 +59,8 @@ if TYPE_CHECKING:
 # batch; where it does not hold, every pass is a whole one.
 
 
-#: Bytes of layers' outputs that a batch keeps by default.
+#: Bytes of layers' outputs that a batch keeps.
 KEPT_LIMIT = GIB
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """The losses of a batch's sequences: intact, and under each ablation."""
-
-    intact: list[Outcome]
-    ablated: list[list[Outcome]]  # [ablation][sequence]
 
 
 class Runner:
@@ -84,52 +74,32 @@ class Runner:
         *,
         statistics: Statistics | None = None,
         seed: int = 0,
-        memory_limit: int | None = None,
         keep: bool = True,
     ):
         """Refuse ablations that the model does not have, before anything runs.
 
-        `keep` false runs all layers for every ablation. `memory_limit` (bytes) bounds what a batch
-        keeps of its layers.
+        `keep` false runs all layers for every ablation.
         """
         self.lens, self.loss, self.ablations = lens, loss, list(ablations)
-        self.interventions = Interventions(lens, Plan(lens.layers, lens.name), statistics, seed)
+        self.interventions = Interventions(lens, statistics, seed)
         for ablation in self.ablations:
             self.interventions.check(ablation)
-        self._limit = memory_limit or KEPT_LIMIT
         #: Whether layers are passed by; None until the first batch has shown that they can be.
         self.passes_by: bool | None = None if keep else False
         #: Layers that have run, and that were passed by, over all batches and passes.
         self.layers_run = self.layers_passed = 0
         self._first = True
 
-    def run(self, questions: Sequence[Question], progress: Progress | None = None) -> Outcomes:
-        """The losses of some sequences, run as one padded batch, or halves of it if memory ends.
+    def run(self, questions: Sequence[Question]) -> list[list[Outcome]]:
+        """The losses of some sequences: with the intact model first, then under each ablation.
 
-        `progress` is called with the passes done and all of them.
+        They run as one padded batch, or as halves of it if memory ends.
         """
         if not questions:
-            return Outcomes([], [[] for _ in self.ablations])
-        answers = self._run(questions, progress)
-        if answers is None:
-            half = len(questions) // 2
-            parts = self.run(questions[:half], progress), self.run(questions[half:], progress)
-            return _joined(*parts)
-        judged = [
-            [
-                self.loss.outcome(question, answer, intact)
-                for question, answer, intact in zip(questions, row, answers[0], strict=True)
-            ]
-            for row in answers
-        ]
-        return Outcomes(judged[0], judged[1:])
-
-    def _run(
-        self, questions: Sequence[Question], progress: Progress | None
-    ) -> list[list[Tensor]] | None:
-        """The answers of a batch; None where it runs out of memory and fewer may not."""
+            return [[] for _ in range(len(self.ablations) + 1)]
+        answers = None
         try:
-            return model_ready(self.lens, lambda: self._answers(questions, progress))
+            answers = model_ready(self.lens, lambda: self._answers(questions))
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, NormLensError) or not is_out_of_memory(error):
                 raise
@@ -137,116 +107,88 @@ class Runner:
                 longest = max(len(text) for text in questions[0].texts)
                 raise MemoryLimitError(
                     f"{longest} tokens do not fit into the memory of {self.lens.device}; use "
-                    "shorter texts, less memory for kept layers, or another device"
-                    f"{process_limit()}"
+                    f"shorter texts, or another device{process_limit()}"
                 ) from error
-        return None
+        if answers is None:  # halved here, where the error no longer holds any tensors
+            half = len(questions) // 2
+            halves = self.run(questions[:half]), self.run(questions[half:])
+            return [first + second for first, second in zip(*halves, strict=True)]
+        return [list(map(self.loss.outcome, questions, row, answers[0])) for row in answers]
 
-    def _answers(
-        self, questions: Sequence[Question], progress: Progress | None
-    ) -> list[list[Tensor]]:
+    def _answers(self, questions: Sequence[Question]) -> list[list[Tensor]]:
         """The answers of the intact model, then under each ablation, to every question."""
-        lengths = [len(text) for question in questions for text in question.texts]
-        if len(lengths) > 1 and padding_spoils(self.lens.layers, self.lens.dtype, lengths):
-            return self._answers_alone(questions, progress)
-        batch = _Batch.of(self.lens, questions)
+        lens = self.lens
+        texts = [text for question in questions for text in question.texts]
+        if len(texts) > 1 and padding_spoils(
+            lens.layers, lens.dtype, [len(text) for text in texts]
+        ):
+            return self._answers_alone(questions)
+        keys = [key for question in questions for key in question.keys]
+        inputs = model_inputs(lens.adapter, texts, lens.device)
         if self._first:
             self.loss.check(questions[0])
             self._first = False
         kept: dict[int, Any] = {}
-        passes = len(self.ablations) + 1
-        answers = [self._pass(batch, None, kept, watching=self._keeper(batch, kept))]
-        for done, ablation in enumerate(self.ablations, 1):
-            if progress is not None:
-                progress(done, passes)
-            answers.append(self._pass(batch, ablation, kept))
-        if progress is not None:
-            progress(passes, passes)
+
+        def body(ablation: Ablation | None, skip: int = -1, keep: Sequence[int] = ()) -> Any:
+            with self.interventions.applied(ablation, keys, kept=kept, skip=skip, keep=keep):
+                return body_pass(lens, inputs)
+
+        width = lens.layers[0].attention.output.weight.shape[1]
+        size = inputs["input_ids"].numel() * width * lens.dtype.itemsize
+        layers = layers_to_keep(self.ablations, lens.n_layers, size, KEPT_LIMIT)
+        output = body(None, keep=() if self.passes_by is False else layers)
+        if kept and self.passes_by is None:
+            self.passes_by = _same_bits(body, output[0], kept)
+        if not self.passes_by:
+            kept.clear()
+        answers = [self.loss.read(questions, inputs, output)]
+        self.layers_run += lens.n_layers
+        for ablation in self.ablations:
+            skip = max((layer for layer in kept if layer < ablation.first), default=-1)
+            answers.append(self.loss.read(questions, inputs, body(ablation, skip)))
+            self.layers_passed += skip + 1
+            self.layers_run += lens.n_layers - skip - 1
         return answers
 
-    def _answers_alone(
-        self, questions: Sequence[Question], progress: Progress | None
-    ) -> list[list[Tensor]]:
+    def _answers_alone(self, questions: Sequence[Question]) -> list[list[Tensor]]:
         """The same with every text by itself, where padding would spoil it."""
         columns = []
         for question in questions:
-            parts = [self._answers([part], progress) for part in question.parts]
+            parts = [self._answers([part]) for part in question.parts]
             answers = [[row[0] for row in rows] for rows in zip(*parts, strict=True)]
             columns.append([torch.cat(both) if len(both) > 1 else both[0] for both in answers])
         return [list(row) for row in zip(*columns, strict=True)]
 
-    def _pass(
-        self,
-        batch: _Batch,
-        ablation: Ablation | None,
-        kept: dict[int, Any],
-        watching: Callable[[LayerHooks], None] | None = None,
-    ) -> list[Tensor]:
-        skip = -1 if ablation is None else start_behind(ablation, kept)
-        with self.interventions.applied(
-            ablation, batch.keys, kept=kept, skip=skip, watching=watching
-        ):
-            output = body_pass(self.lens, batch.inputs)
-        self.layers_passed += skip + 1
-        self.layers_run += self.lens.n_layers - skip - 1
-        if ablation is None and kept and self.passes_by is None:
-            self.passes_by = self._same_bits(batch, last_vectors(output), kept)
-        if not self.passes_by:
-            kept.clear()
-        return self.loss.read(batch.questions, batch.inputs, output)
 
-    def _keeper(self, batch: _Batch, kept: dict[int, Any]) -> Callable[[LayerHooks], None] | None:
-        """Keeps what layers return in the intact pass."""
-        if self.passes_by is False:
-            return None
-        each = batch.inputs["input_ids"].numel() * width(self.lens) * self.lens.dtype.itemsize
-        layers = layers_to_keep(self.ablations, self.lens.n_layers, each, self._limit)
+def layers_to_keep(
+    ablations: Sequence[Ablation], n_layers: int, bytes_each: int, limit: int
+) -> list[int]:
+    """The layers whose outputs are worth keeping: as many as fit, evenly spread.
 
-        def watch(hooks: LayerHooks) -> None:
-            for layer in layers:
-                hooks.keep(layer, kept)
-
-        return watch
-
-    def _same_bits(self, batch: _Batch, intact: Tensor, kept: dict[int, Any]) -> bool:
-        """Whether the model gives the same bits when layers are passed by, few or many."""
-        for skip in {min(kept), max(kept)}:
-            try:
-                with self.interventions.applied(None, batch.keys, kept=kept, skip=skip):
-                    again = last_vectors(body_pass(self.lens, batch.inputs))
-            except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-                if is_out_of_memory(error):
-                    raise
-                return False  # such a model needs more of its layers than their vectors
-            if not torch.equal(again, intact):
-                return False
-        return True
+    An ablation starts behind the last kept layer before its first one.
+    """
+    wanted = sorted({ablation.first - 1 for ablation in ablations if ablation.first > 0})
+    wanted = [layer for layer in wanted if layer < n_layers]
+    fitting = limit // max(1, bytes_each)
+    if fitting >= len(wanted):
+        return wanted
+    # Of every stretch of layers the first is kept: behind it all others of the stretch can start.
+    return [wanted[k * len(wanted) // fitting] for k in range(fitting)]
 
 
-def _joined(first: Outcomes, second: Outcomes) -> Outcomes:
-    """The outcomes of two batches as those of one."""
-    rows = zip(first.ablated, second.ablated, strict=True)
-    return Outcomes(first.intact + second.intact, [a + b for a, b in rows])
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Questions with the inputs of the model that they need."""
-
-    questions: Sequence[Question]
-    keys: list[str]  # of every row
-    inputs: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, lens: Lens, questions: Sequence[Question]) -> _Batch:
-        texts = [text for question in questions for text in question.texts]
-        keys = [key for question in questions for key in question.keys]
-        return cls(questions, keys, model_inputs(lens.adapter, texts, lens.device))
-
-
-def width(lens: Lens) -> int:
-    """The model's width d."""
-    return lens.layers[0].attention.output.weight.shape[1]
+def _same_bits(body: Callable[..., Any], intact: Tensor, kept: dict[int, Any]) -> bool:
+    """Whether the model gives the same bits when layers are passed by, few or many."""
+    for skip in {min(kept), max(kept)}:
+        try:
+            again = body(None, skip)[0]
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+            if is_out_of_memory(error):
+                raise
+            return False  # such a model needs more of its layers than their vectors
+        if not torch.equal(again, intact):
+            return False
+    return True
 
 
 # Rows of ablations: the loss of every sequence with the intact model and under every ablation.
@@ -300,8 +242,7 @@ class AblationMeasure(ModelMeasure):
         for name in ("components", "kinds"):
             given = getattr(self, name)
             if given is not None:
-                listed = given.split(",") if isinstance(given, str) else given
-                object.__setattr__(self, name, tuple(str(one).strip() for one in listed))
+                object.__setattr__(self, name, parse_names(given))
         parse_layer_choice(self.layers)
 
     @property
@@ -311,24 +252,25 @@ class AblationMeasure(ModelMeasure):
     @property
     def options(self) -> dict[str, Any]:
         """What the numbers depend on: of the statistics what they are, not where they lie."""
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        del given["statistics"]
         return {
-            "components": None if self.components is None else list(self.components),
-            "kinds": None if self.kinds is None else list(self.kinds),
-            "layers": self.layers,
-            "draws": self.draws,
-            "loss": self.loss,
-            "label": self.label,
-            "score": self.score,
-            "apart": self.apart,
-            "seed": self.seed,
-            "digest": self.digest,
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
         }
 
     def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
-        ablations = self.planned(lens)
         loss = choose_loss(lens, self.loss, seed=self.seed)
-        runner = Runner(lens, loss, ablations, statistics=self._gathered(ablations), seed=self.seed)
-        return _Bound(self, runner)
+        ablations = self.planned(lens)
+        statistics = None
+        if self.statistics is not None and any(one.needs_statistics for one in ablations):
+            statistics = Statistics.load(self.statistics)
+            if self.digest is not None and statistics.digest != self.digest:
+                raise InputError(
+                    f"{self.statistics!r} is not the file that the run was begun with; put that "
+                    "one back, or begin anew in another folder"
+                )
+        return _Bound(self, Runner(lens, loss, ablations, statistics=statistics, seed=self.seed))
 
     def planned(self, lens: Lens) -> list[Ablation]:
         """The ablations of a model; what it does not have is refused in one line."""
@@ -342,22 +284,6 @@ class AblationMeasure(ModelMeasure):
             together=choice.together,
             draws=self.draws,
         )
-
-    def _gathered(self, ablations: Sequence[Ablation]) -> Statistics | None:
-        if not any(ablation.needs_statistics for ablation in ablations):
-            return None
-        if self.statistics is None:
-            raise InputError(
-                "mean, resample and frozen-sigma need a first pass over other data; take "
-                "normlens.ablate, which makes one, or choose other kinds"
-            )
-        gathered = Statistics.load(self.statistics)
-        if self.digest is not None and gathered.digest != self.digest:
-            raise InputError(
-                f"{self.statistics!r} is not the file that the run was begun with; put that one "
-                "back, or begin anew in another folder"
-            )
-        return gathered
 
 
 class _Bound(BoundMeasure):
@@ -379,10 +305,8 @@ class _Bound(BoundMeasure):
         if questions:
             with clock.on("ablations"):
                 outcomes = self.runner.run(list(questions.values()))
-            every = [outcomes.intact, *outcomes.ablated]
-            for number, place in enumerate(questions):
-                item = items[place]
-                rows[place] = {TABLE: self._table(item, [group[number] for group in every])}
+            for place, of_sequence in zip(questions, zip(*outcomes, strict=True), strict=True):
+                rows[place] = {TABLE: self._table(items[place], of_sequence)}
         return rows
 
     def _question(self, item: Item) -> Question:
@@ -432,17 +356,12 @@ def _numbered(ablations: Sequence[Ablation]) -> tuple[dict[str, Any], dict[str, 
         "layers": ["", *(",".join(map(str, ablation.layers)) for ablation in ablations)],
     }
     labels = {name: list(dict.fromkeys(values)) for name, values in texts.items()}
-    codes = {name: [labels[name].index(value) for value in texts[name]] for name in texts}
-    numbers = {
-        "layer": [None, *(ablation.layer for ablation in ablations)],
-        "draw": [None, *(ablation.draw for ablation in ablations)],
-    }
-    columns = {
+    columns: dict[str, Any] = {
         "ablation": np.arange(len(ablations) + 1),
-        **{name: np.array(values) for name, values in codes.items()},
-        **{
-            name: np.array([np.nan if value is None else value for value in values])
-            for name, values in numbers.items()
-        },
+        # None becomes NaN.
+        "layer": np.array([None, *(ablation.layer for ablation in ablations)], dtype=float),
+        "draw": np.array([None, *(ablation.draw for ablation in ablations)], dtype=float),
     }
+    for name, values in texts.items():
+        columns[name] = np.array([labels[name].index(value) for value in values])
     return columns, labels

@@ -67,11 +67,6 @@ def is_norm(component: str) -> bool:
     return "LN" in component
 
 
-def is_residual(component: str) -> bool:
-    """Whether a component's name is that of a residual connection."""
-    return component.startswith("RES")
-
-
 def kinds_of(component: str) -> tuple[str, ...]:
     """The ways in which a component of this name can be replaced.
 
@@ -247,10 +242,8 @@ class AblateOptions:
         parse_layer_choice(self.layers)
         for kind in self.kinds or ():
             if kind not in KINDS:
-                choices = ", ".join(KINDS)
-                raise OptionError(
-                    "kinds", f"unknown {{option}} {kind!r}; choose some of: {choices}"
-                )
+                some = f"choose some of: {', '.join(KINDS)}"
+                raise OptionError("kinds", f"unknown {{option}} {kind!r}; {some}")
         for name in ("components", "kinds"):
             if getattr(self, name) == ():
                 raise OptionError(name, "{option} names nothing; leave it out to take all")
@@ -286,7 +279,5 @@ class AblateOptions:
     def from_json(cls, contents: dict[str, Any]) -> AblateOptions:
         names = {item.name for item in fields(cls)}
         values = {name: value for name, value in contents.items() if name in names}
-        for name in ("components", "kinds"):
-            if values.get(name) is not None:
-                values[name] = tuple(values[name])
-        return cls(**values)
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**values | lists)

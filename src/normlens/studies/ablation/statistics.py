@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,20 +23,20 @@ from normlens.errors import InputError, OutputError, reason_of, system_reason
 from normlens.frozen.parts import FrozenNorm
 from normlens.inputs.text import Encoded
 from normlens.layers import cast
-from normlens.pipeline.batches import Progress, batches
+from normlens.pipeline.batches import batches
 from normlens.studies.ablation.data import AblationData
+from normlens.studies.ablation.interventions import LayerHooks
 from normlens.studies.ablation.losses import Loss, body_pass, model_ready
-from normlens.studies.ablation.options import FROZEN_SIGMA, MASKED, MEAN, AblateOptions
-from normlens.studies.ablation.places import (
+from normlens.studies.ablation.options import MASKED, AblateOptions
+from normlens.studies.ablation.plan import (
     INPUT,
-    LayerHooks,
+    NoPlace,
     NormPlace,
     Place,
+    Plan,
     ResidualPlace,
-    VectorPlace,
     draws,
 )
-from normlens.studies.ablation.plan import Plan
 from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:
@@ -72,30 +72,6 @@ class Statistics:
     sigmas: Mapping[Where, float]
     samples: Mapping[Where, Tensor]  # (sample, d), in the model's precision
 
-    def mean(self, layer: int, component: str) -> Tensor:
-        """The mean vector of a component."""
-        self.check(layer, component, MEAN)
-        return self.means[layer, component]
-
-    def sample(self, layer: int, component: str) -> Tensor:
-        """Vectors of a component at some positions, (sample, d)."""
-        self.check(layer, component, MEAN)
-        return self.samples[layer, component]
-
-    def sigma(self, layer: int, component: str) -> float:
-        """The mean deviation σ of the vectors that a norm normalises."""
-        self.check(layer, component, FROZEN_SIGMA)
-        return self.sigmas[layer, component]
-
-    def check(self, layer: int, component: str, kind: str) -> None:
-        """Raise unless a component was gathered for a kind of ablation."""
-        gathered = self.sigmas if kind == FROZEN_SIGMA else self.means
-        if (layer, component) not in gathered:
-            raise InputError(
-                f"the statistics of {self.model} hold no {component} of layer {layer}; gather them "
-                "again with this model"
-            )
-
     @cached_property
     def digest(self) -> str:
         """A hash of all that was gathered."""
@@ -125,7 +101,19 @@ class Statistics:
         if header.get("format") != FORMAT:
             raise InputError(f"{str(path)!r} holds no ablation statistics; gather them first")
         try:
-            found = cls._read(header, tensors)
+            parts: dict[str, dict[Where, Tensor]] = {"mean": {}, "sigma": {}, "sample": {}}
+            for name, tensor in tensors.items():
+                part, layer, component = name.split("/", 2)
+                parts[part][int(layer), component] = tensor
+            found = cls(
+                model=header["model"],
+                sequences=int(header["sequences"]),
+                positions=int(header["positions"]),
+                seed=int(header["seed"]),
+                means=parts["mean"],
+                sigmas={where: float(sigma) for where, sigma in parts["sigma"].items()},
+                samples=parts["sample"],
+            )
             is_whole = found.digest == header["digest"]
         except (LookupError, ValueError, RuntimeError):  # of names and numbers that are none
             is_whole = False
@@ -134,22 +122,6 @@ class Statistics:
                 f"the contents of {str(path)!r} do not match its digest; gather them again"
             )
         return found
-
-    @classmethod
-    def _read(cls, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Statistics:
-        parts: dict[str, dict[Where, Tensor]] = {"mean": {}, "sigma": {}, "sample": {}}
-        for name, tensor in tensors.items():
-            part, layer, component = name.split("/", 2)
-            parts[part][int(layer), component] = tensor
-        return cls(
-            model=header["model"],
-            sequences=int(header["sequences"]),
-            positions=int(header["positions"]),
-            seed=int(header["seed"]),
-            means=parts["mean"],
-            sigmas={where: float(sigma) for where, sigma in parts["sigma"].items()},
-            samples=parts["sample"],
-        )
 
     def _header(self) -> dict[str, str]:
         return {
@@ -181,140 +153,81 @@ def gather(
     seed: int = 0,
     reservoir: int = RESERVOIR,
     batch_size: int | str = "auto",
-    progress: Progress | None = None,
 ) -> Statistics:
     """Statistics of a model over sequences, which are not those that ablations are measured on.
 
     `keys` name the sequences (by default their numbers); which positions are kept for resampling
     depends on the seed, the key and the position alone. Give them as the loss has the model read
-    them (`Question.encoded`), with masks where it masks. `progress` is called with the sequences
-    done and all of them.
+    them (`Question.encoded`), with masks where it masks. The result is the same for any order and
+    any size of batches but for rounding.
     """
     if not sequences:
         raise InputError("there is no sequence to gather statistics from; give at least one")
     names = [str(i) for i in range(len(sequences))] if keys is None else list(keys)
-    gathering = Gathering(lens, seed=seed, reservoir=reservoir)
+    sums = _Sums(lens)
+    priorities = np.empty(0, np.uint64)  # of the positions that are kept, the lowest first
     for places in batches(lens, sequences, batch_size):
-        gathering.add([sequences[i] for i in places], [names[i] for i in places])
-        if progress is not None:
-            progress(gathering.sequences, len(sequences))
-    return gathering.result()
+        new = [draws(len(sequences[i]), "position", seed, names[i]) for i in places]
+        everything = np.concatenate([priorities, *new])
+        kept = np.argsort(everything, kind="stable")[:reservoir]
+        priorities = everything[kept]
+        sums.add([sequences[i] for i in places], torch.as_tensor(kept))
+    positions = sum(map(len, sequences))
+    return Statistics(
+        model=lens.name,
+        sequences=len(sequences),
+        positions=positions,
+        seed=seed,
+        means={where: (total / positions).cpu() for where, total in sums.vectors.items()},
+        sigmas={where: float(total) / positions for where, total in sums.sigmas.items()},
+        samples={where: rows.cpu() for where, rows in sums.samples.items()},
+    )
 
 
-class Gathering:
-    """Sums over the batches that were added, in float64."""
+class _Sums:
+    """Sums over the batches that were added, in float64, and vectors at the kept positions."""
 
-    def __init__(self, lens: Lens, *, seed: int = 0, reservoir: int = RESERVOIR):
-        if reservoir < 1:
-            raise InputError(f"the reservoir has at least one position, not {reservoir}")
-        self.lens, self.seed = lens, seed
-        self.plan = Plan(lens.layers, lens.name)
-        self.sequences = self.positions = 0
-        self._kept = _Kept(reservoir)
-        self._sums: dict[Where, Tensor] = {}
-        self._sigmas: dict[Where, Tensor] = {}
-        self._samples: dict[Where, Tensor] = {}
+    def __init__(self, lens: Lens):
+        self.lens, self.plan = lens, Plan(lens.layers, lens.name)
+        self.vectors: dict[Where, Tensor] = {}
+        self.sigmas: dict[Where, Tensor] = {}
+        self.samples: dict[Where, Tensor] = {}
 
-    def add(self, batch: Sequence[Encoded], keys: Sequence[str]) -> None:
-        """Run the model on a batch, whose sequences have these keys."""
-        lens = self.lens
-        inputs = model_inputs(lens.adapter, batch, lens.device)
-        lengths = [len(sequence) for sequence in batch]
-        entering = self._kept.enter(
-            [draws(n, "position", self.seed, key) for n, key in zip(lengths, keys, strict=True)]
-        )
+    def add(self, batch: Sequence[Encoded], kept: Tensor) -> None:
+        """Run the model on a batch; `kept` are positions of those kept so far and the batch's."""
+        inputs = model_inputs(self.lens.adapter, batch, self.lens.device)
         real = inputs["attention_mask"].bool()  # (b, i)
-        hooks = LayerHooks(lens.adapter)
+        hooks = LayerHooks(self.lens.adapter)
         for layer, places in enumerate(self.plan.places):
             for component, place in places.items():
                 where = (layer, component)
                 if isinstance(place, NormPlace):
                     read = Place(place.module, INPUT)
-                    hooks.visit(layer, read, self._deviations(where, place, real))
-                elif isinstance(place, VectorPlace):
-                    hooks.visit(layer, place.output, self._vectors(where, real, entering))
-                elif isinstance(place, ResidualPlace):
-                    hooks.visit(layer, place.branch, self._vectors(where, real, entering))
+                    hooks.visit(layer, read, partial(self._add_sigmas, where, place, real))
+                elif not isinstance(place, NoPlace):
+                    read = place.branch if isinstance(place, ResidualPlace) else place
+                    hooks.visit(layer, read, partial(self._add_vectors, where, real, kept))
 
         def run() -> None:
             with hooks.on():
-                body_pass(lens, inputs)
+                body_pass(self.lens, inputs)
 
-        model_ready(lens, run)
-        self.sequences += len(batch)
-        self.positions += sum(lengths)
+        model_ready(self.lens, run)
 
-    def result(self) -> Statistics:
-        """What was gathered, the same for any order and any size of batches but for rounding."""
-        if not self.positions:
-            raise InputError("nothing was gathered; add sequences first")
-        order = self._kept.order()
-        return Statistics(
-            model=self.lens.name,
-            sequences=self.sequences,
-            positions=self.positions,
-            seed=self.seed,
-            means={where: (total / self.positions).cpu() for where, total in self._sums.items()},
-            sigmas={where: float(total) / self.positions for where, total in self._sigmas.items()},
-            samples={where: rows.cpu()[order] for where, rows in self._samples.items()},
-        )
+    def _add_vectors(self, where: Where, real: Tensor, kept: Tensor, y: Tensor) -> None:
+        rows = y[real]
+        _add(self.vectors, where, rows.double().sum(0))
+        before = self.samples.get(where, rows[:0])
+        self.samples[where] = torch.cat([before, rows])[kept.to(y.device)]
 
-    def _vectors(self, where: Where, real: Tensor, entering: _Entering) -> Callable[[Tensor], None]:
-        def visit(y: Tensor) -> None:
-            total = y[real].double().sum(0)
-            self._sums[where] = self._sums[where] + total if where in self._sums else total
-            if where not in self._samples:
-                self._samples[where] = y.new_zeros(self._kept.size, y.shape[-1])
-            if len(entering.slots):
-                rows = y[entering.rows.to(y.device), entering.positions.to(y.device)]
-                self._samples[where][entering.slots.to(y.device)] = rows
-
-        return visit
-
-    def _deviations(self, where: Where, place: NormPlace, real: Tensor) -> Callable[[Tensor], None]:
-        def visit(x: Tensor) -> None:
-            wide = x[real].double()
-            total = FrozenNorm.at(cast(place.norm, wide.dtype), wide).inverse_deviation
-            total = total.reciprocal().sum()
-            self._sigmas[where] = self._sigmas[where] + total if where in self._sigmas else total
-
-        return visit
+    def _add_sigmas(self, where: Where, place: NormPlace, real: Tensor, x: Tensor) -> None:
+        wide = x[real].double()
+        inverse = FrozenNorm.at(cast(place.norm, wide.dtype), wide).inverse_deviation
+        _add(self.sigmas, where, inverse.reciprocal().sum())
 
 
-@dataclass(frozen=True)
-class _Entering:
-    """The positions of a batch that are kept, and the slots that they take."""
-
-    rows: Tensor
-    positions: Tensor
-    slots: Tensor
-
-
-@dataclass
-class _Kept:
-    """The positions with the lowest priorities so far, each in a slot."""
-
-    size: int
-    priorities: dict[int, int] = field(default_factory=dict)  # by slot
-
-    def enter(self, offered: Sequence[np.ndarray]) -> _Entering:
-        """Take those positions of a batch that belong to the lowest, by their priorities."""
-        new = [
-            (int(priority), b, i) for b, row in enumerate(offered) for i, priority in enumerate(row)
-        ]
-        everything = [(p, -1, slot) for slot, p in self.priorities.items()] + new
-        lowest = sorted(everything)[: self.size]
-        staying = {slot for _, b, slot in lowest if b < 0}
-        free = iter([slot for slot in range(self.size) if slot not in staying])
-        self.priorities = {slot: self.priorities[slot] for slot in staying}
-        entering = [(b, i, next(free), p) for p, b, i in lowest if b >= 0]
-        self.priorities |= {slot: p for _, _, slot, p in entering}
-        columns = [torch.tensor([entry[k] for entry in entering]).long() for k in range(3)]
-        return _Entering(*columns)
-
-    def order(self) -> list[int]:
-        """The slots in use, by their priorities."""
-        return sorted(self.priorities, key=lambda slot: self.priorities[slot])
+def _add(sums: dict[Where, Tensor], where: Where, more: Tensor) -> None:
+    sums[where] = sums[where] + more if where in sums else more
 
 
 # The first pass of an ablation, kept in a file beside its runs.

@@ -22,14 +22,12 @@ from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
 from normlens.errors import TABLES, InputError, check_choice, check_installed
-from normlens.inputs.text import Encoded
 from normlens.lens import Lens
-from normlens.measures.alignment import Link, count_links
+from normlens.measures.alignment import count_links
 from normlens.options import AnalysisOptions, check_keywords, names_of, shows_fields_of
 from normlens.scopes import components_of
 from normlens.studies.alignment.gold import (
     ALIGNMENT,
-    COUNTS,
     ORDER,
     SCHEMAS,
     TEXTS,
@@ -137,7 +135,13 @@ class _Alignment(BoundMeasure):
         worst = [0.0] * len(items)
         if self.chosen.scopes:
             with clock.on("maps"):
-                for place, maps in enumerate(self._maps(encoded)):
+                options = AnalysisOptions(
+                    scopes=list(self.chosen.scopes.values()),
+                    layers=self.chosen.layers,
+                    heads=bool(self.chosen.heads),
+                    batch_size=self.batch_size,
+                )
+                for place, maps in enumerate(self.lens.analyse(encoded, options)):
                     readings[place] += self._of_maps(maps, len(encoded[place].source))
                     worst[place] = max(worst[place], maps.completeness)
         if self.chosen.explains:
@@ -150,15 +154,6 @@ class _Alignment(BoundMeasure):
                 self._rows(item, read, error)
                 for item, read, error in zip(items, readings, worst, strict=True)
             ]
-
-    def _maps(self, pairs: Sequence[Encoded]) -> list[Maps]:
-        options = AnalysisOptions(
-            scopes=list(self.chosen.scopes.values()),
-            layers=self.chosen.layers,
-            heads=bool(self.chosen.heads),
-            batch_size=self.batch_size if self.batch_size == "auto" else int(self.batch_size),
-        )
-        return self.lens.analyse(pairs, options)
 
     def _of_maps(self, maps: Maps, sources: int) -> Iterator[Reading]:
         """The columns of the encoder of every map that is asked for."""
@@ -183,42 +178,29 @@ class _Alignment(BoundMeasure):
         except InputError as error:
             return str(error)
         whose = {"index": item.index, "sequence": item.sequence}
-        rows = [
-            {
-                **whose,
-                "layer": layer,
-                "scope": read.scope,
-                "way": way,
-                "head": read.head,
-                **_counted(links, gold),
-            }
-            for read in readings
-            for way in read.ways
-            for layer, links in zip(read.layers, places.links(read.scores, way), strict=True)
-        ]
-        texts = {**whose, **_texts(encoded, gold), "completeness": completeness}
+        rows = []
+        for read in readings:
+            for way in read.ways:
+                maps = places.links(read.scores, way)
+                for layer, links in zip(read.layers, maps, strict=True):
+                    row = {**whose, "layer": layer, "scope": read.scope, "way": way}
+                    row |= {"head": read.head, "alignment": pharaoh(links), "links": len(links)}
+                    if gold is not None:
+                        row |= count_links(links, gold.sure, gold.possible)._asdict()
+                    rows.append(row)
+        texts = {
+            **whose,
+            "source": " ".join(encoded.source.word_labels),
+            "target": " ".join(encoded.word_labels),
+            "generated": encoded.generated is not None,
+            "gold_sure": None if gold is None else pharaoh(sorted(gold.sure)),
+            "gold_possible": None if gold is None else pharaoh(sorted(gold.possible)),
+            "completeness": completeness,
+        }
         return {
             "alignment": pa.Table.from_pylist(rows, schema=ALIGNMENT),
             "alignment_texts": pa.Table.from_pylist([texts], schema=TEXTS),
         }
-
-
-def _counted(links: list[Link], gold: GoldLinks | None) -> dict[str, Any]:
-    written = {"alignment": pharaoh(links)}
-    if gold is None:
-        return {**written, **dict.fromkeys(COUNTS), "links": len(links)}
-    counts = count_links(links, gold.sure, gold.possible)
-    return {**written, **{name: getattr(counts, name) for name in COUNTS}}
-
-
-def _texts(encoded: Any, gold: GoldLinks | None) -> dict[str, Any]:
-    return {
-        "source": " ".join(encoded.source.word_labels),
-        "target": " ".join(encoded.word_labels),
-        "generated": encoded.generated is not None,
-        "gold_sure": None if gold is None else pharaoh(sorted(gold.sure)),
-        "gold_possible": None if gold is None else pharaoh(sorted(gold.possible)),
-    }
 
 
 # ``normlens.align``: words of a source and its target, linked by a decoder's maps.

@@ -110,26 +110,27 @@ class Gold:
                 f"{self.path!r} has {len(self)} lines and the data {len(lengths)} sentence pairs "
                 "(blank ones left out); gold links stand in one line for each pair"
             )
-        possible = FIRST_WORDS if given is None else (given,)
-        wrong = {first: self._first_wrong(first, lengths) for first in possible}
-        fitting = [first for first in possible if wrong[first] is None]
+        wrong: list[int] = []  # the first line that does not fit, for each way to count
+        fitting = []
+        for first in FIRST_WORDS if given is None else (given,):
+            pairs = enumerate(zip(self.lines, lengths, strict=True))
+            line = next((n for n, (links, pair) in pairs if not links.fits(first, pair)), None)
+            if line is None:
+                fitting.append(first)
+            else:
+                wrong.append(line)
         if not fitting:
-            last = max(line for line in wrong.values() if line is not None)
-            source, target = lengths[last]
+            source, target = lengths[max(wrong)]
             raise InputError(
-                f"{self.path!r}, line {last + 1}: it links words that the sentence pair does not "
-                f"have ({source} in the source, {target} in the target); are these the gold links "
-                "of this data, source first?"
+                f"{self.path!r}, line {max(wrong) + 1}: it links words that the sentence pair does "
+                f"not have ({source} in the source, {target} in the target); are these the gold "
+                "links of this data, source first?"
             )
         if len(fitting) > 1:
             raise InputError(
                 f"{self.path!r} could count words from 0 or from 1; say which with --gold-first"
             )
         return fitting[0]
-
-    def _first_wrong(self, first: int, lengths: Sequence[tuple[int, int]]) -> int | None:
-        pairs = zip(self.lines, lengths, strict=True)
-        return next((n for n, (line, pair) in enumerate(pairs) if not line.fits(first, pair)), None)
 
 
 def read_gold(path: str | os.PathLike[str]) -> Gold:

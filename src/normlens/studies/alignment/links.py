@@ -24,8 +24,6 @@ from normlens.scopes import components_of, resolve
 from normlens.studies.alignment.options import ALL, EXPLAIN, INPUT, OUTPUT, WAYS
 
 if TYPE_CHECKING:
-    from normlens.inputs.text import Encoded
-    from normlens.layers import Layer
     from normlens.lens import Lens
 
 # Links between the words of a source and of its target, from a decoder's maps.
@@ -48,11 +46,20 @@ class WordPlaces:
                     f"the words of the {name} are not known, because its tokenizer does not say "
                     "which word a token belongs to; give words that spaces separate"
                 )
-        return cls(
-            columns=_places(source.words or [], len(source.word_labels)),
-            no_word=[place for place, word in enumerate(source.words or []) if word is None],
-            tokens=_places(target.words or [], len(target.word_labels)),
-        )
+        sources, targets = len(source.word_labels), len(target.word_labels)
+        return cls.of_words(source.words or [], sources, target.words or [], targets)
+
+    @classmethod
+    def of_words(
+        cls,
+        source: Sequence[int | None],
+        sources: int | None,
+        target: Sequence[int | None],
+        targets: int,
+    ) -> WordPlaces:
+        """The same from each token's word and the number of words on either side."""
+        no_word = [place for place, word in enumerate(source) if word is None]
+        return cls(_places(source, sources), no_word, _places(target, targets))
 
     def rows(self, way: str) -> list[list[int]]:
         """The rows of each target word."""
@@ -77,13 +84,10 @@ def word_links(maps: Maps, scope: str = "CROSS-N", layer: int = -1, way: str = I
     with the largest score, or to none if a special token (the end of the source) has a larger one.
     """
     of_encoder = maps.sources_of(OTHER_SEQUENCE)
-    places = WordPlaces(
-        columns=_places(of_encoder.sources.token_words or [], None),
-        no_word=[k for k, w in enumerate(of_encoder.sources.token_words or []) if w is None],
-        tokens=_places(maps.token_words or [], len(maps.word_labels)),
-    )
-    if of_encoder.sources.token_words is None or maps.token_words is None:
+    sources, targets = of_encoder.sources.token_words, maps.token_words
+    if sources is None or targets is None:
         raise InputError("the words of these maps are not known; give both texts as lists of words")
+    places = WordPlaces.of_words(sources, None, targets, len(maps.word_labels))
     (links,) = places.links(of_encoder.at(scope, layer)[None], way)
     return links
 
@@ -154,40 +158,45 @@ def choose(
     of_maps = [scope for scope in scopes if scope.upper() != EXPLAIN]
     explains = len(of_maps) < len(scopes)
     if explains:
-        _check_explains(lens, ways, head)
-    named: dict[str, str] = {}
+        read_head(lens.adapter)  # raises for a model without one
+        if OUTPUT not in ways:
+            raise InputError(
+                "contributions to a logit are of the row that predicts a word; choose --way "
+                "output, or leave explain out of --scope"
+            )
+        if head not in (None, ALL):
+            raise InputError("contributions to a logit are of the whole model; leave --head out")
+    named: set[str] = set()
     for scope in of_maps:
-        named |= reached if scope == ALL else _one(scope, available, reached)
+        full = None if scope == ALL else resolve(scope, available)
+        if full is not None and full not in reached.values():
+            raise InputError(
+                f"nothing of the source has reached {full}, so that no word can be aligned by it; "
+                f"choose some of: {', '.join(reached)}, explain"
+            )
+        named |= set(reached) if full is None else {_name(full)}
     wanted = AnalysisOptions(layers=layers).layers_of(len(decoder), f"the decoder of {lens.name}")
-    heads = _heads(head, min(_cross_heads(decoder[layer]) for layer in wanted), lens.name)
-    if head not in (None, ALL) and (deeper := [n for n in named if n not in (WEIGHTS, NORMS)]):
+    count = min(
+        step.heads
+        for layer in wanted
+        for step in decoder[layer].attentions
+        if step.source is not None
+    )
+    every = range(count)
+    heads = [] if head is None else list(every) if head == ALL else [head]
+    if any(one not in every for one in heads):
+        raise InputError(
+            f"head {head!r} is out of range; the cross-attention of {lens.name} has heads 0 to "
+            f"{count - 1}"
+        )
+    ordered = {name: full for name, full in reached.items() if name in named}
+    together = head in (None, ALL)
+    if not together and (deeper := [name for name in ordered if name not in (WEIGHTS, NORMS)]):
         raise InputError(
             f"single heads have maps of {WEIGHTS} and {NORMS}, not of {deeper[0]}; leave --head "
             "out, or choose these scopes"
         )
-    ordered = {name: full for name, full in reached.items() if name in named}
-    return Chosen(ordered, wanted, heads, together=head in (None, ALL), explains=explains)
-
-
-def _check_explains(lens: Lens, ways: Sequence[str], head: int | str | None) -> None:
-    read_head(lens.adapter)  # raises for a model without one
-    if OUTPUT not in ways:
-        raise InputError(
-            "contributions to a logit are of the row that predicts a word; choose --way output, or "
-            "leave explain out of --scope"
-        )
-    if head not in (None, ALL):
-        raise InputError("contributions to a logit are of the whole model; leave --head out")
-
-
-def _one(scope: str, available: Sequence[str], reached: dict[str, str]) -> dict[str, str]:
-    full = resolve(scope, available)
-    if full not in reached.values():
-        raise InputError(
-            f"nothing of the source has reached {full}, so that no word can be aligned by it; "
-            f"choose some of: {', '.join(reached)}, explain"
-        )
-    return {_name(full): full}
+    return Chosen(ordered, wanted, [int(one) for one in heads], together, explains)
 
 
 def _name(scope: str) -> str:
@@ -195,23 +204,6 @@ def _name(scope: str) -> str:
     if scope.endswith("-N") and components_of(scope)[-1] == "CROSS":
         return NORMS
     return scope
-
-
-def _heads(head: int | str | None, count: int, name: str) -> list[int]:
-    if head is None:
-        return []
-    if head == ALL:
-        return list(range(count))
-    if isinstance(head, str) or not 0 <= head < count:
-        raise InputError(
-            f"head {head!r} is out of range; the cross-attention of {name} has heads 0 to "
-            f"{count - 1}"
-        )
-    return [int(head)]
-
-
-def _cross_heads(layer: Layer) -> int:
-    return next(step.heads for step in layer.attentions if step.source is not None)
 
 
 # Scores for links from explanations: what each source token contributes to a word's logits.
@@ -225,9 +217,7 @@ def explained(
     Row i has the contributions of the source's tokens to the logit of the target token that the
     decoder predicts there. They are signed: a token that speaks against a word is no link to it.
     """
-    options = ExplainOptions(
-        flow=False, batch_size=batch_size if batch_size == "auto" else int(batch_size)
-    )
+    options = ExplainOptions(flow=False, batch_size=batch_size)
     answers = ask(lens, pairs, True, options, position="all")
     for place, (pair, answer) in enumerate(zip(pairs, answers, strict=True)):
         scores = np.zeros((1, len(pair), len(pair.sequences[0])))

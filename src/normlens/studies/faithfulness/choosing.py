@@ -16,14 +16,7 @@ from normlens.models.base import NoHead, read_head
 from normlens.scopes import shortest
 from normlens.studies.faithfulness.lens_methods import method
 from normlens.studies.faithfulness.options import NAMES, ROLLOUT, Columns
-from normlens.studies.faithfulness.protocols import (
-    PROTOCOLS,
-    Evidence,
-    Example,
-    deciding_words,
-    get,
-    of_kind,
-)
+from normlens.studies.faithfulness.protocols import PROTOCOLS, Evidence, Example, deciding_words
 from normlens.studies.faithfulness.questions import (
     CLASSES,
     COSINE,
@@ -40,21 +33,6 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 # From the rows of a corpus to questions about its texts.
-
-
-@dataclass(frozen=True)
-class Asked:
-    """An example, and what its row says of the right answer."""
-
-    example: Example
-    label: int | None  # a class
-    prefers: bool  # whether the target is the better of two words that the row names
-
-    def correct(self, score: float, predicted: int) -> bool | None:
-        """Whether the model is right by its row; None where the row does not say."""
-        if self.label is not None:
-            return predicted == self.label
-        return score > 0 if self.prefers else None
 
 
 @dataclass(frozen=True)
@@ -83,14 +61,23 @@ class Asking:
         nothing = EncodedRecord([], [], [])
         return column_of(label, self.head, None, nothing, None, False, "label")
 
-    def of(self, items: Sequence[Item]) -> list[Asked | str]:
+    def of(self, items: Sequence[Item]) -> list[Example | str]:
         """Ask about each text, or say why it cannot be asked about."""
-        problems = [self._problem(_encoded(item)) for item in items]
-        usable = [i for i, problem in zip(items, problems, strict=True) if problem is None]
-        made = iter(self._questions([_encoded(item) for item in usable]))
+        encoded = [_encoded(item) for item in items]
+        problems = [self._problem(text) for text in encoded]
+        usable = [t for t, problem in zip(encoded, problems, strict=True) if problem is None]
+        questions = iter(self._questions(usable))
+        column = self.columns.evidence
         return [
-            self._asked(item, next(made)) if problem is None else problem
-            for item, problem in zip(items, problems, strict=True)
+            problem
+            or Example(
+                next(questions),
+                item.seed,
+                None if column is None else text.extra[column],
+                self._label(text),
+                prefers=self.columns.good is not None,
+            )
+            for item, text, problem in zip(items, encoded, problems, strict=True)
         ]
 
     def _problem(self, encoded: EncodedRecord) -> str | None:
@@ -125,12 +112,6 @@ class Asking:
             return None
         return self.class_of(_field(encoded, self.columns.label))
 
-    def _asked(self, item: Item, question: Question) -> Asked:
-        encoded = _encoded(item)
-        column = self.columns.evidence
-        example = Example(question, item.seed, None if column is None else encoded.extra[column])
-        return Asked(example, self._label(encoded), self.columns.good is not None)
-
 
 def _encoded(item: Item) -> EncodedRecord:
     assert isinstance(item.encoded, EncodedRecord)
@@ -146,18 +127,24 @@ def _field(encoded: EncodedRecord, column: str) -> str:
 # What is evaluated unless told otherwise, by the model and the data's columns; refusals.
 
 
-@dataclass(frozen=True)
-class DefaultMethods:
-    """The built-in methods that a model and this machine allow, and what a missing package bars."""
+#: What each kind of question is asked of: the task of such models, and their name.
+_MODELS = {
+    CLASSES: (SEQUENCES, "classifiers"),
+    NEXT_TOKEN: (CAUSAL, "causal language models"),
+    COSINE: (None, "sentence encoders on pairs of texts"),
+}
 
-    allowed: tuple[str, ...]
-    missing: tuple[str, ...]  # reasons, one for each method that needs another package
 
+def default_methods(lens: Lens) -> tuple[tuple[str, ...], list[str]]:
+    """Every built-in method that this model allows, with the rollout of its whole layer.
 
-def default_methods(lens: Lens) -> DefaultMethods:
-    """Every built-in method that this model allows, with the rollout of its whole layer."""
+    Beside them the reasons, one for each method that needs a package that is missing.
+    """
+    whole = shortest(lens.scopes).get(lens.scopes[-1], lens.scopes[-1])
+    names = list(NAMES)
+    names.insert(names.index("rollout-weights"), f"{ROLLOUT}{whole.lower()}")
     allowed, missing = [], []
-    for name in _names(lens):
+    for name in names:
         try:
             method(name).needs(lens)
         except MissingDependencyError as error:
@@ -166,22 +153,15 @@ def default_methods(lens: Lens) -> DefaultMethods:
             continue
         else:
             allowed.append(name)
-    return DefaultMethods(tuple(allowed), tuple(missing))
-
-
-def _names(lens: Lens) -> list[str]:
-    whole = shortest(lens.scopes).get(lens.scopes[-1], lens.scopes[-1])
-    names = list(NAMES)
-    names.insert(names.index("rollout-weights"), f"{ROLLOUT}{whole.lower()}")
-    return names
+    return tuple(allowed), missing
 
 
 def default_kind(lens: Lens, pairs: bool = False) -> str:
     """The kind of question that a model answers: classes, next tokens, or cosines of pairs."""
     task = _task(lens)
-    kinds = {SEQUENCES: CLASSES, CAUSAL: NEXT_TOKEN}
-    if task in kinds:
-        return kinds[task]
+    for kind, (expected, _) in _MODELS.items():
+        if task == expected:
+            return kind
     if pairs:
         return COSINE
     raise InputError(
@@ -190,58 +170,57 @@ def default_kind(lens: Lens, pairs: bool = False) -> str:
     )
 
 
-def default_protocols(lens: Lens, kind: str, columns: Columns) -> tuple[str, ...]:
-    """The protocols of a kind that the model's tokens and the data's columns allow."""
+def choose_protocols(
+    lens: Lens, kind: str, named: Sequence[str] | None, columns: Columns
+) -> tuple[str, ...]:
+    """The named protocols, or all of a kind that the model's tokens and the data's columns allow.
+
+    Refuses protocols of another kind of model, and columns that they do not read.
+    """
+    protocols = tuple(named or _default_protocols(lens, kind, columns))
+    (expected, models), task = _MODELS[kind], _task(lens)
+    if expected not in (None, task):
+        raise InputError(
+            f"{protocols[0]} is for {models}, and {lens.name} is a {task}; choose among "
+            f"{', '.join(PROTOCOLS)} what fits it, or leave --protocols out"
+        )
+    if kind == CLASSES:
+        class_head(lens)
+    check_columns(kind, protocols, columns)
+    return protocols
+
+
+def _default_protocols(lens: Lens, kind: str, columns: Columns) -> list[str]:
     allowed, reasons = [], []
-    for name in of_kind(kind):
-        if name == Evidence.name and columns.evidence is None:
+    for name, protocol in PROTOCOLS.items():
+        if protocol.kind != kind or (name == Evidence.name and columns.evidence is None):
             continue
         try:
-            get(name).on(lens)
+            protocol.on(lens)
         except InputError as error:
             reasons.append(str(error))
         else:
             allowed.append(name)
     if not allowed:
         raise InputError(reasons[0])
-    return tuple(allowed)
-
-
-#: What each kind of question is asked of.
-_MODELS = {
-    CLASSES: "classifiers",
-    NEXT_TOKEN: "causal language models",
-    COSINE: "sentence encoders on pairs of texts",
-}
+    return allowed
 
 
 def check_columns(kind: str, protocols: Sequence[str], columns: Columns) -> None:
     """Refuse columns that the kind of question does not read, and evidence without its column."""
-    if columns.label is not None and kind != CLASSES:
-        raise InputError(f"labels are for classifiers, and {protocols[0]} is for {_MODELS[kind]}")
-    if columns.good is not None and kind != NEXT_TOKEN:
-        raise InputError(
-            f"good and bad next words are for causal language models, and {protocols[0]} is for "
-            f"{_MODELS[kind]}"
-        )
+    for column, what, reader in (
+        (columns.label, "labels", CLASSES),
+        (columns.good, "good and bad next words", NEXT_TOKEN),
+    ):
+        if column is not None and kind != reader:
+            raise InputError(
+                f"{what} are for {_MODELS[reader][1]}, and {protocols[0]} is for {_MODELS[kind][1]}"
+            )
     if Evidence.name in protocols and columns.evidence is None:
         raise InputError(
             "evidence needs the word of each text that must decide; give --evidence-column, with "
             "--good-column and --bad-column"
         )
-
-
-def check_kind(lens: Lens, kind: str, protocols: Sequence[str]) -> None:
-    """Refuse protocols that the model does not allow."""
-    expected = {CLASSES: SEQUENCES, NEXT_TOKEN: CAUSAL}.get(kind)
-    task = _task(lens)
-    if expected not in (None, task):
-        raise InputError(
-            f"{protocols[0]} is for {_MODELS[kind]}, and {lens.name} is a {task}; choose among "
-            f"{', '.join(PROTOCOLS)} what fits it, or leave --protocols out"
-        )
-    if kind == CLASSES:
-        class_head(lens)
 
 
 def _task(lens: Lens) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,9 @@ from normlens.loading.load import load
 from normlens.options import AUTO, check_keywords, names_of, shows_fields_of
 from normlens.studies.faithfulness.choosing import (
     Asking,
-    check_columns,
-    check_kind,
+    choose_protocols,
     default_kind,
     default_methods,
-    default_protocols,
 )
 from normlens.studies.faithfulness.lens_methods import method
 from normlens.studies.faithfulness.options import (
@@ -51,13 +49,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from normlens._keywords import EvaluateKeywords
-    from normlens.lens import Lens
 
 # What an evaluation will do, settled before anything long starts.
 
 
 #: An interval over sequences needs so many.
 LEAST_SEQUENCES = 2
+#: Options of a run that say how data is read.
+READING = ("column", "pair_column", "paragraphs", "limit")
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,8 @@ class Reading:
         """The data with these columns beside its text."""
         if isinstance(self.data, Data):
             return self.data
-        return open_data(
-            os.fspath(self.data),
-            column=self.column,
-            pair_column=self.pair_column,
-            paragraphs=self.paragraphs,
-            limit=self.limit,
-            extra=extra,
-        )
+        reading = {name: getattr(self, name) for name in READING}
+        return open_data(os.fspath(self.data), extra=extra, **reading)
 
     def has(self, extra: tuple[str, ...]) -> bool:
         """Whether the data can be read with these columns."""
@@ -115,22 +108,19 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
         if named:
             raise InputError(f"{named[0]} needs pairs of texts; give --pair-column")
         default_kind(lens)  # says what the model could be evaluated on
-    protocols = named or default_protocols(lens, kind, columns)
-    check_kind(lens, kind, protocols)
-    check_columns(kind, protocols, columns)
+    protocols = choose_protocols(lens, kind, named, columns)
     if columns.label is not None:
         Asking(lens, kind, columns, AUTO).class_of(first.extra[columns.label])
-    settings = {
-        **asdict(options),
-        "methods": list(_methods(lens, options, progress)),
-        "protocols": list(protocols),
-        "label_column": columns.label,
-        "good_column": columns.good,
-        "bad_column": columns.bad,
-        "evidence_column": columns.evidence,
-    }
-    kept = {name: value for name, value in settings.items() if value is not None}
-    return Plan(kept, columns, reading)
+    if options.methods is None:
+        methods, missing = default_methods(lens)
+        for reason in missing:
+            progress.say(f"note: {reason}")
+    else:
+        methods = options.methods
+        for name in methods:
+            method(name).needs(lens)
+    settings = {"methods": list(methods), "protocols": list(protocols), "steps": options.steps}
+    return Plan({**settings, **columns.settings}, columns, reading)
 
 
 def _recognised(reading: Reading) -> tuple[Reading, Columns]:
@@ -167,22 +157,10 @@ def _first(reading: Reading, columns: Columns) -> Record:
     return first
 
 
-def _methods(lens: Lens, options: EvaluateOptions, progress: Progress) -> tuple[str, ...]:
-    if options.methods is None:
-        chosen = default_methods(lens)
-        for reason in chosen.missing:
-            progress.say(f"note: {reason}")
-        return chosen.allowed
-    for name in options.methods:
-        method(name).needs(lens)
-    return options.methods
-
-
 # ``normlens.studies.faithfulness``: how true attributions are of a model, over a corpus.
 
 
 MEASURE = "faithfulness"
-_READING = ("column", "pair_column", "paragraphs", "limit")
 _NOT_TAKEN = tuple(name for name in names_of(RunOptions) if name not in RUN_FIELDS)
 
 
@@ -215,18 +193,29 @@ def evaluate(
         return _finish(folder, model, data, own, of_run, page, progress)
     check_free(folder)
     here = (of_run.get("engine", "local"), of_run.get("workers", 1)) == ("local", 1)
-    lens = model if isinstance(model, Lens) else _load(model, of_run, here)
+    # The model that runs here, or one on the CPU to be asked what it allows.
+    lens = (
+        model
+        if isinstance(model, Lens)
+        else load(
+            model_name(model),
+            device=of_run.get("device", "auto") if here else "cpu",
+            dtype=of_run.get("dtype", "auto"),
+            revision=of_run.get("revision"),
+            trust_remote_code=of_run.get("trust_remote_code", False),
+        )
+    )
     progress.say(f"choosing methods and protocols for {lens.name}")
-    reading = Reading(data, **{name: of_run[name] for name in _READING if name in of_run})
+    reading = Reading(data, **{name: of_run[name] for name in READING if name in of_run})
     plan = make_plan(lens, EvaluateOptions(**own), reading, progress)
     if plan.columns.good is not None and of_run.setdefault("truncate", False):
         raise InputError(
             "the next words follow the whole text, so that a text cannot be cut; leave --truncate "
             "out, or raise --max-length"
         )
-    of_run |= {"column": plan.reading.column, "extra_columns": plan.columns.names}
-    if isinstance(data, Data):
-        del of_run["column"]
+    of_run["extra_columns"] = plan.columns.names
+    if not isinstance(data, Data):
+        of_run["column"] = plan.reading.column
     done = run(
         lens if here else model,
         data,
@@ -304,14 +293,3 @@ def _with_page(done: Run, progress: Progress) -> Run:
     progress.say("building the page")
     build_report(done.folder.url)
     return done
-
-
-def _load(model: str | os.PathLike[str], of_run: dict[str, Any], here: bool) -> Lens:
-    """The model that runs here, or one on the CPU to be asked what it allows."""
-    return load(
-        model_name(model),
-        device=of_run.get("device", "auto") if here else "cpu",
-        dtype=of_run.get("dtype", "auto"),
-        revision=of_run.get("revision"),
-        trust_remote_code=of_run.get("trust_remote_code", False),
-    )

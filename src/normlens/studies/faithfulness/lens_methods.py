@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,28 +16,27 @@ from normlens.errors import InputError, NormLensError, reason_of
 from normlens.explain.explainer import Explainer
 from normlens.explain.network import check_one_sequence
 from normlens.explain.questions import Question as Asked
+from normlens.explain.questions import place_of
 from normlens.explain.rollouts import PREFIX, RolloutOptions, check_method
 from normlens.explain.rollouts import Method as Rollout
 from normlens.explain.rollouts import method as rollout
 from normlens.explain.whole_vectors import parts_of_texts
 from normlens.inputs.text import Encoded
-from normlens.layers import MEAN, SENTENCES, Head
+from normlens.layers import FIRST, MEAN, SENTENCES, Head
 from normlens.models.base import read_head
 from normlens.options import IG, INPUT, AnalysisOptions, CosineOptions, ExplainOptions
 from normlens.results.explanation import Explanation
-from normlens.results.maps import Maps
 from normlens.scopes import resolve
 from normlens.studies.faithfulness.methods import (
-    FIRST_TOKEN,
-    GRADIENT_TIMES_INPUT,
-    INTEGRATED_GRADIENTS,
-    LEAVE_ONE_OUT,
-    RANDOM,
     Method,
     MethodOptions,
     Scores,
-    place_read,
-    row_read,
+    check_captum,
+    drops,
+    earliness,
+    integrals,
+    products,
+    random_scores,
 )
 from normlens.studies.faithfulness.options import checked_name
 from normlens.studies.faithfulness.questions import (
@@ -46,10 +46,23 @@ from normlens.studies.faithfulness.questions import (
     sentence_head,
     text_vectors,
 )
-from normlens.studies.faithfulness.scoring import Passes, every_source, no_passes
+from normlens.studies.faithfulness.scoring import Passes, check_gradients
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+
+# Where a question is read behind the last layer: one token's vector, or the mean of all.
+
+
+def place_read(lens: Lens, question: Question) -> int | None:
+    """The token whose last vector the score is read from; None: the mean of all is."""
+    if question.position is not None:
+        return question.position
+    if question.kind == COSINE:
+        reads = lens.pooling.reads
+        return None if reads == MEAN else 0 if reads == FIRST else len(question) - 1
+    return place_of(lens, read_head(lens.adapter), question.encoded)
+
 
 # ``normlens``: what each token contributes to the score through the frozen network.
 #
@@ -79,7 +92,6 @@ def explanations(
         nonlinearity=rule,
         flow=False,
         batch_size=options.batch_size,
-        memory_limit=options.memory_limit,
     )
     asked = [
         Asked(
@@ -116,19 +128,6 @@ def check_network(lens: Lens) -> None:
         raise InputError(f"scores of {lens.name} cannot be carried through its layers: {outside}")
 
 
-def _adjoint(tokens: int) -> Passes:
-    return Passes(backward=1.0)
-
-
-def _method(name: str, rule: str) -> Method:
-    return Method(name, partial(contributions, rule=rule), check_network, _adjoint)
-
-
-NORMLENS = _method("normlens", IG)
-NORMLENS_GRADIENT = _method("normlens-gradient", "gradient")
-NORMLENS_IG_BIAS = _method("normlens-ig-bias", "ig-bias")
-
-
 # ``vectors``: ‖V_k‖, the length of what a token gives to the vector that the score is read from.
 #
 # Of a cosine it is ‖u_k‖, the length of the token's part of the text's vector.
@@ -147,7 +146,6 @@ def lengths(lens: Lens, questions: Sequence[Question], options: MethodOptions) -
         layers=-1,
         origin=INPUT,
         batch_size=options.batch_size,
-        memory_limit=options.memory_limit,
     )
     maps = lens.analyse(encoded, chosen)
     rows = (one[one.scopes[-1]][-1][place] for one, place in zip(maps, places, strict=True))
@@ -157,12 +155,9 @@ def lengths(lens: Lens, questions: Sequence[Question], options: MethodOptions) -
 def _pooled(
     lens: Lens, head: Head, encoded: Sequence[Encoded], options: MethodOptions
 ) -> list[Scores]:
-    chosen = CosineOptions(batch_size=options.batch_size, memory_limit=options.memory_limit)
+    chosen = CosineOptions(batch_size=options.batch_size)
     parts = parts_of_texts(lens, head, list(encoded), chosen)
     return [np.linalg.norm(part.tokens, axis=-1) for part in parts]
-
-
-VECTORS = Method("vectors", lengths, check_network, every_source)
 
 
 # Products of layers' maps: rollout of any scope or of weights, GlobEnc, ALTI, value zeroing.
@@ -175,17 +170,16 @@ def rows(
     lens: Lens, questions: Sequence[Question], options: MethodOptions, *, product: Rollout
 ) -> list[Scores]:
     """The rows (j,) of the whole model's maps that the scores are read from."""
-    chosen = RolloutOptions(batch_size=options.batch_size, memory_limit=options.memory_limit)
+    chosen = RolloutOptions(batch_size=options.batch_size)
     maps = product(lens, [question.encoded for question in questions], chosen)
     assert isinstance(maps, list)
-    return [row_read(lens, q, _last(one)) for q, one in zip(questions, maps, strict=True)]
-
-
-def _last(maps: Maps) -> Scores:
-    """The map of the whole model: the product up to the last layer."""
-    (scope,) = maps.scopes
-    last: Scores = maps[scope][-1]
-    return last
+    scores = []
+    for question, one in zip(questions, maps, strict=True):
+        (scope,) = one.scopes
+        whole = one[scope][-1].astype(np.float64)  # the product up to the last layer
+        place = place_read(lens, question)
+        scores.append(whole.mean(axis=0) if place is None else whole[place])
+    return scores
 
 
 def check_product(lens: Lens, *, name: str) -> None:
@@ -200,15 +194,6 @@ def check_product(lens: Lens, *, name: str) -> None:
             )
 
 
-def product_method(name: str) -> Method:
-    """The method of a rollout's name."""
-    # ALTI takes the part of every source as a vector; others get norms without that.
-    frozen = every_source if name == "alti" else no_passes
-    return Method(
-        name, partial(rows, product=rollout(name)), partial(check_product, name=name), frozen
-    )
-
-
 # A user's own method: ``my_module:my_function``.
 #
 # def my_function(lens, question): … # → one score per token def my_function(lens, questions,
@@ -219,21 +204,33 @@ def user_method(name: str) -> Method:
     """Import a function and make a method of it."""
     function = imported(name, "method")
     if isinstance(function, Method):
-        return Method(
-            name,
-            function.compute,
-            function.needs,
-            function.frozen_passes,
-            function.function or getattr(function.compute, "func", function.compute),
-        )
+        return replace(function, name=name)
     if not callable(function):
         raise InputError(
             f"{name!r} is a {type(function).__name__}, not a method; write a function "
             "my_function(lens, question) that returns one score per token"
         )
-    taken = _arguments(name, function)
-    compute = partial(_of_batch if taken == 3 else _one_by_one, name=name, function=function)
-    return Method(name, compute, function=function)
+    takes_batches = _arguments(name, function) == 3
+
+    def compute(lens: Lens, questions: Sequence[Question], options: MethodOptions) -> Sequence[Any]:
+        try:
+            if not takes_batches:
+                return [function(lens, question) for question in questions]
+            given = function(lens, questions, options)
+        except (NormLensError, MemoryError):
+            raise
+        except Exception as error:
+            raise InputError(
+                f"the method {name!r} failed: {type(error).__name__}: {reason_of(error)}"
+            ) from error
+        if not hasattr(given, "__len__") or isinstance(given, (str, bytes)):
+            raise InputError(
+                f"the method {name!r} gave {type(given).__name__} for {len(questions)} questions; "
+                "return a list with one array of scores for each"
+            )
+        return list(given)
+
+    return Method(name, compute)
 
 
 def _arguments(name: str, function: Callable[..., Any]) -> int:
@@ -256,60 +253,32 @@ def _arguments(name: str, function: Callable[..., Any]) -> int:
     )
 
 
-def _one_by_one(
-    lens: Lens,
-    questions: Sequence[Question],
-    options: MethodOptions,
-    *,
-    name: str,
-    function: Callable[..., Any],
-) -> list[Any]:
-    return [_called(name, partial(function, lens, question)) for question in questions]
-
-
-def _of_batch(
-    lens: Lens,
-    questions: Sequence[Question],
-    options: MethodOptions,
-    *,
-    name: str,
-    function: Callable[..., Any],
-) -> Sequence[Any]:
-    given = _called(name, partial(function, lens, questions, options))
-    if not hasattr(given, "__len__") or isinstance(given, (str, bytes)):
-        raise InputError(
-            f"the method {name!r} gave {type(given).__name__} for {len(questions)} questions; "
-            "return a list with one array of scores for each"
-        )
-    return list(given)
-
-
-def _called(name: str, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except (NormLensError, MemoryError):
-        raise
-    except Exception as error:
-        raise InputError(
-            f"the method {name!r} failed: {type(error).__name__}: {reason_of(error)}"
-        ) from error
-
-
 # Every method by its name.
+
+
+def _adjoint(tokens: int) -> Passes:
+    return Passes(backward=1.0)
+
+
+def _every_source(tokens: int) -> Passes:
+    """A pass forward for each token, which is pushed through the frozen network alone."""
+    return Passes(forward=float(tokens))
 
 
 _METHODS = {
     one.name: one
     for one in (
-        NORMLENS,
-        NORMLENS_GRADIENT,
-        NORMLENS_IG_BIAS,
-        VECTORS,
-        GRADIENT_TIMES_INPUT,
-        INTEGRATED_GRADIENTS,
-        LEAVE_ONE_OUT,
-        RANDOM,
-        FIRST_TOKEN,
+        Method("normlens", partial(contributions, rule=IG), check_network, _adjoint),
+        Method(
+            "normlens-gradient", partial(contributions, rule="gradient"), check_network, _adjoint
+        ),
+        Method("normlens-ig-bias", partial(contributions, rule="ig-bias"), check_network, _adjoint),
+        Method("vectors", lengths, check_network, _every_source),
+        Method("gradient-x-input", products, check_gradients),
+        Method("integrated-gradients", integrals, check_captum),
+        Method("leave-one-out", drops),
+        Method("random", random_scores),
+        Method("first-token", earliness),
     )
 }
 
@@ -319,4 +288,10 @@ def method(name: str) -> Method:
     wanted = checked_name(name)
     if ":" in wanted:
         return user_method(wanted)
-    return _METHODS[wanted] if wanted in _METHODS else product_method(wanted)
+    if wanted in _METHODS:
+        return _METHODS[wanted]
+    made = Method(
+        wanted, partial(rows, product=rollout(wanted)), partial(check_product, name=wanted)
+    )
+    # ALTI takes the part of every source as a vector; others get norms without that.
+    return replace(made, frozen_passes=_every_source) if wanted == "alti" else made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,15 +13,12 @@ from numpy.typing import NDArray
 from normlens.corpus.measures.base import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError
-from normlens.inputs.text import Encoded
 from normlens.studies.faithfulness.choosing import (
-    Asked,
     Asking,
     check_columns,
-    check_kind,
+    choose_protocols,
     default_kind,
     default_methods,
-    default_protocols,
 )
 from normlens.studies.faithfulness.lens_methods import method
 from normlens.studies.faithfulness.methods import Method, MethodOptions
@@ -29,7 +26,6 @@ from normlens.studies.faithfulness.options import Columns, checked_name
 from normlens.studies.faithfulness.protocols import (
     Example,
     Protocol,
-    Removal,
     deciding_words,
     get,
     kind_of,
@@ -61,56 +57,73 @@ class Attributed:
     passes: Passes
 
 
-@dataclass(frozen=True)
-class Tested:
-    """What a protocol says of a method's scores of one text."""
+class Trial:
+    """What every protocol makes of every method's scores of one text, as rows of the tables.
 
-    protocol: str
-    method: str
-    removals: Sequence[Removal]
-    outcomes: Scored
-    values: Mapping[str, float | None]
+    Methods, orders and shares often come to the same tokens: a variant is run once, and the text
+    itself, which is known already, not again.
+    """
 
+    def __init__(
+        self,
+        item: Item,
+        example: Example,
+        intact: Scored,
+        methods: Mapping[str, Attributed],
+        protocols: Sequence[Protocol],
+    ):
+        self.item, self.example, self.intact, self.methods = item, example, intact, methods
+        self._plan = [
+            (protocol, name, protocol.removals(example, one.scores))
+            for protocol in protocols
+            for name, one in methods.items()
+        ]
+        removals = (removal for _, _, planned in self._plan for removal in planned)
+        whole = example.question.whole
+        #: what has to be run
+        self.variants = [v for v in dict.fromkeys(r.variant for r in removals) if v != whole]
+        self._places = {v: place for place, v in enumerate([whole, *self.variants])}
 
-@dataclass(frozen=True)
-class Evaluated:
-    """Everything that is known of one text."""
-
-    item: Item
-    asked: Asked
-    intact: Scored
-    methods: Mapping[str, Attributed]
-    tests: Sequence[Tested]
-
-    def tables(self, asking: Asking) -> dict[str, pa.Table]:
-        """The rows of every table."""
-        return {
-            EXAMPLES: self._table(EXAMPLES, [self._example(asking)]),
+    def tables(self, asking: Asking, scored: Scored) -> dict[str, pa.Table]:
+        """The rows of every table, from what the model says of the variants."""
+        rows: dict[str, list[dict[str, Any]]] = {
+            EXAMPLES: [self._example(asking)],
             ATTRIBUTIONS: self._attributions(),
-            REMOVALS: self._removals(),
-            FAITHFULNESS: self._table(
-                FAITHFULNESS,
-                [
-                    {"protocol": test.protocol, "method": test.method, "first": k, "value": v}
-                    for test in self.tests
-                    for k, v in test.values.items()
-                ],
-            ),
-            PASSES: self._table(
-                PASSES,
-                [
-                    {"method": name, "forward": one.passes.forward, "backward": one.passes.backward}
-                    for name, one in self.methods.items()
-                ],
-            ),
+            REMOVALS: [],
+            FAITHFULNESS: [],
+            PASSES: [
+                {"method": name, "forward": one.passes.forward, "backward": one.passes.backward}
+                for name, one in self.methods.items()
+            ],
+        }
+        known = Scored(*(np.concatenate(both) for both in zip(self.intact, scored, strict=True)))
+        for protocol, name, removals in self._plan:
+            whose = {"protocol": protocol.name, "method": name}
+            places = np.array([self._places[removal.variant] for removal in removals], np.intp)
+            outcomes = Scored(
+                known.score[places], known.probability[places], known.predicted[places]
+            )
+            scores = self.methods[name].scores
+            values = protocol.values(self.example, scores, self.intact, removals, outcomes)
+            rows[FAITHFULNESS] += [{**whose, "first": k, "value": v} for k, v in values.items()]
+            rows[REMOVALS] += [
+                {
+                    **whose,
+                    "first": removal.first,
+                    "share": removal.share,
+                    "removed": removal.removed,
+                    **self._scores(outcomes, place),
+                }
+                for place, removal in enumerate(removals)
+            ]
+        of = {"index": self.item.index, "sequence": self.item.sequence}
+        return {
+            name: pa.Table.from_pylist([{**of, **row} for row in some], schema=TABLES[name])
+            for name, some in rows.items()
         }
 
-    def _table(self, name: str, rows: list[dict[str, Any]]) -> pa.Table:
-        whose = {"index": self.item.index, "sequence": self.item.sequence}
-        return pa.Table.from_pylist([{**whose, **row} for row in rows], schema=TABLES[name])
-
     def _example(self, asking: Asking) -> dict[str, Any]:
-        example, question = self.asked.example, self.asked.example.question
+        question = self.example.question
         return {
             "tokens": len(question),
             "ordinary": len(question.ordinary),
@@ -118,24 +131,27 @@ class Evaluated:
             "target": asking.name_of(question.target),
             "contrast_id": question.contrast,
             "contrast": asking.name_of(question.contrast),
-            "label": asking.name_of(self.asked.label),
-            "evidence": example.evidence,
+            "label": asking.name_of(self.example.label),
+            "evidence": self.example.evidence,
             **self._scores(self.intact, 0),
         }
 
     def _scores(self, scored: Scored, place: int) -> dict[str, Any]:
-        score, probability = float(scored.score[place]), float(scored.probability[place])
+        score, probability, predicted = (column[place].item() for column in scored)
         return {
             "score": score,
             "probability": None if np.isnan(probability) else probability,
-            "correct": self.asked.correct(score, int(scored.predicted[place])),
+            "correct": self.example.correct(score, predicted),
         }
 
-    def _attributions(self) -> pa.Table:
-        encoded = self.asked.example.question.encoded
-        ordinary = {*self.asked.example.question.ordinary}
-        words, deciding = _words(encoded, self.asked.example.evidence)
-        rows = [
+    def _attributions(self) -> list[dict[str, Any]]:
+        encoded, evidence = self.example.question.encoded, self.example.evidence
+        ordinary = {*self.example.question.ordinary}
+        words, deciding = list(encoded.words or [None] * len(encoded)), None
+        if evidence is not None:  # of several words it is one
+            numbers, deciding = deciding_words(encoded, evidence)
+            words = [None if word < 0 else word for word in numbers.tolist()]
+        return [
             {
                 "method": name,
                 "position": place,
@@ -148,89 +164,6 @@ class Evaluated:
             for name, one in self.methods.items()
             for place, score in enumerate(one.scores.tolist())
         ]
-        return self._table(ATTRIBUTIONS, rows)
-
-    def _removals(self) -> pa.Table:
-        rows = [
-            {
-                "protocol": test.protocol,
-                "method": test.method,
-                "first": removal.first,
-                "share": removal.share,
-                "removed": removal.removed,
-                **self._scores(test.outcomes, place),
-            }
-            for test in self.tests
-            for place, removal in enumerate(test.removals)
-        ]
-        return self._table(REMOVALS, rows)
-
-
-def _words(encoded: Encoded, evidence: str | None) -> tuple[list[int | None], set[int] | None]:
-    """The word of each token, and the deciding ones; evidence of several words is one."""
-    if evidence is None:
-        return list(encoded.words or [None] * len(encoded)), None
-    words, deciding = deciding_words(encoded, evidence)
-    return [None if word < 0 else word for word in words.tolist()], deciding
-
-
-# Trials: one text's changed versions, for all methods and protocols, run together.
-
-
-class Trial:
-    """What every protocol makes of every method's scores of one text.
-
-    Methods, orders and shares often come to the same tokens: a variant is run once, and the text
-    itself, which is known already, not again.
-    """
-
-    def __init__(
-        self,
-        protocols: Sequence[Protocol],
-        example: Example,
-        intact: Scored,
-        methods: Mapping[str, Attributed],
-    ):
-        self.example, self.intact, self.methods = example, intact, methods
-        self._plan = [
-            (protocol, name, protocol.removals(example, one.scores))
-            for protocol in protocols
-            for name, one in methods.items()
-        ]
-        removals = (removal for _, _, planned in self._plan for removal in planned)
-        whole = example.question.whole
-        #: what has to be run
-        self.variants = [v for v in dict.fromkeys(r.variant for r in removals) if v != whole]
-        self._places = {v: place for place, v in enumerate([whole, *self.variants])}
-
-    def tested(self, scored: Scored) -> list[Tested]:
-        """The protocols' values, from what the model says of the variants."""
-        known = _joined(self.intact, scored)
-        return [self._tested(known, *planned) for planned in self._plan]
-
-    def _tested(
-        self, known: Scored, protocol: Protocol, method: str, removals: Sequence[Removal]
-    ) -> Tested:
-        places = np.array([self._places[removal.variant] for removal in removals], np.intp)
-        outcomes = Scored(known.score[places], known.probability[places], known.predicted[places])
-        scores = self.methods[method].scores
-        values = protocol.values(self.example, scores, self.intact, removals, outcomes)
-        return Tested(protocol.name, method, removals, outcomes, values)
-
-
-def _joined(*parts: Scored) -> Scored:
-    return Scored(
-        np.concatenate([part.score for part in parts]),
-        np.concatenate([part.probability for part in parts]),
-        np.concatenate([part.predicted for part in parts]),
-    )
-
-
-def run_trials(lens: Lens, trials: Sequence[Trial], batch_size: int | str) -> list[list[Tested]]:
-    """Run the variants of several texts, which share batches."""
-    asked = [(trial.example.question, trial.variants) for trial in trials]
-    scored = score_variants(lens, asked, batch_size=batch_size)
-    return [trial.tested(outcomes) for trial, outcomes in zip(trials, scored, strict=True)]
 
 
 # Faithfulness as a measure of a corpus: methods, put to the test by protocols, text by text.
@@ -279,29 +212,23 @@ class FaithfulnessMeasure(ModelMeasure):
 
     @property
     def options(self) -> dict[str, Any]:
-        columns = self.columns
-        given = {
-            "methods": None if self.methods is None else list(self.methods),
-            "protocols": None if self.protocols is None else list(self.protocols),
-            "steps": self.steps,
-            "label_column": columns.label,
-            "good_column": columns.good,
-            "bad_column": columns.bad,
-            "evidence_column": columns.evidence,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        named = {"methods": self.methods, "protocols": self.protocols}
+        given = {name: list(value) for name, value in named.items() if value is not None}
+        return {**given, "steps": self.steps, **self.columns.settings}
 
     def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
         kind = self.kind or default_kind(lens)
-        names = self.protocols or default_protocols(lens, kind, self.columns)
-        check_kind(lens, kind, names)
-        check_columns(kind, names, self.columns)
-        methods = [method(name) for name in self.methods or default_methods(lens).allowed]
+        protocols = choose_protocols(lens, kind, self.protocols, self.columns)
+        methods = [method(name) for name in self.methods or default_methods(lens)[0]]
         for one in methods:
             one.needs(lens)
-        protocols = [get(name).on(lens) for name in names]
-        asking = Asking(lens, kind, self.columns, batch_size)
-        return _Faithfulness(lens, asking, methods, protocols, self.steps, batch_size)
+        return _Faithfulness(
+            lens,
+            Asking(lens, kind, self.columns, batch_size),
+            methods,
+            [get(name).on(lens) for name in protocols],
+            MethodOptions(batch_size, steps=self.steps),
+        )
 
 
 def _listed(names: str | Sequence[str], what: str) -> tuple[str, ...]:
@@ -319,25 +246,23 @@ class _Faithfulness(BoundMeasure):
     asking: Asking
     methods: Sequence[Method]
     protocols: Sequence[Protocol]
-    steps: int
-    batch_size: int | str
+    options: MethodOptions
 
     def batch_rows(self, items: Sequence[Item], clock: Clock) -> list[dict[str, pa.Table] | str]:
         with clock.on("questions"):
             asked = self.asking.of(items)
-        usable = [(i, one) for i, one in zip(items, asked, strict=True) if isinstance(one, Asked)]
-        evaluated = iter(self._evaluated(usable, clock))
-        return [
-            one if isinstance(one, str) else next(evaluated).tables(self.asking) for one in asked
-        ]
+        usable = [(i, one) for i, one in zip(items, asked, strict=True) if isinstance(one, Example)]
+        tables = iter(self._tables(usable, clock) if usable else ())
+        return [one if isinstance(one, str) else next(tables) for one in asked]
 
-    def _evaluated(self, asked: Sequence[tuple[Item, Asked]], clock: Clock) -> list[Evaluated]:
-        if not asked:
-            return []
-        examples = [one.example for _, one in asked]
+    def _tables(
+        self, asked: Sequence[tuple[Item, Example]], clock: Clock
+    ) -> list[dict[str, pa.Table]]:
+        examples = [example for _, example in asked]
+        size = self.options.batch_size
         with clock.on("intact"):
             whole = [(example.question, [example.question.whole]) for example in examples]
-            intact = score_variants(self.lens, whole, batch_size=self.batch_size)
+            intact = score_variants(self.lens, whole, batch_size=size)
         methods: list[dict[str, Attributed]] = [{} for _ in examples]
         for one in self.methods:
             with clock.on(f"method {one.name}"):
@@ -345,19 +270,21 @@ class _Faithfulness(BoundMeasure):
                     methods[place][one.name] = attributed
         with clock.on("protocols"):
             trials = [
-                Trial(self.protocols, example, scored, by_method)
-                for example, scored, by_method in zip(examples, intact, methods, strict=True)
+                Trial(item, example, scored, by_method, self.protocols)
+                for (item, example), scored, by_method in zip(asked, intact, methods, strict=True)
             ]
-            tests = run_trials(self.lens, trials, self.batch_size)
-        return [
-            Evaluated(item, one, trial.intact, trial.methods, tested)
-            for (item, one), trial, tested in zip(asked, trials, tests, strict=True)
-        ]
+            # Variants of several texts share batches.
+            variants = [(trial.example.question, trial.variants) for trial in trials]
+            outcomes = score_variants(self.lens, variants, batch_size=size)
+            return [
+                trial.tables(self.asking, scored)
+                for trial, scored in zip(trials, outcomes, strict=True)
+            ]
 
     def _attributed(self, one: Method, examples: Sequence[Example]) -> list[Attributed]:
         questions = [example.question for example in examples]
-        seed = examples[0].seed  # the run's, which all examples share
-        options = MethodOptions(batch_size=self.batch_size, seed=seed, steps=self.steps)
+        # The seed is the run's, which all examples share.
+        options = replace(self.options, seed=examples[0].seed)
         with counted(self.lens) as counter:
             scores = one(self.lens, questions, options)
         # Texts that went together share the passes of the model.

@@ -13,16 +13,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.corpus.measures.user_code import sources_of
 from normlens.errors import InputError, MissingDependencyError
-from normlens.explain.questions import place_of
-from normlens.layers import FIRST, MEAN
-from normlens.models.base import read_head
-from normlens.options import AUTO, parse_bytes
+from normlens.options import AUTO
 from normlens.studies.faithfulness.questions import (
-    COSINE,
     Question,
-    Variant,
     affordable,
     by_batches,
     mask_token,
@@ -33,7 +27,6 @@ from normlens.studies.faithfulness.scoring import (
     Scorer,
     check_gradients,
     head_of,
-    no_passes,
     score_rows,
     score_variants,
 )
@@ -55,21 +48,15 @@ class MethodOptions:
     """How methods run; `seed` is that of `random`, `steps` are those of integrated gradients."""
 
     batch_size: int | str = AUTO
-    memory_limit: int | float | str | None = None
     seed: int = 0
     steps: int = 50
 
     def __post_init__(self) -> None:
-        parse_bytes(self.memory_limit)
         if self.steps < 1:
             raise InputError(f"integrated gradients take at least 1 step, not {self.steps}")
 
 
 Compute: TypeAlias = Callable[["Lens", Sequence[Question], MethodOptions], Sequence[Any]]
-
-
-def needs_nothing(lens: Lens) -> None:
-    """Every model will do."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +66,9 @@ class Method:
     name: str
     compute: Compute
     #: raises, in one line, for a lens that the method cannot work with
-    needs: Callable[[Lens], None] = needs_nothing
+    needs: Callable[[Lens], None] = lambda lens: None
     #: passes of the frozen network for a text of so many tokens, which no hook on the model sees
-    frozen_passes: Callable[[int], Passes] = no_passes
-    #: a user's function, for its source
-    function: Callable[..., Any] | None = None
+    frozen_passes: Callable[[int], Passes] = lambda tokens: Passes()
 
     def __call__(
         self, lens: Lens, questions: Sequence[Question], options: MethodOptions = MethodOptions()
@@ -100,10 +85,6 @@ class Method:
                 f"{len(questions)} questions; it must give one for each"
             )
         return [self._checked(q, scores) for q, scores in zip(questions, given, strict=True)]
-
-    def sources(self) -> dict[str, str | None] | None:
-        """Hashes of the files that a user's method comes from; None for a built-in one."""
-        return None if self.function is None else sources_of(self.name, self)
 
     def _checked(self, question: Question, given: Any) -> Scores:
         try:
@@ -128,27 +109,6 @@ class Method:
         return scores
 
 
-# Where a question is read behind the last layer: one token's vector, or the mean of all.
-
-
-def place_read(lens: Lens, question: Question) -> int | None:
-    """The token whose last vector the score is read from; None: the mean of all is."""
-    if question.position is not None:
-        return question.position
-    if question.kind == COSINE:
-        reads = lens.pooling.reads
-        return None if reads == MEAN else 0 if reads == FIRST else len(question) - 1
-    return place_of(lens, read_head(lens.adapter), question.encoded)
-
-
-def row_read(lens: Lens, question: Question, pairs: NDArray[Any]) -> NDArray[np.float64]:
-    """The row (j,) of a map (i, j) of the whole model that the score is read from."""
-    place = place_read(lens, question)
-    rows = pairs.astype(np.float64)
-    row: NDArray[np.float64] = rows.mean(axis=0) if place is None else rows[place]
-    return row
-
-
 # ``random`` and ``first-token``: what attributions must do better than.
 
 
@@ -159,14 +119,12 @@ def random_scores(
 
     Their mean is 0: positive ones would add up to rank words of many tokens first.
     """
-    return [
-        2 * _generator(question, options.seed).random(len(question)) - 1 for question in questions
-    ]
-
-
-def _generator(question: Question, seed: int) -> np.random.Generator:
-    named = ",".join(map(str, [seed, *question.encoded.ids]))
-    return np.random.default_rng(list(hashlib.sha256(named.encode()).digest()))
+    scores = []
+    for question in questions:
+        named = ",".join(map(str, [options.seed, *question.encoded.ids]))
+        seed = list(hashlib.sha256(named.encode()).digest())
+        scores.append(2 * np.random.default_rng(seed).random(len(question)) - 1)
+    return scores
 
 
 def earliness(lens: Lens, questions: Sequence[Question], options: MethodOptions) -> list[Scores]:
@@ -177,10 +135,6 @@ def earliness(lens: Lens, questions: Sequence[Question], options: MethodOptions)
         falling[places] = 1 - np.arange(len(places)) / max(1, len(places))
         scores.append(falling)
     return scores
-
-
-RANDOM = Method("random", random_scores)
-FIRST_TOKEN = Method("first-token", earliness)
 
 
 # ``leave-one-out``: how much the score drops without a token.
@@ -195,10 +149,13 @@ def drops(lens: Lens, questions: Sequence[Question], options: MethodOptions) -> 
     """The drops (k,) of each text's score."""
     mask = mask_token(lens)
     left_out = [_removable(question, mask) for question in questions]
-    asked = [
-        (question, [question.whole, *(_without(question, place, mask) for place in places)])
-        for question, places in zip(questions, left_out, strict=True)
-    ]
+    asked = []
+    for question, places in zip(questions, left_out, strict=True):
+        changed = [
+            question.without([place]) if mask is None else question.replaced([place], mask)
+            for place in places
+        ]
+        asked.append((question, [question.whole, *changed]))
     drops = []
     scored = score_variants(lens, asked, batch_size=options.batch_size)
     for question, places, one in zip(questions, left_out, scored, strict=True):
@@ -216,13 +173,6 @@ def _removable(question: Question, mask: int | None) -> list[int]:
         # The score is read at the first token, which sees no other: nothing is left without it.
         return [place for place in question.ordinary if place > 0]
     return question.ordinary
-
-
-def _without(question: Question, place: int, mask: int | None) -> Variant:
-    return question.without([place]) if mask is None else question.replaced([place], mask)
-
-
-LEAVE_ONE_OUT = Method("leave-one-out", drops)
 
 
 # ``gradient-x-input``: the score's gradient at a token's embedding, times that embedding.
@@ -250,9 +200,6 @@ def products(lens: Lens, questions: Sequence[Question], options: MethodOptions) 
     head = head_of(lens, questions[0])
     rows = by_batches(lens, head, variants, options.batch_size, work, gradients=True).numpy()
     return [row[: len(question)] for question, row in zip(questions, rows, strict=True)]
-
-
-GRADIENT_TIMES_INPUT = Method("gradient-x-input", products, check_gradients)
 
 
 # ``integrated-gradients`` (Sundararajan et al. 2017), by Captum.
@@ -301,6 +248,3 @@ def _captum() -> Any:
             "integrated-gradients needs Captum; run: pip install 'normlens[evaluate]'"
         ) from error
     return captum.attr
-
-
-INTEGRATED_GRADIENTS = Method("integrated-gradients", integrals, check_captum)

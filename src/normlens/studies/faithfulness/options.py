@@ -116,10 +116,14 @@ class Columns:
             )
 
     @property
+    def settings(self) -> dict[str, str]:
+        """The columns that are read, by the names of their options."""
+        return {f"{name}_column": value for name, value in vars(self).items() if value is not None}
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The columns that are read, each once."""
-        every = (self.label, self.good, self.bad, self.evidence)
-        return tuple(dict.fromkeys(name for name in every if name is not None))
+        return tuple(dict.fromkeys(self.settings.values()))
 
 
 # The names of the methods; nothing here needs torch.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +24,12 @@ from normlens.studies.faithfulness.questions import (
     mask_token,
 )
 from normlens.studies.faithfulness.scoring import Scored
+from normlens.studies.faithfulness.tables import LEAST, MOST
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
 # Orders of tokens by their scores; equal scores are put in an order that a seed decides.
-
-
-#: Which tokens go first.
-MOST, LEAST = "most", "least"
 
 
 def seeded_numbers(seed: int, ids: Sequence[int], purpose: str, count: int) -> NDArray[np.uint64]:
@@ -52,16 +48,24 @@ def ordered(scores: NDArray[np.float64], ties: NDArray[np.uint64], first: str) -
     return np.lexsort((ties, -scores if first == MOST else scores))
 
 
-# The interface of a protocol: how a text is changed, and what that says of a method's scores.
+# A text put to the test, and its changed versions.
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A text put to the test: its question, and the word that must decide it, if any."""
+    """A text put to the test: its question, and what its row says of the right answer."""
 
     question: Question
     seed: int = 0
-    evidence: str | None = None
+    evidence: str | None = None  # the word that must decide the question
+    label: int | None = None  # the right class
+    prefers: bool = False  # whether the target is the better of two words that the row names
+
+    def correct(self, score: float, predicted: int) -> bool | None:
+        """Whether the model is right by the text's row; None where the row does not say."""
+        if self.label is not None:
+            return predicted == self.label
+        return score > 0 if self.prefers else None
 
     @cached_property
     def ordinary(self) -> NDArray[np.intp]:
@@ -88,25 +92,120 @@ class Removal:
     variant: Variant
 
 
-class Protocol(ABC):
-    """Turns a method's scores (one per token) into a number that says how true they are."""
+# Ways to change a text; each is made for a model, or says why the model does not allow it.
 
-    name: ClassVar[str]
-    #: the kind of question that it is about (`Question.kind`)
-    kind: ClassVar[str]
+
+#: Makes a variant of an example, whose tokens at some places are changed.
+Change: TypeAlias = Callable[[Example, Sequence[int]], Variant]
+
+
+def leave_out(example: Example, places: Sequence[int]) -> Variant:
+    """Leave tokens out."""
+    return example.question.without(places)
+
+
+def write_over(example: Example, places: Sequence[int], *, token: int) -> Variant:
+    """Write one token over others."""
+    return example.question.replaced(places, token)
+
+
+def draw_over(example: Example, places: Sequence[int], *, vocabulary: NDArray[np.int64]) -> Variant:
+    """Write random tokens over others; a place gets the same one at every share, by any method."""
+    drawn = example.numbers("replacements", len(example.question)) % np.uint64(len(vocabulary))
+    tokens = vocabulary[drawn[list(places)].astype(np.intp)].tolist()
+    return example.question.replaced(places, tokens)
+
+
+def _deleting(lens: Lens, protocol: str) -> Change:
+    return leave_out
+
+
+def _masking(lens: Lens, protocol: str) -> Change:
+    mask = mask_token(lens)
+    if mask is None:
+        raise InputError(
+            f"{protocol} masks tokens and {lens.name} has no mask token; choose other protocols"
+        )
+    return partial(write_over, token=mask)
+
+
+def _ending(lens: Lens, protocol: str) -> Change:
+    end = getattr(lens.tokenizer, "eos_token_id", None)
+    if end is None:
+        raise InputError(
+            f"{protocol} writes the end-of-text token over others and {lens.name} has none; "
+            "choose contrast-drop-random"
+        )
+    return partial(write_over, token=int(end))
+
+
+def _drawing(lens: Lens, protocol: str) -> Change:
+    tokenizer = lens.tokenizer
+    rows = lens.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    special = {*getattr(tokenizer, "all_special_ids", ())}
+    special |= {*getattr(tokenizer, "added_tokens_decoder", ())}
+    size = min(int(rows), len(tokenizer))  # type: ignore[arg-type]
+    ordinary = np.array([i for i in range(size) if i not in special], np.int64)
+    return partial(draw_over, vocabulary=ordinary)
+
+
+# Drops: how far the model's answer falls as a text loses its tokens, share by share.
+
+
+#: What falls: a field of `Scored`.
+PROBABILITY, SCORE = "probability", "score"
+
+
+def first_of(order: list[int], percent: int) -> list[int]:
+    """The first ⌊K·n⌋ of n tokens."""
+    return order[: percent * len(order) // 100]
+
+
+def rationale(order: list[int], percent: int) -> list[int]:
+    """The first ⌊K·n⌋ of n tokens, and at least one."""
+    return order[: max(1, percent * len(order) // 100)]
+
+
+def all_but_rationale(order: list[int], percent: int) -> list[int]:
+    """All other tokens."""
+    return order[max(1, percent * len(order) // 100) :]
+
+
+@dataclass(frozen=True)
+class Drops:
+    """``mean_K [s(x) − s(x with K % of its ordinary tokens changed)]``."""
+
+    name: str
+    kind: str  # of the question that it is about (`Question.kind`)
+    reads: str
+    changes: Callable[[Lens, str], Change]
     #: it gives one value for each of these
-    firsts: ClassVar[tuple[str, ...]] = (MOST,)
+    firsts: tuple[str, ...] = (MOST, LEAST)
+    percents: tuple[int, ...] = tuple(range(0, 100, 10))
+    #: which of the tokens, given in the order of importance, go at a share
+    removed: Callable[[list[int], int], list[int]] = first_of
+    change: Change | None = None  # of the model that it is for
 
-    @classmethod
-    @abstractmethod
-    def on(cls, lens: Lens) -> Protocol:
+    def on(self, lens: Lens) -> Drops:
         """The protocol for a model; raises an `InputError` where the model lacks what it needs."""
+        return replace(self, change=self.changes(lens, self.name))
 
-    @abstractmethod
     def removals(self, example: Example, scores: NDArray[np.float64]) -> list[Removal]:
         """The variants whose scores the values need."""
+        assert self.change is not None
+        # A text of one token would vanish if that were left out.
+        if not len(example.ordinary) or (self.change is leave_out and len(example.question) == 1):
+            return []
+        made = []
+        for first in self.firsts:
+            order = example.by_importance(scores, first).tolist()
+            for percent in self.percents:
+                # In the order of the text, so that one set of tokens is one variant.
+                places = sorted(self.removed(order, percent))
+                variant = self.change(example, places)
+                made.append(Removal(first, percent / 100, len(places), variant))
+        return made
 
-    @abstractmethod
     def values(
         self,
         example: Example,
@@ -120,55 +219,6 @@ class Protocol(ABC):
         `intact` is what the model says of the text as it is, `outcomes` what it says of each
         removal.
         """
-
-
-# Drops: how far the model's answer falls as a text loses its tokens, share by share.
-
-
-#: What falls: a field of `Scored`.
-PROBABILITY, SCORE = "probability", "score"
-
-
-class Drops(Protocol):
-    """``mean_K [s(x) − s(x without K % of its ordinary tokens)]``."""
-
-    firsts: ClassVar[tuple[str, ...]] = (MOST, LEAST)
-    reads: ClassVar[str]
-    percents: ClassVar[tuple[int, ...]] = tuple(range(0, 100, 10))
-
-    @abstractmethod
-    def changed(self, example: Example, places: Sequence[int]) -> Variant:
-        """The text without the tokens at `places`, or with others in their stead."""
-
-    def removed(self, order: list[int], percent: int) -> list[int]:
-        """Which of the tokens, given in the order of importance, go: the first ⌊K·n⌋ of n."""
-        return order[: percent * len(order) // 100]
-
-    def says_something(self, example: Example) -> bool:
-        """Whether there is anything to remove."""
-        return len(example.ordinary) > 0
-
-    def removals(self, example: Example, scores: NDArray[np.float64]) -> list[Removal]:
-        if not self.says_something(example):
-            return []
-        made = []
-        for first in self.firsts:
-            order = example.by_importance(scores, first).tolist()
-            for percent in self.percents:
-                # In the order of the text, so that one set of tokens is one variant.
-                places = sorted(self.removed(order, percent))
-                variant = self.changed(example, places)
-                made.append(Removal(first, percent / 100, len(places), variant))
-        return made
-
-    def values(
-        self,
-        example: Example,
-        scores: NDArray[np.float64],
-        intact: Scored,
-        removals: Sequence[Removal],
-        outcomes: Scored,
-    ) -> dict[str, float | None]:
         if not removals:
             return dict.fromkeys(self.firsts)
         drops = getattr(intact, self.reads)[0] - getattr(outcomes, self.reads)
@@ -176,202 +226,52 @@ class Drops(Protocol):
         return {first: float(drops[firsts == first].mean()) for first in self.firsts}
 
 
-# Deletions: ERASER's comprehensiveness and sufficiency share how tokens are left out.
+#: ``mean_K [p(ŷ|x) − p(ŷ|x with the first K masked)]``, K = 0, 10, …, 90 %: the area over the
+#: perturbation curve, by the protocol of DecompX (Modarressi et al. 2023). Most important first,
+#: larger is better; least important first, smaller.
+AOPC = Drops("aopc", CLASSES, PROBABILITY, _masking)
 
-
-#: Shares of the tokens that are taken as the rationale, in percent; at least one token.
+#: Shares of the tokens that ERASER takes as the rationale, in percent.
 BINS = (1, 5, 10, 20, 50)
 
+#: ``mean_K [p(ŷ|x) − p(ŷ|x without the K most important tokens)]``; larger is better. DeYoung et
+#: al. 2020 (ERASER), section 4.
+COMPREHENSIVENESS = Drops(
+    "comprehensiveness", CLASSES, PROBABILITY, _deleting, (MOST,), BINS, rationale
+)
 
-@dataclass(frozen=True)
-class Deletion(Drops):
-    """Drops as ordinary tokens are left out of the text."""
+#: ``mean_K [p(ŷ|x) − p(ŷ|the K most important tokens alone)]``; smaller is better. All other
+#: ordinary tokens are left out; a removal's share is the share that stays.
+SUFFICIENCY = Drops(
+    "sufficiency", CLASSES, PROBABILITY, _deleting, (MOST,), BINS, all_but_rationale
+)
 
-    kind = CLASSES
-    reads = PROBABILITY
+#: ``mean_K [cos(u, v) − cos(u with the first K masked, v)]``. u is the first text's vector and
+#: loses its tokens, v is the second text's and is fixed.
+COSINE_AOPC = Drops("cosine-aopc", COSINE, SCORE, _masking)
 
-    @classmethod
-    def on(cls, lens: Lens) -> Deletion:
-        return cls()
-
-    def changed(self, example: Example, places: Sequence[int]) -> Variant:
-        return example.question.without(places)
-
-    def says_something(self, example: Example) -> bool:
-        """Whether a token is left to the model when one goes."""
-        return len(example.ordinary) > 0 and len(example.question) > 1
-
-
-def rationale(percent: int, n: int) -> int:
-    """How many of n tokens a bin takes."""
-    return min(n, max(1, percent * n // 100))
-
-
-# AOPC: how far the probability of the predicted class falls as tokens are masked.
-
-
-@dataclass(frozen=True)
-class Masking(Drops):
-    """Drops as mask tokens take the place of ordinary ones."""
-
-    mask_id: int
-
-    @classmethod
-    def on(cls, lens: Lens) -> Masking:
-        mask_id = mask_token(lens)
-        if mask_id is None:
-            raise InputError(
-                f"{cls.name} masks tokens and {lens.name} has no mask token; choose other protocols"
-            )
-        return cls(mask_id)
-
-    def changed(self, example: Example, places: Sequence[int]) -> Variant:
-        return example.question.replaced(places, self.mask_id)
-
-
-@dataclass(frozen=True)
-class Aopc(Masking):
-    """``mean_K [p(ŷ|x) − p(ŷ|x with the first K masked)]``, K = 0, 10, …, 90 %.
-
-    Area over the perturbation curve, by the protocol of DecompX (Modarressi et al. 2023). ⌊K·n⌋ of
-    the n ordinary tokens are masked. Most important first, larger is better; least important
-    first, smaller.
-    """
-
-    name = "aopc"
-    kind = CLASSES
-    reads = PROBABILITY
-
-
-# Comprehensiveness: what the predicted class loses without the most important tokens.
-
-
-@dataclass(frozen=True)
-class Comprehensiveness(Deletion):
-    """``mean_K [p(ŷ|x) − p(ŷ|x without the K most important tokens)]``; larger is better.
-
-    DeYoung et al. 2020 (ERASER), section 4: the tokens are left out, K = 1, 5, 10, 20, 50 %.
-    """
-
-    name = "comprehensiveness"
-    firsts = (MOST,)
-    percents = BINS
-
-    def removed(self, order: list[int], percent: int) -> list[int]:
-        return order[: rationale(percent, len(order))]
-
-
-# Sufficiency: what the predicted class loses when nothing but the most important tokens stays.
-
-
-@dataclass(frozen=True)
-class Sufficiency(Deletion):
-    """``mean_K [p(ŷ|x) − p(ŷ|the K most important tokens alone)]``; smaller is better.
-
-    DeYoung et al. 2020 (ERASER), section 4. All other ordinary tokens are left out; a removal's
-    share is the share that stays, K = 1, 5, 10, 20, 50 %.
-    """
-
-    name = "sufficiency"
-    firsts = (MOST,)
-    percents = BINS
-
-    def removed(self, order: list[int], percent: int) -> list[int]:
-        return order[rationale(percent, len(order)) :]
-
-
-# The cosine's AOPC: how far two texts fall apart as the tokens of one are masked.
-
-
-@dataclass(frozen=True)
-class CosineAopc(Masking):
-    """``mean_K [cos(u, v) − cos(u with the first K masked, v)]``, K = 0, 10, …, 90 %.
-
-    u is the first text's vector and loses its tokens, v is the second text's and is fixed.
-    """
-
-    name = "cosine-aopc"
-    kind = COSINE
-    reads = SCORE
-
-
-# Contrast drops: how far a causal model's preference falls as tokens are replaced.
-
-
-@dataclass(frozen=True)
-class ContrastDropEnd(Drops):
-    """``mean_K [s(x) − s(x with the first K replaced by the end-of-text token)]``.
-
-    s is the difference of two next tokens' logits; K = 0, 10, …, 90 %.
-    """
-
-    end_id: int
-
-    name = "contrast-drop-end"
-    kind = NEXT_TOKEN
-    reads = SCORE
-
-    @classmethod
-    def on(cls, lens: Lens) -> ContrastDropEnd:
-        end_id = getattr(lens.tokenizer, "eos_token_id", None)
-        if end_id is None:
-            raise InputError(
-                f"{cls.name} writes the end-of-text token over others and {lens.name} has none; "
-                "choose contrast-drop-random"
-            )
-        return cls(int(end_id))
-
-    def changed(self, example: Example, places: Sequence[int]) -> Variant:
-        return example.question.replaced(places, self.end_id)
-
-
-@dataclass(frozen=True)
-class ContrastDropRandom(Drops):
-    """The same with random tokens, one for each place of a text, drawn by the run's seed.
-
-    A place is given the same token by every method and at every share.
-    """
-
-    vocabulary: NDArray[np.int64] = field(repr=False)  # ids of ordinary tokens
-
-    name = "contrast-drop-random"
-    kind = NEXT_TOKEN
-    reads = SCORE
-
-    @classmethod
-    def on(cls, lens: Lens) -> ContrastDropRandom:
-        tokenizer = lens.tokenizer
-        rows = lens.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-        special = {*getattr(tokenizer, "all_special_ids", ())}
-        special |= {*getattr(tokenizer, "added_tokens_decoder", ())}
-        size = min(int(rows), len(tokenizer))  # type: ignore[arg-type]
-        return cls(np.array([i for i in range(size) if i not in special], np.int64))
-
-    def changed(self, example: Example, places: Sequence[int]) -> Variant:
-        drawn = example.numbers("replacements", len(example.question)) % np.uint64(
-            len(self.vocabulary)
-        )
-        tokens = self.vocabulary[drawn[list(places)].astype(np.intp)].tolist()
-        return example.question.replaced(places, tokens)
+#: ``mean_K [s(x) − s(x with the first K replaced)]`` by the end-of-text token, or by random tokens
+#: that the run's seed draws; s is the difference of two next tokens' logits.
+CONTRAST_DROP_END = Drops("contrast-drop-end", NEXT_TOKEN, SCORE, _ending)
+CONTRAST_DROP_RANDOM = Drops("contrast-drop-random", NEXT_TOKEN, SCORE, _drawing)
 
 
 # Evidence: the rank of the word that must decide between two next words.
 
 
 @dataclass(frozen=True)
-class Evidence(Protocol):
+class Evidence:
     """1 / the rank of the deciding word among the text's words; its mean is the MRR.
 
     A word's score is the sum of its tokens'. Where the deciding word stands several times, its best
     place counts. A text of one word says nothing.
     """
 
-    name = "evidence"
-    kind = NEXT_TOKEN
+    name: ClassVar[str] = "evidence"
+    kind: ClassVar[str] = NEXT_TOKEN
 
-    @classmethod
-    def on(cls, lens: Lens) -> Evidence:
-        return cls()
+    def on(self, lens: Lens) -> Evidence:
+        return self
 
     def removals(self, example: Example, scores: NDArray[np.float64]) -> list[Removal]:
         return []
@@ -436,21 +336,24 @@ def _spans(text: str, labels: Sequence[str]) -> list[tuple[int, int]]:
 # Protocols by name, and which of them a question is put to unless told otherwise.
 
 
-PROTOCOLS: dict[str, type[Protocol]] = {
+#: Turns a method's scores (one per token) into a number that says how true they are.
+Protocol: TypeAlias = Drops | Evidence
+
+PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol
     for protocol in (
-        Aopc,
-        Comprehensiveness,
-        Sufficiency,
-        Evidence,
-        ContrastDropEnd,
-        ContrastDropRandom,
-        CosineAopc,
+        AOPC,
+        COMPREHENSIVENESS,
+        SUFFICIENCY,
+        Evidence(),
+        CONTRAST_DROP_END,
+        CONTRAST_DROP_RANDOM,
+        COSINE_AOPC,
     )
 }
 
 
-def get(name: str) -> type[Protocol]:
+def get(name: str) -> Protocol:
     """The protocol of a name."""
     return PROTOCOLS[valid_choice(name, tuple(PROTOCOLS), "protocol")]
 
@@ -467,8 +370,3 @@ def kind_of(names: Sequence[str]) -> str:
             "each"
         )
     return next(iter(by_kind))
-
-
-def of_kind(kind: str) -> list[str]:
-    """The protocols for a kind of question."""
-    return [name for name, protocol in PROTOCOLS.items() if protocol.kind == kind]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,7 @@ from normlens.options import AUTO, DEFAULT_LIMIT
 from normlens.pipeline.batches import batches
 from normlens.plan.costs import SHARE, device_memory
 from normlens.trace.locking import Hooks, exclusive
-from normlens.trace.run import model_inputs, plain_options, reading
+from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -48,68 +48,17 @@ class Variant:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @classmethod
+    def whole(cls, encoded: Encoded, position: int | None = None) -> Variant:
+        """The text as it is."""
+        types = None if encoded.type_ids is None else tuple(encoded.type_ids)
+        return cls(tuple(encoded.ids), types, position)
+
     @property
     def encoded(self) -> Encoded:
         """The same as a sequence that a batch is made of."""
         types = None if self.type_ids is None else list(self.type_ids)
         return Encoded(list(self.ids), [""] * len(self), [False] * len(self), types)
-
-
-def whole_text(encoded: Encoded, position: int | None) -> Variant:
-    """The text as it is."""
-    types = None if encoded.type_ids is None else tuple(encoded.type_ids)
-    return Variant(tuple(encoded.ids), types, position)
-
-
-def with_ids(encoded: Encoded, position: int | None, ids: Sequence[int]) -> Variant:
-    """The text with other tokens, as many as it has, or fewer where it does not matter which."""
-    whole = whole_text(encoded, position)
-    if len(ids) == len(whole):
-        return Variant(tuple(ids), whole.type_ids, position)
-    if len(set(whole.type_ids or ())) > 1:
-        raise InputError(
-            "which token types belong to the remaining tokens of a pair is not clear from their "
-            "ids; make the variant with Question.without"
-        )
-    if position not in (None, len(whole) - 1):
-        raise InputError(
-            f"where the score of position {position} is read in a text of another length is not "
-            "clear from its ids; make the variant with Question.without"
-        )
-    types = None if whole.type_ids is None else whole.type_ids[:1] * len(ids)
-    return Variant(tuple(ids), types, None if position is None else len(ids) - 1)
-
-
-def replaced(variant: Variant, places: Collection[int], token: int | Sequence[int]) -> Variant:
-    """`token`, or one token for each of the `places` in their order, put in their stead."""
-    tokens = [token] * len(places) if isinstance(token, int) else list(token)
-    ids = list(variant.ids)
-    for place, new in zip(places, tokens, strict=True):
-        ids[place] = new
-    return Variant(tuple(ids), variant.type_ids, variant.position)
-
-
-def without(variant: Variant, places: Collection[int], *, slot: bool) -> Variant:
-    """The tokens at `places` left out.
-
-    Where the token that the score is read at is left out, the one before it is read. A `slot`,
-    such as a mask, cannot be left out.
-    """
-    left_out = set(places)
-    kept = [place for place in range(len(variant)) if place not in left_out]
-    position = variant.position
-    if position is not None:
-        if slot and position in left_out:
-            raise InputError(f"the score is read at token {position}, which cannot be left out")
-        position = sum(place <= position for place in kept) - 1
-        if position < 0:
-            raise InputError("no token is left that the score could be read at")
-    types = variant.type_ids
-    return Variant(
-        tuple(variant.ids[place] for place in kept),
-        None if types is None else tuple(types[place] for place in kept),
-        position,
-    )
 
 
 # What the model itself says of variants: logits where they are read, and texts' vectors.
@@ -130,6 +79,7 @@ def alone(lens: Lens, work: Callable[[], T], *, gradients: bool = False) -> T:
 
     def run() -> T:
         with ExitStack() as stack:
+            stack.enter_context(without_autocast(lens.device))
             stack.enter_context(reading(lens.adapter.whole, lens.adapter))
             if gradients:
                 stack.enter_context(torch.inference_mode(False))
@@ -154,9 +104,27 @@ def by_batches(
     runs out, the halves go one after the other.
     """
     rows: dict[int, Tensor] = {}
+
+    def halved(places: list[int]) -> None:
+        try:
+            done = alone(lens, lambda: work(places), gradients=gradients)
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+                raise
+            if len(places) == 1:
+                raise MemoryLimitError(
+                    f"{len(variants[places[0]])} tokens do not fit into the memory of "
+                    f"{lens.device}; use a shorter text or another device{process_limit()}"
+                ) from None
+        else:
+            rows.update(zip(places, done.double().cpu(), strict=True))
+            return
+        half = len(places) // 2
+        halved(places[:half])
+        halved(places[half:])
+
     for places in _batches(lens, head, variants, batch_size, gradients):
-        done = _halved(lens, variants, places, work, gradients)
-        rows |= zip(places, done.double().cpu(), strict=True)
+        halved(places)
     return torch.stack([rows[place] for place in range(len(variants))])
 
 
@@ -186,22 +154,19 @@ def affordable(lens: Lens, n: int, *, gradients: bool = False) -> int:
     The memory that happens to be free at the moment does not count: numbers must not depend on
     what ran before.
     """
-    # Autograd keeps what every layer computed.
-    each = _row_memory(lens, n) * (2 * lens.n_layers if gradients else 1)
+    layers = lens.layers
+    heads = max(layer.attention.heads for layer in layers)
+    d = layers[0].attention.output.weight.shape[1]
+    widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
+    # Bytes of one sequence inside a layer: scores, vectors, neurons.
+    each = lens.dtype.itemsize * n * (3 * heads * n + 8 * d + 3 * widest)
+    if gradients:  # autograd keeps what every layer computed
+        each *= 2 * lens.n_layers
     if lens.device.type == "cpu":
         return max(1, min(LARGEST_ON_CPU, ROOM_ON_CPU // each))
     weights = sum(parameter.nbytes for parameter in lens.adapter.whole.parameters())
     room = max(0, device_memory(lens.device) - weights) // SHARE
     return max(1, min(LARGEST, room // each))
-
-
-def _row_memory(lens: Lens, n: int) -> int:
-    """Bytes of one sequence of n tokens inside a layer: scores, vectors, neurons."""
-    layers = lens.layers
-    heads = max(layer.attention.heads for layer in layers)
-    d = layers[0].attention.output.weight.shape[1]
-    widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
-    return lens.dtype.itemsize * n * (3 * heads * n + 8 * d + 3 * widest)
 
 
 def sentence_head(lens: Lens) -> Head:
@@ -217,15 +182,14 @@ def _call(lens: Lens, model: nn.Module, inputs: dict[str, Any], entering: Enteri
     blocks = list(lens.adapter.blocks())
     check_weights(model, lens.layers)
     check_chunks(blocks, inputs["input_ids"].shape[1])
-    if entering is None:
-        return model(**inputs, **plain_options(model))
-    with _entered(blocks[0], entering):
+    with Hooks() as hooks:
+        if entering is not None:
+            hooks.before(blocks[0], _first_call(entering))
         return model(**inputs, **plain_options(model))
 
 
-@contextmanager
-def _entered(first: nn.Module, entering: Entering) -> Iterator[None]:
-    """While this is open, the first layer reads what `entering` makes of the embeddings.
+def _first_call(entering: Entering) -> Callable[..., Any]:
+    """A hook by which the first layer reads what `entering` makes of the embeddings.
 
     A block that serves as several layers is changed when it runs as the first of them.
     """
@@ -240,9 +204,7 @@ def _entered(first: nn.Module, entering: Entering) -> Iterator[None]:
             return (entering(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": entering(kwargs["hidden_states"])}
 
-    with Hooks() as hooks:
-        hooks.before(first, change)
-        yield
+    return change
 
 
 def _batches(
@@ -260,28 +222,6 @@ def _batches(
         each = longest * head.output.weight.shape[1] * lens.dtype.itemsize
         size = max(1, min(size, DEFAULT_LIMIT // each))
     yield from batches(lens, [variant.encoded for variant in variants], size)
-
-
-def _halved(
-    lens: Lens,
-    variants: Sequence[Variant],
-    places: list[int],
-    work: Callable[[list[int]], Tensor],
-    gradients: bool,
-) -> Tensor:
-    try:
-        return alone(lens, lambda: work(places), gradients=gradients)
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
-            raise
-        if len(places) == 1:
-            raise MemoryLimitError(
-                f"{len(variants[places[0]])} tokens do not fit into the memory of {lens.device}; "
-                f"use a shorter text or another device{process_limit()}"
-            ) from None
-    half = len(places) // 2
-    parts = places[:half], places[half:]
-    return torch.cat([_halved(lens, variants, part, work, gradients) for part in parts])
 
 
 # Questions: the score of one text that attributions explain and that removals change.
@@ -334,19 +274,55 @@ class Question:
     @property
     def whole(self) -> Variant:
         """The text as it is."""
-        return whole_text(self.encoded, self.position)
+        return Variant.whole(self.encoded, self.position)
 
     def with_ids(self, ids: Sequence[int]) -> Variant:
-        """The text with other token ids."""
-        return with_ids(self.encoded, self.position, ids)
+        """The text with other tokens: as many, or fewer where it does not matter which."""
+        whole, position = self.whole, self.position
+        if len(ids) == len(whole):
+            return Variant(tuple(ids), whole.type_ids, position)
+        if len(set(whole.type_ids or ())) > 1:
+            raise InputError(
+                "which token types belong to the remaining tokens of a pair is not clear from "
+                "their ids; make the variant with Question.without"
+            )
+        if position not in (None, len(whole) - 1):
+            raise InputError(
+                f"where the score of position {position} is read in a text of another length is "
+                "not clear from its ids; make the variant with Question.without"
+            )
+        types = None if whole.type_ids is None else whole.type_ids[:1] * len(ids)
+        return Variant(tuple(ids), types, None if position is None else len(ids) - 1)
 
     def replaced(self, places: Collection[int], token: int | Sequence[int]) -> Variant:
-        """`token`, or one for each place, in the stead of the tokens at `places`."""
-        return replaced(self.whole, places, token)
+        """Replace the tokens at `places` by `token`, or by one token for each place."""
+        tokens = [token] * len(places) if isinstance(token, int) else token
+        ids = list(self.encoded.ids)
+        for place, new in zip(places, tokens, strict=True):
+            ids[place] = new
+        return replace(self.whole, ids=tuple(ids))
 
     def without(self, places: Collection[int]) -> Variant:
-        """The text without the tokens at `places`."""
-        return without(self.whole, places, slot=self.masked)
+        """Leave the tokens at `places` out.
+
+        Where the token that the score is read at is left out, the one before it is read; a mask
+        cannot be left out.
+        """
+        left_out = set(places)
+        kept = [place for place in range(len(self)) if place not in left_out]
+        whole, position = self.whole, self.position
+        if position is not None:
+            if self.masked and position in left_out:
+                raise InputError(f"the score is read at token {position}, which cannot be left out")
+            position = sum(place <= position for place in kept) - 1
+            if position < 0:
+                raise InputError("no token is left that the score could be read at")
+        types = whole.type_ids
+        return Variant(
+            tuple(whole.ids[place] for place in kept),
+            None if types is None else tuple(types[place] for place in kept),
+            position,
+        )
 
 
 def same_kind(questions: Iterable[Question]) -> str:
@@ -388,7 +364,7 @@ def class_questions(
     Classes that do not exclude each other have no runner-up: the score is the logit alone.
     """
     head = class_head(lens)
-    best = _two_best(lens, head, [whole_text(text, None) for text in encoded], batch_size)
+    best = _two_best(lens, head, [Variant.whole(text) for text in encoded], batch_size)
     return [
         Question(text, target, contrast if head.exclusive else None)
         for text, (target, contrast) in zip(encoded, best, strict=True)
@@ -399,7 +375,7 @@ def next_token_questions(
     lens: Lens, encoded: Sequence[Encoded], *, batch_size: int | str = AUTO
 ) -> list[Question]:
     """Why each text's most probable next token and not the second."""
-    texts = [whole_text(text, len(text) - 1) for text in encoded]
+    texts = [Variant.whole(text, len(text) - 1) for text in encoded]
     best = _two_best(lens, word_head(lens), texts, batch_size)
     return [
         Question(text, target, contrast, len(text) - 1)
@@ -439,10 +415,11 @@ def word_question(lens: Lens, encoded: Encoded, good: str | int, bad: str | int)
     """
     head = word_head(lens)
     place = place_of(lens, head, encoded)
+    spaced = isinstance(encoded.text, str) and encoded.text[-1:].isspace()
 
     def column(word: str | int, what: str) -> int:
-        if isinstance(word, str) and head.task == CAUSAL:
-            word = _behind(encoded, word)
+        if isinstance(word, str) and head.task == CAUSAL and not spaced and not word[:1].isspace():
+            word = f" {word}"
         return column_of(word, head, lens.tokenizer, encoded, place, True, what)
 
     target, contrast = column(good, "target"), column(bad, "contrast")
@@ -455,12 +432,6 @@ def word_question(lens: Lens, encoded: Encoded, good: str | int, bad: str | int)
     return Question(encoded, target, contrast, place, masked=head.task == MASKED)
 
 
-def _behind(encoded: Encoded, word: str) -> str:
-    text = encoded.text
-    spaced = word[:1].isspace() or (isinstance(text, str) and text[-1:].isspace())
-    return word if spaced else f" {word}"
-
-
 def cosine_questions(
     lens: Lens, pairs: Sequence[tuple[Encoded, Encoded]], *, batch_size: int | str = AUTO
 ) -> list[Question]:
@@ -470,7 +441,7 @@ def cosine_questions(
         [(a, b) for a, b in written if isinstance(a, str) and isinstance(b, str)], lens.pooling
     )
     head = sentence_head(lens)
-    others = {whole_text(other, None): None for _, other in pairs}
+    others = {Variant.whole(other): None for _, other in pairs}
     if not others:
         return []
     texts = list(others)
@@ -479,12 +450,8 @@ def cosine_questions(
         return text_vectors(lens, head, [texts[place] for place in places])
 
     vectors = by_batches(lens, head, texts, batch_size, pooled).numpy()
-    units = dict(zip(texts, vectors / _lengths(vectors), strict=True))
-    return [Question(text, other=units[whole_text(other, None)]) for text, other in pairs]
-
-
-def _lengths(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    lengths: NDArray[np.float64] = np.linalg.norm(vectors, axis=1, keepdims=True)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not np.all(lengths > 0):
         raise InputError("one of the texts has a vector of length 0, so there is no cosine")
-    return lengths
+    units = dict(zip(texts, vectors / lengths, strict=True))
+    return [Question(text, other=units[Variant.whole(other)]) for text, other in pairs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,16 +54,6 @@ class Passes:
         return Passes(self.forward / texts, self.backward / texts)
 
 
-def no_passes(tokens: int) -> Passes:
-    """None, whatever the number of a text's tokens."""
-    return Passes()
-
-
-def every_source(tokens: int) -> Passes:
-    """A pass forward for each token, which is pushed through the frozen network alone."""
-    return Passes(forward=float(tokens))
-
-
 class Counter:
     """Counts while `counted` is open."""
 
@@ -76,17 +66,13 @@ class Counter:
         """What has been counted so far."""
         return Passes(self._forward / self._layers, self._backward / self._layers)
 
-    def watch(self, block: nn.Module, hooks: Hooks) -> None:
-        """Count the rows of a block's calls."""
-
-        def behind(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
-            vectors: Tensor = output[0] if isinstance(output, (tuple, list)) else output
-            rows = len(vectors)
-            self._forward += rows
-            if vectors.requires_grad:
-                vectors.register_hook(lambda _: self._back(rows))
-
-        hooks.behind(block, behind)
+    def behind(self, _: nn.Module, __: Any, ___: Any, output: Any) -> None:
+        """Count the rows of a block's call; used as a hook."""
+        vectors: Tensor = output[0] if isinstance(output, (tuple, list)) else output
+        rows = len(vectors)
+        self._forward += rows
+        if vectors.requires_grad:
+            vectors.register_hook(lambda _: self._back(rows))
 
     def _back(self, rows: int) -> None:
         # Autograd calls it on a thread of its own.
@@ -100,7 +86,7 @@ def counted(lens: Lens) -> Iterator[Counter]:
     counter = Counter(len(blocks))
     with Hooks() as hooks:
         for block in {id(block): block for block in blocks}.values():
-            counter.watch(block, hooks)
+            hooks.behind(block, counter.behind)
         yield counter
 
 
@@ -113,16 +99,12 @@ def counted(lens: Lens) -> Iterator[Counter]:
 NO_PREDICTION = -1
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
+class Scored(NamedTuple):
     """What the model says of each variant; each array is (variant,)."""
 
     score: NDArray[np.float64]
     probability: NDArray[np.float64]  # of the target; NaN for a cosine
     predicted: NDArray[np.int64]  # the class or token with the largest logit; −1 for a cosine
-
-    def __len__(self) -> int:
-        return len(self.score)
 
 
 class Scorer:
@@ -201,7 +183,7 @@ def score_rows(
     questions, variants = [question for question, _ in rows], [variant for _, variant in rows]
     if questions[0].kind == COSINE:
         u = text_vectors(lens, sentence_head(lens), variants, entering).double()
-        v = torch.from_numpy(np.stack([_other(question) for question in questions])).to(u)
+        v = torch.from_numpy(np.stack([q.other for q in questions if q.other is not None])).to(u)
         cosines = (u * v).sum(-1) / torch.linalg.vector_norm(u, dim=-1)
         nothing = torch.full_like(cosines, float("nan"))
         return torch.stack([cosines, nothing, torch.full_like(cosines, NO_PREDICTION)], dim=-1)
@@ -233,11 +215,6 @@ def check_gradients(lens: Lens) -> None:
             f"gradients of the embeddings of {lens.name} would miss a way around its layers: "
             f"{outside}"
         )
-
-
-def _other(question: Question) -> NDArray[np.float64]:
-    assert question.other is not None
-    return question.other
 
 
 def _scored(numbers: NDArray[np.float64]) -> Scored:

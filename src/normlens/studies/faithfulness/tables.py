@@ -24,6 +24,9 @@ from normlens.corpus.measures.base import LABEL, WHOSE
 EXAMPLES, ATTRIBUTIONS, REMOVALS = "examples", "attributions", "removals"
 FAITHFULNESS, PASSES = "faithfulness", "method_passes"
 
+#: Which tokens go first.
+MOST, LEAST = "most", "least"
+
 _METHOD = pa.field("method", LABEL)
 _PROTOCOL = pa.field("protocol", LABEL)
 _FIRST = pa.field("first", LABEL)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from normlens.errors import listed, quoted
-from normlens.figures.canvas import FRAME, INK, cut_labels, families_for, require_matplotlib
+from normlens.figures.canvas import FRAME, INK, cut_labels
 from normlens.figures.heat_maps import Panel, draw_panel, label_tokens
 from normlens.measures.maps import normalise
 from normlens.results.maps import Maps
@@ -17,9 +17,8 @@ from normlens.scopes import layers_in_words, thinned
 from normlens.studies.papers.mixing import attention_block
 from normlens.studies.papers.published import Evidence, Experiment
 from normlens.studies.papers.settings import Settings
-from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
-from normlens.studies.reports.drawing import SMALL, TEXT, panels
+from normlens.studies.reports.drawing import SMALL, TEXT, fonts_for, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -81,25 +80,21 @@ def sentence(evidence: Evidence) -> Result | None:
             "sentence": Table(
                 table,
                 "Where the mass of each map lies, every row summing to 1: per cent on the diagonal "
-                "(a token's own share)"
-                + (
-                    " and per cent that special tokens have in others (off the diagonal)."
-                    if any(maps.special)
-                    else "."
-                ),
+                "(a token's own share) and, if there are special tokens, per cent that they have "
+                "in others (off the diagonal).",
                 dict.fromkeys(list(table)[1:], ".1f"),
             )
         },
         figures={
             "sentence": Figure(
                 lambda: _draw(maps, shown),
-                f"Maps of {_quoted(maps)} under {listed(maps.scopes)}, "
+                f"Maps of {listed(quoted(maps.text)) or 'a text'} under {listed(maps.scopes)}, "
                 + (which if some else "all layers")
                 + ". Every row sums to 1; the colours (on a square-root scale) mean the same in "
-                "all maps." + _blank(maps),
+                "all maps. Pairs that the attention does not allow are grey.",
             )
         },
-        sentences=_sentences(maps, table),
+        sentences=["The diagonal is what a token keeps of itself, the rest comes from others."],
     )
 
 
@@ -118,18 +113,8 @@ def shares(maps: Maps) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _quoted(maps: Maps) -> str:
-    return listed(quoted(maps.text)) or "a text"
-
-
-def _blank(maps: Maps) -> str:
-    return "" if maps.allowed.all() else " Pairs that the attention does not allow are grey."
-
-
 def _draw(maps: Maps, layers: list[int]) -> Drawing:
     """Draw layers below each other and methods side by side; deep models in two blocks."""
-    require_matplotlib()
-    from matplotlib import rc_context
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
@@ -138,7 +123,7 @@ def _draw(maps: Maps, layers: list[int]) -> Drawing:
     rows = -(-len(layers) // blocks)
     side = min(max(0.07 * len(tokens), 1.2 if blocks == 1 else 0.95), 1.9)
     norm = PowerNorm(0.5, 0, 1)
-    with rc_context({"font.family": families_for(tokens)}):
+    with fonts_for(tokens):
         columns = blocks * len(maps.scopes)
         figure, grid = panels(columns, rows, width=side + 0.3, height=side + 0.15)
         for axes in grid:
@@ -168,24 +153,6 @@ def _draw(maps: Maps, layers: list[int]) -> Drawing:
         bar.outline.set_linewidth(0.4)
         figure.supxlabel(_AXES, fontsize=SMALL, color=INK)
     return figure
-
-
-def _sentences(maps: Maps, table: pd.DataFrame) -> list[str]:
-    mean = table.drop(columns="layer").mean()
-    number = words.fixed
-    over = f"On average over {len(table)} layers, " if len(table) > 1 else "In the only layer, "
-    sentences = [
-        over
-        + listed([f"{number(mean[f'{s} diagonal'], 0)} % of {s}" for s in maps.scopes])
-        + " lie on the diagonal."
-    ]
-    if any(maps.special):
-        sentences.append(
-            "Special tokens have a share in the other tokens of "
-            + listed([f"{number(mean[f'{s} special'], 0)} % by {s}" for s in maps.scopes])
-            + "."
-        )
-    return sentences
 
 
 EXAMPLE_SENTENCE = Experiment(

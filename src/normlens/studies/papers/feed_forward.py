@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from normlens.corpus.measures.tokens import feed_forward_pair, whole_block_pair
-from normlens.errors import listed
 from normlens.figures.canvas import COLOURS
 from normlens.scopes import layers_in_words, shortest, thinned
 from normlens.studies.papers.pair_samples import has_pairs
 from normlens.studies.papers.published import Evidence, Experiment
 from normlens.studies.papers.similarity import (
+    FORMATS,
     RHO,
-    draw_means,
-    in_table_order,
+    curves_of,
     layer_means,
-    rho_per_sequence,
-    which_layers,
-    with_intervals,
+    similarities,
 )
-from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
-from normlens.studies.reports.drawing import layer_ticks, legend, line, panels, style
+from normlens.studies.reports.drawing import correlation_limits, layer_lines, legend, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -40,23 +35,20 @@ def cancellation(evidence: Evidence) -> Result | None:
     chain = [scope for scope in evidence.scopes if scope.endswith("-N")]
     later = chain[chain.index(pair[1]) :]
     names = shortest(evidence.scopes)
-    pairs = [in_table_order(evidence, pair[0], scope) for scope in later]
-    overall = with_intervals(evidence, rho_per_sequence(evidence, pairs, by_layer=False))
-    by_layer = with_intervals(evidence, rho_per_sequence(evidence, pairs, by_layer=True))
-    frames = [
-        by_layer.loc[key].reset_index().assign(scope=scope, through=names[scope])
-        for key, scope in zip(pairs, later, strict=True)
-    ]
-    layers = pd.concat(frames, ignore_index=True)
-    layers = layers[["through", "scope", "layer", "rho", "low", "high"]]
-    means = {scope: float(overall.loc[key, "rho"]) for key, scope in zip(pairs, later, strict=True)}
-    formats = {"rho": ".3f", "low": ".3f", "high": ".3f"}
+    overall, by_layer = similarities(evidence, [(pair[0], scope) for scope in later])
+    layers = pd.concat(
+        [
+            frame.assign(scope=scope, through=names[scope])
+            for scope, frame in zip(later, by_layer, strict=True)
+        ],
+        ignore_index=True,
+    )[["through", "scope", "layer", "rho", "low", "high"]]
     return Result(
         tables={
             "similarity-from-before": Table(
                 layers,
                 f"{RHO} between {pair[0]} and every later scope, per layer (Figure 9).",
-                formats,
+                FORMATS,
             )
         },
         figures={
@@ -66,47 +58,26 @@ def cancellation(evidence: Evidence) -> Result | None:
                 "behind each later component, per layer, with 95 % intervals (Figure 9).",
             )
         },
-        sentences=_sentences(means, later, names, layers),
-        summary={f"ρ of the map before FF and behind {names[s]}": v for s, v in means.items()},
+        sentences=[
+            "Where ρ rises behind a later component, that component undoes part of the block's "
+            "change."
+        ],
+        summary={
+            f"ρ of the map before FF and behind {names[scope]}": rho
+            for scope, rho in zip(later, overall["rho"].tolist(), strict=True)
+        },
     )
 
 
 def _draw_cancellation(layers: pd.DataFrame, before: str) -> Drawing:
-    figure, (axes,) = panels(width=4.2, height=2.7)
-    for place, (through, rows) in enumerate(layers.groupby("through", sort=False)):
-        name = f"behind {through}"
-        line(axes, rows["layer"], rows["rho"], rows["low"], rows["high"], place, name)
-    layer_ticks(axes, int(layers["layer"].max()))
-    axes.set_ylim(min(0.0, layers["low"].min() - 0.03), 1.03)
-    style(axes, x=words.LAYER, y=f"{RHO} with {before}")
+    curves = {
+        f"behind {through}": rows[["layer", "rho", "low", "high"]]
+        for through, rows in layers.groupby("through", sort=False)
+    }
+    figure, axes = layer_lines(curves, f"{RHO} with {before}", width=4.2, height=2.7)
+    correlation_limits(axes, layers["low"].min())
     legend(axes, loc="lower left")
     return figure
-
-
-def _sentences(
-    means: dict[str, float], later: list[str], names: dict[str, str], layers: pd.DataFrame
-) -> list[str]:
-    first, last = later[0], later[-1]
-    sentences = [
-        "Beside the map before the feed-forward block, the map has a mean similarity of "
-        + listed([f"{words.fixed(means[s])} behind {names[s]}" for s in later])
-        + "."
-    ]
-    if len(later) > 1:
-        rows = layers.pivot(index="layer", columns="scope", values="rho")
-        back = rows.index[rows[last] > rows[first]]
-        if len(back):
-            sentences.append(
-                f"What follows the block undoes part of its change in {layers_in_words(back)} of "
-                f"{len(rows)}: the map at the end of the layer is nearer to the one before the "
-                "block than the block's own output is."
-            )
-        else:
-            sentences.append(
-                "In no layer is the map at the end of the layer nearer to the one before the block "
-                "than the block's own output is: nothing is undone."
-            )
-    return sentences
 
 
 FIGURE_9 = Experiment(
@@ -129,17 +100,7 @@ def norms(evidence: Evidence) -> Result | None:
     means = layer_means(evidence, "norms", ("ff_output_norm", "bypassed_norm"))
     if means.empty:
         return None
-    larger = means.index[means["ff_output_norm"] > means["bypassed_norm"]]
     ratio = means["ff_output_norm"] / means["bypassed_norm"]
-    defined = ratio.dropna()
-    sentences = []
-    if len(defined):
-        which = which_layers(larger, len(means))
-        sentences = [
-            f"The block's output is longer than the vector that bypasses it {which}; their ratio "
-            f"lies between {words.fixed(defined.min())} (layer {defined.idxmin()}) and "
-            f"{words.fixed(defined.max())} (layer {defined.idxmax()})."
-        ]
     return Result(
         tables={
             "norms": Table(
@@ -156,20 +117,19 @@ def norms(evidence: Evidence) -> Result | None:
                 "layer (Figure 10).",
             )
         },
-        sentences=sentences,
-        summary={"‖FF output‖ ÷ ‖bypassed‖, mean over layers": float(defined.mean())},
+        sentences=["The longer of two vectors that are added counts for more in their sum."],
+        summary={"‖FF output‖ ÷ ‖bypassed‖, mean over layers": float(ratio.mean())},
     )
 
 
 def _draw_norms(means: pd.DataFrame) -> Drawing:
-    figure, (axes,) = panels(width=3.8, height=2.5)
-    draw_means(axes, means, {"ff_output_norm": "FF's output", "bypassed_norm": "bypassed vector"})
-    values = means[["ff_output_norm", "bypassed_norm"]]
+    labels = {"ff_output_norm": "FF's output", "bypassed_norm": "bypassed vector"}
+    figure, axes = layer_lines(curves_of(means, labels), "mean norm")
+    values = means[list(labels)]
     if values.max(axis=None) > 50 * values.min(axis=None) > 0:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    style(axes, x=words.LAYER, y="mean norm")
     legend(axes)
     return figure
 
@@ -204,20 +164,7 @@ def dimensions(evidence: Evidence) -> Result | None:
     if values.empty:
         return None
     layers = sorted(values["layer"].unique())
-    share = values.groupby("layer").apply(_concentration, include_groups=False)
     has_gamma = values["gamma"].notna().any()
-    peak = values.loc[values["output"].idxmax()]
-    sentences = [
-        f"The largest mean |value| of FF's output is {words.fixed(peak.output)}, in dimension "
-        f"{peak.dimension} of layer {peak.layer}, {words.fixed(share.loc[peak.layer, 'peak'], 0)} "
-        "times the median of that layer's dimensions."
-    ]
-    if has_gamma:
-        alike = int((share["special_output"] > share["other_output"]).sum())
-        sentences.append(
-            "The dimensions with the lowest γ have the larger mean |value| of FF's output in "
-            f"{alike} of {len(layers)} layers."
-        )
     columns = ["layer", "dimension", "input", "output", "gamma", "special"]
     shown = thinned(layers, _SHOWN)
     return Result(
@@ -238,20 +185,7 @@ def dimensions(evidence: Evidence) -> Result | None:
                 + f", in {layers_in_words(shown)}, counted from 1 (Figure 11).",
             )
         },
-        sentences=sentences,
-    )
-
-
-def _concentration(rows: pd.DataFrame) -> pd.Series:
-    special = rows["special"].to_numpy(bool)
-    output = rows["output"].to_numpy()
-    middle = np.median(output)
-    return pd.Series(
-        {
-            "peak": output.max() / middle if middle else np.nan,
-            "special_output": output[special].mean() if special.any() else np.nan,
-            "other_output": output[~special].mean() if (~special).any() else np.nan,
-        }
+        sentences=["A dimension with a large output and a low γ is one that LN shrinks again."],
     )
 
 
@@ -299,45 +233,41 @@ def top_pairs(evidence: Evidence) -> Result | None:
     """List the most amplified pairs per layer, by FF and by all behind the first residual."""
     if not has_pairs(evidence):
         return None
-    by_block = feed_forward_pair(evidence.scopes)
-    by_all = whole_block_pair(evidence.scopes)
-    wanted = {
-        "amplified-by-ff": (by_block, "the feed-forward block", "Table 2"),
-        "amplified-by-layer": (by_all, "everything behind the first residual", "Table 3"),
-    }
-    frames = {
-        name: _top(evidence, pair) for name, (pair, _, _) in wanted.items() if pair is not None
-    }
-    frames = {name: frame for name, frame in frames.items() if len(frame)}
-    if not frames:
-        return None
-    overlap = _overlap(list(frames.values()))
-    for frame in frames.values():
-        frame["in both"] = _keys(frame).isin(overlap)
-    tables = {
-        name: Table(
-            frame.rename(columns={"source_token": "source", "target_token": "target"}),
-            f"The {evidence.settings.top} ordered pairs of subwords that {what} amplifies most, "
-            f"per layer ({table}): mean amplification, how often the pair occurs (at least "
-            f"{evidence.settings.min_count} times), and its mean share of the source's column "
-            f"before ({pair[0]}) and after ({pair[1]}).",
+    scopes, settings = evidence.scopes, evidence.settings
+    tables: dict[str, Table] = {}
+    for name, pair, what, source in (
+        ("amplified-by-ff", feed_forward_pair(scopes), "the feed-forward block", "Table 2"),
+        (
+            "amplified-by-layer",
+            whole_block_pair(scopes),
+            "everything behind the first residual",
+            "Table 3",
+        ),
+    ):
+        if pair is None or (frame := _top(evidence, pair)).empty:
+            continue
+        tables[name] = Table(
+            frame,
+            f"The {settings.top} ordered pairs of subwords that {what} amplifies most, per layer "
+            f"({source}): mean amplification, how often the pair occurs (at least "
+            f"{settings.min_count} times), and its mean share of the source's column before "
+            f"({pair[0]}) and after ({pair[1]}).",
             {"amplification": ".4f", "before": ".4f", "after": ".4f"},
-            shown=3 * evidence.settings.top,
+            shown=3 * settings.top,
         )
-        for name, (pair, what, table) in wanted.items()
-        if pair is not None and name in frames
-        for frame in [frames[name]]
-    }
-    sentences = [
-        _strongest(frames[name], what) for name, (_, what, _) in wanted.items() if name in frames
-    ]
-    if len(frames) == 2:
-        size = min(len(frame) for frame in frames.values())
-        sentences.append(
-            f"{len(overlap)} of {size} pairs are among the most amplified of their layer in both "
-            "tables."
-        )
-    return Result(tables=tables, sentences=sentences)
+    if not tables:
+        return None
+    frames = [table.frame for table in tables.values()]
+    pairs = [frame.set_index(["layer", "source", "target"]).index for frame in frames]
+    for frame, own in zip(frames, pairs, strict=True):
+        frame["in both"] = len(frames) == 2 and own.isin(pairs[0]) & own.isin(pairs[1])
+    return Result(
+        tables=tables,
+        sentences=[
+            "A source is what a target draws from; “in both” marks pairs that are among the most "
+            "amplified of their layer in both tables."
+        ],
+    )
 
 
 def _top(evidence: Evidence, pair: tuple[str, str]) -> pd.DataFrame:
@@ -346,7 +276,7 @@ def _top(evidence: Evidence, pair: tuple[str, str]) -> pd.DataFrame:
         f"""
         SELECT layer + 1 AS layer,
                CAST(row_number() OVER ranking AS INTEGER) AS rank,
-               source_token, target_token,
+               source_token AS source, target_token AS target,
                sum / count AS amplification, count,
                sum_before / count AS before, sum_after / count AS after
         FROM (
@@ -366,28 +296,6 @@ def _top(evidence: Evidence, pair: tuple[str, str]) -> pd.DataFrame:
         QUALIFY rank <= {settings.top}
         ORDER BY layer, rank
         """
-    )
-
-
-def _keys(frame: pd.DataFrame) -> pd.Series:
-    return pd.Series(
-        list(zip(frame["layer"], frame["source_token"], frame["target_token"], strict=True)),
-        index=frame.index,
-    )
-
-
-def _overlap(frames: list[pd.DataFrame]) -> set[tuple[int, str, str]]:
-    if len(frames) < 2:
-        return set()
-    return set(_keys(frames[0])) & set(_keys(frames[1]))
-
-
-def _strongest(frame: pd.DataFrame, what: str) -> str:
-    row = frame.loc[frame["amplification"].idxmax()]
-    return (
-        f"Of all layers, {what} amplifies ({row.source_token} → {row.target_token}) most, in layer "
-        f"{row.layer}: from {words.fixed(row.before, 3)} to {words.fixed(row.after, 3)} of the "
-        f"source's column ({row['count']} occurrences)."
     )
 
 

@@ -25,7 +25,7 @@ from normlens.studies.papers.mixing import (
 from normlens.studies.papers.published import Evidence, Experiment, compare
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
-from normlens.studies.reports.drawing import SMALL, panels, style
+from normlens.studies.reports.drawing import legend_outside, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -146,16 +146,8 @@ def draw(
         panel.tick_params(which="minor", length=1.5, width=0.4)
     handles, labels = axes[0].get_legend_handles_labels()
     if len(labels) > 1:
-        figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=len(labels),
-            fontsize=SMALL,
-            frameon=False,
-            markerscale=1.6,
-            handletextpad=0.1,
-        )
+        named = dict(zip(labels, handles, strict=True))
+        legend_outside(figure, named, "lower", markerscale=1.6, handletextpad=0.1)
     return figure
 
 
@@ -224,7 +216,8 @@ def frequency(evidence: Evidence) -> Result | None:
                 "Spearman's ρ between mixing ratio and frequency rank (rank 1: most frequent; "
                 f"{origin}). The first two columns are over occurrences of tokens, as in the "
                 "paper, the last two over types of subwords (mean over their occurrences). Masked "
-                "tokens are left out.",
+                "tokens are left out."
+                + (f" Without a rank in the file: {unranked:,} subwords." if unranked else ""),
                 dict.fromkeys(COLUMNS.values(), ".3f"),
             )
         },
@@ -237,7 +230,7 @@ def frequency(evidence: Evidence) -> Result | None:
             )
         },
         sentences=[
-            *_sentences(table, scopes, groups, unranked),
+            "A negative ρ means that rare subwords are mixed less.",
             *([FIRST_TOKEN] if evidence.model["causal"] else []),
         ],
         # The published figures have ranks from BERT's training data.
@@ -306,45 +299,6 @@ def _grouped_spearman(groups: pd.DataFrame, rank: np.ndarray) -> float:
     if squares == 0:
         return math.nan
     return float((place * groups["place"].to_numpy()).sum()) / math.sqrt(squares)
-
-
-def _sentences(
-    table: pd.DataFrame,
-    scopes: list[str],
-    groups: dict[str, pd.DataFrame],
-    unranked: int,
-) -> list[str]:
-    number = words.fixed
-    everything, ordinary = (COLUMNS[kind, "occurrences"] for kind in KINDS)
-    subwords = groups["ordinary"][groups["ordinary"]["scope"] == scopes[0]]
-    rho = table.set_index("method")
-    chain = any(scope.endswith("-N") for scope in scopes)
-    scope = attention_block(scopes) if chain else scopes[-1]
-    value = rho.loc[scope, ordinary]
-    special = len(groups["all"]) > len(groups["ordinary"])
-    beside = f" ({number(rho.loc[scope, everything])} with special tokens)" if special else ""
-    sentences = []
-    if math.isfinite(value):
-        size = len(subwords)
-        less = "less" if value < 0 else "more"
-        sentences.append(
-            f"Over {subwords['occurrences'].sum():,} occurrences of {size:,} "
-            f"subword{'s' * (size != 1)}, the mixing ratio by {scope} has a correlation of "
-            f"{number(value)} with the frequency rank{beside}: the rarer a subword, the {less} it "
-            "is mixed with others" + (", though the relation is weak." if abs(value) < 0.1 else ".")
-        )
-    ranked = rho[ordinary].dropna().sort_values(key=abs)
-    if len(ranked) > 1:
-        sentences.append(
-            f"The relation is strongest by {ranked.index[-1]} (ρ = {number(ranked.iloc[-1])}) and "
-            f"weakest by {ranked.index[0]} ({number(ranked.iloc[0])})."
-        )
-    if unranked:
-        sentences.append(
-            f"{unranked:,} subword{'s have' if unranked > 1 else ' has'} no rank in the file and "
-            f"stand{'s' * (unranked == 1)} behind all others."
-        )
-    return sentences
 
 
 SECTION_5 = Experiment(

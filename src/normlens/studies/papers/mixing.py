@@ -8,14 +8,13 @@ import numpy as np
 import pandas as pd
 
 from normlens.corpus.measures.tokens import CATEGORIES
-from normlens.errors import listed
 from normlens.figures.canvas import COLOURS, INK
 from normlens.measures.bootstrap import mean_intervals
-from normlens.scopes import components_of, layers_in_words
+from normlens.scopes import components_of
 from normlens.studies.papers.published import Evidence, Experiment, compare
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
-from normlens.studies.reports.drawing import SMALL, TEXT, layer_ticks, panels, style
+from normlens.studies.reports.drawing import SMALL, TEXT, heat_map, layer_ticks, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -80,7 +79,17 @@ def draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
     figure, axes = panels(columns, rows, width=width, height=0.42 + 0.19 * high)
     image: Any = None
     for place, (panel, title) in enumerate(zip(axes, shown, strict=False)):
-        image = _draw_heat_map(panel, shown[title])
+        layers = len(shown[title].columns)
+        image = heat_map(
+            panel,
+            shown[title],
+            ".0f" if layers <= 12 else None,
+            vmin=0,
+            vmax=100,
+            aspect="auto",
+            extent=(0.5, layers + 0.5, high - 0.5, -0.5),
+        )
+        panel.set_xticks(range(1, layers + 1, max(1, -(-layers // 12))))
         label = words.LAYER if place // columns == rows - 1 else ""
         style(panel, x=label, title=title, grid=False)
         if place % columns:
@@ -95,39 +104,6 @@ def draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
     bar.ax.tick_params(labelsize=SMALL, width=0.5, length=2)
     bar.outline.set_visible(False)
     return figure
-
-
-def _draw_heat_map(panel: Any, values: pd.DataFrame) -> Any:
-    """Draw one heat map: rows by name, layers from left to right, numbers where they fit."""
-    high, n_layers = values.shape
-    image = panel.imshow(
-        np.ma.masked_invalid(values.to_numpy(float)),
-        cmap="cividis",
-        vmin=0,
-        vmax=100,
-        aspect="auto",
-        extent=(0.5, n_layers + 0.5, high - 0.5, -0.5),
-    )
-    if n_layers <= 12:
-        _write_values(panel, values)
-    panel.set_xticks(range(1, n_layers + 1, max(1, -(-n_layers // 12))))
-    panel.set_yticks(range(high), values.index)
-    return image
-
-
-def _write_values(panel: Any, values: pd.DataFrame) -> None:
-    for y, row in enumerate(values.to_numpy(float)):
-        for layer, value in zip(values.columns, row, strict=True):
-            if np.isfinite(value):
-                panel.text(
-                    layer,
-                    y,
-                    f"{value:.0f}",
-                    ha="center",
-                    va="center",
-                    fontsize=SMALL - 0.5,
-                    color="white" if value < 50 else "black",
-                )
 
 
 # Section 4: how much of a token's vector comes from other tokens. Kobayashi et al. 2021.
@@ -187,7 +163,7 @@ def mixing(evidence: Evidence) -> Result | None:
             )
         },
         sentences=[
-            *_sentences(table, layers, cells, scopes, names),
+            "The share of other tokens in a token's vector: 0 % is the token alone.",
             *([FIRST_TOKEN] if evidence.model["causal"] else []),
         ],
         comparisons=[
@@ -251,55 +227,8 @@ def _grid(cells: pd.DataFrame, scopes: list[str], names: dict[str, str]) -> pd.D
     wide = wide.rename(columns=names)
     if len(present) > 1:
         wide.insert(0, "all", _means(cells, ["scope", "layer"]))
-    wide = wide.reset_index().rename(columns={"scope": "method"})
-    order = wide["method"].map(scopes.index)
     wide.columns.name = None
-    return (
-        wide.assign(order=order)
-        .sort_values(["order", "layer"], ignore_index=True)
-        .drop(columns="order")
-    )
-
-
-def _sentences(
-    table: pd.DataFrame,
-    layers: pd.DataFrame,
-    cells: pd.DataFrame,
-    scopes: list[str],
-    names: dict[str, str],
-) -> list[str]:
-    mean = table.set_index("method")[MEAN]
-    last = attention_block(scopes) if any(s.endswith("-N") for s in scopes) else scopes[-1]
-    shown = [scope for scope in dict.fromkeys(("ATTN-W", "ATTN-N", last)) if scope in scopes]
-    sentences = [
-        "On average over tokens and layers, other tokens have a share of "
-        + listed([f"{words.fixed(mean[s], 1)} % ({s})" for s in shown])
-        + "."
-    ]
-    if scopes[-1] not in shown:
-        sentences.append(
-            f"At the end of the layer ({scopes[-1]}) it is {words.fixed(mean[scopes[-1]], 1)} %."
-        )
-    row = layers.loc[last]
-    if len(row) > 1:
-        sentences.append(
-            f"By {last}, tokens are mixed most in layer {row.idxmax()} "
-            f"({words.fixed(row.max(), 1)} %) and least in layer {row.idxmin()} "
-            f"({words.fixed(row.min(), 1)} %)."
-        )
-    by_category = _means(cells[cells["scope"] == last], ["category"]).sort_values()
-    if len(by_category) > 1:
-        least, most = (_tokens(names, str(by_category.index[k])) for k in (0, -1))
-        sentences.append(
-            f"Of the categories of tokens, {most} mix most by {last} "
-            f"({words.fixed(by_category.iloc[-1], 1)} %) and {least} least "
-            f"({words.fixed(by_category.iloc[0], 1)} %)."
-        )
-    return sentences
-
-
-def _tokens(names: dict[str, str], category: str) -> str:
-    return f"{names[category]} tokens"
+    return wide.reindex(scopes, level="scope").rename_axis(["method", "layer"]).reset_index()
 
 
 SECTION_4 = Experiment(
@@ -369,7 +298,7 @@ def expansion(evidence: Evidence) -> Result | None:
                 "vectors longer on average over all directions, below 1 (dashed) shorter.",
             )
         },
-        sentences=_expansion_sentences(layers, rates),
+        sentences=["A rate below 1 makes vectors shorter, a rate above 1 longer."],
         comparisons=compare("expansion/", measured, {"name": evidence.settings.model}, ""),
         summary={"Expansion rate, mean over layers": float(rates.mean())},
     )
@@ -388,28 +317,6 @@ def _draw(layers: np.ndarray, rates: np.ndarray) -> Drawing:
     axes.set_xlim(0.3, layers.max() + 0.7)
     style(axes, x=words.LAYER, y="expansion rate")
     return figure
-
-
-def _expansion_sentences(layers: pd.Series, rates: pd.Series) -> list[str]:
-    number = words.fixed
-    if len(rates) == 1:
-        return [
-            f"The attention's transformation of the only layer has a rate of {number(rates[0])}."
-        ]
-    shrinking = layers[rates < 1]
-    below = (
-        "in none of the layers"
-        if not len(shrinking)
-        else "in all layers"
-        if len(shrinking) == len(layers)
-        else f"in {layers_in_words(shrinking)}"
-    )
-    return [
-        f"The mean expansion rate is {number(rates.mean())}; it is lowest in layer "
-        f"{layers[rates.idxmin()]} ({number(rates.min())}) and highest in layer "
-        f"{layers[rates.idxmax()]} ({number(rates.max())}).",
-        f"The transformation makes vectors shorter (a rate below 1) {below}.",
-    ]
 
 
 EXPANSION_RATE = Experiment(

@@ -1,8 +1,8 @@
-"""The procedures that compare related pairs with others, their findings, and these in sentences."""
+"""The procedures that compare related pairs with others, and what they find."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,16 +10,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from normlens.corpus.measures.tokens import GROUPS, ScopePair
-from normlens.errors import listed
 from normlens.measures.bootstrap import MeanComparison, benjamini_hochberg, compare_means
 from normlens.measures.reweighting import Reweighted, compare_reweighted
-from normlens.scopes import layers_in_words
 from normlens.studies.papers.pair_samples import (
     UNRELATED_PAIRS,
     Groups,
     LayerPairs,
     Pairs,
-    Sample,
     compared,
     layers_of,
     matched_groups,
@@ -29,7 +26,6 @@ from normlens.studies.papers.pair_samples import (
 )
 from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.settings import PAPER, Settings
-from normlens.studies.reports import words
 
 # The result of comparing related pairs with others, by layer and procedure.
 
@@ -88,20 +84,13 @@ class Finding:
         return _LABELS.get(self.name, f"{self.name} pairs")
 
     @property
-    def compared(self) -> str:
-        """What the pairs are compared with."""
-        if self.near:
-            return "pairs further apart"
-        return f"{'other' if self.of_paper else 'unrelated'} pairs at the same distance"
-
-    @property
     def of_paper(self) -> bool:
         """Whether the others are those of the paper."""
         return self.against == PAPER
 
     @property
     def procedure(self) -> str:
-        """What the sentences call `TYPES`."""
+        """What captions call `TYPES`."""
         return "the paper's procedure" + ("" if self.of_paper else " against unrelated pairs")
 
     @property
@@ -153,10 +142,9 @@ def findings(evidence: Evidence, scope_pairs: list[ScopePair]) -> dict[ScopePair
     collected = {name: _PairsByLayer({}, {}, {}) for name in groups}
     for layer in layers_of(evidence):
         pairs = LayerPairs.read(evidence, layer, scope_pairs)
-        drawn = _Drawable(pairs, {})
         for name, relations in groups.items():
             kinds = None if relations is None else compared(name, relations, settings.others)
-            collected[name].add(layer + 1, drawn, kinds, settings)
+            collected[name].add(layer + 1, pairs, kinds, settings)
     by_scopes: dict[ScopePair, list[Finding]] = {}
     for name, relations in groups.items():
         for pair, finding in zip(
@@ -164,20 +152,6 @@ def findings(evidence: Evidence, scope_pairs: list[ScopePair]) -> dict[ScopePair
         ):
             by_scopes.setdefault(pair, []).append(finding)
     return by_scopes
-
-
-@dataclass(frozen=True)
-class _Drawable:
-    """One layer's pairs that others are drawn from, of each kind once."""
-
-    pairs: LayerPairs
-    known: dict[Pairs, tuple[Sample, Sample]]
-
-    def of(self, kind: Pairs) -> tuple[Sample, Sample]:
-        """Pairs of subwords, and occurrences."""
-        if kind not in self.known:
-            self.known[kind] = self.pairs.typed(kind), self.pairs.sampled(kind)
-        return self.known[kind]
 
 
 @dataclass(frozen=True)
@@ -189,22 +163,18 @@ class _PairsByLayer:
     occurrences: dict[int, Groups]
 
     def add(
-        self,
-        layer: int,
-        drawable: _Drawable,
-        kinds: tuple[Pairs, Pairs] | None,
-        settings: Settings,
+        self, layer: int, pairs: LayerPairs, kinds: tuple[Pairs, Pairs] | None, settings: Settings
     ) -> None:
         """Add one layer's related pairs and others; without kinds, unrelated pairs near and far."""
-        pairs = drawable.pairs
         if kinds is None:
-            others = drawable.of(UNRELATED_PAIRS)
+            others = pairs.drawable(UNRELATED_PAIRS)
             sums = [pairs.distance_sums(UNRELATED_PAIRS, ends) for ends in ((1, 1), (2, np.inf))]
             counts = [stratum_counts(others[0].distance), pairs.other_counts()]
             drawn = [near_and_far(*given) for given in zip(others, counts, strict=True)]
         else:
             sums = [pairs.distance_sums(kind) for kind in kinds]
-            drawn = [matched_groups(*given) for given in zip(*map(drawable.of, kinds), strict=True)]
+            by_kind = map(pairs.drawable, kinds)
+            drawn = [matched_groups(*given) for given in zip(*by_kind, strict=True)]
         if sums[0].count.any():
             self.robust[layer] = compare_reweighted(
                 sums[0], sums[1], resamples=settings.resamples, seed=settings.seed
@@ -218,68 +188,48 @@ class _PairsByLayer:
         if not (self.types or self.occurrences or any(r.pairs > 1 for r in self.robust.values())):
             return []
         robust = list(self.robust.values())
-        drawn = {
-            procedure: _Drawn.of(groups, settings)
-            for procedure, groups in ((TYPES, self.types), (OCCURRENCES, self.occurrences))
-            if groups
-        }
-        findings = []
-        for place in range(robust[0].comparison.p.size):
-            frames = {procedure: some.frame(procedure, place) for procedure, some in drawn.items()}
-            compared = [_rows(result.comparison, slice(place, place + 1)) for result in robust]
-            frames[ALL] = _adjusted(
-                pd.concat(compared, ignore_index=True),
+        scope_pairs = robust[0].comparison.p.size
+        frames: list[dict[str, pd.DataFrame]] = [{} for _ in range(scope_pairs)]
+        compared = [np.empty((0, 0, scope_pairs))] * 2  # by `TYPES`: (pairs, layers, scope pairs)
+        for procedure, groups in ((TYPES, self.types), (OCCURRENCES, self.occurrences)):
+            if not groups:
+                continue
+            # One draw of others, as many as there are related pairs in every layer.
+            size = min(len(related) for related, _ in groups.values())
+            scores = [
+                np.stack([group[side].score[:size] for group in groups.values()], axis=1)
+                for side in (0, 1)
+            ]
+            if procedure == TYPES:
+                compared = scores
+            related, others = (side.reshape(size, -1) for side in scores)
+            tested = compare_means(
+                related, others, resamples=settings.resamples, seed=settings.seed
+            )
+            for place, of_scopes in enumerate(frames):
+                rows = _rows(tested, slice(place, None, scope_pairs))
+                of_scopes[procedure] = _adjusted(rows, procedure, groups, size)
+        for place, of_scopes in enumerate(frames):
+            rows = [_rows(result.comparison, slice(place, place + 1)) for result in robust]
+            of_scopes[ALL] = _adjusted(
+                pd.concat(rows, ignore_index=True),
                 ALL,
-                list(self.robust),
+                self.robust,
                 [result.pairs for result in robust],
             )
-            shown = drawn[TYPES].scores(place) if TYPES in drawn else [np.empty((0, 0))] * 2
-            findings.append(
-                Finding(
-                    name=name,
-                    frames=frames,
-                    related=shown[0],
-                    others=shown[1],
-                    left_out=max(result.left_out for result in robust),
-                    sequences=max(result.sequences for result in robust),
-                    near=near,
-                    against=settings.others,
-                )
+        return [
+            Finding(
+                name=name,
+                frames=of_scopes,
+                related=compared[0][:, :, place],
+                others=compared[1][:, :, place],
+                left_out=max(result.left_out for result in robust),
+                sequences=max(result.sequences for result in robust),
+                near=near,
+                against=settings.others,
             )
-        return findings
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """One draw of others, as many as there are related pairs in every layer, and its test."""
-
-    layers: list[int]
-    groups: list[NDArray[np.float64]]  # related and others: (pairs, layers, scope pairs)
-    tested: MeanComparison  # (layers · scope pairs)
-
-    @classmethod
-    def of(cls, groups: dict[int, Groups], settings: Settings) -> _Drawn:
-        size = min(len(related) for related, _ in groups.values())
-        stacked = [
-            np.stack([group[side].score[:size] for group in groups.values()], axis=1)
-            for side in (0, 1)
+            for place, of_scopes in enumerate(frames)
         ]
-        related, others = (side.reshape(size, -1) for side in stacked)
-        tested = compare_means(
-            related,
-            others,
-            resamples=settings.resamples,
-            seed=settings.seed,
-        )
-        return cls(list(groups), stacked, tested)
-
-    def scores(self, place: int) -> list[NDArray[np.float64]]:
-        return [side[:, :, place] for side in self.groups]
-
-    def frame(self, procedure: str, place: int) -> pd.DataFrame:
-        columns = slice(place, None, self.groups[0].shape[2])
-        rows = _rows(self.tested, columns)
-        return _adjusted(rows, procedure, self.layers, [len(self.groups[0])] * len(rows))
 
 
 def _rows(tested: MeanComparison, columns: slice) -> pd.DataFrame:
@@ -295,118 +245,17 @@ def _rows(tested: MeanComparison, columns: slice) -> pd.DataFrame:
 
 
 def _adjusted(
-    rows: pd.DataFrame, procedure: str, layers: list[int], pairs: list[int]
+    rows: pd.DataFrame, procedure: str, layers: Iterable[int], pairs: int | list[int]
 ) -> pd.DataFrame:
     adjusted = benjamini_hochberg(rows["p"])
     return rows.assign(
-        layer=layers,
+        layer=list(layers),
         procedure=procedure,
         pairs=pairs,
         **{"p adjusted": adjusted, "significant": adjusted < ALPHA},
     )[COLUMNS]
 
 
-# The comparison of related pairs with others, in sentences.
-
-
-_DIRECTIONS = {1: "higher", -1: "lower", 0: "no difference"}
-_ROBUST = "all occurrences, bootstrap over sequences"
-
-
 def capital(text: str) -> str:
     """Write the text with a capital letter at its beginning."""
     return text[0].upper() + text[1:]
-
-
-def sentence(finding: Finding, amp: str) -> str:
-    """Say where the pairs differ from others, and where the paper's procedure disagrees."""
-    tested = verdicts(finding.robust)
-    if not tested:
-        return (
-            f"Whether {amp} of {finding.label} differs from that of {finding.compared} cannot be "
-            "told: fewer than two sequences hold pairs that can be compared. "
-            f"{_by_the_paper(finding)}"
-        )
-    where = _where(tested)
-    criterion = f"({_ROBUST}; p {'<' if where else '≥'} {finding.threshold})"
-    if where:
-        told = (
-            f"{capital(amp)} of {finding.label}, compared with that of {finding.compared}, is "
-            f"significantly {where} {criterion}"
-        )
-    else:
-        told = (
-            f"In no layer does {amp} of {finding.label} differ significantly from that of "
-            f"{finding.compared} {criterion}"
-        )
-    best = strongest(finding.robust)
-    if best is not None:
-        row = finding.robust.iloc[best]
-        told += (
-            f"; the effect is largest in layer {int(row['layer'])} (mean "
-            f"{words.fixed(row['mean'], 4)} against {words.fixed(row['others'], 4)}, g = "
-            f"{words.fixed(row['g'])})"
-        )
-    return f"{told}. {_by_the_paper(finding)}"
-
-
-def short_sentence(findings: Sequence[Finding], amp: str) -> str:
-    """Say the same for several kinds of pairs in one sentence."""
-    parts = []
-    for finding in findings:
-        tested = verdicts(finding.robust)
-        where = _where(tested)
-        told = f"it is {where}" if where else "no layer differs" if tested else "nothing is known"
-        differing = _differing(finding)
-        if differing:
-            told += f" ({finding.procedure}: {differing})"
-        parts.append(f"of {finding.label} {told}")
-    return (
-        f"{capital(amp)}, compared in the same way (p < {findings[0].threshold}): "
-        f"{'; '.join(parts)}."
-    )
-
-
-def _where(tested: dict[int, int]) -> str:
-    """Say where: ``higher in layers 2–3 and lower in layer 4``, or nothing."""
-    parts = [
-        f"{_DIRECTIONS[sign]} in {layers_in_words(layers)}"
-        for sign in (1, -1)
-        if (layers := [layer for layer, direction in tested.items() if direction == sign])
-    ]
-    return " and ".join(parts)
-
-
-def _by_the_paper(finding: Finding) -> str:
-    if finding.paper is None:
-        return (
-            f"{capital(finding.procedure)} (subword pairs, one draw of others) cannot be applied: "
-            "too few subword pairs occur often enough."
-        )
-    number = finding.paper["pairs"].max()
-    procedure = capital(finding.procedure)
-    procedure += f" ({number} subword pairs, one draw of as many others)"
-    differing = _differing(finding)
-    return (
-        f"{procedure} {f'differs: {differing}' if differing else 'finds the same in every layer'}."
-    )
-
-
-def _differing(finding: Finding) -> str:
-    """Say what the paper's procedure finds in the layers where it differs."""
-    if finding.paper is None:
-        return ""
-    robust, paper = verdicts(finding.robust), verdicts(finding.paper)
-    parts = [
-        f"{word} in {layers_in_words(layers)}"
-        for sign, word in _DIRECTIONS.items()
-        if (
-            layers := [
-                n for n, direction in paper.items() if direction == sign and robust.get(n) != sign
-            ]
-        )
-    ]
-    unanswered = sorted(set(robust) - set(paper))
-    if unanswered:
-        parts.append(f"no answer in {layers_in_words(unanswered)}")
-    return listed(parts) if parts else ""

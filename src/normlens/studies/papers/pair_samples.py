@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,11 @@ class LayerPairs:
         if len(pairs.relations) > 1:
             kept &= self._priority <= self._cuts(pairs.relations)[self._stratum]
         return Sample(self.drawn["distance"].to_numpy(np.int64)[kept], self.scores[kept])
+
+    @cached_property
+    def drawable(self) -> Callable[[Pairs], tuple[Sample, Sample]]:
+        """The samples of a kind of pairs, each made once: pairs of subwords, and occurrences."""
+        return cache(lambda kind: (self.typed(kind), self.sampled(kind)))
 
     def _cuts(self, relations: tuple[str, ...]) -> NDArray[np.uint64]:
         """The highest priority, for each distance, up to which pairs of all relations are there.

@@ -33,16 +33,7 @@ def published() -> tuple[Published, ...]:
     """Read all numbers in the package's data file."""
     contents = json.loads((files("normlens.studies.papers") / "published.json").read_text("utf-8"))
     return tuple(
-        Published(
-            key=key,
-            label=entry["label"],
-            value=entry["value"],
-            model=group["model"],
-            data=group["data"],
-            data_label=group["data_label"],
-            source=group["source"],
-            digits=group.get("digits", 2),
-        )
+        Published(key, **entry, **{name: group[name] for name in group if name != "values"})
         for group in contents["groups"]
         for key, entry in group["values"].items()
     )
@@ -72,29 +63,6 @@ def compare(
 def _same_model(ours: str, theirs: str) -> bool:
     """Compare hub names without their owner: google-bert/bert-base-uncased is bert-base-uncased."""
     return ours.lower().rpartition("/")[2] == theirs.lower().rpartition("/")[2]
-
-
-# An experiment of a paper: what it reads, and the function that answers its question.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence(contents.Evidence):
-    """The data an experiment reads, with the settings of the reproduction."""
-
-    settings: Settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment(contents.Experiment):
-    """One experiment of a paper: its question, and the function that answers it.
-
-    `needs` says what it looks at: "masked" or "plain" runs, or the "model" alone. `work` gives
-    None where it does not apply (a model without that component, data without entities); `absent`
-    says why.
-    """
-
-    needs: str
-    work: Callable[[Evidence], Result | None]
 
 
 # The folder of a reproduction: its settings file and the names of its parts.
@@ -144,3 +112,26 @@ def finished_run(path: Path) -> Run:
             + again
         )
     return run
+
+
+# An experiment of a paper: what it reads, and the function that answers its question.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence(contents.Evidence):
+    """The data an experiment reads, with the settings of the reproduction."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(contents.Experiment):
+    """One experiment of a paper: its question, and the function that answers it.
+
+    `needs` says what it looks at: "masked" or "plain" runs, or the "model" alone. `work` gives
+    None where it does not apply (a model without that component, data without entities); `absent`
+    says why.
+    """
+
+    needs: str
+    work: Callable[[Evidence], Result | None]

@@ -23,8 +23,6 @@ from normlens.studies.papers.pair_comparison import (
     Finding,
     capital,
     findings,
-    sentence,
-    short_sentence,
     strongest,
     verdicts,
 )
@@ -32,7 +30,7 @@ from normlens.studies.papers.pair_samples import OF_PAPER, has_pairs, user_relat
 from normlens.studies.papers.published import Evidence, Experiment, compare
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
-from normlens.studies.reports.drawing import SMALL, TEXT, layer_ticks, panels, style
+from normlens.studies.reports.drawing import SMALL, TEXT, layer_ticks, legend_outside, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -53,31 +51,22 @@ def legend(figure: Drawing, significance: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    names = ("related pairs (as titled)", "other pairs")
+    kinds = (("related pairs (as titled)", RELATED, "o"), ("other pairs", OTHERS, "s"))
     handles: list[Any]
     if significance:
         handles = [
             Line2D([], [], color=colour, marker=marker, ms=4, lw=1.2, label=name)
-            for name, colour, marker in zip(names, (RELATED, OTHERS), "os", strict=True)
+            for name, colour, marker in kinds
         ]
-        for label, fill in ((f"significant (p < {ALPHA})", FAINT), ("not significant", "white")):
-            handles.append(
-                Line2D([], [], ls="none", marker="o", ms=4, mec=FAINT, mfc=fill, label=label)
-            )
+        handles += [
+            Line2D([], [], ls="none", marker="o", ms=4, mec=FAINT, mfc=fill, label=label)
+            for label, fill in ((f"significant (p < {ALPHA})", FAINT), ("not significant", "white"))
+        ]
     else:
-        handles = [
-            Patch(facecolor=colour, alpha=0.5, label=name)
-            for name, colour in zip(names, (RELATED, OTHERS), strict=True)
-        ]
+        handles = [Patch(facecolor=colour, alpha=0.5, label=name) for name, colour, _ in kinds]
         handles.append(Line2D([], [], color=FAINT, ls="--", lw=1, label="mean"))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=len(handles),
-        fontsize=SMALL,
-        frameon=False,
-        handlelength=1.8,
-    )
+    named = {handle.get_label(): handle for handle in handles}
+    legend_outside(figure, named, "lower", handlelength=1.8)
 
 
 # Figure 7: mean FF-amp of related pairs and of others, layer by layer. Kobayashi et al. 2024.
@@ -217,24 +206,13 @@ def histogram(
     return edges, shares[0], shares[1]
 
 
-def _grid(rows: Sequence[Finding], height: float) -> tuple[Drawing, list[Any]]:
+def _draw_histograms(rows: Sequence[Finding], amp: str, layer: int | None) -> Drawing:
     columns = len(rows) if len(rows) < 4 else 2
-    lines = -(-len(rows) // columns)
     width = WIDTH / (2 if len(rows) == 1 else columns)
-    figure, axes = panels(columns, lines, width=width, height=height)
+    figure, axes = panels(columns, -(-len(rows) // columns), width=width, height=2.2)
     for spare in axes[len(rows) :]:
         spare.set_visible(False)
-    return figure, axes[: len(rows)]
-
-
-def _first_column(axes: list[Any]) -> list[Any]:
-    return [panel for panel in axes if panel.get_subplotspec().is_first_col()]
-
-
-def _draw_histograms(rows: Sequence[Finding], amp: str, layer: int | None) -> Drawing:
-    figure, axes = _grid(rows, 2.2)
-    first_column = _first_column(axes)
-    for place, (panel, relation) in enumerate(zip(axes, rows, strict=True)):
+    for place, (panel, relation) in enumerate(zip(axes, rows, strict=False)):
         row = _row(relation, layer) or 0
         groups = relation.related[:, row], relation.others[:, row]
         edges, *shares = histogram(*groups)
@@ -246,7 +224,7 @@ def _draw_histograms(rows: Sequence[Finding], amp: str, layer: int | None) -> Dr
         style(
             panel,
             x=amp,
-            y="share of pairs" if panel in first_column else "",
+            y="" if place % columns else "share of pairs",
             title=f"({letter(place)}) {relation.label},\n"
             f"layer {relation.paper['layer'].iloc[row]} (counted from 1)",
         )
@@ -277,7 +255,7 @@ def relations(evidence: Evidence) -> Result | None:
     if not by_scopes:
         return None
     user_relations = list(user_relation_groups(evidence))
-    tables, figures, sentences = {}, {}, []
+    tables, figures = {}, {}
     for number, (pair, rows) in enumerate(by_scopes.items()):
         amp, slug = _amp(evidence, pair), _slug(evidence, pair)
         for relation in rows:
@@ -289,15 +267,16 @@ def relations(evidence: Evidence) -> Result | None:
             histograms = histograms_figure(rows, amp, evidence.settings.layer)
             if histograms is not None:
                 figures[f"relations-{slug}-histograms"] = histograms
-            sentences += [sentence(relation, amp) for relation in rows]
-        else:
-            sentences.append(short_sentence(rows, amp))
     main = next(iter(by_scopes.values()))
     amp = _amp(evidence, next(iter(by_scopes)))
     return Result(
         tables=tables,
         figures=figures,
-        sentences=sentences,
+        sentences=[
+            "The rows “all occurrences” are the ones to rest on; a positive difference means that "
+            "the pairs are amplified more than others. Layers without a p have too few sequences "
+            "with such pairs to be tested."
+        ],
         comparisons=compare("significance/", _measured(main), evidence.model, evidence.data)
         if feed_forward_pair(evidence.scopes) in by_scopes
         else [],

@@ -79,15 +79,13 @@ def describe_part(kind: str, folder: Path, data: Sequence[str]) -> Part:
             run = finished_run(place / name)
             of_header = measured(run, short, _relative(kind, short, name))
             runs.append((run, replace(of_header, purpose=purpose)))
-        reports[short] = _describe(kind, place)
+        reports[short] = (
+            evaluation_report.describe(Run.open(place))
+            if kind == EVALUATE
+            else ablation_report.describe(place)
+        )
     styles = dict.fromkeys(report.style for report in reports.values())
     return Part(_sections(kind, reports), runs, "".join(styles))
-
-
-def _describe(kind: str, place: Path) -> Report:
-    if kind == EVALUATE:
-        return evaluation_report.describe(Run.open(place))
-    return ablation_report.describe(place)
 
 
 def _relative(kind: str, data: str, run: str) -> str:
@@ -204,15 +202,16 @@ def describe(folder: Path) -> Report:
         Section(
             experiment=experiment,
             results=[
-                (evidence.data, experiment.work(evidence))
-                for evidence in _evidence(experiment, settings, runs, folder)
+                (short, experiment.work(Evidence(short, run, folder / MODEL, settings=settings)))
+                for short, _, run in chosen
             ],
             part=HEADINGS[kind],
-            runs=_folders(experiment, runs),
+            runs=[_folder(short, way) for short, way, _ in chosen if short],
         )
         for kind in KINDS
         if kind in settings.kinds
         for experiment in EXPERIMENTS[kind]
+        for chosen in [_runs_for(experiment, runs)]
     ]
     header = _header(settings, runs, parts)
     return Report(
@@ -223,52 +222,44 @@ def describe(folder: Path) -> Report:
     )
 
 
-def _runs(folder: Path, settings: Settings) -> dict[str, dict[str, Run]]:
-    """Open the runs of each data set, by kind (masked, plain)."""
-    runs: dict[str, dict[str, Run]] = {}
-    for short in short_names(settings.data).values():
-        for kind in ("masked", "plain"):
-            path = folder / RUNS / f"{short}-{kind}"
-            if (path / NAME).is_file():
-                runs.setdefault(short, {})[kind] = finished_run(path)
+#: Runs by data set and by whether they are "masked" or "plain".
+Runs = dict[tuple[str, str], Run]
+
+
+def _folder(short: str, way: str) -> str:
+    """The folder of a run inside the reproduction's."""
+    return f"{RUNS}/{short}-{way}"
+
+
+def _runs(folder: Path, settings: Settings) -> Runs:
+    """Open the runs of each data set."""
+    runs = {
+        (short, way): finished_run(folder / _folder(short, way))
+        for short in short_names(settings.data).values()
+        for way in ("masked", "plain")
+        if (folder / _folder(short, way) / NAME).is_file()
+    }
     if not runs and set(KINDS) & set(settings.kinds):
         raise InputError(f"{str(folder)!r} holds no runs; run the same normlens reproduce again")
     return runs
 
 
-def _evidence(
-    experiment: Experiment, settings: Settings, runs: dict[str, dict[str, Run]], folder: Path
-) -> list[Evidence]:
+def _runs_for(experiment: Experiment, runs: Runs) -> list[tuple[str, str, Run]]:
+    """Choose each data set's run that an experiment reads, or any run without a data set's name.
+
+    A causal model has only runs without masks.
+    """
     if experiment.needs == "model":
-        first = next(iter(next(iter(runs.values())).values()))
-        return [Evidence("", first, folder / MODEL, settings=settings)]
+        return [("", way, run) for (_, way), run in runs.items()][:1]
     return [
-        Evidence(short, run, folder / MODEL, settings=settings)
-        for short, by_kind in runs.items()
-        if (run := _run_for(experiment, by_kind)) is not None
+        (short, way, run)
+        for (short, way), run in runs.items()
+        if way == experiment.needs or (way == "plain" and (short, "masked") not in runs)
     ]
 
 
-def _run_for(experiment: Experiment, by_kind: dict[str, Run]) -> Run | None:
-    """Choose the run that an experiment reads; a causal model has only the one without masks."""
-    if experiment.needs == "plain":
-        return by_kind.get("plain")
-    return by_kind.get("masked") or by_kind.get("plain")
-
-
-def _folders(experiment: Experiment, runs: dict[str, dict[str, Run]]) -> list[str]:
-    if experiment.needs == "model":
-        return []
-    chosen = [_run_for(experiment, by_kind) for by_kind in runs.values()]
-    return [f"{RUNS}/{Path(str(run.folder)).name}" for run in chosen if run is not None]
-
-
-def _header(settings: Settings, runs: dict[str, dict[str, Run]], parts: Sequence[Part]) -> Header:
-    every = [
-        (run, measured(run, short, f"{RUNS}/{Path(str(run.folder)).name}"))
-        for short, by_kind in runs.items()
-        for run in by_kind.values()
-    ]
+def _header(settings: Settings, runs: Runs, parts: Sequence[Part]) -> Header:
+    every = [(run, measured(run, short, _folder(short, way))) for (short, way), run in runs.items()]
     every += [run for part in parts for run in part.runs]
     hidden = _HIDDEN if set(KINDS) & set(settings.kinds) else (*_HIDDEN, *_OF_PAPERS)
     shown = {

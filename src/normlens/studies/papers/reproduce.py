@@ -66,9 +66,8 @@ def read_ranks_file(settings: Settings) -> bytes | None:
 def write_from_model(lens: Lens, settings: Settings, ranks: bytes | None, folder: Path) -> None:
     """Write the expansion rates, the maps of one sentence pair, and a copy of the ranks."""
     folder.mkdir(parents=True, exist_ok=True)
-    if ranks is None:
-        (folder / frequency.FILE).unlink(missing_ok=True)
-    else:
+    (folder / frequency.FILE).unlink(missing_ok=True)
+    if ranks is not None:
         (folder / frequency.FILE).write_bytes(ranks)
     write_expansion(lens, folder)
     write_sentence(lens, settings, folder)
@@ -109,16 +108,13 @@ def check_model(lens: Lens, settings: Settings, folder: Path) -> None:
     for data, short in short_names(settings.data).items():
         if EVALUATE in settings.kinds and not (folder / EVALUATE / short / NAME).is_file():
             options = EvaluateOptions(methods=settings.methods, label_column=settings.label_column)
-            reading = Reading(
-                data,
-                column=settings.column,
-                pair_column=settings.pair_column,
-                paragraphs=settings.paragraphs,
-                limit=settings.limits.get(data),
-            )
-            make_plan(lens, options, reading, Progress())
+            make_plan(lens, options, Reading(data, **_reading(settings, data)), Progress())
         if ABLATE in settings.kinds:
-            _check_label(lens, settings)
+            if settings.label_column is not None and choose_loss(lens).name != CLASSES:
+                raise OptionError(
+                    "label_column",
+                    f"{{option}} is of classifiers, and {lens.name} is none; leave it out",
+                )
             prepare(lens, AblateOptions(settings.model, data, **_of_ablation(settings, data)))
 
 
@@ -154,48 +150,50 @@ def do_parts(
                 )
 
 
+def _reading(settings: Settings, data: str) -> dict[str, Any]:
+    """How the data is read: keywords that runs, evaluations and ablations have alike."""
+    return {
+        "column": settings.column,
+        "pair_column": settings.pair_column,
+        "paragraphs": settings.paragraphs,
+        "limit": settings.limits.get(data),
+    }
+
+
 def _of_evaluation(
     settings: Settings, data: str, execution: ExecutionKeywords, loaded: bool
 ) -> dict[str, Any]:
     """The keywords of `evaluate`; what is left open is chosen there."""
     options = {
+        **_reading(settings, data),
         "methods": settings.methods,
         "label_column": settings.label_column,
-        "limit": settings.limits.get(data),
         "max_length": settings.max_length,
         "seed": settings.seed,
-        "column": settings.column,
-        "pair_column": settings.pair_column,
-        "paragraphs": settings.paragraphs,
         "revision": None if loaded else settings.revision,
     }
-    of_the_lens = ("device", "dtype", "trust_remote_code") if loaded else ()
-    how = {name: value for name, value in execution.items() if name not in of_the_lens}
-    return {name: value for name, value in options.items() if value is not None} | how
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | _how(execution, loaded)
 
 
 def _of_ablation(settings: Settings, data: str) -> dict[str, Any]:
     """The keywords of `ablate`, which are fields of `AblateOptions`."""
     return {
+        **_reading(settings, data),
         "components": settings.components,
         "kinds": settings.ablation_kinds,
         "label": settings.label_column,
+        "max_length": settings.max_length,
         "seed": settings.seed,
         "resamples": settings.resamples,
         "revision": settings.revision,
-        "limit": settings.limits.get(data),
-        "max_length": settings.max_length,
-        "column": settings.column,
-        "pair_column": settings.pair_column,
-        "paragraphs": settings.paragraphs,
     }
 
 
-def _check_label(lens: Lens, settings: Settings) -> None:
-    if settings.label_column is not None and choose_loss(lens).name != CLASSES:
-        raise OptionError(
-            "label_column", f"{{option}} is of classifiers, and {lens.name} is none; leave it out"
-        )
+def _how(execution: ExecutionKeywords, loaded: bool) -> dict[str, Any]:
+    """How a run is done; what is of the model is left out where it is loaded."""
+    of_the_lens = ("device", "dtype", "trust_remote_code") if loaded else ()
+    return {name: value for name, value in execution.items() if name not in of_the_lens}
 
 
 # From a model and data to a report: plan the runs that the experiments need, and do them.
@@ -333,8 +331,7 @@ def _do(
 ) -> Run:
     """Do the run, or finish one that was begun."""
     here = _here(execution)
-    of_the_lens = ("device", "dtype", "trust_remote_code")
-    how = {k: v for k, v in execution.items() if not (here and k in of_the_lens)}
+    how = _how(execution, here)
     progress.say(f"{planned.short}, {'masked' if planned.masked else 'unmasked'}: {folder}")
     amplified = "amplification" in planned.measures
     relations = {"relations": list(settings.relations)} if settings.relations else {}
@@ -353,13 +350,10 @@ def _do(
         measures=planned.measures,
         settings={"amplification": {**pairs, **relations}} if amplified else None,
         mask=settings.mask if planned.masked else None,
-        limit=settings.limits.get(planned.data),
         max_length=settings.max_length,
         seed=settings.seed,
-        column=settings.column,
-        pair_column=settings.pair_column,
-        paragraphs=settings.paragraphs,
         revision=None if here else settings.revision,
         progress=progress,
+        **_reading(settings, planned.data),
         **how,
     )

@@ -2,104 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from normlens.corpus.measures.tokens import feed_forward_pair, whole_block_pair
+from normlens.corpus.measures.tokens import ScopePair, feed_forward_pair, whole_block_pair
 from normlens.errors import listed
 from normlens.figures.canvas import COLOURS
 from normlens.measures.bootstrap import mean_intervals
-from normlens.scopes import Step, consecutive, layers_in_words
+from normlens.scopes import Step, consecutive
 from normlens.studies.papers.published import Evidence, Experiment, compare
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table
-from normlens.studies.reports.drawing import SMALL, layer_ticks, legend, line, panels, style
+from normlens.studies.reports.drawing import (
+    SMALL,
+    bars,
+    correlation_limits,
+    heat_map,
+    layer_lines,
+    layer_ticks,
+    legend,
+    line,
+    panels,
+    style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-# Spearman's ρ between scopes, per sequence and with bootstrap intervals, from a run's table.
+# Means over sequences from a run's tables, with bootstrap intervals.
 
 
 RHO = "Spearman's ρ"
+FORMATS = dict.fromkeys(("rho", "low", "high"), ".3f")
 
 
-def _where_pairs(pairs: list[tuple[str, str]]) -> str:
-    listed = ", ".join(f"('{a}', '{b}')" for a, b in pairs)
-    return f"(scope_a, scope_b) IN ({listed})"
-
-
-def in_table_order(evidence: Evidence, a: str, b: str) -> tuple[str, str]:
-    """Order two scopes as the table names them."""
-    scopes = evidence.scopes
-    return (a, b) if scopes.index(a) < scopes.index(b) else (b, a)
-
-
-def rho_per_sequence(
-    evidence: Evidence, pairs: list[tuple[str, str]], by_layer: bool
-) -> pd.DataFrame:
-    """Read ρ of every sequence: (sequences, pairs) or (sequences, (pair, layer)), layers from 1."""
-    keys = ["scope_a", "scope_b", *(["layer"] if by_layer else [])]
-    columns = ", ".join("layer + 1 AS layer" if key == "layer" else key for key in keys)
-    rows = evidence.sql(
-        f'SELECT "index", {columns}, avg(rho) AS rho FROM similarity WHERE {_where_pairs(pairs)} '
-        "GROUP BY ALL"
-    )
-    return rows.pivot_table(index="index", columns=keys, values="rho", dropna=False)
-
-
-def with_intervals(evidence: Evidence, rho: pd.DataFrame) -> pd.DataFrame:
+def with_intervals(evidence: Evidence, wide: pd.DataFrame) -> pd.DataFrame:
     """Take each column's mean over sequences, with its 95 % bootstrap interval."""
-    settings = evidence.settings
-    mean, low, high = mean_intervals(
-        rho.to_numpy(np.float64), resamples=settings.resamples, seed=settings.seed
-    )
-    return pd.DataFrame({"rho": mean, "low": low, "high": high}, index=rho.columns)
-
-
-# Means over sequences per layer, with bootstrap intervals.
-
-
-def layer_means(evidence: Evidence, table: str, columns: tuple[str, ...]) -> pd.DataFrame:
-    """Average columns of a table over sequences, per layer (from 1), with bootstrap intervals."""
-    listed = ", ".join(columns)
-    rows = evidence.sql(f'SELECT "index", layer + 1 AS layer, {listed} FROM {table}')
-    if rows.empty:
-        return pd.DataFrame()
-    wide = rows.pivot_table(index="index", columns="layer", values=list(columns), dropna=False)
     settings = evidence.settings
     mean, low, high = mean_intervals(
         wide.to_numpy(np.float64), resamples=settings.resamples, seed=settings.seed
     )
-    intervals = pd.DataFrame({"mean": mean, "low": low, "high": high}, index=wide.columns)
-    parts: dict[str, pd.Series] = {}
-    for name in columns:
-        column = intervals.loc[name]
-        parts |= {
-            name: column["mean"],
-            f"{name}_low": column["low"],
-            f"{name}_high": column["high"],
+    return pd.DataFrame({"mean": mean, "low": low, "high": high}, index=wide.columns)
+
+
+def similarities(
+    evidence: Evidence, pairs: Sequence[ScopePair]
+) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
+    """Average ρ between the scopes of each pair: over layers, and for each pair by layer (from 1).
+
+    The first has a row per pair, the others one per layer; all have columns rho, low and high.
+    """
+    ordered = [(a, b) for pair in pairs for a, b in [sorted(pair, key=evidence.scopes.index)]]
+    named = ", ".join(f"('{a}', '{b}')" for a, b in ordered)
+    means = []
+    for layer in ([], ["layer"]):
+        rows = evidence.sql(
+            f'SELECT "index", scope_a, scope_b, {"layer + 1 AS layer," if layer else ""} '
+            f"avg(rho) AS rho FROM similarity WHERE (scope_a, scope_b) IN ({named}) GROUP BY ALL"
+        )
+        keys = ["scope_a", "scope_b", *layer]
+        wide = rows.pivot_table(index="index", columns=keys, values="rho", dropna=False)
+        means.append(with_intervals(evidence, wide).rename(columns={"mean": "rho"}))
+    overall, by_layer = means
+    per_pair = [by_layer.loc[pair].reset_index() for pair in ordered]
+    return overall.loc[ordered].reset_index(drop=True), per_pair
+
+
+def layer_means(evidence: Evidence, table: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Average columns of a table over sequences, per layer (from 1), with bootstrap intervals."""
+    rows = evidence.sql(f'SELECT "index", layer + 1 AS layer, {", ".join(columns)} FROM {table}')
+    if rows.empty:
+        return pd.DataFrame()
+    wide = rows.pivot_table(index="index", columns="layer", values=list(columns), dropna=False)
+    means = with_intervals(evidence, wide)
+    return pd.DataFrame(
+        {
+            name + end: means.loc[name, column]
+            for name in columns
+            for end, column in (("", "mean"), ("_low", "low"), ("_high", "high"))
         }
-    return pd.DataFrame(parts).rename_axis("layer")
+    ).rename_axis("layer")
 
 
-def draw_means(axes: Any, means: pd.DataFrame, labels: Mapping[str, str]) -> None:
-    """Draw columns of `layer_means` as lines with bands, each with its label."""
-    for place, (name, label) in enumerate(labels.items()):
-        low, high = means[f"{name}_low"], means[f"{name}_high"]
-        line(axes, means.index, means[name], low, high, place, label)
-    layer_ticks(axes, int(means.index.max()))
-
-
-def which_layers(some: Iterable[int], count: int) -> str:
-    """Say which layers: ``in no layer``, ``in every layer``, or ``in layers 2 and 5 of 12``."""
-    layers = list(some)
-    if not layers:
-        return "in no layer"
-    return "in every layer" if len(layers) == count else f"in {layers_in_words(layers)} of {count}"
+def curves_of(means: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+    """Choose the curves of columns of `layer_means`, by the labels given for them."""
+    layers = means.reset_index()
+    return {
+        label: layers[["layer", name, f"{name}_low", f"{name}_high"]]
+        for name, label in labels.items()
+    }
 
 
 # Table 1 and Figure 5: how much each component changes the map. Kobayashi et al. 2024.
@@ -110,24 +104,12 @@ def component_similarity(evidence: Evidence) -> Result | None:
     chain = consecutive(evidence.scopes)
     if not chain:
         return None
-    pairs = [in_table_order(evidence, step.before, step.after) for step in chain]
-    overall = with_intervals(evidence, rho_per_sequence(evidence, pairs, by_layer=False))
-    by_layer = with_intervals(evidence, rho_per_sequence(evidence, pairs, by_layer=True))
-    table = pd.DataFrame(
-        [
-            {
-                "component": step.component,
-                "before": step.before,
-                "after": step.after,
-                **overall.loc[pair].to_dict(),
-            }
-            for step, pair in zip(chain, pairs, strict=True)
-        ]
-    )
+    overall, by_layer = similarities(evidence, [(step.before, step.after) for step in chain])
+    table = pd.DataFrame(chain)[["component", "before", "after"]].join(overall)
     layers = pd.concat(
         [
-            by_layer.loc[pair].reset_index().assign(component=step.component)
-            for step, pair in zip(chain, pairs, strict=True)
+            frame.assign(component=step.component)
+            for step, frame in zip(chain, by_layer, strict=True)
         ],
         ignore_index=True,
     )[["component", "layer", "rho", "low", "high"]]
@@ -135,19 +117,18 @@ def component_similarity(evidence: Evidence) -> Result | None:
     measured = {f"table1/{row.component}": row.rho for row in table.itertuples()}
     for component, rho in layers.groupby("component")["rho"]:
         measured |= {f"figure5/{component}/min": rho.min(), f"figure5/{component}/max": rho.max()}
-    formats = {"rho": ".3f", "low": ".3f", "high": ".3f"}
     return Result(
         tables={
             "similarity": Table(
                 table,
                 f"{RHO} between the maps before and after each component, averaged over layers "
                 "and sequences, with the 95 % bootstrap interval over sequences (Table 1).",
-                formats,
+                FORMATS,
             ),
             "similarity-layers": Table(
                 layers,
                 f"{RHO} before and after each component, per layer (Figure 5).",
-                formats,
+                FORMATS,
             ),
         },
         figures={
@@ -162,7 +143,7 @@ def component_similarity(evidence: Evidence) -> Result | None:
                 "intervals (Figure 5).",
             ),
         },
-        sentences=_sentences(table, layers, late),
+        sentences=["The lower ρ, the more a component changes the map."],
         comparisons=[
             *compare("table1/", measured, evidence.model, evidence.data),
             *compare("figure5/", measured, evidence.model, evidence.data),
@@ -181,13 +162,10 @@ def _from_feed_forward(chain: list[Step], evidence: Evidence) -> list[str]:
 
 def _draw_table1(table: pd.DataFrame) -> Drawing:
     figure, (axes,) = panels(width=3.6, height=2.4)
-    places = np.arange(len(table))
-    axes.bar(places, table["rho"], width=0.62, color=COLOURS[0])
-    error = [table["rho"] - table["low"], table["high"] - table["rho"]]
-    axes.errorbar(places, table["rho"], yerr=error, fmt="none", ecolor="#1a1a1a", elinewidth=0.8)
-    for place, value in zip(places, table["rho"], strict=True):
+    bars(axes, table.index, table, width=0.62, color=COLOURS[0])
+    for place, value in table["rho"].items():
         axes.text(place, max(value, 0) + 0.03, f"{value:.2f}", ha="center", fontsize=SMALL)
-    axes.set_xticks(places, table["component"])
+    axes.set_xticks(table.index, table["component"])
     axes.set_ylim(min(0.0, table["rho"].min() - 0.05), 1.1)
     style(axes, x="component", y=f"{RHO} before / after")
     return figure
@@ -199,52 +177,10 @@ def _draw_figure5(layers: pd.DataFrame, components: list[str]) -> Drawing:
         rows = layers[layers["component"] == component]
         line(panel, rows["layer"], rows["rho"], rows["low"], rows["high"], place)
         layer_ticks(panel, int(layers["layer"].max()))
-        panel.set_ylim(min(0.0, layers["low"].min() - 0.03), 1.03)
-        style(
-            panel,
-            x=words.LAYER,
-            y=RHO if not place else "",
-            title=f"({'abcdefgh'[place]}) {component}",
-        )
+        correlation_limits(panel, layers["low"].min())
+        title = f"({'abcdefgh'[place]}) {component}"
+        style(panel, x=words.LAYER, y=RHO if not place else "", title=title)
     return figure
-
-
-def _sentences(table: pd.DataFrame, layers: pd.DataFrame, late: list[str]) -> list[str]:
-    ranked = table.sort_values("rho")
-    least, most = ranked.iloc[-1], ranked.iloc[0]
-    sentences = [
-        f"Averaged over layers and sequences, {most.component} changes the map most "
-        f"(ρ = {words.fixed(most.rho)}) and {least.component} least (ρ = "
-        f"{words.fixed(least.rho)})."
-    ]
-    parts = []
-    for component in late:
-        rows = layers[layers["component"] == component].set_index("layer")["rho"].dropna()
-        if len(rows) > 1:
-            parts.append(
-                f"{component} most in layer {rows.idxmin()} (ρ = {words.fixed(rows.min())}) and "
-                f"least in layer {rows.idxmax()} ({words.fixed(rows.max())})"
-            )
-    if parts:
-        sentences.append(f"By layer, the map is changed by {'; by '.join(parts)}.")
-    third = int(layers["layer"].max()) // 3
-    if third:
-        last = int(layers["layer"].max())
-        trends = []
-        for component in late:
-            rows = layers[layers["component"] == component].set_index("layer")["rho"]
-            early, end = rows.loc[:third].mean(), rows.loc[last - third + 1 :].mean()
-            word = "more" if end < early else "less"
-            trends.append(
-                f"{component} changes it {word} (mean ρ {words.fixed(end)} against "
-                f"{words.fixed(early)})"
-            )
-        sentences.append(
-            f"In the last {third} layer{'s' * (third > 1)}, compared with the first "
-            f"{third if third > 1 else ''}".rstrip()
-            + f": {listed(trends)}."
-        )
-    return sentences
 
 
 TABLE_1_FIGURE_5 = Experiment(
@@ -274,23 +210,13 @@ def scope_matrix(evidence: Evidence) -> Result | None:
     for row in pairs.itertuples():
         square.loc[row.scope_a, row.scope_b] = square.loc[row.scope_b, row.scope_a] = row.rho
     pair = whole_block_pair(scopes)
-    sentences, summary, comparisons = [], {}, []
+    summary, comparisons = {}, []
     if pair is not None:
         rho = float(square.loc[pair[0], pair[1]])
-        sentences = [
-            f"The map behind the first residual ({pair[0]}) and that of the whole layer "
-            f"({pair[1]}) have a mean similarity of {words.fixed(rho, 3)}."
-        ]
         summary = {"ρ of ATTNRES and the whole layer": rho}
         comparisons = compare(
             "figure12/", {"figure12/RES1~LN2": rho}, evidence.model, evidence.data
         )
-    off = pairs.sort_values("rho")
-    sentences.append(
-        f"Least alike of all are {off.iloc[0].scope_a} and {off.iloc[0].scope_b} (ρ = "
-        f"{words.fixed(off.iloc[0].rho)}), most alike {off.iloc[-1].scope_a} and "
-        f"{off.iloc[-1].scope_b} ({words.fixed(off.iloc[-1].rho)})."
-    )
     return Result(
         tables={
             "similarity-matrix": Table(
@@ -306,7 +232,7 @@ def scope_matrix(evidence: Evidence) -> Result | None:
                 "(Figure 12).",
             )
         },
-        sentences=sentences,
+        sentences=["The nearer ρ is to 1, the more alike are the maps of the two scopes."],
         comparisons=comparisons,
         summary=summary,
     )
@@ -315,24 +241,10 @@ def scope_matrix(evidence: Evidence) -> Result | None:
 def _draw_matrix(square: pd.DataFrame) -> Drawing:
     side = 1.9 + 0.36 * len(square)
     figure, (axes,) = panels(width=side + 0.5, height=side)
-    values = square.to_numpy()
-    image = axes.imshow(values, cmap="cividis", vmin=np.floor(10 * values.min()) / 10, vmax=1)
-    for i, row in enumerate(values):
-        for j, value in enumerate(row):
-            dark = value < (image.norm.vmin + image.norm.vmax) / 2
-            axes.text(
-                j,
-                i,
-                f"{value:.2f}",
-                ha="center",
-                va="center",
-                fontsize=6.5,
-                color="white" if dark else "black",
-            )
+    image = heat_map(axes, square, vmin=np.floor(10 * square.min(axis=None)) / 10, vmax=1)
     axes.set_xticks(range(len(square)), square.columns, rotation=45, ha="right")
-    axes.set_yticks(range(len(square)), square.index)
     style(axes, grid=False)
-    bar = figure.colorbar(image, ax=axes, shrink=0.7, label=RHO)
+    bar = figure.colorbar(image, ax=axes, shrink=0.7)
     bar.ax.tick_params(labelsize=SMALL)
     bar.set_label(RHO, fontsize=SMALL)
     return figure
@@ -358,15 +270,6 @@ def special_dimensions(evidence: Evidence) -> Result | None:
     if means.empty:
         return None
     gain = means["rho_without"] - means["rho_with"]
-    higher = gain.index[gain > 0]
-    where = which_layers(higher, len(means))
-    top = gain.idxmax()
-    sentences = [
-        "Without the special dimensions the block's map is nearer to the map before it "
-        f"{where}; the change is largest in layer {top} "
-        f"({words.fixed(means.loc[top, 'rho_with'])} → "
-        f"{words.fixed(means.loc[top, 'rho_without'])})."
-    ]
     measured = {
         f"special/layer-{layer}/{which}": float(means.loc[layer, f"rho_{which}"])
         for layer in means.index
@@ -388,18 +291,19 @@ def special_dimensions(evidence: Evidence) -> Result | None:
                 "dimensions (the 1 % with the lowest γ of the normalisation behind FF).",
             )
         },
-        sentences=sentences,
+        sentences=[
+            "Where ρ is higher without the special dimensions, part of the block's change of the "
+            "map lies in them."
+        ],
         comparisons=compare("special/", measured, evidence.model, evidence.data),
         summary={"gain in ρ without special dimensions, mean over layers": float(gain.mean())},
     )
 
 
 def _draw_special(means: pd.DataFrame) -> Drawing:
-    figure, (axes,) = panels(width=3.8, height=2.5)
     labels = {"rho_with": "all dimensions", "rho_without": "without special dimensions"}
-    draw_means(axes, means, labels)
-    axes.set_ylim(min(0.0, float(means.min(axis=None)) - 0.03), 1.03)
-    style(axes, x=words.LAYER, y="Spearman's ρ before / behind FF")
+    figure, axes = layer_lines(curves_of(means, labels), "Spearman's ρ before / behind FF")
+    correlation_limits(axes, float(means.min(axis=None)))
     legend(axes, loc="lower left")
     return figure
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.errors import InputError, listed, parse_json, reason_of
-from normlens.figures.canvas import COLOURS, MARKERS, drawable, families_for
-from normlens.results.words import harmless
-from normlens.studies.reports import files
+from normlens.figures.canvas import COLOURS, drawable
 from normlens.studies.reports.contents import Figure
-from normlens.studies.reports.drawing import panels, style
-from normlens.studies.reports.files import FORMAT, RESULTS, VERSION, escaped, grid, rendered
+from normlens.studies.reports.drawing import bars, fonts_for, legend_outside, line, panels, style
+from normlens.studies.reports.files import (
+    FORMAT,
+    RESULTS,
+    VERSION,
+    Writer,
+    escaped,
+    grid,
+    linked,
+    rendered,
+)
 from normlens.studies.reports.layout import is_numeric
-from normlens.studies.reports.words import LAYER, number, shortened, slug, unique
+from normlens.studies.reports.words import DASH, LAYER, number, shortened, slug, unique
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -104,34 +109,29 @@ def _bounds(frame: pd.DataFrame, name: str) -> tuple[str, str] | None:
 def draw_curves(
     curves: Mapping[tuple[str, str], Mapping[str, Curve]], labels: Sequence[str]
 ) -> Drawing:
-    columns = min(COLUMNS, len(curves))
-    rows = -(-len(curves) // columns)
-    alike = len({name for _, name in curves}) == 1
-    width = 2.4 if columns > 1 else 4.0
-    figure, axes = panels(columns, rows, width=width, height=2.1, sharey=alike)
-    series = {series for series, _ in curves}
-    for place, (panel, ((key, name), by_label)) in enumerate(
-        zip(axes, curves.items(), strict=False)
-    ):
-        for label, (depth, value, low, high) in by_label.items():
-            place, text = labels.index(label), drawable(label)
-            colour = COLOURS[place % len(COLOURS)]
-            if low is not None and high is not None:
-                panel.fill_between(depth, low, high, color=colour, alpha=0.2, lw=0)
-            marker = MARKERS[place % len(MARKERS)]
-            panel.plot(depth, value, color=colour, marker=marker, ms=3, lw=1.2, label=text)
-        panel.set_xlim(0, 1.03)
-        shown = _LABELS.get(name, drawable(name.replace("_", " ")))
-        title = drawable(key) if len(series) > 1 else ""
-        style(
-            panel,
-            x="layer (counted from 1) ÷ layers" if place >= len(curves) - columns else "",
-            y=shown if not alike or place % columns == 0 else "",
-            title=title,
-        )
-    for panel in axes[len(curves) :]:
-        panel.set_visible(False)
-    legend_above(figure, axes)
+    with fonts_for([*labels, *(word for what in curves for word in what)]):
+        columns = min(COLUMNS, len(curves))
+        rows = -(-len(curves) // columns)
+        alike = len({name for _, name in curves}) == 1
+        width = 2.4 if columns > 1 else 4.0
+        figure, axes = panels(columns, rows, width=width, height=2.1, sharey=alike)
+        series = {series for series, _ in curves}
+        for place, ((key, name), by_label) in enumerate(curves.items()):
+            panel = axes[place]
+            for label, curve in by_label.items():
+                line(panel, *curve, labels.index(label), drawable(label))
+            panel.set_xlim(0, 1.03)
+            style(
+                panel,
+                x="layer (counted from 1) ÷ layers" if place >= len(curves) - columns else "",
+                y=_LABELS.get(name, drawable(name.replace("_", " ")))
+                if not alike or place % columns == 0
+                else "",
+                title=drawable(key) if len(series) > 1 else "",
+            )
+        for panel in axes[len(curves) :]:
+            panel.set_visible(False)
+        legend_above(figure, axes)
     return figure
 
 
@@ -141,33 +141,26 @@ def legend_above(figure: Drawing, axes: Sequence[Any]) -> None:
     for panel in axes:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside upper center",
-        ncols=min(3, len(handles)),
-        fontsize=7.0,
-        frameon=False,
-    )
+    legend_outside(figure, handles, "upper", ncols=min(3, len(handles)))
 
 
 # Tables of several reports, laid over each other: one colour per model.
 
 
-class Report(Protocol):
-    """A report that was read: its folder, its results, its label and its number of layers."""
+@dataclass(frozen=True)
+class OpenedReport:
+    """A report's folder and the contents of its results.json."""
+
+    folder: Path
+    results: dict[str, Any]
+    label: str  # of its column
 
     @property
-    def folder(self) -> Path: ...
-    @property
-    def results(self) -> dict[str, Any]: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def layers(self) -> int: ...
+    def layers(self) -> int:
+        return int(self.results["model"]["layers"])
 
 
-def overlay_figures(reports: Sequence[Report]) -> dict[str, Figure]:
+def overlay_figures(reports: Sequence[OpenedReport]) -> dict[str, Figure]:
     """Draw similarity by component, and every table by layer, that several reports share."""
     figures: dict[str, Figure] = {}
     taken: set[str] = set()
@@ -178,17 +171,15 @@ def overlay_figures(reports: Sequence[Report]) -> dict[str, Figure]:
         if "layer" in tables[0].frame:
             curves = curves_of(tables)
             if curves:
-                labels = [table.label for table in tables]
-                words = [word for what in curves for word in what]
                 figures[file] = Figure(
-                    partial(_in_fonts_for, [*labels, *words], partial(draw_curves, curves, labels)),
+                    partial(draw_curves, curves, [table.label for table in tables]),
                     "By depth (layer, counted from 1, ÷ number of layers): "
                     f"{_beginning(tables[0].caption)}{on}",
                 )
         elif all({"component", "rho"} <= set(table.frame) for table in tables):
-            words = [word for table in tables for word in (table.label, *table.frame["component"])]
-            draw = partial(_in_fonts_for, words, partial(draw_bars, tables))
-            figures[file] = Figure(draw, f"{_beginning(tables[0].caption)}{on}")
+            figures[file] = Figure(
+                partial(draw_bars, tables), f"{_beginning(tables[0].caption)}{on}"
+            )
     return figures
 
 
@@ -197,7 +188,7 @@ def _beginning(caption: str) -> str:
     return re.split(r"(?<!\bal)\. (?=[A-Z])", caption)[0].rstrip(".") + "."
 
 
-def _shared_tables(reports: Sequence[Report]) -> list[tuple[str, list[ReportTable]]]:
+def _shared_tables(reports: Sequence[OpenedReport]) -> list[tuple[str, list[ReportTable]]]:
     """Read the tables that several reports share, on the same data if any data set is the same."""
     tables: dict[tuple[str, str], dict[str, list[ReportTable]]] = {}
     for report in reports:
@@ -237,36 +228,27 @@ def _read_table(path: Path) -> pd.DataFrame:
     return frame.rename(columns={LAYER: "layer"})
 
 
-def _in_fonts_for(words: Sequence[str], draw: Callable[[], Drawing]) -> Drawing:
-    """Draw in fonts that have all letters of `words`."""
-    import matplotlib
-
-    with matplotlib.rc_context({"font.family": families_for(words)}):
-        return draw()
-
-
 def draw_bars(tables: Sequence[ReportTable]) -> Drawing:
     components = list(dict.fromkeys(name for table in tables for name in table.frame["component"]))
-    width = 0.8 / len(tables)
-    figure, axes = panels(width=max(3.6, 0.5 + len(components) * (0.3 + 0.16 * len(tables))))
-    lowest = 0.0
-    for place, table in enumerate(tables):
-        frame = table.frame.set_index("component")
-        places = [
-            components.index(name) + (place - (len(tables) - 1) / 2) * width for name in frame.index
-        ]
-        lowest = min(lowest, float(frame["rho"].min()) - 0.05)
-        colour = COLOURS[place % len(COLOURS)]
-        axes[0].bar(
-            places, frame["rho"], width=0.9 * width, color=colour, label=drawable(table.label)
-        )
-        if {"low", "high"} <= set(frame):
-            error = [frame["rho"] - frame["low"], frame["high"] - frame["rho"]]
-            axes[0].errorbar(places, frame["rho"], error, fmt="none", ecolor="#1a1a1a", lw=0.8)
-    axes[0].set_xticks(range(len(components)), map(drawable, components))
-    axes[0].set_ylim(lowest, 1.03)
-    style(axes[0], x="component", y="Spearman's ρ before / after")
-    legend_above(figure, axes)
+    with fonts_for([*components, *(table.label for table in tables)]):
+        width = 0.8 / len(tables)
+        figure, axes = panels(width=max(3.6, 0.5 + len(components) * (0.3 + 0.16 * len(tables))))
+        lowest = 0.0
+        for place, table in enumerate(tables):
+            frame = table.frame.set_index("component")
+            places = [
+                components.index(name) + (place - (len(tables) - 1) / 2) * width
+                for name in frame.index
+            ]
+            lowest = min(lowest, float(frame["rho"].min()) - 0.05)
+            colour = COLOURS[place % len(COLOURS)]
+            bars(
+                axes[0], places, frame, width=0.9 * width, color=colour, label=drawable(table.label)
+            )
+        axes[0].set_xticks(range(len(components)), map(drawable, components))
+        axes[0].set_ylim(lowest, 1.03)
+        style(axes[0], x="component", y="Spearman's ρ before / after")
+        legend_above(figure, axes)
     return figure
 
 
@@ -274,80 +256,50 @@ def draw_bars(tables: Sequence[ReportTable]) -> Drawing:
 
 
 _MODEL_COLUMNS = ("model", "type", "layers", "layer's components", "weights", "data")
-
-
-@dataclass(frozen=True)
-class OpenedReport:
-    """A report's folder and the contents of its results.json."""
-
-    folder: Path
-    results: dict[str, Any]
-    label: str  # of its column
-
-    @property
-    def layers(self) -> int:
-        return int(self.results["model"]["layers"])
-
-
-@dataclass(frozen=True)
-class Row:
-    """One quantity of every report; None where a report lacks it."""
-
-    quantity: str
-    data: str
-    values: Sequence[float | None]
-
-    @property
-    def shown(self) -> list[str]:
-        return [number(value) for value in self.values]
-
-
-@dataclass(frozen=True)
-class Group:
-    """The numbers of one experiment."""
-
-    title: str
-    source: str
-    rows: Sequence[Row]
+_RIGHT = (False, False, True, False, False, False)
+#: The numbers of one experiment as text: its title, its source, and rows of quantity, data, values.
+Group = tuple[str, str, list[tuple[str, ...]]]
 
 
 def write_comparison(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
     """Set reports side by side: comparison.html, .md and .csv, and figures, in the folder `out`."""
     reports = read_reports(folders)
-    groups = _groups(reports)
-    if not groups:
+    numbers = _numbers(reports)
+    if numbers.empty:
         raise InputError("these reports hold no numbers to compare; run normlens report on each")
-    place = LocalFolder(out)
-    written: list[str] = []
-
-    def put(name: str, contents: bytes) -> None:
-        place.write(name, contents)
-        written.append(name)
-
-    drawn: dict[str, bytes] = {}
-    drawings = overlay_figures(reports)
-    for name, figure in drawings.items():
-        drawing = figure.draw()
-        drawn[name] = files.svg(drawing)
-        put(f"figures/{name}.svg", drawn[name])
-        put(f"figures/{name}.png", files.png(drawing))
+    groups: list[Group] = [
+        (
+            str(title),
+            str(source),
+            [
+                (quantity, data or DASH, *map(number, values))
+                for _, _, quantity, data, *values in rows.itertuples(index=False, name=None)
+            ],
+        )
+        for (title, source), rows in numbers.groupby(["experiment", "source"], sort=False)
+    ]
+    figures = overlay_figures(reports)
+    writer = Writer(out)
+    drawn = {name: writer.put_figure(name, figure) for name, figure in figures.items()}
     labels = [report.label for report in reports]
     title = f"{listed(labels) if len(labels) < 5 else f'{len(labels)} models'} side by side"
-    captions = [(name, figure.caption) for name, figure in drawings.items()]
-    put("comparison.csv", _csv(labels, groups).encode())
-    put("comparison.md", _markdown(title, reports, groups, captions).encode())
+    captions = [(name, figure.caption) for name, figure in figures.items()]
+    models = [_model_row(report) for report in reports]
+    writer.put_table("comparison.csv", numbers.drop(columns="source"))
+    writer.put("comparison.md", _markdown(title, models, labels, groups, captions))
     page = rendered(
         "comparison.html.j2",
         drawn,
         title=title,
         model_columns=_MODEL_COLUMNS,
-        models=[_model_row(report) for report in reports],
+        models=models,
+        right=_RIGHT,
         labels=labels,
         groups=groups,
         drawings=captions,
     )
-    put("comparison.html", page.encode())
-    return [place.path / name for name in written]
+    writer.put("comparison.html", page)
+    return writer.paths
 
 
 def read_reports(folders: Sequence[str | Path]) -> list[OpenedReport]:
@@ -394,35 +346,32 @@ def _read(folder: Path) -> dict[str, Any]:
     return results
 
 
-def _groups(reports: Sequence[OpenedReport]) -> list[Group]:
-    """Group the summary numbers by experiment, in the order of the reports."""
+def _numbers(reports: Sequence[OpenedReport]) -> pd.DataFrame:
+    """Collect the summary numbers: a row per experiment, quantity and data, a column per report."""
     titles: dict[str, tuple[str, str]] = {}
-    cells: dict[str, dict[tuple[str, str], dict[str, float | None]]] = {}
+    cells: dict[tuple[str, str, str], dict[str, float | None]] = {}
     for report in reports:
         for experiment in report.results["experiments"]:
-            name = experiment["name"]
-            titles.setdefault(name, (experiment["title"], experiment["source"]))
+            titles.setdefault(experiment["name"], (experiment["title"], experiment["source"]))
             for result in experiment["results"]:
                 for quantity, value in result["summary"].items():
-                    row = cells.setdefault(name, {}).setdefault((quantity, result["data"]), {})
+                    row = cells.setdefault((experiment["name"], quantity, result["data"]), {})
                     row[report.label] = value
-    return [
-        Group(
-            *titles[name],
-            rows=[
-                Row(quantity, data, [values.get(report.label) for report in reports])
-                for (quantity, data), values in sorted(
-                    rows.items(), key=lambda item: _order(item[0], list(rows))
-                )
-            ],
-        )
-        for name, rows in cells.items()
-    ]
-
-
-def _order(row: tuple[str, str], rows: Sequence[tuple[str, str]]) -> tuple[int, int]:
-    """Sort key: quantities in their order, each with its data sets below each other."""
-    return [quantity for quantity, _ in rows].index(row[0]), rows.index(row)
+    # Experiments and quantities in their order, each quantity with its data sets below each other.
+    experiments = list(dict.fromkeys(name for name, _, _ in cells))
+    quantities = list(dict.fromkeys((name, quantity) for name, quantity, _ in cells))
+    ordered = sorted(
+        cells, key=lambda row: (experiments.index(row[0]), quantities.index((row[0], row[1])))
+    )
+    labels = [report.label for report in reports]
+    return pd.DataFrame(
+        [
+            (*titles[name], quantity, data, *map(cells[name, quantity, data].get, labels))
+            for name, quantity, data in ordered
+        ],
+        columns=["experiment", "source", "quantity", "data", *labels],
+        dtype=object,
+    )
 
 
 def _model_row(report: OpenedReport) -> tuple[str, ...]:
@@ -438,32 +387,17 @@ def _model_row(report: OpenedReport) -> tuple[str, ...]:
     )
 
 
-def _csv(labels: Sequence[str], groups: Sequence[Group]) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(map(harmless, ("experiment", "quantity", "data", *labels)))
-    for group in groups:
-        for row in group.rows:
-            cells = (group.title, row.quantity, row.data, *row.values)
-            writer.writerow(map(harmless, cells))
-    return buffer.getvalue()
-
-
 def _markdown(
     title: str,
-    reports: Sequence[OpenedReport],
+    models: Sequence[tuple[str, ...]],
+    labels: Sequence[str],
     groups: Sequence[Group],
     captions: Sequence[tuple[str, str]],
 ) -> str:
-    labels = [report.label for report in reports]
-    lines = [f"# {escaped(title)}", ""]
-    right = [False, False, True, False, False, False]
-    lines += grid(_MODEL_COLUMNS, map(_model_row, reports), right)
-    for group in groups:
-        lines += ["", f"## {escaped(group.title)}", "", f"*{escaped(group.source)}*", ""]
-        rows = [(row.quantity, row.data or "–", *row.shown) for row in group.rows]
+    lines = [f"# {escaped(title)}", "", *grid(_MODEL_COLUMNS, models, _RIGHT)]
+    for heading, source, rows in groups:
+        lines += ["", f"## {escaped(heading)}", "", f"*{escaped(source)}*", ""]
         lines += grid(("quantity", "data", *labels), rows, [False, False] + [True] * len(labels))
     for name, caption in captions:
-        text = escaped(caption)
-        lines += ["", f"![{text}](figures/{name}.svg)", "", f"*{text}*"]
+        lines += ["", *linked(name, caption)]
     return "\n".join(lines) + "\n"

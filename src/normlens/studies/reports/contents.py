@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure as Drawing
 
-    from normlens.corpus.runs.results import Run
-
 # The parts of a section: its question, its evidence, and its tables, figures and sentences.
 
 
@@ -72,13 +70,8 @@ class Table:
             return "–"
         if isinstance(value, bool):
             return "yes" if value else "no"
-        return format(value, self.formats.get(column, "")).replace(
-            "-", "−" if _number(value) else "-"
-        )
-
-
-def _number(value: Any) -> bool:
-    return not isinstance(value, str)
+        text = format(value, self.formats.get(column, ""))
+        return text if isinstance(value, str) else text.replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -97,8 +90,8 @@ class Figure:
 class Result:
     """An experiment's tables, figures and sentences on one data set.
 
-    Names of tables and figures are file names without their endings. Sentences are computed from
-    the numbers.
+    Names of tables and figures are file names without their endings. Sentences say how to read
+    them.
     """
 
     tables: Mapping[str, Table] = field(default_factory=dict)

@@ -12,15 +12,15 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
+
+import pandas as pd
 
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.errors import MissingDependencyError, parse_json
 from normlens.results.axes import plain
 from normlens.results.words import write_csv
-from normlens.studies.reports.contents import Report
-from normlens.studies.reports.latex import latex
+from normlens.studies.reports.contents import Figure, Report, Table
 from normlens.studies.reports.layout import (
     FOLD,
     JOINED,
@@ -29,12 +29,13 @@ from normlens.studies.reports.layout import (
     PlacedTable,
     arrange,
     facts,
+    is_numeric,
     run_table,
 )
 from normlens.studies.reports.words import Comparison, count
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
 
 # Figures as SVG and PNG: the same bytes every time, and small enough for a page.
 
@@ -45,18 +46,15 @@ LARGEST = 1_500_000  # bytes; larger ones hold one picture of pixels
 ENLARGED = 1.15  # on a screen, against the size in print
 COLUMN = 860  # pixels that a page's column has for a figure
 
-_ROUND = "{http://www.w3.org/2000/svg}"
-_LINK = "{http://www.w3.org/1999/xlink}href"
 _UNDATED = {"Date": None, "Creator": None, "Format": None, "Type": None}
-_POINTER = re.compile(r"url\(#([^)]+)\)")
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Drawing) -> bytes:
     """Render the figure in pixels, at 200 dpi."""
     return _saved(figure, "png", dpi=RESOLUTION, metadata={"Software": None})
 
 
-def svg(figure: Figure) -> bytes:
+def svg(figure: Drawing) -> bytes:
     """Render the figure as SVG, its letters as paths, so that it looks the same everywhere.
 
     Beyond `PATHS` letters are text, beyond `LARGEST` the whole figure is one picture of pixels.
@@ -67,59 +65,23 @@ def svg(figure: Figure) -> bytes:
     return drawn if len(drawn) <= LARGEST else _pixels(figure)
 
 
-def inline(picture: bytes, prefix: str, description: str) -> str:
-    """Turn an SVG file into an element of an HTML page, which may hold others.
-
-    Only ids that something points to are kept, each with `prefix` before it; namespaces, metadata
-    and style sheets are left out (the page's own style sheet says how lines join).
-    """
-    root = ElementTree.fromstring(picture)
-    width, height = (float(root.get(name, "0").removesuffix("pt")) for name in ("width", "height"))
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag in (_ROUND + "metadata", _ROUND + "style"):
-                parent.remove(child)
-    pointed = {
-        pointed_id
-        for element in root.iter()
-        for name, value in element.attrib.items()
-        for pointed_id in (
-            [value[1:]] if name == _LINK and value[:1] == "#" else _POINTER.findall(value)
-        )
-    }
-    for element in root.iter():
-        element.tag = element.tag.removeprefix(_ROUND)
-        element.attrib = {
-            name.rpartition("}")[2]: _renamed(name, value, prefix)
-            for name, value in element.attrib.items()
-            if name != "id" or value in pointed
-        }
-    pixels = width * 96 / 72 * ENLARGED
-    root.attrib = {
-        "viewBox": root.get("viewBox", f"0 0 {width} {height}"),
-        "role": "img",
-        "style": f"width:{pixels:.0f}px;min-width:{min(0.7 * pixels, COLUMN):.0f}px",
-    }
-    text = ElementTree.tostring(root, encoding="unicode")
-    return text.replace("<svg ", f"<svg aria-label={quoteattr(description)} ", 1)
+def embedded(picture: bytes, description: str) -> str:
+    """Turn an SVG file into an element of an HTML page that needs no other file."""
+    width = re.search(rb'width="([\d.]+)pt"', picture)
+    pixels = float(width[1]) * 96 / 72 * ENLARGED if width else COLUMN
+    style = f"width:{pixels:.0f}px;min-width:{min(0.7 * pixels, COLUMN):.0f}px"
+    source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
+    return f'<img src="{source}" alt={quoteattr(description)} style="{style}">'
 
 
-def _renamed(name: str, value: str, prefix: str) -> str:
-    if name == "id":
-        return prefix + value
-    if name == _LINK:
-        return f"#{prefix}{value[1:]}" if value.startswith("#") else value
-    return _POINTER.sub(rf"url(#{prefix}\1)", value)
-
-
-def _svg(figure: Figure, letters: str) -> bytes:
+def _svg(figure: Drawing, letters: str) -> bytes:
     import matplotlib
 
     with matplotlib.rc_context({"svg.fonttype": letters, "svg.hashsalt": "normlens"}):
         return _saved(figure, "svg", metadata=_UNDATED)
 
 
-def _pixels(figure: Figure) -> bytes:
+def _pixels(figure: Drawing) -> bytes:
     """Wrap the figure's pixels in an SVG."""
     width, height = (72 * inches for inches in figure.get_size_inches())
     picture = base64.b64encode(png(figure)).decode()
@@ -131,7 +93,7 @@ def _pixels(figure: Figure) -> bytes:
     ).encode()
 
 
-def _saved(figure: Figure, kind: str, **options: Any) -> bytes:
+def _saved(figure: Drawing, kind: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, facecolor="white", **options)
     return buffer.getvalue()
@@ -146,7 +108,7 @@ def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[st
         "report.html.j2",
         title=report.title,
         header=report.header,
-        facts=[(label, text) for label, text in facts(report.header) if text],
+        facts=facts(report.header),
         runs=run_table(report.header),
         sections=sections,
         joined=JOINED,
@@ -163,7 +125,7 @@ def rendered(
     from markupsafe import Markup
 
     def picture(name: str, caption: str) -> Markup:
-        return Markup(inline(pictures[name], f"{name}--", caption))
+        return Markup(embedded(pictures[name], caption))
 
     style = Markup(_read("style.css") + further_style)
     text = _environment().get_template(template).render(picture=picture, style=style, **values)
@@ -234,7 +196,7 @@ def grid(
 def markdown(report: Report, sections: Sequence[PlacedSection]) -> str:
     """Write the whole report; figures are links to files beside it."""
     lines = [f"# {escaped(report.title)}", ""]
-    lines += [f"- **{label}:** {escaped(text)}" for label, text in facts(report.header) if text]
+    lines += [f"- **{label}:** {escaped(text)}" for label, text in facts(report.header)]
     if report.header.runs:
         runs = run_table(report.header)
         lines += ["", *grid(runs.columns, runs.rows, runs.numeric)]
@@ -292,8 +254,7 @@ def _part(placed: PlacedSection) -> list[str]:
 def _finding(finding: Finding) -> list[str]:
     lines = []
     for figure in finding.figures:
-        caption = escaped(figure.caption)
-        lines += [f"![{caption}](figures/{figure.name}.svg)", "", f"*{caption}*", ""]
+        lines += [*linked(figure.name, figure.caption), ""]
     for table in finding.tables:
         lines += [*_table(table), ""]
     for against in finding.against:
@@ -305,12 +266,71 @@ def _finding(finding: Finding) -> list[str]:
     return lines
 
 
+def linked(name: str, caption: str) -> list[str]:
+    """Write a link to a figure's file, with its caption below."""
+    text = escaped(caption)
+    return [f"![{text}](figures/{name}.svg)", "", f"*{text}*"]
+
+
 def _table(table: PlacedTable) -> list[str]:
     lines = [f"**{escaped(table.caption)}**", "", *grid(table.columns, table.rows, table.numeric)]
     if table.more:
         path = f"tables/{table.name}.csv"
         lines += ["", f"{count(table.more, 'more row')} in [{path}]({path})."]
     return lines
+
+
+# Tables for LaTeX: pandas writes them, with booktabs, over several pages if they are long.
+
+
+LONG = 45  # rows that fit on a page
+_PACKAGES = (
+    "% \\usepackage{booktabs,longtable}; scripts other than Latin need LuaLaTeX or XeLaTeX\n"
+)
+#: LaTeX's own signs, and letters of the reports that pdfLaTeX's fonts lack.
+_LATEX = str.maketrans(
+    {letter: f"\\{letter}" for letter in "{}#$%&_"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "[": "{[}",  # an option, at the beginning of a row
+        "*": "{*}",
+        "–": "--",
+        "−": "$-$",
+        "×": r"$\times$",
+        "→": r"$\rightarrow$",
+        "≥": r"$\geq$",
+        "≠": r"$\neq$",
+        "±": r"$\pm$",
+        "‖": r"$\|$",
+        "′": "$'$",
+        "|": r"\textbar{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+    }
+    | {"α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "ρ": r"$\rho$"}
+)
+
+
+def latex_escaped(text: str) -> str:
+    """Escape text for LaTeX; letters that print nothing become spaces."""
+    return "".join(letter if letter.isprintable() else " " for letter in text).translate(_LATEX)
+
+
+def latex(table: Table, name: str) -> str:
+    """Write the whole table for LaTeX."""
+    text = table.text().map(latex_escaped).rename(columns=latex_escaped)
+    long = len(text) > LONG
+    return _PACKAGES + text.to_latex(
+        index=False,
+        escape=False,  # pandas escapes no captions, and brackets nowhere
+        column_format="".join("lr"[is_numeric(table.frame[column])] for column in table.frame),
+        longtable=long,
+        position=None if long else "htbp",
+        caption=latex_escaped(table.caption),
+        label=f"tab:{name}",
+    )
 
 
 # A report's folder: figures, tables, the page, the Markdown and every number as JSON.
@@ -320,39 +340,57 @@ FORMAT, VERSION = "normlens-report", 1
 RESULTS = "results.json"
 
 
+class Writer:
+    """Writes the files of a folder, each whole or not at all, and remembers their names."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = LocalFolder(folder)
+        self.names: list[str] = []
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.folder.path / name for name in self.names]
+
+    def put(self, name: str, contents: str | bytes) -> None:
+        self.folder.write(name, contents.encode() if isinstance(contents, str) else contents)
+        self.names.append(name)
+
+    def put_table(self, name: str, frame: pd.DataFrame) -> None:
+        rows = io.StringIO()
+        write_csv(frame, rows)
+        self.put(name, rows.getvalue())
+
+    def put_figure(self, name: str, figure: Figure) -> bytes:
+        """Draw the figure into two files; returns the SVG."""
+        drawing = figure.draw()
+        picture = svg(drawing)
+        self.put(f"figures/{name}.svg", picture)
+        self.put(f"figures/{name}.png", png(drawing))
+        return picture
+
+
 def write(report: Report, folder: str | Path) -> list[Path]:
-    """Write everything into `folder`, each file whole or not at all, results.json last.
+    """Write everything into `folder`, results.json last.
 
     Figures and tables of an earlier report that this one does not have are removed.
     """
-    place = LocalFolder(folder)
-    earlier = _earlier(place)
+    writer = Writer(folder)
+    earlier = _earlier(writer.folder)
     sections = arrange(report)
-    written: list[str] = []
-
-    def put(name: str, contents: bytes) -> None:
-        place.write(name, contents)
-        written.append(name)
-
     drawn: dict[str, bytes] = {}
     for finding in (finding for placed in sections for finding in placed.findings):
         for item in finding.figures:
-            figure = item.figure.draw()
-            drawn[item.name] = svg(figure)
-            put(f"figures/{item.name}.svg", drawn[item.name])
-            put(f"figures/{item.name}.png", png(figure))
+            drawn[item.name] = writer.put_figure(item.name, item.figure)
         for table in finding.tables:
-            rows = io.StringIO()
-            write_csv(table.table.frame, rows)
-            put(f"tables/{table.name}.csv", rows.getvalue().encode())
-            put(f"tables/{table.name}.tex", latex(table.table, table.name).encode())
-    put("report.md", markdown(report, sections).encode())
-    put("report.html", page(report, sections, drawn).encode())
-    contents = results(report, sections, [*written, RESULTS])
-    put(RESULTS, json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False).encode())
-    for name in earlier.difference(written):
-        place.remove(name)
-    return [place.path / name for name in written]
+            writer.put_table(f"tables/{table.name}.csv", table.table.frame)
+            writer.put(f"tables/{table.name}.tex", latex(table.table, table.name))
+    writer.put("report.md", markdown(report, sections))
+    writer.put("report.html", page(report, sections, drawn))
+    contents = results(report, sections, [*writer.names, RESULTS])
+    writer.put(RESULTS, json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False))
+    for name in earlier.difference(writer.names):
+        writer.folder.remove(name)
+    return writer.paths
 
 
 def results(

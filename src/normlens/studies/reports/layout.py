@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 import pandas as pd
@@ -15,7 +15,6 @@ from normlens.studies.reports.contents import (
     Figure,
     Header,
     Measured,
-    Model,
     Report,
     Result,
     Section,
@@ -37,38 +36,29 @@ from normlens.studies.reports.words import (
 
 _COLUMNS = ("data", "", "sequences", "tokens", "failures", "completeness error")
 _NUMERIC = (False, False, True, True, True, True)
-#: Places of the columns that only runs of decomposed models have: masks, and the completeness error
-_DECOMPOSED = (1, 5)
-
-
-def model_facts(model: Model) -> list[tuple[str, str]]:
-    """List label and text of each fact about the model."""
-    attention = "causal" if model.causal else "bidirectional"
-    facts = [
-        ("Model", f"{model.name} ({model.type}, {attention}, {count(model.layers, 'layer')})"),
-        ("Layer", model.components),
-        ("Scopes", ", ".join(model.scopes)),
-        ("Computed in", f"{model.dtype} on {model.device}"),
-    ]
-    if model.revision:
-        facts.append(("Revision", model.revision))
-    if model.weights:
-        facts.append(("Weights", shortened(model.weights)))
-    return facts
+#: Columns that runs have even if they do not take the model apart.
+_OF_EVERY_RUN = (True, False, True, True, True, False)
 
 
 def facts(header: Header) -> list[tuple[str, str]]:
     """List label and text of each fact above the experiments, without the table of runs."""
+    model = header.model
+    attention = "causal" if model.causal else "bidirectional"
     dates = sorted({run.date[:10] for run in header.runs if run.date})
-    between = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
-    return [
-        *model_facts(header.model),
+    every = [
+        ("Model", f"{model.name} ({model.type}, {attention}, {count(model.layers, 'layer')})"),
+        ("Layer", model.components),
+        ("Scopes", ", ".join(model.scopes)),
+        ("Computed in", f"{model.dtype} on {model.device}"),
+        ("Revision", model.revision or ""),
+        ("Weights", shortened(model.weights or "")),
         *header.notes,
-        *([("Completeness error", completeness(header))] if header.decomposed else []),
+        ("Completeness error", completeness(header) if header.decomposed else ""),
         ("Settings", " · ".join(_settings(header.settings))),
         ("Versions", " · ".join(f"{name} {text}" for name, text in header.versions.items())),
-        ("Date of the runs", between),
+        ("Date of the runs", " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))),
     ]
+    return [(label, text) for label, text in every if text]
 
 
 def completeness(header: Header) -> str:
@@ -96,32 +86,19 @@ class RunTable:
 
 def run_table(header: Header) -> RunTable:
     """Write every run as a row."""
-    shown = [
-        place for place in range(len(_COLUMNS)) if header.decomposed or place not in _DECOMPOSED
-    ]
-    return RunTable(
-        tuple(_COLUMNS[place] for place in shown),
-        [tuple(_run_row(run)[place] for place in shown) for run in header.runs],
-        tuple(_NUMERIC[place] for place in shown),
-    )
+    shown = [True] * len(_COLUMNS) if header.decomposed else _OF_EVERY_RUN
+    rows = [tuple(compress(_run_row(run), shown)) for run in header.runs]
+    return RunTable(tuple(compress(_COLUMNS, shown)), rows, tuple(compress(_NUMERIC, shown)))
 
 
 def _run_row(run: Measured) -> tuple[str, ...]:
-    named = run.data if run.source in ("", run.data) else f"{run.data} ({run.source})"
+    masked = "" if run.mask is None else f"{100 * run.mask:g} % masked"
     return (
-        named,
-        _way(run),
-        f"{run.sequences:,}",
-        f"{run.tokens:,}",
-        f"{run.failures:,}",
+        run.data if run.source in ("", run.data) else f"{run.data} ({run.source})",
+        ", ".join(filter(None, (run.purpose, masked))) or "unmasked",
+        *(f"{number:,}" for number in (run.sequences, run.tokens, run.failures)),
         power(run.completeness),
     )
-
-
-def _way(run: Measured) -> str:
-    """Say what a run is for, where the report tells that, and how much of its text is masked."""
-    masked = "" if run.mask is None else f"{100 * run.mask:g} % masked"
-    return ", ".join(filter(None, (run.purpose, masked))) or "unmasked"
 
 
 # The layout of a report: order, file names, and published numbers beside measured ones.
@@ -231,7 +208,17 @@ class PlacedSection:
 
     @property
     def files(self) -> list[str]:
-        return [name for finding in self.findings for name in file_names(finding)]
+        """The section's files, relative to the report's folder."""
+        return [
+            f"{folder}/{item.name}.{ending}"
+            for finding in self.findings
+            for folder, items, endings in (
+                ("figures", finding.figures, ("svg", "png")),
+                ("tables", finding.tables, ("csv", "tex")),
+            )
+            for item in items
+            for ending in endings
+        ]
 
     @property
     def layers_note(self) -> str:
@@ -248,13 +235,6 @@ class PlacedSection:
         where = ", ".join(filter(None, self.absent))
         what = f"Not on {where}" if where and self.findings else "No result"
         return f"{what}: {reason.rstrip('.')}."
-
-
-def file_names(finding: Finding) -> list[str]:
-    """List the files of a finding, relative to the report's folder."""
-    return [
-        f"figures/{item.name}.{ending}" for item in finding.figures for ending in ("svg", "png")
-    ] + [f"tables/{item.name}.{ending}" for item in finding.tables for ending in ("csv", "tex")]
 
 
 def arrange(report: Report) -> list[PlacedSection]:
@@ -277,7 +257,8 @@ def arrange(report: Report) -> list[PlacedSection]:
                 tables=[
                     PlacedTable(
                         _file(name, data, several, tables),
-                        _with_counted_layers(table),
+                        # Its header says how layers are counted.
+                        replace(table, frame=table.frame.rename(columns={"layer": words.LAYER})),
                         place + 2 * bool(result.figures),
                     )
                     for place, (name, table) in enumerate(result.tables.items())
@@ -299,11 +280,6 @@ def arrange(report: Report) -> list[PlacedSection]:
         )
         part = section.part
     return placed
-
-
-def _with_counted_layers(table: Table) -> Table:
-    """Rename the column of layers so that its header says how they are counted."""
-    return replace(table, frame=table.frame.rename(columns={"layer": words.LAYER}))
 
 
 def _file(name: str, data: str, several: bool, taken: set[str]) -> str:
@@ -344,11 +320,4 @@ def _beside(item: Comparison) -> tuple[str, ...]:
 
 def is_numeric(column: pd.Series) -> bool:
     """Whether all values of a column are numbers."""
-    present = column.dropna()
-    if pd.api.types.is_bool_dtype(present):
-        return False
-    if pd.api.types.is_numeric_dtype(present):
-        return True
-    return len(present) > 0 and all(
-        pd.api.types.is_number(value) and not pd.api.types.is_bool(value) for value in present
-    )
+    return pd.api.types.infer_dtype(column) in ("integer", "floating", "mixed-integer-float")

@@ -90,14 +90,12 @@ def unique(name: str, taken: set[str]) -> str:
 def short_names(data: Sequence[str]) -> dict[str, str]:
     """Give each data set the short name that reports and folders use: its name, or its file's."""
     names: dict[str, str] = {}
+    taken: set[str] = set()
     for spec in data:
         name, _, _ = spec.partition(":")
         short = name if name.isalnum() else Path(spec).stem
-        short = "".join(c if c.isalnum() or c in "-_" else "-" for c in short).strip("-") or "data"
-        free, number = short, 2
-        while free in names.values():
-            free, number = f"{short}-{number}", number + 1
-        names[spec] = free
+        short = "".join(c if c.isalnum() or c in "-_" else "-" for c in short).strip("-")
+        names[spec] = unique(short or "data", taken)
     return names
 
 

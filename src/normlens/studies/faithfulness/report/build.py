@@ -19,23 +19,28 @@ from normlens.errors import InputError
 from normlens.figures.canvas import INK, drawable, families_for
 from normlens.figures.colours import DIVERGING, NEGATIVE, POSITIVE
 from normlens.results.axes import readable_tokens
-from normlens.studies.faithfulness.report import curves
-from normlens.studies.faithfulness.report import ranking as queries
 from normlens.studies.faithfulness.report.curves import (
-    MethodColours,
+    COSTS,
+    OVERVIEW,
+    Styles,
     averaged_curves,
+    costs,
     curve_figure,
     curve_table,
-    verdict,
+    method_styles,
+    overview,
 )
 from normlens.studies.faithfulness.report.ranking import (
+    PASSES,
     PRIORS,
-    Differences,
     Ranking,
-    compare_methods,
+    curves_query,
     difference_tables,
+    intact,
+    protocols,
     rank,
     ranking_table,
+    values_query,
 )
 from normlens.studies.reports.contents import (
     Evidence,
@@ -62,11 +67,6 @@ if TYPE_CHECKING:
 
 _STRONGEST = 0.85  # opacity of the largest score
 _WHITE_FROM = 0.55  # opacity from which dark ink is hard to read
-
-
-def style() -> str:
-    """Read the CSS of coloured tokens."""
-    return (files("normlens.studies.faithfulness.report") / "tokens.css").read_text("utf-8")
 
 
 @dataclass(frozen=True)
@@ -210,14 +210,16 @@ WORKED_EXAMPLES = Experiment(
 )
 
 
-def worked_examples(evidence: Evidence, rankings: Sequence[Ranking]) -> Result | None:
+def worked_examples(evidence: Evidence, ranking: Ranking) -> Result | None:
     """Show the chosen texts with every method's colours, and the scores in a table."""
-    if not rankings:
-        return None
-    ranking = rankings[0]
-    texts = queries.intact(evidence)
+    texts = intact(evidence)
     chosen = choose_examples(ranking, texts)
-    scores = queries.attributions(evidence, chosen) if chosen else pd.DataFrame()
+    if not chosen:
+        return None
+    scores = evidence.sql(
+        f"""SELECT * FROM attributions WHERE "index" IN ({", ".join(map(str, chosen))})
+ORDER BY "index", method, position"""
+    )
     if scores.empty:
         return None
     texts = texts.set_index("index")
@@ -301,6 +303,10 @@ _SELECTION = (
     "their p values the two-sided sign-flip test's. The winner was chosen on the examples that it "
     "is compared on, which the correction does not cover."
 )
+_HOW_TO_READ = (
+    "Two methods differ where the interval of their difference excludes 0 and the p value by Holm "
+    f"is below 0.05; {' and '.join(PRIORS)} are priors, which do not look at the model."
+)
 
 
 def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -322,46 +328,38 @@ def describe(run: Run) -> Report:
     data = next(iter(short_names([str(run.manifest.data["name"])]).values()))
     evidence = Evidence(data, run)
     seed = run.manifest.options.seed
-    rankings = [rank(evidence, name, seed) for name in queries.protocols(evidence)]
+    rankings = [rank(evidence, name, seed) for name in protocols(evidence)]
     if not rankings:
         raise InputError(f"{path!r} holds no value of any protocol; see its table failures")
-    differences = [compare_methods(ranking) for ranking in rankings]
-    colours = MethodColours(rankings[0].methods)
-    sections = [
-        _protocol(evidence, ranking, compared, colours)
-        for ranking, compared in zip(rankings, differences, strict=True)
-    ]
+    methods = list(dict.fromkeys(name for ranking in rankings for name in ranking.methods))
+    styles = method_styles(methods)
+    sections = [_protocol(evidence, ranking, styles) for ranking in rankings]
     if len(rankings) > 1:
-        glance = curves.overview(rankings, differences)
-        sections = [Section(curves.OVERVIEW, [(data, glance)]), *sections]
-    cost = curves.costs(evidence, rankings, colours)
+        sections.insert(0, Section(OVERVIEW, [(data, overview(rankings, methods))]))
+    cost = costs(evidence, rankings[0], styles)
     sections += [
-        Section(curves.COSTS, [(data, cost)], queries=[queries.PASSES]),
-        Section(
-            WORKED_EXAMPLES,
-            [(data, worked_examples(evidence, rankings))],
-        ),
+        Section(COSTS, [(data, cost)], queries=[PASSES]),
+        Section(WORKED_EXAMPLES, [(data, worked_examples(evidence, rankings[0]))]),
     ]
-    header = _header(run, evidence, rankings)
-    return Report(f"{header.model.name}: are attributions faithful?", header, sections, style())
+    header = _header(run, evidence, methods)
+    css = (files("normlens.studies.faithfulness.report") / "tokens.css").read_text("utf-8")
+    return Report(f"{header.model.name}: are attributions faithful?", header, sections, css)
 
 
-def _protocol(
-    evidence: Evidence, ranking: Ranking, differences: Differences, colours: MethodColours
-) -> Section:
+def _protocol(evidence: Evidence, ranking: Ranking, styles: Styles) -> Section:
     name, words = ranking.protocol, ranking.words
-    tables = {name: ranking_table(ranking), **difference_tables(ranking, differences)}
+    tables = {name: ranking_table(ranking), **difference_tables(ranking)}
     figures = {}
-    asked = [queries.values_query(name)]
+    asked = [values_query(name)]
     averaged = averaged_curves(evidence, ranking)
     if averaged is not None:
-        figures[f"{name}-curves"] = curve_figure(ranking, averaged, colours)
+        figures[f"{name}-curves"] = curve_figure(ranking, averaged, styles)
         tables[f"{name}-curves"] = curve_table(ranking, averaged)
-        asked.append(queries.curves_query(name))
+        asked.append(curves_query(name))
     result = Result(
         tables=tables,
         figures=figures,
-        sentences=verdict(ranking, differences),
+        sentences=[_HOW_TO_READ],
         summary={
             f"{words.value} of {method}": float(value)
             for method, value in zip(ranking.methods, ranking.table["value"], strict=True)
@@ -377,12 +375,11 @@ def _protocol(
     return Section(experiment, [(evidence.data, result)], queries=asked)
 
 
-def _header(run: Run, evidence: Evidence, rankings: Sequence[Ranking]) -> Header:
+def _header(run: Run, evidence: Evidence, methods: Sequence[str]) -> Header:
     manifest = run.manifest
-    texts = queries.intact(evidence)
+    texts = intact(evidence)
     right = texts["right_class"].dropna()
     accuracy = f"; the model is right on {100 * right.mean():.1f} % of them" if len(right) else ""
-    methods = dict.fromkeys(name for ranking in rankings for name in ranking.methods)
     options = manifest.options
     settings = {
         "limit": options.limit,

@@ -1,32 +1,27 @@
-"""Curves, costs, an overview of all protocols, and sentences that say who wins."""
+"""Curves of removals, what the methods cost, and all protocols at a glance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
-from normlens.errors import listed
 from normlens.figures.canvas import COLOURS, MARKERS
-from normlens.measures.bootstrap import LEAST_EXAMPLES, mean_intervals
-from normlens.studies.faithfulness.report import ranking as queries
+from normlens.measures.bootstrap import LEAST_EXAMPLES
 from normlens.studies.faithfulness.report.ranking import (
-    HOLM,
-    LEAST,
-    MOST,
     NORMLENS,
+    PASSES,
     PRIORS,
-    RESAMPLES,
-    Differences,
     Ranking,
-    significant,
+    averages,
+    curves_query,
+    intact,
 )
+from normlens.studies.faithfulness.tables import LEAST, MOST
 from normlens.studies.reports.contents import Evidence, Experiment, Figure, Result, Table
 from normlens.studies.reports.drawing import GREY, SMALL, panels, style
-from normlens.studies.reports.words import count, fixed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -37,172 +32,29 @@ if TYPE_CHECKING:
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 # Black and the second blue are hard to tell from other lines where many cross.
 _HUES = COLOURS[:6]
+Styles = Mapping[str, Mapping[str, Any]]
 
 
-class MethodColours:
-    """Styles of lines and points, by method."""
-
-    def __init__(self, methods: Sequence[str]):
-        named = [NORMLENS] if NORMLENS in methods else []
-        named += [name for name in methods if name not in (*PRIORS, NORMLENS)]
-        self._places = {name: place for place, name in enumerate(named)}
-
-    def style(self, method: str) -> dict[str, Any]:
-        """Colour, marker and dash as Matplotlib's keywords."""
-        if method not in self._places:
-            dash = _DASHES[1 + (method == "random")]
-            return {"color": GREY, "marker": "x" if method == "random" else "+", "ls": dash}
-        place = self._places[method]
-        return {
+def method_styles(methods: Sequence[str]) -> Styles:
+    """Colour, marker, dash and width of each method, as Matplotlib's keywords; priors are grey."""
+    styles: dict[str, dict[str, Any]] = {
+        "first-token": {"color": GREY, "marker": "+", "ls": _DASHES[1], "lw": 1.1},
+        "random": {"color": GREY, "marker": "x", "ls": _DASHES[2], "lw": 1.1},
+    }
+    informed = sorted(
+        set(methods).difference(PRIORS), key=lambda name: (name != NORMLENS, methods.index(name))
+    )
+    for place, name in enumerate(informed):
+        styles[name] = {
             "color": _HUES[place % len(_HUES)],
             "marker": MARKERS[place % len(MARKERS)],
             "ls": _DASHES[place // len(_HUES) % len(_DASHES)],
+            "lw": 2.0 if name == NORMLENS else 1.1,
         }
-
-    def width(self, method: str) -> float:
-        return 2.0 if method == NORMLENS else 1.1
+    return styles
 
 
-# Sentences that say who wins a protocol, by how much, and whether chance explains it.
-
-
-_SMALL = 0.005  # differences below have one more digit
-_ORDINALS = {1: "first", 2: "second", 3: "third"}
-
-
-def verdict(ranking: Ranking, differences: Differences) -> list[str]:
-    """Say what a protocol's tables show."""
-    sentences = [_lead(ranking, differences)]
-    if len(ranking.methods) > 1 and ranking.certain:
-        sentences.append(_rival(ranking, differences))
-        sentences.append(_reach(ranking.methods[0], ranking, differences))
-        if NORMLENS in ranking.methods[1:]:
-            sentences += [_place(ranking, differences), _reach(NORMLENS, ranking, differences)]
-    sentences += [_priors(ranking), _least_first(ranking), _without_value(ranking)]
-    return [sentence for sentence in sentences if sentence]
-
-
-def with_interval(row: pd.Series, value: str = "value") -> str:
-    """Write a value with its interval: 0.538 [0.520, 0.556]."""
-    low, high = ("low", "high") if value in ("value", "difference") else _ends(value)
-    digits = 4 if value == "difference" and abs(row[value]) < _SMALL else 3
-    text = fixed(row[value], digits)
-    if row[low] != row[low]:
-        return text
-    return f"{text} [{fixed(row[low], digits)}, {fixed(row[high], digits)}]"
-
-
-def _ends(value: str) -> tuple[str, str]:
-    return f"{value} low", f"{value} high"
-
-
-def adjusted_p(row: pd.Series) -> str:
-    p = float(row[HOLM])
-    return "Holm-adjusted p " + ("< 0.001" if p < 0.001 else f"= {p:.3f}")
-
-
-def _lead(ranking: Ranking, differences: Differences) -> str:
-    winner, *others = ranking.methods
-    value = with_interval(ranking.row(winner))
-    value += " (lower is better)" if ranking.words.lower_is_better else ""
-    if not others:
-        return f"{winner} is the only method, with {value}."
-    prior = ", a prior that does not look at the model," if winner in PRIORS else ""
-    after = with_interval(ranking.row(others[0]))
-    if not ranking.certain:
-        return (
-            f"{winner}{prior} has the best value, {value}, before {others[0]} with {after}; "
-            f"{count(ranking.examples, 'example')} are too few for an interval or a test "
-            f"(at least {LEAST_EXAMPLES})."
-        )
-    row = differences.between(winner, others[0])
-    by = f"{with_interval(row, 'difference')}, {adjusted_p(row)}"
-    if significant(row):
-        return f"{winner}{prior} leads with {value}; the next is {others[0]}, difference {by}."
-    return (
-        f"{winner}{prior} has the best value, {value}, but its lead over {others[0]} ({after}) is "
-        f"not significant: difference {by}."
-    )
-
-
-def _rival(ranking: Ranking, differences: Differences) -> str:
-    """Compare the winner with the best of another family, where the next is of its own."""
-    winner, after = ranking.methods[:2]
-    rival = ranking.rival
-    if rival in (None, after):
-        return ""
-    row = differences.between(winner, str(rival))
-    sure = "" if significant(row) else ", which is not significant"
-    return (
-        f"{after} is another rule of the same frozen network; of all other methods {rival} is the "
-        f"best, difference {with_interval(row, 'difference')}, {adjusted_p(row)}{sure}."
-    )
-
-
-def _reach(method: str, ranking: Ranking, differences: Differences) -> str:
-    """Say which other methods a method is significantly better than, and worse than."""
-    rows = differences.of(method)
-    sign = -1 if ranking.words.lower_is_better else 1
-    sure = [significant(row) for _, row in rows.iterrows()]
-    better = sign * rows["difference"] > 0
-    behind = list(rows["against"][[s and not b for s, b in zip(sure, better, strict=True)]])
-    open_ = list(rows["against"][[not s for s in sure]])
-    ahead = len(rows) - len(behind) - len(open_)
-    all_ = "the only other method" if len(rows) == 1 else f"all {len(rows)} other methods"
-    if ahead == len(rows):
-        return f"{method} is significantly better than {all_}."
-    parts = [f"significantly better than {ahead} of {count(len(rows), 'other method')}"]
-    parts += [f"significantly worse than {listed(behind)}"] if behind else []
-    parts += [f"not significantly different from {listed(open_)}"] if open_ else []
-    return f"{method} is {listed(parts)}."
-
-
-def _place(ranking: Ranking, differences: Differences) -> str:
-    """Say where NormLens stands if it does not lead."""
-    place = ranking.methods.index(NORMLENS) + 1
-    winner = ranking.methods[0]
-    row = differences.between(winner, NORMLENS)
-    named = _ORDINALS.get(place, f"number {place}")
-    sure = "" if significant(row) else ", which is not significant"
-    return (
-        f"{NORMLENS} is {named} of {len(ranking.methods)} with "
-        f"{with_interval(ranking.row(NORMLENS))}; {winner} differs from it by "
-        f"{with_interval(row, 'difference')} ({adjusted_p(row)}){sure}."
-    )
-
-
-def _priors(ranking: Ranking) -> str:
-    """Name the methods that do not look at the model, with their values."""
-    priors = [name for name in PRIORS if name in ranking.methods]
-    if not priors or len(priors) == len(ranking.methods):
-        return ""
-    values = listed([f"{name} {with_interval(ranking.row(name))}" for name in priors])
-    noun = "The prior" if len(priors) == 1 else "The priors"
-    verb = "does" if len(priors) == 1 else "do"
-    return f"{noun}, which {verb} not look at the model: {values}."
-
-
-def _least_first(ranking: Ranking) -> str:
-    name = "least first"
-    if name not in ranking.table:
-        return ""
-    lower = ranking.words.better_with(LEAST) == "lower"
-    best = ranking.table.sort_values(name, ascending=lower, kind="stable").iloc[0]
-    return (
-        f"With the least important tokens first {'lower' if lower else 'higher'} is better: "
-        f"{best['method']} has {with_interval(best, name)}."
-    )
-
-
-def _without_value(ranking: Ranking) -> str:
-    missing = int(ranking.values.isna().all(axis=1).sum())
-    if not missing:
-        return ""
-    verb = "has" if missing == 1 else "have"
-    return f"{count(missing, 'example')} {verb} no value in this protocol."
-
-
-# All protocols at a glance: every method's value in each, and who wins.
+# All protocols at a glance: every method's value in each.
 
 
 OVERVIEW = Experiment(
@@ -214,7 +66,7 @@ OVERVIEW = Experiment(
 )
 
 
-def overview(rankings: Sequence[Ranking], differences: Sequence[Differences]) -> Result:
+def overview(rankings: Sequence[Ranking], methods: Sequence[str]) -> Result:
     """Set every protocol's values beside each other."""
     columns = {
         f"{ranking.protocol}{' (lower is better)' if ranking.words.lower_is_better else ''}": (
@@ -222,35 +74,16 @@ def overview(rankings: Sequence[Ranking], differences: Sequence[Differences]) ->
         )
         for ranking in rankings
     }
-    table = pd.DataFrame(columns).reindex(rankings[0].methods)
-    others = [name for ranking in rankings for name in ranking.methods if name not in table.index]
-    table = pd.DataFrame(columns).reindex([*table.index, *dict.fromkeys(others)])
     return Result(
         tables={
             "overview": Table(
-                table.reset_index(names="method"),
+                pd.DataFrame(columns).reindex(methods).reset_index(names="method"),
                 "Every method's value in every protocol, in the order of the first.",
                 dict.fromkeys(columns, ".3f"),
                 open=True,
             )
         },
-        sentences=[
-            _winner(ranking, compared)
-            for ranking, compared in zip(rankings, differences, strict=True)
-        ],
     )
-
-
-def _winner(ranking: Ranking, differences: Differences) -> str:
-    winner, *others = ranking.methods
-    best = f"In {ranking.protocol} {winner} is first with {with_interval(ranking.row(winner))}"
-    if not others:
-        return f"{best}."
-    after = f"before {others[0]} with {fixed(ranking.row(others[0])['value'], 3)}"
-    if not ranking.certain:
-        return f"{best}, {after} (too few examples for a test)."
-    sure = significant(differences.between(winner, others[0]))
-    return f"{best}, {after} ({'significant' if sure else 'not significant'})."
 
 
 # Score, probability and accuracy against the share of tokens removed: one line per method.
@@ -270,10 +103,10 @@ class Curves:
 
 def averaged_curves(evidence: Evidence, ranking: Ranking) -> Curves | None:
     """Average a protocol's points over examples; None where nothing is removed."""
-    points = queries.curve_points(evidence, ranking.protocol)
+    points = evidence.sql(curves_query(ranking.protocol))
     if points.empty:
         return None
-    texts = queries.intact(evidence).set_index("index")
+    texts = intact(evidence).set_index("index")
     main = ranking.words.falls
     quantities = {main: points[main], "accuracy": points["correct"]}
     whole = {main: texts[main], "accuracy": texts["right_class"]}
@@ -286,7 +119,7 @@ def averaged_curves(evidence: Evidence, ranking: Ranking) -> Curves | None:
         )
         if ranking.words.starts_intact:
             wide = _with_start(wide, whole[name].astype(float))
-        parts.append(_averaged(wide, ranking.seed).assign(quantity=name))
+        parts.append(averages(wide, ranking.seed).reset_index().assign(quantity=name))
     frame = pd.concat(parts, ignore_index=True)
     means = {name: float(column.mean()) for name, column in whole.items() if column.notna().any()}
     return Curves(
@@ -302,20 +135,7 @@ def _with_start(wide: pd.DataFrame, whole: pd.Series) -> pd.DataFrame:
     return wide.sort_index(axis=1)
 
 
-def _averaged(wide: pd.DataFrame, seed: int) -> pd.DataFrame:
-    means = mean_intervals(wide.to_numpy(float), RESAMPLES, seed)
-    examples = wide.notna().sum().to_numpy()
-    few = examples < LEAST_EXAMPLES
-    frame = wide.columns.to_frame(index=False)
-    return frame.assign(
-        value=means.mean,
-        low=np.where(few, np.nan, means.low),
-        high=np.where(few, np.nan, means.high),
-        examples=examples,
-    )
-
-
-def curve_figure(ranking: Ranking, averaged: Curves, colours: MethodColours) -> Figure:
+def curve_figure(ranking: Ranking, averaged: Curves, styles: Styles) -> Figure:
     """Draw the curves: a column per order of removal, accuracy in a row below."""
     quantities = list(averaged.frame["quantity"].unique())
     label = ranking.words.label
@@ -327,7 +147,7 @@ def curve_figure(ranking: Ranking, averaged: Curves, colours: MethodColours) -> 
         else f"{examples} examples are too few for intervals"
     )
     return Figure(
-        lambda: draw_curves(ranking, averaged, colours),
+        lambda: draw_curves(ranking, averaged, styles),
         f"{what} against the share of tokens {ranking.words.axis}, averaged over {examples} "
         f"examples; {bands}. Dotted: the whole texts. Methods in the order of their values.",
     )
@@ -343,7 +163,7 @@ def curve_table(ranking: Ranking, averaged: Curves) -> Table:
     )
 
 
-def draw_curves(ranking: Ranking, averaged: Curves, colours: MethodColours) -> Drawing:
+def draw_curves(ranking: Ranking, averaged: Curves, styles: Styles) -> Drawing:
     frame = averaged.frame
     quantities = list(frame["quantity"].unique())
     orders = [first for first in (MOST, LEAST) if (frame["first"] == first).any()]
@@ -355,7 +175,6 @@ def draw_curves(ranking: Ranking, averaged: Curves, colours: MethodColours) -> D
         sharex=True,
         sharey="row",
     )
-    labels = {ranking.words.falls: ranking.words.label}
     opacity = min(0.15, 0.8 / len(ranking.methods))  # many bands would hide the lines
     for place, (quantity, first) in enumerate((q, f) for q in quantities for f in orders):
         panel = axes[place]
@@ -365,21 +184,23 @@ def draw_curves(ranking: Ranking, averaged: Curves, colours: MethodColours) -> D
             line = some[some["method"] == method].sort_values("share")
             if line.empty:
                 continue
-            shown, share = colours.style(method), 100 * line["share"]
+            shown, share = styles[method], 100 * line["share"]
             if line["low"].notna().any():
                 panel.fill_between(
                     share, line["low"], line["high"], color=shown["color"], alpha=opacity, lw=0
                 )
-            panel.plot(
-                share, line["value"], ms=3.2, lw=colours.width(method), label=method, **shown
-            )
+            panel.plot(share, line["value"], ms=3.2, label=method, **shown)
         if quantity in averaged.whole:
             panel.axhline(averaged.whole[quantity], color=GREY, lw=0.6, ls=":", zorder=0)
         bottom = place >= len(orders) * (len(quantities) - 1)
         style(
             panel,
             x=f"tokens {ranking.words.axis} (%)" if bottom else "",
-            y="" if place % len(orders) else labels.get(quantity, quantity),
+            y=""
+            if place % len(orders)
+            else quantity
+            if quantity == "accuracy"
+            else ranking.words.label,
             title=_TITLES.get(first, first) if place < len(orders) > 1 else "",
         )
     handles, methods = axes[0].get_legend_handles_labels()
@@ -415,36 +236,31 @@ COSTS = Experiment(
 )
 
 
-def costs(evidence: Evidence, rankings: Sequence[Ranking], colours: MethodColours) -> Result | None:
-    """Set passes and times beside each other, cheapest first."""
-    table = queries.passes(evidence)
+def costs(evidence: Evidence, ranking: Ranking, styles: Styles) -> Result | None:
+    """Set passes and times beside each other, cheapest first, and draw values against passes."""
+    table = evidence.sql(PASSES)
     if table.empty:
         return None
-    times = relative_times(evidence)
-    table[TIME] = [times.get(method, float("nan")) for method in table["method"]]
+    table[TIME] = table["method"].map(relative_times(evidence)).astype(float)
     table["passes"] = table["forward"] + table["backward"]
     table = table.sort_values(["passes", "method"], ignore_index=True)
-    shown = table[["method", "forward", "backward", TIME, "texts"]]
-    figures = {}
-    if rankings:
-        ranking = rankings[0]
-        figures["costs"] = Figure(
-            lambda: draw_costs(ranking, table, colours),
-            f"{ranking.words.title}: value against passes through the model (forward and backward "
-            "together) per text.",
-        )
     return Result(
         tables={
             "costs": Table(
-                shown,
+                table[["method", "forward", "backward", TIME, "texts"]],
                 "Forward and backward passes per text, averaged over texts, and seconds as a "
                 "multiple of one forward pass of the whole text.",
                 {"forward": ".1f", "backward": ".1f", TIME: ".1f"},
                 open=True,
             )
         },
-        figures=figures,
-        sentences=_sentences(table),
+        figures={
+            "costs": Figure(
+                lambda: draw_costs(ranking, table.set_index("method")["passes"], styles),
+                f"{ranking.words.title}: value against passes through the model (forward and "
+                "backward together) per text.",
+            )
+        },
     )
 
 
@@ -462,39 +278,13 @@ def relative_times(evidence: Evidence) -> dict[str, float]:
     }
 
 
-def _sentences(table: pd.DataFrame) -> list[str]:
-    model_bound = table[table["passes"] > 0]
-    if len(model_bound) < 2:
-        return []
-    passes = model_bound["passes"]
-    fewest, most = passes.min(), passes.max()
-    cheapest = list(model_bound["method"][passes == fewest])
-    dearest = list(model_bound["method"][passes == most])
-    sentences = [
-        f"Of the methods that run the model, {listed(cheapest)} need"
-        f"{'s' if len(cheapest) == 1 else ''} the fewest passes ({fixed(fewest, 1)} per text) and "
-        f"{listed(dearest)} the most ({fixed(most, 1)})."
-    ]
-    timed = model_bound[model_bound[TIME].notna()].sort_values(TIME)
-    if len(timed) > 1:
-        quick, slow = timed.iloc[0], timed.iloc[-1]
-        sentences.append(
-            f"The quickest of them is {quick['method']}, which took as long as "
-            f"{fixed(quick[TIME], 1)} forward passes, the slowest {slow['method']} with "
-            f"{fixed(slow[TIME], 1)}."
-        )
-    return sentences
-
-
-def draw_costs(ranking: Ranking, table: pd.DataFrame, colours: MethodColours) -> Drawing:
+def draw_costs(ranking: Ranking, passes: pd.Series, styles: Styles) -> Drawing:
     """Draw each method's value against its passes, on a scale that has room for 0."""
     figure, (panel,) = panels(width=5.6, height=3.0)
-    passes = table.set_index("method")["passes"]
     for method in ranking.methods:
         if method not in passes:
             continue
-        row, shown = ranking.row(method), colours.style(method)
-        shown["ls"] = "none"
+        row, shown = ranking.row(method), {**styles[method], "ls": "none"}
         x = float(passes[method])
         if row["low"] == row["low"]:
             panel.vlines(x, row["low"], row["high"], color=shown["color"], lw=0.9)

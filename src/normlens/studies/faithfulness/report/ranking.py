@@ -2,61 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from normlens.measures.bootstrap import LEAST_EXAMPLES, holm, mean_intervals, paired_differences
+from normlens.studies.faithfulness.tables import LEAST, MOST
 from normlens.studies.reports.contents import Evidence, Table
 from normlens.studies.reports.words import count
 
-# The SQL queries behind a faithfulness report.
+# The SQL queries that a faithfulness report shows, and what the model says of the whole texts.
+
+
+PASSES = """SELECT method, avg(forward) AS forward, avg(backward) AS backward, count(*) AS texts
+FROM method_passes GROUP BY method"""
 
 
 def protocols(evidence: Evidence) -> list[str]:
-    """List the protocols that a run holds values of, in the report's order."""
-    names = evidence.sql("SELECT DISTINCT protocol FROM faithfulness WHERE value IS NOT NULL")
-    return in_order(names["protocol"])
-
-
-def methods(evidence: Evidence) -> list[str]:
-    """List the methods of a run by name."""
-    names = evidence.sql("SELECT DISTINCT method FROM faithfulness ORDER BY method")
-    return list(names["method"])
+    """List the protocols that a run holds values of; those that are not described come last."""
+    rows = evidence.sql("SELECT DISTINCT protocol FROM faithfulness WHERE value IS NOT NULL")
+    order = list(PROTOCOLS)
+    names = sorted(rows["protocol"])
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def values_query(protocol: str) -> str:
     return f"""SELECT "index", "first", method, value
-FROM faithfulness WHERE protocol = {literal(protocol)}"""
-
-
-def protocol_values(evidence: Evidence, protocol: str) -> dict[str, pd.DataFrame]:
-    """Take a protocol's values by what goes first: a row per example, a column per method."""
-    return _by_first(evidence.sql(values_query(protocol)), "value")
-
-
-def accuracies_query(protocol: str) -> str:
-    return f"""SELECT "index", "first", method, avg(CAST(correct AS DOUBLE)) AS accuracy
-FROM removals WHERE protocol = {literal(protocol)} AND correct IS NOT NULL
-GROUP BY ALL"""
-
-
-def accuracies(evidence: Evidence, protocol: str) -> dict[str, pd.DataFrame]:
-    """Take the share of shares at which each example is still classified right, as `values`."""
-    return _by_first(evidence.sql(accuracies_query(protocol)), "accuracy")
+FROM faithfulness WHERE protocol = {_literal(protocol)}"""
 
 
 def curves_query(protocol: str) -> str:
     return f"""SELECT "index", "first", method, share, score, probability,
   CAST(correct AS DOUBLE) AS correct
-FROM removals WHERE protocol = {literal(protocol)}"""
-
-
-def curve_points(evidence: Evidence, protocol: str) -> pd.DataFrame:
-    """Take a protocol's curves, point by point."""
-    return evidence.sql(curves_query(protocol))
+FROM removals WHERE protocol = {_literal(protocol)}"""
 
 
 def intact(evidence: Evidence) -> pd.DataFrame:
@@ -66,43 +45,14 @@ def intact(evidence: Evidence) -> pd.DataFrame:
     )
 
 
-PASSES = """SELECT method, avg(forward) AS forward, avg(backward) AS backward, count(*) AS texts
-FROM method_passes GROUP BY method"""
-
-
-def passes(evidence: Evidence) -> pd.DataFrame:
-    """Take the passes through the model that a method needs for one text, on average."""
-    return evidence.sql(PASSES)
-
-
-def attributions_query(examples: Sequence[int]) -> str:
-    return f"""SELECT *
-FROM attributions WHERE "index" IN ({", ".join(map(str, map(int, examples)))})
-ORDER BY "index", method, position"""
-
-
-def attributions(evidence: Evidence, examples: Sequence[int]) -> pd.DataFrame:
-    """Take every method's scores of the tokens of some examples."""
-    return evidence.sql(attributions_query(examples))
-
-
-def literal(text: str) -> str:
+def _literal(text: str) -> str:
     """Quote a text for SQL."""
     return "'" + text.replace("'", "''") + "'"
-
-
-def _by_first(rows: pd.DataFrame, name: str) -> dict[str, pd.DataFrame]:
-    tables = {
-        str(first): some.pivot(index="index", columns="method", values=name).astype(float)
-        for first, some in rows.groupby("first")
-    }
-    return {first: tables[first] for first in sorted(tables, key=lambda first: first != MOST)}
 
 
 # What each protocol asks, where it comes from, and which way its values are better.
 
 
-MOST, LEAST = "most", "least"
 NORMLENS = "normlens"
 #: Methods that do not look at the model: what every other has to beat.
 PRIORS = ("first-token", "random")
@@ -213,11 +163,6 @@ PROTOCOLS = {
 }
 
 
-def same_family(a: str, b: str) -> bool:
-    """Whether two methods are rules of the same frozen network: normlens, normlens-gradient, …"""
-    return all(name == NORMLENS or name.startswith(f"{NORMLENS}-") for name in (a, b))
-
-
 def words_of(protocol: str) -> ProtocolWords:
     """The words of a protocol; of one that is not listed, general ones."""
     return PROTOCOLS.get(protocol) or ProtocolWords(
@@ -228,13 +173,6 @@ def words_of(protocol: str) -> ProtocolWords:
         value="value",
         axis="removed",
     )
-
-
-def in_order(protocols: Iterable[str]) -> list[str]:
-    """Put protocols into the report's order; those that are not listed come last."""
-    given = list(dict.fromkeys(protocols))
-    listed = [name for name in PROTOCOLS if name in given]
-    return listed + sorted(set(given).difference(listed))
 
 
 # A protocol's methods from the best to the worst, with intervals over examples.
@@ -248,10 +186,13 @@ class Ranking:
     """One protocol's values on every example, and its table of methods, the best first."""
 
     protocol: str
-    words: ProtocolWords
     values: pd.DataFrame  # (example, method), the most important tokens first
     table: pd.DataFrame  # a row per method, sorted
     seed: int
+
+    @property
+    def words(self) -> ProtocolWords:
+        return words_of(self.protocol)
 
     @property
     def methods(self) -> list[str]:
@@ -263,16 +204,12 @@ class Ranking:
         return int(self.values.notna().any(axis=1).sum())
 
     @property
-    def certain(self) -> bool:
-        """Whether there are enough examples for intervals."""
-        return self.examples >= LEAST_EXAMPLES
-
-    @property
     def rival(self) -> str | None:
-        """The best method that is not of the winner's own family, or else the second."""
+        """The best method that is no other rule of the winner's own network, or else the second."""
         winner, *others = self.methods
-        foreign = [name for name in others if not same_family(winner, name)]
-        return next(iter(foreign or others), None)
+        if winner.startswith(NORMLENS):
+            others = [name for name in others if not name.startswith(NORMLENS)] or others
+        return next(iter(others), None)
 
     def row(self, method: str) -> pd.Series:
         return self.table.set_index("method").loc[method]
@@ -280,39 +217,54 @@ class Ranking:
 
 def rank(evidence: Evidence, protocol: str, seed: int) -> Ranking:
     """Read a protocol's values and rank the methods by their means."""
-    words = words_of(protocol)
-    by_first = protocol_values(evidence, protocol)
+    by_first = _by_first(evidence.sql(values_query(protocol)))
     values = by_first.get(MOST, next(iter(by_first.values())))
     values = values[[name for name in values if values[name].notna().any()]]
-    columns = _with_interval(values, seed, ("value", "low", "high"))
-    columns["examples"] = values.notna().sum()
+    table = averages(values, seed)
+    examples = table.pop("examples")
     if LEAST in by_first:
-        names = ("least first", "least first low", "least first high")
-        columns |= _with_interval(by_first[LEAST].reindex(columns=values.columns), seed, names)
-    for first, accuracy in accuracies(evidence, protocol).items():
+        least = averages(by_first[LEAST].reindex(columns=values.columns), seed)
+        names = {"value": "least first", "low": "least first low", "high": "least first high"}
+        table = table.join(least.rename(columns=names)[list(names.values())])
+    # The share of the changed texts that the model still classifies right.
+    right = evidence.sql(
+        f"""SELECT "index", "first", method, avg(CAST(correct AS DOUBLE)) AS value
+FROM removals WHERE protocol = {_literal(protocol)} AND correct IS NOT NULL GROUP BY ALL"""
+    )
+    for first, accuracy in _by_first(right).items():
         name = "accuracy" if first == MOST else f"accuracy, {first} first"
-        columns[name] = accuracy.mean().reindex(values.columns)
-    table = pd.DataFrame(columns)
+        table[name] = accuracy.mean()
+    table["examples"] = examples
     # Methods of the same value stand in the order of their names.
     table = table.sort_index().sort_values(
-        "value", ascending=words.lower_is_better, kind="stable", na_position="last"
+        "value", ascending=words_of(protocol).lower_is_better, kind="stable", na_position="last"
     )
-    table = table.reset_index(names="method")
-    order = [name for name in table if name != "examples"]
-    return Ranking(protocol, words, values, table[[*order, "examples"]], seed)
+    return Ranking(protocol, values, table.reset_index(names="method"), seed)
 
 
-def _with_interval(
-    values: pd.DataFrame, seed: int, names: tuple[str, str, str]
-) -> dict[str, pd.Series]:
-    """Take means and intervals by method; too few examples have no interval."""
-    means = mean_intervals(values.to_numpy(), RESAMPLES, seed)
-    few = (values.notna().sum() < LEAST_EXAMPLES).to_numpy()
-    columns = (means.mean, np.where(few, np.nan, means.low), np.where(few, np.nan, means.high))
-    return {
-        name: pd.Series(column, index=values.columns)
-        for name, column in zip(names, columns, strict=True)
+def _by_first(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Values by what goes first, the most important at the head: a column per method."""
+    tables = {
+        str(first): some.pivot(index="index", columns="method", values="value").astype(float)
+        for first, some in rows.groupby("first")
     }
+    return {first: tables[first] for first in sorted(tables, key=lambda first: first != MOST)}
+
+
+def averages(values: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Average each column over examples, with intervals where there are enough of them."""
+    means = mean_intervals(values.to_numpy(float), RESAMPLES, seed)
+    examples = values.notna().sum()
+    few = examples < LEAST_EXAMPLES
+    return pd.DataFrame(
+        {
+            "value": means.mean,
+            "low": np.where(few, np.nan, means.low),
+            "high": np.where(few, np.nan, means.high),
+            "examples": examples,
+        },
+        index=values.columns,
+    )
 
 
 def ranking_table(ranking: Ranking) -> Table:
@@ -322,7 +274,7 @@ def ranking_table(ranking: Ranking) -> Table:
     about = f"{words.value[0].upper()}{words.value[1:]} of every method ({better} is better)"
     about += (
         f", with 95 % bootstrap intervals over {ranking.examples} examples."
-        if ranking.certain
+        if ranking.examples >= LEAST_EXAMPLES
         else f"; {ranking.examples} examples are too few for intervals (at least {LEAST_EXAMPLES})."
     )
     if "least first" in table:
@@ -340,89 +292,68 @@ def ranking_table(ranking: Ranking) -> Table:
 
 
 FLIPS = 100_000
-LEVEL = 0.05
 HOLM = "p (Holm)"
 
 
-@dataclass(frozen=True)
-class Differences:
-    """The comparisons of one protocol, all in one family for Holm's correction."""
+def compare_methods(ranking: Ranking) -> pd.DataFrame:
+    """Compare the winner with every other method, and NormLens with every other.
 
-    frame: pd.DataFrame  # method, against, difference, low, high, p, p (Holm), examples
-
-    def of(self, method: str) -> pd.DataFrame:
-        """Take one method's comparisons, turned so that it comes first."""
-        ahead = self.frame[self.frame["method"] == method]
-        behind = self.frame[self.frame["against"] == method]
-        turned = behind.assign(
-            method=behind["against"],
-            against=behind["method"],
-            difference=-behind["difference"],
-            low=-behind["high"],
-            high=-behind["low"],
-        )
-        return pd.concat([turned, ahead], ignore_index=True)
-
-    def between(self, method: str, against: str) -> pd.Series:
-        rows = self.of(method)
-        return rows[rows["against"] == against].iloc[0]
-
-
-def significant(row: pd.Series) -> bool:
-    """Whether a difference's interval excludes 0 and its adjusted p is below 5 %."""
-    return bool((row["low"] > 0 or row["high"] < 0) and row[HOLM] < LEVEL)
-
-
-def compare_methods(ranking: Ranking) -> Differences:
-    """Compare the winner with every other method, and NormLens with every other."""
-    methods = ranking.methods
-    winner = methods[0]
-    pairs = [(winner, other) for other in methods[1:]]
-    if NORMLENS in methods[1:]:
-        pairs += [(NORMLENS, other) for other in methods if other not in (NORMLENS, winner)]
-    values = ranking.values
-    if not pairs:
-        columns = ("method", "against", "difference", "low", "high", "p", HOLM, "examples")
-        return Differences(pd.DataFrame(columns=list(columns)))
+    All comparisons of a protocol are one family for Holm's correction.
+    """
+    winner, *others = ranking.methods
+    pairs = [(winner, other) for other in others]
+    if NORMLENS in others:
+        pairs += [(NORMLENS, other) for other in others if other != NORMLENS]
+    first, second = map(list, zip(*pairs, strict=True))
     compared = paired_differences(
-        values[[first for first, _ in pairs]].to_numpy(),
-        values[[second for _, second in pairs]].to_numpy(),
+        ranking.values[first].to_numpy(),
+        ranking.values[second].to_numpy(),
         RESAMPLES,
         FLIPS,
         ranking.seed,
     )
     few = compared.examples < LEAST_EXAMPLES
     p = np.where(few, np.nan, compared.p)
-    return Differences(
-        pd.DataFrame(
-            {
-                "method": [first for first, _ in pairs],
-                "against": [second for _, second in pairs],
-                "difference": compared.mean,
-                "low": np.where(few, np.nan, compared.low),
-                "high": np.where(few, np.nan, compared.high),
-                "p": p,
-                HOLM: holm(p),
-                "examples": compared.examples,
-            }
-        )
+    return pd.DataFrame(
+        {
+            "method": first,
+            "against": second,
+            "difference": compared.mean,
+            "low": np.where(few, np.nan, compared.low),
+            "high": np.where(few, np.nan, compared.high),
+            "p": p,
+            HOLM: holm(p),
+            "examples": compared.examples,
+        }
     )
 
 
-def difference_tables(ranking: Ranking, differences: Differences) -> dict[str, Table]:
+def comparisons_of(method: str, differences: pd.DataFrame) -> pd.DataFrame:
+    """Take one method's comparisons, turned so that it comes first."""
+    behind = differences[differences["against"] == method]
+    turned = behind.assign(
+        method=behind["against"],
+        against=behind["method"],
+        difference=-behind["difference"],
+        low=-behind["high"],
+        high=-behind["low"],
+    )
+    return pd.concat([turned, differences[differences["method"] == method]], ignore_index=True)
+
+
+def difference_tables(ranking: Ranking) -> dict[str, Table]:
     """Write one table for the winner, and one for NormLens if that is another method."""
-    methods = ranking.methods
-    if len(methods) < 2:
+    winner, *others = ranking.methods
+    if not others:
         return {}
-    shown = {"winner": methods[0]}
-    if NORMLENS in methods[1:]:
-        shown[NORMLENS] = NORMLENS
-    family = count(len(differences.frame), "comparison")
-    better = "above" if not ranking.words.lower_is_better else "below"
+    shown = {"winner": winner} | ({NORMLENS: NORMLENS} if NORMLENS in others else {})
+    differences = compare_methods(ranking)
+    family = count(len(differences), "comparison")
+    better = "below" if ranking.words.lower_is_better else "above"
     formats = {"difference": "+.3f", "low": "+.3f", "high": "+.3f", "p": ".5f", HOLM: ".5f"}
     return {
         f"{ranking.protocol}-{name}": Table(
-            differences.of(method).drop(columns="method"),
+            comparisons_of(method, differences).drop(columns="method"),
             f"{method} against every other method on the same examples ({better} 0: {method} is "
             "better), with 95 % bootstrap intervals; p by flipping signs, and adjusted by Holm "
             f"over this protocol's {family}.",
