@@ -96,7 +96,7 @@ def test_a_model_without_a_head_says_what_it_can_do(
     ask(visit, text="the cat sat")
     message = visit.locator('[data-role="message"]')
     message.get_by_text("has no head").wait_for()
-    assert "choose Cosine to compare two texts" in message.inner_text()
+    assert "compare two texts (cosine)" in message.inner_text()
 
 
 @pytest.mark.parametrize(
