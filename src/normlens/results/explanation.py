@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from normlens.results.axes import LayerTargetSource
+    from normlens.viewer.notebook import Notebook
     from normlens.viewer.pages import CosineState, ExplanationState
 
 
@@ -101,6 +102,12 @@ class Explained(Result):
     def show(self, **state: Unpack[ExplanationState]) -> object:
         """The interactive view for a notebook cell; ``why.show(token=3)`` opens it there."""
         return self._notebook(state).show()
+
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import explanation_notebook
+
+        assert isinstance(self, (Explanation, Explanations))
+        return explanation_notebook(self, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -642,6 +649,11 @@ class Cosine(Result):
     def show(self, **state: Unpack[CosineState]) -> object:
         """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""
         return self._notebook(state).show()
+
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import cosine_notebook
+
+        return cosine_notebook(self, state)
 
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")

@@ -104,9 +104,7 @@ class Result(Record):
 
     def _notebook(self, state: Mapping[str, Any]) -> Notebook:
         """The view of the result in a notebook's cell."""
-        from normlens.viewer.notebook import notebook
-
-        return notebook(self, state)
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)

@@ -14,14 +14,15 @@ from urllib.parse import urlencode
 
 from normlens.errors import InputError, MissingDependencyError, NormLensError, check_choice
 from normlens.results import store
-from normlens.results.explanation import Cosine, Explanation, Explanations
-from normlens.results.maps import Maps
 from normlens.results.words import OTHER_SEQUENCE, STACKS
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from normlens.results.explanation import Cosine, Explanation, Explanations
+    from normlens.results.maps import Maps
 
 
 # A payload in a notebook: an anywidget where it is installed, else the HTML page in a frame.
@@ -138,15 +139,6 @@ class Frame:
             f'height="760" style="border:0" srcdoc="{html.escape(self.document)}"></iframe>'
             f"<p>{html.escape(self.reason)}; shown in a frame instead.</p>"
         )
-
-
-def notebook(result: Any, state: Mapping[str, Any]) -> Notebook:
-    """What a notebook shows for a result; `state` in the words of the page's address."""
-    if isinstance(result, Maps):
-        return maps_notebook(result, state)
-    if isinstance(result, Cosine):
-        return cosine_notebook(result, state)
-    return explanation_notebook(result, state)
 
 
 # Maps in a notebook.

@@ -128,11 +128,11 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
     """
     items = payload.as_list(listed)
     stacks = [maps for one in items for maps in by_stack(one)]
-    bits, head_bits = (32, 32) if sum(map(_float_bytes, stacks)) <= EXACT else (16, 8)
+    bits = (32, 32) if sum(map(_float_bytes, stacks)) <= EXACT else (16, 8)
     if precision is not None:
-        bits = head_bits = precision
+        bits = precision, precision
     if largest is None:
-        return payload.encode(items, precision=bits, head_precision=head_bits)
+        return payload.encode_items(items, bits)
     every = max(len(maps.layers) for maps in stacks)
     have_heads = any(maps.heads for maps in stacks)
     larger = f"this file, which would otherwise be larger than {largest:g} MB"
@@ -150,10 +150,7 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
         elif have_heads and heads < layers:
             fewer = f"Single heads of {heads} of {layers} layers are in {larger}"
             notes.append(f"{fewer}; the maps file has all.")
-        of_heads = head_bits if heads else bits
-        return payload.encode(
-            chosen, precision=bits, head_precision=of_heads, left_out=notes, head_layers=heads
-        )
+        return payload.encode_items(chosen, bits if heads else (bits[0], bits[0]), notes, heads)
 
     def most_of(count: int, encode: Callable[[int], bytes], fixed: int) -> tuple[int, bytes]:
         """Encode as many of `count` as fit beside `fixed` bytes; 0 where not even one fits."""

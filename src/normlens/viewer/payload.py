@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.errors import InputError, require
+from normlens.errors import InputError
 from normlens.results.axes import TokenAxis, plain
-from normlens.results.explanation import WHOLE, Cosine, Explanation, Explanations
-from normlens.results.maps import Maps
 from normlens.results.rolled import rollout_words
 from normlens.results.words import OWN_SEQUENCE, RES
 from normlens.scopes import layers_in_words, thinned
@@ -25,6 +23,8 @@ from normlens.scopes import layers_in_words, thinned
 if TYPE_CHECKING:
     from normlens.inputs.text import Text
     from normlens.results.axes import PatchGrid, Routing
+    from normlens.results.explanation import Cosine, Explanation, Explanations
+    from normlens.results.maps import Maps
 
 
 # The container of the viewer's payloads: a JSON header, then compressed arrays.
@@ -108,16 +108,18 @@ def check_precision(precision: int, bits: Sequence[int]) -> None:
         raise InputError(f"precision is a number of bits, one of {choices}, not {precision!r}")
 
 
-#: The results of each kind.
-_CLASSES = {"maps": Maps, "explanations": Explanation, "cosines": Cosine}
+#: What results of each kind have, and no others. Importing their classes would be a circle:
+#: results show themselves.
+_OWN = {"maps": "arrays", "explanations": "contributions", "cosines": "a_with_bias"}
 
 
 def listed(given: Any, kind: str) -> list[Any]:
     """Make a list of one or several results of a kind; another kind is an error."""
     several = list(given) if isinstance(given, Sequence) else [given]
-    require(several, f"there are no {kind} to show; give at least one")
+    if not several:
+        raise InputError(f"there are no {kind} to show; give at least one")
     for result in several:
-        if not isinstance(result, _CLASSES[kind]):
+        if not hasattr(result, _OWN[kind]):
             raise InputError(f"this page shows {kind}, not {type(result).__name__}")
     return several
 
@@ -130,7 +132,7 @@ def token_fields(axis: TokenAxis) -> dict[str, Any]:
     return {
         "tokens": list(axis.raw_tokens),
         "labels": axis.tokens,
-        "special": list(map(bool, axis.is_special)),
+        "special": [bool(flag) for flag in axis.special] or [False] * len(axis),
         "words": axis.token_words,
         "word_labels": list(axis.word_labels),
     }
@@ -275,18 +277,29 @@ def encode(
     precision: int = 16,
     head_precision: int | None = None,
     left_out: Iterable[str] = (),
-    head_layers: int | None = None,
 ) -> bytes:
     """Encode one or several maps; `left_out` are sentences about what is missing.
 
-    `head_precision` is that of single heads; None: that of the other maps. At most `head_layers` of
-    the layers have single heads; None: all that have some.
+    `head_precision` is that of single heads; None: that of the other maps.
     """
     bits = precision, precision if head_precision is None else head_precision
+    return encode_items(as_list(maps), bits, left_out)
+
+
+def encode_items(
+    several: Sequence[Maps],
+    bits: tuple[int, int],
+    left_out: Iterable[str] = (),
+    head_layers: int | None = None,
+) -> bytes:
+    """Encode items of the viewer, with the single heads of at most `head_layers` of their layers.
+
+    `bits` are those of maps and of single heads.
+    """
     for each in bits:
         check_precision(each, (32, 16, 8))
     item = partial(_item, bits=bits, left_out=list(left_out), head_layers=head_layers)
-    return joined("normlens-viewer", 3, as_list(maps), item)
+    return joined("normlens-viewer", 3, several, item)
 
 
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
@@ -409,6 +422,9 @@ def _bits(mask: NDArray[np.bool_], blobs: Blobs) -> dict[str, Any]:
 
 # Explanations as the bytes that the viewer reads; the format is in ``viewer/CONTRACT.md``.
 
+
+#: The flow of a whole layer, among the flows of an explanation.
+WHOLE = ""
 
 #: Fields of an explanation that the header holds as they are.
 _SAID = (  # noqa: SIM905, which would write a line for each

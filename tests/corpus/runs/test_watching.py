@@ -316,7 +316,7 @@ def test_a_heartbeat(place: Path, lens: Any, tmp_path: Path) -> None:
 def test_a_heartbeat_every_minute(
     stopped: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watchings, "LINE_EVERY", 0.02)
+    monkeypatch.setattr(watchings, "ACCOUNT_EVERY", 0.02)
     state = empty_state(stopped.manifest)
     lines: list[str] = []
 

@@ -12,7 +12,7 @@ from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.measures.tensors import expansion_rates
 from normlens.models.tiny import tiny_families
-from normlens.studies.papers import settings
+from normlens.studies.papers import published as experiments
 from normlens.studies.papers.mixing import EXPANSION_RATE, FILE
 from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.reproduce import write_expansion
@@ -186,7 +186,7 @@ def test_published_rates_are_compared_in_their_own_form(
         Published(key=f"expansion/{what}", value=0.9, model="bert-base-uncased", **blank)
         for what in ("layer-1", "layer-2", "layer-3", "mean")
     )
-    monkeypatch.setattr(settings, "published", lambda: entries)
+    monkeypatch.setattr(experiments, "published", lambda: entries)
     saved(tmp_path, [0.9, 1.1], [0.95, 1.25])
     result = WORK(evidence(tmp_path, "google-bert/bert-base-uncased"))
     assert result is not None

@@ -16,8 +16,7 @@ from normlens.corpus import Run, run
 from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.studies.papers import example_sentence as sentence
-from normlens.studies.papers import frequency, mixing
-from normlens.studies.papers import settings as published
+from normlens.studies.papers import frequency, mixing, published
 from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.contents import Result

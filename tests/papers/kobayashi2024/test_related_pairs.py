@@ -16,7 +16,7 @@ import normlens
 from normlens.corpus import run
 from normlens.corpus.measures.tokens import GROUPS
 from normlens.errors import InputError
-from normlens.studies.papers import settings as published
+from normlens.studies.papers import published
 from normlens.studies.papers.feed_forward import top_pairs
 from normlens.studies.papers.pair_comparison import ALL, OCCURRENCES, TYPES, verdicts
 from normlens.studies.papers.pair_samples import LayerPairs, compared
