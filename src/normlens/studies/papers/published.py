@@ -93,7 +93,9 @@ def save_settings(folder: Path, settings: Settings) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f"{SETTINGS}{TEMPORARY}"
-        temporary.write_text(json.dumps(settings.as_json(), indent=1, ensure_ascii=False) + "\n")
+        temporary.write_text(
+            json.dumps(settings.as_json(), indent=1, ensure_ascii=False) + "\n", "utf-8"
+        )
         temporary.replace(folder / SETTINGS)
     except OSError as error:
         raise OutputError(f"cannot write to {str(folder)!r}: {system_reason(error)}") from error
