@@ -50,7 +50,10 @@ class CountingStore(AbstractFileSystem):
         return key
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-        self.objects[self._note("put", path)] = bytes(value)
+        key = self._note("put", path)
+        if mode == "create" and key in self.objects:
+            raise FileExistsError(path)
+        self.objects[key] = bytes(value)
 
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
         self.pipe_file(rpath, Path(lpath).read_bytes())

@@ -13,6 +13,7 @@ from counting_store import URL, CountingStore, counting_store
 
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines.worker import Task, Worker
+from normlens.corpus.runs import compacting
 from normlens.corpus.runs.folder import LocalFolder, RunError
 from normlens.corpus.runs.lock import check_same_folder, locked
 from normlens.corpus.runs.log_reading import read_state
@@ -127,3 +128,80 @@ def test_a_worker_that_does_not_see_the_folder_says_so_before_it_computes(
     with locked(LocalFolder(tmp_path / "run")), pytest.raises(RunError, match="does not see"):
         check_same_folder(LocalFolder(tmp_path / "run"), lock.token)
     check_same_folder(LocalFolder(tmp_path / "nothing"), None)  # a store's folder has no lock
+
+
+class Meanwhile(Progress):
+    """Does something once, while the model is loaded."""
+
+    def __init__(self, meanwhile: Any):
+        self.meanwhile = [meanwhile]
+
+    def say(self, line: str) -> None:
+        while self.meanwhile:
+            self.meanwhile.pop()()
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["finished", "at work"])
+def test_of_two_that_start_in_a_store_the_first_goes_on(
+    store: type[CountingStore], place: Path, lens: Any, stopped: bool
+) -> None:
+    def first() -> None:
+        if stopped:
+            with pytest.raises(StoppedError):
+                run(lens, place / "corpus.txt", OUT, progress=Stopping(), **OPTIONS)
+        else:
+            run(lens, place / "corpus.txt", OUT, **OPTIONS)
+        seen.update(store.objects)
+
+    seen: dict[str, bytes] = {}
+    with pytest.raises(RunError, match="another process has begun a run") as caught:
+        run(lens, place / "corpus.txt", OUT, progress=Meanwhile(first), **OPTIONS)
+    assert "\n" not in str(caught.value)
+    assert store.objects == seen
+    assert resume(OUT, model=lens).status().complete
+
+
+def test_a_start_whose_answer_was_lost_goes_on(
+    store: type[CountingStore], place: Path, lens: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = CountingStore.pipe_file
+
+    def lose_answer(self: CountingStore, path: str, value: bytes, mode: str = "", **_: Any) -> None:
+        write(self, path, value, mode)
+        if mode == "create":
+            raise TimeoutError("the answer was lost")
+
+    monkeypatch.setattr(CountingStore, "pipe_file", lose_answer)
+    assert run(lens, place / "corpus.txt", OUT, **OPTIONS).status().complete
+
+
+def test_a_run_in_a_store_does_not_end_while_files_are_missing(
+    store: type[CountingStore], place: Path, lens: Any
+) -> None:
+    whole = run(lens, place / "corpus.txt", f"{URL}/whole", **OPTIONS)
+
+    def lose() -> None:
+        del store.objects[next(key for key in store.objects if "/run/shards/mixing/" in key)]
+
+    with pytest.raises(RunError, match=r"vanished.*--resume"):
+        run(lens, place / "corpus.txt", OUT, progress=Stalling(lose), **OPTIONS)
+    again = resume(OUT, model=lens)
+    assert again.status().complete
+    examples.assert_same_tables(again, whole, tolerance=0)
+
+
+def test_files_that_were_joined_in_a_store_stay_until_the_end(
+    store: type[CountingStore], place: Path, lens: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(lens, place / "corpus.txt", OUT, **OPTIONS)
+    before = {key for key in store.objects if "/shards/" in key}
+    with monkeypatch.context() as patched:
+        patched.setattr(compacting, "sweep", lambda *_: None)
+        compacting.compact(done.folder, done.manifest, 64.0)
+    assert before <= store.objects.keys()
+    compacting.compact(done.folder, done.manifest, 64.0)
+    state = read_state(done.folder, done.manifest)
+    assert state.compacted
+    vouched = {file.name for table in state.records.tables for file in state.files(table)}
+    tables = {key for key in store.objects if key.endswith(".parquet")}
+    assert {key.removeprefix("counted/run/") for key in tables} == vouched

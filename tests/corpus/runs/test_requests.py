@@ -41,12 +41,12 @@ def test_one_request_for_each_table_and_one_for_each_record(
     assert store.count("put", "/shards/") == tables * SHARDS
     # Folding costs none: a fold is written instead of the record that makes it one.
     assert store.count("put", "/log/") == SHARDS + 1
-    once = ["base", "manifest", "data index", "activity"]  # the last once a minute
+    once = ["claim", "base", "manifest", "data index", "activity"]  # the last once a minute
     assert store.count("put") == (tables + 1) * SHARDS + len(once)
     assert store.repeated("put", "get", "head") == []
-    # No table is read, listed or asked for.
+    # No table is read or asked for. The end looks whether all are there.
     assert store.count("get", "/shards/") == store.count("head", "/shards/") == 0
-    assert store.count("list", "/shards") == 0
+    assert store.count("list", "/shards") == 1
     # Files of the log that were folded go by the dozen; the activity goes at the end.
     assert store.count("delete") <= SHARDS // 4 + 2
     assert len([key for key in store.objects if "/log/" in key]) <= 1 + 3 + 3 + SHARDS // 16
@@ -73,7 +73,8 @@ def test_a_finished_run_is_resumed_by_its_log_alone(
     store.requests.clear()
     assert resume(OUT, model=lens).manifest.digest == done.manifest.digest
     assert store.objects == before
-    assert store.count("list") == store.count("list", "/run/log") == 1
+    listed = ["/run/log", "/run/shards", "/run/tables"]
+    assert store.count("list") == sum(store.count("list", each) for each in listed) == 3
     once = ["manifest", "data index", "activity, which is not there"]
     assert store.count("get") == len(once) + len([key for key in before if "/log/" in key])
     assert store.count("put") == store.count("delete") == store.count("head") == 0

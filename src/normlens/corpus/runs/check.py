@@ -11,7 +11,6 @@ from normlens.corpus.runs.log_files import log_file
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.old_records import recorded
 from normlens.corpus.runs.shards import placed
 from normlens.corpus.runs.side_files import SIDE_FILES
 from normlens.corpus.runs.state import State
@@ -126,6 +125,5 @@ def _belongs(name: str, manifest: Manifest, unfinished: bool) -> bool:
         return True
     place = placed(name)
     if place is None:
-        record = recorded(name)
-        return record is not None and not manifest.has_log and record < manifest.shards
+        return False
     return place.table in manifest.tables and place.number < manifest.shards and unfinished

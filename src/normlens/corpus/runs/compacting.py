@@ -9,10 +9,11 @@ from normlens.corpus.runs.compaction import Compaction, DamagedFile
 from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.folder import Folder, LocalFolder, RunError
 from normlens.corpus.runs.lock import locked
+from normlens.corpus.runs.log import Log
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.options import check_file_size
-from normlens.corpus.runs.recovery import go_on, sweep
+from normlens.corpus.runs.recovery import sweep
 from normlens.corpus.runs.shards import Compacted
 from normlens.errors import OptionError
 
@@ -51,7 +52,7 @@ def compact(folder: Folder, manifest: Manifest, megabytes: float) -> Compacting:
                 f"{folder}"
             )
         before = state.file_count
-        log = go_on(folder, manifest, state)
+        log = Log.begin(folder, manifest, state)
 
         def commit(entry: Compacted) -> None:
             lock.check()

@@ -15,7 +15,7 @@ from threading import Event
 import pyarrow as pa
 
 from normlens.corpus.runs.compaction_plan import Piece, Sizes, SmallFiles
-from normlens.corpus.runs.folder import Folder, RunError
+from normlens.corpus.runs.folder import Folder, LocalFolder, RunError
 from normlens.corpus.runs.joining import JoinedFile, Unjoinable
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import combining
@@ -93,7 +93,10 @@ class Compaction:
                 self._commit(entry)
                 small.remove(taken)
                 small.add(Piece(entry.first, entry.last, entry.file))
-                self.folder.remove_all([piece.file.name for piece in taken])
+                # On a store a driver may be stopped here, and wake when another one relies on these
+                # files: there the end of the run removes them.
+                if isinstance(self.folder, LocalFolder):
+                    self.folder.remove_all([piece.file.name for piece in taken])
                 self.has_joined = True
                 # The rows are gone; pyarrow would keep their memory for the next ones.
                 pa.default_memory_pool().release_unused()

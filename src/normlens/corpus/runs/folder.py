@@ -144,6 +144,13 @@ class Folder(ABC):
         """Stat these files: size and time of each; those that are not there are left out."""
 
     @abstractmethod
+    def size_of(self, *under: str) -> Callable[[str], int | None]:
+        """Look up sizes of files in these folders, as they are now; None for one that is not there.
+
+        A store is listed once, so that a size costs no request.
+        """
+
+    @abstractmethod
     def _open(self, name: str) -> IO[bytes]:
         """Open a file to read from."""
 
@@ -232,6 +239,21 @@ class RemoteFolder(Folder):
                 f"{system_reason(error)}; set TMPDIR to a folder with room"
             ) from error
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file that nobody has written yet; return False if somebody has.
+
+        The store decides between two writers (`If-None-Match`), as far as it can.
+        """
+        try:
+            self._put(name, lambda path: self.system.pipe_file(path, data, mode="create"))
+        except OutputError:
+            # Where only the answer was lost, the file there is this one.
+            there = self.read(name)
+            if there is None:
+                raise
+            return there == data
+        return True
+
     def _put(self, name: str, put: Callable[[str], object]) -> None:
         path = self._path(name)
         with self._failing(f"write {name} in", OutputError):
@@ -271,6 +293,19 @@ class RemoteFolder(Folder):
             if not paths:
                 self._check_bucket()
         return sorted(path[len(self.root) :].lstrip("/") for path in paths)
+
+    def size_of(self, *under: str) -> Callable[[str], int | None]:
+        sizes: dict[str, int] = {}
+        with self._failing("list", InputError):
+            self.system.invalidate_cache()
+            for folder in under:
+                with suppress(FileNotFoundError):
+                    found = self.system.find(f"{self.root}/{folder}", detail=True)
+                    sizes |= {
+                        path[len(self.root) :].lstrip("/"): int(described["size"] or 0)
+                        for path, described in found.items()
+                    }
+        return sizes.get
 
     def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
         self.system.invalidate_cache()
@@ -393,6 +428,9 @@ class LocalFolder(Folder):
                 _sync(path.parent)
         except OSError as error:
             raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
+
+    def size_of(self, *under: str) -> Callable[[str], int | None]:
+        return self.size
 
     def _make(self, folder: Path) -> None:
         if folder.is_dir():

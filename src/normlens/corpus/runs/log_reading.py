@@ -9,7 +9,6 @@ from normlens.corpus.runs.entries import parse_entry
 from normlens.corpus.runs.folder import Folder, RunError, another_manifest
 from normlens.corpus.runs.log_files import ROOT, Folded, LogFile, log_file, parse_folded
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.old_records import read_old_records
 from normlens.corpus.runs.record_columns import RecordColumns
 from normlens.corpus.runs.shards import Done, Entry
 from normlens.corpus.runs.state import State, built_state
@@ -28,7 +27,10 @@ def read_state(folder: Folder, manifest: Manifest, *, salvage: bool = False) -> 
     for _ in range(_LISTINGS):
         chain = listed_log(folder, before)
         if chain is None:
-            return _state_without_log(folder, manifest, salvage)
+            raise RunError(
+                f"the log of {str(folder)!r} vanished ({ROOT}/), which says what is done; put it "
+                "back, or start the run again in another folder"
+            )
         contents = folder.read_all(file.name for file in chain.files)
         lacking = [file for file in chain.files if file.name not in contents]
         if lacking and listed_log(folder, before) == chain:
@@ -86,19 +88,6 @@ def listed_log(folder: Folder, before: int | None = None) -> Chain | None:
     chosen += [file for file in rest if file.kind == "entries" and file.first >= last]
     files = sorted(chosen, key=lambda file: file.first)
     return Chain(max(epochs), base, files if base is None else [base, *files])
-
-
-def _state_without_log(folder: Folder, manifest: Manifest, salvage: bool) -> State:
-    if manifest.has_log:
-        raise RunError(
-            f"the log of {str(folder)!r} vanished ({ROOT}/), which says what is done; put it back, "
-            "or start the run again in another folder"
-        )
-    records, damaged = read_old_records(folder, manifest)
-    if damaged and not salvage:
-        raise _refused(folder, damaged[0], "it does not match itself")
-    _check_tables(folder, manifest, records)
-    return built_state(0, tuple(manifest.tables), [], records, {}, [], damaged)
 
 
 class _Reading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from normlens.corpus.runs.folder import Folder, RunError
@@ -14,9 +14,7 @@ from normlens.errors import parse_json
 
 NAME = "manifest.json"
 FORMAT = "normlens-run"
-#: The first had no digest, the second no log: each shard had a file for its record.
 VERSION = 3
-READABLE = (2, 3)
 
 #: Fields that must be the same when a run is resumed, by the words that an error uses for them.
 FIXED = {
@@ -49,13 +47,6 @@ class Manifest:
     versions: dict[str, str]
     machine: dict[str, Any]
     created: str
-    #: of the folder's layout, which is no part of what the run was asked for
-    version: int = field(default=VERSION, compare=False)
-
-    @property
-    def has_log(self) -> bool:
-        """Whether the run keeps a log; one of an older NormLens does once it is resumed."""
-        return self.version >= 3
 
     @property
     def sequences(self) -> int:
@@ -77,14 +68,12 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _as_json(self) -> dict[str, Any]:
-        fields = {**asdict(self), "options": self.options.as_json()}
-        del fields["version"]
-        return fields
+        return {**asdict(self), "options": self.options.as_json()}
 
     def save(self, folder: Folder) -> None:
         contents = {
             "format": FORMAT,
-            "version": self.version,
+            "version": VERSION,
             "digest": self.digest,
             **self._as_json(),
         }
@@ -103,17 +92,15 @@ class Manifest:
             if fields.pop("format") != FORMAT:
                 raise ValueError("it is of another kind")
             version = fields.pop("version")
-            if version not in READABLE:
-                age = (
-                    "a newer NormLens; upgrade it"
-                    if version > VERSION
-                    else ("an older NormLens, without checksums of its own; start the run again")
-                )
-                raise RunError(f"{str(folder)!r} was written by {age}")
+            if version != VERSION:
+                newer = "a newer NormLens; upgrade it"
+                older = "an older NormLens, in another format; start the run again"
+                said = newer if version > VERSION else older
+                raise RunError(f"{str(folder)!r} was written by {said}")
             digest = fields.pop("digest")
             _check_types(fields)
             options = RunOptions.from_json(fields["options"])
-            manifest = cls(**{**fields, "options": options, "version": version})
+            manifest = cls(**{**fields, "options": options})
             _check(manifest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(

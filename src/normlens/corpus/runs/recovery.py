@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import uuid
 
-from normlens.corpus.runs.folder import TEMPORARY, Folder, LocalFolder, RunError
+from normlens.corpus.runs.folder import TEMPORARY, Folder, RemoteFolder, RunError
 from normlens.corpus.runs.log import Log, empty_state
 from normlens.corpus.runs.log_files import ROOT as LOG
 from normlens.corpus.runs.log_files import log_file
 from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import NAME as MANIFEST
-from normlens.corpus.runs.manifest import VERSION, Manifest
-from normlens.corpus.runs.old_records import recorded
+from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import PARTS, ROOT, placed
+from normlens.corpus.runs.side_files import CLAIM
 from normlens.corpus.runs.state import State
 from normlens.corpus.runs.verified import Verified
+
+
+def already_begun(folder: Folder) -> RunError:
+    """Another process begins a run in a store, or was stopped while it did."""
+    return RunError(
+        f"another process has begun a run in {str(folder)!r}; wait for it, or choose another --out "
+        "(the first to start goes on; one that was stopped before its first shard leaves nothing "
+        "to keep)"
+    )
 
 
 def recover(folder: Folder, manifest: Manifest, *, verify: bool = False) -> State:
     """Read which shards can be kept; nothing is written or removed.
 
-    On a disk the size of every file is compared. Files that `check` or a query has seen damaged
+    The size of every file is compared. Files that `check` or a query has seen damaged
     are read again, wherever they lie; the others are compared with their checksums by whoever
     reads them, or here if `verify`. A sound shard that does not fit the run is refused.
     """
@@ -35,21 +44,15 @@ def recover(folder: Folder, manifest: Manifest, *, verify: bool = False) -> Stat
 def begin(folder: Folder, manifest: Manifest) -> Log:
     """Begin the log of a new run.
 
-    What lies there without a manifest is of a run that was stopped before it began.
+    On a disk, which is locked, what lies there without a manifest is of a run that was stopped
+    before it began. On a store it may be of one that begins at this moment: the first to create the
+    claim begins, and nothing is removed.
     """
-    folder.remove_all([name for name in folder.names() if is_run_file(name)])
+    if not isinstance(folder, RemoteFolder):
+        folder.remove_all([name for name in folder.names() if is_run_file(name)])
+    elif not folder.create(CLAIM, uuid.uuid4().hex.encode()):
+        raise already_begun(folder)
     return Log.begin(folder, manifest, empty_state(manifest))
-
-
-def go_on(folder: Folder, manifest: Manifest, state: State) -> Log:
-    """Take over a run; one of an older NormLens gets a log instead of its records."""
-    log = Log.begin(folder, manifest, state)
-    if not manifest.has_log:
-        # Records go last: whatever stops this, the log or they tell what is done.
-        replace(manifest, version=VERSION).save(folder)
-        names = folder.names(ROOT)
-        folder.remove_all([name for name in names if recorded(name) is not None])
-    return log
 
 
 def check_complete(folder: Folder, manifest: Manifest, log: Log) -> State:
@@ -64,7 +67,7 @@ def check_complete(folder: Folder, manifest: Manifest, log: Log) -> State:
             "shards are done, put it back"
         )
     log.check()
-    state = read_state(folder, replace(manifest, version=VERSION), salvage=True)
+    state = read_state(folder, manifest, salvage=True)
     lost = [*state.damaged, *_wrong_files(folder, state)]
     if state.epoch != log.epoch or len(state.done) < manifest.shards:
         lost.append("entries of its log")
@@ -98,15 +101,14 @@ def sweep(folder: Folder, state: State) -> None:
 
 def is_run_file(name: str) -> bool:
     """Whether a file has a name that only a run gives: a shard's or the log's, or half a file."""
-    named = (placed(name), recorded(name), log_file(name))
-    return any(part is not None for part in named) or name.endswith(TEMPORARY)
+    return placed(name) is not None or log_file(name) is not None or name.endswith(TEMPORARY)
 
 
 def is_of_shards(name: str) -> bool:
     """Whether a file is there only after the first shard of a run was computed."""
     file = log_file(name)
     committed = file is not None and file.kind != "base"
-    return committed or placed(name) is not None or recorded(name) is not None
+    return committed or placed(name) is not None
 
 
 def _wrong_files(folder: Folder, state: State, verify: bool = False) -> set[str]:
@@ -116,10 +118,10 @@ def _wrong_files(folder: Folder, state: State, verify: bool = False) -> set[str]
         files = [file for table in state.records.tables for file in state.files(table)]
         return set(verified.wrong(files, again=True))
     suspects = verified.suspects()
+    size_of = folder.size_of(ROOT, PARTS)
     wrong: set[str] = set()
     for table in state.records.tables:
-        if isinstance(folder, LocalFolder):
-            wrong |= {name for name, size in state.sizes(table) if folder.size(name) != size}
+        wrong |= {name for name, size in state.sizes(table) if size_of(name) != size}
         if any(f"/{table}/" in name for name in suspects):
             doubtful = [file for file in state.files(table) if file.name in suspects]
             wrong |= verified.wrong(doubtful, again=True).keys()

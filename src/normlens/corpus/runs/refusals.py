@@ -16,8 +16,8 @@ from normlens.corpus.runs.folder import OBJECT, Folder, RunError
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import RunOptions
-from normlens.corpus.runs.recovery import is_of_shards, is_run_file
-from normlens.corpus.runs.side_files import SIDE_FILES
+from normlens.corpus.runs.recovery import already_begun, is_of_shards, is_run_file
+from normlens.corpus.runs.side_files import CLAIM, SIDE_FILES
 from normlens.errors import InputError, OutputError
 from normlens.loading.hub import is_cached, is_embedded, is_local
 
@@ -33,6 +33,8 @@ def check_free(folder: Folder) -> None:
             f"{str(folder)!r} holds a run already; finish it with normlens run --resume {folder}, "
             "or choose another --out"
         )
+    if CLAIM in names:
+        raise already_begun(folder)
     # The manifest is written before the first shard, so what shards leave has lost it: records
     # and tables. Only the base of a log comes before the manifest.
     foreign = [

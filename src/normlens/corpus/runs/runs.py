@@ -30,7 +30,7 @@ from normlens.corpus.runs.first_pass import with_kept_pairs
 from normlens.corpus.runs.folder import AllFailedError, Folder, SomeFailedWarning, open_folder
 from normlens.corpus.runs.kept_pairs import load_kept_pairs, save_kept_pairs
 from normlens.corpus.runs.lock import Lock, locked
-from normlens.corpus.runs.log import empty_state
+from normlens.corpus.runs.log import Log, empty_state
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
@@ -40,7 +40,7 @@ from normlens.corpus.runs.manifest import (
 )
 from normlens.corpus.runs.options import Execution, RunOptions, parse_measures, parse_names
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.recovery import begin, go_on, recover
+from normlens.corpus.runs.recovery import begin, recover
 from normlens.corpus.runs.refusals import (
     check_files,
     check_free,
@@ -217,7 +217,7 @@ def resume(
             clear_side_files(folder)
             # Behind its last record a driver still joins files and removes what nobody needs.
             if state.damaged or len(state.done) < manifest.shards or was_stopped:
-                log = go_on(folder, manifest, state)
+                log = Log.begin(folder, manifest, state)
                 indexed.save(folder)
                 if kept is None:
                     save_kept_pairs(folder, manifest, chosen)

@@ -20,10 +20,8 @@ from normlens.corpus.data.records import Record
 ROOT = "shards"
 PARTS = "tables"
 SUFFIX = ".parquet"
-#: The epoch of files that carry none in their names: those of runs without a log.
-BEFORE_LOG = 0
 
-_FILE = re.compile(r"shards/(\w+)/shard-(\d{6,})(?:\.(\d+)-(\d+))?\.parquet")
+_FILE = re.compile(r"shards/(\w+)/shard-(\d{6,})\.(\d+)-\d+\.parquet")
 _PART = re.compile(r"tables/(\w+)/part-(\d{6,})\.(\d+)\.parquet")
 
 
@@ -98,8 +96,7 @@ def stem(number: int) -> str:
 
 def table_name(table: str, number: int, epoch: int, attempt: int) -> str:
     """Name the file of one table of a shard."""
-    mark = "" if epoch == BEFORE_LOG else f".{epoch}-{attempt}"
-    return f"{ROOT}/{table}/{stem(number)}{mark}{SUFFIX}"
+    return f"{ROOT}/{table}/{stem(number)}.{epoch}-{attempt}{SUFFIX}"
 
 
 def part_name(table: str, number: int, epoch: int) -> str:
@@ -119,8 +116,8 @@ class Place(NamedTuple):
 def placed(name: str) -> Place | None:
     """Read the name of a shard's or a compacted file; None for any other."""
     if (match := _FILE.fullmatch(name)) is not None:
-        table, number, epoch, _ = match.groups()
-        return Place(table, int(number), int(epoch or BEFORE_LOG), compacted=False)
+        table, number, epoch = match.groups()
+        return Place(table, int(number), int(epoch), compacted=False)
     if (match := _PART.fullmatch(name)) is not None:
         table, number, epoch = match.groups()
         return Place(table, int(number), int(epoch), compacted=True)

@@ -16,7 +16,10 @@ KEPT_PAIRS = "kept-pairs.bin"
 #: What the process that works here is doing now; it stays behind one that was stopped.
 ACTIVITY = "activity.json"
 
-SIDE_FILES = (LOCK, DATA_INDEX, KEPT_PAIRS, ACTIVITY)
+#: Whoever created it begins the run; for stores, which have no locks.
+CLAIM = "claim"
+
+SIDE_FILES = (LOCK, DATA_INDEX, KEPT_PAIRS, ACTIVITY, CLAIM)
 
 
 def write_side_file(folder: Folder, name: str, contents: bytes) -> None:

@@ -10,7 +10,7 @@ from normlens.corpus.runs.background_compaction import BackgroundCompaction, NoC
 from normlens.corpus.runs.compaction import Compaction
 from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.data_index import IndexedData
-from normlens.corpus.runs.folder import Folder, RunError
+from normlens.corpus.runs.folder import Folder, LocalFolder, RunError
 from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.lock import Lock
 from normlens.corpus.runs.log import Log
@@ -73,9 +73,10 @@ def compute_shards(
             progress.say(f"note: some files were not compacted: {problem}")
     lock.check()
     state = check_complete(folder, manifest, log)
-    # A driver or a worker that was stopped leaves files that nobody needs, and so may a compaction
-    # that met a problem. Otherwise there are none, and the store need not be listed.
-    if log.epoch > 1 or state.attempts or not manifest.has_log or problem:
+    # A driver or a worker that was stopped leaves files that nobody needs, and so does a compaction
+    # that met a problem or joined files of a store. Otherwise there are none.
+    joined = bool(state.compacted) and not isinstance(folder, LocalFolder)
+    if log.epoch > 1 or state.attempts or problem or joined:
         sweep(folder, state)
     return state
 
