@@ -12,6 +12,8 @@ from normlens.corpus import Run, resume, run
 from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.manifest import VERSION
 
+N = 2
+
 
 @pytest.mark.parametrize(("version", "said"), [(VERSION - 1, "start"), (VERSION + 1, "upgrade")])
 def test_another_format_is_refused(tmp_path: Path, lens: Any, version: int, said: str) -> None:

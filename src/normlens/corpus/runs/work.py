@@ -77,7 +77,8 @@ def compute_shards(
     # that met a problem or joined files of a store. Otherwise there are none.
     joined = bool(state.compacted) and not isinstance(folder, LocalFolder)
     if log.epoch > 1 or state.attempts or problem or joined:
-        sweep(folder, state)
+        with _resumable(folder):
+            sweep(folder, state)
     return state
 
 
