@@ -20,8 +20,8 @@ from normlens.corpus.runs.verified import Verified
 def already_begun(folder: Folder) -> RunError:
     """Another process begins a run in a store, or was stopped while it did."""
     return RunError(
-        f"another process has begun a run in {str(folder)!r}, or was stopped while it did; wait for "
-        "it, or choose another --out"
+        f"another process has begun a run in {str(folder)!r}, or was stopped while it did; "
+        "wait for it, or choose another --out"
     )
 
 
