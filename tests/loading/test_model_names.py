@@ -19,7 +19,6 @@ import normlens
 from normlens.errors import InputError
 from normlens.loading.hub import shown_name
 from normlens.results import exports
-from normlens.serve.analyses import Limits, ServedModels
 
 PLACE = "home-of-someone"
 
@@ -148,7 +147,8 @@ def test_the_command_line_and_the_server_show_the_name(
         assert "my-model" in out
         assert PLACE not in out
     again = folder.parent / "again" / "my-model"
-    served = ServedModels([str(folder), str(again), str(folder), "minilm"], Limits())
+    serve = pytest.importorskip("normlens.serve.analyses", exc_type=ImportError)
+    served = serve.ServedModels([str(folder), str(again), str(folder), "minilm"], serve.Limits())
     assert served.names == ("my-model", "my-model (2)", "minilm")
 
 

@@ -16,7 +16,6 @@ import normlens
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.models import adapt
 from normlens.models.tiny import scramble, tiny_config, tiny_model, tiny_signal_families
-from normlens.serve.analyses import Limits, ServedModels
 
 every_family = pytest.mark.parametrize("family", tiny_signal_families())
 
@@ -411,7 +410,8 @@ def test_what_is_over_texts_refuses_models_that_read_none(tmp_path, tiny):
         normlens.run(str(tmp_path / "vit"), str(tmp_path / "texts.txt"), tmp_path / "run")
     with pytest.raises(InputError, match="cosines are of two texts"):
         normlens.load(tiny("vit", torch.float32)).cosine("a.png", "b.png")
-    served = ServedModels([str(tmp_path / "vit")], Limits())
+    serve = pytest.importorskip("normlens.serve.analyses", exc_type=ImportError)
+    served = serve.ServedModels([str(tmp_path / "vit")], serve.Limits())
     with pytest.raises(UnsupportedModelError, match="a server takes texts"):
         served.describe()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import typing
 from dataclasses import fields
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from crafted_files import save_crafted
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+from typing_extensions import TypeAliasType
 
 import normlens
 from normlens.errors import InputError, MapsFileError, OutputError
@@ -43,6 +45,17 @@ def assert_identical(found: normlens.Maps, expected: normlens.Maps) -> None:
                 np.testing.assert_array_equal(one[key], array, err_msg=f"{field.name}/{key}")
         else:
             assert one == other, field.name
+
+
+def test_arrays_are_known_by_an_alias():
+    """From NumPy 2.5 on, `NDArray` is an alias that must be looked through."""
+    scalar = typing.TypeVar("scalar", bound=np.generic)
+    array = np.ndarray[tuple[typing.Any, ...], np.dtype[scalar]]
+    alias = TypeAliasType("alias", array, type_params=(scalar,))
+    for hint in (alias[np.float32], alias[np.float32] | None):
+        arrays = {}
+        assert store.encode(dict[str, hint], {"a": np.zeros(2, np.float32)}, "x/", arrays) == ["a"]
+        assert list(arrays) == ["x/a"]
 
 
 # Round trips --------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ class DeviceTransfer:
         self._bytes -= piece.bytes
         kind, shape = piece.into[0].dtype, piece.parts[0].shape
         size = len(piece.parts) * shape.numel() * kind.itemsize
-        if size > slot.nbytes:  # one row of one tensor
+        if size > slot.nbytes or not piece.parts[0].is_cuda:  # one long row, or a CPU's numbers
             _SLOTS.put(slot)
             _write(torch.stack(piece.parts).cpu(), piece.into)
             return

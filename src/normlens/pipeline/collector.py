@@ -234,7 +234,7 @@ class Collector:
             computed.covered.setdefault(key, []).append(index)
             computed.devices[tensor.device] = None
             tensor = tensor.to(self._device, non_blocking=soon)
-            is_large = tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE
+            is_large = tensor.is_cuda and tensor.dim() > 1 and tensor.nbytes >= SENT_AT_ONCE
             if is_large if self._place is None else _axes(key)[-2:] == PAIRS:
                 large[key] = tensor
             else:

@@ -157,7 +157,13 @@ _PROVENANCE: dict[str, Any] = {
 def _kinds(hint: Any) -> list[Any]:
     """The types that a field takes beside None."""
     inner = typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else [hint]
-    return [kind for kind in inner if kind is not NoneType]
+    return [_resolved(kind) for kind in inner if kind is not NoneType]
+
+
+def _resolved(hint: Any) -> Any:
+    """The type that an alias stands for: from NumPy 2.5 on `NDArray` is a `TypeAliasType`."""
+    origin = typing.get_origin(hint)
+    return origin.__value__[typing.get_args(hint)] if hasattr(origin, "__value__") else hint
 
 
 def _is_array(hint: Any) -> bool:

@@ -44,6 +44,7 @@ LINEAR_TOLERANCE = {
 }
 
 
+CPU = torch.device("cpu")
 #: Bytes of tensors that may stay on a device until they are copied together.
 HELD_ON_DEVICE = 2 << 30
 
@@ -78,8 +79,9 @@ class Deferred:
         for dtype in dict.fromkeys(tensors[0].dtype for tensors in self._waiting.values()):
             same = {key: each for key, each in self._waiting.items() if each[0].dtype == dtype}
             tensors = [tensor for each in same.values() for tensor in each]
-            # Layers may lie on several devices.
-            flat = torch.cat([tensor.flatten().to(tensors[0].device) for tensor in tensors])
+            # Layers may lie on several devices, and on the CPU.
+            device = next((tensor.device for tensor in tensors if tensor.is_cuda), CPU)
+            flat = torch.cat([tensor.flatten().to(device) for tensor in tensors])
             shapes = [(key, torch.Size([len(each), *each[0].shape])) for key, each in same.items()]
             self._stacked.append((flat, shapes))
         self._waiting.clear()
@@ -105,7 +107,7 @@ class Deferred:
 
     def arrived(self) -> dict[Hashable, NDArray[Any]]:
         """Everything on the host, the first axis the tensors of a key in their order."""
-        if self._waiting and not next(iter(self._waiting.values()))[0].is_cuda:
+        if not any(tensor.is_cuda for each in self._waiting.values() for tensor in each):
             for key, tensors in self._waiting.items():
                 whole = torch.stack(tensors) if len(tensors) > 1 else tensors[0][None]
                 self._home.setdefault(key, []).append(whole.cpu().numpy())
