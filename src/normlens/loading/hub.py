@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -281,6 +282,8 @@ def _known_cause(origin: Origin, error: BaseException) -> str | None:
 
     unreached = due_to(errors.LocalEntryNotFoundError) or "couldn't connect" in text
     why = " (HF_HUB_OFFLINE is set)" if _set_offline() else ""
+    nearest = get_close_matches(origin.name, EMBEDDED, n=1)
+    meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
     causes = {
         "{name} brings Python code of its own, which NormLens does not run unless told to; if you "
         "trust its author, pass trust_remote_code=True (--trust-remote-code)": (
@@ -310,10 +313,10 @@ def _known_cause(origin: Origin, error: BaseException) -> str | None:
         "commit of it": due_to(errors.RevisionNotFoundError),
         "{name} is neither a folder here nor a possible name on the Hugging Face hub; names look "
         "like 'bert-base-uncased' or 'openai-community/gpt2'": due_to(errors.HFValidationError),
-        "the Hugging Face hub has no model {name}; check the name (or, if it is private, log in "
-        "with `hf auth login`)": due_to(errors.RepositoryNotFoundError),
-        f"cannot load {{name}}: the Hugging Face hub is unreachable{why} and the model is not in "
-        f"the local cache; {_OFFLINE_ALTERNATIVES}": not origin.local and unreached,
+        f"the Hugging Face hub has no model {{name}}{meant}; check the name (or, if it is private, "
+        "log in with `hf auth login`)": due_to(errors.RepositoryNotFoundError),
+        f"cannot load {{name}}{meant}: the Hugging Face hub is unreachable{why} and the model is "
+        f"not in the local cache; {_OFFLINE_ALTERNATIVES}": not origin.local and unreached,
     }
     return next((line for line, holds in causes.items() if holds), None)
 
