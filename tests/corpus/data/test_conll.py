@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from normlens.corpus import Entity, Record, open_data
-from normlens.corpus.data import text_files
+from normlens.corpus.data import formats
 from normlens.errors import InputError
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -105,7 +105,7 @@ def tags_of(lengths: list[tuple[int, str, int]], scheme: str) -> tuple[list[str]
 )
 def test_every_tagging_scheme(scheme: str, lengths: list[tuple[int, str, int]]) -> None:
     tags, entities = tags_of(lengths, scheme)
-    assert list(text_files.entities(tags)) == entities
+    assert list(formats.entities(tags)) == entities
 
 
 def test_conll2003(real_data: Any) -> None:
