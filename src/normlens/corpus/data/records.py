@@ -261,14 +261,11 @@ class Record:
             raise InputError(
                 f"a record has one of text, words and tokens, not {' and '.join(given) or 'none'}"
             )
-        if self.words is not None:
-            _check_words(self.words, "word")
-        if self.second_words is not None:
-            if self.words is None:
-                raise InputError("the second text is given in words and the first is not")
-            _check_words(self.second_words, "word of the second text")
-        if self.tokens is not None:
-            _check_words(self.tokens, "token")
+        if self.second_words is not None and self.words is None:
+            raise InputError("the second text is given in words and the first is not")
+        _check_words(self.words, "word")
+        _check_words(self.second_words, "word of the second text")
+        _check_words(self.tokens, "token")
         if self.entities:
             _check_entities(self.entities, self.words)
 
@@ -306,10 +303,10 @@ def written(record: Record) -> bytes:
     return json.dumps(fields, sort_keys=True, default=list).encode()
 
 
-def _check_words(words: tuple[str, ...], what: str) -> None:
-    if not words:
+def _check_words(words: tuple[str, ...] | None, what: str) -> None:
+    if words is not None and not words:
         raise InputError(f"there is no {what}; give at least one")
-    for index, word in enumerate(words):
+    for index, word in enumerate(words or ()):
         if not isinstance(word, str) or not word.strip():
             raise InputError(
                 f"{what} {index} is {word!r}; every {what} is a text that is not blank"
