@@ -9,7 +9,6 @@ import pytest
 
 from normlens.corpus import Entity, Record, open_data
 from normlens.corpus.data import formats
-from normlens.errors import InputError
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
@@ -55,22 +54,6 @@ def test_conll_columns(name: str, tmp_path: Path) -> None:
 def test_prose_is_not_taken_for_columns(tmp_path: Path) -> None:
     path = write(tmp_path, "a.txt", "Blood group O\nBlood group B-negative\nno more\n")
     assert [record.words for record in open_data(path)] == [None] * 3
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("a NN O\nb O\n", "line 2: 2 columns where the lines before have 3"),
-        ("a\nb\n", "line 1: 1 columns where two are needed"),
-        ("a NN O\nb NN NP\n", "line 2: the last column is 'NP', not an entity tag"),
-        ("-DOCSTART- O\n\n", "holds no sequence"),
-    ],
-)
-def test_broken_columns(content: str, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        list(open_data(write(tmp_path, "a.conll", content)))
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def tags_of(lengths: list[tuple[int, str, int]], scheme: str) -> tuple[list[str], list[Entity]]:

@@ -120,6 +120,9 @@ def row_fields(row: Mapping[str, Any], options: ReadOptions, structured: bool = 
 
 def _texts(values: list[Any], names: Sequence[str], options: ReadOptions) -> Fields:
     """The text, the pair of texts or the pair of lists of words that columns hold."""
+    if len(values) == 1 and isinstance(values[0], str):  # as in nearly all rows of large data
+        text = _string(values[0], names[0]).strip()
+        return {"text": text} if text else {}
     if len(values) == 1 and isinstance(values[0], list):
         values = values[0]
         if len(values) != 2:

@@ -245,14 +245,11 @@ class MemoryData(RowData):
             yield from rows_from(rows, first) if self.seeks else islice(rows, first, None)
             return
         for start in range(first, len(self.table), _BATCH):
-            columns = [self._column(name, start) for name in self.needed]
-            for values in zip(*columns, strict=True):
-                yield dict(zip(self.needed, values, strict=True))
-
-    def _column(self, name: str, start: int) -> list[Any]:
-        if self.frame:
-            return self.table[name].iloc[start : start + _BATCH].tolist()
-        return self.table.column(name).slice(start, _BATCH).to_pylist()
+            if self.frame:
+                batch = self.table.iloc[start : start + _BATCH][self.needed]
+                yield from batch.to_dict("records")
+            else:
+                yield from self.table.select(self.needed).slice(start, _BATCH).to_pylist()
 
     def _digest(self) -> hashlib._Hash:
         return hashlib.sha256(str(self.limit).encode())

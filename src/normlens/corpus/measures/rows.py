@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -501,30 +501,21 @@ class ExplanationsMeasure(RowMeasure):
 
     def _rows(self, item: Item, why: Explanation) -> dict[str, pa.Table]:
         """The rows of one explanation; a table takes of its columns those that it has."""
-        found = {
-            **whose(item),
-            "read_at": np.nan if why.position is None else why.position,
-        }
-        biases = list(dict.fromkeys(name for _, name, _ in why.biases))
-        labels = {
+        read_at = np.nan if why.position is None else why.position
+        others = dict.fromkeys(name for _, name, _ in why.biases if name not in why.component_names)
+        labels: dict[str, Sequence[str]] = {
             "part": [part.name for part in why.sequences],
             "stack": (ENCODER, DECODER),
             "token": why.tokens,
-            "component": why.component_names,
+            "component": [*why.component_names, *others],
         }
-        tables = self.tables
         made = {
-            "explanation_tokens": build(
-                tables["explanation_tokens"], found | _token_columns(why), labels
-            ),
-            "explanation_components": build(
-                tables["explanation_components"], found | _component_columns(why), labels
-            ),
-            "explanation_bias": build(
-                tables["explanation_bias"],
-                found | _bias_columns(why, biases) if biases else {},
-                {**labels, "component": biases},
-            ),
+            name: build(self.tables[name], {**whose(item), "read_at": read_at, **columns}, labels)
+            for name, columns in (
+                ("explanation_tokens", _token_columns(why)),
+                ("explanation_components", _component_columns(why)),
+                ("explanation_bias", _bias_columns(why, labels["component"])),
+            )
         }
         schema = self.tables["explanations"]
         score = {name: getattr(why, name, None) for name in schema.names} | whose(item)
@@ -566,7 +557,7 @@ def _component_columns(why: Explanation) -> dict[str, Any]:
     return {**columns, **_in_stacks(columns["layer"], why)}
 
 
-def _bias_columns(why: Explanation, names: list[str]) -> dict[str, Any]:
+def _bias_columns(why: Explanation, names: Sequence[str]) -> dict[str, Any]:
     # What stands behind the last layer is the decoder's.
     layers = [np.nan if isinstance(at, str) else at for at, *_ in why.biases]
     return {
