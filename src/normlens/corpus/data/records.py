@@ -159,10 +159,8 @@ class Source(Cursor):
                     text = line.decode("utf-8")
                 except UnicodeDecodeError as error:
                     text = line.decode("utf-8", errors="surrogateescape")
-                    self.problems[text.strip()] = (
-                        f"line {self.number}: byte 0x{line[error.start]:02x} is not UTF-8; save "
-                        "the file as UTF-8"
-                    )
+                    problem = f"line {self.number}: byte 0x{line[error.start]:02x} is not UTF-8"
+                    self.problems.setdefault(text.strip(), f"{problem}; save the file as UTF-8")
                 yield text
         self._ended = True
 

@@ -1,6 +1,6 @@
 """Measures on the maps of a corpus: each turns a sequence into rows of tables.
 
->>> from normlens import measures
+>>> from normlens.corpus import measures
 >>> for measure in measures.parse("similarity,mixing"):
 ...     tables = measure.rows(measures.Item("text-0", 0, maps, encoded))
 """
@@ -53,10 +53,9 @@ def names() -> list[str]:
 def get(name: str, **options: Any) -> Measure:
     """Make a measure by its name, or by module and name (``my_module:my_measure``)."""
     wanted = str(name).strip()
-    if ":" in wanted:
-        return _made(imported(wanted, "measure", _is_measure), wanted, options)
-    if wanted in OF_MODEL:
-        return _made(imported(OF_MODEL[wanted], "measure", _is_measure), wanted, options)
+    path = OF_MODEL.get(wanted, wanted)
+    if ":" in path:
+        return _made(imported(path, "measure", _is_measure), wanted, options)
     if wanted not in BUILT_IN:
         raise InputError(
             f"unknown measure {wanted!r}; choose one of: {', '.join(names())}, or your own as "

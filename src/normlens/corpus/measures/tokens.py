@@ -180,8 +180,7 @@ def whole_block_pair(scopes: Iterable[str]) -> ScopePair | None:
 
 def feed_forward_pairs(scopes: Iterable[str]) -> list[ScopePair]:
     """`feed_forward_pair` of each kind of layer, where layers differ."""
-    pairs = [feed_forward_pair(chain) for chain in chains(scopes)]
-    return [pair for pair in dict.fromkeys(pairs) if pair is not None]
+    return _of_each_kind(scopes, feed_forward_pair)
 
 
 def default_pairs(scopes: Iterable[str]) -> list[ScopePair]:
@@ -191,9 +190,13 @@ def default_pairs(scopes: Iterable[str]) -> list[ScopePair]:
     ATTNRESLNFFRESLN-N. A layer whose block stands beside the attention has neither. Where layers
     differ, each kind of layer has its pairs.
     """
-    pairs = [
-        pair(chain) for chain in chains(scopes) for pair in (feed_forward_pair, whole_block_pair)
-    ]
+    return _of_each_kind(scopes, feed_forward_pair, whole_block_pair)
+
+
+def _of_each_kind(
+    scopes: Iterable[str], *find: Callable[[list[str]], ScopePair | None]
+) -> list[ScopePair]:
+    pairs = [pair(chain) for chain in chains(scopes) for pair in find]
     return [pair for pair in dict.fromkeys(pairs) if pair is not None]
 
 
@@ -201,10 +204,8 @@ def of_other_stack(pair: ScopePair, maps: Maps) -> bool:
     """Whether both scopes, perhaps by short names, are of a stack that these maps are not of."""
     if maps.provenance.get("stack") == "encoder":
         return not _are_among(pair, maps.scopes)  # the decoder's maps know those of both
-    other = maps.encoder
-    return (
-        other is not None and _are_among(pair, other.scopes) and not _are_among(pair, maps.scopes)
-    )
+    elsewhere = maps.encoder is not None and _are_among(pair, maps.encoder.scopes)
+    return elsewhere and not _are_among(pair, maps.scopes)
 
 
 def _are_among(pair: ScopePair, scopes: Sequence[str]) -> bool:
