@@ -172,7 +172,7 @@ def pair_sizes(source: str, sequences: int, shard_size: int = 64) -> list[dict]:
     import normlens
     from normlens.corpus import encode_record, open_data
     from normlens.corpus.measures import Item, get
-    from normlens.corpus.measures.pairs import PairCounter
+    from normlens.corpus.measures.tokens import PairCounter
 
     lens = normlens.load("minilm", device="cpu").prepare()
     encoded = [

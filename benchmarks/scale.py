@@ -124,7 +124,7 @@ def ask(what: str, out: str, workers: int) -> dict[str, Any]:
     """Ask something of the finished run, in this process, which has imported what it needs."""
     import duckdb  # noqa: F401
 
-    from normlens.corpus.measures import registry  # noqa: F401
+    import normlens.corpus.measures  # noqa: F401
 
     wall, cpu = time.perf_counter(), time.process_time()
     if what == "status":

@@ -9,8 +9,8 @@ import evaluation_examples as examples
 import pytest
 
 import normlens
+from normlens.corpus import measures
 from normlens.corpus.data.readers import open_data
-from normlens.corpus.measures import registry
 from normlens.corpus.runs.folder import AllFailedError, SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import MissingDependencyError, NormLensError
@@ -127,7 +127,7 @@ def test_a_missing_package_leaves_its_method_out_with_a_note(
 
 def test_the_measure_alone(places: examples.Places, tmp_path: Path) -> None:
     """`normlens.run` takes it, too; what is left out is chosen by the model."""
-    measure = registry.get("faithfulness", methods="random,leave-one-out")
+    measure = measures.get("faithfulness", methods="random,leave-one-out")
     assert isinstance(measure, FaithfulnessMeasure)
     assert FaithfulnessMeasure(**measure.options).options == measure.options
     run = normlens.run(

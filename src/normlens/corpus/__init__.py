@@ -12,18 +12,11 @@ if TYPE_CHECKING:
 
 # As in `normlens` itself, a name brings its module when it is first used.
 _HOMES = {
-    "NAMED": "data.readers",
-    "SHARE": "data.spans",
-    "Data": "data.records",
-    "EncodedRecord": "data.spans",
-    "Entity": "data.records",
-    "Record": "data.records",
+    **dict.fromkeys(("NAMED", "open_data"), "data.readers"),
+    **dict.fromkeys(("Data", "Entity", "Record"), "data.records"),
+    **dict.fromkeys(("SHARE", "EncodedRecord", "encode_record", "mask_tokens"), "data.spans"),
     "Run": "runs.results",
-    "encode_record": "data.spans",
-    "mask_tokens": "data.spans",
-    "open_data": "data.readers",
-    "resume": "runs.runs",
-    "run": "runs.runs",
+    **dict.fromkeys(("resume", "run"), "runs.runs"),
 }
 
 __all__ = [

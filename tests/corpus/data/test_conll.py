@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from normlens.corpus import Entity, Record, open_data
-from normlens.corpus.data import text_files
-from normlens.errors import InputError
+from normlens.corpus.data import formats
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
@@ -57,22 +56,6 @@ def test_prose_is_not_taken_for_columns(tmp_path: Path) -> None:
     assert [record.words for record in open_data(path)] == [None] * 3
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("a NN O\nb O\n", "line 2: 2 columns where the lines before have 3"),
-        ("a\nb\n", "line 1: 1 columns where two are needed"),
-        ("a NN O\nb NN NP\n", "line 2: the last column is 'NP', not an entity tag"),
-        ("-DOCSTART- O\n\n", "holds no sequence"),
-    ],
-)
-def test_broken_columns(content: str, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        list(open_data(write(tmp_path, "a.conll", content)))
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def tags_of(lengths: list[tuple[int, str, int]], scheme: str) -> tuple[list[str], list[Entity]]:
     """Tags in a scheme for (gap, label, length) triples, and the entities they stand for."""
     tags: list[str] = []
@@ -105,7 +88,7 @@ def tags_of(lengths: list[tuple[int, str, int]], scheme: str) -> tuple[list[str]
 )
 def test_every_tagging_scheme(scheme: str, lengths: list[tuple[int, str, int]]) -> None:
     tags, entities = tags_of(lengths, scheme)
-    assert list(text_files.entities(tags)) == entities
+    assert list(formats.entities(tags)) == entities
 
 
 def test_conll2003(real_data: Any) -> None:

@@ -29,25 +29,10 @@ def test_lines_with_a_source_and_a_target(tmp_path: Path):
     assert open_data(path).fingerprint != data.fingerprint
 
 
-@pytest.mark.parametrize("line", ["the house la maison", "a ||| b ||| c", "a || b"])
-def test_another_line_is_named(line: str, tmp_path: Path):
-    path = tmp_path / "pairs.txt"
-    path.write_text(f"a ||| b\n{line}\n")
-    with pytest.raises(InputError, match=r"pairs.txt', line 2: not a line of parallel text"):
-        list(open_data(f"parallel:{path}"))
-
-
 def test_a_line_that_is_not_utf_8_keeps_its_place(tmp_path: Path):
     path = tmp_path / "pairs.txt"
     path.write_bytes(b"a ||| b\n\xff ||| c\nd ||| e\n")
     assert [bool(record.unreadable) for record in open_data(f"parallel:{path}")] == [0, 1, 0]
-
-
-def test_columns_are_for_tables(tmp_path: Path):
-    path = tmp_path / "pairs.txt"
-    path.write_text("a ||| b\n")
-    with pytest.raises(InputError, match="no columns to choose"):
-        open_data(f"parallel:{path}", column="en")
 
 
 def test_two_columns_of_texts(tmp_path: Path):

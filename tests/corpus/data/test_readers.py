@@ -108,34 +108,6 @@ def test_named_columns(tmp_path: Path) -> None:
     assert texts(path, column="both") == [("x", "y")]
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("{", "line 2: broken JSON"),
-        ("[" * 100_000, "line 2: broken JSON"),
-        ('"text"', "line 2: a text instead of an object"),
-        ('{"text": 3}', "line 2: 'text' holds a number where a text should be"),
-        ('{"text": ["a", "b", "c"]}', "line 2: 'text' is a list of 3"),
-        ('{"text": "\\ud800"}', "line 2: 'text' holds half of a surrogate pair"),
-        ('{"body": "a", "n": 1}', "line 2: there is no column 'sentence' or 'text'; name one of"),
-        ('{"words": "a b"}', "line 2: 'words' holds a text where a list"),
-        ('{"words": ["a", ""]}', "line 2: word 1 is ''"),
-        ('{"words": ["a"], "entities": [[0, 2, "X"]]}', "line 2: entity 0–2 (X) is not a span"),
-        ('{"words": ["a"], "entities": [[0, "1", "X"]]}', "line 2: an entity is [start, stop,"),
-        ('{"words": ["a"], "entities": 7}', "line 2: 'entities' holds a number where a list"),
-        ('{"words": ["a"], "entities": [7]}', "line 2: an entity is [start, stop, label], not 7"),
-        (
-            '{"words": ["a", "b"], "entities": [[0, 2, "X"], [1, 2, "Y"]]}',
-            "line 2: entity 1–2 (Y) is not a span",
-        ),
-    ],
-)
-def test_broken_rows_name_their_line(line: str, expected: str, tmp_path: Path) -> None:
-    path = write(tmp_path, "a.jsonl", '{"text": "good"}\n' + line + "\n")
-    assert expected in message(path)
-    assert str(path) in message(path)
-
-
 def test_tables_with_quotes(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", 'id,sentence\n1,"a, ""b""\nc"\n\n2,d\n3,  \n')
     assert texts(path) == ['a, "b"\nc', "d"]
@@ -143,32 +115,6 @@ def test_tables_with_quotes(tmp_path: Path) -> None:
     assert texts(path) == ["it 's , fine"]
     path = write(tmp_path, "b.tsv", "premise\thypothesis\np\th\n")
     assert texts(path, column="premise", pair_column="hypothesis") == [("p", "h")]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("a,b\n1,2\n", "there is no column 'sentence' or 'text'; name one of these"),
-        ("text,b\n1,2\n3\n", "line 3: 1 fields where the header has 2"),
-        ("text,b\n1,2,3\n", "line 2: 3 fields where the header has 2"),
-        ('text,b\n"never closed,2\n', "unexpected end of data"),
-        ("text,b\n", "holds no sequence"),
-        ("\n\n", "holds no sequence"),
-    ],
-)
-def test_broken_tables(content: str, expected: str, tmp_path: Path) -> None:
-    assert expected in message(write(tmp_path, "a.csv", content))
-
-
-def test_an_unknown_column_lists_the_columns(tmp_path: Path) -> None:
-    csv = write(tmp_path, "a.csv", "text,label\na,1\n")
-    assert "there is no column 'body'; choose one of: 'text', 'label'" in message(
-        csv, column="body"
-    )
-    jsonl = write(tmp_path, "a.jsonl", '{"text": "a", "label": 1}')
-    assert "line 1: there is no column 'body'; choose one of: 'text', 'label'" in message(
-        jsonl, pair_column="body"
-    )
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -188,6 +134,74 @@ def test_parquet(tmp_path: Path) -> None:
     ]
     write(tmp_path, "b.parquet", "PAR1 no")
     assert "is not a Parquet file" in message(tmp_path / "b.parquet")
+
+
+# What is wrong, in one line ---------------------------------------------------------------------
+
+CSV, JSONL, CONLL, STSB = "a.csv", "a.jsonl", "a.conll", "sts-dev.csv"
+PAIR = "main-news\tMSRpar\t2012train\t0001\t0.5\tOne.\tTwo.\n"
+
+#: A file (with the name of its format, where one is needed), its contents, options, the message.
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    *(
+        (JSONL, f'{{"text": "good"}}\n{line}\n', {}, f"a.jsonl', line 2: {expected}")
+        for line, expected in (
+            ("{", "broken JSON"),
+            ("[" * 100_000, "broken JSON"),
+            ('"text"', "a text instead of an object"),
+            ('{"text": 3}', "'text' holds a number where a text should be"),
+            ('{"text": ["a", "b", "c"]}', "'text' is a list of 3"),
+            ('{"text": "\\ud800"}', "'text' holds half of a surrogate pair"),
+            ('{"body": "a", "n": 1}', "there is no column 'sentence' or 'text'; name one of"),
+            ('{"words": "a b"}', "'words' holds a text where a list"),
+            ('{"words": ["a", ""]}', "word 1 is ''"),
+            ('{"words": ["a"], "entities": [[0, 2, "X"]]}', "entity 0–2 (X) is not a span"),
+            ('{"words": ["a"], "entities": [[0, "1", "X"]]}', "an entity is [start, stop,"),
+            ('{"words": ["a"], "entities": 7}', "'entities' holds a number where a list"),
+            ('{"words": ["a"], "entities": [7]}', "an entity is [start, stop, label], not 7"),
+            (
+                '{"words": ["a", "b"], "entities": [[0, 2, "X"], [1, 2, "Y"]]}',
+                "entity 1–2 (Y) is not a span",
+            ),
+        )
+    ),
+    (CSV, "a,b\n1,2\n", {}, "there is no column 'sentence' or 'text'; name one of these"),
+    (CSV, "text,b\n1,2\n3\n", {}, "line 3: 1 fields where the header has 2"),
+    (CSV, "text,b\n1,2,3\n", {}, "line 2: 3 fields where the header has 2"),
+    (CSV, 'text,b\n"never closed,2\n', {}, "unexpected end of data"),
+    (CSV, "text,b\n", {}, "holds no sequence"),
+    (CSV, "\n\n", {}, "holds no sequence"),
+    (CONLL, "a NN O\nb O\n", {}, "line 2: 2 columns where the lines before have 3"),
+    (CONLL, "a\nb\n", {}, "line 1: 1 columns where two are needed"),
+    (CONLL, "a NN O\nb NN NP\n", {}, "line 2: the last column is 'NP', not an entity tag"),
+    (CONLL, "-DOCSTART- O\n\n", {}, "holds no sequence"),
+    *(
+        ("parallel:a.txt", f"a ||| b\n{line}\n", {}, "a.txt', line 2: not a line of parallel text")
+        for line in ("the house la maison", "a ||| b ||| c", "a || b")
+    ),
+    (STSB, PAIR + "main\tx\t2012\t3\tfive\tA\tB\n", {}, "line 2: not a line of STS-B"),
+    (STSB, PAIR + "main\tx\t2012\t3\t4.0\tA\n", {}, "line 2: not a line of STS-B"),
+    # Columns that are not there, and options that do not apply.
+    (CSV, "text,n\na,1\n", {"column": "body"}, "no column 'body'; choose one of: 'text', 'n'"),
+    (JSONL, '{"text": "a"}', {"pair_column": "b"}, "line 1: there is no column 'b'; choose one of"),
+    ("a.tsv", "sentence\tlabel\na\t1\n", {"extra": ("gold",)}, "no column 'gold'"),
+    (CSV, "sentence,label\na,1\n", {"extra": ("gold",)}, "no column 'gold'"),
+    (JSONL, '{"text": "a", "label": 1}\n', {"extra": ("gold",)}, "no column 'gold'"),
+    (STSB, PAIR, {"extra": ("gold",)}, "no column 'gold'"),
+    ("a.txt", "a\n", {"extra": ("gold",)}, "no column 'gold'"),
+    ("a.txt", "a\n", {"column": "text"}, "has no columns to choose"),
+    ("parallel:a.txt", "a ||| b\n", {"column": "en"}, "has no columns to choose"),
+    (JSONL, '{"text": "a"}', {"paragraphs": True}, "paragraphs are for .txt files"),
+]
+
+
+@pytest.mark.parametrize(("name", "contents", "options", "expected"), REFUSED)
+def test_what_is_wrong_is_said_in_one_line(
+    name: str, contents: str, options: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    kind, colon, file = name.rpartition(":")
+    path = write(tmp_path, file, contents)
+    assert expected in message(f"{kind}{colon}{path}", **options)
 
 
 # Several files ----------------------------------------------------------------------------------
@@ -316,13 +330,6 @@ def test_files_that_are_not_text_at_all_are_refused(tmp_path: Path) -> None:
 def test_a_limit_counts_what_cannot_be_read(tmp_path: Path) -> None:
     path = write(tmp_path, "a.txt", b"good\ncaf\xe9\nfine\n")
     assert [bool(record.unreadable) for record in open_data(path, limit=2)] == [False, True]
-
-
-def test_an_option_that_does_not_apply_is_an_error(tmp_path: Path) -> None:
-    txt = write(tmp_path, "a.txt", "a\n")
-    assert "has no columns to choose" in message(txt, column="text")
-    jsonl = write(tmp_path, "a.jsonl", '{"text": "a"}')
-    assert "paragraphs are for .txt files" in message(jsonl, paragraphs=True)
 
 
 # Named files ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from measure_examples import cut_rows, final, item, shards
 
 from normlens.corpus import measures
-from normlens.corpus.measures import pairs
+from normlens.corpus.measures import tokens as pairs
 from normlens.corpus.measures.tokens import RELATIONS
 
 ITEMS = [item(index, n=5 + index % 4) for index in range(12)]

@@ -11,8 +11,8 @@ import pytest
 from measure_examples import cut_rows, final, item
 
 from normlens.corpus import measures
-from normlens.corpus.measures import pairs as pair_counts
-from normlens.corpus.measures.pairs import PairCounter
+from normlens.corpus.measures import tokens as pair_counts
+from normlens.corpus.measures.tokens import PairCounter
 from normlens.errors import InputError
 
 PAIRS = "amplification_pairs"

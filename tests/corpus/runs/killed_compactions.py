@@ -23,9 +23,10 @@ import duckdb  # noqa: F401
 import pandas as pd
 import pyarrow.parquet  # noqa: F401
 
+import normlens.corpus.measures  # noqa: F401
+
 # What children need is imported once, here.
 from normlens.corpus import Run
-from normlens.corpus.measures import registry  # noqa: F401
 from normlens.corpus.runs import folder as folders
 
 CALLS = ("open", "write", "fsync", "replace", "unlink")

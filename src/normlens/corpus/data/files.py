@@ -1,4 +1,4 @@
-"""Data in files: which reader a file takes, its records from any mark on, fingerprint and index."""
+"""Data in files: its records from any mark on, its fingerprint and its index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 import json
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,107 +15,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.corpus.data import text_files
+from normlens.corpus.data.formats import READERS
 from normlens.corpus.data.records import (
     REVISIONS,
     START,
     Data,
-    Lines,
-    Located,
     Mark,
     Reading,
     ReadOptions,
     Record,
     Source,
+    records,
     sha256_of,
-    unless,
     written,
 )
-from normlens.corpus.data.tables import read_csv, read_jsonl, read_parquet, read_tsv
-from normlens.corpus.data.text_files import (
-    looks_like_stsb,
-    read_parallel,
-    read_stsb,
-    read_text,
-    read_wikitext,
-)
 from normlens.errors import InputError, system_reason
-
-# The file formats: which reader a file takes, by its suffix or its first lines.
-
-
-def read_conll(source: Source, options: ReadOptions) -> Iterator[Located]:
-    """Read sentences of a CoNLL column file, with their entities."""
-    lines = Lines(source)
-    sentences = text_files.sentences(lines, repr(str(source.path)), source.number + 1)
-    for index, (words, entities) in enumerate(sentences, source.start.record + 1):
-        fields = unless(lines.problem(), words=words, entities=entities)
-        yield f"sentence {index}", fields
-
-
-READERS: dict[str, Callable[[Source, ReadOptions], Iterator[Located]]] = {
-    "text": read_text,
-    "jsonl": read_jsonl,
-    "csv": read_csv,
-    "tsv": read_tsv,
-    "parquet": read_parquet,
-    "conll": read_conll,
-    "wikitext": read_wikitext,
-    "stsb": read_stsb,
-    "parallel": read_parallel,
-}
-SUFFIXES = {
-    ".txt": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    **dict.fromkeys(text_files.SUFFIXES, "conll"),
-}
-#: Formats that no suffix tells; a file is read so where the name stands before it.
-EXPLICIT = ("parallel",)
-_TABLES = ("jsonl", "csv", "tsv", "parquet")
-
-
-def format_of(path: Path) -> str:
-    """Tell a file's format by its suffix or its first lines."""
-    by_suffix = SUFFIXES.get(path.suffix.lower())
-    if by_suffix in ("csv", "tsv") and looks_like_stsb(Lines(Source(path))):
-        return "stsb"
-    if by_suffix not in ("text", None):
-        return by_suffix
-    try:
-        if text_files.looks_like_columns(Lines(Source(path))):
-            return "conll"
-    except InputError:
-        if by_suffix:
-            raise
-    if by_suffix:
-        return by_suffix
-    raise InputError(
-        f"cannot tell the format of {str(path)!r} by its suffix {path.suffix!r}; rename it to one "
-        f"of: {', '.join(SUFFIXES)} (or name the data set: wikitext:{path.name})"
-    )
-
-
-def check_options(options: ReadOptions, path: Path, kind: str) -> None:
-    """Refuse an option that this file's format would ignore."""
-    if (options.column or options.pair_column) and kind not in _TABLES:
-        raise InputError(
-            f"{str(path)!r} has no columns to choose (it is read as {kind}); leave column and "
-            "pair_column out, or give a .jsonl, .csv, .tsv or .parquet file"
-        )
-    if options.extra and kind not in (*_TABLES, "stsb"):
-        raise InputError(
-            f"{str(path)!r} has no column {options.extra[0]!r} (it is read as {kind}); give a "
-            ".jsonl, .csv, .tsv or .parquet file"
-        )
-    if options.paragraphs and kind != "text":
-        raise InputError(
-            f"paragraphs are for .txt files and {str(path)!r} is read as {kind}; leave it out"
-        )
-
 
 # Data in files: their records from any mark on, and their fingerprint.
 
@@ -178,34 +93,22 @@ class FileReading(Reading):
         self.data, self.file, self.hashed = data, start.file, hashed
         self._behind: list[str] = []  # SHA-256 of the files that were read to their end
         self._source = Source(data.files[start.file].path, start, hashed=hashed)
-        super().__init__(self._made(start))
-        self.count = start.record
+        super().__init__(self._made(start), start, self._source)
 
     def _made(self, start: Mark) -> Iterator[Record]:
         for number, file in enumerate(self.data.files[start.file :], start.file):
             self.file = number
             if number > start.file:
-                self._source, self.count = Source(file.path, hashed=self.hashed), 0
-            for where, fields in self._located(file):
-                try:
-                    record = Record(id=f"{file.name}:{self.count}", **fields)
-                except InputError as error:
-                    raise InputError(f"{str(file.path)!r}, {where}: {error}") from error
-                yield record
-            if not self.count:
-                raise InputError(f"{str(file.path)!r} holds no sequence; give a file with text")
-            if self.hashed:
-                self._behind.append(self._sha256(file, self._source))
-
-    def _located(self, file: DataFile) -> Iterator[Located]:
-        try:
-            yield from READERS[file.format](self._source, self.data.options)
-        except OSError as error:
-            raise unreadable(file.path, error) from error
-
-    @property
-    def mark(self) -> Mark:
-        return Mark(self.file, self._source.offset, self._source.number, self.count)
+                self.cursor = self._source = Source(file.path, hashed=self.hashed)
+                self.count = 0
+            source = self._source
+            with _readable(file.path):
+                rows = READERS[file.format](source, self.data.options)
+                yield from records(rows, file.name, self.count, source.place)
+                if not self.count:
+                    raise InputError(f"{str(file.path)!r} holds no sequence; give a file with text")
+                if self.hashed:
+                    self._behind.append(source.sha256())
 
     def fingerprint(self) -> str | None:
         """The fingerprint; what a limit has left unread is read for it now."""
@@ -214,21 +117,22 @@ class FileReading(Reading):
         for file in self.data.files[len(self._behind) :]:
             reached = file is self.data.files[self.file]
             source = self._source if reached else Source(file.path, hashed=True)
-            self._behind.append(self._sha256(file, source))
+            with _readable(file.path):
+                self._behind.append(source.sha256())
         self.digests = tuple(self._behind)
         return self.data.fingerprint_of(self.digests)
-
-    def _sha256(self, file: DataFile, source: Source) -> str:
-        try:
-            return source.sha256()
-        except OSError as error:
-            raise unreadable(file.path, error) from error
 
 
 def digest(path: Path) -> str:
     """The checksum of a file of data."""
-    try:
+    with _readable(path):
         return sha256_of(path)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -5,28 +5,35 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from normlens.corpus.data import files as formats
-from normlens.corpus.data import text_files
+from normlens.corpus.data import formats
 from normlens.corpus.data.files import DataFile, FileData, unreadable
+from normlens.corpus.data.formats import (
+    Fields,
+    entities,
+    needed_columns,
+    paragraph_pairs,
+    row_fields,
+)
 from normlens.corpus.data.records import (
     REVISIONS,
     START,
+    Cursor,
     Data,
     Mark,
     Reading,
     ReadOptions,
     Record,
     located,
+    records,
     written,
 )
-from normlens.corpus.data.tables import needed_columns, row_fields
-from normlens.corpus.data.text_files import paragraph_pairs
 from normlens.errors import InputError, MissingDependencyError, reason_of
 from normlens.inputs import as_list, is_table
 
@@ -40,23 +47,65 @@ FOLDER = Path(__file__).with_name("sample_files")
 LABELS = ("PER", "LOC", "ORG", "MISC")
 
 
-# Data sets of the papers by name, from the Hugging Face hub.
+# Data of numbered rows: data sets of the papers, from the Hugging Face hub, and tables in memory.
+
+
+class RowData(Data):
+    """Sequences made of rows, which are counted as they are read."""
+
+    seeks = True
+
+    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
+        cursor = Cursor(start)
+        fields = self.fields(cursor.count(self.rows(start.number)))
+        made = records(
+            fields, self.name, start.record, lambda: f"{self.name!r}, row {cursor.number - 1}"
+        )
+        return Reading(made, start, cursor, self._digest() if fingerprint else None)
+
+    @abstractmethod
+    def rows(self, first: int) -> Iterable[Any]:
+        """The rows from one of them on."""
+
+    @abstractmethod
+    def fields(self, rows: Iterable[Any]) -> Iterator[Fields]:
+        """What the records of rows are made of."""
+
+    def _digest(self) -> hashlib._Hash | None:
+        """The checksum that records are added to, where that is the fingerprint."""
+        return None
+
+
+def _conll2003(rows: Iterable[Any], features: Any) -> Iterator[Fields]:
+    names = features["ner_tags"].feature.names
+    for row in rows:
+        if row["tokens"]:
+            tags = [names[tag] for tag in row["ner_tags"]]
+            yield {"words": tuple(row["tokens"]), "entities": entities(tags)}
+
+
+def _wikitext(rows: Iterable[Any], features: Any) -> Iterator[Fields]:
+    for first, between, second in paragraph_pairs(row["text"] for row in rows):
+        yield {"text": (first, second), "between": between}
 
 
 @dataclass(frozen=True)
 class Named:
-    """Where a data set lies on the hub, and how its local files are read."""
+    """Where a data set lies on the hub, and how its rows and its local files are read."""
 
     hub: str
     config: str | None
     example: str  # a local file of it
-    format: str | None  # of local files; None: as their suffix says
+    format: str | None = None  # of local files; None: as their suffix says
     revision: str | None = None
     split: str = "validation"
+    #: the columns with the text, where they have no usual name, or what makes fields of rows
+    columns: ReadOptions | Callable[[Iterable[Any], Any], Iterator[Fields]] | None = None
+    extra: tuple[str, ...] = ()  # columns that a record may keep beside its text
 
 
 NAMED = {
-    "sst2": Named("stanfordnlp/sst2", None, "dev.tsv", None),
+    "sst2": Named("stanfordnlp/sst2", None, "dev.tsv", extra=("label",)),
     "conll2003": Named(
         "eriktks/conll2003",
         None,
@@ -64,68 +113,52 @@ NAMED = {
         "conll",
         # The data set's main branch is a loading script, which datasets 4 no longer runs.
         revision="refs/convert/parquet",
+        columns=_conll2003,
     ),
-    "wikitext": Named("Salesforce/wikitext", "wikitext-2-raw-v1", "wiki.valid.raw", "wikitext"),
-    "stsb": Named("mteb/stsbenchmark-sts", None, "sts-dev.csv", "stsb"),
+    "wikitext": Named(
+        "Salesforce/wikitext",
+        "wikitext-2-raw-v1",
+        "wiki.valid.raw",
+        "wikitext",
+        columns=_wikitext,
+    ),
+    "stsb": Named(
+        "mteb/stsbenchmark-sts",
+        None,
+        "sts-dev.csv",
+        "stsb",
+        columns=ReadOptions("sentence1", "sentence2"),
+        extra=("score",),
+    ),
 }
 
 
-class HubData(Data):
+class HubData(RowData):
     """A split that the `datasets` library has loaded; its rows stay in their files until read."""
-
-    seeks = True
 
     def __init__(self, name: str, rows: Any, limit: int | None = None, extra: tuple[str, ...] = ()):
         super().__init__(name, limit)
-        self.rows = rows
-        self.extra = extra
+        self.split, self.extra = rows, extra
 
-    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
-        return _RowReading(self, start)
+    def rows(self, first: int) -> Iterable[Any]:
+        return rows_from(self.split, first)
+
+    def fields(self, rows: Iterable[Any]) -> Iterator[Fields]:
+        columns = NAMED[self.name].columns
+        if callable(columns):
+            return columns(rows, self.split.features)
+        options = replace(columns or ReadOptions(), extra=self.extra)
+        return filter(None, (row_fields(row, options) for row in rows))
 
     def quick_fingerprint(self) -> str:
         return self.fingerprint
 
     def _fingerprint(self) -> str:
-        fingerprint = str(self.rows._fingerprint)
-        parts = [fingerprint, *([] if self.limit is None else [str(self.limit)]), *self.extra]
+        parts = [str(self.split._fingerprint)]
+        parts += [*([] if self.limit is None else [str(self.limit)]), *self.extra]
         if self.name in REVISIONS:
             parts.append(f"reader {REVISIONS[self.name]}")
         return "-".join(parts)
-
-
-class _RowReading(Reading):
-    """Records of a split from one of its rows on."""
-
-    def __init__(self, data: HubData, start: Mark):
-        self.rows = _Rows(data.rows, start.number)
-        super().__init__(self._made(data, start.record))
-        self.count = start.record
-
-    def _made(self, data: HubData, first: int) -> Iterator[Record]:
-        readers = {"sst2": _sst2, "conll2003": _conll2003, "wikitext": _wikitext, "stsb": _stsb}
-        for index, fields in enumerate(readers[data.name](self.rows), first):
-            kept = fields.pop("extra", {})
-            extra = {name: kept[name] for name in data.extra}
-            yield Record(id=f"{data.name}:{index}", extra=extra, **fields)
-
-    @property
-    def mark(self) -> Mark:
-        return Mark(number=self.rows.number, record=self.count)
-
-
-class _Rows:
-    """Rows from one of them on, counted as they pass."""
-
-    def __init__(self, rows: Any, first: int):
-        self._rows, self._first = rows, first
-        self.features = rows.features
-        self.number = first
-
-    def __iter__(self) -> Iterator[Any]:
-        for row in rows_from(self._rows, self._first):
-            self.number += 1
-            yield row
 
 
 def rows_from(rows: Any, first: int) -> Iterable[Any]:
@@ -133,16 +166,12 @@ def rows_from(rows: Any, first: int) -> Iterable[Any]:
     return rows.select(range(first, len(rows))) if first else rows
 
 
-#: Columns of the data sets that a record may keep beside its text.
-_EXTRA = {"sst2": ("label",), "stsb": ("score",)}
-
-
 def open_named(name: str, limit: int | None = None, extra: tuple[str, ...] = ()) -> HubData:
     """Load the validation split of a named data set."""
     dataset = NAMED[name]
     for column in extra:
-        if column not in _EXTRA.get(name, ()):
-            offered = ", ".join(_EXTRA.get(name, ())) or "none"
+        if column not in dataset.extra:
+            offered = ", ".join(dataset.extra) or "none"
             raise InputError(f"{name} has no column {column!r} beside its text; it has: {offered}")
     local = f"--data {name}:path/{dataset.example}"
     try:
@@ -165,53 +194,50 @@ def open_named(name: str, limit: int | None = None, extra: tuple[str, ...] = ())
     return HubData(name, rows, limit, extra)
 
 
-def _sst2(rows: Any) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        if text := row["sentence"].strip():
-            yield {"text": text, "extra": {"label": str(row.get("label"))}}
-
-
-def _stsb(rows: Any) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        pair = (row["sentence1"].strip(), row["sentence2"].strip())
-        if all(pair):
-            yield {"text": pair, "extra": {"score": str(row["score"])}}
-
-
-def _conll2003(rows: Any) -> Iterator[dict[str, Any]]:
-    names = rows.features["ner_tags"].feature.names
-    for row in rows:
-        if row["tokens"]:
-            tags = [names[tag] for tag in row["ner_tags"]]
-            yield {"words": tuple(row["tokens"]), "entities": text_files.entities(tags)}
-
-
-def _wikitext(rows: Any) -> Iterator[dict[str, Any]]:
-    for first, between, second in paragraph_pairs(row["text"] for row in rows):
-        yield {"text": (first, second), "between": between}
-
-
-# Rows of a table in memory: of pandas, of pyarrow, or of `datasets`.
-
-
+#: What runs call data in memory; an error of a later run can then say to pass it again.
+NAME = "data in memory"
 _BATCH = 512
 
 
-class TableRows:
-    """The rows that records are made of, a batch at a time and only the columns that are needed."""
+class MemoryData(RowData):
+    """Sequences of an object in memory; rows without a text are left out.
 
-    def __init__(self, table: Any, options: ReadOptions):
-        self.table, self.options = table, options
-        self.frame = hasattr(table, "iloc")
-        names = [str(name) for name in (table.columns if self.frame else table.column_names)]
-        self.needed = needed_columns(names, options)
-        #: a table of `datasets` that is streamed can only be read from its first row
-        self.seeks = self.frame or hasattr(table, "to_pylist") or hasattr(table, "select")
+    Texts are kept as records. Of a table (pandas, pyarrow, `datasets`) the rows become records
+    when they are asked for, a batch at a time and only the columns that are needed: a table of
+    `datasets` may be larger than the memory.
+    """
 
-    def rows(self, first: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows from one of them on, each with its place."""
-        for number, row in enumerate(self._from(first), first):
-            yield f"row {number}", {name: plain(row[name]) for name in self.needed}
+    def __init__(self, given: Any, options: ReadOptions = ReadOptions(), limit: int | None = None):
+        super().__init__(NAME, limit)
+        self.table, self.options = given, options
+        self.frame = hasattr(given, "iloc")
+        self._held: tuple[Record, ...] | None = None
+        if is_table(given):
+            with located(NAME):
+                names = given.columns if self.frame else given.column_names
+                self.needed = needed_columns(map(str, names), options)
+            # A table of `datasets` that is streamed can only be read from its first row.
+            self.seeks = self.frame or hasattr(given, "to_pylist") or hasattr(given, "select")
+        else:
+            cursor, self.table = Cursor(), None
+            texts = self.fields(cursor.count(_texts(given, options)))
+            self._held = tuple(
+                records(texts, NAME, 0, lambda: f"{NAME!r}, item {cursor.number - 1}")
+            )
+        if next(iter(self), None) is None:
+            raise InputError(f"the {type(given).__name__} holds no sequence; give one with text")
+
+    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
+        if self._held is None:
+            return super().reading(start, fingerprint=fingerprint)
+        return Reading(iter(self._held), start, digest=self._digest() if fingerprint else None)
+
+    def fields(self, rows: Iterable[Any]) -> Iterator[Fields]:
+        return filter(None, (row_fields(row, self.options) for row in rows))
+
+    def rows(self, first: int) -> Iterator[dict[str, Any]]:
+        for row in self._from(first):
+            yield {name: plain(row[name]) for name in self.needed}
 
     def _from(self, first: int) -> Iterator[dict[str, Any]]:
         if not (self.frame or hasattr(self.table, "to_pylist")):  # datasets
@@ -219,14 +245,20 @@ class TableRows:
             yield from rows_from(rows, first) if self.seeks else islice(rows, first, None)
             return
         for start in range(first, len(self.table), _BATCH):
-            columns = [self._column(name, start) for name in self.needed]
-            for values in zip(*columns, strict=True):
-                yield dict(zip(self.needed, values, strict=True))
+            if self.frame:
+                batch = self.table.iloc[start : start + _BATCH][self.needed]
+                yield from batch.to_dict("records")
+            else:
+                yield from self.table.select(self.needed).slice(start, _BATCH).to_pylist()
 
-    def _column(self, name: str, start: int) -> list[Any]:
-        if self.frame:
-            return self.table[name].iloc[start : start + _BATCH].tolist()
-        return self.table.column(name).slice(start, _BATCH).to_pylist()
+    def _digest(self) -> hashlib._Hash:
+        return hashlib.sha256(str(self.limit).encode())
+
+    def _fingerprint(self) -> str:
+        described = self._digest()
+        for record in self:
+            described.update(written(record))
+        return described.hexdigest()
 
 
 def plain(value: Any) -> Any:
@@ -241,92 +273,12 @@ def plain(value: Any) -> Any:
     return None if missing else value
 
 
-# Data that a user has in memory: a list of texts, a column, a table.
-
-
-#: What runs call such data; an error of a later run can then say that it has to be passed again.
-NAME = "data in memory"
-#: Where a row stands ("row 3"), and its columns.
-_Row = tuple[str, dict[str, Any]]
-
-
-class MemoryData(Data):
-    """Sequences of an object in memory; rows without a text are left out.
-
-    Texts are kept as records. Of a table the rows become records when they are asked for: a table
-    of `datasets` may be larger than the memory.
-    """
-
-    def __init__(self, given: Any, options: ReadOptions = ReadOptions(), limit: int | None = None):
-        super().__init__(NAME, limit)
-        self._rows: TableRows | None = None
-        self._held: tuple[Record, ...] = ()
-        if is_table(given):
-            with located(NAME):
-                self._rows = TableRows(given, options)
-            self.seeks = self._rows.seeks
-        else:
-            self._held = tuple(_records(_texts(given, options), options))
-            self.seeks = True
-        if next(iter(self), None) is None:
-            raise InputError(f"the {type(given).__name__} holds no sequence; give one with text")
-
-    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
-        return _MemoryReading(self, start, fingerprint)
-
-    def _fingerprint(self) -> str:
-        described = hashlib.sha256(str(self.limit).encode())
-        for record in self:
-            described.update(written(record))
-        return described.hexdigest()
-
-
-class _MemoryReading(Reading):
-    """Records of an object from one of its rows on."""
-
-    def __init__(self, data: MemoryData, start: Mark, hashed: bool):
-        self._table, self._number = data._rows, start.number
-        self._digest = hashlib.sha256(str(data.limit).encode()) if hashed else None
-        if data._rows is None:
-            super().__init__(iter(data._held), start)
-        else:
-            rows = self._counted(data._rows.rows(start.number), start.number)
-            super().__init__(_records(rows, data._rows.options, start.record))
-            self.count = start.record
-
-    def _counted(self, rows: Iterator[_Row], first: int) -> Iterator[_Row]:
-        for self._number, row in enumerate(rows, first + 1):
-            yield row
-
-    def __next__(self) -> Record:
-        record = super().__next__()
-        if self._digest is not None:
-            self._digest.update(written(record))
-        return record
-
-    @property
-    def mark(self) -> Mark:
-        return Mark(number=self._number, record=self.count)
-
-    def fingerprint(self) -> str | None:
-        return None if self._digest is None else self._digest.hexdigest()
-
-
 def is_in_memory(given: Any) -> bool:
     """Whether data is an object, and not a name, a path, or an open data set."""
     return not isinstance(given, (str, Data)) and not hasattr(given, "__fspath__")
 
 
-def _records(rows: Iterable[_Row], options: ReadOptions, first: int = 0) -> Iterator[Record]:
-    index = first
-    for where, row in rows:
-        if fields := row_fields(NAME, where, row, options):
-            with located(f"{NAME}, {where}"):
-                yield Record(id=f"{NAME}:{index}", **fields)
-            index += 1
-
-
-def _texts(given: Any, options: ReadOptions) -> Iterator[_Row]:
+def _texts(given: Any, options: ReadOptions) -> list[Fields]:
     if options.column or options.pair_column or options.extra:
         raise InputError(
             f"a {type(given).__name__} of texts has no columns to choose; leave column, "
@@ -338,9 +290,7 @@ def _texts(given: Any, options: ReadOptions) -> Iterator[_Row]:
             "data is a name, a path, a list of texts or a table (pandas, pyarrow, datasets), not "
             f"{type(given).__name__}"
         )
-    for number, text in enumerate(texts):
-        pair = list(text) if isinstance(text, (tuple, list)) else text
-        yield f"item {number}", {"text": plain(pair)}
+    return [{"text": plain(text)} for text in texts]
 
 
 # From a data specification to a data set: files, folders, patterns and named data sets.

@@ -4,82 +4,22 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from normlens.errors import InputError
 
-# The lines of a text file, and which of them are not text.
+# How data is read, and from where on.
 
 
-#: What files in other encodings begin with; the longer marks come first.
-_OTHER_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-
-
-class Lines:
-    """The lines of a UTF-8 file, without a byte order mark.
-
-    A line with other bytes is given too, so that whoever reads goes on behind it, and `problem`
-    says what is wrong with it: it spoils the sequence that it belongs to and no other.
-    """
-
-    def __init__(self, source: Source):
-        self.source, self.path = source, source.path
-        self._problem: str | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        source = self.source
-        with source.open() as file:
-            for line in file:
-                source.offset += len(line)
-                source.number += 1
-                if source.number == 1:
-                    self._check_encoding(line)
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                try:
-                    yield line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    byte = line[error.start]
-                    self._problem = self._problem or (
-                        f"line {source.number}: byte 0x{byte:02x} is not UTF-8; save the file as "
-                        "UTF-8"
-                    )
-                    yield line.decode("utf-8", errors="surrogateescape")
-
-    def problem(self) -> str | None:
-        """Say what is wrong with the lines read since the last call; None if nothing is."""
-        problem, self._problem = self._problem, None
-        return problem
-
-    def _check_encoding(self, first: bytes) -> None:
-        for mark, name in _OTHER_MARKS.items():
-            if first.startswith(mark):
-                raise InputError(f"{str(self.path)!r} is {name}, not UTF-8; save it as UTF-8")
-
-
-def is_spoilt(text: str) -> bool:
-    """Whether a text holds characters that stand for bytes that are not UTF-8."""
-    return any("\udc80" <= character <= "\udcff" for character in text)
-
-
-# Options of the readers, and the type of what they yield.
-
-
-#: Where in the file a record stands ("line 3"), and the fields that it is made of.
-Located = tuple[str, dict[str, Any]]
+Row = TypeVar("Row")
 
 #: Formats and named data sets whose reader gives other records of the same file than it once did.
 #: Fingerprints tell the readings apart, so that no old run goes on with other texts.
@@ -102,9 +42,6 @@ def unless(problem: str | None, **fields: Any) -> dict[str, Any]:
     return fields if problem is None else {"unreadable": problem}
 
 
-# Reading a data set from any of its marks, and knowing where each record lies.
-
-
 class Mark(NamedTuple):
     """Where reading can go on: what lies before the next record.
 
@@ -121,31 +58,55 @@ class Mark(NamedTuple):
 START = Mark()
 
 
+class Cursor:
+    """How far a reading has come: bytes, and lines (or rows of a table, or items of a list)."""
+
+    def __init__(self, start: Mark = START):
+        self.start = start
+        self.offset, self.number = start.offset, start.number
+
+    def count(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield rows, and count them."""
+        for row in rows:
+            self.number += 1
+            yield row
+
+
 class Reading(Iterator["Record"]):
     """Records one after the other; `mark` is where the next one lies.
 
-    This one counts records and nothing else: whoever begins at its marks reads past what lies
-    before them.
+    Without a cursor, records are counted and nothing else: a reading that begins at such a mark
+    reads past what lies before it. With a digest, the records go into a checksum as they pass.
     """
 
+    file = 0
     digests: tuple[str, ...] = ()  # SHA-256 of each file, once `fingerprint` has read them all
 
-    def __init__(self, records: Iterator[Record], start: Mark = START):
-        self.count = start.record
-        self._records = islice(records, start.record, None)
+    def __init__(
+        self,
+        records: Iterator[Record],
+        start: Mark = START,
+        cursor: Cursor | None = None,
+        digest: hashlib._Hash | None = None,
+    ):
+        self.count, self.cursor, self._digest = start.record, cursor, digest
+        self._records = records if cursor else islice(records, start.record, None)
 
     def __next__(self) -> Record:
         record = next(self._records)
         self.count += 1
+        if self._digest is not None:
+            self._digest.update(written(record))
         return record
 
     @property
     def mark(self) -> Mark:
-        return Mark(record=self.count)
+        cursor = self.cursor or Cursor()
+        return Mark(self.file, cursor.offset, cursor.number, self.count)
 
     def fingerprint(self) -> str | None:
         """The data's fingerprint, if reading all of it has told; asked for once, at the end."""
-        return None
+        return None if self._digest is None else self._digest.hexdigest()
 
 
 # One file as its reader sees it: where to begin, how far it has come, and its checksum.
@@ -153,72 +114,96 @@ class Reading(Iterator["Record"]):
 
 _BUFFER = 1 << 18
 _BLOCK = 1 << 20
+#: What files in other encodings begin with; the longer marks come first.
+_OTHER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 
 
-class Source:
-    """A file that is read from a mark on.
+class Source(Cursor):
+    """A file that is read from a mark on, by rows or as lines of UTF-8.
 
-    Readers keep `offset` (bytes) and `number` (lines, rows or items) at what they have read, so
-    that behind each record they say where the next one begins. With `hashed`, the file's checksum
-    comes from the bytes that pass by; `sha256` reads those that did not.
+    Readers keep `offset` (bytes) and `number` (lines or rows) at what they have read, so that
+    behind each record they say where the next one begins. A line with other bytes is given too,
+    so that reading goes on behind it, and `problem` says what is wrong with it: it spoils the
+    sequence that it belongs to and no other. With `hashed`, the file's checksum comes from the
+    lines that pass by; `sha256` reads the bytes that did not.
     """
 
     def __init__(self, path: Path, start: Mark = START, *, hashed: bool = False):
+        super().__init__(start)
         self.path = path
-        self.start = start
-        self.offset, self.number = start.offset, start.number
+        self.unit = ""  # what `number` counts, once a reader is past the head of the file
+        self.problems: dict[str, str] = {}  # spoilt line → what is wrong with it
         self._digest = hashlib.sha256() if hashed else None
-        self._hashed: _Hashed | None = None
+        self._file: BinaryIO | None = None
+        self._ended = False
 
-    def open(self) -> io.BufferedReader:
-        """Open the file at the byte where reading begins."""
-        file: Any = self.path.open("rb", buffering=0)
-        if self._digest is None:
+    def __iter__(self) -> Iterator[str]:
+        """Yield the lines from the mark on, without a byte order mark."""
+        with self.path.open("rb", buffering=_BUFFER) as file:
+            self._file = file
             file.seek(self.start.offset)
-        else:
-            file = self._hashed = _Hashed(file, self._digest)
-        return io.BufferedReader(file, _BUFFER)
+            for line in file:
+                self.offset += len(line)
+                self.number += 1
+                if self._digest is not None:
+                    self._digest.update(line)
+                if self.number == 1:
+                    _check_encoding(line)
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                try:
+                    text = line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    text = line.decode("utf-8", errors="surrogateescape")
+                    problem = f"line {self.number}: byte 0x{line[error.start]:02x} is not UTF-8"
+                    self.problems.setdefault(text.strip(), f"{problem}; save the file as UTF-8")
+                yield text
+        self._ended = True
+
+    def problem(self, *lines: str) -> str | None:
+        """Say what is wrong with the lines since the last call, or with some; None if nothing."""
+        told = [self.problems[line] for line in lines or self.problems if line in self.problems]
+        self.problems.clear()
+        return told[0] if told else None
+
+    def place(self) -> str:
+        """Name the file, and the line or row that was read last."""
+        return repr(str(self.path)) + (f", {self.unit} {self.number}" if self.unit else "")
 
     def sha256(self) -> str:
         """The checksum of the whole file; bytes that no reader has taken are read now."""
         if self._digest is None:
             raise ValueError("the file was opened without a checksum")
-        if self._hashed is None or not self._hashed.ended:
-            with self.path.open("rb", buffering=0) as file:
-                file.seek(0 if self._hashed is None else self._hashed.count)
+        if not self._ended:
+            file = self._file
+            if file is None or file.closed:
+                file = self.path.open("rb")
+                file.seek(self.offset if self._file else 0)
+            with file:
                 while block := file.read(_BLOCK):
                     self._digest.update(block)
+            self._ended = True
         return self._digest.hexdigest()
-
-
-class _Hashed(io.RawIOBase):
-    """A file read from its beginning to its end, whose bytes go into a checksum as they pass."""
-
-    def __init__(self, file: io.RawIOBase, digest: Any):
-        self._file, self._digest = file, digest
-        self.count = 0  # bytes that have passed
-        self.ended = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        count = self._file.readinto(buffer)
-        if count:
-            self._digest.update(memoryview(buffer)[:count])
-            self.count += count
-        else:
-            self.ended = True
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def sha256_of(path: Path) -> str:
     """The checksum of a file."""
     return Source(path, hashed=True).sha256()
+
+
+def _check_encoding(first: bytes) -> None:
+    for mark, name in _OTHER_MARKS.items():
+        if first.startswith(mark):
+            raise InputError(f"it is {name}, not UTF-8; save it as UTF-8")
+
+
+def is_spoilt(text: str) -> bool:
+    """Whether a text holds characters that stand for bytes that are not UTF-8."""
+    return any("\udc80" <= character <= "\udcff" for character in text)
 
 
 # Records of a data set: sequences as text, as words or as vocabulary tokens.
@@ -274,14 +259,11 @@ class Record:
             raise InputError(
                 f"a record has one of text, words and tokens, not {' and '.join(given) or 'none'}"
             )
-        if self.words is not None:
-            _check_words(self.words, "word")
-        if self.second_words is not None:
-            if self.words is None:
-                raise InputError("the second text is given in words and the first is not")
-            _check_words(self.second_words, "word of the second text")
-        if self.tokens is not None:
-            _check_words(self.tokens, "token")
+        if self.second_words is not None and self.words is None:
+            raise InputError("the second text is given in words and the first is not")
+        _check_words(self.words, "word")
+        _check_words(self.second_words, "word of the second text")
+        _check_words(self.tokens, "token")
         if self.entities:
             _check_entities(self.entities, self.words)
 
@@ -300,6 +282,17 @@ class Record:
         return self.between.join(self.text)
 
 
+def records(
+    rows: Iterable[dict[str, Any]], name: str, first: int, place: Callable[[], str]
+) -> Iterator[Record]:
+    """Make records of their fields, numbered from `first` on; `place` names the row of an error."""
+    try:
+        for index, fields in enumerate(rows, first):
+            yield Record(id=f"{name}:{index}", **fields)
+    except InputError as error:
+        raise InputError(f"{place()}: {error}") from error
+
+
 def written(record: Record) -> bytes:
     """All of a record as bytes, to take a checksum of."""
     fields = {**vars(record), "entities": [vars(entity) for entity in record.entities]}
@@ -308,10 +301,10 @@ def written(record: Record) -> bytes:
     return json.dumps(fields, sort_keys=True, default=list).encode()
 
 
-def _check_words(words: tuple[str, ...], what: str) -> None:
-    if not words:
+def _check_words(words: tuple[str, ...] | None, what: str) -> None:
+    if words is not None and not words:
         raise InputError(f"there is no {what}; give at least one")
-    for index, word in enumerate(words):
+    for index, word in enumerate(words or ()):
         if not isinstance(word, str) or not word.strip():
             raise InputError(
                 f"{what} {index} is {word!r}; every {what} is a text that is not blank"

@@ -121,8 +121,7 @@ def _from_text(text: Text, tokenizer: Any, max_length: int | None, truncate: boo
             f"max_length {max_length} leaves no room beside {special} special tokens; "
             f"give at least {special + pair + 1}"
         )
-    encoded = Reader(tokenizer, limit=max_length).read(text, truncate)
-    return encoded
+    return Reader(tokenizer, limit=max_length).read(text, truncate)
 
 
 # Words ------------------------------------------------------------------------------------------
@@ -190,14 +189,14 @@ def _from_tokens(
         ids = [ids[i] for i in keep]
         tokens = [tokens[i] for i in keep]
         special = [special[i] for i in keep]
-    words = _marked_words(tokens, special, _marker(tokenizer))
+    words, labels = _marked_words(tokens, special, _marker(tokenizer))
     return Encoded(
         ids=ids,
         tokens=tokens,
         special=special,
         type_ids=_segments(ids, tokenizer),
         words=words,
-        word_labels=_labels(tokens, words),
+        word_labels=labels,
     )
 
 
@@ -225,27 +224,24 @@ def _marker(tokenizer: Any) -> str | None:
     return next((marker for marker in ("Ġ", "▁") if marker in probe), None)
 
 
-def _marked_words(tokens: list[str], special: list[bool], marker: str | None) -> list[int | None]:
+def _marked_words(
+    tokens: list[str], special: list[bool], marker: str | None
+) -> tuple[list[int | None], list[str]]:
+    """Find the word of each token, and the words themselves."""
     words: list[int | None] = []
-    count = 0
+    labels: list[str] = []
     for position, (token, is_special) in enumerate(zip(tokens, special, strict=True)):
         if is_special:
             words.append(None)
             continue
+        piece = token.lstrip("Ġ▁")
         goes_on = token.startswith("##") if marker is None else not token.startswith(marker)
         if not goes_on or position == 0 or special[position - 1]:
-            count += 1
-        words.append(count - 1)
-    return words
-
-
-def _labels(tokens: list[str], words: list[int | None]) -> list[str]:
-    labels: dict[int, str] = {}
-    for token, word in zip(tokens, words, strict=True):
-        if word is not None:
-            piece = token.lstrip("Ġ▁")
-            labels[word] = labels[word] + piece.removeprefix("##") if word in labels else piece
-    return [labels[word] for word in sorted(labels)]
+            labels.append(piece)
+        else:
+            labels[-1] += piece.removeprefix("##")
+        words.append(len(labels) - 1)
+    return words, labels
 
 
 def _segments(ids: list[int], tokenizer: Any) -> list[int] | None:

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from normlens.corpus.data.formats import SEPARATOR, split_pair
 from normlens.corpus.data.records import Record, located
 from normlens.corpus.data.spans import EncodedRecord, encode_apart, encode_record, mask_tokens
-from normlens.corpus.data.text_files import SEPARATOR, split_pair
 from normlens.corpus.engines.guard import RUNS, Guard
 from normlens.corpus.engines.shard_rows import Analysed, Clock, Entry
 from normlens.corpus.measures import BoundMeasure, Item, Measure, ModelMeasure, Needs

@@ -11,11 +11,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from normlens import scopes
-from normlens.corpus.measures import pairs
-from normlens.corpus.measures import pairs as reservoir
+from normlens.corpus.measures import tokens
 from normlens.corpus.measures.base import (
     EXACT,
+    FLAG,
+    INT,
     LABEL,
+    LONG,
+    REAL,
     WHOSE,
     Blocks,
     Item,
@@ -26,169 +29,62 @@ from normlens.corpus.measures.base import (
     check_square,
     codes,
     count,
+    schema_of,
     sums,
     sums_sql,
     total,
 )
-from normlens.corpus.measures.pairs import KeptPairs, TokenPairs
 from normlens.corpus.measures.rows import CROSS, DECODER, ENCODER, BothStacks, encoder_item
-from normlens.corpus.measures.tokens import (
-    RELATIONS,
-    Relation,
-    ScopePair,
-    default_pairs,
-    of_other_stack,
-)
+from normlens.corpus.measures.tokens import RELATIONS, KeptPairs, Relation, ScopePair, TokenPairs
 from normlens.corpus.measures.user_code import called, check_names, imported
 from normlens.errors import InputError, valid_choice
 from normlens.measures.maps import AXES, normalise
 from normlens.results.maps import Maps
 
-# The sample of FF-amp: the pairs of a sequence that may be in it, and those that stay.
-
-
-def candidates(
-    item: Item,
-    pairs: TokenPairs,
-    layers: NDArray[np.int64],
-    at: NDArray[np.intp],
-    relations: Sequence[str],
-    keep: tuple[int, int],
-) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
-    """Choose pairs that a sample may hold, as places in (layers, at), with their priorities.
-
-    `keep` are the sizes of a stratum of related and of other pairs.
-    """
-    priority = reservoir.priorities(
-        item.seed, item.sequence, layers[:, None], pairs.target[at], pairs.source[at]
-    )
-    stratum = reservoir.strata(pairs.relation[at], pairs.distance[at], relations)
-    limit = reservoir.limits(*keep, relations)
-    kept = [reservoir.lowest(row, stratum, limit) for row in priority]
-    chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
-    return chosen, priority.ravel()[chosen]
-
-
-def combined_sample(
-    parts: pa.Table, relations: Sequence[str], keep: int, keep_other: int
-) -> pa.Table:
-    """Keep each stratum's lowest priorities."""
-    before, after = codes(parts["before"])[0], codes(parts["after"])[0]
-    relation, names = codes(parts["relation"])
-    relation = np.array([relations.index(name) for name in names], np.int64)[relation]
-    layer, index, target, source, priority = (
-        parts[name].to_numpy() for name in ("layer", "index", "target", "source", "priority")
-    )
-    distance = parts["distance"].fill_null(0).to_numpy()  # null: of another sequence
-    limit = reservoir.limits(keep, keep_other, relations)
-    stratum = reservoir.strata(relation, distance, relations)
-    group = np.ravel_multi_index(
-        (before, after, layer, stratum),
-        [int(axis.max(initial=0)) + 1 for axis in (before, after, layer, stratum)],
-    )
-    kept = reservoir.lowest_in_groups(group, limit[stratum], priority, index, target, source)
-    return parts.take(kept).unify_dictionaries()
-
-
 # The tables of FF-amp: their columns, their order, and how shards become one table.
 
 
 PAIRS, DISTANCE, SAMPLE = "amplification_pairs", "amplification_distance", "amplification_sample"
-_SCOPES = (
-    pa.field("before", LABEL),
-    pa.field("after", LABEL),
-    pa.field("layer", pa.int32()),  # from 0
-)
+_SCOPES = schema_of(before=LABEL, after=LABEL, layer=INT, relation=LABEL)  # layers from 0
 TABLES = {
-    PAIRS: pa.schema(
-        [
-            *_SCOPES,
-            pa.field("relation", LABEL),
-            pa.field("source_id", pa.int32()),
-            pa.field("target_id", pa.int32()),
-            pa.field("source_token", LABEL),
-            pa.field("target_token", LABEL),
-            pa.field("count", pa.int64()),
-            pa.field("sum_before", EXACT),
-            pa.field("sum_after", EXACT),
-            pa.field("sum_distance", pa.int64()),
-        ]
+    PAIRS: schema_of(
+        *_SCOPES,
+        source_id=INT,
+        target_id=INT,
+        source_token=LABEL,
+        target_token=LABEL,
+        count=LONG,
+        sum_before=EXACT,
+        sum_after=EXACT,
+        sum_distance=LONG,
     ),
-    DISTANCE: pa.schema(
-        [
-            *WHOSE,
-            *_SCOPES,
-            pa.field("relation", LABEL),
-            pa.field("same_subword", pa.bool_()),
-            pa.field("distance", pa.int32()),
-            pa.field("count", pa.int64()),
-            pa.field("sum", pa.float64()),
-            pa.field("sum_squares", pa.float64()),
-        ]
+    DISTANCE: schema_of(
+        *WHOSE, *_SCOPES, same_subword=FLAG, distance=INT, count=LONG, sum=REAL, sum_squares=REAL
     ),
-    SAMPLE: pa.schema(
-        [
-            *_SCOPES,
-            pa.field("relation", LABEL),
-            pa.field("same_subword", pa.bool_()),
-            pa.field("distance", pa.int32()),
-            pa.field("index", pa.int64()),
-            pa.field("sequence", LABEL),
-            pa.field("target", pa.int32()),
-            pa.field("source", pa.int32()),
-            pa.field("score", pa.float64()),
-            pa.field("priority", pa.uint64()),
-        ]
+    SAMPLE: schema_of(
+        *_SCOPES,
+        same_subword=FLAG,
+        distance=INT,
+        index=LONG,
+        sequence=LABEL,
+        target=INT,
+        source=INT,
+        score=REAL,
+        priority=pa.uint64(),
     ),
 }
 PAIR_KEYS = TABLES[PAIRS].names[:8]
 PAIR_SUMS = ("count", "sum_before", "sum_after", "sum_distance")
 
-_WHERE = ("before", "after", "layer", "relation")
 ORDER = {
-    PAIRS: (*_WHERE, "source_id", "target_id"),
-    DISTANCE: ("index", *_WHERE, "same_subword", "distance"),
-    SAMPLE: (*_WHERE, "priority", "index", "target", "source"),
+    PAIRS: (*_SCOPES.names, "source_id", "target_id"),
+    DISTANCE: ("index", *_SCOPES.names, "same_subword", "distance"),
+    SAMPLE: (*_SCOPES.names, "priority", "index", "target", "source"),
 }
 
 
 #: What a pair of subwords is counted by, whatever the relations of its occurrences.
 _PAIR = '"before", "after", "layer", "source_id", "target_id"'
-
-
-def merging_sql(keep: int, keep_other: int, least: int | None = None) -> dict[str, str]:
-    """Write the SQL that merges the shards' sums, and their samples by the sizes of the strata.
-
-    Pairs of subwords that occur less often than `least` times, in all relations together, are left
-    out.
-    """
-    order = ", ".join(f'"{name}"' for name in ORDER[SAMPLE])
-    return {
-        PAIRS: sums_sql(
-            PAIR_KEYS,
-            {
-                "count": count(),
-                "sum": "CAST(sum(sum_after) - sum(sum_before) AS DOUBLE)",
-                "sum_before": total("sum_before"),
-                "sum_after": total("sum_after"),
-                "sum_distance": count("sum_distance"),
-            },
-            qualify=""
-            if least is None
-            else f'sum(sum("count")) OVER (PARTITION BY {_PAIR}) >= {least}',
-        ),
-        SAMPLE: (
-            # Whatever columns there are: an older run has fewer.
-            "SELECT * FROM parts QUALIFY row_number() OVER ("
-            f"PARTITION BY before, after, layer, relation, {pairs.strata_sql()} "
-            'ORDER BY priority, "index", target, source) '
-            f"<= CASE WHEN relation IN {pairs.UNRELATED} THEN {keep_other} "
-            f"ELSE {keep} END ORDER BY {order}"
-        ),
-    }
-
-
-# Rows of FF-amp: sums per pair of subwords, sums per distance, and a sample of pairs.
 
 
 @dataclass(frozen=True)
@@ -279,7 +175,34 @@ class Amplification:
 
     @property
     def sql(self) -> Mapping[str, str]:
-        return merging_sql(self.keep, self.keep_other, self.least)
+        """Merge the shards' sums, and their samples by the sizes of the strata.
+
+        Pairs of subwords that occur less often than `least` times, in all relations together, are
+        left out.
+        """
+        often = f'sum(sum("count")) OVER (PARTITION BY {_PAIR}) >= {self.least}'
+        order = ", ".join(f'"{name}"' for name in ORDER[SAMPLE])
+        return {
+            PAIRS: sums_sql(
+                PAIR_KEYS,
+                {
+                    "count": count(),
+                    "sum": "CAST(sum(sum_after) - sum(sum_before) AS DOUBLE)",
+                    "sum_before": total("sum_before"),
+                    "sum_after": total("sum_after"),
+                    "sum_distance": count("sum_distance"),
+                },
+                qualify="" if self.least is None else often,
+            ),
+            SAMPLE: (
+                # Whatever columns there are: an older run has fewer.
+                "SELECT * FROM parts QUALIFY row_number() OVER ("
+                f"PARTITION BY before, after, layer, relation, {tokens.strata_sql()} "
+                'ORDER BY priority, "index", target, source) '
+                f"<= CASE WHEN relation IN {tokens.UNRELATED} THEN {self.keep_other} "
+                f"ELSE {self.keep} END ORDER BY {order}"
+            ),
+        }
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """Sum one sequence's pairs by subwords and by distance; draw sample candidates."""
@@ -299,15 +222,12 @@ class Amplification:
             yield ENCODER, self.rows(encoder_item(item))
         named = self._scope_pairs(item.maps)
         first = len(item.source or ())
-        for place, stack, columns in (
-            (0, DECODER, slice(first, None)),
-            (1, CROSS, slice(0, first)),
+        own = TokenPairs.of_text(item, self._user_relations)
+        for place, stack, columns, pairs in (
+            (0, DECODER, slice(first, None), own),
+            (1, CROSS, slice(0, first), TokenPairs.across(item)),
         ):
             here = [pair for pair in named if all(scopes.holds(scope)[place] for scope in pair)]
-            if stack == CROSS:
-                pairs = TokenPairs.across(item)
-            else:
-                pairs = TokenPairs.of_text(item, self._user_relations)
             yield stack, self._rows(item, pairs, here, columns)
 
     def _rows(
@@ -322,9 +242,7 @@ class Amplification:
             at = np.flatnonzero(counted & maps.allowed[group[0]][:, columns].ravel())
             often = self._often(item, pairs, at)
             # The same pairs under all scopes, so that their scores can be compared.
-            chosen, priority = candidates(
-                item, pairs, layers, at, self._relations, (self.keep, self.keep_other)
-            )
+            chosen, priority = self._drawn(item, pairs, layers, at)
             place, pair = np.divmod(chosen, max(len(at), 1))
             drawn = {"priority": priority, "layer": layers[place], **pairs.listed(at[pair])}
             for code, scope_pair in enumerate(named):
@@ -354,12 +272,8 @@ class Amplification:
             "relation": self._relations,
             "sequence": [item.sequence],
         }
-        left_out = () if self.subwords else (PAIRS,)
         return {
-            name: TABLES[name].empty_table()
-            if name in left_out
-            else build(TABLES[name], block.columns(), labels)
-            for name, block in blocks.items()
+            name: build(TABLES[name], block.columns(), labels) for name, block in blocks.items()
         }
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
@@ -368,7 +282,38 @@ class Amplification:
             return sums(parts, PAIR_KEYS, PAIR_SUMS, ORDER[PAIRS])
         if table == DISTANCE:
             return parts
-        return combined_sample(parts, self._relations, self.keep, self.keep_other)
+        return self._combined_sample(parts)
+
+    def _drawn(
+        self, item: Item, pairs: TokenPairs, layers: NDArray[np.int64], at: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
+        """Choose pairs that a sample may hold, as places in (layers, at), with their priorities."""
+        priority = tokens.priorities(
+            item.seed, item.sequence, layers[:, None], pairs.target[at], pairs.source[at]
+        )
+        stratum = tokens.strata(pairs.relation[at], pairs.distance[at], self._relations)
+        kept = [tokens.lowest(row, stratum, self._limits) for row in priority]
+        chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
+        return chosen, priority.ravel()[chosen]
+
+    def _combined_sample(self, parts: pa.Table) -> pa.Table:
+        """Keep each stratum's lowest priorities."""
+        before, after = codes(parts["before"])[0], codes(parts["after"])[0]
+        relation, names = codes(parts["relation"])
+        relation = np.array([self._relations.index(name) for name in names], np.int64)[relation]
+        layer, *keys = (
+            parts[name].to_numpy() for name in ("layer", "priority", "index", "target", "source")
+        )
+        distance = parts["distance"].fill_null(0).to_numpy()  # null: of another sequence
+        stratum = tokens.strata(relation, distance, self._relations)
+        axes = (before, after, layer, stratum)
+        group = np.ravel_multi_index(axes, [int(axis.max(initial=0)) + 1 for axis in axes])
+        kept = tokens.lowest_in_groups(group, self._limits[stratum], *keys)
+        return parts.take(kept).unify_dictionaries()
+
+    @property
+    def _limits(self) -> NDArray[np.int64]:
+        return tokens.limits(self.keep, self.keep_other, self._relations)
 
     def _often(
         self, item: Item, pairs: TokenPairs, at: NDArray[np.intp]
@@ -390,10 +335,10 @@ class Amplification:
 
     def _scope_pairs(self, maps: Maps) -> list[ScopePair]:
         if self.pairs is None:
-            return default_pairs(maps.scopes)
+            return tokens.default_pairs(maps.scopes)
         named = [
             (scopes.resolve(before, maps.scopes), scopes.resolve(after, maps.scopes))
             for before, after in self.pairs
-            if not of_other_stack((before, after), maps)
+            if not tokens.of_other_stack((before, after), maps)
         ]
         return list(dict.fromkeys(named))

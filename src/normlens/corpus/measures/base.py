@@ -35,6 +35,14 @@ EXACT = pa.decimal128(38, 18)
 WHOSE = (pa.field("index", pa.int64()), pa.field("sequence", pa.string()))
 
 
+INT, LONG, REAL, TEXT, FLAG = pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.bool_()
+
+
+def schema_of(*fields: pa.Field, **types: pa.DataType) -> pa.Schema:
+    """A table's columns: some that others have, too, and further ones by name."""
+    return pa.schema([*fields, *(pa.field(name, kind) for name, kind in types.items())])
+
+
 def exact(values: NDArray[np.float64]) -> pa.Array:
     """Convert numbers to fixed point, whose sums are the same in any order."""
     if not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 1e19:
@@ -123,8 +131,7 @@ def sums(
         .group_by(list(keys), use_threads=False)
         .aggregate([(value, "sum") for value in values])
     )
-    renamed = {f"{value}_sum": value for value in values}
-    grouped = grouped.rename_columns([renamed.get(name, name) for name in grouped.column_names])
+    grouped = grouped.rename_columns([name.removesuffix("_sum") for name in grouped.column_names])
     return sort(grouped.select(parts.column_names), order).cast(parts.schema)
 
 
@@ -232,14 +239,11 @@ class Needs:
         scopes = None
         if self.scopes is not None and other.scopes is not None:
             scopes = tuple(dict.fromkeys(self.scopes + other.scopes))
+        flags = ("statistics", "arrays", "correlations", "apart", "pairs")
         return Needs(
             scopes,
-            self.statistics or other.statistics,
-            self.arrays or other.arrays,
-            self.correlations or other.correlations,
-            self.asked if other.asked is None else other.asked,
-            self.apart or other.apart,
-            self.pairs or other.pairs,
+            asked=self.asked if other.asked is None else other.asked,
+            **{name: getattr(self, name) or getattr(other, name) for name in flags},
         )
 
 
@@ -327,6 +331,11 @@ def at_layers(maps: Maps, scope: str, group: NDArray[np.intp]) -> NDArray[Any]:
     """A scope's maps (layer, target, source) of some of the maps' layers, by their places."""
     layers = maps.layers_of(scope)
     return maps[scope][[layers.index(maps.layers[place]) for place in group]]
+
+
+def whose(item: Item) -> dict[str, Any]:
+    """What each of a sequence's rows says of it."""
+    return {"index": item.index, "sequence": item.sequence}
 
 
 def check_square(item: Item, measure: str) -> None:

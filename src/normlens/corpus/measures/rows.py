@@ -1,9 +1,9 @@
-"""Rows of similarity, mixing ratios and norms, of one stack or of both."""
+"""Rows of similarity, mixing ratios, norms and explanations, of one stack or of both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 
 from normlens.corpus.measures.base import (
     EXACT,
+    FLAG,
+    INT,
     LABEL,
+    LONG,
+    REAL,
+    TEXT,
     WHOSE,
+    Asked,
     Blocks,
     Item,
     Measure,
@@ -26,12 +32,17 @@ from normlens.corpus.measures.base import (
     at_layers,
     build,
     count,
+    schema_of,
     sums,
     sums_sql,
     total,
+    whose,
 )
 from normlens.corpus.measures.tokens import CATEGORIES, categories, feed_forward_pairs
+from normlens.errors import InputError
 from normlens.measures.ranks import spearman_matrix
+from normlens.options import ExplainOptions
+from normlens.results.explanation import Explanation
 from normlens.results.maps import Correlations, Maps
 from normlens.scopes import holds
 
@@ -151,15 +162,7 @@ def _each_stack(sql: str) -> str:
 # Rows of similarity: Spearman's ρ between the maps of every two scopes.
 
 
-SIMILARITY = pa.schema(
-    [
-        *WHOSE,
-        pa.field("layer", pa.int32()),  # from 0
-        pa.field("scope_a", pa.string()),
-        pa.field("scope_b", pa.string()),
-        pa.field("rho", pa.float64()),
-    ]
-)
+SIMILARITY = schema_of(*WHOSE, layer=INT, scope_a=TEXT, scope_b=TEXT, rho=REAL)  # layers from 0
 
 
 class Similarity(RowMeasure):
@@ -184,13 +187,8 @@ class Similarity(RowMeasure):
         if maps.coverage:
             covered = tuple(_layers_with(maps, scope) for scope in correlations.scopes)
         pairs = _pairs(tuple(maps.layers), tuple(correlations.scopes), covered)
-        columns = {
-            "index": item.index,
-            "sequence": item.sequence,
-            **pairs.columns,
-            "rho": correlations.rho[:, pairs.a, pairs.b][pairs.here],
-        }
-        return {"similarity": build(SIMILARITY, columns)}
+        rho = correlations.rho[:, pairs.a, pairs.b][pairs.here]
+        return {"similarity": build(SIMILARITY, {**whose(item), **pairs.columns, "rho": rho})}
 
 
 @dataclass(frozen=True)
@@ -259,16 +257,8 @@ def correlate(maps: Maps) -> Correlations:
 # Rows of the mixing ratio: how much of a token's vector comes from other tokens.
 
 
-MIXING = pa.schema(
-    [
-        *WHOSE,
-        pa.field("layer", pa.int32()),  # from 0
-        pa.field("scope", pa.string()),
-        pa.field("position", pa.int32()),
-        pa.field("token_id", pa.int32()),
-        pa.field("category", pa.string()),
-        pa.field("ratio", pa.float64()),
-    ]
+MIXING = schema_of(
+    *WHOSE, layer=INT, scope=TEXT, position=INT, token_id=INT, category=TEXT, ratio=REAL
 )
 
 
@@ -293,8 +283,7 @@ class Mixing(RowMeasure):
         here = np.array([are_among(maps.layers, maps.covered("mixing", name)) for name in scopes])
         layer, scope = np.nonzero(here.T.reshape(ratio.shape[:2]))
         columns = {
-            "index": item.index,
-            "sequence": item.sequence,
+            **whose(item),
             "layer": np.repeat(np.array(maps.layers)[layer], n),
             "scope": np.repeat(scope, n),
             "position": np.tile(np.arange(n), len(layer)),
@@ -310,41 +299,25 @@ class Mixing(RowMeasure):
 
 
 TABLES = {
-    "norms": pa.schema(
-        [
-            *WHOSE,
-            pa.field("layer", pa.int32()),  # from 0
-            pa.field("ff_output_norm", pa.float64()),
-            pa.field("bypassed_norm", pa.float64()),
-        ]
+    "norms": schema_of(*WHOSE, layer=INT, ff_output_norm=REAL, bypassed_norm=REAL),
+    "norms_dimensions": schema_of(
+        layer=INT,
+        dimension=INT,
+        sequences=LONG,
+        count=LONG,  # tokens
+        sum_input_abs=EXACT,
+        sum_output_abs=EXACT,
+        gamma=REAL,
+        special=FLAG,
     ),
-    "norms_dimensions": pa.schema(
-        [
-            pa.field("layer", pa.int32()),
-            pa.field("dimension", pa.int32()),
-            pa.field("sequences", pa.int64()),
-            pa.field("count", pa.int64()),  # tokens
-            pa.field("sum_input_abs", EXACT),
-            pa.field("sum_output_abs", EXACT),
-            pa.field("gamma", pa.float64()),
-            pa.field("special", pa.bool_()),
-        ]
-    ),
-    "special_dimensions": pa.schema(
-        [
-            *WHOSE,
-            pa.field("layer", pa.int32()),
-            pa.field("rho_with", pa.float64()),
-            pa.field("rho_without", pa.float64()),
-        ]
-    ),
+    "special_dimensions": schema_of(*WHOSE, layer=INT, rho_with=REAL, rho_without=REAL),
 }
 #: γ and whether a dimension is special belong to the model, not to a sequence
 _KEYS = ("layer", "dimension", "gamma", "special")
-_SUMS = ("sequences", "count", "sum_input_abs", "sum_output_abs")
+_SUMS = {"sequences": count, "count": count, "sum_input_abs": total, "sum_output_abs": total}
 
 
-class Norms:
+class Norms(RowMeasure):
     """Mean ‖FF(x′)‖ and ‖x′‖, mean |value| per dimension, and ρ without special dimensions.
 
     Kobayashi et al. 2024, section 6. Means per sequence are over its tokens; sums per dimension
@@ -364,36 +337,25 @@ class Norms:
     }
     sql: Mapping[str, str] = {
         "norms_dimensions": sums_sql(
-            _KEYS,
-            {
-                "sequences": count("sequences"),
-                "count": count(),
-                "sum_input_abs": total("sum_input_abs"),
-                "sum_output_abs": total("sum_output_abs"),
-            },
-            order=("layer", "dimension"),
+            _KEYS, {name: of(name) for name, of in _SUMS.items()}, order=("layer", "dimension")
         )
     }
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
 
     def for_two_stacks(self) -> BothStacks:
         return BothStacks(self)
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
+        made = (self._norms(item), self._dimensions(item), self._special(item))
         return {
-            "norms": build(TABLES["norms"], self._norms(item)),
-            "norms_dimensions": build(TABLES["norms_dimensions"], self._dimensions(item)),
-            "special_dimensions": build(TABLES["special_dimensions"], self._special(item)),
+            name: build(schema, columns)
+            for (name, schema), columns in zip(TABLES.items(), made, strict=True)
         }
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
         """Sum per dimension; keep the other tables' rows as they are."""
         if table != "norms_dimensions":
             return parts
-        return sums(parts, _KEYS, _SUMS, self.order[table])
+        return sums(parts, _KEYS, [*_SUMS], self.order[table])
 
     def _norms(self, item: Item) -> dict[str, Any]:
         statistics = item.maps.statistics
@@ -408,7 +370,7 @@ class Norms:
             else np.nan
             for name in ("ff_output_norm", "bypassed_norm")
         }
-        return {**_whose(item), "layer": np.array(layers), **means}
+        return {**whose(item), "layer": np.array(layers), **means}
 
     def _dimensions(self, item: Item) -> dict[str, Any]:
         statistics, n = item.maps.statistics, len(item)
@@ -452,8 +414,209 @@ class Norms:
                 rho = spearman_matrix(np.stack([a[:, allowed] for a in compared], axis=1))
                 layer = np.array(maps.layers)[group]
                 blocks.add(layer=layer, rho_with=rho[:, 0, 1], rho_without=rho[:, 0, 2])
-        return {**columns, **_whose(item)} if (columns := blocks.columns()) else {}
+        made = blocks.columns()
+        return {**made, **whose(item)} if made else {}
 
 
-def _whose(item: Item) -> dict[str, Any]:
-    return {"index": item.index, "sequence": item.sequence}
+# Rows of explanations: which tokens made the model say this, over a corpus.
+
+
+#: where the score is read; null for a classifier that pools its tokens
+_READ_AT = pa.field("read_at", INT)
+EXPLANATIONS = {
+    "explanations": schema_of(
+        *WHOSE,
+        _READ_AT,
+        target_id=INT,
+        target=TEXT,
+        contrast_id=INT,
+        contrast=TEXT,
+        value=REAL,
+        probability=REAL,
+        remainder=REAL,  # what no token owns
+        completeness=REAL,
+    ),
+    "explanation_tokens": schema_of(
+        *WHOSE, _READ_AT, position=INT, token_id=INT, token=LABEL, contribution=REAL
+    ),
+    # The head is of an attention; null: the component has none. The value is over all positions.
+    "explanation_components": schema_of(
+        *WHOSE, _READ_AT, layer=INT, component=LABEL, head=INT, value=REAL
+    ),
+    # A null layer: what stands behind the last.
+    "explanation_bias": schema_of(*WHOSE, _READ_AT, layer=INT, component=LABEL, value=REAL),
+}
+
+
+class ExplanationsMeasure(RowMeasure):
+    """What each token, component and bias contributes to a score of every sequence.
+
+    `target`, `contrast`, `position` and `first_piece` as in `Lens.explain`: by default what the
+    model says, at the last position of a causal model and at the mask of a masked one. Of an
+    encoder–decoder, `position` is a place in its target, by default each in turn.
+    """
+
+    name = "explanations"
+    tables: Mapping[str, pa.Schema] = EXPLANATIONS
+    order: Mapping[str, tuple[str, ...]] = {
+        "explanations": ("index", "read_at"),
+        "explanation_tokens": ("index", "read_at", "position"),
+        "explanation_components": ("index", "read_at", "layer", "component", "head"),
+        "explanation_bias": ("index", "read_at", "layer", "component"),
+    }
+
+    def __init__(
+        self,
+        target: str | int | None = None,
+        contrast: str | int | None = None,
+        position: str | int | None = None,
+        first_piece: bool = False,
+        nonlinearity: str = ExplainOptions.nonlinearity,
+    ):
+        for name, value in (("target", target), ("contrast", contrast), ("position", position)):
+            if value is not None and not isinstance(value, str | int):
+                raise InputError(f"explanations.{name} is a word or a number, not {value!r}")
+        if isinstance(position, str) and position != "all":
+            raise InputError(f"explanations.position is a number or 'all', not {position!r}")
+        ExplainOptions(nonlinearity=nonlinearity, first_piece=first_piece)
+        self.given = self.asked = Asked(target, contrast, position, bool(first_piece), nonlinearity)
+
+    def for_two_stacks(self) -> PairExplanations:
+        return PairExplanations(self.given)
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        return Needs(scopes=(), arrays=False, asked=self.asked)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self.given).items() if value is not None}
+
+    def rows(self, item: Item) -> dict[str, pa.Table]:
+        made = [self._rows(item, why) for why in item.explanations]
+        return {
+            name: pa.concat_tables([schema.empty_table(), *(rows[name] for rows in made)])
+            for name, schema in self.tables.items()
+        }
+
+    def _rows(self, item: Item, why: Explanation) -> dict[str, pa.Table]:
+        """The rows of one explanation; a table takes of its columns those that it has."""
+        read_at = np.nan if why.position is None else why.position
+        others = dict.fromkeys(name for _, name, _ in why.biases if name not in why.component_names)
+        labels: dict[str, Sequence[str]] = {
+            "part": [part.name for part in why.sequences],
+            "stack": (ENCODER, DECODER),
+            "token": why.tokens,
+            "component": [*why.component_names, *others],
+        }
+        made = {
+            name: build(self.tables[name], {**whose(item), "read_at": read_at, **columns}, labels)
+            for name, columns in (
+                ("explanation_tokens", _token_columns(why)),
+                ("explanation_components", _component_columns(why)),
+                ("explanation_bias", _bias_columns(why, labels["component"])),
+            )
+        }
+        schema = self.tables["explanations"]
+        score = {name: getattr(why, name, None) for name in schema.names} | whose(item)
+        score |= asdict(why.shares) if why.has_two_sequences else {}
+        score["read_at"] = why.position
+        return {"explanations": pa.Table.from_pylist([score], schema=schema), **made}
+
+
+def _token_columns(why: Explanation) -> dict[str, Any]:
+    """The tokens of the text, or of the source and of the target's prefix that had been read."""
+    rows = Blocks()
+    for place, part in enumerate(why.sequences):
+        positions = np.arange(len(part))
+        rows.add(part=place, position=positions, contribution=part.contributions)
+    ids = (why.token_ids or [])[: why.seen]
+    return {**rows.columns(), "token_id": ids, "token": np.arange(why.seen)}
+
+
+def _component_columns(why: Explanation) -> dict[str, Any]:
+    """Layer, component, head and value of each row.
+
+    Attentions have a row per head and none as a whole, so that no sum of rows of a layer counts
+    anything twice. What a layer lacks has no row.
+    """
+    names, rows = why.component_names, Blocks()
+    by_head = {"ATTN": why.heads, "CROSS": why.cross_heads}
+    sums = why.components.sum(-1)  # (layer, component), NaN where a layer lacks it
+    for place, name in enumerate(names):
+        shares = by_head.get(name)
+        if shares is None:
+            (layer,) = np.nonzero(~np.isnan(sums[:, place]))
+            head, values = np.full(len(layer), np.nan), sums[layer, place]
+        else:
+            heads = shares.sum(-1, dtype=np.float64)  # (layer, head)
+            layer, head = np.nonzero(~np.isnan(heads))
+            head, values = head.astype(float), heads[layer, head]
+        rows.add(layer=layer, component=place, head=head, value=values)
+    columns = rows.columns()
+    return {**columns, **_in_stacks(columns["layer"], why)}
+
+
+def _bias_columns(why: Explanation, names: Sequence[str]) -> dict[str, Any]:
+    # What stands behind the last layer is the decoder's.
+    layers = [np.nan if isinstance(at, str) else at for at, *_ in why.biases]
+    return {
+        "component": [names.index(name) for _, name, _ in why.biases],
+        "value": [share for *_, share in why.biases],
+        **_in_stacks(np.array(layers, float), why),
+    }
+
+
+def _in_stacks(layers: NDArray[Any], why: Explanation) -> dict[str, NDArray[Any]]:
+    """The stack of each of an explanation's layers, and its place there."""
+    inside = layers < why.encoder_layers
+    places = np.where(inside, layers, layers - why.encoder_layers)
+    return {"stack": np.where(inside, 0, 1), "layer": places}
+
+
+_ALL = "all"
+
+
+class PairExplanations(ExplanationsMeasure):
+    """What each token of source and prefix contributes to the tokens of every target.
+
+    `explanations` has a row for each token that is explained: its logit, what the tokens of the
+    source and of the prefix before it supply together, and their shares. Positions count in each
+    sequence ("source", or "prefix" of the target), layers in each stack.
+    """
+
+    tables: Mapping[str, pa.Schema] = {
+        # What both sequences supply of the score, as in `Explanation.shares`.
+        "explanations": schema_of(
+            *EXPLANATIONS["explanations"],
+            source=REAL,
+            prefix=REAL,
+            source_share=REAL,
+            source_share_absolute=REAL,
+        ),
+        "explanation_tokens": with_column(
+            EXPLANATIONS["explanation_tokens"], pa.field("part", LABEL)
+        ),
+        "explanation_components": with_column(EXPLANATIONS["explanation_components"], STACK),
+        "explanation_bias": with_column(EXPLANATIONS["explanation_bias"], STACK),
+    }
+    order: Mapping[str, tuple[str, ...]] = {
+        "explanations": ("index", "read_at"),
+        "explanation_tokens": ("index", "read_at", "part", "position"),
+        "explanation_components": ("index", "read_at", "stack", "layer", "component", "head"),
+        "explanation_bias": ("index", "read_at", "stack", "layer", "component"),
+    }
+
+    def __init__(self, given: Asked):
+        if given.target is not None:
+            raise InputError(
+                "the target of an encoder–decoder is the text beside its source; leave "
+                "explanations.target out and choose the token by explanations.position"
+            )
+        if given.contrast is not None and given.position in (None, _ALL):
+            raise InputError(
+                "explanations.contrast is compared with one token of each target; choose it by "
+                "explanations.position, such as -1"
+            )
+        self.given = given
+        self.asked = replace(given, position=_ALL if given.position is None else given.position)

@@ -1,10 +1,11 @@
-"""Categories of tokens, relations between two tokens, and the scopes around the FF block."""
+"""Tokens and their pairs: categories, relations, sums, a bounded sample, and the common pairs."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from normlens.corpus.measures.base import Item
 from normlens.errors import InputError
 from normlens.results.maps import Maps
 from normlens.scopes import chains, components_of, is_among
+
+if TYPE_CHECKING:
+    from normlens.inputs.text import Encoded
 
 # Categories of tokens, and relations between two tokens.
 
@@ -176,8 +180,7 @@ def whole_block_pair(scopes: Iterable[str]) -> ScopePair | None:
 
 def feed_forward_pairs(scopes: Iterable[str]) -> list[ScopePair]:
     """`feed_forward_pair` of each kind of layer, where layers differ."""
-    pairs = [feed_forward_pair(chain) for chain in chains(scopes)]
-    return [pair for pair in dict.fromkeys(pairs) if pair is not None]
+    return _of_each_kind(scopes, feed_forward_pair)
 
 
 def default_pairs(scopes: Iterable[str]) -> list[ScopePair]:
@@ -187,9 +190,13 @@ def default_pairs(scopes: Iterable[str]) -> list[ScopePair]:
     ATTNRESLNFFRESLN-N. A layer whose block stands beside the attention has neither. Where layers
     differ, each kind of layer has its pairs.
     """
-    pairs = [
-        pair(chain) for chain in chains(scopes) for pair in (feed_forward_pair, whole_block_pair)
-    ]
+    return _of_each_kind(scopes, feed_forward_pair, whole_block_pair)
+
+
+def _of_each_kind(
+    scopes: Iterable[str], *find: Callable[[list[str]], ScopePair | None]
+) -> list[ScopePair]:
+    pairs = [pair(chain) for chain in chains(scopes) for pair in find]
     return [pair for pair in dict.fromkeys(pairs) if pair is not None]
 
 
@@ -197,11 +204,367 @@ def of_other_stack(pair: ScopePair, maps: Maps) -> bool:
     """Whether both scopes, perhaps by short names, are of a stack that these maps are not of."""
     if maps.provenance.get("stack") == "encoder":
         return not _are_among(pair, maps.scopes)  # the decoder's maps know those of both
-    other = maps.encoder
-    return (
-        other is not None and _are_among(pair, other.scopes) and not _are_among(pair, maps.scopes)
-    )
+    elsewhere = maps.encoder is not None and _are_among(pair, maps.encoder.scopes)
+    return elsewhere and not _are_among(pair, maps.scopes)
 
 
 def _are_among(pair: ScopePair, scopes: Sequence[str]) -> bool:
     return all(is_among(name, scopes) for name in pair)
+
+
+# A bounded sample of pairs that does not depend on how a corpus is cut into shards.
+#
+# Every pair has a priority, a hash of what identifies it. The sample of a stratum is the k pairs
+# of lowest priority: of two samples together the k lowest are the sample of both.
+
+
+#: Relations whose pairs are sampled from each distance apart: others are drawn from them.
+UNRELATED = ("other", "special")
+#: Upper ends of these distances; the last is open. Words and entities are short, so that near
+#: distances must be at hand one by one.
+EDGES = (*range(1, 17), 32, 64)
+
+
+def priorities(
+    seed: int, sequence: str, layer: int | NDArray[Any], target: NDArray[Any], source: NDArray[Any]
+) -> NDArray[np.uint64]:
+    """Hash (seed, sequence, layer, target, source); no two pairs of one layer share a hash.
+
+    A key from SHA-256 for seed and sequence, mixed with the packed rest by SplitMix64, which is
+    a bijection (Steele, Lea and Flood 2014).
+    """
+    digest = hashlib.sha256(f"{seed}\n{sequence}".encode()).digest()
+    key = np.uint64(int.from_bytes(digest[:8], "big"))
+    pair = target.astype(np.uint64) << np.uint64(24) | source.astype(np.uint64)
+    return mixed(key ^ mixed(np.asarray(layer, np.uint64) << np.uint64(48) | pair))
+
+
+def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix the bits of numbers (SplitMix64); no two numbers give the same."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is meant
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def strata(
+    relation: NDArray[Any], distance: NDArray[Any], names: Sequence[str] = RELATIONS
+) -> NDArray[np.int64]:
+    """Number each pair's stratum: its relation (place in `names`), of `UNRELATED` its distance."""
+    number = np.asarray(relation, np.int64)
+    first = len(names)
+    for name in UNRELATED:
+        number = np.where(
+            relation == names.index(name), first + np.searchsorted(EDGES, distance), number
+        )
+        first += len(EDGES) + 1
+    return number
+
+
+def strata_sql() -> str:
+    """Write the strata as SQL, apart from the relation itself."""
+    cases = " ".join(f"WHEN distance <= {edge} THEN {edge}" for edge in EDGES)
+    return f"CASE WHEN relation NOT IN {UNRELATED} THEN 0 {cases} ELSE {EDGES[-1] + 1} END"
+
+
+def limits(keep: int, keep_other: int, names: Sequence[str] = RELATIONS) -> NDArray[np.int64]:
+    """Limit the pairs of each stratum: `keep` where they are related, else `keep_other`."""
+    sizes = [keep_other if name in UNRELATED else keep for name in names]
+    distances = len(UNRELATED) * (len(EDGES) + 1)
+    return np.array(sizes + [keep_other] * distances, dtype=np.int64)
+
+
+def lowest(
+    priority: NDArray[np.uint64], stratum: NDArray[np.int64], limit: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """Find the places of each stratum's lowest priorities, in the order given; all differ."""
+    keep = np.ones(len(priority), dtype=bool)
+    counts = np.bincount(stratum, minlength=len(limit))
+    for full in np.flatnonzero(counts > limit):
+        places = np.flatnonzero(stratum == full)
+        cut = np.partition(priority[places], limit[full] - 1)[limit[full] - 1]
+        keep[places[priority[places] > cut]] = False
+    return np.flatnonzero(keep)
+
+
+def lowest_in_groups(
+    group: NDArray[np.int64], limit: NDArray[np.int64], *keys: NDArray[Any]
+) -> NDArray[np.intp]:
+    """Find the places of each group's first rows by `keys`, sorted by group and keys.
+
+    `limit` is the size of each row's own group.
+    """
+    # Faster than lexsort, and small integers sort in linear time.
+    order = np.argsort(keys[0])
+    order = order[
+        np.argsort(group[order].astype(np.min_scalar_type(group.max(initial=0))), kind="stable")
+    ]
+    # Only records with the same id tie, and sorting by every key takes several times as long.
+    if ((np.diff(group[order]) == 0) & (keys[0][order][1:] == keys[0][order][:-1])).any():
+        order = np.lexsort((*reversed(keys), group))
+    begins = np.searchsorted(group[order], group[order])
+    return order[np.arange(len(order)) - begins < limit[order]]
+
+
+# The pairs of a map's tokens, and sums over pairs with the same types or distance.
+
+
+Columns = dict[str, NDArray[Any]]
+
+
+class TokenPairs:
+    """Every (target i, source j) of a map; arrays are flat, (n · m,), targets first."""
+
+    def __init__(
+        self,
+        targets: Encoded,
+        sources: Encoded,
+        relation: NDArray[np.int16],
+        distance: NDArray[np.int64] | None,
+    ):
+        self.target, self.source = (axis.ravel() for axis in np.indices(relation.shape))
+        #: |i − j|; 0 where sources are of another text, whose positions say nothing
+        self.distance = np.zeros_like(self.target) if distance is None else distance.ravel()
+        self.has_distance = distance is not None
+        self.size = len(targets.ids)
+        self.relation = relation.ravel()
+        self.source_types, self.target_types = _Types.of(sources), _Types.of(targets)
+        self.types = self.source_types.kind[self.source] * len(self.target_types)
+        self.types += self.target_types.kind[self.target]
+        self.same_subword = self._same_subword()
+        # Few of the possible (relation, source type, target type) occur: they are numbered.
+        self.possible = len(self.source_types) * len(self.target_types)
+        self.kinds, self.kind = np.unique(
+            self.relation.astype(np.int64) * self.possible + self.types, return_inverse=True
+        )
+
+    @classmethod
+    def of_text(
+        cls, item: Item, user_relations: Mapping[str, Relation] | None = None
+    ) -> TokenPairs:
+        """The pairs of two tokens of one text."""
+        places = np.arange(len(item))
+        distance = np.abs(places[:, None] - places)
+        return cls(item.encoded, item.encoded, relations(item, user_relations), distance)
+
+    @classmethod
+    def across(cls, item: Item) -> TokenPairs:
+        """The pairs of a decoder's token and one of the text that its encoder read."""
+        assert item.source is not None
+        return cls(item.encoded, item.source, relations_across(item), None)
+
+    def counted(self, exclude_same_type: bool, exclude_special: bool) -> NDArray[np.bool_]:
+        """Mark the pairs that FF-amp is taken of: i ≠ j, less what the options exclude."""
+        counted = self.distance > 0 if self.has_distance else np.ones(len(self.target), dtype=bool)
+        if exclude_same_type:
+            counted &= ~self.same_subword
+        if exclude_special:
+            counted &= self.relation != RELATIONS.index("special")
+        return counted
+
+    def _same_subword(self) -> NDArray[np.bool_]:
+        """Whether the two tokens of a pair are of one subword type."""
+        source, target = np.divmod(self.types, len(self.target_types))
+        if self.has_distance:
+            return np.asarray(source == target)
+        # Two texts may have two vocabularies, in which equal tokens have other ids.
+        of_source, of_target = (
+            np.array(types.tokens, object) for types in (self.source_types, self.target_types)
+        )
+        return np.asarray(of_source[source] == of_target[target], bool)
+
+    def ids(self, at: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The token ids of the sources and of the targets of the pairs `at`."""
+        source, target = np.divmod(self.types[at], len(self.target_types))
+        return self.source_types.ids[source], self.target_types.ids[target]
+
+    def by_type(
+        self,
+        layers: NDArray[np.int64],
+        at: NDArray[np.intp],
+        before: NDArray[np.float64],
+        after: NDArray[np.float64],
+    ) -> Columns:
+        """Sum over the pairs `at` of one relation with the same two subword types, by layer.
+
+        `before` and `after` hold each layer's values of the pairs, (layers, pairs).
+        """
+        distance = np.broadcast_to(self.distance[at].astype(np.float64), before.shape)
+        layer, kind, (counts, before, after, distance) = _sums(
+            self.kind[at], before, after, distance
+        )
+        relation, types = np.divmod(self.kinds[kind], self.possible)
+        source, target = np.divmod(types, len(self.target_types))
+        return {
+            "layer": layers[layer],
+            "relation": relation,
+            "source_id": self.source_types.ids[source],
+            "target_id": self.target_types.ids[target],
+            "source_token": source,
+            "target_token": target,
+            "count": counts,
+            "sum_before": before,
+            "sum_after": after,
+            "sum_distance": self._known(distance.astype(np.int64)),
+        }
+
+    def by_distance(
+        self, layers: NDArray[np.int64], at: NDArray[np.intp], score: NDArray[np.float64]
+    ) -> Columns:
+        """Sum over the pairs `at` with the same relation and distance |i − j|, by layer.
+
+        Pairs of one subword and of two are summed apart.
+        """
+        group = self.relation[at].astype(np.int64) * 2 + self.same_subword[at]
+        group = group * self.size + self.distance[at]
+        layer, kind, (counts, score, squares) = _sums(group, score, score * score)
+        group, distance = np.divmod(kind, self.size)
+        relation, same_subword = np.divmod(group, 2)
+        return {
+            "layer": layers[layer],
+            "relation": relation,
+            "same_subword": same_subword.astype(bool),
+            "distance": self._known(distance),
+            "count": counts,
+            "sum": score,
+            "sum_squares": squares,
+        }
+
+    def listed(self, at: NDArray[np.intp]) -> Columns:
+        """Describe the pairs `at`: relation, distance, target, source, and if they are one type."""
+        return {
+            "relation": self.relation[at],
+            "same_subword": self.same_subword[at],
+            "distance": self._known(self.distance[at]),
+            "target": self.target[at],
+            "source": self.source[at],
+        }
+
+    def _known(self, distance: NDArray[Any]) -> NDArray[Any]:
+        """The distances, or null where there are none."""
+        return distance if self.has_distance else np.full(len(distance), np.nan)
+
+
+@dataclass(frozen=True)
+class _Types:
+    """The subword types of one text."""
+
+    ids: NDArray[np.int64]
+    tokens: list[str]
+    kind: NDArray[np.intp]  # of each token, its place among the types
+
+    @classmethod
+    def of(cls, encoded: Encoded) -> _Types:
+        ids, first, kind = np.unique(encoded.ids, return_index=True, return_inverse=True)
+        return cls(ids, [encoded.tokens[place] for place in first], kind)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def _sums(
+    group: NDArray[np.int64], *values: NDArray[np.float64]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], list[NDArray[Any]]]:
+    """Count and sum each layer's groups that occur: (pairs,) and (layers, pairs) → flat."""
+    size, layers = int(group.max(initial=0)) + 1, len(values[0])
+    flat = (group + size * np.arange(layers)[:, None]).ravel()
+    counts = np.bincount(flat)
+    occupied = np.flatnonzero(counts)
+    totals = [np.bincount(flat, value.ravel())[occupied] for value in values]
+    layer, kind = np.divmod(occupied, size)
+    return layer, kind, [counts[occupied], *totals]
+
+
+# Which pairs of subwords a corpus has often enough, counted before the run begins.
+#
+# A count-min sketch (Cormode & Muthukrishnan 2005): every ordered pair adds to one counter in
+# each of two rows, so that the smaller of its two counters is never less than its count. What is
+# kept is decided by these counters, for all sequences alike, so that the sums of a pair that is
+# kept are exact; a pair that is kept by mistake is left out when the shards are merged.
+
+
+#: Counters in each of the two rows, as a power of two: 32 MiB of counters, 1 MiB of bits.
+_BITS = 23
+_SIZE = 1 << _BITS
+#: Bytes that hold one bit of every counter.
+BYTES = 2 * _SIZE // 8
+#: Counters stop here, before they could begin anew.
+_MOST = np.uint32(1 << 31)
+
+
+def places_of(sources: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.int64]:
+    """The counters of pairs of token ids, (2, pairs)."""
+    pair = sources.astype(np.uint64) << np.uint64(32) | targets.astype(np.uint64)
+    number = mixed(pair)
+    rows = [number & np.uint64(_SIZE - 1), number >> np.uint64(64 - _BITS)]
+    return np.stack(rows).astype(np.int64)
+
+
+class PairCounter:
+    """Counts the ordered pairs of a corpus's subwords, sequence by sequence."""
+
+    def __init__(self, causal: bool):
+        self.causal = causal
+        self._counters = np.zeros((2, _SIZE), np.uint32)
+
+    def add(self, ids: list[int]) -> None:
+        """Count the pairs of a sequence: each source with each other token, or with later ones."""
+        tokens = np.asarray(ids, np.int64)
+        if self.causal:
+            target, source = np.tril_indices(len(tokens), -1)
+            sources, targets = tokens[source], tokens[target]
+            counts = np.ones(len(sources), np.uint32)
+        else:
+            kinds, times = np.unique(tokens, return_counts=True)
+            often = np.outer(times, times)
+            np.fill_diagonal(often, times * (times - 1))  # no token is paired with itself
+            sources, targets = (axis.ravel() for axis in np.meshgrid(kinds, kinds, indexing="ij"))
+            counts = often.ravel().astype(np.uint32)
+            occur = counts > 0
+            sources, targets, counts = sources[occur], targets[occur], counts[occur]
+        for row, places in zip(self._counters, places_of(sources, targets), strict=True):
+            np.add.at(row, places, counts)
+            row[places] = np.minimum(row[places], _MOST)
+
+    def kept(self, min_count: int, keep_pairs: int | None) -> KeptPairs:
+        """The pairs that occur `min_count` times, or so often that about `keep_pairs` are left."""
+        least = max(1, min_count)
+        if keep_pairs is not None:
+            # As many pairs occur so often as counters say so, but for those that share one.
+            high = max(least, int(self._counters.max(initial=0)) + 1)
+            while least < high:
+                middle = (least + high) // 2
+                if int((self._counters >= middle).sum(axis=1).min()) <= keep_pairs:
+                    high = middle
+                else:
+                    least = middle + 1
+        return KeptPairs(
+            np.packbits(self._counters >= least, axis=1),
+            np.packbits(self._counters > 0, axis=1),
+            least,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPairs:
+    """The pairs that a run keeps, as bits of the counters, and how often each occurs at least."""
+
+    often: NDArray[np.uint8]  # (2, counters / 8): as often as `least`
+    seen: NDArray[np.uint8]  # (2, counters / 8): at all
+    least: int
+
+    def holds(self, sources: NDArray[Any], targets: NDArray[Any]) -> NDArray[np.bool_]:
+        """Whether each pair of token ids is kept."""
+        return _set(self.often, places_of(sources, targets))
+
+    def saw(self, sources: NDArray[Any], targets: NDArray[Any]) -> bool:
+        """Whether all of these pairs may have been counted; False is certain."""
+        return bool(_set(self.seen, places_of(sources, targets)).all())
+
+
+def _set(bits: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the bits of both rows are set."""
+    byte, bit = places >> 3, 7 - (places & 7)
+    one, other = (row[at] >> by & 1 for row, at, by in zip(bits, byte, bit, strict=True))
+    return (one & other).astype(bool)

@@ -1,4 +1,4 @@
-"""A user's own functions: imported by name, the files they come from, the relations they name."""
+"""A user's own measures and relations: made, imported by name, and the files they come from."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from normlens.corpus.measures.base import WHOSE, Item, Needs, RowMeasure, schema_of, whose
 from normlens.corpus.measures.tokens import GROUPS, RELATIONS
 from normlens.errors import InputError, reason_of
 
@@ -200,3 +204,163 @@ def check_names(relations: tuple[str, ...]) -> None:
         if names.count(name) > 1 or name in RELATIONS or name in GROUPS:
             raise InputError(f"another relation is called {name!r} already; rename {full!r}")
         imported(full, "relation")
+
+
+# Making a measure of a user's function.
+
+
+_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+_ADDED = [field.name for field in WHOSE]
+
+
+class CustomMeasure(RowMeasure):
+    """A function ``f(maps)`` or ``f(item)`` whose result is one table, named like the measure."""
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, columns: pa.Schema, needs: Needs
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.columns = columns
+        self.needs = needs
+        self.tables = {name: schema_of(*WHOSE, *columns)}
+        self.order = {name: ("index",)}
+        self._argument = _argument(function)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the function itself, as if it had not been decorated."""
+        return self.function(*args, **options)
+
+    def __reduce__(self) -> Any:
+        """Pickle by name: another process finds the measure where the function used to be."""
+        module = self.function.__module__
+        name = getattr(self.function, "__qualname__", "")
+        value: Any = sys.modules.get(module)
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if module == "__main__" or value is not self:
+            return CustomMeasure, (self.function, self.name, self.columns, self.needs)
+        return imported, (f"{module}:{name}", "measure")
+
+    def rows(self, item: Item) -> dict[str, pa.Table]:
+        """Call the function on this sequence, and add its index and id to each row."""
+        result = self.function(item if self._argument == "item" else item.maps)
+        table = self._table(result)
+        for place, (field, value) in enumerate(zip(WHOSE, whose(item).values(), strict=True)):
+            column = pa.repeat(pa.scalar(value, field.type), len(table))
+            table = table.add_column(place, field, column)
+        return {self.name: table}
+
+    def _table(self, result: Any) -> pa.Table:
+        """Convert a list of dicts, dict of columns, DataFrame or Arrow table to the schema."""
+        try:
+            if result is None or (isinstance(result, Sequence) and not len(result)):
+                return self.columns.empty_table()
+            if isinstance(result, Mapping):
+                table = pa.table({str(name): _column(values) for name, values in result.items()})
+            elif isinstance(result, pa.Table):
+                table = result
+            elif isinstance(result, Sequence) and all(isinstance(row, Mapping) for row in result):
+                names = dict.fromkeys(str(name) for row in result for name in row)
+                table = pa.table({name: [row[name] for row in result] for name in names})
+            elif hasattr(result, "to_dict") and hasattr(result, "columns"):
+                table = _with_nan(pa.Table.from_pandas(result, preserve_index=False), result)
+            else:
+                raise InputError(
+                    f"the measure {self.name!r} returned {type(result).__name__}; return a list of "
+                    "dicts, a dict of columns or a DataFrame"
+                )
+            if set(table.column_names) != set(self.columns.names):
+                raise InputError(
+                    f"the measure {self.name!r} returned the columns "
+                    f"{', '.join(table.column_names) or 'none'}; its schema says "
+                    f"{', '.join(self.columns.names)}"
+                )
+            return table.select(self.columns.names).cast(self.columns)
+        except KeyError as error:
+            raise InputError(
+                f"the measure {self.name!r} returned rows without the column {error.args[0]!r}"
+            ) from error
+        except (pa.ArrowException, TypeError) as error:
+            raise InputError(
+                f"what the measure {self.name!r} returned does not fit its schema: "
+                f"{reason_of(error)}"
+            ) from error
+
+
+def measure(
+    function: Callable[..., Any] | None = None,
+    *,
+    schema: Mapping[str, Any] | pa.Schema | None = None,
+    name: str | None = None,
+    scopes: Sequence[str] | None = None,
+    statistics: bool = False,
+) -> Any:
+    """Make a measure of a function: one table with what it returns for each sequence.
+
+    >>> @measure(schema={"layer": int, "mean": float})
+    ... def self_attention(maps):
+    ...     diagonal = maps["ATTN-N"].diagonal(axis1=1, axis2=2)
+    ...     return {"layer": maps.layers, "mean": diagonal.mean(axis=1)}
+
+    The function takes ``maps`` (or ``item``, with the tokens' words and entities) and returns a
+    list of dicts, a dict of columns or a DataFrame. `index` and `sequence` are added to each row.
+    None is a missing value; NaN is none, and makes the sequence a failure.
+    """
+    if function is None:
+        return partial(measure, schema=schema, name=name, scopes=scopes, statistics=statistics)
+    called = str(name or getattr(function, "__name__", ""))
+    if not called.isidentifier():
+        raise InputError(
+            f"{called!r} cannot name a table; give the measure a name of letters, digits and _"
+        )
+    if not schema:
+        raise InputError(
+            f"the measure {called!r} has no schema; write "
+            '@measure(schema={"layer": int, "value": float}) with the columns that it returns'
+        )
+    needs = Needs(None if scopes is None else tuple(scopes), statistics)
+    return CustomMeasure(function, called, _schema(called, schema), needs)
+
+
+def _schema(name: str, given: Mapping[str, Any] | pa.Schema) -> pa.Schema:
+    pairs = [(f.name, f.type) for f in given] if isinstance(given, pa.Schema) else given.items()
+    fields = []
+    for column, kind in pairs:
+        if column in _ADDED:
+            raise InputError(
+                f"leave {column!r} out of the schema of {name!r}; it is added to every row"
+            )
+        try:
+            declared = _TYPES.get(kind, kind)
+            arrow_type = pa.type_for_alias(declared) if isinstance(declared, str) else declared
+            fields.append(pa.field(column, arrow_type))
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"the column {column!r} of {name!r} cannot be {kind!r}; choose int, float, str, "
+                "bool or an arrow type"
+            ) from error
+    return pa.schema(fields)
+
+
+def _column(values: Any) -> Any:
+    return [values] if isinstance(values, str) or not hasattr(values, "__len__") else values
+
+
+def _with_nan(table: pa.Table, frame: Any) -> pa.Table:
+    """A DataFrame's table in which NaN is not null: a result that is no number has to show."""
+    for place, (name, column) in enumerate(frame.items()):
+        if isinstance(column.dtype, np.dtype) and column.dtype.kind == "f":
+            table = table.set_column(place, str(name), pa.array(column.to_numpy()))
+    return table
+
+
+def _argument(function: Callable[..., Any]) -> str:
+    """Tell by its first parameter's name whether a function takes the maps or the whole item."""
+    parameters = list(inspect.signature(function).parameters)
+    if not parameters:
+        raise InputError(
+            f"{getattr(function, '__name__', function)!r} takes no argument; a measure takes `maps`"
+            " or `item`"
+        )
+    return parameters[0]

@@ -16,7 +16,7 @@ from normlens.corpus.data.records import Data
 from normlens.corpus.engines.batches import encode_for
 from normlens.corpus.measures import Needs
 from normlens.corpus.measures.amplification import Amplification
-from normlens.corpus.measures.pairs import KeptPairs, PairCounter
+from normlens.corpus.measures.tokens import KeptPairs, PairCounter
 from normlens.corpus.runs.choice import Choice
 from normlens.corpus.runs.data_index import IndexedData
 from normlens.corpus.runs.identity import tokenizer_hash

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from normlens.corpus.measures.amplification import Amplification
-from normlens.corpus.measures.pairs import BYTES, KeptPairs
+from normlens.corpus.measures.tokens import BYTES, KeptPairs
 from normlens.corpus.runs.choice import Choice
 from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.folder import Folder

@@ -109,7 +109,7 @@ def named_measures(manifest: Manifest, names: Sequence[str]) -> list[Measure]:
 
 def _get(name: str, **options: Any) -> Measure:
     # Measures are slow to import, and a run is mostly asked for its state or for plain tables.
-    from normlens.corpus.measures.registry import get
+    from normlens.corpus.measures import get
 
     return get(name, **options)
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from normlens.corpus.data.formats import has_target
 from normlens.corpus.data.readers import NAME as IN_MEMORY
 from normlens.corpus.data.records import Data, sha256_of
-from normlens.corpus.data.text_files import has_target
 from normlens.corpus.runs import manifest as manifests
 from normlens.corpus.runs.folder import OBJECT, Folder, RunError
 from normlens.corpus.runs.manifest import Manifest

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from normlens.corpus.data.formats import SEPARATOR, split_pair
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
-from normlens.corpus.data.text_files import SEPARATOR, split_pair
 from normlens.corpus.measures.base import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.corpus.runs.folder import Folder, fixed_path, open_folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from normlens.corpus.measures.pairs import EDGES, UNRELATED
-from normlens.corpus.measures.tokens import GROUPS, RELATIONS, ScopePair
+from normlens.corpus.measures.tokens import EDGES, GROUPS, RELATIONS, UNRELATED, ScopePair
 from normlens.errors import InputError
 from normlens.measures.reweighting import DistanceSums
 from normlens.studies.papers.published import Evidence

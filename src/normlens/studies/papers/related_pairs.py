@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from normlens.corpus.measures.pairs import EDGES
-from normlens.corpus.measures.tokens import ScopePair, feed_forward_pair, whole_block_pair
+from normlens.corpus.measures.tokens import EDGES, ScopePair, feed_forward_pair, whole_block_pair
 from normlens.errors import listed
 from normlens.figures.canvas import COLOURS, FAINT
 from normlens.scopes import consecutive
