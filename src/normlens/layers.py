@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normlens.gpu.lazy_tensor import formed
+from normlens.gpu.lazy_tensor import LazyTensor, formed
 from normlens.gpu.matmul import splits, times, times_plus
 from normlens.scopes import WEIGHT_SCOPES
 
@@ -40,7 +40,7 @@ def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
     for entry in fields(component):  # type: ignore[arg-type]
         value = getattr(component, entry.name)
         if isinstance(value, Tensor):
-            value = formed(value)
+            value = formed(value) if isinstance(value, LazyTensor) else value
             stays = split and value.dim() == 2 and splits(value)
             changes[entry.name] = value.detach() if stays else value.detach().to(dtype)
         elif is_dataclass(value):
@@ -169,7 +169,7 @@ class FeedForward:
     @property
     def projections(self) -> tuple[Tensor, ...]:
         """The weights (d, m) of the input projections."""
-        return tuple(linear.weight for linear in self.inputs)
+        return (self.up.weight,) if self.gate is None else (self.gate.weight, self.up.weight)
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,13 +66,6 @@ def _axes(key: Key) -> Axes:
     return ("layer", "target") if group == ROUTING else ("layer",)
 
 
-def token_axis(sequence: Encoded) -> TokenAxis:
-    """The tokens of a sequence as labels of an axis."""
-    return TokenAxis(
-        sequence.tokens, sequence.ids, sequence.special, sequence.words, sequence.word_labels
-    )
-
-
 # Results of one layer that are made of its maps where they lie.
 
 
@@ -294,7 +287,8 @@ class Collector:
         tensors: dict[Key, Tensor] = {}
         for group, named in groups.items():
             for name, tensor in named.items():
-                tensors[group, name] = self._padded(tensor, (group, name))
+                key = group, name
+                tensors[key] = self._padded(tensor, key) if self.width else tensor
         maps = [key for key in tensors if key[0] in MAPS and map_dtype != AUTO]
         if maps and map_dtype == "float16":
             left_out = ~self._allowed(layer, tensors[maps[0]].device)  # (b, i, j)
@@ -430,7 +424,7 @@ class Collector:
         }
         packed = []
         for index, (sequence, found) in enumerate(zip(self.sequences, self._found(), strict=True)):
-            axis, fields = token_axis(sequence), {group: found[group] for group in GROUPS}
+            axis, fields = sequence.axis, {group: found[group] for group in GROUPS}
             arrays = fields.pop("arrays")
             if self.others:
                 n, m = self.lengths[index], self.other_lengths[index]

@@ -37,7 +37,7 @@ from normlens.layers import (
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
 from normlens.models.reading import class_name, execution_device
-from normlens.models.unwrapping import check_chunks, check_weights, explain_failure
+from normlens.trace.checks import check_chunks, check_weights, explain_failure
 from normlens.trace.locking import Hooks, Undo, ask_for_eager_attention, exclusive, other_methods
 
 # One layer as the model ran it, and where each part of it can be read.
