@@ -116,6 +116,12 @@ class Reach:
         far = 1 << 29
         return far if self.back is None else self.back, far if self.ahead is None else self.ahead
 
+    @property
+    def in_words(self) -> str:
+        """What errors say of it."""
+        back, ahead = ("all" if side is None else side for side in (self.back, self.ahead))
+        return f"{back} earlier and {ahead} later tokens"
+
     def mask(self, n: int, device: torch.device | None = None) -> Tensor:
         """Which (target, source) pairs attention allows, as (n, n) booleans."""
         allowed = torch.ones(n, n, dtype=torch.bool, device=device)

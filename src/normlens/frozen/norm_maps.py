@@ -27,13 +27,7 @@ from normlens.frozen.parts import (
 )
 from normlens.frozen.shapley import shapley_norms
 from normlens.frozen.stage import norms_by_kernel, stage_by_kernels, tail_of
-from normlens.frozen.tiles import (
-    ORDINARY,
-    Buffers,
-    FeedForwardBlock,
-    Job,
-    feed_forward_norms,
-)
+from normlens.frozen.tiles import ORDINARY, Buffers, FeedForwardBlock, Job, feed_forward_norms
 from normlens.gpu.matmul import by_head
 from normlens.gpu.sizes import kernels_run_on
 from normlens.layers import Layer

@@ -53,7 +53,8 @@ def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> It
     order = sorted(range(len(encoded)), key=lengths.__getitem__)
     for start in range(0, len(order), size):
         batch = order[start : start + size]
-        if padding_spoils(lens.layers, lens.dtype, [lengths[index] for index in batch]):
+        together = [lengths[index] for index in batch]
+        if len(batch) > 1 and padding_spoils(lens.layers, lens.dtype, together):
             yield from ([index] for index in batch)
             continue
         shapes: dict[Any, list[int]] = {}

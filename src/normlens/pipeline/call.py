@@ -389,21 +389,27 @@ class Call:
 
         The thread must be alone with the model.
         """
-        adapter, kept = self.lens.adapter, dict[Hashable, Seen]()
+        adapter, check = self.lens.adapter, self.lens.float32_check
+        kept: dict[Hashable, Seen] | None = {} if check.applies else None
         with reading(adapter.model, adapter):
             consume = partial(self._decompose, collectors, kept)
             run_traced(adapter, adapter.model, inputs, self.layers, consume, spread=True)
+            if kept is None:
+                return
             try:
-                self.lens.float32_check.layers(self.options.nonlinearity, PARTS, kept)
+                check.layers(self.options.nonlinearity, PARTS, kept)
             except CompletenessError:
                 for collector in collectors:
                     collector.checks.judge()  # says more of a module that is not what it seems
                 raise
 
     def _decompose(
-        self, collectors: list[Collector], kept: dict[Hashable, Seen], traced: LayerTrace
+        self, collectors: list[Collector], kept: dict[Hashable, Seen] | None, traced: LayerTrace
     ) -> None:
-        """Take apart a layer that the model has just run; `kept` are layers to compare later."""
+        """Take apart a layer that the model has just run; `kept` are layers to compare later.
+
+        None are compared of a model in float32.
+        """
         place, dtype = traced.index, self.lens.compute_dtype
         collector = collectors[-1 if place >= collectors[-1].stack.first else 0]
         stack = collector.stack
@@ -434,9 +440,10 @@ class Call:
                 source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
             )
         collector.add(result, index, layer)
-        name = f"{stack.layer_in_words} {index}"
-        seen = Seen(place, name, traced.block, traced.call, collector.lengths)
-        self.lens.float32_check.keep(kept, settings.rule, PARTS, seen)
+        if kept is not None:
+            name = f"{stack.layer_in_words} {index}"
+            seen = Seen(place, name, traced.block, traced.call, collector.lengths)
+            self.lens.float32_check.keep(kept, settings.rule, PARTS, seen)
         if self.progress is not None:
             self.progress(self.layers.index(place) + 1, len(self.layers))
 

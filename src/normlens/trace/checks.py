@@ -67,13 +67,13 @@ class Deferred:
         self._home: dict[Hashable, list[NDArray[Any]]] = {}  # pieces, the first axis each tensor's
 
     def add(self, key: Hashable, tensor: Tensor) -> None:
-        """Keep one more tensor; all of a key have the same shape."""
+        """Keep one more tensor; all of a key have the same shape.
+
+        If those that wait take too much of the device's memory, all are copied to the host.
+        """
         tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # NumPy has none
         self._waiting.setdefault(key, []).append(tensor)
         self._held += tensor.nbytes if tensor.is_cuda else 0
-
-    def make_room(self) -> None:
-        """Copy what waits to the host if it takes too much of the device's memory."""
         if self._held > HELD_ON_DEVICE and self._transfer is not None:
             self.arrived()
 
@@ -206,12 +206,10 @@ class Checks:
         adapter = f"the adapter {type(self.adapter).__name__}"
         seen = arrived.get("outside", ()), arrived.get("offsets", ())
         for (name, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
-            sides = ("all" if side is None else side for side in (reach.back, reach.ahead))
-            allowed = "{} earlier and {} later tokens".format(*sides)
             if outside > NEGLIGIBLE:
                 raise UnsupportedModelError(
                     f"{name} attends to tokens that {adapter} says it cannot see "
-                    f"(weights up to {outside:.2g} lie outside {allowed}); its "
+                    f"(weights up to {outside:.2g} lie outside {reach.in_words}); its "
                     "`causal`, `window` or `reach` must say what the model does "
                     "(normlens help adapters)"
                 )
@@ -227,8 +225,8 @@ class Checks:
                 if side == "ahead" and edge == 0:
                     looks, cure = "looks ahead", "set `causal = True`"
                 raise UnsupportedModelError(
-                    f"no token of {name} {looks}, in any head, where {adapter} allows {allowed}; "
-                    f"{cure} (normlens help adapters)"
+                    f"no token of {name} {looks}, in any head, where {adapter} allows "
+                    f"{reach.in_words}; {cure} (normlens help adapters)"
                 )
 
 
