@@ -1,4 +1,4 @@
-"""Heat maps with token labels: one in any axes, or grids of them on a page."""
+"""Heat maps: one in any axes, grids of them on a page, or patches over their picture."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
     F ← Σ_k ((F W_k) ⊙ r^k_i) W_down,    b ← (Σ_k (b W_k + b_k) ⊙ r^k_i + c_i) W_down + b_down
 
 where k runs over the input projections (up; gate and up in a gated block). `activations` says where
-the slopes r and the constant c come from. Behind the block parts no longer factor.
+the slopes r and the constant c come from. Behind the block parts no longer factor. Experts are such
+blocks, each at the tokens that used it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models and tokenizers from folders and the Hugging Face hub, and what its errors mean."""
+"""Models, tokenizers and peft's adapters from folders and the hub, and what its errors mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the transformers model inside a user's object, and check that it can be run and read."""
+"""Find the transformers model inside a user's object, or say why there is none to read."""
 
 from __future__ import annotations
 
