@@ -330,7 +330,7 @@ def test_a_full_disk_leaves_nothing_behind(
     ("words", "fragments"),
     [
         ((), ["--text", "--file"]),
-        (("--text", "a", "--file", "b"), ["give one text"]),
+        (("--text", "a", "--file", "b"), ["two texts were given"]),
         (("--text", ""), ["the text is empty"]),
         (("--text", " \n "), ["the text is empty", "at least one word"]),
         (("--text", "a", "--pair", " "), ["the text is empty"]),
@@ -660,3 +660,29 @@ def test_map_refuses_the_routing_of_a_model_without_experts(
 ) -> None:
     error = shell.error("map", TEXT, "--model", model, "--routing", tmp_path / "experts.csv")
     assert "have no experts" in error
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["cosine", "one text"], "cosine compares two texts"),
+        (["view", "page.html"], "is a page already; open it in a browser"),
+        (["map", "hi", "--model", "minlm"], "did you mean 'minilm'?"),
+        (["map", "hi", "--out", "nodir/x.png"], "'nodir' does not exist; create it first"),
+        (["map", "hi", "--text", "ho"], "two texts were given"),
+        (["map", "hi", "--measures", "mixing"], "have it); see: normlens map --help"),
+    ],
+)
+def test_common_slips_are_answered_in_one_line(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(typed) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_help_about_a_command_is_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help", "cosine"]) == 0
+    of_topic = capsys.readouterr().out
+    assert cli.main(["cosine", "--help"]) == 0
+    assert of_topic == capsys.readouterr().out

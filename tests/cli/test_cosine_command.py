@@ -86,7 +86,7 @@ def test_its_help_has_an_example(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((A,), "give one text"),
+        ((A,), "cosine compares two texts"),
         ((A, ""), "the text is empty"),
         ((" ", B), "the text is empty"),
         ((A, "cat " * 300), "tokens"),

@@ -102,7 +102,7 @@ def test_nothing_at_all_is_no_pipe() -> None:
     ("data", "words", "message"),
     [
         (b"", ("map", "-"), "the text is empty"),
-        (b"a\n", ("map", "-", "--text", "a"), "give one text"),
+        (b"a\n", ("map", "-", "--text", "a"), "two texts were given"),
         (b"\n \n", ("map", "-", "--lines"), "standard input holds no text"),
         (b"a\n\xff\n", ("map", "-", "--lines"), "line 2 of standard input is not UTF-8"),
         (b"a\n", ("map", "a", "--lines"), "from a file or a pipe"),

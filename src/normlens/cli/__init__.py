@@ -26,6 +26,7 @@ from normlens.errors import (
     NormLensError,
     OptionError,
     is_out_of_memory,
+    listed,
     one_line,
     process_limit,
 )
@@ -95,11 +96,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     hush()
+    typed = list(sys.argv[1:] if argv is None else argv)
+    if typed[:1] == ["help"] and typed[1:] and typed[1] in _COMMANDS.split():
+        typed = [typed[1], "--help"]
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         try:
             status = typer.main.get_command(app).main(
-                args=None if argv is None else list(argv),
+                args=typed,
                 prog_name="normlens",
                 standalone_mode=False,
             )
@@ -125,7 +129,10 @@ def _in_words(error: Any) -> str | None:
         return str(error)
     if isinstance(error, _ClickError):
         path = getattr(getattr(error, "ctx", None), "command_path", "normlens")
-        return f"{error.format_message().rstrip('.')}; see: {path} --help"  # type: ignore[attr-defined]
+        said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        if owners := _commands_with(getattr(error, "option_name", None)):
+            said += f" ({listed(owners)} {'have' if owners[1:] else 'has'} it)"
+        return f"{said}; see: {path} --help"
     if isinstance(error, UnicodeEncodeError):
         near = error.object[max(0, error.start - 40) : error.end]
         return f"the text {near!a} is not valid Unicode; encode it as UTF-8"
@@ -133,6 +140,16 @@ def _in_words(error: Any) -> str | None:
     if isinstance(error, kinds) and is_out_of_memory(error):
         return f"there is not enough memory; {SMALLER}{process_limit()}"
     return None
+
+
+def _commands_with(option: str | None) -> list[str]:
+    """The commands that take an option."""
+    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands", {})
+    return [
+        name
+        for name, command in commands.items()
+        if any(option in parameter.opts for parameter in command.params)
+    ]
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

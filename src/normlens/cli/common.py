@@ -299,10 +299,14 @@ class Inputs:
             found = self.image.is_file()
             require(found, f"there is no file {str(self.image)!r}; --image names a picture")
             return iter([(None, self.image)])
-        if not texts and _is_piped():
+        if not texts and is_piped():
             texts = [STDIN]
         require(
-            len(texts) == 1,
+            len(texts) < 2,
+            "two texts were given; give one, as an argument, with --text, or with --file",
+        )
+        require(
+            texts,
             'give one text, as "…" or with --text "…", with --file FILE, or through a pipe',
         )
         text, in_file = texts[0], self.file is not None or texts[0] == STDIN
@@ -322,7 +326,7 @@ class Inputs:
         return iter([(None, text if self.pair is None else both)])
 
 
-def _is_piped() -> bool:
+def is_piped() -> bool:
     """Whether stdin is a pipe or a file, rather than a terminal or nothing at all."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode

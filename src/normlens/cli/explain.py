@@ -16,7 +16,7 @@ from normlens.cli import common
 from normlens.cli.common import console_for, print_table, say
 from normlens.cli.map import completeness_words
 from normlens.cli.parameters import Fields
-from normlens.errors import InputError, valid_choice
+from normlens.errors import InputError, require, valid_choice
 from normlens.options import CosineOptions, ExplainOptions, LoadOptions
 from normlens.results import words as in_words
 from normlens.results.words import PLACES, decimals, percent, signed_number
@@ -289,6 +289,10 @@ def cosine_command(
         b B: The second text; - reads standard input.
     """
     output.check(model, inputs)
+    require(
+        b is not None or inputs.file is not None or common.is_piped(),
+        'cosine compares two texts: normlens cosine "…" "…" (or the second with --file, or a pipe)',
+    )
     each_input = inputs.read(b)
     lens = common.load_lens(model, tokenizer, loading, output.quiet)
 

@@ -300,15 +300,15 @@ def view_command(
     force: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Maps files as one HTML page, which works from disk without network. Several files can be
-    compared: two texts, or two models.
+    """A saved result as one HTML page, which works from disk without network. Several files of maps
+    can be compared: two texts, or two models.
 
-    In the list: Maps files as an interactive page, in the browser or in one HTML file.
+    In the list: Saved results as an interactive page, in the browser or in one HTML file.
 
     Example: normlens view maps.safetensors --out soap.html
 
     Options:
-        files FILE…: Maps files (.safetensors), one or more.
+        files FILE…: Files of results (.safetensors), one or more.
         out FILE (--out, -o): Write this .html and open no browser.
         precision BITS: 32, 16 or 8. Default: 32 for small maps, else 16.
         largest MB: Layers are left out of a larger file; 0 keeps them all.
@@ -322,9 +322,18 @@ def view_command(
         named = out.suffix.lower() in (".html", ".htm")
         require(named, f"{str(out)!r} is not the name of an HTML file; end it in .html")
         store.check_output(out, overwrite=force)
-    maps = [Maps.load(file) for file in files]
+    for file in files:
+        page = file.suffix.lower() in (".html", ".htm")
+        require(not page, f"{str(file)!r} is a page already; open it in a browser")
+    results = [store.open(file) for file in files]
     path = out or Path(tempfile.mkdtemp(prefix="normlens-")) / f"{files[0].stem}.html"
-    path = to_html(maps, path, precision=precision, largest=largest or None, overwrite=force)
+    most = largest or None
+    maps = [result for result in results if isinstance(result, Maps)]
+    if len(maps) == len(results):
+        path = to_html(maps, path, precision=precision, largest=most, overwrite=force)
+    else:
+        require(len(results) == 1, "several files are compared only if all of them hold maps")
+        path = results[0].to_html(path, largest=most, overwrite=force)
     if not quiet:
         print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if out is None and not no_browser:

@@ -112,7 +112,7 @@ def help_command(topic: str | None = None) -> None:
     Example: normlens help CompletenessError
 
     Options:
-        topic [TOPIC]: A page, or the name of an error's class.
+        topic [TOPIC]: A page, the name of an error's class, or a command.
     """
     if topic is None:
         title = "normlens help TOPIC prints a page"

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from normlens.errors import ModelLoadError, valid_choice
@@ -109,3 +116,50 @@ def install(name: str) -> None:
                 f"try: {sys.executable} -m pip {' '.join(command)}"
             )
     importlib.invalidate_caches()
+
+
+# Copies of models in the user's cache folder.
+
+
+#: The file with the SHA-256 of every other file of a copy; it is written last.
+_CHECKSUMS = "sha256.json"
+
+
+def cache_folder() -> Path:
+    """The folder for what NormLens keeps between processes (`NORMLENS_CACHE`)."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "normlens"
+    return Path(os.environ.get("NORMLENS_CACHE") or default).expanduser().absolute()
+
+
+@contextmanager
+def writing_whole(copy: Path) -> Iterator[Path]:
+    """A folder to write files to, which becomes `copy` with their checksums when all are there."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=copy.parent, ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary) / copy.name
+        folder.mkdir()
+        yield folder
+        checksums = json.dumps(_checksums(folder))
+        (folder / _CHECKSUMS).write_text(checksums, encoding="utf-8")
+        with suppress(OSError):  # another process has just made the same copy
+            if not is_whole(copy):
+                shutil.rmtree(copy, ignore_errors=True)
+                folder.rename(copy)
+
+
+def is_whole(copy: Path) -> bool:
+    """Whether all files of a copy are as they were written."""
+    try:
+        expected = json.loads((copy / _CHECKSUMS).read_text(encoding="utf-8"))
+        return bool(expected) and expected == _checksums(copy)
+    except (OSError, ValueError):
+        return False
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    checksums = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != _CHECKSUMS:
+            with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as contents:
+                checksums[path.name] = hashlib.sha256(contents).hexdigest()
+    return checksums

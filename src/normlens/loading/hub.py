@@ -8,18 +8,18 @@ import logging
 import os
 import pickle
 import socket
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-from safetensors.torch import load_file
 
 from normlens.errors import (
     MissingDependencyError,
@@ -28,8 +28,16 @@ from normlens.errors import (
     is_out_of_memory,
     reason_of,
     require,
+    system_reason,
 )
-from normlens.loading.embedded import DEFAULT, EMBEDDED
+from normlens.loading.embedded import (
+    DEFAULT,
+    EMBEDDED,
+    EmbeddedModel,
+    cache_folder,
+    is_whole,
+    writing_whole,
+)
 
 # Names of models: which mean folders, and what results call the models in them.
 
@@ -123,10 +131,11 @@ class Origin:
         )
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         if embedded:
-            weights = EMBEDDED[name].locate()
-            gguf = {"gguf_file": weights.name} if weights.suffix == ".gguf" else {}
-            options |= {"local_files_only": True, **gguf}
-            return cls(name, str(weights.parent), True, options, EMBEDDED[name].architecture)
+            model = EMBEDDED[name]
+            weights = model.locate()
+            options |= {"local_files_only": True}
+            origin = cls(name, str(weights.parent), True, options, model.architecture)
+            return origin if weights.suffix != ".gguf" else _converted(origin, model, weights)
         if local:
             name = str(Path(name).expanduser())
         elif not reachable():
@@ -154,6 +163,38 @@ class Origin:
             _raise_exceptions_for_gated_repo=False,
         )
         return None if path is None else Path(path)
+
+
+def _converted(origin: Origin, model: EmbeddedModel, weights: Path) -> Origin:
+    """A GGUF model as a checked copy in safetensors, which loads in a fraction of the time.
+
+    The copy is made once, in the user's cache folder; where it cannot be kept, the GGUF is read.
+    """
+    gguf = replace(origin, options=origin.options | {"gguf_file": weights.name})
+    copy = cache_folder() / f"{model.name}-{model.sha256[:12]}"
+    if not is_whole(copy):
+        import transformers
+        from safetensors import SafetensorError
+
+        print(
+            f"normlens: converting {model.name} once; the copy (540 MB) stays in {copy}",
+            file=sys.stderr,
+        )
+        with explained(gguf):
+            whole = gguf.read(getattr(transformers, model.architecture), dtype="float32")
+            tokenizer = gguf.read(transformers.AutoTokenizer)
+        # The numbers are float32 now, and the copy is of a plain model.
+        whole.hf_quantizer, whole.is_quantized = None, False
+        del whole.config.quantization_config
+        try:
+            with quiet_transformers(), writing_whole(copy) as folder:
+                whole.save_pretrained(folder)
+                tokenizer.save_pretrained(folder)
+        except (OSError, SafetensorError) as error:
+            reason = system_reason(error)
+            print(f"normlens: cannot keep the copy in {copy}: {reason}", file=sys.stderr)
+            return gguf
+    return replace(origin, place=str(copy))
 
 
 def is_cached(name: str, revision: str | None) -> bool:
@@ -244,6 +285,8 @@ def _known_cause(origin: Origin, error: BaseException) -> str | None:
 
     unreached = due_to(errors.LocalEntryNotFoundError) or "couldn't connect" in text
     why = " (HF_HUB_OFFLINE is set)" if _set_offline() else ""
+    nearest = get_close_matches(origin.name, EMBEDDED, n=1)
+    meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
     causes = {
         "{name} brings Python code of its own, which NormLens does not run unless told to; if you "
         "trust its author, pass trust_remote_code=True (--trust-remote-code)": (
@@ -273,10 +316,10 @@ def _known_cause(origin: Origin, error: BaseException) -> str | None:
         "commit of it": due_to(errors.RevisionNotFoundError),
         "{name} is neither a folder here nor a possible name on the Hugging Face hub; names look "
         "like 'bert-base-uncased' or 'openai-community/gpt2'": due_to(errors.HFValidationError),
-        "the Hugging Face hub has no model {name}; check the name (or, if it is private, log in "
-        "with `hf auth login`)": due_to(errors.RepositoryNotFoundError),
-        f"cannot load {{name}}: the Hugging Face hub is unreachable{why} and the model is not in "
-        f"the local cache; {_OFFLINE_ALTERNATIVES}": not origin.local and unreached,
+        f"the Hugging Face hub has no model {{name}}{meant}; check the name (or, if it is private, "
+        "log in with `hf auth login`)": due_to(errors.RepositoryNotFoundError),
+        f"cannot load {{name}}{meant}: the Hugging Face hub is unreachable{why} and the model is "
+        f"not in the local cache; {_OFFLINE_ALTERNATIVES}": not origin.local and unreached,
     }
     return next((line for line, holds in causes.items() if holds), None)
 
@@ -410,6 +453,8 @@ class SavedAdapter:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The sizes of the adapter's tensors; none where they are no safetensors."""
+        from safetensors.torch import load_file  # brings torch, which is slow to import
+
         path = self.origin.file("adapter_model.safetensors")
         with explained(self.origin):
             tensors = {} if path is None else load_file(path)

@@ -64,13 +64,18 @@ class HalfAsFloat32(TorchFunctionMode):
     """Let this thread's functions read every tensor of half precision as one of float32.
 
     Types say float32, too, so that modules do not convert their vectors back. Weights are converted
-    when they are used, and forgotten.
+    where they are used, and forgotten, except `kept` ones: those are converted once.
     """
+
+    def __init__(self, kept: Iterable[Tensor] = ()):
+        super().__init__()
+        self._kept = {id(tensor): tensor.float() for tensor in kept if tensor.dtype in _HALF}
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         options = kwargs or {}
+        args = [self._kept.get(id(value), value) for value in args]
         if function.__name__ in NO_NUMBERS:
             result = function(*args, **options)
             return result if isinstance(result, Tensor) else _wide(result)
@@ -95,18 +100,20 @@ def _wide(value: Any) -> Any:
 
 
 @contextmanager
-def in_float32(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run these modules in float32; `NotInFloat32` says what keeps them from it."""
-    for module in modules:
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is None:
-                continue
-            whole_numbers = not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)
-            plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta
-            if not plain or not (whole_numbers or tensor.dtype in _FLOATS):
-                raise NotInFloat32("its weights are quantised or offloaded")
+def in_float32(modules: Iterable[nn.Module], keep: bool = False) -> Iterator[None]:
+    """Run these modules in float32; `NotInFloat32` says what keeps them from it.
+
+    With `keep`, all their weights are in memory in float32 meanwhile.
+    """
+    each = (part for m in modules for part in (*m._parameters.values(), *m._buffers.values()))
+    tensors = [tensor for tensor in each if tensor is not None]
+    for tensor in tensors:
+        whole_numbers = not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)
+        plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta
+        if not plain or not (whole_numbers or tensor.dtype in _FLOATS):
+            raise NotInFloat32("its weights are quantised or offloaded")
     try:
-        with HalfAsFloat32():
+        with HalfAsFloat32(tensors if keep else ()):
             yield
     except (RuntimeError, ValueError) as error:  # as torch and modules refuse a type
         if isinstance(error, NormLensError) or is_out_of_memory(error):
@@ -217,7 +224,7 @@ class Float32Check:
 
     def _layer_errors(self, rule: str, face: str, seen: Seen) -> Errors:
         adapter, place = self._lens.adapter, seen.place
-        with in_float32(seen.block.modules()):
+        with in_float32(seen.block.modules(), keep=True):
             wide = run_again(adapter, place, seen.block, tree_map(_wide, seen.call))
         layer = Layer(wide.layer.steps, self._lens.layers[place].reach).to(torch.float32)
         given = layer, wide.x, wide.alphas

@@ -405,7 +405,7 @@ def check_output(path: str | Path, *, overwrite: bool | None) -> None:
         raise OutputError(f"{str(path)!r} is a folder; give a file name")
     folder = path.parent
     if not folder.is_dir():
-        reason = "is not a folder" if folder.exists() else "does not exist"
+        reason = "is not a folder" if folder.exists() else "does not exist; create it first"
     elif not os.access(folder, os.W_OK):
         reason = "gives no permission to write"
     else:
