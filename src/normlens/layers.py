@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normlens.gpu.lazy_tensor import formed
+from normlens.gpu.lazy_tensor import LazyTensor, formed
 from normlens.gpu.matmul import splits, times, times_plus
 from normlens.scopes import WEIGHT_SCOPES
 
@@ -40,7 +40,7 @@ def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
     for entry in fields(component):  # type: ignore[arg-type]
         value = getattr(component, entry.name)
         if isinstance(value, Tensor):
-            value = formed(value)
+            value = formed(value) if isinstance(value, LazyTensor) else value
             stays = split and value.dim() == 2 and splits(value)
             changes[entry.name] = value.detach() if stays else value.detach().to(dtype)
         elif is_dataclass(value):
@@ -116,6 +116,12 @@ class Reach:
         far = 1 << 29
         return far if self.back is None else self.back, far if self.ahead is None else self.ahead
 
+    @property
+    def in_words(self) -> str:
+        """What errors say of it."""
+        back, ahead = ("all" if side is None else side for side in (self.back, self.ahead))
+        return f"{back} earlier and {ahead} later tokens"
+
     def mask(self, n: int, device: torch.device | None = None) -> Tensor:
         """Which (target, source) pairs attention allows, as (n, n) booleans."""
         allowed = torch.ones(n, n, dtype=torch.bool, device=device)
@@ -169,7 +175,7 @@ class FeedForward:
     @property
     def projections(self) -> tuple[Tensor, ...]:
         """The weights (d, m) of the input projections."""
-        return tuple(linear.weight for linear in self.inputs)
+        return (self.up.weight,) if self.gate is None else (self.gate.weight, self.up.weight)
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,10 +51,11 @@ from normlens.pipeline.batches import (
     Progress,
     check_finite,
     components_in_words,
+    layers_by_stack,
     layers_shown,
     scopes_of,
 )
-from normlens.pipeline.call import Call, check_memory_limit, check_out, layers_by_stack, stacks_of
+from normlens.pipeline.call import Call, check_memory_limit, check_out, stacks_of
 from normlens.pipeline.comparisons import Float32Check, warn_of_padding
 from normlens.pipeline.recordings import Recordings
 from normlens.plan.costs import DEFAULT_PREPARED

@@ -15,8 +15,7 @@ from tidy import assert_tidy, colour_at, words
 
 import normlens
 from normlens.errors import InputError
-from normlens.figures.heat_maps import Panel
-from normlens.figures.patches import COVER, draw_patches
+from normlens.figures.heat_maps import COVER, Panel, draw_patches
 from normlens.models.tiny import tiny_model
 from normlens.results.axes import PatchGrid
 

@@ -82,14 +82,14 @@ def test_what_is_not_finite_is_an_error() -> None:
 
 
 def test_vectors_of_a_cpu_or_with_a_gradient_are_left_to_pytorch() -> None:
-    assert not memory.takes_one_pass(torch.ones(2, 3))
+    assert not steps.takes_one_pass(torch.ones(2, 3))
     if DEVICE == "cuda":
         v = torch.ones(2, 3, device=DEVICE)
-        assert memory.takes_one_pass(v)
-        assert not memory.takes_one_pass(v.double())
-        assert not memory.takes_one_pass(torch.ones(2, memory.WIDEST + 1, device=DEVICE))
+        assert steps.takes_one_pass(v)
+        assert not steps.takes_one_pass(v.double())
+        assert not steps.takes_one_pass(torch.ones(2, memory.WIDEST + 1, device=DEVICE))
         with torch.enable_grad():
-            assert not memory.takes_one_pass(v.requires_grad_())
+            assert not steps.takes_one_pass(v.requires_grad_())
 
 
 def test_a_vector_for_several_targets_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

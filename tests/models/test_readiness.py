@@ -12,7 +12,8 @@ from reference import largest_error
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.models.tiny import scramble, tiny_config, tiny_model
-from normlens.models.unwrapping import check_weights, padding_spoils
+from normlens.pipeline.batches import padding_spoils
+from normlens.trace.checks import check_weights
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 LONG = [3 + k for k in range(20)]

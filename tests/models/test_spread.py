@@ -23,13 +23,14 @@ from transformers import AutoModelForCausalLM, LlamaModel
 
 import normlens
 from normlens.errors import InputError, MissingDependencyError, UnsupportedModelError
-from normlens.models import reading, unwrapping
+from normlens.models import reading
 from normlens.models.reading import execution_places
 from normlens.models.tiny import tiny_config, tiny_model
 from normlens.options import AnalysisOptions
 from normlens.pipeline import call as calls
 from normlens.pipeline.call import Call, stacks_of
 from normlens.pipeline.collector import Collector
+from normlens.trace import checks
 from normlens.trace.run import LayerTrace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -102,7 +103,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     # A parameter that is fake has the type of fake tensors.
     monkeypatch.setattr(reading, "nn", SimpleNamespace(**{**vars(nn), "Parameter": FakeTensor}))
     # What stands in for a second device must not look like weights that were never loaded.
-    monkeypatch.setattr(unwrapping, "execution_places", forward_patches)
+    monkeypatch.setattr(checks, "execution_places", forward_patches)
     forget_tensors()
     with FakeTensorMode() as mode:
         yield mode

@@ -41,7 +41,6 @@ def added(transfer: Copies | None = None) -> Deferred:
     for layer in range(LAYERS):
         for key, tensor in RESULTS.items():
             results.add(key, tensor + 100 * layer)
-        results.make_room()
     return results
 
 
@@ -106,9 +105,8 @@ def test_nothing_comes_of_nothing() -> None:
 def test_what_takes_too_much_room_comes_home_in_pieces() -> None:
     results, key = Deferred(Copies()), ("arrays", "a")  # type: ignore[arg-type]
     for layer in range(LAYERS):
-        results.add(key, RESULTS[key] + 100 * layer)
         results._held = checks.HELD_ON_DEVICE + layer  # as if a GPU held so much
-        results.make_room()
+        results.add(key, RESULTS[key] + 100 * layer)
         assert bool(results._waiting) == (layer == 0)  # the first layer alone fitted
     assert results.arrived()[key][:, 0, 0, 0].tolist() == [0, 100, 200]
 

@@ -30,9 +30,14 @@ from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, ModelState, describe
 from normlens.inputs.text import Encoded
 from normlens.layers import LAST, Head
 from normlens.options import DEFAULT_LIMIT, ExplainOptions, parse_bytes
-from normlens.pipeline.batches import SCORE_TOLERANCE, Progress, batches, provenance, scopes_of
-from normlens.pipeline.call import layers_by_stack
-from normlens.pipeline.collector import token_axis
+from normlens.pipeline.batches import (
+    SCORE_TOLERANCE,
+    Progress,
+    batches,
+    layers_by_stack,
+    provenance,
+    scopes_of,
+)
 from normlens.results.explanation import Explanation, Explanations
 from normlens.scopes import is_among, resolve
 from normlens.trace.locking import exclusive
@@ -327,10 +332,10 @@ class Explainer:
             said = provenance(lens, self.rule, fields["completeness"], tolerance)
             said["head"] = type(lens.adapter.whole).__name__
             item = self.items[question.sequence]
-            axis = token_axis(item)
+            axis = item.axis
             if item.source is not None:
                 said["target"] = item.generated or "given"
-                axis = token_axis(item.source).followed_by(axis)
+                axis = item.source.axis.followed_by(axis)
                 fields["encoder_tokens"] = len(item.source)
                 fields["encoder_layers"] = network.firsts[-1]
             if head.note is not None:

@@ -9,6 +9,7 @@ sources are the model's input tokens: [layer, target, source], the last layer fo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from normlens.inputs.text import Encoded, Text, Texts
 from normlens.layers import Layer, Linear, Norm
 from normlens.measures.maps import rollout
 from normlens.options import DEFAULT_LIMIT, AnalysisOptions, ExplainOptions, parse_bytes
-from normlens.pipeline.batches import check_completeness, in_batches
+from normlens.pipeline.batches import batches, check_completeness, halves
 from normlens.plan.costs import source_memory
 from normlens.results.maps import Maps
 from normlens.results.rolled import rolled_out
@@ -144,8 +145,16 @@ def rolled_maps(
             done.append(rolled_out(own, scope, method=method, residual=0.0, normalise=normalise))
         return done
 
-    maps = in_batches(lens, encoded, options.batch_size, of_batch, finish)
-    return maps if many else maps[0]
+    maps: dict[int, Maps] = {}
+    waiting = deque(batches(lens, encoded, options.batch_size))
+    while waiting:
+        places = waiting.popleft()
+        batch = [encoded[place] for place in places]
+        try:
+            maps |= zip(places, finish(batch, of_batch(batch)), strict=True)
+        except (RuntimeError, MemoryError) as error:
+            waiting.extendleft(reversed(halves(lens, encoded, places, error)))
+    return [maps[place] for place in range(len(encoded))] if many else maps[0]
 
 
 def traced_maps(

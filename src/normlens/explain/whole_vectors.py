@@ -34,7 +34,7 @@ from normlens.models.parts import ENCODER
 from normlens.options import DEFAULT_LIMIT, CosineOptions, parse_bytes
 from normlens.pipeline import batches
 from normlens.pipeline.batches import Progress, by_layers
-from normlens.pipeline.collector import Collector, token_axis
+from normlens.pipeline.collector import Collector
 from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
 from normlens.results.explanation import Cosine
 from normlens.trace.checks import Checks
@@ -368,7 +368,7 @@ def _cosine(
             f"{tolerance:.0e} for {str(dtype).removeprefix('torch.')}; the model may differ "
             "from its family"
         )
-    axes = token_axis(a), token_axis(b)
+    axes = a.axis, b.axis
     text_a, text_b = (one.text if isinstance(one.text, str) else None for one in (a, b))
     parts = value, matrix, a_with_bias, b_with_bias, bias
     return Cosine(*parts, *axes, error, text_a=text_a, text_b=text_b)

@@ -106,13 +106,11 @@ class Mistral(Llama):
     "qwen2_vl_text",
     "qwen2_5_vl_text",
     tiny=dict(
-        GROUPED,
-        rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 0]),
+        GROUPED, rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 0])
     ),
 )
 @register(
-    "qwen2",
-    tiny=dict(GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=1),
+    "qwen2", tiny=dict(GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=1)
 )
 class Qwen(Llama):
     def window(self, block: Any) -> int | None:

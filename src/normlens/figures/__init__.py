@@ -6,12 +6,8 @@ arguments and in pictures.
 
 from normlens.figures.canvas import require_matplotlib
 from normlens.figures.colours import COLOUR_SCALES
-from normlens.figures.explanations import (
-    plot_components,
-    plot_explanation,
-    plot_flow,
-    plot_shares,
-)
+from normlens.figures.explanations import plot_components, plot_explanation, plot_flow, plot_shares
+from normlens.figures.heat_maps import plot_patches
 from normlens.figures.map_grids import (
     head_scope,
     plot_heads,
@@ -20,7 +16,6 @@ from normlens.figures.map_grids import (
     plot_similarity,
 )
 from normlens.figures.matrices import plot_amplification, plot_cosine, plot_explanations
-from normlens.figures.patches import plot_patches
 
 __all__ = [
     "COLOUR_SCALES",

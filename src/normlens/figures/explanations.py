@@ -20,8 +20,17 @@ from normlens.figures.colours import (
     largest,
     sign_colours,
 )
-from normlens.figures.heat_maps import Panel, draw_panel, label_tokens, left_out_note
-from normlens.figures.patches import COVER, MIDDLING, draw_patches, picture_note, shape_of
+from normlens.figures.heat_maps import (
+    COVER,
+    MIDDLING,
+    Panel,
+    draw_panel,
+    draw_patches,
+    label_tokens,
+    left_out_note,
+    picture_note,
+    shape_of,
+)
 from normlens.results.words import (
     NO_TOKEN_WORDS,
     PREFIX,

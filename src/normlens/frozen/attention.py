@@ -103,8 +103,10 @@ class FrozenAttention(FrozenBlock):
     @property
     def bias_part(self) -> Tensor | None:
         """``Σ_j Σ_h α^h_ij b_V^h W_O^h + b_O``, (b, i, d) or (d,)."""
-        read, bias = self._unowned_read, self.attention.output.bias
-        return bias if read is None else plus(self._output(read), bias)
+        output = self.attention.output
+        if self._unowned_read is None:
+            return output.bias
+        return plus(times(_together(self._unowned_read), output.weight), output.bias)
 
     def forward(self, state: State[Tensor], biases: bool = False) -> None:
         """Pass on vectors of the sequence that the attention reads; none of another is zero."""
@@ -134,8 +136,10 @@ class FrozenAttention(FrozenBlock):
     @cached_property
     def output(self) -> Tensor:
         """The attention's real output (b, i, d)."""
-        total = plus(*self._sums) if self.parts else self._output(self.head_sums)
-        return plus(total, self.attention.output.bias)
+        output = self.attention.output
+        if self.parts:
+            return plus(plus(*self._sums), output.bias)
+        return plus(times(_together(self.head_sums), output.weight), output.bias)
 
     def score(self, g: Tensor) -> Scored:
         """What the attention, and each of its heads, adds to the score of g (…, b, i, d)."""
@@ -230,20 +234,22 @@ class FrozenAttention(FrozenBlock):
         """
         total = self.head_sums
         if self.attention.source is not None:
-            return self._output(total), None
+            return times(_together(total), self.attention.output.weight), None
         own = self.alpha.diagonal(dim1=2, dim2=3)[..., None] * self.values.transpose(1, 2)
-        mixed, own = self._output(torch.stack([total - own, own]))
+        both = _together(torch.stack([total - own, own]))
+        mixed, own = times(both, self.attention.output.weight)
         return mixed, own
-
-    def _output(self, heads: Tensor) -> Tensor:
-        """Vectors (…, i, d) of all heads (…, h, i, d_head) together, without b_O."""
-        return times(heads.transpose(-2, -3).flatten(-2), self.attention.output.weight)
 
 
 def _by_head(attention: Attention, v: Tensor) -> Tensor:
     """Value vectors (…, groups · d_head) as (…, h, d_head), each head with its group's."""
     heads_per_group = attention.heads // attention.groups
     return v.unflatten(-1, (attention.groups, -1)).repeat_interleave(heads_per_group, dim=-2)
+
+
+def _together(heads: Tensor) -> Tensor:
+    """All heads' vectors (…, h, i, d_head) side by side, as W_O takes them (…, i, h · d_head)."""
+    return heads.transpose(-2, -3).flatten(-2)
 
 
 def output_basis(attention: Attention) -> Tensor:

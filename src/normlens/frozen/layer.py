@@ -17,8 +17,8 @@ from torch import Tensor
 
 from normlens.errors import InputError
 from normlens.frozen.attention import FrozenAttention
-from normlens.frozen.experts import FrozenExperts
 from normlens.frozen.feedforward import (
+    FrozenExperts,
     FrozenFeedForward,
     FrozenParallelFeedForward,
     SampledFeedForward,

@@ -23,18 +23,13 @@ from normlens.frozen.parts import (
     plus,
     relative_rows,
     side_by_side,
+    takes_one_pass,
 )
 from normlens.frozen.shapley import shapley_norms
 from normlens.frozen.stage import norms_by_kernel, stage_by_kernels, tail_of
-from normlens.frozen.tiles import (
-    ORDINARY,
-    Buffers,
-    FeedForwardBlock,
-    Job,
-    feed_forward_norms,
-)
+from normlens.frozen.tiles import ORDINARY, Buffers, FeedForwardBlock, Job, feed_forward_norms
 from normlens.gpu.matmul import by_head
-from normlens.gpu.sizes import kernels_run_on, takes_one_pass
+from normlens.gpu.sizes import kernels_run_on
 from normlens.layers import Layer
 from normlens.options import Settings
 
@@ -168,7 +163,9 @@ def layer_maps(
             if frozen.layer.by_source:
                 walk.by_source(index, last)
             else:
-                walk.behind_feed_forward(index, last, step, state)
+                jobs = walk.jobs(index, last, step, state)
+                sums, norms = walk.norms_behind(jobs, state.stream, frozen.biases[index])
+                walk.record_behind(index, jobs[0], state, sums, norms)
             break
         step.pass_on(state, step.on_parts)
         if index in frozen.layer.scope_of_step:
@@ -187,7 +184,7 @@ def last_step(layer: Layer, scopes: Collection[str], settings: Settings) -> int:
 
 def has_kernels(weight: Tensor) -> bool:
     """Whether kernels can work with this weight's device and dtype."""
-    return kernels_run_on(weight.device, weight.dtype)
+    return weight.is_cuda and kernels_run_on(weight.device, weight.dtype)
 
 
 @dataclass
@@ -213,15 +210,14 @@ class _Walk:
             self.record(position, Parts(whole.own, bias, mixed), whole.norms)
         self.result.precision = str(self.frozen.x.dtype).removeprefix("torch.")
 
-    def behind_feed_forward(
+    def jobs(
         self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]
-    ) -> None:
-        """Record the block and every step behind it; their parts exist only inside tiles."""
-        names, steps, parts = self.frozen.layer.scope_of_step, self.frozen.steps, state.stream
-        behind, saved = range(index + 1, last + 1), list(state.saved)
+    ) -> list[Job]:
+        """For each group of sources, the block and the steps behind it, up to `last`."""
+        names, groups, saved = self.frozen.layer.scope_of_step, state.stream.groups, state.saved[:]
         tail: dict[str, FrozenNorm | Parts] = {}
-        for position in behind:
-            step = steps[position]
+        for position in range(index + 1, last + 1):
+            step = self.frozen.steps[position]
             if isinstance(step, FrozenResidual):
                 tail[names[position]] = saved.pop()
             elif isinstance(step, FrozenNorm):
@@ -229,26 +225,11 @@ class _Walk:
             else:
                 raise ValueError(f"{step} cannot stand behind the feed-forward block")
         # Products are kept of the first attention, and of all its parts' norms.
-        kept = self.kept if len(parts.groups) == 1 else None
+        kept = self.kept if len(groups) == 1 else None
         given = names[index], tail, self.buffers, self.ordinary, kept
-        jobs = [Job(block, factors, *given) for factors in parts.groups]
-        sums, norms = self._norms_behind(jobs, parts, self.frozen.biases[index])
-        self.record(index, sums, norms[names[index]])
-        if self.settings.statistics:
-            bypassed = state.saved[-1].total if len(saved) < len(state.saved) else None
-            ordinary: Tensor | None = None
-            if self.ordinary is not None:  # the map just behind the block, of these dimensions
-                sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
-                ordinary = _with_diagonal(norms[ORDINARY], sizes)
-            self.result.statistics = FeedForwardStatistics(
-                block.output, parts.total, bypassed, ordinary
-            )
-        state = State(sums, [replace(before, groups=()) for before in state.saved])
-        for position in behind:
-            steps[position].pass_on(state, steps[position].on_parts)
-            self.record(position, state.stream, norms[names[position]])
+        return [Job(block, factors, *given) for factors in groups]
 
-    def _norms_behind(
+    def norms_behind(
         self, jobs: list[Job], parts: Parts, bias: Tensor | None
     ) -> tuple[Parts, dict[str, Tensor]]:
         """Sums of the parts just behind the block, and each scope's norms (b, i, j) from there on.
@@ -283,6 +264,27 @@ class _Walk:
         scopes = jobs[0].scopes
         return sums, {s: side_by_side([maps[s] for maps in found], parts.groups) for s in scopes}
 
+    def record_behind(
+        self, index: int, job: Job, state: State[Parts], sums: Parts, norms: Mapping[str, Tensor]
+    ) -> None:
+        """Record the block and every step behind it, by the sums and norms of their parts."""
+        self.record(index, sums, norms[job.scope])
+        if self.settings.statistics:
+            is_bypassed = any(isinstance(step, Parts) for step in job.tail.values())
+            bypassed = state.saved[-1].total if is_bypassed else None
+            ordinary: Tensor | None = None
+            if self.ordinary is not None:  # the map just behind the block, of these dimensions
+                sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
+                ordinary = _with_diagonal(norms[ORDINARY], sizes)
+            self.result.statistics = FeedForwardStatistics(
+                job.block.output, state.stream.total, bypassed, ordinary
+            )
+        state = State(sums, [replace(before, groups=()) for before in state.saved])
+        for position, scope in enumerate(job.tail, index + 1):
+            step = self.frozen.steps[position]
+            step.pass_on(state, step.on_parts)
+            self.record(position, state.stream, norms[scope])
+
     def record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
         """Keep a scope's map, the norms that its mixing ratio compares, and its completeness.
 
@@ -297,7 +299,8 @@ class _Walk:
 
             own, others, errors = measured(parts, real, self.frozen.lengths)
         else:
-            own, others = (torch.linalg.vector_norm(v, dim=-1) for v in (parts.own, parts.mixed))
+            own = torch.linalg.vector_norm(parts.own, dim=-1)
+            others = torch.linalg.vector_norm(parts.mixed, dim=-1)
             errors = None if real is None else relative_rows(parts.total, real, self.frozen.lengths)
         if errors is not None:
             self.errors[scope] = errors

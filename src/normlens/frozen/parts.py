@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normlens.errors import InputError
 from normlens.gpu.matmul import by_head, times
-from normlens.gpu.sizes import takes_one_pass
+from normlens.gpu.sizes import WIDEST, kernels_run_on
 from normlens.gpu.transfer import on_device
 from normlens.layers import Branch, Dense, Linear, Norm, Projection, Reach
 from normlens.options import NOT_LINEAR
@@ -136,22 +136,23 @@ class Parts:
 
     def __add__(self, saved: Parts) -> Parts:
         """Sum, part by part, with parts that bypassed these."""
-        groups = sorted((*saved.groups, *self.groups), key=lambda group: group.source is None)
-        if len({group.source for group in groups}) < len(groups):
-            raise ValueError(
-                "a residual before the feed-forward block must branch where its sources are not "
-                "mixed yet"
-            )
-        return Parts(
-            self.own + saved.own,
-            plus(self.bias, saved.bias),
-            plus(self.mixed, saved.mixed),
-            tuple(groups),
-        )
+        groups = saved.groups + self.groups
+        if saved.groups and self.groups:
+            groups = tuple(sorted(groups, key=lambda group: group.source is None))
+            if len({group.source for group in groups}) < len(groups):
+                raise ValueError(
+                    "a residual before the feed-forward block must branch where its sources are "
+                    "not mixed yet"
+                )
+        bias, mixed = plus(self.bias, saved.bias), plus(self.mixed, saved.mixed)
+        return Parts(self.own + saved.own, bias, mixed, groups)
 
     def factors_of(self, source: str | None) -> Factors | None:
         """The parts of one sequence's tokens; None where it has none off the diagonal."""
-        return next((group for group in self.groups if group.source == source), None)
+        for group in self.groups:
+            if group.source == source:
+                return group
+        return None
 
 
 def side_by_side(norms: list[Tensor], groups: Sequence[Factors]) -> Tensor:
@@ -325,6 +326,13 @@ class FrozenBlock(FrozenStep):
 # LN: LayerNorm and RMSNorm with the deviation of the real vector.
 #
 # F ← (F − mean F) / σ_i ⊙ γ,    b ← (b − mean b) / σ_i ⊙ γ + β        (RMSNorm: without the mean)
+
+
+def takes_one_pass(v: Tensor) -> bool:
+    """Whether Triton takes a step over these vectors in one pass; it keeps track of no gradient."""
+    if not v.is_cuda or v.shape[-1] > WIDEST or (v.requires_grad and torch.is_grad_enabled()):
+        return False
+    return torch.cuda.is_available() and kernels_run_on(v.device, v.dtype)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch import Tensor
 
 # Whether a device runs the kernels.
 
@@ -29,13 +28,6 @@ def kernels_run_on(device: torch.device, dtype: torch.dtype) -> bool:
     if not torch.cuda.is_available():
         return True
     return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY and has_triton()
-
-
-def takes_one_pass(v: Tensor) -> bool:
-    """Whether Triton takes a step over these vectors in one pass; it keeps track of no gradient."""
-    if not v.is_cuda or v.shape[-1] > WIDEST or (v.requires_grad and torch.is_grad_enabled()):
-        return False
-    return torch.cuda.is_available() and kernels_run_on(v.device, v.dtype)
 
 
 @cache

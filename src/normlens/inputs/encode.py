@@ -90,7 +90,8 @@ def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     if source is not None:
         texts = source if many else [source]
         for text in texts:
-            check_separated(lens, text)
+            if isinstance(text, tuple):
+                check_separated(lens)
         return [reader.read(text, given.truncate) for text in texts], many
     encoded, many = reader.read_ids(given.input_ids, given.attention_mask, given.token_type_ids)
     count = lens.adapter.token_types()
@@ -131,10 +132,10 @@ def reader_of(lens: Lens, name: str = TEXT, max_length: int | None = None) -> Re
     return Reader(lens.tokenizer, name, shorter, vocabulary, adapter.reads_padding)
 
 
-def check_separated(lens: Lens, text: Any) -> None:
-    """Raise for a pair of texts where neither a token nor a token's type tells them apart."""
+def check_separated(lens: Lens) -> None:
+    """Raise where neither a token nor a token's type tells the two texts of a pair apart."""
     added: Any = getattr(lens.tokenizer, "num_special_tokens_to_add", None)
-    if not isinstance(text, tuple) or added is None:
+    if added is None:
         return
     has_types = "token_type_ids" in getattr(lens.tokenizer, "model_input_names", ())
     if has_types and lens.adapter.token_types() > 1 and not lens.causal:

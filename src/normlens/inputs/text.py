@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.gpu.transfer import sent
-from normlens.results.axes import PatchGrid
+from normlens.results.axes import PatchGrid, TokenAxis
 from normlens.trace.locking import exclusive
 
 Text: TypeAlias = str | tuple[str, str]
@@ -62,6 +62,11 @@ class Encoded:
     def sequences(self) -> tuple[Encoded, ...]:
         """The sequence that each stack of the model reads, the encoder's first."""
         return (self,) if self.source is None else (self.source, self)
+
+    @property
+    def axis(self) -> TokenAxis:
+        """The tokens as labels of an axis."""
+        return TokenAxis(self.tokens, self.ids, self.special, self.words, self.word_labels)
 
     @property
     def longest(self) -> int:

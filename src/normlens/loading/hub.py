@@ -1,7 +1,9 @@
-"""Models and tokenizers from folders and the Hugging Face hub, and what its errors mean."""
+"""Models, tokenizers and peft's adapters from folders and the hub, and what its errors mean."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
 import os
 import pickle
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -410,3 +413,97 @@ def named_tokenizer(name: str, trust_remote_code: bool) -> Any:
             "tokenizer.save_pretrained wrote, or a hub name"
         )
     return tokenizer_of(Origin.find(name, None, trust_remote_code), required=True)
+
+
+# Adapters that peft has saved, alone, and the base model that they belong to.
+
+
+CONFIG = "adapter_config.json"
+#: The classes of transformers for the tasks that peft names.
+_CLASSES = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+}
+#: The last modules of classifiers; as many classes as their weights have rows.
+_CLASSIFIERS = ("classifier.weight", "score.weight", "classifier.out_proj.weight")
+
+
+@dataclass(frozen=True)
+class SavedAdapter:
+    """An adapter on the disk or the hub: where it lies, and which model it is for."""
+
+    origin: Origin
+    folder: Path
+    base: str
+    base_revision: str | None
+    task: str | None
+
+    @property
+    def base_settings(self) -> dict[str, Any]:
+        """How the base is read: with the head of the task, whose size the weights tell."""
+        import transformers
+
+        kind = getattr(transformers, _CLASSES[self.task]) if self.task in _CLASSES else None
+        classes = [size[0] for name, size in self.shapes.items() if name.endswith(_CLASSIFIERS)]
+        sized = self.task in ("SEQ_CLS", "TOKEN_CLS") and classes
+        return {"kind": kind, **({"num_labels": classes[-1]} if sized else {})}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The sizes of the adapter's tensors; none where they are no safetensors."""
+        from safetensors.torch import load_file  # brings torch, which is slow to import
+
+        path = self.origin.file("adapter_model.safetensors")
+        with explained(self.origin):
+            tensors = {} if path is None else load_file(path)
+        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def applied_to(self, model: Any) -> Any:
+        """The model with this adapter inside, checked to be all there."""
+        # Whatever peft raises, the user's next step is the same.
+        unfit = (
+            f"the adapter {{name}} does not go onto {self.base!r} ({{reason}}); it may be of "
+            "another model, or need another peft"
+        )
+        with explained(self.origin, unfit), quiet_transformers():
+            peft = importlib.import_module("peft")
+            wrapped = peft.PeftModel.from_pretrained(model, str(self.folder))
+            parts = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+        missing = sorted(set(parts) - set(self.shapes)) if self.shapes else []
+        if missing:
+            raise ModelLoadError(
+                f"the adapter {self.origin.name!r} lacks {len(missing)} of its tensors (the first "
+                f"is {missing[0]!r}); get it again"
+            )
+        return wrapped
+
+
+def saved_adapter(origin: Origin) -> SavedAdapter | None:
+    """The adapter that lies under a name, if no whole model does."""
+    if origin.local and not (Path(origin.place) / CONFIG).is_file():
+        return None
+    try:
+        whole, path = origin.file("config.json"), origin.file(CONFIG)
+    except OSError:  # no name that the hub could have, which loading the model says better
+        return None
+    if whole is not None or path is None:
+        return None
+    unread = f"the {CONFIG} of {{name}} cannot be read ({{reason}}); get the adapter again"
+    with explained(origin, unread):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        base = str(settings["base_model_name_or_path"] or "")
+    if not base:
+        raise ModelLoadError(
+            f"the adapter {origin.name!r} does not name its base model; load that, put the adapter "
+            "on it (peft.PeftModel.from_pretrained(model, folder)) and pass the model"
+        )
+    if find_spec("peft") is None:
+        raise MissingDependencyError(
+            f"{origin.name!r} is an adapter, which needs the peft package; run: pip install peft"
+        )
+    beside = path.parent / base
+    base = str(beside) if not Path(base).exists() and beside.is_dir() else base
+    revision = None if is_local(base) else settings.get("revision")
+    return SavedAdapter(origin, path.parent, base, revision, settings.get("task_type"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from normlens.errors import (
     MissingDependencyError,
     ModelLoadError,
     NormLensError,
+    UnsupportedModelError,
     check_choice,
     is_out_of_memory,
     reason_of,
@@ -30,15 +32,17 @@ from normlens.inputs.text import Tokenizer
 from normlens.lens import Lens
 from normlens.loading.embedded import DEFAULT, EMBEDDED
 from normlens.loading.hub import (
+    CONFIG,
     Origin,
+    SavedAdapter,
     explained,
     named_tokenizer,
     processor_of,
+    saved_adapter,
     shown_name,
     tokenizer_of,
 )
-from normlens.loading.objects import CONFIG, Held, SavedAdapter, held_by, saved_adapter
-from normlens.loading.sentences import read_pooling
+from normlens.loading.sentences import Pooling, pooling_of, read_pooling
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families, head_method
 from normlens.models.parts import ImageEncoder, SignalEncoder
@@ -99,11 +103,7 @@ _SHARE = 0.8
 
 
 def dtype_to_load(
-    asked: torch.dtype | str,
-    config: Any,
-    device: torch.device,
-    name: str,
-    free: int | None = None,
+    asked: torch.dtype | str, config: Any, device: torch.device, name: str, free: int | None = None
 ) -> torch.dtype | str:
     """The dtype in which transformers reads a checkpoint; its "auto" is the checkpoint's own.
 
@@ -483,3 +483,59 @@ def _moved(model: Any, device: str | torch.device, dtype: str | torch.dtype) -> 
             "device and dtype out, or load it anew where and how you want it"
         ) from error
     return model
+
+
+# Objects of other libraries that hold a model: what of them a lens takes over.
+#
+# They are told by the names of their classes, because none of these libraries has to be installed.
+
+
+@dataclass(frozen=True)
+class Held:
+    """The model inside an object, with what the object does to texts."""
+
+    model: Any
+    tokenizer: Any = None
+    pooling: Callable[[], Pooling] = Pooling
+    max_tokens: int | None = None  # where the object cuts a text, if before the model's own limit
+
+
+def held_by(source: Any) -> Held | None:
+    """What a user's object holds; None if it is no model and nothing that is known to hold one."""
+    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(source).__mro__}
+    if "sentence_transformers.CrossEncoder" in kinds:
+        model = source.model
+        limit = getattr(source, "max_seq_length", None) or getattr(source, "max_length", None)
+        if isinstance(source, nn.Sequential) and len(source) > 1:
+            # Other modules make the score, so it is not the one of the model's own head.
+            model = getattr(model, "base_model", model)
+        held = Held(model, source.tokenizer, max_tokens=limit)
+    elif {"sentence_transformers.SentenceTransformer", "sentence_transformers.BaseModel"} & kinds:
+        # A Transformer module, then what makes one vector of it.
+        model = getattr(next(iter(source), None), "auto_model", None)
+        held = Held(model, getattr(source, "tokenizer", None), partial(pooling_of, source))
+    elif "transformers.Pipeline" in kinds:
+        held = _pipeline(source)
+    elif "transformers.Trainer" in kinds:
+        reader = getattr(source, "processing_class", None) or getattr(source, "tokenizer", None)
+        held = Held(source.model, reader if hasattr(reader, "get_vocab") else None)
+    elif isinstance(source, nn.Module):
+        held = Held(source)
+    else:
+        return None
+    if not isinstance(held.model, nn.Module):
+        raise UnsupportedModelError(
+            f"this {type(source).__name__} holds no transformers model in torch, so it has no "
+            "layers to look into; load a model by its name"
+        )
+    return held
+
+
+def _pipeline(pipeline: Any) -> Held:
+    """transformers' pipelines, which may cut texts as they were told to."""
+    settings = dict(getattr(pipeline, "_preprocess_params", {}))
+    settings |= settings.pop("tokenizer_kwargs", None) or {}
+    limit = settings.get("max_length") if settings.get("truncation") else None
+    names = ("tokenizer", "image_processor", "feature_extractor")
+    readers = (getattr(pipeline, name, None) for name in names)
+    return Held(pipeline.model, next((r for r in readers if r is not None), None), max_tokens=limit)

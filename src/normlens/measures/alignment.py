@@ -11,13 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from normlens.measures.bootstrap import (
-    Array,
-    Means,
-    divided,
-    percentile_interval,
-    resample_counts,
-)
+from normlens.measures.bootstrap import Array, Means, divided, percentile_interval, resample_counts
 from normlens.measures.maps import membership
 
 Link: TypeAlias = tuple[int, int]

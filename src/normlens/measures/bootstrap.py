@@ -56,11 +56,7 @@ def mean_intervals(
 
 
 def compare_means(
-    first: ArrayLike,
-    second: ArrayLike,
-    resamples: int = 10_000,
-    seed: int = 0,
-    level: float = 0.95,
+    first: ArrayLike, second: ArrayLike, resamples: int = 10_000, seed: int = 0, level: float = 0.95
 ) -> MeanComparison:
     """Test two means by the unpaired bootstrap, two-sided; (n, k), (m, k) → (k,) each.
 

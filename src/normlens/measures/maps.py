@@ -50,10 +50,7 @@ class Pair(NamedTuple):
 
 
 def strongest_pairs(
-    difference: NDArray[Any],
-    allowed: NDArray[Any],
-    top: int,
-    same_token: NDArray[Any],
+    difference: NDArray[Any], allowed: NDArray[Any], top: int, same_token: NDArray[Any]
 ) -> tuple[list[Pair], list[Pair]]:
     """The `top` most strengthened and most weakened pairs of one layer, (i, j) × 2, with i ≠ j.
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import platform
 import sys
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +24,8 @@ from normlens.errors import (
     process_limit,
 )
 from normlens.layers import Layer
-from normlens.models.unwrapping import padding_spoils
+from normlens.models.base import Adapter
+from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import AUTO, at_least_one
 from normlens.plan.costs import VectorSizes, affordable_batch, source_memory
 from normlens.scopes import components_of, layers_in_words
@@ -33,13 +33,9 @@ from normlens.scopes import components_of, layers_in_words
 if TYPE_CHECKING:
     from normlens.inputs.text import Encoded
     from normlens.lens import Lens
-    from normlens.results.maps import Maps
 
 
 # Batches: the sequences that are analysed together, halved where memory runs out.
-
-
-Started = TypeVar("Started")
 
 
 def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
@@ -57,7 +53,8 @@ def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> It
     order = sorted(range(len(encoded)), key=lengths.__getitem__)
     for start in range(0, len(order), size):
         batch = order[start : start + size]
-        if padding_spoils(lens.layers, lens.dtype, [lengths[index] for index in batch]):
+        together = [lengths[index] for index in batch]
+        if len(batch) > 1 and padding_spoils(lens.layers, lens.dtype, together):
             yield from ([index] for index in batch)
             continue
         shapes: dict[Any, list[int]] = {}
@@ -68,10 +65,24 @@ def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> It
         yield from shapes.values()
 
 
+def padding_spoils(layers: Sequence[Layer], dtype: torch.dtype, lengths: Sequence[int]) -> bool:
+    """Whether a padded batch has rows that see no token at all, which give NaN in this precision.
+
+    Behind the end of a short text, a window may hold nothing but padding. The masked scores of
+    such a row are −∞ where the softmax has a smaller range than the mask was made for (float64
+    masks in a float32 softmax), or where a sum leaves the range of float16. Its NaN then reaches
+    real tokens as 0 · NaN.
+    """
+    if dtype not in (torch.float64, torch.float16):
+        return False
+    windows = [layer.reach.back for layer in layers if layer.reach.back is not None]
+    return bool(windows) and max(lengths) - min(lengths) > min(windows)
+
+
 def affordable(lens: Lens, n: int) -> int:
     """How many sequences of n tokens a batch has on the model's device.
 
-    Other programs may leave less memory than this assumes; then `in_batches` halves the batch.
+    Other programs may leave less memory than this assumes; then a batch is halved (`halves`).
     """
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
     itemsize = lens.compute_dtype.itemsize
@@ -93,43 +104,20 @@ def vector_batch(lens: Lens, n: int, batch_size: int | str, limit: int, whole: b
     return max(1, min(wanted, limit // each))
 
 
-def in_batches(
-    lens: Lens,
-    items: Sequence[Encoded],
-    batch_size: int | str,
-    launch: Callable[[list[Encoded]], Started],
-    finish: Callable[[list[Encoded], Started], list[Maps]],
-    ahead: int = 0,
-) -> list[Maps]:
-    """Launch every batch and finish it; return the maps in the order of `items`.
-
-    The next `ahead` batches are launched before one is finished. A batch that runs out of memory is
-    halved.
-    """
-    results: dict[int, Maps] = {}
-    waiting = deque(batches(lens, items, batch_size))
-    started: deque[tuple[list[int], Started]] = deque()
-    while waiting or started:
-        launches = bool(waiting) and len(started) <= ahead
-        places = waiting.popleft() if launches else started[0][0]
-        batch = [items[place] for place in places]
-        try:
-            if launches:
-                started.append((places, launch(batch)))
-            else:
-                results |= zip(places, finish(batch, started.popleft()[1]), strict=True)
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
-                raise
-            if len(batch) == 1:
-                raise MemoryLimitError(
-                    f"{len(batch[0])} tokens do not fit into the memory of {lens.device}; use a "
-                    "shorter text, fewer layers, or another device (`normlens estimate` says what "
-                    f"it needs){process_limit()}"
-                ) from error
-            half = len(places) // 2
-            waiting.extendleft([places[half:], places[:half]])
-    return [results[place] for place in range(len(items))]
+def halves(
+    lens: Lens, items: Sequence[Encoded], batch: list[int], error: Exception
+) -> tuple[list[int], list[int]]:
+    """Both halves of a batch that failed with `error`, if it ran out of memory; else raise it."""
+    if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+        raise error
+    if len(batch) == 1:
+        raise MemoryLimitError(
+            f"{len(items[batch[0]])} tokens do not fit into the memory of {lens.device}; use a "
+            "shorter text, fewer layers, or another device (`normlens estimate` says what it "
+            f"needs){process_limit()}"
+        ) from error
+    half = len(batch) // 2
+    return batch[:half], batch[half:]
 
 
 # Progress of a call, for a user's function or as a bar.
@@ -349,6 +337,14 @@ def check_finite(model: nn.Module, name: str) -> None:
 def scopes_of(layers: Sequence[Layer]) -> list[str]:
     """Every scope that any of the layers has, each kind of layer's in its order."""
     return list(dict.fromkeys(scope for layer in layers for scope in layer.scopes))
+
+
+def layers_by_stack(adapter: Adapter, layers: list[Layer]) -> dict[str, list[Layer]]:
+    """A model's layers by the name of their stack; an encoder–decoder runs one after the other."""
+    if not isinstance(adapter, TwoStacks):
+        return {"": layers}
+    count = len(adapter.encoder_blocks())
+    return {ENCODER: layers[:count], DECODER: layers[count:]}
 
 
 def components_in_words(layers: Sequence[Layer]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,11 +27,17 @@ from normlens.gpu.transfer import DeviceTransfer, current
 from normlens.inputs.text import Encoded
 from normlens.layers import FeedForward, Layer
 from normlens.measures.maps import special_dimensions
-from normlens.models.base import Adapter
-from normlens.models.parts import DECODER, ENCODER, TwoStacks
+from normlens.models.parts import DECODER, ENCODER
 from normlens.options import INPUT, LAYER, SHAPLEY, AnalysisOptions
-from normlens.pipeline.batches import Progress, in_batches, scopes_of, vector_batch
-from normlens.pipeline.collector import Collector, token_axis
+from normlens.pipeline.batches import (
+    Progress,
+    batches,
+    halves,
+    layers_by_stack,
+    scopes_of,
+    vector_batch,
+)
+from normlens.pipeline.collector import Collector
 from normlens.pipeline.comparisons import Seen
 from normlens.plan.costs import check_limit, check_vectors_limit
 from normlens.results import store
@@ -87,14 +94,6 @@ def stacks_of(
             f"too: {', '.join(scopes_of(layers))} in its {len(layers)} layers"
         )
     return tuple(stacks)
-
-
-def layers_by_stack(adapter: Adapter, layers: list[Layer]) -> dict[str, list[Layer]]:
-    """A model's layers by the name of their stack; an encoder–decoder runs one after the other."""
-    if not isinstance(adapter, TwoStacks):
-        return {"": layers}
-    count = len(adapter.encoder_blocks())
-    return {ENCODER: layers[:count], DECODER: layers[count:]}
 
 
 def _chosen_scopes(
@@ -251,15 +250,34 @@ class Call:
         return [stack.first + k for stack in self.stacks for k in stack.chosen]
 
     def maps(self, items: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
-        """The maps of every sequence or pair, in the order given."""
+        """The maps of every sequence or pair, in the order given.
+
+        A batch that runs out of memory is halved.
+        """
         lens, whole = self.lens, self.options.origin == INPUT
         if whole or any(layer.by_source for layer in lens.layers):
             longest = max((sum(map(len, item.sequences)) for item in items), default=1)
             limit = self.options.limit
             batch_size = vector_batch(lens, longest, batch_size, limit, whole)
         ahead = 0 if lens.device.type == "cpu" else 1  # a GPU works on while a batch is packed up
+        results: dict[int, Maps] = {}
+        waiting = deque(batches(lens, items, batch_size))
+        started: deque[tuple[list[int], list[Collector]]] = deque()
         with current(lens.device):
-            return in_batches(lens, items, batch_size, self._launch, self._packed, ahead)
+            while waiting or started:
+                launches = bool(waiting) and len(started) <= ahead
+                places = waiting.popleft() if launches else started[0][0]
+                batch = [items[place] for place in places]
+                try:
+                    if launches:
+                        started.append((places, self._launch(batch)))
+                        continue
+                    found = self._packed(batch, started.popleft()[1])
+                except (RuntimeError, MemoryError) as error:
+                    waiting.extendleft(reversed(halves(lens, items, places, error)))
+                else:
+                    results |= zip(places, found, strict=True)
+        return [results[place] for place in range(len(items))]
 
     def write(self, item: Encoded, out: str | PathLike[str], overwrite: bool) -> Maps:
         """Write the maps of one text to a new file and return them; they stay there until used."""
@@ -354,7 +372,7 @@ class Call:
                 )
             others: list[TokenAxis] = []
             if stack.name == DECODER:
-                others = [token_axis(item.sequences[0]) for item in batch]
+                others = [item.sequences[0].axis for item in batch]
             elif names:
                 others = [
                     TokenAxis(tokens) for tokens in adapter.source_tokens(names.pop(), inputs)
@@ -371,21 +389,27 @@ class Call:
 
         The thread must be alone with the model.
         """
-        adapter, kept = self.lens.adapter, dict[Hashable, Seen]()
+        adapter, check = self.lens.adapter, self.lens.float32_check
+        kept: dict[Hashable, Seen] | None = {} if check.applies else None
         with reading(adapter.model, adapter):
             consume = partial(self._decompose, collectors, kept)
             run_traced(adapter, adapter.model, inputs, self.layers, consume, spread=True)
+            if kept is None:
+                return
             try:
-                self.lens.float32_check.layers(self.options.nonlinearity, PARTS, kept)
+                check.layers(self.options.nonlinearity, PARTS, kept)
             except CompletenessError:
                 for collector in collectors:
                     collector.checks.judge()  # says more of a module that is not what it seems
                 raise
 
     def _decompose(
-        self, collectors: list[Collector], kept: dict[Hashable, Seen], traced: LayerTrace
+        self, collectors: list[Collector], kept: dict[Hashable, Seen] | None, traced: LayerTrace
     ) -> None:
-        """Take apart a layer that the model has just run; `kept` are layers to compare later."""
+        """Take apart a layer that the model has just run; `kept` are layers to compare later.
+
+        None are compared of a model in float32.
+        """
         place, dtype = traced.index, self.lens.compute_dtype
         collector = collectors[-1 if place >= collectors[-1].stack.first else 0]
         stack = collector.stack
@@ -396,9 +420,11 @@ class Call:
             settings = replace(settings, sample_kernels=False)
         with current(traced.x.device), operands_kept():
             layer = collector.check(replace(traced, index=index))
-            norm, ordinary = layer.norm_behind_feed_forward, None
-            if settings.statistics and norm is not None and norm.gamma is not None:
-                ordinary = special_dimensions(norm.gamma)[1]
+            ordinary = None
+            if settings.statistics:
+                norm = layer.norm_behind_feed_forward
+                if norm is not None and norm.gamma is not None:
+                    ordinary = special_dimensions(norm.gamma)[1]
             result = decompose_layer(
                 layer,
                 traced.x.to(dtype),
@@ -414,9 +440,10 @@ class Call:
                 source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
             )
         collector.add(result, index, layer)
-        name = f"{stack.layer_in_words} {index}"
-        seen = Seen(place, name, traced.block, traced.call, collector.lengths)
-        self.lens.float32_check.keep(kept, settings.rule, PARTS, seen)
+        if kept is not None:
+            name = f"{stack.layer_in_words} {index}"
+            seen = Seen(place, name, traced.block, traced.call, collector.lengths)
+            self.lens.float32_check.keep(kept, settings.rule, PARTS, seen)
         if self.progress is not None:
             self.progress(self.layers.index(place) + 1, len(self.layers))
 

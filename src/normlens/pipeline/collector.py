@@ -51,7 +51,7 @@ Key = tuple[str, str]  # group of results, name within it
 CORRELATIONS, ROUTING = "correlations", "routing"
 #: Groups of single numbers: errors of completeness by scope; how far a kernel's parts miss their
 #: sum, and its norms a sample; the largest entry of each map in float16.
-COMPLETENESS, KERNELS, PEAKS = "completeness", "kernels", "peaks"
+SINGLE = COMPLETENESS, KERNELS, PEAKS = "completeness", "kernels", "peaks"
 #: Groups of results that are returned in the type that the user chooses.
 MAPS = ("arrays", "heads")
 #: The last axes of a result for pairs of tokens.
@@ -64,13 +64,6 @@ def _axes(key: Key) -> Axes:
     if group in GROUPS:
         return axes_of(group, name)
     return ("layer", "target") if group == ROUTING else ("layer",)
-
-
-def token_axis(sequence: Encoded) -> TokenAxis:
-    """The tokens of a sequence as labels of an axis."""
-    return TokenAxis(
-        sequence.tokens, sequence.ids, sequence.special, sequence.words, sequence.word_labels
-    )
 
 
 # Results of one layer that are made of its maps where they lie.
@@ -245,7 +238,6 @@ class Collector:
             self._recorded.append((large, layer.reach, ready))
         elif large:
             self._send(large, layer.reach)
-        self._pending.make_room()
 
     def _send(
         self, tensors: Mapping[Key, Tensor], reach: Reach, ready: torch.cuda.Event | None = None
@@ -294,7 +286,8 @@ class Collector:
         tensors: dict[Key, Tensor] = {}
         for group, named in groups.items():
             for name, tensor in named.items():
-                tensors[group, name] = self._padded(tensor, (group, name))
+                key = group, name
+                tensors[key] = self._padded(tensor, key) if self.width else tensor
         maps = [key for key in tensors if key[0] in MAPS and map_dtype != AUTO]
         if maps and map_dtype == "float16":
             left_out = ~self._allowed(layer, tensors[maps[0]].device)  # (b, i, j)
@@ -417,10 +410,11 @@ class Collector:
             allowed.append(allowed_pairs(readings, n, others, self._place))
         self.take()
         self.checks.judge()
-        errors = self._numbers(COMPLETENESS)
+        numbers = self._numbers()
+        errors = numbers[COMPLETENESS]
         check_completeness(errors, self.lens.dtype, words)
-        check_kernels(self._numbers(KERNELS), computed.precision, words)
-        check_range(self._numbers(PEAKS), words)
+        check_kernels(numbers[KERNELS], computed.precision, words)
+        check_range(numbers[PEAKS], words)
         worst = max(map(itemgetter(2), errors), default=math.nan)  # weights have no parts
         said = self._provenance(worst)
         coverage = {
@@ -430,7 +424,7 @@ class Collector:
         }
         packed = []
         for index, (sequence, found) in enumerate(zip(self.sequences, self._found(), strict=True)):
-            axis, fields = token_axis(sequence), {group: found[group] for group in GROUPS}
+            axis, fields = sequence.axis, {group: found[group] for group in GROUPS}
             arrays = fields.pop("arrays")
             if self.others:
                 n, m = self.lengths[index], self.other_lengths[index]
@@ -464,21 +458,24 @@ class Collector:
             )
         return packed
 
-    def _numbers(self, kind: str) -> list[tuple[int, str, float]]:
-        """The numbers of one kind with their layers and names, in the order of the layers."""
-        arrived, numbers = self._pending.arrived(), []
-        for key, layers in self.computed.covered.items():
-            if key[0] == kind:
-                for layer, number in zip(layers, arrived[key].tolist(), strict=True):
-                    numbers.append((layer, key[1], number))
-        return sorted(numbers, key=itemgetter(0))
+    def _numbers(self) -> dict[str, list[tuple[int, str, float]]]:
+        """The single numbers by kind, with their layers and names, in the order of the layers."""
+        arrived = self._pending.arrived()
+        numbers: dict[str, list[tuple[int, str, float]]] = {kind: [] for kind in SINGLE}
+        for (kind, name), layers in self.computed.covered.items():
+            if kind in SINGLE:
+                values = arrived[kind, name].tolist()
+                numbers[kind] += zip(layers, [name] * len(layers), values, strict=True)
+        for each in numbers.values():
+            each.sort(key=itemgetter(0))
+        return numbers
 
     def _found(self) -> list[dict[str, Any]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
         small = self._pending.arrived()
         results: list[Any] = [defaultdict(dict) for _ in self.lengths]
         for key in self.computed.covered:
-            if key[0] in (COMPLETENESS, KERNELS, PEAKS):
+            if key[0] in SINGLE:
                 continue
             sent = self._arrays.pop(key, None)  # from now on alive as long as a result is
             whole = small[key].swapaxes(0, 1) if sent is None else sent[:, : self._sent[key]]

@@ -171,12 +171,17 @@ class Float32Check:
         #: By rule for the nonlinearity and kind of layer, or what else it is.
         self.compared: dict[tuple[str, Hashable], Compared] = {}
 
+    @property
+    def applies(self) -> bool:
+        """Whether the model runs in half precision."""
+        return self._lens.dtype in _HALF
+
     def is_due(self, rule: str, what: Hashable) -> bool:
         """Whether something is still to be compared; never in float32, nor while work is recorded.
 
         What is recorded has run before.
         """
-        if self._lens.dtype not in _HALF or (rule, what) in self.compared:
+        if not self.applies or (rule, what) in self.compared:
             return False
         return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 

@@ -20,7 +20,8 @@ from normlens.layers import Attention, Branch, FeedForward, Linear, Norm, Reach,
 from normlens.lens import Lens
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import NOT_BY_SOURCE, NOT_FOR_EXPERTS, SHAPLEY, AnalysisOptions
-from normlens.pipeline.call import Stack, check_memory_limit, layers_by_stack, stacks_of
+from normlens.pipeline.batches import layers_by_stack
+from normlens.pipeline.call import Stack, check_memory_limit, stacks_of
 from normlens.plan import costs
 from normlens.plan.costs import MATRICES, TILES, VECTORS, Plan, Shape
 from normlens.plan.kernels import KernelStage

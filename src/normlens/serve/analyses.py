@@ -414,7 +414,8 @@ class ServedModels:
         most = self._limits.tokens
         if lens.two_stacks:
             return encode_pair(lens, (text, target), truncate=False, max_length=most)
-        check_separated(lens, text)
+        if isinstance(text, tuple):
+            check_separated(lens)
         # A model that reads its padding reads as much of it as it always does.
         return reader_of(lens, max_length=None if lens.adapter.reads_padding else most).read(text)
 
@@ -434,7 +435,7 @@ class ServedModels:
 def _check_page_shows(lens: Lens, name: str) -> None:
     """Raise for a model whose maps the page cannot show."""
     from normlens.models.parts import SignalEncoder, TwoStacks
-    from normlens.pipeline.call import layers_by_stack
+    from normlens.pipeline.batches import layers_by_stack
 
     if isinstance(lens.adapter, SignalEncoder) or getattr(lens.adapter, "hears", False):
         raise UnsupportedModelError(

@@ -8,9 +8,9 @@ batch is through.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,13 +18,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from normlens.errors import UnsupportedModelError
+from normlens.errors import InputError, NormLensError, UnsupportedModelError
+from normlens.gpu.lazy_tensor import LazyTensor
 from normlens.gpu.matmul import matmul_rows
 from normlens.gpu.transfer import DeviceTransfer, on_device, pinned_copy
 from normlens.layers import Layer, Linear, Reach
 from normlens.models.base import Adapter
-from normlens.models.reading import class_name
-from normlens.trace.run import LayerTrace, Rows
+from normlens.models.reading import class_name, execution_places
+
+if TYPE_CHECKING:
+    from normlens.trace.run import LayerTrace, Rows
 
 #: A weight up to this size outside the reach is a mask that leaks, and shows nowhere.
 NEGLIGIBLE = 1e-8
@@ -64,13 +67,13 @@ class Deferred:
         self._home: dict[Hashable, list[NDArray[Any]]] = {}  # pieces, the first axis each tensor's
 
     def add(self, key: Hashable, tensor: Tensor) -> None:
-        """Keep one more tensor; all of a key have the same shape."""
+        """Keep one more tensor; all of a key have the same shape.
+
+        If those that wait take too much of the device's memory, all are copied to the host.
+        """
         tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # NumPy has none
         self._waiting.setdefault(key, []).append(tensor)
         self._held += tensor.nbytes if tensor.is_cuda else 0
-
-    def make_room(self) -> None:
-        """Copy what waits to the host if it takes too much of the device's memory."""
         if self._held > HELD_ON_DEVICE and self._transfer is not None:
             self.arrived()
 
@@ -203,12 +206,10 @@ class Checks:
         adapter = f"the adapter {type(self.adapter).__name__}"
         seen = arrived.get("outside", ()), arrived.get("offsets", ())
         for (name, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
-            sides = ("all" if side is None else side for side in (reach.back, reach.ahead))
-            allowed = "{} earlier and {} later tokens".format(*sides)
             if outside > NEGLIGIBLE:
                 raise UnsupportedModelError(
                     f"{name} attends to tokens that {adapter} says it cannot see "
-                    f"(weights up to {outside:.2g} lie outside {allowed}); its "
+                    f"(weights up to {outside:.2g} lie outside {reach.in_words}); its "
                     "`causal`, `window` or `reach` must say what the model does "
                     "(normlens help adapters)"
                 )
@@ -224,8 +225,8 @@ class Checks:
                 if side == "ahead" and edge == 0:
                     looks, cure = "looks ahead", "set `causal = True`"
                 raise UnsupportedModelError(
-                    f"no token of {name} {looks}, in any head, where {adapter} allows {allowed}; "
-                    f"{cure} (normlens help adapters)"
+                    f"no token of {name} {looks}, in any head, where {adapter} allows "
+                    f"{reach.in_words}; {cure} (normlens help adapters)"
                 )
 
 
@@ -298,3 +299,82 @@ def linear_errors(sizes: Sequence[Tensor]) -> list[float]:
     size = torch.maximum(torch.maximum(y, product), typical)
     # Values that overflow are left to completeness, which says so.
     return (error / size).nan_to_num(0, posinf=0).amax(-1).tolist()
+
+
+# Checks that a loaded model can be run and its weights read.
+
+
+def check_weights(
+    model: nn.Module, layers: Sequence[Layer], blocks: Sequence[nn.Module] | None = None
+) -> None:
+    """Raise unless all weights are in memory, on one device, and in one precision.
+
+    With `blocks` only the weights of each block have to be on one device.
+    """
+    name = type(model).__name__
+    places = execution_places(model)
+    if torch.device("meta") in places:
+        raise UnsupportedModelError(
+            f"the weights of {name} are not in memory, and no hook of accelerate brings them when "
+            "a module runs; load it whole, without device_map or offloading"
+        )
+    if len(places) > 1 and blocks is None:
+        raise UnsupportedModelError(
+            f"the weights of {name} are spread over {_listed(places)}; only maps of single layers "
+            "(lens.maps) can be taken of such a model. Load it on one device (without device_map, "
+            'then model.to("cuda"))'
+        )
+    if len(places) > 1:
+        for index, block in enumerate(blocks or ()):
+            if len(within := execution_places(block)) > 1:
+                raise UnsupportedModelError(
+                    f"the weights of layer {index} of {name} are spread over {_listed(within)}; a "
+                    "layer is analysed where its weights are, so give each layer one device in the "
+                    "device_map (accelerate's no_split_module_classes)"
+                )
+    kinds = {next(p.dtype for p in model.parameters() if p.is_floating_point())}
+    for layer in layers:
+        for linear in layer.linear_maps:
+            # What is formed late takes and gives vectors in the model's precision.
+            if not isinstance(linear.weight, LazyTensor):
+                kinds.add(linear.weight.dtype)
+    if len(kinds) > 1:
+        raise _mixed(name, kinds)
+
+
+def _listed(things: Iterable[object]) -> str:
+    return ", ".join(sorted(str(each).removeprefix("torch.") for each in things))
+
+
+def explain_failure(model: nn.Module, error: RuntimeError) -> None:
+    """Raise with the cause if the model failed because of where or in what its weights are."""
+    name, said = type(model).__name__, str(error)
+    if isinstance(error, NormLensError):
+        return
+    if "meta tensor" in said:
+        raise UnsupportedModelError(
+            f"{name} needs weights of a module that does not run, which accelerate's hooks do not "
+            "bring; load it whole, without device_map or offloading"
+        ) from error
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if len(kinds) > 1 and ("dtype" in said or "scalar type" in said):
+        raise _mixed(name, kinds, f": {said.splitlines()[0]}") from error
+
+
+def _mixed(name: str, kinds: set[torch.dtype], reason: str = "") -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the weights of {name} are of several precisions ({_listed(kinds)}){reason}; convert it "
+        "with model.to(torch.float32), or load(…, dtype=…)"
+    )
+
+
+def check_chunks(blocks: Sequence[Any], n: int) -> None:
+    """Raise where feed-forward blocks run in chunks that do not divide `n` tokens."""
+    for block in blocks:
+        chunk = getattr(block, "chunk_size_feed_forward", 0)
+        if chunk and n % chunk:
+            raise InputError(
+                f"this model runs its feed-forward blocks in chunks of {chunk} tokens, and {n} "
+                "tokens are not a multiple of that; set chunk_size_feed_forward to 0 in its "
+                "configuration and load it again"
+            )

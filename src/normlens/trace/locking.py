@@ -177,7 +177,9 @@ class Hooks(Undo):
     """
 
     def __init__(self) -> None:
-        self._thread: int | None = threading.get_ident()
+        # Ctrl-C inside torch may keep a hook from being noted; it must not act on later calls.
+        self._threads = {threading.get_ident()}
+        super().__init__([self._threads.clear])
 
     def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Have `hook(module, args, kwargs)` called before the module runs."""
@@ -190,12 +192,7 @@ class Hooks(Undo):
         self.append(module.register_forward_hook(listener, with_kwargs=True).remove)
 
     def _listen(self, hook: Callable[..., Any], *call: Any) -> Any:
-        return hook(*call) if threading.get_ident() == self._thread else None
-
-    def call(self) -> None:
-        # Ctrl-C inside torch may keep a hook from being noted; it must not act on later calls.
-        self._thread = None
-        super().call()
+        return hook(*call) if threading.get_ident() in self._threads else None
 
 
 #: Takes a method of a module and returns the function to use instead.

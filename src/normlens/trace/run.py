@@ -37,7 +37,7 @@ from normlens.layers import (
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
 from normlens.models.reading import class_name, execution_device
-from normlens.models.unwrapping import check_chunks, check_weights, explain_failure
+from normlens.trace.checks import check_chunks, check_weights, explain_failure
 from normlens.trace.locking import Hooks, Undo, ask_for_eager_attention, exclusive, other_methods
 
 # One layer as the model ran it, and where each part of it can be read.
@@ -215,19 +215,17 @@ class Recorder:
             self.routing = experts.read(*call)
 
     def _end(
-        self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
     ) -> None:
+        """Hand the layer over, if it is wanted, and forget it."""
         index, self.calls = self.calls, self.calls + 1
-        if index in self.wanted:
-            self.consume(self._layer_trace(index, block, (args, kwargs), output))
-        self._begin()
-
-    def _layer_trace(self, index: int, block: nn.Module, call: Call, returned: Any) -> LayerTrace:
+        if index not in self.wanted:
+            return self._begin()
         layer, points = self.watched[block]
         alphas, sources = self._attention(index, layer)
         # Where layers lie on several devices, a hook sees vectors before they are brought along.
         device = alphas[0].device
-        x = call[0][0] if call[0] else call[1]["hidden_states"]
+        x = args[0] if args else kwargs["hidden_states"]
         x, output = x.detach().to(device), _at(returned, 0).to(device)
         real: dict[int, Tensor] = {}
         for step, (module, place, factor) in points.items():
@@ -245,9 +243,9 @@ class Recorder:
         if layer.experts is not None:
             layer = layer.routed(self._routing(index, layer.experts, x))
         several = len(returned) if isinstance(returned, (tuple, list)) else 0
-        return LayerTrace(
-            index, block, layer, x, alphas, real, self.rows, output, call, sources, several
-        )
+        seen = real, self.rows, output, (args, kwargs), sources, several
+        self.consume(LayerTrace(index, block, layer, x, alphas, *seen))
+        self._begin()
 
     def _attention(self, index: int, layer: Layer) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """The weights that each attention's module returned, and what it read elsewhere.

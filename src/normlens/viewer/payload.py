@@ -316,11 +316,7 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
 
 
 def _item(
-    maps: Maps,
-    blobs: Blobs,
-    bits: tuple[int, int],
-    left_out: list[str],
-    head_layers: int | None,
+    maps: Maps, blobs: Blobs, bits: tuple[int, int], left_out: list[str], head_layers: int | None
 ) -> dict[str, Any]:
     """The header of one stack's maps, with that of the encoder's maps beside them, if any."""
     encoder = None

@@ -18,9 +18,9 @@ from normlens.explain.whole_vectors import through_steps
 from normlens.inputs.text import Encoded
 from normlens.layers import FIRST, LAST, MEAN
 from normlens.models.base import NoHead, read_head
-from normlens.models.unwrapping import check_weights, explain_failure
 from normlens.pipeline.batches import SCORE_TOLERANCE
 from normlens.studies.ablation.options import AUTO, CLASSES, DRIFT, MASKED, NAMES, NEXT_TOKEN
+from normlens.trace.checks import check_weights, explain_failure
 from normlens.trace.locking import exclusive, other_forwards
 from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
 

@@ -22,8 +22,8 @@ from normlens.errors import (
     is_out_of_memory,
     process_limit,
 )
-from normlens.models.unwrapping import padding_spoils
 from normlens.options import AnalysisOptions
+from normlens.pipeline.batches import padding_spoils
 from normlens.plan.costs import GIB
 from normlens.studies.ablation.interventions import Interventions
 from normlens.studies.ablation.losses import (

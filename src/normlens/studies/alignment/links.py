@@ -16,8 +16,7 @@ from normlens.measures.alignment import NO_WORD, Link, aligned_words
 from normlens.models.base import read_head
 from normlens.models.parts import DECODER, TwoStacks
 from normlens.options import AnalysisOptions, ExplainOptions
-from normlens.pipeline.batches import scopes_of
-from normlens.pipeline.call import layers_by_stack
+from normlens.pipeline.batches import layers_by_stack, scopes_of
 from normlens.results.maps import Maps
 from normlens.results.words import OTHER_SEQUENCE
 from normlens.scopes import components_of, resolve

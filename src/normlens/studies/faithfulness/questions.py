@@ -20,10 +20,10 @@ from normlens.explain.whole_vectors import check_texts, text_vector
 from normlens.inputs.text import Encoded
 from normlens.layers import ANY, CAUSAL, LAST, MASKED, SEQUENCES, Head
 from normlens.models.base import read_head
-from normlens.models.unwrapping import check_chunks, check_weights
 from normlens.options import AUTO, DEFAULT_LIMIT
 from normlens.pipeline.batches import batches
 from normlens.plan.costs import SHARE, device_memory
+from normlens.trace.checks import check_chunks, check_weights
 from normlens.trace.locking import Hooks, exclusive
 from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
 
