@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -27,6 +28,7 @@ from normlens.explain.network import FrozenNetwork
 from normlens.explain.questions import Question, QuestionReader, Target, label_of
 from normlens.frozen.scores import SCORES, Errors
 from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, ModelState, described
+from normlens.gpu.matmul import rounded_once
 from normlens.inputs.text import Encoded
 from normlens.layers import LAST, Head
 from normlens.options import DEFAULT_LIMIT, ExplainOptions, parse_bytes
@@ -40,6 +42,7 @@ from normlens.pipeline.batches import (
 )
 from normlens.results.explanation import Explanation, Explanations
 from normlens.scopes import is_among, resolve
+from normlens.trace.attention import EAGER, FAST, can_keep_queries
 from normlens.trace.locking import exclusive
 from normlens.trace.run import model_inputs, reading, without_autocast
 
@@ -110,6 +113,9 @@ def ask(
 
 #: Flow maps of one score are kept without being asked for up to this size.
 FLOW_BYTES = 1 << 27
+#: Attention weights of one layer are formed up to this size; queries and keys of longer texts are
+#: kept instead, where the model's attention hands them over.
+ALPHA_BYTES = 1 << 26
 #: Scores of a head that are compared with float32, beside the one that is asked for.
 COLUMNS = 8
 #: Recorded are batches of up to so many tokens, and tokens times numbers of a layer's weights: a
@@ -218,7 +224,11 @@ class Explainer:
             answers = self._replayed(batch)
             if answers is not None:
                 return answers
-            with reading(lens.adapter.whole, lens.adapter):
+            is_long = self._is_long(items)
+            # In half precision the model's own rounding is the larger error by far
+            # (`benchmarks/gpu_explain.py`), and a long text is slow enough.
+            rounding = rounded_once() if is_long else nullcontext()
+            with reading(lens.adapter.whole, lens.adapter, FAST if is_long else EAGER), rounding:
                 network, rows = self.forward(batch, inputs)
                 seeds = self.seeds(network, questions, rows)
                 if questions[0].layer is None:
@@ -235,6 +245,8 @@ class Explainer:
         """The same by recorded kernels, where questions of this kind are recorded."""
         lens, recordings, questions = self.lens, self.lens.recordings, batch.questions
         if lens.device.type != "cuda" or not HAS_GRAPH_EVENTS or self.progress is not None:
+            return None
+        if self._is_long(batch.items):
             return None
         lengths = [len(item) for item in batch.items]
         tokens, maps = sum(lengths), (layer.linear_maps for layer in lens.layers)
@@ -362,6 +374,13 @@ class Explainer:
         return answers
 
     # How much is kept and carried back at once.
+
+    def _is_long(self, items: Sequence[Encoded]) -> bool:
+        """Whether attention weights would take too much memory, and need not be formed."""
+        heads = max(attention.heads for layer in self.lens.layers for attention in layer.attentions)
+        tokens = max(item.longest for item in items)
+        size = len(items) * heads * tokens**2 * self.lens.dtype.itemsize
+        return size > ALPHA_BYTES and can_keep_queries(self.lens.layers)
 
     def _keeps_flow(self, n: int) -> bool:
         """Whether flow maps of texts of n tokens are kept."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
 from normlens.frozen.activations import Nonlinearity, activation
+from normlens.frozen.alpha import QueryKey
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import FrozenReadout
 from normlens.frozen.parts import plus, relative_error
@@ -122,6 +123,9 @@ class FrozenNetwork:
                 self.sources[name] = vectors.detach().to(self.dtype)
         trace = replace(trace, rows={}, output=trace.output.detach())
         self.kept_bytes -= sum(alpha.nbytes for alpha in trace.alphas)
+        if any(isinstance(alpha, QueryKey) for alpha in trace.alphas):
+            # Vectors are no longer small beside what stands for the weights.
+            self.kept_bytes -= sum(vectors.nbytes for vectors in trace.real.values())
         if self.kept_bytes < 0:
             trace = replace(trace, alphas=(), real={}, sources={})
         self.visited.append(trace)
@@ -142,7 +146,6 @@ class FrozenNetwork:
         layer = trace.layer.to(self.dtype, split=True)
         real = self.real = trace.real
         self.errors = {}
-        split = splits(trace.alphas[0])
 
         def compare(step: int, y: Tensor) -> None:
             if step in real:
@@ -152,7 +155,10 @@ class FrozenNetwork:
         return freeze(
             layer,
             trace.x.to(self.dtype),
-            [alpha if split else alpha.to(self.dtype) for alpha in trace.alphas],
+            [
+                alpha if isinstance(alpha, Tensor) and splits(alpha) else alpha.to(self.dtype)
+                for alpha in trace.alphas
+            ],
             lengths,
             self.rule,
             sources=self.sources,

@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from normlens.frozen.alpha import Alpha, alpha_of
 from normlens.frozen.parts import (
     Chain,
     Factors,
@@ -40,8 +41,8 @@ class FrozenAttention(FrozenBlock):
     """An attention with the weights α that the model gave its sources."""
 
     attention: Attention
-    alpha: Tensor  # (b, h, i, j)
-    values: Tensor  # (b, j, h, d_head), each head's value vectors of the real sources
+    given: Alpha  # α (b, h, i, j), or what it is formed from
+    grouped: Tensor  # (b, j, groups · d_head), the value vectors of the real sources
     reading: Chain  # from vectors (…, b, j, d) to values (…, b, j, groups · d_head)
     reach: Reach
     before: Tensor | None = None  # what no token owns of the layer's tokens that it reads
@@ -54,7 +55,7 @@ class FrozenAttention(FrozenBlock):
         cls,
         attention: Attention,
         s: Tensor,
-        alpha: Tensor,
+        alpha: Tensor | Alpha,
         reach: Reach,
         before: Tensor | None = None,
         parts: bool = True,
@@ -75,8 +76,18 @@ class FrozenAttention(FrozenBlock):
             steps += [FrozenProjection(attention.latent.down), norm]
             s = norm.apply(s)
         reading = Chain((*steps, FrozenProjection(attention.value)))
-        values = _by_head(attention, attention.value(s))
-        return cls(attention, alpha, values, reading, reach, before, parts, real)
+        values = attention.value(s)
+        return cls(attention, alpha_of(alpha), values, reading, reach, before, parts, real)
+
+    @cached_property
+    def values(self) -> Tensor:
+        """Each head's value vectors (b, j, h, d_head)."""
+        return _by_head(self.attention, self.grouped)
+
+    @property
+    def alpha(self) -> Tensor:
+        """The weights as a tensor (b, h, i, j), which parts are made of; scores need none."""
+        return self.given.dense
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d).
@@ -97,8 +108,8 @@ class FrozenAttention(FrozenBlock):
     def from_token(self, first: int) -> FrozenAttention:
         """The linear face for the tokens from `first` on; another sequence stays whole."""
         begin = first if self.attention.source is None else 0
-        alpha, values = self.alpha[:, :, first:, begin:], self.values[:, begin:]
-        return replace(self, alpha=alpha, values=values, reading=self.reading.from_token(begin))
+        given, grouped = self.given.from_token(first, begin), self.grouped[:, begin:]
+        return replace(self, given=given, grouped=grouped, reading=self.reading.from_token(begin))
 
     @property
     def bias_part(self) -> Tensor | None:
@@ -131,7 +142,8 @@ class FrozenAttention(FrozenBlock):
     @cached_property
     def head_sums(self) -> Tensor:
         """``Σ_j α^h_ij v^h_j``, what each head reads (b, h, i, d_head), value biases included."""
-        return weighted(self.alpha, self.values.transpose(1, 2))
+        mixed = self.given.mixed
+        return self.given.mix(self.values.transpose(1, 2)) if mixed is None else mixed
 
     @cached_property
     def output(self) -> Tensor:
@@ -153,8 +165,7 @@ class FrozenAttention(FrozenBlock):
         passed = heads.sum(-2)
         if self.before is not None and (values := self._unowned_values(self.before)) is not None:
             heads = (at_heads * (self.head_sums - self._read(values))).sum(-1)
-        sources = weighted(self.alpha.transpose(-1, -2), at_heads)  # (…, b, h, j, d_head)
-        grouped = sources.unflatten(-3, (self.attention.groups, -1)).sum(-3)
+        grouped = self.given.spread(at_heads, self.attention.groups)  # (…, b, group, j, d_head)
         arriving = self.reading.adjoint(grouped.transpose(-2, -3).flatten(-2))
         return Scored(arriving, passed, bias_part, heads, at_heads)
 
@@ -165,7 +176,7 @@ class FrozenAttention(FrozenBlock):
         token owns value biases, nor what is `before` the attention.
         """
         count = self.attention.heads
-        step = max(1, _FLOW_PAIRS * count // self.alpha.numel())
+        step = max(1, _FLOW_PAIRS * count // self.given.shape.numel())
         total = self.head_flow(at_heads, slice(0, step)).sum(-3)
         for first in range(step, count, step):
             total += self.head_flow(at_heads, slice(first, first + step)).sum(-3)
@@ -176,7 +187,7 @@ class FrozenAttention(FrozenBlock):
         bias = self._unowned_values(self.before)
         values = self.values if bias is None else self.values - bias
         some = values[:, :, heads].permute(0, 2, 3, 1)  # (b, h, d_head, j)
-        return (at_heads[..., heads, :, :] @ some).mul_(self.alpha[:, heads])
+        return (at_heads[..., heads, :, :] @ some).mul_(self.given.of_heads(heads))
 
     def _unowned_values(self, before: Tensor | None) -> Tensor | None:
         """The share of the values that no token owns: biases, and `before` of the input.
@@ -195,8 +206,8 @@ class FrozenAttention(FrozenBlock):
     def _read(self, values: Tensor) -> Tensor:
         """What each head reads, (b, h, i, d_head), of values (h, d_head) or (b, j, h, d_head)."""
         if values.dim() == 2:  # a row of α sums to 1, unless something takes what is no token's
-            return self.alpha.sum(-1, dtype=values.dtype)[..., None] * values[:, None]
-        return weighted(self.alpha, values.transpose(1, 2))
+            return self.given.row_sums(values.dtype)[..., None] * values[:, None]
+        return self.given.mix(values.transpose(1, 2))
 
     def on_parts(self, parts: Parts) -> Parts:
         """The sources' parts, factored; what the targets held before passes by the residual."""

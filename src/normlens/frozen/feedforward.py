@@ -161,6 +161,75 @@ class FrozenFeedForward(FeedForwardBlock):
         return matrices
 
 
+#: Numbers in a tensor of neurons; beyond it slopes are formed for some tokens at a time.
+NEURONS = 1 << 25
+
+
+@dataclass(frozen=True)
+class ChunkedFeedForward(FrozenBlock):
+    """A block whose slopes are formed whenever they are needed, for some tokens at a time.
+
+    It takes the place of `FrozenFeedForward` for scores of long texts, whose neurons would take
+    many times as much memory as their vectors.
+    """
+
+    ff: FeedForward
+    y: Tensor  # (b, i, d), the block's real input
+    bias: Tensor | None  # (b, i, d) or (d,), of which no token owns anything
+    rule: str
+
+    def _chunks(self) -> Iterator[tuple[slice, FrozenFeedForward]]:
+        b, n, _ = self.y.shape
+        count = max(1, NEURONS // (b * self.ff.down.weight.shape[0]))
+        bias = None if self.bias is None else self.bias.expand_as(self.y)
+        for first in range(0, n, count):
+            rows = slice(first, first + count)
+            before = None if bias is None else bias[:, rows]
+            yield rows, FrozenFeedForward.at(self.ff, self.y[:, rows], before, self.rule)
+
+    def linear(self, v: Tensor) -> Tensor:
+        """The block on vectors (…, i, d)."""
+        return torch.cat([block.linear(v[..., rows, :]) for rows, block in self._chunks()], dim=-2)
+
+    def score(self, g: Tensor) -> Scored:
+        """What the block adds to the score of g (…, b, i, d)."""
+        scored = [block.score(g[..., rows, :]) for rows, block in self._chunks()]
+
+        def joined(name: str, dim: int) -> Any:
+            found = [getattr(each, name) for each in scored]
+            return None if found[0] is None else torch.cat(found, dim)
+
+        return Scored(joined("arriving", -2), joined("passed", -1), joined("bias_part", -1))
+
+    @property
+    def bias_part(self) -> Tensor | None:
+        """What the block adds to the bias it is given, (b, i, d)."""
+        found = [(self.y[:, rows], block.bias_part) for rows, block in self._chunks()]
+        if found[0][1] is None:
+            return None
+        return torch.cat([share.expand_as(y) for y, share in found if share is not None], dim=1)
+
+    @property
+    def output(self) -> Tensor:
+        """The block's real output (b, i, d)."""
+        return torch.cat([block.output for _, block in self._chunks()], dim=1)
+
+    def from_token(self, first: int) -> ChunkedFeedForward:
+        """The linear face for the tokens from `first` on."""
+        bias = self.bias
+        bias = bias if bias is None or bias.dim() == 1 else bias[:, first:]
+        return replace(self, y=self.y[:, first:], bias=bias)
+
+
+def frozen_feed_forward(
+    ff: FeedForward, y: Tensor, bias: Tensor | None, rule: str, parts: bool = False
+) -> FrozenFeedForward | ChunkedFeedForward:
+    """The block at input `y` (b, i, d); without `parts`, a large one in chunks."""
+    if not parts and y.shape[:-1].numel() * ff.down.weight.shape[0] > NEURONS:
+        return ChunkedFeedForward(ff, y, bias, rule)
+    return FrozenFeedForward.at(ff, y, bias, rule)
+
+
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """``a_i · b_i`` of neurons (…, b, i, m), without the products in memory."""
     return (a[..., None, :] @ b[..., None])[..., 0, 0]
@@ -207,8 +276,8 @@ class FrozenParallelFeedForward(FrozenBlock):
         if self.linearised is not None:
             return self.linearised
         if self.norm is None:
-            return Chain((FrozenFeedForward.at(self.ff, self.y, None, self.rule),))
-        block = FrozenFeedForward.at(self.ff, self.y, self.norm.bias_part, self.rule)
+            return Chain((frozen_feed_forward(self.ff, self.y, None, self.rule),))
+        block = frozen_feed_forward(self.ff, self.y, self.norm.bias_part, self.rule)
         return Chain((self.norm, block))
 
     def linear(self, v: Tensor) -> Tensor:

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from normlens.errors import InputError
+from normlens.frozen.alpha import Alpha
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.feedforward import (
+    ChunkedFeedForward,
     FrozenExperts,
-    FrozenFeedForward,
     FrozenParallelFeedForward,
     SampledFeedForward,
+    frozen_feed_forward,
 )
 from normlens.frozen.parts import (
     FrozenBlock,
@@ -123,7 +125,7 @@ class FrozenLayer:
 def freeze(
     layer: Layer,
     x: Tensor,
-    alpha: Tensor | Sequence[Tensor],
+    alpha: Tensor | Alpha | Sequence[Tensor | Alpha],
     lengths: Sequence[int],
     rule: str = "ig",
     sources: Mapping[str, Tensor] | None = None,
@@ -143,7 +145,7 @@ def freeze(
     vector (b, i, d) behind every step that was computed here.
     """
     taken = {} if parts or real is None else real
-    weights = iter([alpha] if isinstance(alpha, Tensor) else alpha)
+    weights = iter([alpha] if isinstance(alpha, (Tensor, Alpha)) else alpha)
     steps: list[FrozenStep] = []
     biases: list[Tensor | None] = []
     vectors, bias = State(x, start=x), State[Tensor | None](None)
@@ -175,12 +177,12 @@ def freeze(
         elif isinstance(step, Experts):
             frozen = FrozenExperts.at(step, y, bias.stream, rule)
         else:
-            frozen = FrozenFeedForward.at(step, y, bias.stream, rule)
+            frozen = frozen_feed_forward(step, y, bias.stream, rule, parts)
         steps.append(frozen)
         # Without parts, nothing behind the only feed-forward block reads a bias, and sampled shares
         # include it. Of a block beside the attention nothing is one: its output is the token's.
         passes_bias = not isinstance(frozen, FrozenBlock)
-        if isinstance(frozen, FeedForwardBlock):
+        if isinstance(frozen, (FeedForwardBlock, ChunkedFeedForward)):
             passes_bias = rule != SHAPLEY and (parts or layer.by_source)
         if passes_bias:
             frozen.pass_on(bias, frozen.affine)

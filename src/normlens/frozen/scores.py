@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from normlens.errors import InputError
+from normlens.frozen.alpha import Alpha, alpha_of
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.norm_maps import layer_maps
@@ -159,7 +160,7 @@ Errors = Iterator[tuple[str, float]]
 def vectors_of(
     layer: Layer,
     x: Tensor,
-    alphas: Sequence[Tensor],
+    alphas: Sequence[Tensor | Alpha],
     lengths: Sequence[int],
     rule: str,
     sources: Mapping[str, Tensor],
@@ -180,7 +181,7 @@ def face_errors(
     face: str,
     layer: Layer,
     x: Tensor,
-    alphas: Sequence[Tensor],
+    alphas: Sequence[Tensor | Alpha],
     rule: str,
     sources: Mapping[str, Tensor],
 ) -> Errors:
@@ -190,8 +191,8 @@ def face_errors(
     agree.
     """
     x, sources = x[:1, :TOKENS], {name: e[:1, :TOKENS] for name, e in sources.items()}
-    alphas = [alpha[:1, :, :TOKENS, :TOKENS] for alpha in alphas]
-    alphas = [a / a.sum(-1, keepdim=True).clamp_min(1e-6) for a in alphas]
+    some = [alpha_of(alpha).first(TOKENS) for alpha in alphas]
+    alphas = [a / a.sum(-1, keepdim=True).clamp_min(1e-6) for a in some]
     if layer.experts is not None and (routing := layer.experts.routing) is not None:
         shared = None if routing.shared is None else routing.shared[:1, :TOKENS]
         layer = layer.routed(

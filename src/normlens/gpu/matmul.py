@@ -42,6 +42,25 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
+class _Rounding(threading.local):
+    """Whether this thread's vectors lose, beside weights in bfloat16, what bfloat16 cannot hold."""
+
+    once = False
+
+
+_rounding = _Rounding()
+
+
+@contextmanager
+def rounded_once() -> Iterator[None]:
+    """Round vectors beside weights in bfloat16: half the work of splitting, 8 digits of 16."""
+    before, _rounding.once = _rounding.once, True
+    try:
+        yield
+    finally:
+        _rounding.once = before
+
+
 @contextmanager
 def operands_kept() -> Iterator[None]:
     """Split each weight once for all products inside; nobody may change a weight there."""
@@ -50,6 +69,11 @@ def operands_kept() -> Iterator[None]:
         yield
     finally:
         _kept.operands = before
+
+
+def is_rounded_once() -> bool:
+    """Whether this thread is inside `rounded_once`."""
+    return _rounding.once
 
 
 def forget_operands() -> None:
@@ -85,6 +109,9 @@ def times(v: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     if v.dtype == weight.dtype:
         v = v if scale is None else v * scale
         return _split(v, weight) if is_split(v, weight) else v @ weight
+    if is_rounded_once():
+        rounded = (v if scale is None else v * scale).bfloat16().flatten(0, -2)
+        return torch.mm(rounded, weight, out_dtype=v.dtype).unflatten(0, v.shape[:-1])
     high, low = (half.flatten(0, -2) for half in _halves(v, scale))
     product = torch.mm(high, weight, out_dtype=v.dtype)
     product += torch.mm(low, weight, out_dtype=v.dtype)

@@ -428,7 +428,7 @@ class Call:
             result = decompose_layer(
                 layer,
                 traced.x.to(dtype),
-                [alpha.to(dtype) for alpha in traced.alphas],
+                [alpha.to(dtype) for alpha in traced.weights],
                 collector.lengths,
                 stack.scopes,
                 settings,

@@ -157,7 +157,7 @@ class Checks:
         """Measure one layer; `layer` is the traced one in the algebra's precision."""
         check_tokens(self.adapter, traced, self.lengths)
         name = f"{self.layer_in_words} {traced.index}"
-        for attention, alpha in zip(layer.attentions, traced.alphas, strict=True):
+        for attention, alpha in zip(layer.attentions, traced.weights, strict=True):
             if attention.source is not None:
                 # Every token of another sequence may be seen, but none of its padding.
                 if self.others and min(self.others) < alpha.shape[-1]:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from torch import nn
@@ -165,7 +165,7 @@ def _turns_of(shared: nn.Module | Sequence[Any]) -> list[Turn]:
     return sorted(set(known))
 
 
-# Changes that one thread alone sees: hooks, other methods, eager attention.
+# Changes that one thread alone sees: hooks and other methods.
 
 
 class Hooks(Undo):
@@ -229,66 +229,3 @@ def other_methods(changes: Mapping[tuple[nn.Module, str], Change]) -> Iterator[N
 def other_forwards(changes: Mapping[nn.Module, Change]) -> AbstractContextManager[None]:
     """While this is open, calls of these modules by this thread use other `forward` functions."""
     return other_methods({(module, "forward"): change for module, change in changes.items()})
-
-
-# Eager attention for the calls of one thread, while others run the model as it is set.
-#
-# Only eager attention returns its weights; under sdpa a model silently returns none. The kind of
-# attention is read from a configuration, for the mask first and then in every layer, so a pass
-# during which it changed would apply one kind's mask in another kind's layers, and see what it
-# must not.
-
-
-#: The thread for which a configuration says eager, by the configuration's id.
-_threads: dict[int, int] = {}
-
-
-def ask_for_eager_attention(model: Any, undo: Undo) -> None:
-    """Let the model's configurations say eager to this thread, and to it alone.
-
-    A model whose modules were built for another kind than sdpa stays as it is, and is refused later
-    because its layers return no weights.
-    """
-    can_set = getattr(model, "_can_set_attn_implementation", None)
-    settable = can_set is None or can_set()
-    waiting: list[Any] = [vars(module).get("config") for module in model.modules()]
-    seen: set[int] = set()
-    while waiting:
-        config = waiting.pop()
-        kind: Any = type(config)
-        is_read = isinstance(getattr(kind, "_attn_implementation", None), property)
-        if not is_read or id(config) in seen:
-            continue
-        seen.add(id(config))
-        waiting += [getattr(config, name, None) for name in config.sub_configs]
-        implementation = config._attn_implementation
-        # Falcon reads the setting whenever it runs, but has no method that changes it.
-        if implementation not in ("eager", None) and (settable or implementation == "sdpa"):
-            undo.append(partial(_threads.pop, id(config), None))
-            undo.append(partial(object.__setattr__, config, "__class__", kind))
-            _threads[id(config)] = threading.get_ident()
-            object.__setattr__(config, "__class__", _eager_class(kind))
-
-
-@cache
-def _eager_class(kind: Any) -> type:
-    """A configuration's class that answers one thread differently.
-
-    It has the name of its class, by which transformers finds what belongs to a configuration.
-    """
-
-    def implementation(config: Any) -> Any:
-        is_here = _threads.get(id(config)) == threading.get_ident()
-        return "eager" if is_here else kind._attn_implementation.fget(config)
-
-    def reduced(config: Any, _: Any) -> Any:
-        """A copy is of the plain class, and says what the original says to the thread."""
-        state = {**vars(config), "_attn_implementation_internal": config._attn_implementation}
-        return object.__new__, (kind,), state
-
-    changed = {
-        "_attn_implementation": property(implementation, kind._attn_implementation.fset),
-        "__reduce_ex__": reduced,
-    }
-    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind)(kind.__name__, (kind,), {**names, **changed})

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from normlens.errors import UnsupportedModelError
+from normlens.frozen.alpha import QueryKey, alpha_of
 from normlens.gpu.matmul import is_split, times, times_plus
 from normlens.inputs.text import Encoded, pad
 from normlens.layers import (
@@ -37,8 +38,9 @@ from normlens.layers import (
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
 from normlens.models.reading import class_name, execution_device
+from normlens.trace.attention import EAGER, ask_for_attention
 from normlens.trace.checks import check_chunks, check_weights, explain_failure
-from normlens.trace.locking import Hooks, Undo, ask_for_eager_attention, exclusive, other_methods
+from normlens.trace.locking import Hooks, Undo, exclusive, other_methods
 
 # One layer as the model ran it, and where each part of it can be read.
 
@@ -67,7 +69,7 @@ class LayerTrace:
     block: nn.Module
     layer: Layer
     x: Tensor  # (b, j, d) the layer's input
-    alphas: tuple[Tensor, ...]  # (b, h, i, j) the weights of each attention, in order
+    alphas: tuple[Tensor | QueryKey, ...]  # (b, h, i, j) the weights of each attention, in order
     real: dict[int, Tensor]  # step index → the model's own vector behind that step (b, i, d)
     rows: dict[nn.Module, Rows]  # what went into the layer's linear modules, and came out
     output: Tensor  # (b, i, d) what the block returned
@@ -75,6 +77,11 @@ class LayerTrace:
     #: (b, j, d) the vectors of each other sequence that an attention reads, by its name
     sources: dict[str, Tensor] = field(default_factory=dict)
     outputs: int = 0  # what the block returned in a tuple, the vector first; 0: the vector alone
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """α of each attention as a tensor (b, h, i, j)."""
+        return tuple(alpha_of(alpha).dense for alpha in self.alphas)
 
 
 Consumer = Callable[[LayerTrace], None]
@@ -137,7 +144,7 @@ class Recorder:
         self.adapter, self.wanted, self.consume = adapter, wanted, consume
         self.calls = 0
         self.watched: dict[nn.Module, tuple[Layer, dict[int, Checkpoint]]] = {}
-        self.seen: dict[tuple[nn.Module | None, int], list[Tensor]] = {}
+        self.seen: dict[tuple[nn.Module | None, int], list[Any]] = {}
         self.rows: dict[nn.Module, Rows] = {}
         self.routing: tuple[Tensor, Tensor] | None = None  # experts and weights of all tokens
 
@@ -193,8 +200,9 @@ class Recorder:
             value = x if place == INPUT else _at(output, max(place, 0))
             if place == SOME_ROWS:
                 self._keep_rows(module, x, value)
-            elif isinstance(value, Tensor):
-                self.seen.setdefault((module, place), []).append(value.detach())
+            elif isinstance(value, (Tensor, QueryKey)):
+                value = value.detach() if isinstance(value, Tensor) else value
+                self.seen.setdefault((module, place), []).append(value)
 
     def _keep_rows(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
         """Keep some rows of a call, evenly spread; a chunked block makes several calls."""
@@ -257,7 +265,7 @@ class Recorder:
         for attention in layer.attentions:
             module = attention.weights
             returned = self.seen.get((module, attention.weights_at), [])[calls[module] :]
-            if not returned or returned[0].dim() != 4:
+            if not returned or len(returned[0].shape) != 4:
                 raise UnsupportedModelError(
                     f"layer {index} returned no attention weights; load the model with "
                     'attn_implementation="eager"'
@@ -410,11 +418,11 @@ def trace(
 
 
 @contextmanager
-def reading(model: Any, adapter: Adapter) -> Iterator[None]:
+def reading(model: Any, adapter: Adapter, attention: str = EAGER) -> Iterator[None]:
     """Run a model as an analysis must: no dropout, gradients or autocast, weights of attention.
 
-    `model` is the adapter's or holds it. The thread must be alone with the model
-    (`normlens.trace.locking`).
+    With `FAST` attention queries and keys stand for the weights. `model` is the adapter's or holds
+    it. The thread must be alone with the model (`normlens.trace.locking`).
     """
     with (
         torch.no_grad(),
@@ -429,7 +437,7 @@ def reading(model: Any, adapter: Adapter) -> Iterator[None]:
             if getattr(module, "_orig_mod", getattr(module, "_compiled_call_impl", None)):
                 compiled = True
         model.eval()
-        ask_for_eager_attention(model, undo)
+        ask_for_attention(model, attention, undo)
         # transformers takes PyTorch's grouped product of experts, which has none for float64.
         experts = getattr(model.config, "_experts_implementation", None)
         if experts not in ("eager", None) and torch.float64 in {

@@ -1,0 +1,151 @@
+"""Explanations with queries and keys in the place of attention weights, against those with α."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import normlens
+from normlens.errors import NormLensError
+from normlens.explain import explainer
+from normlens.frozen import alpha, feedforward
+from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
+from normlens.trace.attention import can_keep_queries
+
+sys.path.append(str(Path(__file__).parents[1] / "explain"))
+from heads import in_float64
+
+#: Model types whose attention does not go through transformers' interface; α is formed for them.
+EAGER = {
+    *("bloom", "codegen", "deberta", "deberta-v2", "falcon", "gpt_neo", "gptj", "megatron-bert"),
+    *("mpnet", "mpt", "openai-gpt", "rembert", "roformer", "squeezebert"),
+}
+TEXTS = [[5, 17, 31, 8, 44, 23, 12], [5, 9, 33, 2]]
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Keep queries and keys of every text, and form weights of a few tokens at a time."""
+
+    def begin() -> None:
+        monkeypatch.setattr(explainer, "ALPHA_BYTES", 0)
+        monkeypatch.setitem(alpha._TILE, "cpu", 60)
+        monkeypatch.setattr(feedforward, "NEURONS", 100)
+
+    return begin
+
+
+def question(lens: normlens.Lens) -> dict[str, Any]:
+    if lens.two_stacks:
+        return {"input_ids": TEXTS[0], "decoder_input_ids": [2, 7, 9, 30], "token": 2}
+    direction = np.random.default_rng(0).standard_normal(lens.layers[-1].width)
+    return {"input_ids": TEXTS, "position": 3, "layer": lens.n_layers - 1, "direction": direction}
+
+
+@pytest.mark.parametrize("family", [*tiny_families(), *tiny_encoder_decoders()])
+def test_both_ways_agree(family, fast):
+    if family == "whisper":
+        pytest.skip("it hears; the attention is BART's")
+    model = tiny_model(family) if family in tiny_families() else tiny_with_head(family)
+    lens = normlens.load(model.double(), tokenizer=False)
+    assert can_keep_queries(lens.layers) == (family not in EAGER)
+    if family in EAGER:
+        return
+    with in_float64():
+        asked = question(lens)
+        formed = lens.explain(heads=True, **asked)
+        fast()
+        kept = lens.explain(heads=True, **asked)
+    pairs = zip(
+        *[each if isinstance(each, list) else [each] for each in (formed, kept)], strict=True
+    )
+    for one, other in pairs:
+        for name in ("contributions", "nodes", "components", "heads", "head_flow"):
+            expected = getattr(one, name)
+            atol = 1e-9 * np.nanmax(np.abs(expected))
+            np.testing.assert_allclose(getattr(other, name), expected, rtol=0, atol=atol)
+
+
+def tiny_with_head(family: str) -> Any:
+    from transformers import AutoModelForSeq2SeqLM
+
+    from normlens.models.tiny import scramble, tiny_config
+
+    model = AutoModelForSeq2SeqLM.from_config(tiny_config(family)).eval()
+    scramble(model)
+    return model
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most numbers that any tensor made inside holds."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        sizes = [each.numel() for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
+        self.most = max([self.most, *sizes])
+        return made
+
+
+def test_no_tensor_of_all_pairs_exists(fast):
+    """Neither α, which has h · n² numbers, nor anything else of that size."""
+    lens = normlens.load(tiny_model("llama", max_position_embeddings=512), tokenizer=False)
+    ids = [5 + k % 50 for k in range(400)]
+    asked = {"input_ids": ids, "position": 3, "layer": 1, "direction": [1.0] * 16, "flow": False}
+    largest = []
+    for begin in (lambda: None, fast):
+        begin()
+        with LargestTensor() as watched:
+            lens.explain(**asked)
+        largest.append(watched.most)
+    assert largest[0] >= 4 * 400**2
+    assert largest[1] < 400**2 / 2
+
+
+def test_the_model_keeps_its_own_attention(fast, monkeypatch):
+    """After a call, after an error, and in other threads while a call runs."""
+    lens = normlens.load(tiny_model("llama"), tokenizer=False)
+    config, elsewhere = lens.model.config, list[str]()
+    lens.model.set_attn_implementation("sdpa")
+    fast()
+
+    def look(*_: Any) -> None:
+        thread = threading.Thread(target=lambda: elsewhere.append(config._attn_implementation))
+        thread.start()
+        thread.join()
+
+    lens.explain(progress=look, **question(lens))
+    assert elsewhere
+    assert set(elsewhere) == {"sdpa"}
+    assert config._attn_implementation == "sdpa"
+
+    def stop(*_: Any) -> None:
+        raise NormLensError("stop")
+
+    with pytest.raises(NormLensError):
+        lens.explain(progress=stop, **question(lens))
+    assert config._attn_implementation == "sdpa"
+
+
+@pytest.mark.gpu
+def test_flash_kernels_spread_gradients_as_tiles_do():
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 8, 300, 64).cuda(), torch.randn(2, 2, 300, 64).cuda()
+    g = torch.randn(3, 2, 8, 300, 64).cuda()
+    given = {"scale": 0.125, "causal": True}
+    half = alpha.QueryKey(query.bfloat16(), key.bfloat16(), dtype=torch.float32, **given)
+    exact = alpha.QueryKey(
+        query.bfloat16().double(), key.bfloat16().double(), dtype=torch.float64, **given
+    )
+    expected = exact.spread(g.double(), 2)
+    error = (half.spread(g, 2).double() - expected).norm() / expected.norm()
+    assert error < 4e-3
