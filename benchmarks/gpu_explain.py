@@ -12,17 +12,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 #: Model, dtype, tokens.
 CASES = (
     ("BERT-base", torch.float32, (16, 128)),
     ("GPT-2", torch.float32, (1024, 4096)),
-    ("Llama-8B", torch.bfloat16, (512, 2048)),
+    ("Llama-8B", torch.bfloat16, (512, 2048, 8192, 32768)),
 )
 
 
-def model_of(name: str) -> Any:
+def model_of(name: str, layers: int = 32) -> Any:
     from transformers import (
         BertConfig,
         BertForSequenceClassification,
@@ -34,65 +35,98 @@ def model_of(name: str) -> Any:
 
     torch.manual_seed(0)
     if name == "BERT-base":
-        return BertForSequenceClassification(BertConfig(attn_implementation="eager"))
+        return BertForSequenceClassification(BertConfig(attn_implementation="sdpa"))
     if name == "GPT-2":
-        return GPT2LMHeadModel(GPT2Config(n_positions=4096, attn_implementation="eager"))
+        return GPT2LMHeadModel(GPT2Config(n_positions=4096, attn_implementation="sdpa"))
     config = LlamaConfig(
         hidden_size=4096,
         intermediate_size=14336,
-        num_hidden_layers=32,
+        num_hidden_layers=layers,
         num_attention_heads=32,
         num_key_value_heads=8,
         vocab_size=128256,
-        max_position_embeddings=8192,
+        max_position_embeddings=131072,
         pad_token_id=0,
-        attn_implementation="eager",
+        attn_implementation="sdpa",
     )
     return LlamaForCausalLM(config)
 
 
-def median(work: Callable[[], object], times: int = 7) -> float:
-    """Milliseconds, once warm."""
-    for _ in range(4):
+def median(work: Callable[[], object], times: int = 5) -> tuple[float, float]:
+    """Milliseconds, once warm, and the peak of memory beside what is there before, in GiB."""
+    for _ in range(2):
         work()
-    taken = []
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before, taken = torch.cuda.memory_allocated(), []
     for _ in range(times):
         torch.cuda.synchronize()
         start = time.perf_counter()
         work()
         torch.cuda.synchronize()
         taken.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(taken)
+    peak = torch.cuda.max_memory_allocated() - before
+    return statistics.median(taken), peak / 2**30
 
 
 def explain_table() -> list[str]:
-    """The table, as lines."""
-    import normlens
-
+    """The table, as lines, and how far half precision is from float32."""
     lines = [
-        "One contrast explained, with its flow maps where these are kept by default, beside the "
-        "model's plain forward pass (eager attention), in ms:",
+        "One contrast explained without flow maps, beside the model's plain forward pass (sdpa, "
+        "the last position's logits alone), in ms, and memory beside the weights, in GiB:",
         "",
-        "| model | layers | n | forward | explain | explain ÷ forward |",
-        "|---|---|---|---|---|---|",
+        "| model | layers | n | forward | explain | explain ÷ forward "
+        "| forward's memory | explain's |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, dtype, lengths in CASES:
-        torch.set_default_dtype(dtype)
-        with torch.device("cuda"):
-            model = model_of(name).eval()
-        torch.set_default_dtype(torch.float32)
-        lens = normlens.load(model)
-        without_cache = {} if name == "BERT-base" else {"use_cache": False}
+        lens = lens_of(name, dtype)
+        alone: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}
+        alone = {} if name == "BERT-base" else alone
         for n in lengths:
             ids = torch.randint(1, 900, (1, n), device="cuda")
-            given = ids[0].tolist()
-            plain = median(partial(model, input_ids=ids, **without_cache))
-            ours = median(partial(lens.explain, input_ids=given, target=1, contrast=0))
+            asked = {"input_ids": ids[0].tolist(), "target": 1, "contrast": 0, "flow": False}
+            times = 5 if n < 32768 else 1
+            with torch.no_grad():
+                plain, room = median(partial(lens.adapter.whole, input_ids=ids, **alone), times)
+            ours, used = median(partial(lens.explain, progress=False, **asked), times)
             lines.append(
                 f"| {name} | {lens.n_layers} | {n} | {plain:.1f} | {ours:.1f} "
-                f"| **{ours / plain:.2f}** |"
+                f"| **{ours / plain:.2f}** | {room:.1f} | {used:.1f} |"
             )
             print(lines[-1], flush=True)
-        lens = model = None
+        del lens
         torch.cuda.empty_cache()
-    return [*lines, ""]
+    return [*lines, "", *errors_in_half_precision(), ""]
+
+
+def lens_of(name: str, dtype: torch.dtype, layers: int = 32) -> Any:
+    import normlens
+
+    torch.set_default_dtype(dtype)
+    with torch.device("cuda"):
+        model = model_of(name, layers).eval()
+    torch.set_default_dtype(torch.float32)
+    return normlens.load(model, tokenizer=False)
+
+
+def errors_in_half_precision(layers: int = 8) -> list[str]:
+    """Contributions in bfloat16 against those of the same weights in float32."""
+    import normlens
+
+    lens = lens_of("Llama-8B", torch.bfloat16, layers)
+    texts = [torch.randint(1, 900, (n,)).tolist() for n in (512, 2048, 8192)]
+    asked = {"target": 1, "contrast": 0, "flow": False, "progress": False}
+    half = [lens.explain(input_ids=ids, **asked).contributions for ids in texts]
+    full = normlens.load(lens.adapter.whole.float(), tokenizer=False)
+    said = []
+    for ids, found in zip(texts, half, strict=True):
+        exact = full.explain(input_ids=ids, **asked).contributions
+        error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+        said.append(f"{error:.1e} at {len(ids):,} tokens")
+    line = (
+        f"Contributions in bfloat16 against float32, {layers} layers of that Llama (relative error "
+        f"of the whole vector): {', '.join(said)}."
+    )
+    print(line, flush=True)
+    return [line]
