@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import MEAN, PATCHES, Attention, FeedForward, Head
+from normlens.layers import MEAN, PATCHES, Head
 from normlens.models import base
 from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import ENCODER, IMAGE
@@ -14,14 +14,10 @@ class Tower(base.Adapter):
     """Either of two towers."""
 
     layers_path = "encoder.layers"
+    attention_paths = "self_attn", "self_attn.v_proj", "self_attn.out_proj"
+    feed_forward_paths = "mlp.fc1", "mlp.fc2"
     norms = "layer_norm1", "layer_norm2"
     norm_first = True
-
-    def attention(self, block: Any) -> Attention:
-        return base.projected_attention(block.self_attn)
-
-    def feed_forward(self, block: Any) -> FeedForward:
-        return base.feed_forward_of(block.mlp.fc1, block.mlp.fc2, self.activation)
 
 
 @base.register("clip_vision_model", tiny=IMAGE)

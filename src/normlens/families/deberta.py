@@ -8,7 +8,7 @@ from typing import Any
 from normlens.errors import UnsupportedModelError
 from normlens.families.bert import Bert
 from normlens.layers import Attention, Head, Linear
-from normlens.models.base import attention_of, interleaved_values, register
+from normlens.models.base import interleaved_values, register
 from normlens.models.reading import read_tensor
 from normlens.models.tiny import ENCODER
 
@@ -26,6 +26,17 @@ from normlens.models.tiny import ENCODER
 )
 class DebertaV2(Bert):
     causal = False
+    # The module returns its weights only on request; they all pass through the dropout.
+    attention_paths = (
+        "attention.self.dropout",
+        "attention.self.value_proj",
+        "attention.output.dense",
+    )
+    pooled_paths = "pooler.dense", "classifier"
+
+    @property
+    def pooled_activation(self) -> str:  # type: ignore[override]
+        return self.config.pooler_hidden_act
 
     def masked_head(self, model: Any) -> Head | None:
         if model.legacy:
@@ -36,23 +47,12 @@ class DebertaV2(Bert):
         output = Linear(words.detach().T, head.bias.detach())
         return self.words_head(head.dense, self.config.hidden_act, head.LayerNorm, output)
 
-    def sequence_head(self, model: Any) -> Head | None:
-        return self.pooled_head(model.pooler.dense, self.config.pooler_hidden_act, model.classifier)
-
     def outside_scopes(self) -> str | None:
         if getattr(self.model.encoder, "conv", None) is None:
             return None
         return (
             f"a convolution over {self.config.conv_kernel_size} tokens mixes tokens between layers "
             "0 and 1; what layer 1 calls a token is already a blend of its neighbours"
-        )
-
-    def attention(self, block: Any) -> Attention:
-        attention = block.attention
-        heads = attention.self.num_attention_heads
-        # The module returns its weights only on request; they all pass through the dropout.
-        return attention_of(
-            attention.self.dropout, attention.self.value_proj, attention.output.dense, heads
         )
 
 
@@ -70,19 +70,18 @@ class DebertaV2(Bert):
 class Deberta(DebertaV2):
     """The first one: a single projection, whose biases are added outside it."""
 
+    attention_paths = "attention.self.dropout", "attention.self.in_proj", "attention.output.dense"
+
+    def value(self, module: Any) -> Linear:
+        return interleaved_values(module, self.config.num_attention_heads)
+
     def attention(self, block: Any) -> Attention:
-        attention = block.attention
-        if attention.self.talking_head:
+        inner = block.attention.self
+        if inner.talking_head:
             raise UnsupportedModelError(
                 "this DeBERTa mixes its heads behind the softmax (talking_head), so no head has "
                 "attention weights of its own"
             )
-        heads = attention.self.num_attention_heads
-        value = interleaved_values(attention.self.in_proj, heads)
-        # The module returns its weights only on request; they all pass through the dropout.
-        return attention_of(
-            attention.self.dropout,
-            replace(value, bias=read_tensor(attention.self, "v_bias"), bias_outside=True),
-            attention.output.dense,
-            heads,
-        )
+        attention = super().attention(block)
+        value = replace(attention.value, bias=read_tensor(inner, "v_bias"), bias_outside=True)
+        return replace(attention, value=value)

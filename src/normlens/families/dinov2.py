@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from normlens.families.vit import ViT
-from normlens.layers import FIRST_AND_PATCHES, Attention, FeedForward, Head
-from normlens.models.base import attention_of, columns, feed_forward_of, register
+from normlens.layers import FIRST_AND_PATCHES, Attention, Experts, FeedForward, Head
+from normlens.models.base import attention_of, feed_forward_of, fused_gate, register
 from normlens.models.tiny import IMAGE
 
 _TINY = {name: size for name, size in IMAGE.items() if name != "intermediate_size"}
@@ -31,16 +31,14 @@ class Dinov2(ViT):
         heads, factor = self.config.num_attention_heads, self.factors(block)[0]
         return attention_of(inner, inner.value, output, heads, scale=factor)
 
-    def feed_forward(self, block: Any) -> FeedForward:
+    def feed_forward(self, block: Any) -> FeedForward | Experts:
         if not self.config.use_swiglu_ffn:
             return super().feed_forward(block)
         mlp, factor = block.mlp, self.factors(block)[1]
         if not hasattr(mlp, "weights_in"):
             return feed_forward_of(mlp.up_proj, mlp.down_proj, "silu", mlp.gate_proj, factor)
         # transformers before 5.18 has gate and up in one.
-        m = mlp.weights_out.in_features
-        gate, up = columns(mlp.weights_in, 0, m), columns(mlp.weights_in, m, 2 * m)
-        return feed_forward_of(up, mlp.weights_out, "silu", gate, factor)
+        return fused_gate(mlp.weights_in, mlp.weights_out, "silu", factor)
 
     def image_head(self, model: Any) -> Head | None:
         return self.image_classifier(FIRST_AND_PATCHES, model.classifier)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Attention, FeedForward, Step
+from normlens.layers import Attention
 from normlens.models import base
 
 
@@ -26,7 +26,8 @@ from normlens.models import base
 )
 class Falcon(base.Decoder):
     layers_path = "h"
-    norms = "input_layernorm", "post_attention_layernorm"
+    feed_forward_paths = "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"
+    activation_key = "activation"
     norm_first = True
     final_norm = "ln_f"
 
@@ -45,14 +46,13 @@ class Falcon(base.Decoder):
             groups,
         )
 
-    def feed_forward(self, block: Any) -> FeedForward:
-        up, down = block.mlp.dense_h_to_4h, block.mlp.dense_4h_to_h
-        return base.feed_forward_of(up, down, self.config.activation)
+    @property
+    def side_by_side(self) -> bool:  # type: ignore[override]
+        return self.config.new_decoder_architecture or self.config.parallel_attn
 
-    def steps(self, block: Any) -> list[Step]:
-        if not (self.config.new_decoder_architecture or self.config.parallel_attn):
-            return super().steps(block)
-        two = hasattr(block, "ln_mlp")
-        norm = base.layer_norm(block.ln_attn if two else block.input_layernorm)
-        other = base.layer_norm(block.ln_mlp) if two else norm
-        return base.side_by_side(norm, self.attention(block), self.feed_forward(block), other)
+    @property
+    def norms(self) -> tuple[str, ...]:  # type: ignore[override]
+        if not self.side_by_side:
+            return "input_layernorm", "post_attention_layernorm"
+        two = hasattr(self.blocks()[0], "ln_mlp")
+        return ("ln_attn", "ln_mlp") if two else ("input_layernorm",)

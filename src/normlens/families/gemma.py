@@ -5,28 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.llama import Llama
-from normlens.layers import Norm, Reach
-from normlens.models.base import Adapter, register, rms_norm
+from normlens.layers import Reach
+from normlens.models.base import Adapter, register
 from normlens.models.tiny import GROUPED
 
 
 @register("gemma", tiny=GROUPED)
 class Gemma(Llama):
-    def norm(self, module: Any) -> Norm:
-        return rms_norm(module, offset=1.0)
+    norm_offset = 1.0
 
 
 @register("gemma2", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
 class Gemma2(Gemma):
+    activation_key = "hidden_activation"
     norms = "input_layernorm", "pre_feedforward_layernorm"
     branch_norms: tuple[str, ...] = ("post_attention_layernorm", "post_feedforward_layernorm")
-
-    def window(self, block: Any) -> int | None:
-        return self.sliding_window(block.self_attn)
-
-    @property
-    def activation(self) -> str:
-        return self.config.hidden_activation
 
 
 @register("vaultgemma", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.gpt2 import GPT2
-from normlens.layers import Attention
-from normlens.models.base import attention_of, register
+from normlens.layers import Linear
+from normlens.models.base import linear, register
 
 
 @register(
@@ -24,11 +24,11 @@ from normlens.models.base import attention_of, register
     ),
 )
 class GPTNeo(GPT2):
+    attention_paths = "attn.attention", "attn.attention.v_proj", "attn.attention.out_proj"
     causal = True  # each layer has a triangular mask, whatever the configuration says
 
     def window(self, block: Any) -> int | None:
         return self.config.window_size if block.attn.attention_type == "local" else None
 
-    def attention(self, block: Any) -> Attention:
-        attention = block.attn.attention
-        return attention_of(attention, attention.v_proj, attention.out_proj, attention.num_heads)
+    def value(self, module: Any) -> Linear:
+        return linear(module)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.errors import UnsupportedModelError
-from normlens.families.llama import MIXED, Qwen
+from normlens.families.llama import MIXED, Llama
 from normlens.layers import Attention, Experts
 from normlens.models.base import register
 from normlens.models.parts import StackedExperts, routed
@@ -27,7 +27,7 @@ _ACTIVATIONS = {1.702: "quick_gelu", 1.0: "silu"}
         rope_parameters=dict(rope_type="default", rope_theta=10000.0),
     ),
 )
-class GptOss(Qwen):
+class GptOss(Llama):
     def attention(self, block: Any) -> Attention:
         return replace(super().attention(block), sinks=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Linear, Step
+from normlens.layers import Linear
 from normlens.models import base
 from normlens.models.tiny import GPT
 
@@ -12,23 +12,18 @@ from normlens.models.tiny import GPT
 @base.register("gptj", tiny=dict(GPT, rotary_dim=2))
 class GPTJ(base.Decoder):
     layers_path = "h"
+    attention_paths: tuple[str, str, str] = ("attn", "attn.v_proj", "attn.out_proj")
+    feed_forward_paths = "mlp.fc_in", "mlp.fc_out"
+    activation_key = "activation_function"
+    norms = ("ln_1",)
+    side_by_side = True
     final_norm = "ln_f"
-
-    def value(self, attention: Any) -> Linear:
-        return base.linear(attention.v_proj)
-
-    def steps(self, block: Any) -> list[Step]:
-        attention, mlp = block.attn, block.mlp
-        heads = attention.num_attention_heads
-        return base.side_by_side(
-            base.layer_norm(block.ln_1),
-            base.attention_of(attention, self.value(attention), attention.out_proj, heads),
-            base.feed_forward_of(mlp.fc_in, mlp.fc_out, self.config.activation_function),
-        )
 
 
 @base.register("codegen", tiny=dict(GPT, rotary_dim=2))
 class CodeGen(GPTJ):
-    def value(self, attention: Any) -> Linear:
+    attention_paths = "attn", "attn.qkv_proj", "attn.out_proj"
+
+    def value(self, module: Any) -> Linear:
         # The projection was laid out for four devices, each with its queries, values and keys.
-        return base.interleaved_values(attention.qkv_proj, 4, place=1)
+        return base.interleaved_values(module, 4, place=1)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.families.llama import Llama
-from normlens.layers import Attention, Experts, FeedForward
-from normlens.models.base import fused_gate, register, scaled
+from normlens.layers import Experts, FeedForward
+from normlens.models.base import fused_gate, register
 from normlens.models.parts import StackedExperts, routed
 from normlens.models.tiny import EXPERTS, GROUPED
 
@@ -27,15 +27,8 @@ from normlens.models.tiny import EXPERTS, GROUPED
 class Granite(Llama):
     # Embeddings are multiplied before the first layer, and scores inside the attention weights.
 
-    def attention(self, block: Any) -> Attention:
-        attention = super().attention(block)
-        output = scaled(attention.output, block.residual_multiplier)
-        return replace(attention, output=output)
-
-    def feed_forward(self, block: Any) -> FeedForward | Experts:
-        feed_forward = self.gated(block.mlp)
-        down = scaled(feed_forward.down, block.residual_multiplier)
-        return replace(feed_forward, down=down)
+    def factors(self, block: Any) -> tuple[float, float]:
+        return block.residual_multiplier, block.residual_multiplier
 
     def score_scale(self, model: Any) -> float:
         return 1 / self.config.logits_scaling

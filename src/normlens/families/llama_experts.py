@@ -1,12 +1,7 @@
 """Mixtures of experts in Llama's block, or in Mistral's or Qwen's: in all layers or in some."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from normlens.families.llama import MIXED, Llama, Mistral, Qwen
-from normlens.layers import Norm
-from normlens.models.base import layer_norm, register
+from normlens.families.llama import MIXED, Llama, Mistral
+from normlens.models.base import register
 from normlens.models.tiny import EXPERTS
 
 _GROUPS = dict(
@@ -32,21 +27,6 @@ _UNLIKE = dict(EXPERTS, mlp_only_layers=[0])
     "ernie4_5_moe",
     tiny=dict(EXPERTS, moe_k=2, moe_num_experts=5, moe_num_shared_experts=1, use_bias=True),
 )
-class LlamaMoe(Llama):
-    """OLMoE's `clip_qkv` limits values as well: a text in which it does so is refused."""
-
-
-@register("mixtral", tiny=dict(EXPERTS, sliding_window=3))
-class Mixtral(Mistral):
-    pass
-
-
-@register("phimoe", tiny=dict(EXPERTS, attention_bias=True, lm_head_bias=True, sliding_window=3))
-class Phimoe(Mistral):
-    def norm(self, module: Any) -> Norm:
-        return layer_norm(module)
-
-
 @register("qwen3_moe", tiny=dict(_UNLIKE, attention_bias=True, norm_topk_prob=True))
 @register(
     "qwen2_moe",
@@ -60,5 +40,18 @@ class Phimoe(Mistral):
     ),
 )
 @register("dots1", tiny=dict(_GROUPS, sliding_window=3, layer_types=MIXED))
-class QwenMoe(Qwen):
-    """Some layers have experts; in Qwen 2 a shared one is behind a gate of its own."""
+class LlamaMoe(Llama):
+    """Some layers have experts; in Qwen 2 a shared one is behind a gate of its own.
+
+    OLMoE's `clip_qkv` limits values as well: a text in which it does so is refused.
+    """
+
+
+@register("mixtral", tiny=dict(EXPERTS, sliding_window=3))
+class Mixtral(Mistral):
+    pass
+
+
+@register("phimoe", tiny=dict(EXPERTS, attention_bias=True, lm_head_bias=True, sliding_window=3))
+class Phimoe(Mistral):
+    rms = False

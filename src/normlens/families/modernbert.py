@@ -26,13 +26,19 @@ _TINY = dict(
 @base.register("modernbert", tiny=_TINY)
 class ModernBert(base.Adapter):
     layers_path = "layers"
+    attention_paths: tuple[str, str, str] = ("attn", "attn.Wqkv", "attn.Wo")
+    feed_forward_paths = "mlp.Wi", "mlp.Wo"
+    fuses_gate = True
+    activation_key = "hidden_activation"
     norms = "attn_norm", "mlp_norm"  # the embeddings end in a norm, so the first layer lacks one
     norm_first = True
     final_norm = "final_norm"
 
-    def masked_head(self, model: Any) -> layers.Head | None:
-        head, activation = model.head, self.config.classifier_activation
-        return self.words_head(head.dense, activation, head.norm, model.decoder)
+    masked_paths = "head.dense", "head.norm", "decoder"
+
+    @property
+    def masked_activation(self) -> str:  # type: ignore[override]
+        return self.config.classifier_activation
 
     def sequence_head(self, model: Any) -> layers.Head | None:
         reads = layers.MEAN if self.config.classifier_pooling == "mean" else layers.FIRST
@@ -48,34 +54,27 @@ class ModernBert(base.Adapter):
     def window(self, block: Any) -> int | None:
         return block.attn.sliding_window  # the target included; half the window lies on each side
 
-    def attention(self, block: Any) -> layers.Attention:
-        attention, d = block.attn, self.config.hidden_size
-        return self._attend(attention, base.columns(attention.Wqkv, 2 * d, 3 * d))
-
-    def _attend(self, attention: Any, value: layers.Linear) -> layers.Attention:
-        heads = self.config.num_attention_heads
-        return base.attention_of(attention, value, attention.Wo, heads)
-
-    def feed_forward(self, block: Any) -> layers.FeedForward:
-        return base.fused_gate(block.mlp.Wi, block.mlp.Wo, self.config.hidden_activation)
+    def value(self, module: Any) -> layers.Linear:
+        return base.last_third(module)
 
 
 @base.register("modernbert-decoder", tiny=dict(_TINY, local_attention=6))
 class ModernBertDecoder(ModernBert):
     causal = True
+    attention_paths = "attn", "attn.v_proj", "attn.Wo"
+    masked_paths = "lm_head.dense", "lm_head.norm", "decoder"
 
     def causal_head(self, model: Any) -> layers.Head | None:
-        head, activation = model.lm_head, self.config.classifier_activation
-        words = self.words_head(head.dense, activation, head.norm, model.decoder)
-        return replace(words, task=layers.CAUSAL)
+        words = self.masked_head(model)
+        return None if words is None else replace(words, task=layers.CAUSAL)
 
     def sequence_head(self, model: Any) -> layers.Head | None:
         return self.classifier(
             layers.SEQUENCES, layers.LAST, model.classifier, *self._transform(model)
         )
 
-    def attention(self, block: Any) -> layers.Attention:
-        return self._attend(block.attn, base.linear(block.attn.v_proj))
+    def value(self, module: Any) -> layers.Linear:
+        return base.linear(module)
 
     def reach(self, block: Any) -> layers.Reach:
         check_causal(self.config, "ModernBERT's decoder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.layers import Attention, FeedForward, Reach
+from normlens.layers import Linear, Reach
 from normlens.models import base
 from normlens.models.unwrapping import check_causal
 
@@ -17,6 +17,10 @@ class Mpt(base.Decoder):
     """`clip_qkv` limits values as well: a text in which it does so is not complete, and refused."""
 
     layers_path = "blocks"
+    attention_paths = "attn", "attn.Wqkv", "attn.out_proj"
+    # The module of the feed-forward block itself adds the residual as well.
+    feed_forward_paths = "ffn.up_proj", "ffn.down_proj"
+    activation = "gelu"
     norms = "norm_1", "norm_2"
     norm_first = True
     final_norm = "norm_f"
@@ -28,11 +32,5 @@ class Mpt(base.Decoder):
         check_causal(self.config, "MPT")
         return super().reach(block)
 
-    def attention(self, block: Any) -> Attention:
-        attention, d = block.attn, self.config.hidden_size
-        value = base.columns(attention.Wqkv, 2 * d, 3 * d)
-        return base.attention_of(attention, value, attention.out_proj, attention.n_heads)
-
-    def feed_forward(self, block: Any) -> FeedForward:
-        # The module of the feed-forward block itself adds the residual as well.
-        return base.feed_forward_of(block.ffn.up_proj, block.ffn.down_proj, "gelu")
+    def value(self, module: Any) -> Linear:
+        return base.last_third(module)

@@ -1,48 +1,30 @@
 """Nomic BERT and its kin: post-LN with rotary positions; SwiGLU, or no gate in Jina's."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from normlens.layers import Attention, FeedForward, Head
-from normlens.models import base
+from normlens.models.base import Adapter, register
 from normlens.models.tiny import ENCODER
 
 
-@base.register("nomic_bert", tiny=dict(ENCODER, head_dim=4))
-class NomicBert(base.Adapter):
+@register("nomic_bert", tiny=dict(ENCODER, head_dim=4))
+class NomicBert(Adapter):
     layers_path = "layers"
+    attention_paths = "self_attn", "self_attn.v_proj", "self_attn.o_proj"
+    feed_forward_paths: tuple[str, ...] = ("mlp.up_proj", "mlp.down_proj", "mlp.gate_proj")
     norms = "post_attention_layernorm", "post_mlp_layernorm"
-
-    def masked_head(self, model: Any) -> Head | None:
-        head, inner = model.cls.predictions, model.cls.predictions.transform
-        return self.words_head(inner.dense, self.config.hidden_act, inner.layer_norm, head.decoder)
-
-    def sequence_head(self, model: Any) -> Head | None:
-        return self.pooled_head(self.model.pooler.dense, "tanh", model.classifier)
-
-    def attention(self, block: Any) -> Attention:
-        attention, heads = block.self_attn, self.config.num_attention_heads
-        return base.attention_of(attention, attention.v_proj, attention.o_proj, heads)
-
-    def feed_forward(self, block: Any) -> FeedForward:
-        mlp = block.mlp
-        return base.feed_forward_of(mlp.up_proj, mlp.down_proj, self.activation, mlp.gate_proj)
+    masked_paths = (
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.layer_norm",
+        "cls.predictions.decoder",
+    )
+    pooled_paths = "base_model.pooler.dense", "classifier"
 
 
-@base.register("gte", tiny=dict(ENCODER, head_dim=4))
+@register("gte", tiny=dict(ENCODER, head_dim=4))
 class Gte(NomicBert):
-    def masked_head(self, model: Any) -> Head | None:
-        head = model.lm_head
-        return self.words_head(head.dense, "gelu", head.layer_norm, head.decoder)
+    masked_paths = "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"
+    masked_activation = "gelu"
 
 
-@base.register("jina_embeddings_v3", tiny=dict(ENCODER, head_dim=4))
+@register("jina_embeddings_v3", tiny=dict(ENCODER, head_dim=4))
 class JinaEmbeddings(Gte):
-    def feed_forward(self, block: Any) -> FeedForward:
-        mlp = block.mlp
-        return base.feed_forward_of(mlp.fc1, mlp.fc2, self.activation)
-
-    def sequence_head(self, model: Any) -> Head | None:
-        head = model.classifier
-        return self.pooled_head(head.dense, "tanh", head.out_proj)
+    feed_forward_paths = "mlp.fc1", "mlp.fc2"
+    pooled_paths = "classifier.dense", "classifier.out_proj"

@@ -18,17 +18,12 @@ class Olmo(Llama):
         return Norm(None, None, 1e-5, True, module)  # its ε is written into its code
 
 
+@register("olmo3", tiny=dict(GROUPED, attention_bias=True, sliding_window=3, layer_types=MIXED))
 @register("flex_olmo", tiny=EXPERTS)  # with experts in place of the block
 @register("olmo2", tiny=GROUPED)
 class Olmo2(Llama):
     norms = ()
     branch_norms = "post_attention_layernorm", "post_feedforward_layernorm"
-
-
-@register("olmo3", tiny=dict(GROUPED, attention_bias=True, sliding_window=3, layer_types=MIXED))
-class Olmo3(Olmo2):
-    def window(self, block: Any) -> int | None:
-        return self.sliding_window(block.self_attn)
 
 
 @register("exaone4", tiny=dict(GROUPED, sliding_window=3, layer_types=MIXED))

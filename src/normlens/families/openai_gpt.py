@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from normlens.families.gpt2 import GPT2
-from normlens.layers import Attention
-from normlens.models.base import attention_of, columns, register
+from normlens.models.base import register
 from normlens.models.tiny import GPT
 
 
 @register("openai-gpt", tiny=GPT)
 class OpenAIGPT(GPT2):
+    # The module returns its weights only on request; they all pass through the dropout.
+    attention_paths = "attn.attn_dropout", "attn.c_attn", "attn.c_proj"
     norm_first = False
     final_norm = None
     causal = True  # each layer has a triangular mask, whatever the configuration says
-
-    def attention(self, block: Any) -> Attention:
-        attention, d = block.attn, self.config.n_embd
-        # The module returns its weights only on request; they all pass through the dropout.
-        return attention_of(
-            attention.attn_dropout,
-            columns(attention.c_attn, 2 * d, 3 * d),
-            attention.c_proj,
-            attention.n_head,
-        )
 
     @property
     def activation(self) -> str:

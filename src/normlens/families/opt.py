@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from normlens.layers import Attention, FeedForward, HeadStep
+from normlens.layers import HeadStep
 from normlens.models import base
 from normlens.models.tiny import DECODER
 
@@ -23,6 +21,9 @@ from normlens.models.tiny import DECODER
 )
 class OPT(base.Decoder):
     layers_path = "decoder.layers"
+    attention_paths = "self_attn", "self_attn.v_proj", "self_attn.out_proj"
+    feed_forward_paths = "fc1", "fc2"
+    activation_key = "activation_function"
     norms = "self_attn_layer_norm", "final_layer_norm"
 
     @property
@@ -38,25 +39,12 @@ class OPT(base.Decoder):
             steps.append(base.dense(decoder.project_out))
         return steps
 
-    @property
-    def activation(self) -> str:
-        return self.config.activation_function
-
-    def attention(self, block: Any) -> Attention:
-        return base.projected_attention(block.self_attn)
-
-    def feed_forward(self, block: Any) -> FeedForward:
-        return base.feed_forward_of(block.fc1, block.fc2, self.activation)
-
 
 @base.register("biogpt", tiny=DECODER)
 class BioGpt(OPT):
     layers_path = "layers"
+    activation_key = "hidden_act"
     norm_first = True
 
     def end(self) -> list[HeadStep]:
         return [base.layer_norm(self.model.layer_norm)]
-
-    @property
-    def activation(self) -> str:
-        return self.config.hidden_act

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.families.bert import Bert, Roberta
-from normlens.layers import Linear
+from normlens.layers import Head, Linear
 from normlens.models.base import linear, register
 from normlens.models.tiny import ENCODER
 
@@ -50,6 +50,7 @@ class Esm(RobertaPreLayerNorm):
             return super().max_positions()
         return self.config.max_position_embeddings
 
-    def masked_output(self, head: Any) -> Linear:
+    def words_head(self, module: Any, activation: str, norm: Any, output: Any) -> Head:
         # Its decoder has no bias; the head adds one of its own.
-        return Linear(linear(head.decoder).weight, head.bias.detach())
+        bias = self.whole.lm_head.bias.detach()
+        return super().words_head(module, activation, norm, Linear(linear(output).weight, bias))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from normlens.families.llama import Llama
-from normlens.layers import Norm, Step
-from normlens.models.base import layer_norm, register, side_by_side
+from normlens.models.base import register
 from normlens.models.tiny import DECODER
 
 
@@ -25,11 +22,8 @@ from normlens.models.tiny import DECODER
     ),
 )
 class StableLm(Llama):
-    def norm(self, module: Any) -> Norm:
-        return layer_norm(module)
+    rms = False
 
-    def steps(self, block: Any) -> list[Step]:
-        if not block.use_parallel_residual:
-            return super().steps(block)
-        norm = self.norm(block.input_layernorm)
-        return side_by_side(norm, self.attention(block), self.gated(block.mlp))
+    @property
+    def side_by_side(self) -> bool:  # type: ignore[override]
+        return self.config.use_parallel_residual

@@ -40,9 +40,7 @@ class T5(TwoStacks):
     #: The place of α among the outputs of an attention, whose second output is the position bias.
     weights_at = 2
     final_norm = "decoder.final_layer_norm"
-
-    def norm(self, module: Any) -> Norm:
-        return base.rms_norm(module)
+    rms = True
 
     def encoder_end(self) -> list[HeadStep]:
         return [self.norm(self.model.encoder.final_layer_norm)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normlens.errors import UnsupportedModelError
-from normlens.layers import FIRST_TWO, MEAN, Attention, FeedForward, Head, Linear
+from normlens.layers import FIRST_TWO, MEAN, Head, Linear
 from normlens.models import base
 from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import IMAGE
@@ -18,23 +18,12 @@ from normlens.models.tiny import IMAGE
 @base.register("vit", "vit_msn", tiny=IMAGE)
 class ViT(ImageEncoder):
     layers_path = "layers"
+    attention_paths = "attention", "attention.v_proj", "attention.o_proj"
+    feed_forward_paths = "mlp.fc1", "mlp.fc2"
     norms = "layernorm_before", "layernorm_after"
     norm_first = True
     final_norm = "layernorm"
     interpolates = True
-
-    def factors(self, block: Any) -> tuple[float | Tensor, float | Tensor]:
-        """What the outputs of the attention and of the feed-forward block are multiplied by."""
-        return 1.0, 1.0
-
-    def attention(self, block: Any) -> Attention:
-        attention, heads = block.attention, self.config.num_attention_heads
-        value, output, factor = attention.v_proj, attention.o_proj, self.factors(block)[0]
-        return base.attention_of(attention, value, output, heads, scale=factor)
-
-    def feed_forward(self, block: Any) -> FeedForward:
-        up, down, factor = block.mlp.fc1, block.mlp.fc2, self.factors(block)[1]
-        return base.feed_forward_of(up, down, self.activation, scale=factor)
 
 
 @base.register("deit", tiny=IMAGE)

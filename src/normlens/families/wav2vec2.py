@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.errors import UnsupportedModelError
-from normlens.layers import MEAN, SEQUENCES, Attention, FeedForward, Head, HeadStep, Step
+from normlens.layers import MEAN, SEQUENCES, Head, HeadStep, Step
 from normlens.models import base
 from normlens.models.parts import SoundEncoder
 from normlens.models.tiny import SOUND
@@ -18,6 +18,8 @@ from normlens.models.tiny import SOUND
 @base.register("hubert", "data2vec-audio", tiny=SOUND)
 class Wav2Vec2(SoundEncoder):
     layers_path = "encoder.layers"
+    attention_paths = "attention", "attention.v_proj", "attention.out_proj"
+    feed_forward_paths = "feed_forward.intermediate_dense", "feed_forward.output_dense"
     norms = "layer_norm", "final_layer_norm"
 
     @property
@@ -39,14 +41,6 @@ class Wav2Vec2(SoundEncoder):
                 "the first (adapter_attn_dim), and no scope has a place for it"
             )
         return super().steps(block)
-
-    def attention(self, block: Any) -> Attention:
-        return base.projected_attention(block.attention)
-
-    def feed_forward(self, block: Any) -> FeedForward:
-        inner = block.feed_forward
-        up, down = inner.intermediate_dense, inner.output_dense
-        return base.feed_forward_of(up, down, self.activation)
 
     def outside_scopes(self) -> str | None:
         kernel = self.config.num_conv_pos_embeddings

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -110,7 +111,7 @@ def sublayers(parts: Iterable[tuple[Norm, Step]], *, norm_first: bool) -> list[S
     return steps
 
 
-def side_by_side(
+def parallel_branches(
     norm: Norm, attention: Attention, feed_forward: FeedForward, other: Norm | None = None
 ) -> list[Step]:
     """Steps of a block whose branches stand side by side, behind one norm or two."""
@@ -166,10 +167,19 @@ def feed_forward_of(
     )
 
 
-def fused_gate(both: nn.Module, down: nn.Module, activation: str) -> FeedForward:
+def fused_gate(
+    both: nn.Module, down: nn.Module, activation: str, scale: float | Tensor = 1.0
+) -> FeedForward:
     """A gated block whose first projection gives the gate and then the values that it gates."""
     m = linear(down).weight.shape[0]
-    return feed_forward_of(columns(both, m, 2 * m), down, activation, columns(both, 0, m))
+    up, gate = columns(both, m, 2 * m), columns(both, 0, m)
+    return feed_forward_of(up, down, activation, gate, scale)
+
+
+def last_third(module: nn.Module) -> Linear:
+    """The value part of a fused projection laid out as all queries, all keys and all values."""
+    width = linear(module).weight.shape[1]
+    return columns(module, width // 3 * 2, width)
 
 
 # Which head a model has on top, and how an adapter's description of it is asked for.
@@ -254,14 +264,36 @@ class Adapter:
 
     #: Where the model keeps its layers: "encoder.layer".
     layers_path: str
+    #: The modules that return α, the values and the attention's output, as paths inside a layer.
+    attention_paths: tuple[str, str, str]
+    #: The modules of the feed-forward block: up, down, and the gate if there is one.
+    feed_forward_paths: tuple[str, ...]
+    #: Whether the first of them gives the gate and then the values that it gates.
+    fuses_gate: bool = False
+    #: What the configuration calls the activation.
+    activation_key: str = "hidden_act"
     #: The norms of the attention and of the feed-forward block, as paths inside a layer.
     norms: tuple[str, ...] = ()
     #: Whether these stand before the branches, or behind their residual connections.
     norm_first: bool = False
+    #: Whether both branches read the layer's input, behind one norm or one each; a property where
+    #: the configuration decides.
+    side_by_side: bool = False
     #: Norms at the end of each branch, before its residual connection adds.
     branch_norms: tuple[str, ...] = ()
     #: The norm behind the last layer, if there is one, as a path inside the model.
     final_norm: str | None = None
+    #: Whether norms are RMSNorms, and what is added to their γ: 1 where they multiply by 1 + γ.
+    rms: bool = False
+    norm_offset: float = 0.0
+
+    #: The dense map, the norm and the output of a masked language model's head, as paths inside the
+    #: model with its head, and the activation; None: that of the feed-forward blocks.
+    masked_paths: tuple[str, str, str] | None = None
+    masked_activation: str | None = None
+    #: The dense map behind the first token's vector and the output of a classifier of sequences.
+    pooled_paths: tuple[str, str] | None = None
+    pooled_activation: str | None = "tanh"
 
     #: Whether a target sees no later source; a property where the configuration decides.
     causal: bool = False
@@ -285,40 +317,61 @@ class Adapter:
 
     def steps(self, block: nn.Module) -> list[Step]:
         """The steps of one layer, in the model's order."""
-        parts = self.attention(block), self.feed_forward(block)
+        attention, feed_forward = self.attention(block), self.feed_forward(block)
+        if self.side_by_side and isinstance(feed_forward, FeedForward):
+            [first], *others = filter(None, self.norms_at(block, self.norms))
+            return parallel_branches(first, attention, feed_forward, *chain(*others))
         none: list[list[Norm]] = [[], []]
         norms = self.norms_at(block, self.norms) or none
         branch_norms = self.norms_at(block, self.branch_norms) or none
         steps: list[Step] = []
-        for part, outer, inner in zip(parts, norms, branch_norms, strict=True):
+        parts = zip((attention, feed_forward), norms, branch_norms, strict=True)
+        for part, outer, inner in parts:
             before, behind = (outer, []) if self.norm_first else ([], outer)
             steps += [Branch(), *before, part, *inner, Residual(), *behind]
         return steps
 
     def norms_at(self, owner: nn.Module, paths: tuple[str, ...]) -> list[list[Norm]]:
-        """The norm at each path inside a layer or the model; none where ``nn.Identity`` stands."""
+        """The norm at each path inside a layer or the model; none where there is none."""
         norms: list[list[Norm]] = []
         for path in paths:
             module = attrgetter(path)(owner)
-            norms.append([] if isinstance(module, nn.Identity) else [self.norm(module)])
+            is_none = module is None or isinstance(module, nn.Identity)
+            norms.append([] if is_none else [self.norm(module)])
         return norms
 
     def attention(self, block: nn.Module) -> Attention:
         """The attention of a layer."""
-        raise NotImplementedError
+        weights, values, output = attrgetter(*self.attention_paths)(block)
+        heads = self.config.num_attention_heads
+        groups = getattr(self.config, "num_key_value_heads", heads)
+        scale = self.factors(block)[0]
+        return attention_of(weights, self.value(values), output, heads, groups, scale=scale)
+
+    def value(self, module: nn.Module) -> Linear:
+        """The projection of values, or its part of a fused one."""
+        return linear(module)
 
     def feed_forward(self, block: nn.Module) -> FeedForward | Experts:
         """The feed-forward block of a layer."""
-        raise NotImplementedError
+        up, down, *gate = attrgetter(*self.feed_forward_paths)(block)
+        scale = self.factors(block)[1]
+        if self.fuses_gate:
+            return fused_gate(up, down, self.activation, scale)
+        return feed_forward_of(up, down, self.activation, gate[0] if gate else None, scale)
+
+    def factors(self, block: nn.Module) -> tuple[float | Tensor, float | Tensor]:
+        """What the outputs of the attention and of the feed-forward block are multiplied by."""
+        return 1.0, 1.0
 
     def norm(self, module: nn.Module) -> Norm:
         """A norm of this family."""
-        return layer_norm(module)
+        return (rms_norm if self.rms else layer_norm)(module, self.norm_offset)
 
     @property
     def activation(self) -> str:
         """The activation of the feed-forward blocks."""
-        return self.config.hidden_act
+        return getattr(self.config, self.activation_key)
 
     def forward_patches(self) -> Mapping[tuple[nn.Module, str], Change]:
         """Methods, by module and name, to replace while the model is read; few families need it.
@@ -355,11 +408,17 @@ class Adapter:
 
     def masked_head(self, model: nn.Module) -> Head | None:
         """A head that predicts masked tokens."""
-        return None
+        if self.masked_paths is None:
+            return None
+        module, norm, output = attrgetter(*self.masked_paths)(model)
+        return self.words_head(module, self.masked_activation or self.activation, norm, output)
 
     def sequence_head(self, model: nn.Module) -> Head | None:
         """A head that classifies a sequence."""
-        return None
+        if self.pooled_paths is None:
+            return None
+        module, output = attrgetter(*self.pooled_paths)(model)
+        return self.pooled_head(module, self.pooled_activation or self.activation, output)
 
     def token_head(self, model: nn.Module) -> Head | None:
         """A head that classifies every token."""
@@ -463,11 +522,6 @@ class Decoder(Adapter):
 
     def sequence_head(self, model: Any) -> Head | None:
         return self.classifier(SEQUENCES, LAST, model.score)
-
-    def sliding_window(self, attention: Any) -> int | None:
-        """The sliding window of a layer, if any; masks read its width in the configuration."""
-        width = getattr(attention, "sliding_window", None)  # some have it in those layers alone
-        return None if width is None else self.config.sliding_window
 
 
 # Which adapter reads which model: NormLens's own families, and those that others register.
