@@ -96,14 +96,20 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
-def test_no_tensor_of_all_pairs_exists(fast):
-    """Neither α, which has h · n² numbers, nor anything else of that size."""
-    lens = normlens.load(tiny_model("llama", max_position_embeddings=512), tokenizer=False)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_tensor_of_all_pairs_exists(fast, dtype):
+    """Neither α, which has h · n² numbers, nor anything else of that size.
+
+    Nor where half precision is compared with float32.
+    """
+    model = tiny_model("llama", max_position_embeddings=512).to(dtype)
+    lens = normlens.load(model, tokenizer=False)
     ids = [5 + k % 50 for k in range(400)]
     asked = {"input_ids": ids, "position": 3, "layer": 1, "direction": [1.0] * 16, "flow": False}
     largest = []
     for begin in (lambda: None, fast):
         begin()
+        lens.float32_check.compared.clear()
         with LargestTensor() as watched:
             lens.explain(**asked)
         largest.append(watched.most)
