@@ -96,19 +96,50 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
-def test_no_tensor_of_all_pairs_exists(fast):
-    """Neither α, which has h · n² numbers, nor anything else of that size."""
-    lens = normlens.load(tiny_model("llama", max_position_embeddings=512), tokenizer=False)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_tensor_of_all_pairs_exists(fast, dtype):
+    """Neither α, which has h · n² numbers, nor anything else of that size.
+
+    Nor where half precision is compared with float32.
+    """
+    model = tiny_model("llama", max_position_embeddings=512).to(dtype)
+    lens = normlens.load(model, tokenizer=False)
     ids = [5 + k % 50 for k in range(400)]
     asked = {"input_ids": ids, "position": 3, "layer": 1, "direction": [1.0] * 16, "flow": False}
     largest = []
     for begin in (lambda: None, fast):
         begin()
+        lens.float32_check.compared.clear()
         with LargestTensor() as watched:
             lens.explain(**asked)
         largest.append(watched.most)
     assert largest[0] >= 4 * 400**2
     assert largest[1] < 400**2 / 2
+
+
+def test_long_texts_go_on_their_own(monkeypatch):
+    """So that which attention runs does not depend on the other texts of a batch."""
+    lens = normlens.load(tiny_model("llama"), tokenizer=False)
+    texts = [[5, 9, 33, 2], [5, 17, 31, 8, 44, 23, 12, 9], [7, 9, 33], [6, 1, 3, 8, 4, 2, 12, 9]]
+    alone = 4 * 8**2 * 4
+    monkeypatch.setattr(explainer, "ALPHA_BYTES", alone - 1)
+    kinds, sizes = [], []
+    monkeypatch.setattr(explainer, "model_inputs", spied(explainer.model_inputs, 1, sizes))
+    monkeypatch.setattr(explainer, "reading", spied(explainer.reading, 2, kinds))
+    asked = {"position": -1, "layer": 1, "direction": [1.0] * 16}
+    lens.explain(input_ids=texts, batch_size=4, **asked)
+    lengths = [[len(item) for item in items] for items in sizes]
+    assert dict(zip(kinds, lengths, strict=True)) == {"eager": [4, 3], "normlens": [8, 8]}
+
+
+def spied(function: Any, place: int, seen: list[Any]) -> Any:
+    """The function, whose argument at this place is written down at each call."""
+
+    def call(*given: Any) -> Any:
+        seen.append(given[place])
+        return function(*given)
+
+    return call
 
 
 def test_the_model_keeps_its_own_attention(fast, monkeypatch):

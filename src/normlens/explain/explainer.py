@@ -203,10 +203,16 @@ class Explainer:
         size, config = self.options.batch_size, self.lens.adapter.config
         if self.head.reads == LAST and getattr(config, "pad_token_id", None) is None:
             size = 1  # such a classifier cannot tell padding from text
-        items = [self.items[questions[index].sequence] for index in single]
-        for places in batches(self.lens, items, size):
-            yield sorted(single[place] for place in places)
+        # A number must not depend on the batch, so long texts go on their own.
+        for is_long in (False, True):
+            alike = [k for k in single if self._is_long(self._item(questions[k])) == is_long]
+            items = [self._item(questions[index]) for index in alike]
+            for places in batches(self.lens, items, size):
+                yield sorted(alike[place] for place in places)
         yield from (indices for indices in of_item.values() if len(indices) > 1)
+
+    def _item(self, question: Question) -> Encoded:
+        return self.items[question.sequence]
 
     def _answers(self, questions: Sequence[Question]) -> list[Explanation]:
         """Run the model on a batch once and carry back every question about it.
@@ -224,7 +230,7 @@ class Explainer:
             answers = self._replayed(batch)
             if answers is not None:
                 return answers
-            is_long = self._is_long(items)
+            is_long = self._is_long(items[0])
             # In half precision the model's own rounding is the larger error by far
             # (`benchmarks/gpu_explain.py`), and a long text is slow enough.
             rounding = rounded_once() if is_long else nullcontext()
@@ -246,7 +252,7 @@ class Explainer:
         lens, recordings, questions = self.lens, self.lens.recordings, batch.questions
         if lens.device.type != "cuda" or not HAS_GRAPH_EVENTS or self.progress is not None:
             return None
-        if self._is_long(batch.items):
+        if self._is_long(batch.items[0]):
             return None
         lengths = [len(item) for item in batch.items]
         tokens, maps = sum(lengths), (layer.linear_maps for layer in lens.layers)
@@ -375,11 +381,10 @@ class Explainer:
 
     # How much is kept and carried back at once.
 
-    def _is_long(self, items: Sequence[Encoded]) -> bool:
-        """Whether attention weights would take too much memory, and need not be formed."""
+    def _is_long(self, item: Encoded) -> bool:
+        """Whether a text's attention weights would take too much memory, and need not be formed."""
         heads = max(attention.heads for layer in self.lens.layers for attention in layer.attentions)
-        tokens = max(item.longest for item in items)
-        size = len(items) * heads * tokens**2 * self.lens.dtype.itemsize
+        size = heads * item.longest**2 * self.lens.dtype.itemsize
         return size > ALPHA_BYTES and can_keep_queries(self.lens.layers)
 
     def _keeps_flow(self, n: int) -> bool:

@@ -151,6 +151,16 @@ class QueryKey(Alpha):
             sinks=None if self.sinks is None else self.sinks[heads],
         )
 
+    def first(self, tokens: int) -> Tensor:
+        one = replace(
+            self,
+            query=self.query[:1, :, :tokens],
+            key=self.key[:1, :, :tokens],
+            mask=_of_first(self.mask, tokens),
+            bias=_of_first(self.bias, tokens),
+        )
+        return one.dense  # among themselves, so that no weight of another source is formed
+
     @property
     def mixed(self) -> Tensor | None:
         return None if self.output is None else self.output.transpose(1, 2).to(self.dtype)
@@ -247,6 +257,11 @@ class QueryKey(Alpha):
                 (arrived,) = torch.autograd.grad(out, values, half, retain_graph=True)
                 total, rest = total + arrived, rest - half
         return total * size
+
+
+def _of_first(given: Tensor | None, tokens: int) -> Tensor | None:
+    """What belongs to the first targets and sources of the first sequence."""
+    return given if given is None else given[:1, :, :tokens, :tokens]
 
 
 def _of_heads(given: Tensor | None, heads: slice) -> Tensor | None:
