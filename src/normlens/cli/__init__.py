@@ -37,7 +37,7 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 #: The commands in the order in which --help lists them.
 _COMMANDS = (
     "map explain cosine view serve models doctor help estimate demo run evaluate align status "
-    "check compact query reproduce ablate report compare"
+    "check query reproduce ablate report compare"
 )
 
 

@@ -295,6 +295,9 @@ class Pool:
             else:
                 return
 
+    def write_early(self) -> None:
+        """Have workers write more often at first, where their death is that of this process."""
+
     def rest(self) -> Iterator[Written]:
         """Have workers write what they have gathered, before they are left."""
         until = time.monotonic() + LAST_WORD

@@ -179,8 +179,8 @@ class Folder(ABC):
         """Stat these files: size and time of each; those that are not there are left out."""
 
     @abstractmethod
-    def sizes(self, under: str) -> dict[str, int]:
-        """List the sizes of all files under one folder, by their names; a store is asked once."""
+    def sizes(self, under: str = "") -> dict[str, int]:
+        """List the sizes of all files, or those under one folder; a store is asked once."""
 
     @abstractmethod
     def _open(self, name: str) -> IO[bytes]:
@@ -310,11 +310,11 @@ class RemoteFolder(Folder):
                 self._check_bucket()
         return sorted(path[len(self.root) :].lstrip("/") for path in paths)
 
-    def sizes(self, under: str) -> dict[str, int]:
+    def sizes(self, under: str = "") -> dict[str, int]:
         with self._failing("list", InputError):
             self.system.invalidate_cache()
             try:
-                found = self.system.find(f"{self.root}/{under}", detail=True)
+                found = self.system.find(f"{self.root}/{under}".rstrip("/"), detail=True)
             except FileNotFoundError:
                 return {}
         return {
@@ -450,7 +450,7 @@ class LocalFolder(Folder):
         except OSError as error:
             raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
 
-    def sizes(self, under: str) -> dict[str, int]:
+    def sizes(self, under: str = "") -> dict[str, int]:
         seen = {name: os.lstat(self.path / name) for name in self.names(under)}
         return {name: each.st_size for name, each in seen.items() if stat.S_ISREG(each.st_mode)}
 

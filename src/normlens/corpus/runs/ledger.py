@@ -23,7 +23,7 @@ import socket
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -33,6 +33,11 @@ from normlens.corpus.runs.manifest import Manifest
 from normlens.errors import parse_json
 
 CLAIMS, RECORDS, TABLES = "claims", "records", "tables"
+#: Files that hold nothing of the results: the run can be read without them. The lock is held by
+#: the process that works here, which tells of itself in `activity`.
+LOCK, DATA_INDEX, KEPT_PAIRS = "lock", "data-index.json", "kept-pairs.bin"
+ACTIVITY = "activity.json"
+SIDE_FILES = (LOCK, DATA_INDEX, KEPT_PAIRS, ACTIVITY)
 _CLAIM = re.compile(r"claims/(\d+)\.json")
 _BASE = re.compile(r"claims/(\d+)\.base\.json")
 _RECORD = re.compile(r"records/(\d+)-(\d+)\.json")
@@ -237,7 +242,7 @@ class State:
             for name, record in self.records.items()
             if lost.isdisjoint(file.name for file in record.tables.values())
         }
-        return State(self.epoch, kept, self.deaths, self.damaged)
+        return replace(self, records=kept)
 
 
 def read_state(folder: Folder, manifest: Manifest, *, salvage: bool = False) -> State:
@@ -353,10 +358,12 @@ class Ledger:
         """The numbers of the shards that are not done."""
         return (number for number in range(self.manifest.shards) if not self._done[number])
 
-    def sweep(self, state: State, sizes: Iterable[str]) -> None:
-        """Remove files of this and earlier epochs that no record of a complete run vouches for."""
-        self.check()
-        self.folder.remove_all(strays(self.folder, state, sizes, self.epoch))
+    def sweep(self, state: State, names: Iterable[str]) -> None:
+        """Remove what is stray among the files of a complete run."""
+        stray = strays(state, names, self.epoch)
+        if stray:
+            self.check()
+            self.folder.remove_all(stray)
 
     def _replaced(self) -> RunError:
         return RunError(
@@ -365,15 +372,17 @@ class Ledger:
         )
 
 
-def strays(folder: Folder, state: State, tables: Iterable[str], epoch: int) -> list[str]:
-    """Files of a run, of this epoch or before, that nothing vouches for; `tables` are the names."""
+def strays(state: State, names: Iterable[str], epoch: int) -> list[str]:
+    """Files of a run, of this epoch or before it, that nothing vouches for, or half-written."""
     vouched = {file.name for file in state.all_files()} | state.records.keys()
     stray = []
-    for name in (*tables, *_ledger_names(folder)):
-        table, record = _TABLE.fullmatch(name), _RECORD.fullmatch(name)
-        of = int(table[3]) if table else int(record[1]) if record else None
-        is_old = name.endswith(TEMPORARY) if of is None else of <= epoch
-        if is_old and name not in vouched:
+    for name in names:
+        place = _TABLE.fullmatch(name) or _RECORD.fullmatch(name)
+        if place is not None:
+            of = int(place[3] if name.startswith(TABLES) else place[1])
+            if of <= epoch and name not in vouched:
+                stray.append(name)
+        elif name.endswith(TEMPORARY) and name.partition("/")[0] in (CLAIMS, RECORDS, TABLES, name):
             stray.append(name)
     return stray
 
@@ -384,8 +393,7 @@ def _ledger_names(folder: Folder) -> list[str]:
 
 def is_of_run(name: str) -> bool:
     """Whether a name is one that a run gives to files of its ledger or its tables."""
-    kinds = (_CLAIM, _BASE, _RECORD, _TABLE)
-    return any(kind.fullmatch(name) for kind in kinds)
+    return any(kind.fullmatch(name) for kind in (_CLAIM, _BASE, _RECORD, _TABLE))
 
 
 def wrong_files(state: State, sizes: Mapping[str, int]) -> list[str]:

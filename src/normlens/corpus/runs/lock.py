@@ -14,9 +14,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from normlens.corpus.runs.folder import Folder, LocalFolder, RunError
+from normlens.corpus.runs.ledger import LOCK as NAME
 from normlens.errors import OutputError, parse_json, system_reason
 
-NAME = "lock"
 _ATTEMPTS = 4
 
 

@@ -239,3 +239,26 @@ def refuse(folder: Folder, differences: list[Difference]) -> None:
 def _shown(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 60 else text[:19] + "…" if text.startswith("sha256:") else text
+
+
+def settings_again(
+    folder: Folder, measure: str, what: str, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings that a run of this measure was begun with.
+
+    A run of other measures is refused (the folder holds no `what`), and so is a setting that is
+    given again with another value.
+    """
+    options = Manifest.load(folder).options
+    settings = options.settings.get(measure)
+    if options.measures != (measure,) or settings is None:
+        raise RunError(f"{str(folder)!r} holds another run, not {what}; choose another --out")
+    refuse(
+        folder,
+        [
+            Difference(f"--{name.replace('_', '-')}", settings.get(name), value)
+            for name, value in given.items()
+            if value != settings.get(name)
+        ],
+    )
+    return settings

@@ -1,9 +1,8 @@
-"""Merging shards into one table, by SQL from the measures' code, never from a run's files."""
+"""Merging the parts of a table into one, by SQL from the measures' code, never from a run's files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.runs.folder import RunError
@@ -12,8 +11,6 @@ from normlens.corpus.runs.options import MEASURES
 from normlens.errors import InputError, NormLensError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from normlens.corpus.measures import Measure
 
 #: Options of measures that may name functions; SQL does not depend on them, so they are not
@@ -36,7 +33,7 @@ def code_named(options: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -> str | None:
-    """Write SQL that merges the union of all shards (`parts`); None for a table that only grows.
+    """Write SQL that merges the rows of all files (`parts`); None for a table that only grows.
 
     A built-in measure is made again from its recorded options. A user's own has to be among
     `named`: the modules that a run's manifest names are not imported.
@@ -54,22 +51,6 @@ def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -
         f"the table {table!r} is merged by a measure of your own, which is imported only if you "
         f"name it: --measures {name} (in Python: Run.open(…, measures={name!r}))"
     )
-
-
-def combining(manifest: Manifest, table: str) -> Callable[[pa.Table], pa.Table] | None:
-    """Find what combines a table's rows of several shards; None if they stay as they are.
-
-    Only measures of this package are known to sum exactly, so that the sums are the same bits
-    whichever shards come together first. One that names a user's functions needs them for that.
-    """
-    described = manifest.tables[table]
-    name = str(described["measure"])
-    if not described["merged"] or not _is_built_in(manifest, name):
-        return None
-    measure = _built_in(manifest, table)
-    if code_named(manifest.measures[name]["options"]):
-        return None
-    return partial(measure.combine, table)
 
 
 def _is_built_in(manifest: Manifest, name: str) -> bool:

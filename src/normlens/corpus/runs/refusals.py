@@ -12,12 +12,11 @@ from normlens.corpus.data.formats import has_target
 from normlens.corpus.data.readers import NAME as IN_MEMORY
 from normlens.corpus.data.records import Data, sha256_of
 from normlens.corpus.runs import manifest as manifests
-from normlens.corpus.runs.folder import OBJECT, Folder, RunError
+from normlens.corpus.runs.folder import OBJECT, TEMPORARY, Folder, RunError
+from normlens.corpus.runs.ledger import SIDE_FILES
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import RunOptions
-from normlens.corpus.runs.recovery import already_begun, is_of_shards, is_run_file
-from normlens.corpus.runs.side_files import CLAIM, SIDE_FILES
 from normlens.errors import InputError, OutputError
 from normlens.loading.hub import is_cached, is_embedded, is_local
 
@@ -33,15 +32,8 @@ def check_free(folder: Folder) -> None:
             f"{str(folder)!r} holds a run already; finish it with normlens run --resume {folder}, "
             "or choose another --out"
         )
-    if CLAIM in names:
-        raise already_begun(folder)
-    # The manifest is written before the first shard, so what shards leave has lost it: records
-    # and tables. Only the base of a log comes before the manifest.
-    foreign = [
-        name
-        for name in names
-        if name not in SIDE_FILES and (is_of_shards(name) or not is_run_file(name))
-    ]
+    # The manifest comes before everything else but the lock.
+    foreign = [name for name in names if name not in SIDE_FILES and not name.endswith(TEMPORARY)]
     if foreign:
         raise OutputError(
             f"{str(folder)!r} holds other files ({foreign[0]!r}); give --out a new folder"

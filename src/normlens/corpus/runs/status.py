@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normlens.corpus.runs.folder import Folder, LocalFolder
+from normlens.corpus.runs.ledger import read_state
 from normlens.corpus.runs.lock import holder
-from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.progress import clock
 from normlens.corpus.runs.watching import LISTED, Activity, WorkerActivity, read_activity
@@ -117,15 +117,15 @@ def status_of(folder: Folder, manifest: Manifest) -> Status:
         failures=state.failures,
         tokens=state.tokens,
         shards=manifest.shards,
-        shards_done=len(state.done),
-        seconds=_covered(state.spans.tolist()),
+        shards_done=state.shards_done,
+        seconds=_covered((each.started, each.finished) for each in state.records.values()),
         stages=dict.fromkeys(STAGES, 0.0) | state.seconds,
         running=holder(folder),
-        attempts=dict(sorted(state.attempts.items())),
+        attempts={number: count for number, count in sorted(state.deaths.items()) if count},
     )
 
 
-def _covered(spans: Iterable[list[float]]) -> float:
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
     """Add up the time that spans cover together, without overlaps and breaks."""
     total, until = 0.0, float("-inf")
     for start, stop in sorted(spans):

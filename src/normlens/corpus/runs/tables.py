@@ -1,4 +1,4 @@
-"""A run's tables through DuckDB: views over the shards' files, read as far as a query needs."""
+"""A run's tables through DuckDB: views over their files, read as far as a query needs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from normlens.corpus.runs.check import Verified
 from normlens.corpus.runs.closed_duckdb import (
     closed_connection,
     duckdb_module,
@@ -15,10 +16,10 @@ from normlens.corpus.runs.closed_duckdb import (
     quoted_text,
     tables_of,
 )
-from normlens.corpus.runs.folder import Folder, RemoteFolder
+from normlens.corpus.runs.folder import Folder, RemoteFolder, RunError
+from normlens.corpus.runs.ledger import File, State, read_state
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import merging_sql
-from normlens.corpus.runs.snapshot import Snapshot, UnreadableFile
 from normlens.errors import InputError, NormLensError, OutputError, system_reason, valid_choice
 from normlens.results.store import check_output
 from normlens.results.words import harmless_sql
@@ -44,6 +45,10 @@ FORMATS = {
 _UNREADABLE = (OSError, ValueError, ArithmeticError, MemoryError, RuntimeError)
 
 
+class UnreadableFile(RunError, InputError):
+    """A file of a run cannot be read, or is not what its record says."""
+
+
 class Tables:
     """The tables of a run, as far as its shards were done when this was made.
 
@@ -57,40 +62,44 @@ class Tables:
         manifest: Manifest,
         memory: str = MEMORY,
         named: Sequence[Measure] = (),
-        *,
-        moves_on: bool = False,
     ):
         self.folder, self.manifest, self.memory, self.named = folder, manifest, memory, named
         # One state for all tables: shards that are done later are in none of them.
-        self._snapshot = Snapshot(folder, manifest, moves_on=moves_on)
+        self._state = self._read()
+
+    def _read(self) -> State:
+        state = read_state(self.folder, self.manifest)
+        if not state.records:
+            raise InputError(
+                f"no shard of {str(self.folder)!r} is done yet; see: normlens status {self.folder}"
+            )
+        return state
 
     @property
     def complete(self) -> bool:
         """Whether every shard of the run is in them."""
-        return self._snapshot.complete
+        return self._state.shards_done == self.manifest.shards
 
     def table(self, name: str) -> pd.DataFrame:
         """Read a whole table, in its measure's order."""
         valid_choice(name, tuple(self.manifest.tables), "table")
-        return self._snapshot.asked(lambda: self._table(name))
-
-    def _table(self, name: str) -> pd.DataFrame:
-        keys = self.manifest.tables[name]["order"]
-        order = ", ".join(map(quoted_name, keys))
+        described = self.manifest.tables[name]
+        keys = list(map(quoted_name, described["order"]))
         with self._explained(), self._connected([name]) as connection:
             if self._merging(name) is not None:
+                order = ", ".join(keys)
                 return connection.sql(f"SELECT * FROM {quoted_name(name)} ORDER BY {order}").df()
             # Rows of one sequence keep the order in which its measure gave them. They lie in one
-            # file; without the sequence among the keys, the order of files counts, too.
-            if "index" in keys:
+            # file; without the sequence, the order of files has to do.
+            if "index" in described["columns"]:
                 rows, place = self._rows(name, "file_row_number = true"), "file_row_number"
+                keys += [] if '"index"' in keys else ['"index"']
             else:
                 place = "row_of_table"
                 numbered = f"row_number() OVER () AS {place}"
                 rows = f"(SELECT *, {numbered} FROM {self._rows(name)})"
-            return connection.sql(
-                f"SELECT * EXCLUDE ({place}) FROM {rows} ORDER BY {order}, {place}"
-            ).df()
+            order = ", ".join([*keys, place])
+            return connection.sql(f"SELECT * EXCLUDE ({place}) FROM {rows} ORDER BY {order}").df()
 
     def sql(self, query: str) -> pd.DataFrame:
         """Answer a query."""
@@ -133,9 +142,6 @@ class Tables:
 
     def _asked(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
         """Use a connection that knows the tables that a query names."""
-        return self._snapshot.asked(lambda: self._asked_now(query, use, *writable))
-
-    def _asked_now(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
         duckdb = duckdb_module()
         with self._explained():
             wanted = tables_of(query, self.manifest.tables)
@@ -152,8 +158,8 @@ class Tables:
     @contextmanager
     def _connected(self, tables: Sequence[str], *writable: str) -> Iterator[Any]:
         """Open DuckDB with these tables, once their files have proved sound."""
-        files = [file for table in tables for file in self._snapshot.files(table)]
-        self._snapshot.verify(files)
+        files = [file for table in tables for file in self._state.files(table)]
+        self._verify(files)
         paths = [*(self.folder.address(file.name) for file in files), *writable]
         system = self.folder.system if isinstance(self.folder, RemoteFolder) else None
         with closed_connection(self.memory, paths, system) as connection:
@@ -164,6 +170,17 @@ class Tables:
                     view = f"WITH parts AS ({view}) SELECT * FROM ({merging})"
                 connection.execute(f"CREATE VIEW {quoted_name(name)} AS {view}")
             yield connection
+
+    def _verify(self, files: Sequence[File]) -> None:
+        """Raise an error unless all of these files match their checksums."""
+        wrong = Verified(self.folder).wrong(files)
+        if wrong:
+            name, what = next(iter(wrong.items()))
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise UnreadableFile(
+                f"{name} in {str(self.folder)!r} is {what}{more}; see all with normlens check "
+                f"{self.folder}, compute them again with normlens run --resume {self.folder}"
+            )
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -199,7 +216,7 @@ class Tables:
         return merging_sql(self.manifest, table, self.named)
 
     def _rows(self, table: str, *options: str) -> str:
-        names = (file.name for file in self._snapshot.files(table))
+        names = (file.name for file in self._state.files(table))
         files = ", ".join(quoted_text(self.folder.address(name)) for name in names)
         # Folders called a=b would otherwise become columns.
         listed = [f"[{files}]", "hive_partitioning = false", *options]

@@ -10,27 +10,22 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any, TextIO
 
-from normlens.corpus.engines.base import Engine
-from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.folder import Folder, LocalFolder
+from normlens.corpus.runs.ledger import ACTIVITY, State, Written, sealed, unsealed
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.shards import Done, Shard
-from normlens.corpus.runs.side_files import ACTIVITY, write_side_file
-from normlens.corpus.runs.state import State
 from normlens.errors import InputError, NormLensError, OutputError, system_reason
 
 # What a run's driver is doing: shards in flight, workers, and how fast it goes at present.
 #
 # The driver writes it to a small file in the run's folder every now and then. It is no part of
-# the run: the log tells what is done, and the lock who works on it. The file is removed when the
-# run comes to its end; a driver that an exception ends leaves it empty.
+# the run: the records tell what is done, and the lock who works on it. The driver removes the file
+# at its end; one that is killed leaves it.
 
 
 #: Seconds between two writes, on a disk and in an object store.
@@ -51,7 +46,7 @@ class WorkerActivity:
     sequences: int
     failures: int
     rate: float  # sequences per second of its working time
-    last: float  # when its last shard came, in seconds since 1970
+    last: float  # when its last shards came, in seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -60,15 +55,15 @@ class Activity:
 
     pid: int
     host: str
-    epoch: int  # of the log
+    epoch: int
     started: float  # seconds since 1970
     written: float
     every: float  # seconds until the next one is due
     sequences: int  # done since it started
     failures: int
-    retried: int  # attempts that failed before the shards that are done since came to their end
+    retried: int  # workers that died with the shards that are done since
     rate: float  # sequences per second, of late
-    in_flight: int  # shards that were handed out and have not come back
+    in_flight: int  # shards that were handed out and are not recorded yet
     oldest: dict[str, float]  # the first of these, by number: since when
     workers: tuple[WorkerActivity, ...]
 
@@ -93,7 +88,7 @@ class Activity:
         told = asdict(self)
         told["oldest"] = dict(list(self.oldest.items())[:LISTED])
         told["workers"] = told["workers"][:LISTED]
-        write_side_file(folder, ACTIVITY, sealed(told))
+        folder.write_note(ACTIVITY, sealed(told))
 
 
 def read_activity(folder: Folder) -> Activity | None:
@@ -150,7 +145,7 @@ class Watching:
         heartbeat: str | None = None,
     ):
         self._folder, self._manifest, self._epoch = folder, manifest, epoch
-        self._before = (state.sequences + state.failures, state.failures, len(state.done))
+        self._before = (state.sequences + state.failures, state.failures, state.shards_done)
         self._heartbeat = heartbeat
         self._lines: TextIO | None = None
         self._every = EVERY_LOCAL if isinstance(folder, LocalFolder) else EVERY_REMOTE
@@ -181,45 +176,39 @@ class Watching:
             with suppress(OSError):
                 self._lines.close()
         with suppress(NormLensError):
-            if kind is None:
-                self._folder.remove(ACTIVITY)
-            else:
-                # An empty file shows nobody as alive, and tells the next driver that there may be
-                # files to join or to remove, even if all shards are done.
-                write_side_file(self._folder, ACTIVITY, b"")
+            self._folder.remove(ACTIVITY)
 
     # What happens -------------------------------------------------------------------------------
 
-    def handed_out(self, shards: Iterable[Shard]) -> Iterator[Shard]:
-        """Pass shards on to an engine, and note them."""
-        for shard in shards:
-            with self._lock:
-                self._in_flight[shard.number] = time.time()
-            yield shard
-
-    def finished(self, done: Done) -> None:
-        """Note a shard that came back."""
-        now, count = time.time(), done.sequences + done.failures
-        name = f"{done.by.get('host', '?')}:{done.by.get('pid', '?')}"
+    def handed_out(self, number: int) -> None:
+        """Note a shard that goes out to a worker."""
         with self._lock:
-            self._in_flight.pop(done.number, None)
+            self._in_flight.setdefault(number, time.time())
+
+    def finished(self, written: Written) -> None:
+        """Note shards that came back."""
+        now, count = time.time(), written.sequences + written.failures
+        name = f"{written.by.get('host', '?')}:{written.by.get('pid', '?')}"
+        with self._lock:
+            for number in written.shards:
+                self._in_flight.pop(number, None)
             self._sequences += count
-            self._failures += done.failures
-            self._retried += max(0, done.attempt - 1)
-            self._shards += 1
+            self._failures += written.failures
+            self._retried += sum(written.deaths.values())
+            self._shards += len(written.shards)
             self._recent.append((now, self._sequences))
             while len(self._recent) > 2 and self._recent[1][0] < now - LATELY:
                 self._recent.popleft()
-            seconds = self._seconds.get(name, 0.0) + max(0.0, done.finished - done.started)
+            seconds = self._seconds.get(name, 0.0) + max(0.0, written.finished - written.started)
             self._seconds[name] = seconds
             before = self._workers.pop(name, None)  # the last to finish stands last
             sequences = count + (before.sequences if before else 0)
             self._workers[name] = WorkerActivity(
                 name=name,
-                device=str(done.by.get("device", "?")),
-                shards=1 + (before.shards if before else 0),
+                device=str(written.by.get("device", "?")),
+                shards=len(written.shards) + (before.shards if before else 0),
                 sequences=sequences,
-                failures=done.failures + (before.failures if before else 0),
+                failures=written.failures + (before.failures if before else 0),
                 rate=sequences / seconds if seconds else 0.0,
                 last=now,
             )
@@ -287,28 +276,6 @@ class Watching:
                 for worker in activity.workers
             },
         }
-
-
-class WatchedEngine(Engine):
-    """An engine whose work is noted."""
-
-    def __init__(self, engine: Engine, watching: Watching):
-        self._engine, self._watching = engine, watching
-        self.identity, self.by = engine.identity, engine.by
-
-    def compute(self, shards: Iterable[Shard], *more: Any, **named: Any) -> Iterator[Done]:
-        for done in self._engine.compute(self._watching.handed_out(shards), *more, **named):
-            self._watching.finished(done)
-            yield done
-
-    def has_result(self) -> bool:
-        return self._engine.has_result()
-
-    def close(self) -> None:
-        self._engine.close()
-
-    def abandon(self) -> None:
-        self._engine.abandon()
 
 
 def check_heartbeat(place: str | None) -> None:

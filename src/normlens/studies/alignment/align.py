@@ -16,7 +16,7 @@ from normlens.corpus.data.records import Data, Record
 from normlens.corpus.measures.base import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.corpus.runs.folder import Folder, fixed_path, open_folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
-from normlens.corpus.runs.one_measure import settings_again
+from normlens.corpus.runs.manifest import settings_again
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
