@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlens.corpus.data.records import Record
-from normlens.corpus.engines import dispatch
+from normlens.corpus.engines import pool
 from normlens.corpus.engines.base import (
     CERTAIN,
     Answered,
@@ -23,7 +23,7 @@ from normlens.corpus.engines.base import (
     Event,
     Joined,
 )
-from normlens.corpus.engines.dispatch import IN_A_ROW, Dispatcher
+from normlens.corpus.engines.pool import IN_A_ROW, Dispatcher
 from normlens.corpus.engines.guard import Late
 from normlens.corpus.engines.worker import EACH
 from normlens.corpus.runs.folder import RunError

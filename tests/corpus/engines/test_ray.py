@@ -13,14 +13,14 @@ import pytest
 import run_examples as examples
 import torch
 from pair_examples import fast_tokenizer, with_head
-from run_logs import forget
+from run_records import forget
 
 import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines import ray_engine
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.log_reading import read_state
+from normlens.corpus.runs.ledger import read_state
 from normlens.errors import InputError, ModelLoadError
 
 ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import run_examples as examples
 import typer
-from run_logs import edit_entry, entries_file, forget
+from run_records import edit_entry, entries_file, forget
 
 from normlens import cli
 from normlens.cli.corpus import NOT_SOUND

@@ -19,7 +19,7 @@ from normlens.corpus.data import files as indexes
 from normlens.corpus.data.records import Data
 from normlens.corpus.runs import data_index, stamps
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.side_files import DATA_INDEX
+from normlens.corpus.runs.ledger import DATA_INDEX
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 40, 4

@@ -16,7 +16,7 @@ from normlens.corpus.engines.worker import Task, Worker
 from normlens.corpus.runs import compacting
 from normlens.corpus.runs.folder import LocalFolder, RunError
 from normlens.corpus.runs.lock import check_same_folder, locked
-from normlens.corpus.runs.log_reading import read_state
+from normlens.corpus.runs.ledger import read_state
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.shards import Shard, placed
 

@@ -14,7 +14,7 @@ import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.log_reading import read_state
+from normlens.corpus.runs.ledger import read_state
 from normlens.errors import InputError, NormLensError, OutputError
 
 fsspec = pytest.importorskip("fsspec", reason="URLs need fsspec")

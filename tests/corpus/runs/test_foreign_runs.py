@@ -22,15 +22,15 @@ import pytest
 import run_examples as examples
 import torch
 from huggingface_hub import constants
-from run_logs import entries_file
+from run_records import entries_file
 
 import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
 from normlens.corpus.data import files
-from normlens.corpus.runs.entries import sealed, unsealed
+from normlens.corpus.runs.ledger import sealed, unsealed
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.side_files import DATA_INDEX
+from normlens.corpus.runs.ledger import DATA_INDEX
 from normlens.errors import InputError, NormLensError
 from normlens.loading.hub import Origin
 

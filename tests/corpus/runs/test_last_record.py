@@ -18,7 +18,7 @@ from normlens.corpus.runs.compaction import Compaction, Stopped
 from normlens.corpus.runs.folder import Folder, LocalFolder, open_folder
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.shards import PARTS, ROOT
-from normlens.corpus.runs.side_files import ACTIVITY
+from normlens.corpus.runs.ledger import ACTIVITY
 from normlens.corpus.runs.watching import Watching
 from normlens.errors import OutputError
 

@@ -20,7 +20,7 @@ from log_examples import (
 from normlens.corpus.runs import log as logs
 from normlens.corpus.runs.folder import Folder, LocalFolder, RunError, open_folder
 from normlens.corpus.runs.log import Log, empty_state
-from normlens.corpus.runs.log_reading import read_state
+from normlens.corpus.runs.ledger import read_state
 from normlens.corpus.runs.record_columns import RecordColumns
 from normlens.corpus.runs.shards import Attempt
 from normlens.corpus.runs.state import State

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import run_examples as examples
 from counting_store import URL, CountingStore, counting_store
-from run_logs import forget
+from run_records import forget
 
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines.local import ThreadEngine

@@ -18,17 +18,17 @@ import pytest
 import run_examples as examples
 import torch
 from forking import run_python
-from run_logs import edit_entry, entries_file, forget
+from run_records import edit_entry, entries_file, forget
 
 import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.data import files
 from normlens.corpus.runs import folder as folders
 from normlens.corpus.runs import verified
-from normlens.corpus.runs.entries import sealed
+from normlens.corpus.runs.ledger import sealed
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.log_reading import read_state
-from normlens.corpus.runs.side_files import ACTIVITY
+from normlens.corpus.runs.ledger import read_state
+from normlens.corpus.runs.ledger import ACTIVITY
 from normlens.errors import InputError, NormLensError, OutputError
 
 pytestmark = examples.some_fail

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import run_examples as examples
 import torch
-from run_logs import forget
+from run_records import forget
 
 import normlens
 from normlens import cli

@@ -14,13 +14,13 @@ import pytest
 import run_examples as examples
 import torch
 import typer
-from run_logs import forget
+from run_records import forget
 
 from normlens import cli
 from normlens.cli.corpus import SOME_FAILED
 from normlens.corpus import Run
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.log_reading import read_state
+from normlens.corpus.runs.ledger import read_state
 from normlens.corpus.runs.status import _covered
 from normlens.corpus.runs.tables import Tables
 from normlens.errors import InputError, NormLensError, OutputError

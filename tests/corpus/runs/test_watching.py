@@ -24,7 +24,7 @@ from normlens.corpus.runs.lock import locked
 from normlens.corpus.runs.log import empty_state
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.shards import Done, Shard
-from normlens.corpus.runs.side_files import ACTIVITY
+from normlens.corpus.runs.ledger import ACTIVITY
 from normlens.corpus.runs.watching import Activity, Watching, read_activity
 from normlens.errors import OutputError
 

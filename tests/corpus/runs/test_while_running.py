@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import run_examples as examples
-from run_logs import forget
+from run_records import forget
 
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs.folder import LocalFolder

@@ -79,8 +79,9 @@ class Worker:
     """A model and the measures to take with it.
 
     A shard passes three stages: `prepare`, `analyse`, and its tables being gathered. The first and
-    the last may run in any threads. Only the one that made the worker may `analyse`: OpenMP keeps a team of threads for
-    every thread that calls torch, and two teams on the same cores slow each other down.
+    the last may run in any threads. Only the one that made the worker may `analyse`: OpenMP keeps a
+    team of threads for every thread that calls torch, and two teams on the same cores slow each
+    other down.
     """
 
     def __init__(self, task: Task, lens: Lens | None = None):

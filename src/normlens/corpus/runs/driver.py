@@ -11,7 +11,7 @@ from normlens.corpus.engines.pool import Pool
 from normlens.corpus.runs.check import Verified
 from normlens.corpus.runs.choice import Choice
 from normlens.corpus.runs.data_index import IndexedData
-from normlens.corpus.runs.folder import Folder, RunError, StuckError
+from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.kept_pairs import save_kept_pairs
 from normlens.corpus.runs.ledger import (
@@ -64,6 +64,7 @@ class Driver:
         self.pool, self.ledger, self.progress = pool, ledger, progress
         self._model = digest(manifest.model)
         self._deaths: Counter[int] = Counter()  # of workers, by shard
+        self._commits = False  # whether it is about to
 
     def finish(self, state: State, chosen: Choice, heartbeat: str | None) -> State:
         """Go on from a state that was read after the claim, until every shard is done."""
@@ -101,10 +102,11 @@ class Driver:
         try:
             for written in self.pool.compute(self.ledger.left(), read, self._deaths):
                 self._commit(written, watching)
-        except (KeyboardInterrupt, StuckError, MemoryError) as error:
-            with suppress(NormLensError):
-                for written in self.pool.rest():
-                    self._commit(written, watching)
+        except (KeyboardInterrupt, NormLensError, MemoryError) as error:
+            if not self._commits or isinstance(error, KeyboardInterrupt):
+                with suppress(NormLensError, MemoryError):
+                    for written in self.pool.rest():
+                        self._commit(written, watching)
             if not isinstance(error, MemoryError) or isinstance(error, NormLensError):
                 raise
             raise RunError(
@@ -113,6 +115,7 @@ class Driver:
             ) from error
 
     def _commit(self, written: Written, watching: Watching) -> None:
+        self._commits = True
         if written.by["model"] != self._model:
             raise RunError(
                 f"the worker on {written.by['host']} has another model, or another kind of "
@@ -123,6 +126,7 @@ class Driver:
         told = {number: count for number, count in deaths.items() if count}
         written = replace(written, deaths=told)
         self.ledger.commit(written)
+        self._commits = False
         watching.finished(written)
         self.progress.advance(written.sequences + written.failures, written.failures)
 

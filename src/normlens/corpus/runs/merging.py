@@ -1,4 +1,4 @@
-"""Merging the parts of a table into one, by SQL from the measures' code, never from a run's files."""
+"""Merging the parts of a table by SQL from the measures' code, never from a run's files."""
 
 from __future__ import annotations
 
