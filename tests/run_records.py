@@ -12,12 +12,13 @@ from normlens.corpus import Run
 from normlens.corpus.runs.ledger import Ledger, State, read_state, sealed
 
 
-def state_of(run: Run) -> State:
-    return read_state(run.folder, run.manifest)
+def state_of(run: Run, salvage: bool = False) -> State:
+    return read_state(run.folder, run.manifest, salvage=salvage)
 
 
-def shards_done(run: Run) -> set[int]:
-    return {number for record in state_of(run).records.values() for number in record.shards}
+def shards_done(run: Run, salvage: bool = False) -> set[int]:
+    records = state_of(run, salvage).records.values()
+    return {number for record in records for number in record.shards}
 
 
 def forget(out: str | os.PathLike[str], *shards: int) -> None:

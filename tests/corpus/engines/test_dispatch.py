@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from normlens.corpus.data.records import Record
-from normlens.corpus.engines import pool
 from normlens.corpus.engines.base import (
     CERTAIN,
     Answered,
@@ -23,11 +20,13 @@ from normlens.corpus.engines.base import (
     Event,
     Joined,
 )
-from normlens.corpus.engines.pool import IN_A_ROW, Dispatcher
+from normlens.corpus.runs.shards import Shard
+
+from normlens.corpus.data.records import Record
 from normlens.corpus.engines.guard import Late
+from normlens.corpus.engines.pool import IN_A_ROW, Dispatcher
 from normlens.corpus.engines.worker import EACH
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.shards import Shard
 
 SIZE = 3
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import run_examples as examples
 import torch
+from normlens.corpus.runs.shards import Shard
 
 import normlens
 from normlens.corpus import Run, run
@@ -20,7 +21,6 @@ from normlens.corpus.engines.guard import Guard
 from normlens.corpus.engines.worker import LARGEST_BATCH, Station, Task, Worker
 from normlens.corpus.measures import measure
 from normlens.corpus.runs.options import RunOptions
-from normlens.corpus.runs.shards import Shard
 
 N, SHARD = 18, 3
 PATIENCE = 60.0

@@ -12,7 +12,6 @@ import torch
 from forking import run_python
 
 from normlens.corpus import Run, run
-from normlens.corpus.engines import pool
 from normlens.corpus.runs.folder import RunError
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), examples.some_fail]

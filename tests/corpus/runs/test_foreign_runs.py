@@ -28,9 +28,8 @@ import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
 from normlens.corpus.data import files
-from normlens.corpus.runs.ledger import sealed, unsealed
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.ledger import DATA_INDEX
+from normlens.corpus.runs.ledger import DATA_INDEX, sealed, unsealed
 from normlens.errors import InputError, NormLensError
 from normlens.loading.hub import Origin
 

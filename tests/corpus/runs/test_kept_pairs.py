@@ -17,8 +17,7 @@ import normlens
 from normlens.cli import main
 from normlens.corpus import Run
 from normlens.corpus.runs import first_pass
-from normlens.corpus.runs.ledger import sealed, unsealed
-from normlens.corpus.runs.ledger import KEPT_PAIRS
+from normlens.corpus.runs.ledger import KEPT_PAIRS, sealed, unsealed
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
