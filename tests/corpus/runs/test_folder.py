@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import run_examples as examples
 import torch
+from run_records import table_file
 
 import normlens
 from normlens import cli
@@ -204,7 +205,7 @@ def test_a_store_that_fails_does_not_cost_finished_shards(
     real = BucketStore.cat_file
 
     def failing(self: BucketStore, path: str, **options: Any) -> bytes:
-        if path.endswith("00000001.jsonl"):
+        if "/records/" in path:
             raise ConnectionRefusedError(111, "Connection refused")
         return real(self, path, **options)
 
@@ -219,7 +220,7 @@ def test_a_store_that_fails_does_not_cost_finished_shards(
 def test_a_damaged_table_is_one_line(tmp_path: Path, folder: Path, lens: Any) -> None:
     pytest.importorskip("duckdb", reason="queries need DuckDB")
     found = run(lens, folder / "corpus.txt", tmp_path / "run", measures="mixing")
-    (tmp_path / "run/shards/mixing/shard-000000.1-1.parquet").write_bytes(b"PAR1 no more")
+    table_file(tmp_path / "run", "mixing").write_bytes(b"PAR1 no more")
     with pytest.raises(NormLensError) as raised:
         found.sql("SELECT * FROM mixing")
     assert "\n" not in str(raised.value)

@@ -16,7 +16,7 @@ import run_examples as examples
 import normlens
 from normlens.cli import main
 from normlens.corpus import Run
-from normlens.corpus.runs import first_pass
+from normlens.corpus.runs import kept_pairs
 from normlens.corpus.runs.ledger import KEPT_PAIRS, sealed, unsealed
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
@@ -78,13 +78,13 @@ def test_pairs_that_occur_twice_are_kept_and_exact(model: Path, data: Path, tmp_
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What pairs were counted for, from now on."""
     calls: list[Any] = []
-    count = first_pass._counted
+    count = kept_pairs._counted
 
     def watched(*given: Any) -> Any:
         calls.append(given)
         return count(*given)
 
-    monkeypatch.setattr(first_pass, "_counted", watched)
+    monkeypatch.setattr(kept_pairs, "_counted", watched)
     return calls
 
 
@@ -96,7 +96,7 @@ def part(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("normlens.corpus.runs.log.Log.append", stop)
+        patched.setattr("normlens.corpus.runs.ledger.Ledger.commit", stop)
         with pytest.raises(KeyboardInterrupt):
             run(normlens.load(model), data, tmp_path / "part", {}, shard_size=3)
     return tmp_path / "part"

@@ -14,13 +14,12 @@ import pytest
 import run_examples as examples
 import torch
 import typer
-from run_records import forget
+from run_records import forget, shards_done
 
 from normlens import cli
 from normlens.cli.corpus import SOME_FAILED
 from normlens.corpus import Run
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.ledger import read_state
 from normlens.corpus.runs.status import _covered
 from normlens.corpus.runs.tables import Tables
 from normlens.errors import InputError, NormLensError, OutputError
@@ -67,7 +66,7 @@ def test_tables_are_in_their_own_order(done: Run) -> None:
 
 
 def test_aggregates_are_merged_over_shards(done: Run) -> None:
-    parts = pq.read_table(Path(done.folder.url) / "shards" / "amplification_pairs").to_pandas()
+    parts = pq.read_table(Path(done.folder.url) / "tables" / "amplification_pairs").to_pandas()
     table = done.table("amplification_pairs")
     keys = ["before", "after", "layer", "relation", "source_id", "target_id"]
     assert not table.duplicated(keys).any()
@@ -129,7 +128,7 @@ def test_only_finished_shards_count(done: Run, tmp_path: Path) -> None:
     half = Run.open(copy)
     assert set(half.table("sequences")["index"]) == {0, 1, 2, 3, 8, 9, 10}
     assert set(half.sql('SELECT DISTINCT "index" FROM mixing')["index"]) == {0, 1, 2, 3, 8, 9, 10}
-    forget(copy, *read_state(half.folder, half.manifest).done)
+    forget(copy, *shards_done(half))
     with pytest.raises(InputError, match=r"no shard .* is done yet"):
         half.table("sequences")
 
