@@ -52,7 +52,7 @@ def test_auto_takes_what_there_is_room_for(
 ) -> None:
     machine(monkeypatch, cpus, gpus)
     open_pool(task(device), Execution(workers="auto", attempts=5))
-    several = [("ProcessCrew", workers), (5, 600.0)]
+    several = [("ProcessCrew", workers), (5, None)]
     assert opened == ([("HerePool", None, 5)] if workers == 1 else several)
 
 

@@ -44,7 +44,7 @@ def test_one_request_for_each_table_and_three_for_each_record(
     # The worker looks for a newer claim before it writes, and the driver before it commits.
     assert store.count("get", "/claims/2.json") == 2 * SHARDS + len(["the end"])
     # No table is read or asked for. The end looks whether all are there, with one listing.
-    assert store.count("get", "/tables/") == store.count("head") == 0
+    assert store.count("get", "/tables/") == store.count("head", "/tables/") == 0
     assert store.count("list", "/tables") == 0
     assert store.count("delete") == len(["activity"])
 

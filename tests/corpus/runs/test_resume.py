@@ -223,11 +223,11 @@ def test_an_interrupted_run_says_what_is_left(
     with pytest.raises(KeyboardInterrupt):
         run(lens, corpus, tmp_path / "run", progress=Impatient(), **OPTIONS)
     status = Run.open(tmp_path / "run").status()
-    assert status.done == SHARD
-    assert status.left == N - SHARD
+    assert SHARD <= status.done <= 3 * SHARD  # what is ready is written yet
+    assert status.left == N - status.done
     assert "stopped" in str(status)
     # What is done can be looked at.
-    assert len(Run.open(tmp_path / "run").sql("SELECT * FROM sequences")) <= SHARD
+    assert len(Run.open(tmp_path / "run").sql("SELECT * FROM sequences")) <= status.done
     examples.assert_same_tables(resume(tmp_path / "run", model=lens), whole, tolerance=0)
 
 

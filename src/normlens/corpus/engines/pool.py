@@ -282,7 +282,8 @@ class Pool:
         deaths = Counter() if deaths is None else deaths
         while True:
             self._hire()
-            more = more and self._hand_out(remaining, read, deaths)
+            if more or self._again:
+                more = self._hand_out(remaining, read, deaths)
             self._hand_to_idle(more or bool(self._again))
             while self._results:
                 yield self._results.popleft()
