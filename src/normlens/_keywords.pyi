@@ -195,6 +195,7 @@ class ExecutionKeywords(TypedDict, total=False):
     trust_remote_code: bool
     verify: bool
     file_size: float
+    file_minutes: float
 
 class RunKeywords(TypedDict, total=False):
     measures: str | Sequence[str | Measure] | None
@@ -225,6 +226,7 @@ class RunKeywords(TypedDict, total=False):
     trust_remote_code: bool
     verify: bool
     file_size: float
+    file_minutes: float
 
 class EvaluateKeywords(TypedDict, total=False):
     methods: str | Sequence[str] | None
@@ -257,6 +259,7 @@ class EvaluateKeywords(TypedDict, total=False):
     trust_remote_code: bool
     verify: bool
     file_size: float
+    file_minutes: float
 
 class AlignKeywords(TypedDict, total=False):
     scopes: str | Sequence[str]
@@ -287,6 +290,7 @@ class AlignKeywords(TypedDict, total=False):
     trust_remote_code: bool
     verify: bool
     file_size: float
+    file_minutes: float
 
 class AblateKeywords(TypedDict, total=False):
     components: str | Sequence[str] | None

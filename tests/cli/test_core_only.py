@@ -77,7 +77,6 @@ WORKING: dict[str, tuple[str, ...]] = {
     "status": ("status", "MADE"),
     "check": ("check", "MADE"),
     "query": ("query", "MADE"),
-    "compact": ("compact", "MADE"),
     "help": ("help", "glossary"),
 }
 #: Neither: it shows what it can, and says in its first line what brings the rest.

@@ -151,7 +151,6 @@ query run ''
 query run 'DROP TABLE mixing'
 query run "SELECT * FROM read_csv('table.csv')"
 query run 'SELECT 1' --out answer.docx
-compact nowhere
 report nowhere
 report run
 compare run --out new
