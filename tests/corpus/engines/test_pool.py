@@ -281,7 +281,10 @@ class Hanging(Played):
 
     def ask(self, worker: int, call: Call) -> int:
         number = super().ask(worker, call)
-        indices = {"compute": lambda shard, alone: _indices(shard), "analyse": lambda index: [index]}
+        indices = {
+            "compute": lambda shard, alone: _indices(shard),
+            "analyse": lambda index: [index],
+        }
         at = indices.get(call.method, lambda *_: ())(*call.arguments)
         hanging = [index for index in at if index in self.hangs]
         if hanging:

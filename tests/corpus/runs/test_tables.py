@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from normlens.corpus.runs.status import _covered
 from normlens.corpus.runs.tables import Tables
 from normlens.errors import InputError, NormLensError, OutputError
 
-pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
+duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N = 11
 
 
@@ -51,7 +52,8 @@ def start(folder: Path, out: Path, *more: Any) -> int:
 
 @pytest.fixture(scope="module")
 def done(folder: Path) -> Run:
-    assert start(folder, folder / "run", "--shard-size", 4, "--quiet") == 0
+    options = ("--shard-size", 4, "--file-size", 0, "--quiet")
+    assert start(folder, folder / "run", *options) == 0
     return Run.open(folder / "run")
 
 
@@ -73,6 +75,33 @@ def test_aggregates_are_merged_over_shards(done: Run) -> None:
     assert parts.duplicated(keys).any()
     assert table["count"].sum() == parts["count"].sum()
     assert table["sum_after"].sum() == pytest.approx(float(parts["sum_after"].sum()))
+
+
+def by_pandas(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder)
+
+
+def by_polars(folder: Path) -> pd.DataFrame:
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    return pd.DataFrame(polars.read_parquet(folder / "*.parquet").to_dict(as_series=False))
+
+
+def by_duckdb(folder: Path) -> pd.DataFrame:
+    return duckdb.sql(f"SELECT * FROM '{folder}/*.parquet'").df()
+
+
+@pytest.mark.parametrize("read", [by_pandas, by_polars, by_duckdb])
+def test_other_tools_read_a_finished_run_by_a_pattern(
+    done: Run, read: Callable[[Path], pd.DataFrame]
+) -> None:
+    for name in ("sequences", "mixing", "similarity", "norms"):
+        table = done.table(name)
+        keys = [*done.manifest.tables[name]["order"], *table.columns]
+        keys = list(dict.fromkeys(keys))
+        rows = read(Path(done.folder.url) / "tables" / name)
+        rows = rows[list(table.columns)].astype(table.dtypes.to_dict())
+        ours, theirs = (f.sort_values(keys, ignore_index=True) for f in (table, rows))
+        examples.assert_same_frames(theirs, ours, name, tolerance=0)
 
 
 def test_queries_see_every_table(done: Run) -> None:
