@@ -173,23 +173,6 @@ def test_the_data_is_hashed_once(
     run(model, data, tmp_path / "run", {})
 
 
-def test_a_run_from_before_goes_on_with_all_pairs(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its manifest says nothing of a least count."""
-    out = tmp_path / "old"
-    with monkeypatch.context() as before:
-        before.setattr("normlens.corpus.runs.runs.with_kept_pairs", lambda chosen, *_, **__: chosen)
-        old = run(model, data, out, {}, shard_size=3)
-    written = json.loads((out / "manifest.json").read_text())
-    assert "min_count" not in written["measures"]["amplification"]["options"]
-    table = old.table(PAIRS)
-    assert (table.groupby(PAIR, observed=True)["count"].sum() == 1).any()
-    examples.assert_same_frames(Run.open(out).table(PAIRS), table, PAIRS, 0)
-    (out / "shards").rename(tmp_path / "gone")
-    examples.assert_same_frames(normlens.resume(out).table(PAIRS), table, PAIRS, 0)
-
-
 def test_options_of_the_command_line(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
