@@ -14,7 +14,7 @@ from normlens.corpus.runs.folder import TEMPORARY, LocalFolder
 from normlens.corpus.runs.ledger import TABLES, State, read_state, strays
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.watching import read_activity
+from normlens.corpus.runs.status import read_activity
 
 
 class Driver:

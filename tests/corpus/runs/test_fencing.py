@@ -15,8 +15,7 @@ from run_records import shards_done, state_of
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines.worker import Station, Task, Worker
 from normlens.corpus.runs.folder import LocalFolder, RunError
-from normlens.corpus.runs.ledger import Ledger, Shard, State
-from normlens.corpus.runs.lock import check_same_folder, locked
+from normlens.corpus.runs.ledger import Ledger, Shard, State, check_same_folder, locked
 from normlens.corpus.runs.progress import Progress
 
 N = 16
@@ -171,7 +170,7 @@ def test_a_worker_of_a_dead_driver_overwrites_nothing(
 def test_a_worker_that_does_not_see_the_folder_says_so_before_it_computes(
     tmp_path: Path, place: Path, lens: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("normlens.corpus.runs.lock.time.sleep", lambda _: None)
+    monkeypatch.setattr("normlens.corpus.runs.ledger.time.sleep", lambda _: None)
     done = run(lens, place / "corpus.txt", tmp_path / "run", limit=1, measures="mixing")
     with locked(LocalFolder(tmp_path / "run")) as lock:
         task = Task(done.manifest.options, ("mixing",), str(tmp_path / "run"), lock.token)

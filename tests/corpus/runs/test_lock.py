@@ -13,13 +13,13 @@ import pytest
 
 from normlens.corpus.runs import lock
 from normlens.corpus.runs.folder import LocalFolder, RunError, open_folder
-from normlens.corpus.runs.lock import holder, locked
+from normlens.corpus.runs.ledger import holder, locked
 from normlens.errors import OutputError
 
 HOLD = """
 import sys, time
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.lock import locked
+from normlens.corpus.runs.ledger import locked
 with locked(LocalFolder(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)

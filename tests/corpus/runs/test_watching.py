@@ -17,13 +17,12 @@ from rich.console import Console
 
 from normlens.cli import corpus, main
 from normlens.corpus import Run, run
-from normlens.corpus.runs import watching as activities
-from normlens.corpus.runs import watching as watchings
+from normlens.corpus.runs import status as activities
+from normlens.corpus.runs import status as watchings
 from normlens.corpus.runs.folder import LocalFolder, open_folder
-from normlens.corpus.runs.ledger import ACTIVITY, State, Written
-from normlens.corpus.runs.lock import locked
+from normlens.corpus.runs.ledger import ACTIVITY, State, Written, locked
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.watching import Activity, Watching, read_activity
+from normlens.corpus.runs.status import Activity, Watching, read_activity
 from normlens.errors import OutputError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")

@@ -35,8 +35,7 @@ from normlens.corpus.measures import Measure, ModelMeasure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.ledger import Shard, Written
-from normlens.corpus.runs.lock import check_same_folder
+from normlens.corpus.runs.ledger import Shard, Written, check_same_folder
 from normlens.corpus.runs.options import FILE_MINUTES, FILE_SIZE, RunOptions
 from normlens.errors import InputError, NormLensError
 from normlens.inputs.text import Encoded

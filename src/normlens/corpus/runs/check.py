@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normlens.corpus.runs.folder import TEMPORARY, Folder
-from normlens.corpus.runs.ledger import SIDE_FILES, File, is_of_run, read_state, strays
-from normlens.corpus.runs.lock import holder
+from normlens.corpus.runs.ledger import SIDE_FILES, File, holder, is_of_run, read_state, strays
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
 

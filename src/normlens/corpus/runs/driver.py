@@ -16,6 +16,7 @@ from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.kept_pairs import save_kept_pairs
 from normlens.corpus.runs.ledger import (
     Ledger,
+    Lock,
     Shard,
     State,
     Written,
@@ -23,11 +24,10 @@ from normlens.corpus.runs.ledger import (
     strays,
     wrong_files,
 )
-from normlens.corpus.runs.lock import Lock
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.watching import Watching
+from normlens.corpus.runs.status import Watching
 from normlens.errors import NormLensError, OutputError
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import uuid
 import zlib
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,22 +41,18 @@ def with_kept_pairs(
     progress: Progress,
     *,
     trust_remote_code: bool = False,
-    before: Mapping[str, Any] | None = None,
     stored: KeptPairs | None = None,
 ) -> Choice:
     """The measures of a run, told which pairs of subwords are common enough to be kept.
 
-    What is kept depends on the data, the tokenizer and the measure's options alone. `before` is
-    what the manifest of a run that is resumed says of its measures, and `stored` is what lies in
-    its folder. A run that kept all pairs goes on to do so, and so does a run whose tokens only its
-    model knows (of an encoder–decoder).
+    What is kept depends on the data, the tokenizer and the measure's options alone. `stored` is
+    what lies in the folder of a run that is resumed. A run whose tokens only its model knows (of an
+    encoder–decoder) keeps all pairs.
     """
     measure = next((one for one in chosen.measures if isinstance(one, Amplification)), None)
     if measure is None or not measure.subwords:
         return chosen
     if measure.min_count == 1 and measure.keep_pairs is None:
-        return chosen
-    if before is not None and "least" not in before.get(measure.name, {}).get("options", {}):
         return chosen
     kept = stored
     if kept is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -134,6 +134,25 @@ _SET = Option(
     parse=parse_settings,
     takes="Mapping[str, Mapping[str, object]] | None",
 )
+
+
+#: Options of measures that may name functions; SQL does not depend on them, so they are not
+#: followed.
+NAMES_CODE = ("relations", "methods")
+
+
+def code_named(options: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The functions that a measure's options name (``my_module:my_function``), by the option."""
+    given = {option: options.get(option) or () for option in NAMES_CODE}
+    named = {
+        option: [
+            str(name)
+            for name in (value if isinstance(value, (list, tuple)) else [value])
+            if ":" in str(name)
+        ]
+        for option, value in given.items()
+    }
+    return {option: names for option, names in named.items() if names}
 
 
 #: Seconds that a step of a sequence may take. Far more than one needs that does not hang, on a slow

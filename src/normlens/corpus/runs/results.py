@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from normlens.corpus.runs.check import Check, check
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.merging import named_measures
 from normlens.corpus.runs.options import Execution, RunOptions, parse_measures
 from normlens.corpus.runs.status import Status, Watched, status_of, watched
-from normlens.corpus.runs.tables import Tables
+from normlens.corpus.runs.tables import Tables, named_measures
 from normlens.errors import NormLensError
 from normlens.options import shows_fields_of
 

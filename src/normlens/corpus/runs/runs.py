@@ -18,6 +18,12 @@ from normlens.corpus.engines.pool import Pool
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import (
     Choice,
+    check_files,
+    check_free,
+    check_model_is_here,
+    check_named,
+    check_objects,
+    check_targets,
     data_name,
     data_to_compare,
     given_model,
@@ -28,8 +34,7 @@ from normlens.corpus.runs.data_index import index_data, reopen
 from normlens.corpus.runs.driver import Driver, recovered
 from normlens.corpus.runs.folder import AllFailedError, Folder, SomeFailedWarning, open_folder
 from normlens.corpus.runs.kept_pairs import load_kept_pairs, with_kept_pairs
-from normlens.corpus.runs.ledger import Ledger, State
-from normlens.corpus.runs.lock import Lock, locked
+from normlens.corpus.runs.ledger import Ledger, Lock, State, locked
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
@@ -39,16 +44,8 @@ from normlens.corpus.runs.manifest import (
 )
 from normlens.corpus.runs.options import Execution, RunOptions, parse_measures, parse_names
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.refusals import (
-    check_files,
-    check_free,
-    check_model_is_here,
-    check_named,
-    check_objects,
-    check_targets,
-)
 from normlens.corpus.runs.results import Run, failures_told
-from normlens.corpus.runs.watching import check_heartbeat
+from normlens.corpus.runs.status import check_heartbeat
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
 from normlens.options import check_keywords, shows_fields_of, split_keywords
@@ -187,7 +184,6 @@ def resume(
             lens,
             progress,
             trust_remote_code=execution.trust_remote_code,
-            before=manifest.measures,
             stored=kept,
         )
         now = {"data": indexed.described, "measures": chosen.described()}

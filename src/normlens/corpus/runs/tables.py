@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from normlens.corpus.runs.check import Verified
-from normlens.corpus.runs.closed_duckdb import (
-    closed_connection,
-    duckdb_module,
-    quoted_name,
-    quoted_text,
-    tables_of,
-)
 from normlens.corpus.runs.folder import Folder, RemoteFolder, RunError
 from normlens.corpus.runs.ledger import File, State, read_state
-from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.merging import merging_sql
-from normlens.errors import InputError, NormLensError, OutputError, system_reason, valid_choice
+from normlens.corpus.runs.manifest import Manifest, has_two_stacks
+from normlens.corpus.runs.options import MEASURES, NAMES_CODE
+from normlens.errors import (
+    TABLES,
+    InputError,
+    NormLensError,
+    OutputError,
+    check_installed,
+    system_reason,
+    valid_choice,
+)
 from normlens.results.store import check_output
 from normlens.results.words import harmless_sql
 
@@ -28,6 +31,178 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from normlens.corpus.measures import Measure
+
+# DuckDB that can open the files it is given and nothing else.
+
+
+_ASKING = ("SELECT", "FROM", "WITH", "PIVOT", "UNPIVOT")
+
+
+@contextmanager
+def closed_connection(
+    memory: str, paths: Sequence[str], system: Any | None = None
+) -> Iterator[Any]:
+    """Open a database that may read `paths` (through an fsspec `system`) and no other file.
+
+    It loads no extensions, and a query cannot change any of this. Beyond `memory` it goes to a
+    temporary folder of its own.
+    """
+    duckdb = duckdb_module()
+    with (
+        tempfile.TemporaryDirectory(prefix="normlens-", ignore_cleanup_errors=True) as spill,
+        duckdb.connect(":memory:") as connection,
+    ):
+        connection.execute(f"SET memory_limit = {quoted_text(memory)}")
+        connection.execute(f"SET temp_directory = {quoted_text(spill)}")
+        # A query's names are tables of the run, never variables of the calling program.
+        connection.execute("SET python_enable_replacements = false")
+        if system is not None:
+            connection.register_filesystem(system)
+        connection.execute(f"SET allowed_paths = [{', '.join(map(quoted_text, paths))}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        yield connection
+
+
+def tables_of(query: str, tables: Collection[str]) -> list[str]:
+    """List the tables that a query names; all of them where it names others too, or none.
+
+    Refuses what is no question: the files that may be opened could also be written.
+    """
+    duckdb = duckdb_module()
+    with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
+        statements = connection.extract_statements(query)
+        if not statements:
+            raise InputError("the query gives no table; begin it with SELECT")
+        for statement in statements:
+            _check_question(connection, statement)
+        try:
+            named = {str(name).casefold() for name in connection.get_table_names(query)}
+        except duckdb.Error:
+            return list(tables)
+    by_folded_name = {table.casefold(): table for table in tables}
+    return (
+        [by_folded_name[name] for name in named]
+        if named and named <= by_folded_name.keys()
+        else list(tables)
+    )
+
+
+def _check_question(connection: Any, statement: Any) -> None:
+    kind, text = statement.type.name, statement.query.strip()
+    first = re.match(r"\w*", text)
+    word = first[0].upper() if first else ""
+    if kind == "EXPLAIN":
+        try:  # EXPLAIN ANALYZE would run whatever it explains
+            [explained] = connection.extract_statements(text[len(word) :])
+            kind = explained.type.name
+        except (ValueError, duckdb_module().Error):
+            word = "EXPLAIN ANALYZE"
+    # PIVOT is several statements, and so is whatever holds one.
+    asks = kind in ("SELECT", "CREATE") or (kind == "MULTI" and word in _ASKING)
+    if not asks:
+        raise InputError(
+            f"a query asks (SELECT …), and {word or kind} is not allowed in it; write the answer "
+            "to a file with --out FILE (in Python: Run.export)"
+        )
+
+
+def duckdb_module() -> Any:
+    """DuckDB, or an error that says how to install it."""
+    check_installed(TABLES)
+    import duckdb
+
+    return duckdb
+
+
+def quoted_text(value: str) -> str:
+    """Quote a string for SQL."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def quoted_name(value: str) -> str:
+    """Quote the name of a table or a column for SQL."""
+    return '"' + value.replace('"', '""') + '"'
+
+
+# Merging the parts of a table by SQL from the measures' code, never from a run's files.
+
+
+def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -> str | None:
+    """Write SQL that merges the rows of all files (`parts`); None for a table that only grows.
+
+    A built-in measure is made again from its recorded options. A user's own has to be among
+    `named`: the modules that a run's manifest names are not imported.
+    """
+    described = manifest.tables[table]
+    if not described["merged"]:
+        return None
+    for measure in named:
+        if table in measure.tables:
+            return measure.sql.get(table)
+    name = str(described["measure"])
+    if _is_built_in(manifest, name):
+        return _built_in(manifest, table).sql[table]
+    raise InputError(
+        f"the table {table!r} is merged by a measure of your own, which is imported only if you "
+        f"name it: --measures {name} (in Python: Run.open(…, measures={name!r}))"
+    )
+
+
+def _is_built_in(manifest: Manifest, name: str) -> bool:
+    return (manifest.measures.get(name) or {}).get("source") is None
+
+
+def _built_in(manifest: Manifest, table: str) -> Measure:
+    """The measure of this package that merges a table, made from its recorded options."""
+    name = str(manifest.tables[table]["measure"])
+    try:
+        if name not in MEASURES:
+            raise InputError(f"there is no measure {name!r}")
+        measure = _get(name, **_harmless(manifest.measures[name]["options"]))
+        if has_two_stacks(manifest.model):
+            measure = _for_two_stacks(measure)
+        if table not in measure.sql:
+            raise InputError(f"{name!r} merges no table {table!r}")
+        return measure
+    except (NormLensError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"the manifest describes a measure that cannot be made: {error}") from error
+
+
+def named_measures(manifest: Manifest, names: Sequence[str]) -> list[Measure]:
+    """Make the measures that users name, with the options that the run gave them."""
+    for name in names:
+        if name not in manifest.options.measures:
+            raise InputError(
+                f"the run did not take the measure {name!r}; it took: "
+                f"{', '.join(manifest.options.measures)}"
+            )
+    return [
+        _get(name, **_harmless(manifest.options.settings.get(name, {})))
+        for name in names
+        if ":" in name
+    ]
+
+
+def _get(name: str, **options: Any) -> Measure:
+    # Measures are slow to import, and a run is mostly asked for its state or for plain tables.
+    from normlens.corpus.measures import get
+
+    return get(name, **options)
+
+
+def _for_two_stacks(measure: Measure) -> Measure:
+    from normlens.corpus.measures.rows import for_two_stacks
+
+    return for_two_stacks(measure)
+
+
+def _harmless(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in NAMES_CODE}
+
+
+# Tables as views over their files.
+
 
 Answer = TypeVar("Answer")
 

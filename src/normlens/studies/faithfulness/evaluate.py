@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
+from normlens.corpus.runs.choice import check_free
 from normlens.corpus.runs.folder import Folder, LocalFolder, model_name, open_folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import settings_again
-from normlens.corpus.runs.merging import code_named
-from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.corpus.runs.options import Execution, RunOptions, code_named
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.refusals import check_free
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError
