@@ -17,6 +17,7 @@ from normlens.corpus.data.records import Data, ReadOptions, sha256_of
 from normlens.corpus.engines.shard_rows import schemas
 from normlens.corpus.measures import Measure
 from normlens.corpus.measures.rows import for_two_stacks
+from normlens.corpus.measures.user_code import module_sources, sources_of
 from normlens.corpus.runs.folder import (
     OBJECT,
     TEMPORARY,
@@ -28,14 +29,7 @@ from normlens.corpus.runs.folder import (
 from normlens.corpus.runs.ledger import SIDE_FILES
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest, has_two_stacks
-from normlens.corpus.runs.options import (
-    Execution,
-    RunOptions,
-    code_named,
-    module_sources,
-    parse_measures,
-    sources_of,
-)
+from normlens.corpus.runs.options import Execution, RunOptions, code_named, parse_measures
 from normlens.errors import InputError, OutputError
 from normlens.lens import Lens
 from normlens.loading.hub import is_cached, is_embedded, is_local

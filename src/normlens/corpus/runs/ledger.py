@@ -463,8 +463,8 @@ def locked(folder: Folder) -> Iterator[Lock]:
         if not _take(descriptor, path):
             owner = _owner(_lock_read(descriptor))
             raise RunError(
-                f"another process{owner} is working in {str(folder)!r}; wait until it has ended, or "
-                "end it"
+                f"another process{owner} is working in {str(folder)!r}; wait until it has ended, "
+                "or end it"
             )
         lock = Lock(path, descriptor, uuid.uuid4().hex)
         lock.check()  # who had it before may have removed the folder
