@@ -365,7 +365,7 @@ def folder(tmp_path_factory):
     "words",
     [
         ("cosine", "the house", "is small", "--device", "cpu"),
-        ("estimate", "--tokens", "8"),
+        ("map", "--estimate", "8"),
     ],
 )
 def test_commands_that_know_one_stack_refuse_two_in_one_line(words, folder, capsys):

@@ -62,7 +62,7 @@ def test_bad_input_is_one_line_before_anything_starts(
 ) -> None:
     out = tmp_path / "out"
     given = [word.format(letters=letters) for word in words]
-    call = ["ablate", "--model", str(bert), "--data", str(letters), "--out", str(out)]
+    call = ["reproduce", "ablate", "--model", str(bert), "--data", str(letters), "--out", str(out)]
     assert main([*call, "--device", "cpu", *given]) == 2
     assert line in one_line(capsys)
     assert not out.exists()
@@ -72,7 +72,7 @@ def test_a_folder_with_other_files_is_refused(
     bert: Path, letters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    call = ["ablate", "--model", str(bert), "--data", str(letters), "--out", str(tmp_path)]
+    call = ["reproduce", "ablate", "--model", str(bert), "--data", str(letters), "--out", str(tmp_path)]
     assert main(call) == 2
     assert "holds other files" in one_line(capsys)
 
@@ -83,7 +83,7 @@ def test_the_page_is_printed_and_built_again_without_torch(
     out = tmp_path / "out"
     words = ["--components", "FF,LN2", "--kinds", "zero,lowest-gamma,left-out", "--layers", "0,1"]
     words += ["--draws", "2", "--resamples", "100", "--device", "cpu", "--quiet"]
-    call = ["ablate", "--model", str(bert), "--data", str(letters), "--out", str(out), *words]
+    call = ["reproduce", "ablate", "--model", str(bert), "--data", str(letters), "--out", str(out), *words]
     assert main(call) == 0
     page = out / "report.html"
     assert capsys.readouterr().out.strip() == str(page)
@@ -93,7 +93,7 @@ def test_the_page_is_printed_and_built_again_without_torch(
         "import sys; from normlens.cli import main; status = main(sys.argv[1:]); "
         "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(status)"
     )
-    command = [sys.executable, "-c", code, "report", str(out)]
+    command = [sys.executable, "-c", code, "reproduce", "report", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert page.read_bytes() == before

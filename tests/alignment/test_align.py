@@ -232,7 +232,7 @@ def test_another_run_is_not_taken_for_an_alignment(lens, data, tmp_path):
 
 
 def test_the_command_prints_error_rates(checkpoint, data, gold, shell, tmp_path):
-    words = ["align", "--model", checkpoint, "--data", data, "--out", tmp_path / "run", "--quiet"]
+    words = ["reproduce", "align", "--model", checkpoint, "--data", data, "--out", tmp_path / "run", "--quiet"]
     out = shell(*words, "--gold", gold, "--scope", "CROSS-N", "--layer", "0,2", "--way", "input")
     header, *rows = out.splitlines()
     assert header.split() == ["scope", "way", "layer", "aer", "precision", "recall"]
@@ -242,7 +242,7 @@ def test_the_command_prints_error_rates(checkpoint, data, gold, shell, tmp_path)
 
 
 def test_the_command_says_where_links_are(checkpoint, data, shell, tmp_path):
-    out = shell("align", "-m", checkpoint, "-d", data, "-o", tmp_path / "run", "--quiet")
+    out = shell("reproduce", "align", "-m", checkpoint, "-d", data, "-o", tmp_path / "run", "--quiet")
     assert out.strip() == str(tmp_path / "run" / "links")
 
 
@@ -263,7 +263,7 @@ def test_the_command_says_where_links_are(checkpoint, data, shell, tmp_path):
 )
 def test_bad_options_are_one_line(options, message, checkpoint, data, shell, tmp_path):
     out = tmp_path / "run"
-    error = shell.error("align", "-m", checkpoint, "-d", data, "-o", out, "--quiet", *options)
+    error = shell.error("reproduce", "align", "-m", checkpoint, "-d", data, "-o", out, "--quiet", *options)
     assert message in error
     assert not (out / "manifest.json").exists()
 
@@ -286,7 +286,7 @@ def test_a_gold_file_that_does_not_fit_is_one_line(
     if message == "from 0 or from 1":
         data.write_text("a b ||| c d\n" * 4)
     error = shell.error(
-        "align", "-m", checkpoint, "-d", data, "--gold", gold, "-o", tmp_path / "run", "--quiet"
+        "reproduce", "align", "-m", checkpoint, "-d", data, "--gold", gold, "-o", tmp_path / "run", "--quiet"
     )
     assert message in error
 

@@ -88,7 +88,7 @@ def test_colours_on_a_terminal(
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    out = Shell(capsys).run("explain", TEXT, "-m", models["causal"], "-q")[1]
+    out = Shell(capsys).run("explain", TEXT, "-m", models["causal"])[1]
     assert "\x1b[" in out
     assert ";48;2;" in out  # backgrounds of tokens
 
@@ -142,7 +142,7 @@ def test_a_file_as_the_text(models: dict[str, Path], shell: Shell, tmp_path: Pat
     (tmp_path / "text.txt").write_text(TEXT)
     typed = shell("explain", TEXT, "-m", models["causal"])
     assert shell("explain", "--file", tmp_path / "text.txt", "-m", models["causal"]) == typed
-    assert shell("explain", "--text", TEXT, "-m", models["causal"]) == typed
+    assert shell("explain", TEXT, "-m", models["causal"]) == typed
 
 
 def test_its_help_has_an_example(shell: Shell) -> None:
@@ -188,7 +188,7 @@ def test_files_of_each_next_token(models: dict[str, Path], shell: Shell, tmp_pat
     for ending in ("safetensors", "csv", "json", "png"):
         shell(
             *("explain", TEXT, "-m", models["causal"], "--position", "all"),
-            *("--out", tmp_path / f"all.{ending}", "-q"),
+            *("--out", tmp_path / f"all.{ending}"),
         )
     assert normlens.open(tmp_path / "all.safetensors") == several
     table = pd.read_csv(tmp_path / "all.csv")
@@ -205,7 +205,7 @@ def test_pictures(
 ) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / f"why.{ending}"
-    shell("explain", TEXT, "-m", models["causal"], *picture, "--out", out, "-q")
+    shell("explain", TEXT, "-m", models["causal"], *picture, "--out", out)
     content = out.read_bytes()
     begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert content.startswith(begins)
@@ -223,7 +223,7 @@ def test_a_page_is_the_results_own(
 
     monkeypatch.setattr(normlens.Explanation, "to_html", write, raising=False)
     out = tmp_path / "why.html"
-    shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--out", out, "-q")
+    shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--out", out)
     assert out.read_text() == "why 'mat' False"
 
 

@@ -119,7 +119,7 @@ def test_files_hold_both_stacks(folder, maps, shell, tmp_path):
 
 def test_pictures_follow_sources(folder, shell, tmp_path):
     pytest.importorskip("matplotlib")
-    words = (*GIVEN, "--model", folder, "--scope", "FF", "--quiet", "--out")
+    words = (*GIVEN, "--model", folder, "--scope", "FF", "--out")
     shell(*words, tmp_path / "both.svg", "--layers", "1")
     both = (tmp_path / "both.svg").read_text()
     assert "<!-- encoder layer 1 -->" in both
@@ -151,7 +151,7 @@ def test_pictures_follow_sources(folder, shell, tmp_path):
     ],
 )
 def test_mistakes_are_one_line(folder, shell, words, message):
-    line = shell.error("map", *words, "--device", "cpu", "--quiet", "--model", folder)
+    line = shell.error("map", *words, "--device", "cpu", "--model", folder)
     assert message in line
 
 
@@ -161,7 +161,7 @@ def test_models_that_cannot_take_or_make_a_target(shell, tmp_path):
         fast_tokenizer().save_pretrained(tmp_path / "gpt2")
         tiny_model("bart").save_pretrained(tmp_path / "bart")  # without its head
         fast_tokenizer().save_pretrained(tmp_path / "bart")
-    common = ("map", SOURCE, "--device", "cpu", "--quiet", "--model")
+    common = ("map", SOURCE, "--device", "cpu", "--model")
     for option in ("--target-text", "--stack"):
         line = shell.error(*common, tmp_path / "gpt2", option, "encoder")
         assert f"{option} is for encoder–decoders" in line
@@ -172,7 +172,7 @@ def test_models_that_cannot_take_or_make_a_target(shell, tmp_path):
 
 
 def test_an_estimate_of_both_lengths(folder, shell):
-    words = ("estimate", "--model", folder, "--tokens", 20, "--target-tokens", 12)
+    words = ("map", "--model", folder, "--estimate", "20,12")
     out = shell(*words)
     assert "1 × (20 source + 12 target tokens), 8 scopes of the encoder and 12 scopes" in out
     assert "feed-forward stage (encoder): tiles" in out

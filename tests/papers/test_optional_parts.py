@@ -168,7 +168,7 @@ def test_a_report_is_rebuilt_byte_for_byte_without_torch(results: Path) -> None:
     for name in before:
         if name != "results.json":
             (results / name).unlink()
-    assert not packages_of("report", results) & {"torch", "transformers", "ray"}
+    assert not packages_of("reproduce", "report", results) & {"torch", "transformers", "ray"}
     assert contents(results) == before
 
 
@@ -180,8 +180,8 @@ def test_the_other_commands_know_the_folders_of_the_parts(
         assert main(["check", str(results / run)]) == 0
         assert main(["status", str(results / run)]) == 0
     copy = shutil.copytree(results / "ablate" / "labelled", tmp_path / "ablate")
-    assert main(["report", str(copy)]) == 0
-    compared = ["compare", str(results), str(results), "--out", str(tmp_path / "comparison")]
+    assert main(["reproduce", "report", str(copy)]) == 0
+    compared = ["reproduce", "compare", str(results), str(results), "--out", str(tmp_path / "comparison")]
     assert main(compared) == 0, capsys.readouterr().err
 
 

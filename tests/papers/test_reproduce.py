@@ -171,7 +171,7 @@ def test_a_report_needs_neither_model_nor_data(
     shutil.rmtree(model)
     data.unlink()
     (out / "report.html").unlink()
-    assert main(["report", str(out)]) == 0
+    assert main(["reproduce", "report", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out / "report.html")
     assert (out / "report.html").is_file()
 

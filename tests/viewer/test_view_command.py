@@ -41,7 +41,7 @@ def test_view_writes_a_page(saved: Path, opened: list[str], capsys: Any) -> None
     assert opened == []
     assert main(["view", str(saved), str(saved), "--out", str(out)]) == 2
     assert "--force" in capsys.readouterr().err
-    assert main(["view", str(saved), str(saved), "--out", str(out), "--force", "--quiet"]) == 0
+    assert main(["view", str(saved), str(saved), "--out", str(out), "--force"]) == 0
     assert capsys.readouterr().out == ""
 
 
