@@ -64,9 +64,7 @@ def test_every_command_has_help_with_an_example(command: str, shell: Shell) -> N
 
 
 def test_help_says_how_layers_are_counted(shell: Shell) -> None:
-    assert "layers are counted from 0" in " ".join(
-        shell("map", "--help").replace("│", " ").split()
-    )
+    assert "layers are counted from 0" in " ".join(shell("map", "--help").replace("│", " ").split())
 
 
 def test_there_are_few_commands_and_options() -> None:
@@ -234,9 +232,7 @@ def test_a_single_token(decoder: Path, shell: Shell) -> None:
 
 def test_words_pair_and_rules(model: Path, shell: Shell) -> None:
     options = ("--words", "--no-special-tokens", "--heads", "--nonlinearity", "shapley")
-    out = shell(
-        "map", TEXT, "--pair", "a cat", "--model", model, *options
-    )
+    out = shell("map", TEXT, "--pair", "a cat", "--model", model, *options)
     assert "8 tokens: the cats sat on a mat a cat" in out
     assert "--out maps.safetensors (or .csv, .json)" in out
 

@@ -84,6 +84,7 @@ WORKING: dict[str, tuple[str, ...]] = {
     "help": ("help", "glossary"),
 }
 
+
 def test_every_command_is_tried() -> None:
     tried = {words[0] for words in WORKING.values()} | {words[0] for words, _ in REFUSED.values()}
     assert tried == COMMANDS

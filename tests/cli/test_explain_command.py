@@ -117,27 +117,6 @@ def test_a_classifier_and_a_mask(models: dict[str, Path], shell: Shell) -> None:
     assert "read at position 2 ('[MASK]')" in out
 
 
-@pytest.mark.parametrize("ending", ["npy", "json", "txt"])
-def test_a_direction_from_a_file(
-    ending: str, models: dict[str, Path], shell: Shell, tmp_path: Path
-) -> None:
-    vector = np.linspace(-1, 1, tiny_config("bert").hidden_size)
-    file = tmp_path / f"direction.{ending}"
-    if ending == "npy":
-        np.save(file, vector)
-    elif ending == "json":
-        file.write_text(json.dumps(vector.tolist()))
-    else:
-        file.write_text("\n".join(map(repr, vector.tolist())))
-    out = tmp_path / "why.safetensors"
-    words = ("--direction", file, "--layer", "0", "--position", "-1", "--out", out)
-    shell("explain", TEXT, "-m", models["headless"], *words)
-    expected = normlens.load(models["headless"]).explain(
-        TEXT, direction=vector, layer=0, position=-1
-    )
-    assert normlens.open(out) == expected
-
-
 def test_a_file_as_the_text(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     typed = shell("explain", TEXT, "-m", models["causal"])
@@ -148,10 +127,10 @@ def test_a_file_as_the_text(models: dict[str, Path], shell: Shell, tmp_path: Pat
 def test_its_help_has_an_example(shell: Shell) -> None:
     out = " ".join(shell("explain", "--help").replace("│", " ").split())
     assert "Example: normlens explain" in out
-    for option in ("--target", "--contrast", "--position", "--direction", "--nonlinearity"):
+    for option in ("--target", "--contrast", "--position", "--words"):
         assert option in out
-    for option in ("--first-piece", "--no-flow", "--scope", "--words", "--memory-limit"):
-        assert option in out
+    assert "--first-piece" not in out
+    assert "--first-piece" in shell("explain", "--help-all")
 
 
 # What it writes -----------------------------------------------------------------------------------
@@ -263,12 +242,6 @@ LONG = " ".join(["cat"] * 300)
         ("causal", (LONG,), "tokens"),
         ("causal", ("",), "the text is empty"),
         ("causal", (), "give one text"),
-        ("causal", (TEXT, "--layer", "0"), "direction"),
-        ("causal", (TEXT, "--nonlinearity", "shapley"), "not linear"),
-        ("causal", (TEXT, "--nonlinearity", "magic"), "unknown rule"),
-        ("causal", (TEXT, "--scope", "MAGIC"), "MAGIC"),
-        ("causal", (TEXT, "--memory-limit", "much"), "not a size"),
-        ("causal", (TEXT, "--picture", "flow", "--no-flow"), "flow=True"),
         ("causal", (TEXT, "--picture", "magic"), "unknown --picture of one token 'magic'"),
         (
             "causal",
@@ -299,43 +272,7 @@ def test_a_mistake_is_one_line_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("short.npy", np.ones(3), "vector of 16 numbers, this one has the shape 3"),
-        ("square.npy", np.ones((16, 16)), "has the shape 16×16"),
-        ("nan.npy", np.full(16, np.nan), "not finite"),
-        ("objects.npy", np.array([{}], dtype=object), "holds no vector of numbers"),
-        ("damaged.npy", b"\x93NUMPY nonsense", "holds no vector of numbers"),
-        ("empty.npy", b"", "holds no vector of numbers"),
-        ("words.txt", b"one two", "holds no vector of numbers"),
-        ("binary.txt", b"\xff\xfe", "holds no vector of numbers"),
-        ("object.json", b'{"a": 1}', "holds no vector of numbers"),
-        ("damaged.json", b"[1, 2", "holds no vector of numbers"),
-        ("vector.pt", b"", "--direction takes a .npy, .json, .txt file"),
-        ("missing.npy", None, "cannot read"),
-    ],
-)
-def test_a_direction_that_is_none(
-    name: str, content: Any, message: str, models: dict[str, Path], shell: Shell, tmp_path: Path
-) -> None:
-    file, out = tmp_path / name, tmp_path / "why.csv"
-    if isinstance(content, np.ndarray):
-        np.save(file, content, allow_pickle=True)
-    elif content is not None:
-        file.write_bytes(content)
-    words = ("--direction", file, "--position", "1", "--out", out)
-    assert message in shell.error("explain", TEXT, "-m", models["headless"], *words)
-    assert not out.exists()
-
-
-def test_what_does_not_go_together(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
-    np.save(tmp_path / "d.npy", np.ones(16))
-    asked = ("explain", TEXT, "-m", models["headless"], "--direction", tmp_path / "d.npy")
-    assert "not both" in shell.error(*asked, "--target", "mat")
-    assert "layers 0 to" in shell.error(*asked, "--position", "0", "--layer", "9")
-    assert "position" in shell.error(*asked)
-    assert "one position" in shell.error(*asked, "--position", "all")
+def test_a_kind_of_picture_needs_a_file(shell: Shell) -> None:
     assert "add --out why.png" in shell.error("explain", TEXT, "--picture", "flow")
 
 

@@ -94,7 +94,6 @@ def test_files(folder, lens, shell, tmp_path):
     ("words", "message"),
     [
         (("--target", "maison"), "give the decoder's text as --target-text"),
-        (("--position", "1"), "token=…, not with position"),
         (("--position", "99"), "token 99 is out of range"),
         (("--position", "nowhere"), "the target has no token 'nowhere'"),
         (("--position", "all", "--contrast", "la"), "leave contrast out"),
@@ -115,4 +114,4 @@ def test_words_of_encoder_decoders_are_refused_elsewhere(shell, tmp_path):
         fast_tokenizer().save_pretrained(tmp_path)
     common = ("explain", SOURCE, "--device", "cpu", "--model", tmp_path)
     assert "--target-text is for encoder–decoders" in shell.error(*common, "--target-text", TARGET)
-    assert "names a token of an encoder–decoder" in shell.error(*common, "--position", "1")
+    assert "is a number or 'all'" in shell.error(*common, "--position", "maison")

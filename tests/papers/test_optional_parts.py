@@ -181,7 +181,14 @@ def test_the_other_commands_know_the_folders_of_the_parts(
         assert main(["status", str(results / run)]) == 0
     copy = shutil.copytree(results / "ablate" / "labelled", tmp_path / "ablate")
     assert main(["reproduce", "report", str(copy)]) == 0
-    compared = ["reproduce", "compare", str(results), str(results), "--out", str(tmp_path / "comparison")]
+    compared = [
+        "reproduce",
+        "compare",
+        str(results),
+        str(results),
+        "--out",
+        str(tmp_path / "comparison"),
+    ]
     assert main(compared) == 0, capsys.readouterr().err
 
 

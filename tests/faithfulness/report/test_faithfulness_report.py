@@ -313,7 +313,9 @@ def test_a_run_without_values_is_refused(tmp_path: Path) -> None:
 def test_report_command_knows_a_run(
     finished: Run, written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert Shell(capsys)("reproduce", "report", finished.folder.url).strip() == str(written / "report.html")
+    assert Shell(capsys)("reproduce", "report", finished.folder.url).strip() == str(
+        written / "report.html"
+    )
 
 
 def test_a_run_of_other_measures_has_no_report(
