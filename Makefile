@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM = false
 .PHONY: demo docs test browser lint bench readme front-end viewer viewer-check lock clean setup
 
 demo: $(STAMP)
-	$(BIN)/normlens demo --force
+	$(BIN)/normlens reproduce demo --force
 
 test: lint front-end browser
 	$(BIN)/python -m pytest -n $(JOBS)

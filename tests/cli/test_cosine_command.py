@@ -90,7 +90,6 @@ def test_its_help_has_an_example(shell: Shell) -> None:
         ((A, ""), "the text is empty"),
         ((" ", B), "the text is empty"),
         ((A, "cat " * 300), "tokens"),
-        ((A, B, "--nonlinearity", "shapley"), "not linear"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_file(

@@ -56,14 +56,6 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 # What it prints -----------------------------------------------------------------------------------
 
 
-def test_all_scopes_can_be_kept(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
-    path = tmp_path / "why.safetensors"
-    shell("explain", TEXT, "--model", models["causal"], "--scope", "all", "--out", path)
-    why: Any = normlens.open(path)
-    whole = normlens.load(models["causal"])
-    assert set(why.flows) >= {scope for scope in whole.scopes if scope.endswith("-N")}
-
-
 def test_it_prints_what_lens_explain_says(models: dict[str, Path], shell: Shell) -> None:
     out = shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--contrast", "cat")
     why: Any = normlens.load(models["causal"]).explain(TEXT, target="mat", contrast="cat")
@@ -138,8 +130,8 @@ def test_its_help_has_an_example(shell: Shell) -> None:
 
 def test_files_hold_the_explanation(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
     lens = normlens.load(models["causal"])
-    why: Any = lens.explain(TEXT, target="mat", heads=True, scopes=["ATTN"])
-    asked = ("explain", TEXT, "-m", models["causal"], "--target", "mat", "--heads", "-s", "ATTN")
+    why: Any = lens.explain(TEXT, target="mat", heads=True)
+    asked = ("explain", TEXT, "-m", models["causal"], "--target", "mat", "--heads")
     for ending in ("safetensors", "csv", "json"):
         out = tmp_path / f"why.{ending}"
         assert shell(*asked, "--out", out).startswith(f"wrote {out}: Explanation(why 'mat'")
@@ -153,7 +145,6 @@ def test_files_hold_the_explanation(models: dict[str, Path], shell: Shell, tmp_p
     (each,) = document["explanations"]
     np.testing.assert_allclose(each["contributions"], why.contributions, rtol=1e-6)
     np.testing.assert_allclose(each["flows"]["whole layer"], why.flow, rtol=1e-6)
-    np.testing.assert_allclose(each["flows"]["ATTN-N"], why.flow_behind("ATTN"), rtol=1e-6)
     np.testing.assert_allclose(each["head_flow"], why.head_flow, rtol=1e-6)
     assert each["value"] == why.value
     assert each["remainder"] == pytest.approx(why.remainder)

@@ -185,4 +185,4 @@ def test_wrong_estimates_are_one_line(folder, shell, words, message):
 
 def test_a_target_to_estimate_is_for_encoder_decoders(shell):
     line = shell.error("map", "--estimate", "9,9")
-    assert "is for encoder–decoders" in line
+    assert "target's length is for encoder–decoders" in line
