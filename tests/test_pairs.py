@@ -393,14 +393,14 @@ MANY = 12 * "the house ||| la maison\n"
     ("command", "model", "data", "reason"),
     [
         ("run", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
-        ("align", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
-        ("align", "gpt2", PAIRS, "reads one sequence"),
-        ("align --gold GOLD", "bart", PAIRS, "1 lines and the data 2 sentence pairs"),
+        ("reproduce align", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
+        ("reproduce align", "gpt2", PAIRS, "reads one sequence"),
+        ("reproduce align --gold GOLD", "bart", PAIRS, "1 lines and the data 2 sentence pairs"),
         ("run --measures alignment", "gpt2", PAIRS, "reads one sequence"),
         ("run --measures faithfulness", "bart", PAIRS, "is for models that read one"),
         ("run --mask 0.1", "bart", PAIRS, "texts are not masked"),
         ("evaluate", "bart", PAIRS, "generating encoder–decoder"),
-        ("ablate --loss drift", "bart", MANY, "models that read one sequence"),
+        ("reproduce ablate", "bart", MANY, "models that read one sequence"),
         ("reproduce ff", "bart", SOURCES, "the papers analyse models of one stack"),
     ],
 )
@@ -415,7 +415,7 @@ def test_what_does_not_go_together_is_one_line_and_leaves_nothing(
     if words[0] == "reproduce":
         for package in ("matplotlib", "jinja2", "duckdb"):
             pytest.importorskip(package, reason="reports need it")
-    line = shell.error(*words, *what, "--device", "cpu", *(["--quiet"] * (words[0] != "ablate")))
+    line = shell.error(*words, *what, "--device", "cpu", "--quiet")
     assert re.search(reason, line)
     assert not (tmp_path / "out").exists()
 

@@ -283,12 +283,11 @@ def test_code_of_a_folder_is_imported_only_if_it_is_named() -> None:
     [
         ("ff,evaluate", [], "is a model without a head; evaluate a classifier"),
         ("ff,ablate", ["--components", "FF2"], "FF2"),
-        ("ff,ablate", ["--kinds", "halved"], "unknown --kinds 'halved'"),
         ("ff,ablate", ["--limit", "8"], "too few for an interval"),
         ("ff,ablate", ["--label-column", "label"], "--label-column is of classifiers"),
         ("ff", ["--methods", "random"], "--methods is of evaluate, which is not among"),
         ("ff,evaluate", ["--methods", ","], "--methods names nothing"),
-        ("ff,evaluate", ["--kinds", "zero"], "--kinds is of ablate, which is not among"),
+        ("ff,evaluate", ["--components", "FF"], "--components is of ablate, which is not among"),
         ("ff,tables", [], "unknown experiments 'tables'"),
     ],
 )

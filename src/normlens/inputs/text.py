@@ -120,8 +120,7 @@ class Reader:
         if self.tokenizer is None:
             ids = "decoder_input_ids" if self.name == TARGET else "input_ids"
             raise InputError(
-                "this lens has no tokenizer; pass one to load(model, tokenizer), or "
-                f"pass {ids}=…"
+                f"this lens has no tokenizer; pass one to load(model, tokenizer), or pass {ids}=…"
             )
         is_text = self.name == TEXT
         words = None if is_text or isinstance(given, str) else self._words(given)
