@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -235,3 +236,21 @@ def test_towers_of_other_widths_and_prompts_that_are_not_pooled_are_refused(tiny
 def test_there_is_no_such_rank(tiny):
     with pytest.raises(InputError, match="ranks are 0 to 0"):
         lens_of(tiny("bert")).rank(QUERY, [DOCUMENT]).why_above()
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+def test_a_page_holds_its_numbers_and_no_markup_of_texts(minilm, tmp_path):
+    ranking = minilm.rank("a cat </script><b>", ["<script>alert(1)</script>", "A cat sat."])
+    page = ranking.to_html(tmp_path / "ranking.html").read_text(encoding="utf-8")
+    assert page.count("<script") == page.count("</script") == 2
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    words = ranking.words()
+    assert data["query"]["tokens"] == words[0].tokens_a
+    assert [item["value"] for item in data["documents"]] == [score.value for score in words]
+    np.testing.assert_allclose(data["documents"][0]["pairs"], words[0].pairs, atol=1e-5)
+    ranking.to_html(tmp_path / "ranking.html")  # its own page is replaced
+    with pytest.raises(InputError, match="larger than"):
+        ranking.to_html(tmp_path / "small.html", largest=0.001)
+    assert "<iframe" in ranking[0]._repr_mimebundle_()["text/html"]

@@ -19,7 +19,7 @@ from normlens.results.store import Result
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normlens.viewer.ranking import RankingPage
+    from normlens.viewer.notebook import RankingPage
 
 #: What a score is: of pooled vectors, of a sparse or a multi-vector model, or of both texts at once.
 COSINE, DOT, SPARSE, LATE, CROSS = "cosine", "dot product", "sparse", "late interaction", "cross"
@@ -257,7 +257,7 @@ class Ranking(Result, Sequence[Score]):
         return self._notebook(state).show()
 
     def _notebook(self, state: Mapping[str, Any]) -> RankingPage:  # type: ignore[override]
-        from normlens.viewer.ranking import RankingPage
+        from normlens.viewer.notebook import RankingPage
 
         return RankingPage(self)
 
