@@ -436,8 +436,15 @@ class Lens:
         other options are those of `normlens.options.ScoreOptions`.
         """
         check_keywords(Lens.score, options)
-        more = {"document_lens": document_lens, "truncate": truncate, "progress": progress}
-        return self.rank(query, [document], **more, **options)[0]
+        ranking = self.rank(
+            query,
+            [document],
+            document_lens=document_lens,
+            truncate=truncate,
+            progress=progress,
+            **options,
+        )
+        return ranking[0]
 
     @shows_fields_of(ScoreOptions)
     @shortage_explained("these scores", SMALLER)

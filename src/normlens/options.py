@@ -541,9 +541,9 @@ class ScoreOptions(CosineOptions):
     similarity: str | None = Option(
         "Of pooled vectors: cosine or dot. Default: the model's own.", metavar="KIND"
     ).field(None)
-    truncate_dim: int | None = Option("Keep the first N numbers of the vectors.", metavar="N").field(
-        None
-    )
+    truncate_dim: int | None = Option(
+        "Keep the first N numbers of the vectors.", metavar="N"
+    ).field(None)
     query_prompt: str | None = Option(
         "Before the query. Default: the model's own.", metavar="TEXT"
     ).field(None)

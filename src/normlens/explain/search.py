@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from normlens.errors import CompletenessError, InputError, UnsupportedModelError, check_choice, require
+from normlens.errors import (
+    CompletenessError,
+    InputError,
+    UnsupportedModelError,
+    check_choice,
+    require,
+)
 from normlens.explain.whole_vectors import SentenceParts, parts_of_texts, pooled
 from normlens.inputs.text import Encoded
 from normlens.layers import Head
@@ -85,7 +91,9 @@ def cosines(
 ) -> list[Cosine]:
     """The cosine of every pair. A text that comes several times is run once."""
     head = pooling.head(lens.adapter.end(), lens.device)
-    found = _parts_by_text(lens, head, [text for pair in encoded for text in pair], options, progress)
+    found = _parts_by_text(
+        lens, head, [text for pair in encoded for text in pair], options, progress
+    )
     results = []
     for a, b in encoded:
         u, v = found[_key(a)], found[_key(b)]
@@ -158,8 +166,8 @@ def dense_scores(
         v = read(of_documents[_key(document)], poolings[1])
         if u.vector.shape != v.vector.shape:
             raise InputError(
-                f"{towers[0].name} gives vectors of {len(u.vector)} numbers and {towers[1].name} of "
-                f"{len(v.vector)}, so there is no score; give towers of one model"
+                f"{towers[0].name} gives vectors of {len(u.vector)} numbers and {towers[1].name} "
+                f"of {len(v.vector)}, so there is no score; give towers of one model"
             )
         size = _lengths(u, v) if similarity == "cosine" else 1.0
         parts = _shared_out(query, document, u, v, size, towers[1].dtype)

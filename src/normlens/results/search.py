@@ -1,4 +1,4 @@
-"""Scores of search models: which words of a query and a document made one, and a ranking of many."""
+"""Scores of search models, shared out among words of a query and a document, and rankings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from normlens.viewer.notebook import RankingPage
 
-#: What a score is: of pooled vectors, of a sparse or a multi-vector model, or of both texts at once.
+#: What a score is: of pooled vectors, of a sparse or a multi-vector model, or of a cross-encoder.
 COSINE, DOT, SPARSE, LATE, CROSS = "cosine", "dot product", "sparse", "late interaction", "cross"
 #: The arrays of a score beside a cosine's, by name; `term` is what is matched.
 TERMS: Mapping[str, tuple[str, ...]] = {
@@ -83,12 +83,17 @@ class Score(Cosine):
         return self.text_b
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether pairs of tokens own parts of the score, as they do not in a cross-encoder."""
+        return self.kind != CROSS
+
+    @property
     def pairs(self) -> NDArray[np.float64]:
         """What each pair has of the score, [token of the query, token of the document]."""
-        if self.kind == CROSS:
+        if not self.has_pairs:
             raise InputError(
-                "a cross-encoder reads both texts at once, so its score has parts of tokens and not "
-                "of pairs; see by_query and by_document"
+                "a cross-encoder reads both texts at once, so its score has parts of tokens and "
+                "not of pairs; see by_query and by_document"
             )
         return self.matrix
 
@@ -123,7 +128,8 @@ class Score(Cosine):
 
         if self.term_values is None or self.term_places is None:
             raise InputError(f"a score of this kind ({self.kind}) has no terms; see top()")
-        assert self.term_query is not None and self.term_document is not None
+        assert self.term_query is not None
+        assert self.term_document is not None
         sides = (("query", self.a, self.term_query), ("document", self.b, self.term_document))
         table = pd.DataFrame({"term": self.term_names, "value": self.term_values})
         for side, (name, axis, parts) in enumerate(sides):
@@ -138,7 +144,7 @@ class Score(Cosine):
         """The same by words: the parts of a word's tokens are summed."""
         merged: Any = super().words()
         if self.term_query is None or self.term_document is None or self.term_places is None:
-            return merged  # type: ignore[no-any-return]
+            return merged
         places = self.term_places.copy()
         for side, axis in enumerate((self.a, self.b)):
             of_token = {k: place for place, word in enumerate(axis.word_groups()) for k in word}
@@ -152,7 +158,7 @@ class Score(Cosine):
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per pair of tokens; of a cross-encoder one row per token."""
-        if self.kind != CROSS:
+        if self.has_pairs:
             return super().to_pandas()
         import pandas as pd
 
@@ -169,10 +175,6 @@ class Score(Cosine):
     def _notebook(self, state: Mapping[str, Any]) -> RankingPage:  # type: ignore[override]
         return Ranking([self], [0])._notebook(state)
 
-    def show(self, **state: Any) -> object:
-        """The page for a notebook cell."""
-        return self._notebook(state).show()
-
     def __repr__(self) -> str:
         cost = cost_in_words(str(self.provenance.get("dtype")))
         parts = ", ".join(f"{value:.4f} {name}" for name, value in self.remainder.items())
@@ -180,7 +182,7 @@ class Score(Cosine):
         note = f", {self.note}" if self.note else ""
         return (
             f"Score({self.provenance.get('model', '?')}, {self.kind}: {self.value:.4f} = "
-            f"{'' if self.kind == CROSS else pairs}{parts}, completeness "
+            f"{pairs if self.has_pairs else ''}{parts}, completeness "
             f"{self.completeness:.1e}{cost}{note})"
         )
 
@@ -218,13 +220,8 @@ class Ranking(Result, Sequence[Score]):
         """The worst of all."""
         return max(score.completeness for score in self.scores)
 
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """How the first score was made; the others were made alike."""
-        return self.scores[0].provenance
-
     def to_pandas(self) -> pd.DataFrame:
-        """One row per document, the best first, with the query's and document's strongest tokens."""
+        """One row per document, the best first, with both sides' strongest tokens."""
         import pandas as pd
 
         rows = [
@@ -252,9 +249,9 @@ class Ranking(Result, Sequence[Score]):
         """The same by words: the parts of a word's tokens are summed."""
         return replace(self, scores=[score.words() for score in self.scores])
 
-    def show(self, **state: Any) -> object:
+    def show(self) -> object:
         """The page for a notebook cell."""
-        return self._notebook(state).show()
+        return self._notebook({}).show()
 
     def _notebook(self, state: Mapping[str, Any]) -> RankingPage:  # type: ignore[override]
         from normlens.viewer.notebook import RankingPage
@@ -297,7 +294,7 @@ class Above:
         return table.assign(difference=table["higher"] - table["lower"])
 
     def by_document(self) -> pd.DataFrame:
-        """What each token of both documents adds to the difference; the lower one's count against."""
+        """What each token of both documents adds to the difference; the lower one's against it."""
         import pandas as pd
 
         frames = []

@@ -20,7 +20,6 @@ from normlens.errors import InputError, MissingDependencyError, NormLensError, c
 from normlens.figures.canvas import made
 from normlens.results import store
 from normlens.results.axes import plain
-from normlens.results.search import CROSS
 from normlens.results.words import OTHER_SEQUENCE, PLACES, STACKS, signed_number
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
@@ -150,10 +149,10 @@ class Frame:
         return self.still.get("image/png")
 
     def _repr_html_(self) -> str:
+        why = f"<p>{html.escape(self.reason)}; shown in a frame instead.</p>" if self.reason else ""
         return (
             f'<iframe title="NormLens" sandbox="allow-scripts allow-downloads" width="100%" '
-            f'height="760" style="border:0" srcdoc="{html.escape(self.document)}"></iframe>'
-            + (f"<p>{html.escape(self.reason)}; shown in a frame instead.</p>" if self.reason else "")
+            f'height="760" style="border:0" srcdoc="{html.escape(self.document)}"></iframe>{why}'
         )
 
 
@@ -330,7 +329,7 @@ class RankingPage:
             "heading": f"{first.provenance.get('model', 'model')}: {first.kind}",
             "about": first.query,
             "made": made(first),
-            "pairs": first.kind != CROSS,
+            "pairs": first.has_pairs,
             "query": {"tokens": first.tokens_a, "special": first.a.is_special},
             "documents": [_ranked(score) for score in ranking],
         }
@@ -367,11 +366,11 @@ def _ranked(score: Score) -> dict[str, Any]:
         "value": score.value,
         "tokens": score.tokens_b,
         "special": score.b.is_special,
-        "pairs": None if score.kind == CROSS else digits(score.matrix),
+        "pairs": digits(score.matrix) if score.has_pairs else None,
         "by_query": digits(score.by_query),
         "by_document": digits(score.by_document),
         "no_query": score.value - float(score.by_query.sum()),
         "no_document": score.value - float(score.by_document.sum()),
-        "rest": f"No pair owns: {rest}" if score.kind != CROSS else rest,
+        "rest": f"No pair owns: {rest}" if score.has_pairs else rest,
         "terms": ", ".join(terms),
     }
