@@ -65,6 +65,8 @@ def show_explanations(several: Explanations) -> None:
     first, two = several[0], several.has_two_sequences
     count = len(several) if two else len(several.tokens)
     about = f"{'token of a target' if two else 'next token'} of {count}"
+    if first.answer_ids:
+        about = "part of the answer"
     say(f"{first.provenance['model']}: why each {about}")
     if two:
         say(_target_words(first))
