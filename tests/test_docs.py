@@ -118,7 +118,8 @@ def test_the_code_that_explains_a_translation_runs(monkeypatch):
     lens = normlens.load(os.environ["NORMLENS_TEST_MARIAN"])
     monkeypatch.setattr(normlens, "load", lambda name: lens)
     names: dict[str, Any] = {"normlens": normlens}
-    exec(compile(fences(ROOT / "docs/explain.md", "python")[1], "docs/explain.md", "exec"), names)
+    (code,) = (code for code in fences(ROOT / "docs/explain.md", "python") if "cross_flow" in code)
+    exec(compile(code, "docs/explain.md", "exec"), names)
     assert names["why"].source.tokens[int(names["why"].source.contributions.argmax())] == "␣small"
     assert len(names["every"].shares()) == len(names["every"])
 
