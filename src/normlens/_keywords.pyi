@@ -118,6 +118,10 @@ class ExplainKeywords(TypedDict, total=False):
 
 class QuestionKeywords(TypedDict, total=False):
     layer: int | None
+    score: str | None
+    by: str | None
+    generate: int | None
+    generation: Mapping[str, object] | None
     sampling_rate: int | None
     truncate: bool
     progress: Progress | bool | None
@@ -136,6 +140,10 @@ class AnyQuestionKeywords(TypedDict, total=False):
     position: Positions
     direction: Direction | None
     layer: int | None
+    score: str | None
+    by: str | None
+    generate: int | None
+    generation: Mapping[str, object] | None
     input_ids: Ids | None
     attention_mask: Ids | None
     token_type_ids: Ids | None
