@@ -386,6 +386,7 @@ def folders(folder, tmp_path_factory):
 
 SOURCES = "the house\nis small\n"
 PAIRS = "the house ||| la maison\nis small ||| est petite\n"
+NO_TARGETS = "has no targets, and .* has no head that could generate them"
 MANY = 12 * "the house ||| la maison\n"
 
 
@@ -393,7 +394,12 @@ MANY = 12 * "the house ||| la maison\n"
     ("command", "model", "data", "reason"),
     [
         ("run", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
-        ("reproduce align", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
+        (
+            "reproduce align",
+            "body",
+            SOURCES,
+            "has no targets, and .* has no head that could generate them",
+        ),
         ("reproduce align", "gpt2", PAIRS, "reads one sequence"),
         ("reproduce align --gold GOLD", "bart", PAIRS, "1 lines and the data 2 sentence pairs"),
         ("run --measures alignment", "gpt2", PAIRS, "reads one sequence"),

@@ -64,6 +64,8 @@ def show_explanations(several: Explanations) -> None:
     first, two = several[0], several.has_two_sequences
     count = len(several) if two else len(several.tokens)
     about = f"{'token of a target' if two else 'next token'} of {count}"
+    if first.answer_ids:
+        about = "part of the answer"
     say(f"{first.provenance['model']}: why each {about}")
     if two:
         say(_target_words(first))
@@ -177,6 +179,9 @@ def explain_command(
     contrast: str | None = None,
     decoder: Annotated[common.Inputs, Fields(only=("target_text",))],
     position: str | None = None,
+    score: str | None = None,
+    by: str | None = None,
+    generate: int | None = None,
     options: Annotated[ExplainOptions, Fields(only=("heads", "first_piece"))],
     words: bool = False,
     loading: Annotated[LoadOptions, Fields(without=("part",))],
@@ -198,12 +203,16 @@ def explain_command(
     Options:
         sentence TEXT: The text that the model reads; - is standard input.
         model NAME (--model, -m): Hub name, local folder, or embedded model, with its head.
-        target WORD: The next token, the token at the mask, or a classifier's label; begin it with a
-            space where a word does. Default: what the model says.
+        target WORD: The next token or an answer of several, the token at the mask, or a
+            classifier's label; begin it with a space where a word does. Default: what the model
+            says.
         contrast WORD: Why the target and not this.
         position PLACE: Where the score is read, from 0 (negative: from the end); all: each next
             token. Encoder–decoders: which token of the target is explained: its place, a word, or
             all. Default: the last.
+        score KIND: Of an answer: log-probability or logit.
+        by PART: Explain each sentence, paragraph or token of an answer.
+        generate N: Let the model answer, with so many tokens at most.
         picture KIND: In pictures: tokens, flow or components; of all tokens: matrix or shares.
     """
     output.check(model, inputs, [] if picture is None else ["picture"], like="why.png")
@@ -214,7 +223,7 @@ def explain_command(
     from normlens.results.exports import PICTURE_KINDS, SEVERAL_KINDS
 
     if picture is not None:
-        several = where == _ALL
+        several = where == _ALL or by is not None
         kinds = SEVERAL_KINDS if several else PICTURE_KINDS
         valid_choice(picture, kinds, f"--picture of {'all tokens' if several else 'one token'}")
     lens = common.load_lens(model, loading)
@@ -229,6 +238,9 @@ def explain_command(
             lens.explain,
             target=decoder.target_text if lens.two_stacks else target,
             contrast=contrast,
+            score=score,
+            by=by,
+            generate=generate,
             **{"token" if lens.two_stacks else "position": where},
             truncate=truncate,
             **asdict(options),

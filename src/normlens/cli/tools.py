@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _CHECKOUT = Path(__file__).resolve().parents[3] / "docs"
 #: Pages of the site that a wheel holds, too; pyproject.toml names the same.
-SITE_PAGES = ("adapters", "corpus", "glossary", "limits", "loading")
+SITE_PAGES = ("adapters", "corpus", "exact", "glossary", "loading")
 
 
 def topics() -> dict[str, str]:
