@@ -53,7 +53,7 @@ $(DOCS): $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@
 
-# What README.md and docs/models.md say of families.
+# What README.md says of families.
 readme: $(STAMP)
 	$(BIN)/python tools/write_family_pages.py
 

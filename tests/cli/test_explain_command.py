@@ -250,8 +250,11 @@ LONG = " ".join(["cat"] * 300)
 @pytest.mark.parametrize(
     ("model", "words", "message"),
     [
-        ("causal", (TEXT, "--target", "cats"), "2 tokens (cat + ##s)"),
-        ("causal", (TEXT, "--target", "cats"), "--first-piece"),
+        ("causal", (TEXT, "--target", "cats", "--position", "1"), "2 tokens (cat + ##s)"),
+        ("causal", (TEXT, "--target", "cats", "--position", "1"), "--first-piece"),
+        ("causal", (TEXT, "--target", "cats", "--contrast", "mat"), "--first-piece"),
+        ("causal", (TEXT, "--score", "log-probability"), "which answer"),
+        ("causal", (TEXT, "--generate", "0"), "at least 1"),
         ("causal", (TEXT, "--target", "mat", "--contrast", "cats"), "contrast 'cats' is 2 tokens"),
         ("causal", (TEXT, "--target", "zebra"), "not in the vocabulary"),
         ("causal", (TEXT, "--target", " "), "not in the vocabulary"),

@@ -65,6 +65,8 @@ def show_explanations(several: Explanations) -> None:
     first, two = several[0], several.has_two_sequences
     count = len(several) if two else len(several.tokens)
     about = f"{'token of a target' if two else 'next token'} of {count}"
+    if first.answer_ids:
+        about = "part of the answer"
     say(f"{first.provenance['model']}: why each {about}")
     if two:
         say(_target_words(first))
@@ -182,6 +184,9 @@ def explain_command(
     position: str | None = None,
     direction: Path | None = None,
     layer: int | None = None,
+    score: str | None = None,
+    by: str | None = None,
+    generate: int | None = None,
     options: Annotated[ExplainOptions, Fields(without=("batch_size",))],
     words: bool = False,
     loading: LoadOptions,
@@ -201,14 +206,18 @@ def explain_command(
     Options:
         sentence TEXT: The text that the model reads; - is standard input.
         model NAME (--model, -m): Hub name, local folder, or embedded model, with its head.
-        target WORD: The next token, the token at the mask, or a classifier's label; begin it with a
-            space where a word does. Default: what the model says.
+        target WORD: The next token or an answer of several, the token at the mask, or a
+            classifier's label; begin it with a space where a word does. Default: what the model
+            says.
         contrast WORD: Why the target (or token) and not this.
         token TOKEN: Encoder–decoders: which token of the target is explained: its place from 0, a
             word, or all, each in turn. Default: the last.
         position N: Where the score is read, from 0 (negative: from the end); all: each next token.
         direction FILE: Instead of a target: a vector in a .npy, .json or .txt file.
         layer N: The direction is read behind this layer, from 0.
+        score KIND: Of an answer: log-probability or logit.
+        by PART: Explain each sentence, paragraph or token of an answer.
+        generate N: Let the model answer, with so many tokens at most.
         picture KIND: In pictures: tokens, flow or components; of all tokens: matrix or shares.
     """
     output.check(model, inputs, [] if picture is None else ["picture"], like="why.png")
@@ -222,7 +231,7 @@ def explain_command(
     from normlens.results.exports import PICTURE_KINDS, SEVERAL_KINDS
 
     if picture is not None:
-        several = _ALL in (where, named)
+        several = _ALL in (where, named) or by is not None
         kinds = SEVERAL_KINDS if several else PICTURE_KINDS
         valid_choice(picture, kinds, f"--picture of {'all tokens' if several else 'one token'}")
     vector = None if direction is None else read_direction(direction)
@@ -240,6 +249,9 @@ def explain_command(
             position=where,
             direction=vector,
             layer=layer,
+            score=score,
+            by=by,
+            generate=generate,
             truncate=truncate,
             **asdict(options),
         )

@@ -70,7 +70,7 @@ def doctor_command() -> None:
 
 _CHECKOUT = Path(__file__).resolve().parents[3] / "docs"
 #: Pages of the site that a wheel holds, too; pyproject.toml names the same.
-SITE_PAGES = ("adapters", "corpus", "glossary", "limits", "loading")
+SITE_PAGES = ("adapters", "corpus", "exact", "glossary", "loading")
 
 
 def topics() -> dict[str, str]:
