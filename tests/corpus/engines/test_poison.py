@@ -79,6 +79,7 @@ def assert_same_but_for_reasons(done: Run, expected: Run) -> None:
             examples.assert_same_frames(a, b, name, tolerance=0)
 
 
+@pytest.mark.slow
 def test_processes_outlive_a_culprit(
     place: Path, expected: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_processes_outlive_a_culprit(
     assert done.check().sound
 
 
+@pytest.mark.slow
 def test_one_process_that_is_resumed_each_time_outlives_a_culprit(
     place: Path, expected: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +127,7 @@ def command(place: Path, words: list[Any]) -> int:
     return done.returncode
 
 
+@pytest.mark.slow
 def test_workers_that_die_at_every_sequence_end_in_one_line(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
