@@ -32,8 +32,11 @@ from normlens.figures.heat_maps import (
     shape_of,
 )
 from normlens.results.words import (
+    EMBEDDINGS,
+    LONGEST,
     NO_TOKEN_WORDS,
     PREFIX,
+    READING_WORDS,
     RES,
     SOURCE,
     Row,
@@ -134,19 +137,26 @@ def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
 
 
 def plot_explanation(
-    why: Explanation, *, cmap: str = DIVERGING, max_label: int = 24, ax: Axes | None = None
+    why: Explanation,
+    *,
+    reading: str = EMBEDDINGS,
+    cmap: str = DIVERGING,
+    max_label: int = 24,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw what each token contributes to the score: a strip of tokens, and bars below it.
 
     The bars sum to the score, with what no token owns among them. A long text has bars for its
-    strongest tokens, and one for all others together. `cmap` is a diverging colour map of
-    matplotlib; labels longer than `max_label` characters are cut. `ax` takes the bars into axes of
-    yours. Of a picture the contributions of its patches are laid over it.
+    strongest tokens, and one for all others together. `reading` is "embeddings", or "layers" for
+    the mean over the inputs of all layers, which is fair to attention sinks. `cmap` is a diverging
+    colour map of matplotlib; labels longer than `max_label` characters are cut. `ax` takes the bars
+    into axes of yours. Of a picture the contributions of its patches are laid over it.
     """
     canvas.require_matplotlib()
-    colours = SignedColours(why.contributions, cmap)
+    contributions = why.read(reading)
+    colours = SignedColours(contributions, cmap)
     patches = ax is None and why.grid is not None
-    rows = explained_rows(why, 18) if patches else explained_rows(why)
+    rows = explained_rows(why, 18 if patches else LONGEST, reading)
     labels = canvas.cut_labels((row.label for row in rows), max_label)
     rows = [
         row if row.token is None else replace(row, label=label)
@@ -156,13 +166,14 @@ def plot_explanation(
         draw_bars(ax, rows, colours)
         return canvas.finish_axes(ax, title=why.question, xlabel="contribution to the score")
 
-    about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
+    about = [score_words(why), f"{place_words(why)}; {total_words(why, reading)}"]
+    about += [READING_WORDS[reading]] if reading in READING_WORDS else []
     tall = 0.165 * len(rows)  # inches
     if why.grid is not None:
         width, height = (3.4 * share for share in shape_of(why.grid))
         widths = [width, canvas.BAR, 3.0]
         page = canvas.Page(why, why.question, widths, [max(height, tall)], about)
-        values = why.grid.of(why.contributions)
+        values = why.grid.of(contributions)
         draw_patches(page.axes(), why.grid, Panel(values, colours.norm, cmap))
         bar = page.axes(0, 1)
         colour_bar(bar, colours.norm, cmap, height, alpha=COVER)
@@ -172,10 +183,11 @@ def plot_explanation(
     else:
         shares = [share_words(why)] if why.has_two_sequences else []
         page = canvas.Page(why, why.question, [5.1], [tall], [*about, *shares])
-        for part in why.sequences:
-            last = part is why.sequences[-1]
+        *_, ending = parts = why.parts(reading)
+        for part in parts:
+            last = part is ending
             read_at = why.read_at - part.first if last and why.read_at is not None else None
-            rest = why.remainder if last else None
+            rest = why.remainder_of(reading) if last else None
             fields = part.name, part.tokens, part.contributions, rest, colours
             page.add_strip(partial(draw_strip, *fields, read_at=read_at))
         bars = page.axes()
