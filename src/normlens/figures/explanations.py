@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 # A strip of tokens, each on the colour of its number, broken into lines like a text.
 
 
+#: Tokens of a long text that have a field each; runs of this length of others, which are less than
+#: this share of the scale, are folded into one field. As in ``viewer/src/tokenstrip.ts``.
+_MOST, _RUN, _FAINT = 200, 4, 0.05
 _PAD, _GAP, _HEIGHT, _LINE = 0.045, 0.025, 0.19, 0.235  # inches
 
 
@@ -80,19 +83,26 @@ def draw_strip(
     from matplotlib.patches import Rectangle
 
     size = 8.5 if len(tokens) <= 400 else 6.5
-    labels = list(tokens)
+    labels, runs = list(tokens), folded(values, colours.end, read_at)
+    for first, end in runs:
+        total = float(np.sum(values[first:end], dtype=np.float64))
+        labels[first] = f"… {end - first} tokens {signed_number(total, decimals(colours.largest))}"
+    hidden = {place for first, end in runs for place in range(first + 1, end)}
+    folds = {first for first, _ in runs}
     if remainder is not None:
         places = decimals(max(colours.largest, abs(remainder)))
         labels.append(f"{NO_TOKEN_WORDS} {signed_number(remainder, places)}")
     x, y = 0.0, 0.18 if name else 0.02
     for place, label in enumerate(labels):
+        if place in hidden:
+            continue
         [shown] = canvas.wrap(label, size, room - 2 * _PAD, 1)
         width = canvas.text_width(shown, size) + 2 * _PAD
         if x and x + width > room:
             x, y = 0.0, y + _LINE
         fill: Any = "white"
         ink, edge, thick, dashes = canvas.INK, canvas.FAINT, 0.6, "--"
-        if place < len(tokens):
+        if place < len(tokens) and place not in folds:
             value = float(values[place])
             fill, ink, dashes = colours.of(value), colours.ink(value), "-"
             edge, thick = (canvas.INK, 1.1) if place == read_at else (canvas.FRAME, 0.3)
@@ -107,6 +117,21 @@ def draw_strip(
     axes.set(xlim=(0, room), ylim=(height, 0), xticks=[], yticks=[])
     axes.axis("off")
     return height
+
+
+def folded(
+    values: NDArray[np.floating], end: float, read_at: int | None = None
+) -> list[tuple[int, int]]:
+    """Runs of a long text's tokens that contribute next to nothing, as (first, behind the last)."""
+    sizes = np.abs(values)
+    if len(sizes) <= _MOST:
+        return []
+    shown = sizes > max(_FAINT * end, float(np.sort(sizes)[-_MOST - 1]))
+    if read_at is not None:
+        shown[read_at] = True
+    edges = np.flatnonzero(np.diff(np.concatenate([[True], shown, [True]])))
+    runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    return [(first, end) for first, end in runs if end - first >= _RUN]
 
 
 # Bars of signed contributions: one per token, and always one for what no token owns.
@@ -199,7 +224,7 @@ def plot_explanation(
     bars.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
     bars.spines[["left", "right", "top"]].set_visible(False)
     first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
-    return page.finish([first, *notes], narrowest=6.3)
+    return page.finish([f"{first} Colours: {colours.words}.", *notes], narrowest=6.3)
 
 
 # What the pictures of layers have in common.
@@ -452,7 +477,7 @@ def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None 
             "Left: how much of the score passes each block of a layer first, over all positions; "
             "the rest passes none of them (RES, not drawn). Biases of all layers and what the "
             f"tokens contribute sum to the score. Right: the part of the attention ({attentions}) "
-            "by head, red above 0, blue below."
+            f"by head, red above 0, blue below; {colours.words}."
         ],
         narrowest=5.8,
     )
