@@ -15,19 +15,9 @@ import pandas as pd
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.errors import InputError, listed, parse_json, reason_of
 from normlens.figures.canvas import COLOURS, drawable
-from normlens.studies.reports.contents import Figure
+from normlens.studies.reports.contents import Figure, is_numeric
 from normlens.studies.reports.drawing import bars, fonts_for, legend_outside, line, panels, style
-from normlens.studies.reports.files import (
-    FORMAT,
-    RESULTS,
-    VERSION,
-    Writer,
-    escaped,
-    grid,
-    linked,
-    rendered,
-)
-from normlens.studies.reports.layout import is_numeric
+from normlens.studies.reports.files import FORMAT, RESULTS, VERSION, Writer, rendered
 from normlens.studies.reports.words import DASH, LAYER, number, shortened, slug, unique
 
 if TYPE_CHECKING:
@@ -283,22 +273,18 @@ def write_comparison(folders: Sequence[str | Path], out: str | Path) -> list[Pat
     drawn = {name: writer.put_figure(name, figure) for name, figure in figures.items()}
     labels = [report.label for report in reports]
     title = f"{listed(labels) if len(labels) < 5 else f'{len(labels)} models'} side by side"
-    captions = [(name, figure.caption) for name, figure in figures.items()]
-    models = [_model_row(report) for report in reports]
+    shown: dict[str, Any] = {
+        "title": title,
+        "model_columns": _MODEL_COLUMNS,
+        "models": [_model_row(report) for report in reports],
+        "right": _RIGHT,
+        "labels": labels,
+        "groups": groups,
+        "drawings": [(name, figure.caption) for name, figure in figures.items()],
+    }
     writer.put_table("comparison.csv", numbers.drop(columns="source"))
-    writer.put("comparison.md", _markdown(title, models, labels, groups, captions))
-    page = rendered(
-        "comparison.html.j2",
-        drawn,
-        title=title,
-        model_columns=_MODEL_COLUMNS,
-        models=models,
-        right=_RIGHT,
-        labels=labels,
-        groups=groups,
-        drawings=captions,
-    )
-    writer.put("comparison.html", page)
+    writer.put("comparison.md", rendered("comparison.md.j2", **shown))
+    writer.put("comparison.html", rendered("comparison.html.j2", drawn, **shown))
     return writer.paths
 
 
@@ -349,25 +335,22 @@ def _read(folder: Path) -> dict[str, Any]:
 def _numbers(reports: Sequence[OpenedReport]) -> pd.DataFrame:
     """Collect the summary numbers: a row per experiment, quantity and data, a column per report."""
     titles: dict[str, tuple[str, str]] = {}
-    cells: dict[tuple[str, str, str], dict[str, float | None]] = {}
+    cells: dict[tuple[str, str], dict[str, dict[str, float | None]]] = {}
     for report in reports:
-        for experiment in report.results["experiments"]:
-            titles.setdefault(experiment["name"], (experiment["title"], experiment["source"]))
-            for result in experiment["results"]:
+        for it in report.results["experiments"]:
+            titles.setdefault(it["name"], (it["title"], it["source"]))
+            for result in it["results"]:
                 for quantity, value in result["summary"].items():
-                    row = cells.setdefault((experiment["name"], quantity, result["data"]), {})
-                    row[report.label] = value
+                    by_data = cells.setdefault((it["name"], quantity), {})
+                    by_data.setdefault(result["data"], {})[report.label] = value
     # Experiments and quantities in their order, each quantity with its data sets below each other.
-    experiments = list(dict.fromkeys(name for name, _, _ in cells))
-    quantities = list(dict.fromkeys((name, quantity) for name, quantity, _ in cells))
-    ordered = sorted(
-        cells, key=lambda row: (experiments.index(row[0]), quantities.index((row[0], row[1])))
-    )
+    experiments = list(dict.fromkeys(name for name, _ in cells))
     labels = [report.label for report in reports]
     return pd.DataFrame(
         [
-            (*titles[name], quantity, data, *map(cells[name, quantity, data].get, labels))
-            for name, quantity, data in ordered
+            (*titles[name], quantity, data, *map(values.get, labels))
+            for name, quantity in sorted(cells, key=lambda cell: experiments.index(cell[0]))
+            for data, values in cells[name, quantity].items()
         ],
         columns=["experiment", "source", "quantity", "data", *labels],
         dtype=object,
@@ -385,19 +368,3 @@ def _model_row(report: OpenedReport) -> tuple[str, ...]:
         shortened(model.get("weights") or "–"),
         ", ".join(data),
     )
-
-
-def _markdown(
-    title: str,
-    models: Sequence[tuple[str, ...]],
-    labels: Sequence[str],
-    groups: Sequence[Group],
-    captions: Sequence[tuple[str, str]],
-) -> str:
-    lines = [f"# {escaped(title)}", "", *grid(_MODEL_COLUMNS, models, _RIGHT)]
-    for heading, source, rows in groups:
-        lines += ["", f"## {escaped(heading)}", "", f"*{escaped(source)}*", ""]
-        lines += grid(("quantity", "data", *labels), rows, [False, False] + [True] * len(labels))
-    for name, caption in captions:
-        lines += ["", *linked(name, caption)]
-    return "\n".join(lines) + "\n"

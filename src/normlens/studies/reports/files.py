@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -20,17 +20,15 @@ from normlens.corpus.runs.folder import LocalFolder
 from normlens.errors import MissingDependencyError, parse_json
 from normlens.results.axes import plain
 from normlens.results.words import write_csv
-from normlens.studies.reports.contents import Figure, Report, Table
-from normlens.studies.reports.layout import (
+from normlens.studies.reports.contents import (
     FOLD,
-    JOINED,
+    Figure,
     Finding,
     PlacedSection,
-    PlacedTable,
+    Report,
+    Table,
     arrange,
-    facts,
     is_numeric,
-    run_table,
 )
 from normlens.studies.reports.words import Comparison, count
 
@@ -99,37 +97,18 @@ def _saved(figure: Drawing, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-# A report as one HTML page that needs nothing beside it.
+# A report as one HTML page that needs nothing beside it, and as Markdown, for GitHub and for notes.
 
 
-def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[str, bytes]) -> str:
-    """Write the whole report; `pictures` are the figures' SVG files by their names."""
-    return rendered(
-        "report.html.j2",
-        title=report.title,
-        header=report.header,
-        facts=facts(report.header),
-        runs=run_table(report.header),
-        sections=sections,
-        joined=JOINED,
-        fold=FOLD,
-        pictures=pictures,
-        further_style=report.style,
-    )
-
-
-def rendered(
-    template: str, pictures: Mapping[str, bytes], further_style: str = "", **values: Any
-) -> str:
-    """Fill a template, with everything escaped but the style sheet and the pictures."""
+def rendered(template: str, pictures: Mapping[str, bytes] | None = None, **values: Any) -> str:
+    """Fill a template. In HTML everything is escaped but the style sheet and the pictures."""
     from markupsafe import Markup
 
     def picture(name: str, caption: str) -> Markup:
-        return Markup(embedded(pictures[name], caption))
+        return Markup(embedded((pictures or {})[name], caption))
 
-    style = Markup(_read("style.css") + further_style)
-    text = _environment().get_template(template).render(picture=picture, style=style, **values)
-    return text.rstrip() + "\n"
+    values |= {"picture": picture, "style": Markup(_read("style.css")), "fold": FOLD}
+    return _environment().get_template(template).render(**values).rstrip() + "\n"
 
 
 def _read(name: str) -> str:
@@ -146,24 +125,22 @@ def _environment() -> Any:
         ) from error
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_read),
-        autoescape=True,
+        autoescape=lambda name: ".html" in (name or ""),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["count"] = count
+    environment.filters |= {"count": count, "md": escaped, "code": code}
     return environment
 
 
-# A report as Markdown, for GitHub and for notes.
-
-
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|$~&#@:])")
+# A colon is a sign only in :emoji: and in addresses.
+_SIGN = re.compile(r":(//|[\w+-]+:)")
 
 
 def escaped(text: str) -> str:
     """Escape text for Markdown, in a table's cell too."""
-    # A colon is a sign only in :emoji: and in addresses.
     return _SPECIAL.sub(
         lambda match: (
             match[0]
@@ -174,110 +151,11 @@ def escaped(text: str) -> str:
     )
 
 
-_SIGN = re.compile(r":(//|[\w+-]+:)")
-
-
 def code(text: str) -> str:
-    """Write text as a code span, whatever backticks it holds."""
+    """Write text as a code span of Markdown, whatever backticks it holds."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     padding = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{padding}{text}{padding}{fence}"
-
-
-def grid(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[bool]
-) -> list[str]:
-    """Write a GitHub table of plain texts."""
-    marks = ("---:" if right else ":---" for right in numeric)
-    lines = [map(escaped, columns), marks, *(map(escaped, row) for row in rows)]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
-
-
-def markdown(report: Report, sections: Sequence[PlacedSection]) -> str:
-    """Write the whole report; figures are links to files beside it."""
-    lines = [f"# {escaped(report.title)}", ""]
-    lines += [f"- **{label}:** {escaped(text)}" for label, text in facts(report.header)]
-    if report.header.runs:
-        runs = run_table(report.header)
-        lines += ["", *grid(runs.columns, runs.rows, runs.numeric)]
-    lines += ["", "## Contents", ""]
-    for placed in sections:
-        title = escaped(placed.section.experiment.title)
-        lines.append(f"{placed.number}. [{title}](#{placed.anchor})")
-    for placed in sections:
-        lines += _section(placed)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _section(placed: PlacedSection) -> list[str]:
-    experiment = placed.section.experiment
-    lines = _part(placed) if placed.part else []
-    lines += ["", f'<a id="{placed.anchor}"></a>', ""]
-    lines += [f"## {placed.number}. {escaped(experiment.title)}", ""]
-    lines += [f"*{escaped(experiment.source)}*", "", f"**{escaped(experiment.question)}**", ""]
-    several = len(placed.findings) > 1
-    for finding in placed.findings:
-        if finding.result.sentences:
-            name = f"**{escaped(finding.data)}:** " if several and finding.data else ""
-            if len(finding.result.sentences) > JOINED:
-                lines += [name.strip(), ""] if name else []
-                lines += [f"- {escaped(sentence)}" for sentence in finding.result.sentences]
-                lines += [""]
-            else:
-                lines += [name + escaped(" ".join(finding.result.sentences)), ""]
-    if placed.layers_note:
-        lines += [placed.layers_note, ""]
-    if placed.absent_note:
-        lines += [escaped(placed.absent_note), ""]
-    for finding in placed.findings:
-        if several and finding.data:
-            lines += [f"### {escaped(finding.data)}", ""]
-        lines += _finding(finding)
-    lines += [f"How it was obtained: {escaped(experiment.method)}", ""]
-    if placed.section.runs:
-        lines += ["Runs: " + ", ".join(map(code, placed.section.runs)), ""]
-    for query in placed.section.queries:
-        lines += ["````sql", query.strip(), "````", ""]
-    return lines
-
-
-def _part(placed: PlacedSection) -> list[str]:
-    lines = ["", f"# {escaped(placed.part)}"]
-    if placed.section.of_part:
-        lines += [
-            "",
-            *(f"- **{escaped(label)}:** {escaped(text)}" for label, text in placed.section.of_part),
-        ]
-    return lines
-
-
-def _finding(finding: Finding) -> list[str]:
-    lines = []
-    for figure in finding.figures:
-        lines += [*linked(figure.name, figure.caption), ""]
-    for table in finding.tables:
-        lines += [*_table(table), ""]
-    for against in finding.against:
-        lines += ["**Against the papers**", ""]
-        lines += [escaped(against.note), ""] if against.note else []
-        for source, rows in against.tables:
-            lines += [f"*{escaped(source)}*", ""]
-            lines += [*grid(against.columns, rows, against.numeric), ""]
-    return lines
-
-
-def linked(name: str, caption: str) -> list[str]:
-    """Write a link to a figure's file, with its caption below."""
-    text = escaped(caption)
-    return [f"![{text}](figures/{name}.svg)", "", f"*{text}*"]
-
-
-def _table(table: PlacedTable) -> list[str]:
-    lines = [f"**{escaped(table.caption)}**", "", *grid(table.columns, table.rows, table.numeric)]
-    if table.more:
-        path = f"tables/{table.name}.csv"
-        lines += ["", f"{count(table.more, 'more row')} in [{path}]({path})."]
-    return lines
 
 
 # Tables for LaTeX: pandas writes them, with booktabs, over several pages if they are long.
@@ -287,29 +165,14 @@ LONG = 45  # rows that fit on a page
 _PACKAGES = (
     "% \\usepackage{booktabs,longtable}; scripts other than Latin need LuaLaTeX or XeLaTeX\n"
 )
+_NAMED = "backslash asciitilde asciicircum bar less greater"
+_SIGNS = "times rightarrow geq neq pm alpha beta gamma rho"
 #: LaTeX's own signs, and letters of the reports that pdfLaTeX's fonts lack.
 _LATEX = str.maketrans(
     {letter: f"\\{letter}" for letter in "{}#$%&_"}
-    | {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "[": "{[}",  # an option, at the beginning of a row
-        "*": "{*}",
-        "–": "--",
-        "−": "$-$",
-        "×": r"$\times$",
-        "→": r"$\rightarrow$",
-        "≥": r"$\geq$",
-        "≠": r"$\neq$",
-        "±": r"$\pm$",
-        "‖": r"$\|$",
-        "′": "$'$",
-        "|": r"\textbar{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-    }
-    | {"α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "ρ": r"$\rho$"}
+    | {"[": "{[}", "*": "{*}", "–": "--", "−": "$-$", "‖": r"$\|$", "′": "$'$"}  # [: an option
+    | dict(zip("\\~^|<>", (rf"\text{name}{{}}" for name in _NAMED.split()), strict=True))
+    | dict(zip("×→≥≠±αβγρ", (rf"$\{name}$" for name in _SIGNS.split()), strict=True))
 )
 
 
@@ -337,6 +200,7 @@ def latex(table: Table, name: str) -> str:
 
 
 FORMAT, VERSION = "normlens-report", 1
+_OF_EXPERIMENT = ("name", "title", "source", "question", "read")
 RESULTS = "results.json"
 
 
@@ -379,13 +243,14 @@ def write(report: Report, folder: str | Path) -> list[Path]:
     sections = arrange(report)
     drawn: dict[str, bytes] = {}
     for finding in (finding for placed in sections for finding in placed.findings):
-        for item in finding.figures:
-            drawn[item.name] = writer.put_figure(item.name, item.figure)
-        for table in finding.tables:
-            writer.put_table(f"tables/{table.name}.csv", table.table.frame)
-            writer.put(f"tables/{table.name}.tex", latex(table.table, table.name))
-    writer.put("report.md", markdown(report, sections))
-    writer.put("report.html", page(report, sections, drawn))
+        for name, figure in finding.figures.items():
+            drawn[name] = writer.put_figure(name, figure)
+        for name, table in finding.tables.items():
+            writer.put_table(f"tables/{name}.csv", table.frame)
+            writer.put(f"tables/{name}.tex", latex(table, name))
+    shown = {"title": report.title, "header": report.header, "sections": sections}
+    writer.put("report.md", rendered("report.md.j2", **shown))
+    writer.put("report.html", rendered("report.html.j2", drawn, **shown))
     contents = results(report, sections, [*writer.names, RESULTS])
     writer.put(RESULTS, json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False))
     for name in earlier.difference(writer.names):
@@ -409,10 +274,7 @@ def results(
         "versions": dict(header.versions),
         "experiments": [
             {
-                "name": placed.section.experiment.name,
-                "title": placed.section.experiment.title,
-                "source": placed.section.experiment.source,
-                "question": placed.section.experiment.question,
+                **{name: getattr(placed.section.experiment, name) for name in _OF_EXPERIMENT},
                 "absent": placed.absent_note or None,
                 "results": [_result(finding) for finding in placed.findings],
             }
@@ -425,30 +287,30 @@ def results(
 
 def _result(finding: Finding) -> dict[str, Any]:
     result = finding.result
+    figures = zip(result.figures, finding.figures.items(), strict=True)
+    tables = zip(result.tables, finding.tables.items(), strict=True)
     return {
         "data": finding.data,
-        "sentences": list(result.sentences),
         "summary": dict(result.summary),
         "comparisons": [_comparison(item) for item in result.comparisons],
         "figures": {
-            name: {
-                "caption": item.caption,
-                "svg": f"figures/{item.name}.svg",
-                "png": f"figures/{item.name}.png",
-            }
-            for name, item in zip(result.figures, finding.figures, strict=True)
+            name: {"caption": figure.caption, **_paths("figures", file, "svg", "png")}
+            for name, (file, figure) in figures
         },
         "tables": {
             name: {
-                "caption": item.caption,
-                "columns": item.columns,
-                "rows": len(item.table.frame),
-                "csv": f"tables/{item.name}.csv",
-                "tex": f"tables/{item.name}.tex",
+                "caption": table.caption,
+                "columns": table.columns,
+                "rows": len(table.frame),
+                **_paths("tables", file, "csv", "tex"),
             }
-            for name, item in zip(result.tables, finding.tables, strict=True)
+            for name, (file, table) in tables
         },
     }
+
+
+def _paths(folder: str, name: str, *endings: str) -> dict[str, str]:
+    return {ending: f"{folder}/{name}.{ending}" for ending in endings}
 
 
 def _comparison(item: Comparison) -> dict[str, Any]:
