@@ -19,13 +19,6 @@ from normlens.figures.canvas import COLOURS, FAINT, INK, MARKERS
 from normlens.figures.colours import SignedColours
 from normlens.measures.bootstrap import place_among
 from normlens.measures.ranks import cell_correlation, mean_draws
-from normlens.studies.ablation.options import (
-    CONTROLS,
-    LOWEST_GAMMA,
-    NORM_KINDS,
-    OUTLIERS,
-    VECTOR_KINDS,
-)
 from normlens.studies.ablation.data import ABLATION, MAPS, load_settings
 from normlens.studies.ablation.evidence import (
     IN_WORDS,
@@ -34,6 +27,13 @@ from normlens.studies.ablation.evidence import (
     Cost,
     taken,
     ways,
+)
+from normlens.studies.ablation.options import (
+    CONTROLS,
+    LOWEST_GAMMA,
+    NORM_KINDS,
+    OUTLIERS,
+    VECTOR_KINDS,
 )
 from normlens.studies.reports.contents import (
     Figure,
@@ -208,7 +208,7 @@ def _short(value: float) -> str:
 
 
 _CORRELATION = ("rho", "low", "high", "cells_low", "cells_high")
-MAPS, AMP, NORMS = "1 − ρ of the maps", "strength of FF-amp", "‖FF output‖ ÷ ‖bypassed‖"
+RHO, AMP, NORMS = "1 − ρ of the maps", "strength of FF-amp", "‖FF output‖ ÷ ‖bypassed‖"
 
 
 @experiment("ablation", "prediction")
@@ -221,7 +221,7 @@ def prediction(evidence: AblationEvidence) -> Result | None:
     main = [
         row
         for row in rows
-        if row["ablation"] == SHORT[way] and (row["over"] == "all" or row["quantity"] != MAPS)
+        if row["ablation"] == SHORT[way] and (row["over"] == "all" or row["quantity"] != RHO)
     ]
     figures = {}
     means = evidence.map_changes.mean().to_dict()
@@ -229,7 +229,7 @@ def prediction(evidence: AblationEvidence) -> Result | None:
         points = taken(cost.changes, way)
         points = points.assign(map=[means.get(key, np.nan) for key in _cells_of(points)])
         points = points.dropna(subset=["map", "change"])
-        found = next(row for row in main if (row["quantity"], row["with"]) == (MAPS, cost.name))
+        found = next(row for row in main if (row["quantity"], row["with"]) == (RHO, cost.name))
         figures[f"prediction{cost.suffix}"] = Figure(
             partial(_draw_scatter, points, cost, found),
             _say("figure prediction", cost=cost.name, way=SHORT[way]),
@@ -257,7 +257,7 @@ def _correlations(evidence: AblationEvidence) -> list[dict[str, Any]]:
     if "ATTN" in components:
         groups["all but ATTN"] = [name for name in components if name != "ATTN"]
     groups |= {name: [name] for name in components}
-    quantities = [(MAPS, over, changes[names]) for over, names in groups.items()]
+    quantities = [(RHO, over, changes[names]) for over, names in groups.items()]
     quantities += [(AMP, "FF", evidence.strengths), (NORMS, "FF", evidence.norm_ratios)]
     seed = evidence.options.seed
     found: list[dict[str, Any]] = []
