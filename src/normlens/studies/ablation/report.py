@@ -12,8 +12,6 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from normlens.corpus.measures.tokens import feed_forward_pair
-from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.figures.canvas import COLOURS, FAINT, INK, MARKERS
 from normlens.figures.colours import SignedColours
@@ -57,6 +55,7 @@ from normlens.studies.reports.drawing import (
     style,
 )
 from normlens.studies.reports.files import write
+from normlens.studies.reports.registry import finished_run
 from normlens.studies.reports.words import LAYER, caption, fixed, signed
 
 if TYPE_CHECKING:
@@ -511,26 +510,10 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
     return folder / "report.html"
 
 
-def _finished_run(folder: Path, name: str) -> Run:
-    """Open one of the two runs; one that is not finished is refused."""
-    path = folder / name
-    again = "run the same normlens ablate again to go on"
-    if not (path / NAME).is_file():
-        raise InputError(f"{str(folder)!r} holds no {name}; {again}")
-    run = Run.open(path)
-    status = run.status()
-    if not status.complete:
-        raise InputError(
-            f"{str(path)!r} is not finished ({status.done} of {status.sequences} sequences); "
-            + again
-        )
-    return run
-
-
 def describe(folder: Path) -> Report:
     """Describe the page of a folder, from its tables alone."""
     options, told = load_settings(folder)
-    runs = {name: _finished_run(folder, name) for name in (ABLATION, MAPS)}
+    runs = {name: finished_run(folder / name, "ablate") for name in (ABLATION, MAPS)}
     evidence = AblationEvidence(options, told, runs[ABLATION], runs[MAPS])
     if evidence.losses.empty:
         raise InputError(
@@ -539,7 +522,7 @@ def describe(folder: Path) -> Report:
         )
     shown = {
         name.replace("_", " "): value
-        for name, value in options.as_json().items()
+        for name, value in vars(options).items()
         if name not in _HIDDEN and value not in (None, (), False)
     }
     header = Header(
@@ -549,17 +532,10 @@ def describe(folder: Path) -> Report:
         versions=dict(runs[ABLATION].manifest.versions),
         notes=[
             ("Loss", told.loss),
-            (
-                "Ablations",
-                f"{len(evidence.plan) - 1} of the real model, each beside the intact one",
-            ),
+            ("Ablations", f"{len(evidence.plan) - 1} of the real model, beside the intact one"),
             ("First pass", f"reads {told.reference}"),
             ("Layers", "counted from 1 in this report, as in the papers"),
-            (
-                "Published numbers",
-                "none exist: nobody has set these maps beside the loss, so nothing here is "
-                "compared with a paper",
-            ),
+            ("Published numbers", "none exist, so nothing here is compared with a paper"),
         ],
     )
     answered = [Section(each, [("", each(evidence))], runs=list(runs)) for each in SECTIONS]

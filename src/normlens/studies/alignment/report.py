@@ -69,10 +69,10 @@ def comparisons(rates: pd.DataFrame) -> list[Comparison]:
         )
         for scope, way, value in _PAPERS_RATES
     ]
-    theirs = ("hansards", "the 447 English–French pairs of the Hansards", _ALIGNERS, 1)
+    of_hansards = ("hansards", "the 447 English–French pairs of the Hansards", _ALIGNERS, 1)
     for name, value in _ALIGNERS_RATES:
         label = f"AER of {name}; measured: the best map"
-        rows.append((Published(f"alignment/{name}", label, value, name, *theirs), rates))
+        rows.append((Published(f"alignment/{name}", label, value, name, *of_hansards), rates))
     return [
         Comparison(published, None if some.empty else 100 * float(some["aer"].min()), same=False)
         for published, some in rows

@@ -189,7 +189,7 @@ def ranking_table(ranking: Ranking) -> Table:
         examples=ranking.examples,
         least=LEAST_EXAMPLES,
     )
-    formats = {name: ".3f" for name in table if name not in ("method", "examples")}
+    formats = {str(name): ".3f" for name in table if name not in ("method", "examples")}
     return Table(table, said, formats, open=True)
 
 

@@ -510,7 +510,10 @@ def _protocol(evidence: Evidence, ranking: Ranking, styles: Styles) -> Section:
     figures, asked = {}, [values_query(name)]
     averaged = averaged_curves(evidence, ranking)
     if averaged is not None:
-        facts = {"axis": words.axis, "label": words.label[0].upper() + words.label[1:]}
+        facts: dict[str, Any] = {
+            "axis": words.axis,
+            "label": words.label[0].upper() + words.label[1:],
+        }
         facts |= {"examples": int(averaged.frame["examples"].max()), "least": LEAST_EXAMPLES}
         formats = {"share": ".2f", **dict.fromkeys(("value", "low", "high"), ".3f")}
         key, draw = f"{name}-curves", partial(draw_curves, ranking, averaged, styles)

@@ -430,8 +430,8 @@ def _frequency_table(
             subwords = groups[kind][groups[kind]["scope"] == scope]
             rank = ranks.loc[subwords["token_id"]].to_numpy()
             if over == "occurrences":
-                sums = (subwords[column].to_numpy() for column in ("occurrences", "place"))
-                row[name] = grouped_spearman(rank, *sums, float(subwords["square"].sum()))
+                counts, places = subwords["occurrences"].to_numpy(), subwords["place"].to_numpy()
+                row[name] = grouped_spearman(rank, counts, places, float(subwords["square"].sum()))
             else:
                 row[name] = spearman_matrix(np.stack([subwords["ratio"].to_numpy(), rank]))[0, 1]
         rows.append(row)

@@ -1,4 +1,4 @@
-"""Which room builds the report of a folder, and the report of a single run."""
+"""The folders of studies: their settings and finished runs, and which room builds their pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
@@ -14,10 +15,18 @@ from normlens.errors import InputError, listed, parse_json
 from normlens.studies.reports.contents import Report
 from normlens.studies.reports.files import write
 
-# The report of a single run, in a folder of its own beside the run's files.
-
-
+#: Where the report of a single run goes, in the run's own folder.
 FOLDER = "report"
+#: The settings of a study of several runs, beside its page.
+SETTINGS = "settings.json"
+PAPERS = "normlens.studies.papers.reporting:build_report"
+#: The function that builds a report, by what the settings of a folder say that it is of.
+BUILDERS = {"ablation": "normlens.studies.ablation.report:build_report"}
+#: The function that builds the report of a single run, by a table that the run has.
+RUN_BUILDERS = {
+    "faithfulness": "normlens.studies.faithfulness.report:build_report",
+    "alignment": "normlens.studies.alignment.report:build_report",
+}
 
 
 def write_run_report(
@@ -37,36 +46,54 @@ def write_run_report(
     return folder / "report.html"
 
 
-def check_finished(run: Run) -> None:
+def check_finished(run: Run, again: str = "resume it before its report is made") -> None:
     """Refuse to describe a run that is not complete."""
     status = run.status()
     if not status.complete:
         raise InputError(
             f"{str(run.folder)!r} is not finished ({status.done} of {status.sequences} sequences); "
-            "resume it before its report is made"
+            + again
         )
 
 
-# Which room builds the report of a folder, as the folder's contents say.
+def finished_run(path: Path, command: str) -> Run:
+    """Open a run of a study's folder; one that is not there or not finished is refused."""
+    again = f"run the same normlens {command} again to go on"
+    if not (path / MANIFEST).is_file():
+        raise InputError(f"{str(path)!r} holds no run yet; {again}")
+    run = Run.open(path)
+    check_finished(run, again)
+    return run
 
 
-SETTINGS = "settings.json"
-#: The function that builds a report, by what the settings of a folder say that it is of.
-BUILDERS = {"ablation": "normlens.studies.ablation.report.reporting:build_report"}
-PAPERS = "normlens.studies.papers.reporting:build_report"
-#: The function that builds the report of a single run, by a table that the run has.
-RUN_BUILDERS = {
-    "faithfulness": "normlens.studies.faithfulness.report.build:build_report",
-    "alignment": "normlens.studies.alignment.report:build_report",
-}
+def read_settings(folder: str | os.PathLike[str], kind: str, nothing: str) -> dict[str, Any]:
+    """Read the settings of a study's folder; `nothing` says what to do where there are none."""
+    path = Path(folder) / SETTINGS
+    if not path.is_file():
+        raise InputError(f"{str(folder)!r} holds no {nothing} --out {folder}")
+    try:
+        settings = parse_json(path.read_text("utf-8"))
+        if settings.get("report", "") != kind:
+            raise InputError(f"{str(folder)!r} holds results of another command; give a new --out")
+    except InputError:
+        raise
+    except (ValueError, AttributeError) as error:
+        raise damaged(folder, error) from error
+    return settings
+
+
+def damaged(folder: str | os.PathLike[str], error: Exception) -> InputError:
+    """What is raised where settings cannot be read."""
+    return InputError(f"{str(Path(folder) / SETTINGS)!r} is damaged: {error}")
 
 
 def builder(folder: str | os.PathLike[str]) -> Callable[[str | os.PathLike[str]], Path]:
     """The function that builds a folder's report; that of the papers unless its contents say."""
     place = Path(folder)
-    if (place / MANIFEST).is_file():
-        return _imported(_of_run(place))
-    return _imported(BUILDERS.get(_kind(place / SETTINGS), PAPERS))
+    module, _, name = (
+        _of_run(place) if (place / MANIFEST).is_file() else BUILDERS.get(_kind(place), PAPERS)
+    ).partition(":")
+    return getattr(import_module(module), name)
 
 
 def _of_run(folder: Path) -> str:
@@ -80,14 +107,8 @@ def _of_run(folder: Path) -> str:
     )
 
 
-def _imported(function: str) -> Callable[[str | os.PathLike[str]], Path]:
-    module, _, name = function.partition(":")
-    return getattr(import_module(module), name)
-
-
-def _kind(settings: Path) -> str:
+def _kind(folder: Path) -> str:
     try:
-        contents = parse_json(settings.read_text("utf-8"))
-        return str(contents["report"])
+        return str(parse_json((folder / SETTINGS).read_text("utf-8"))["report"])
     except (OSError, ValueError, TypeError, KeyError):
         return ""
