@@ -37,7 +37,7 @@ from normlens.studies.papers.pair_samples import (
     user_relation_groups,
 )
 from normlens.studies.papers.published import Evidence, compare
-from normlens.studies.papers.settings import Settings
+from normlens.studies.papers.settings import PAPER, Settings
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table, experiment
 from normlens.studies.reports.drawing import SMALL, TEXT, layer_ticks, legend_outside, panels, style
@@ -79,6 +79,8 @@ class Finding:
     frames: dict[str, pd.DataFrame]
     related: NDArray[np.float64]  # (pairs, layers)
     others: NDArray[np.float64]
+    left_out: int  # pairs at distances where there are no others
+    sequences: int  # that hold such pairs
     near: bool  # adjacent tokens, to which no distance can be matched
 
     @property
@@ -208,6 +210,8 @@ class _PairsByLayer:
                 frames=of_scopes,
                 related=compared[0][:, :, place],
                 others=compared[1][:, :, place],
+                left_out=max(result.left_out for result in robust),
+                sequences=max(result.sequences for result in robust),
                 near=near,
             )
             for place, of_scopes in enumerate(frames)
@@ -268,14 +272,21 @@ def legend(figure: Drawing, significance: bool) -> None:
     legend_outside(figure, named, "lower", handlelength=1.8)
 
 
+def _shown(amp: str, others: str, figure: str) -> dict[str, str]:
+    """What captions call the others, and which figure of the paper it is, if it is one."""
+    is_papers = amp == FF_AMP and others == PAPER
+    named = "other pairs" if others == PAPER else "unrelated pairs"
+    return {"others": named, "figure": f" (Figure {figure})" if is_papers else ""}
+
+
 # Figure 7: mean FF-amp of related pairs and of others, layer by layer.
 
 
 _DEEP = 16  # layers, above which markers are smaller
 
 
-def _draw_figure_7(rows: Sequence[Finding], amp: str) -> Drawing:
-    sides = ("as in the paper", "all occurrences")
+def _draw_figure_7(rows: Sequence[Finding], amp: str, of_paper: bool) -> Drawing:
+    sides = ("as in the paper" if of_paper else "one draw", "all occurrences")
     axis = f"mean {amp}" if amp.endswith("-amp") else "mean amplification"
     depth = max(int(relation.robust["layer"].max()) for relation in rows)
     figure, axes = panels(2, len(rows), width=WIDTH / 2, height=1.9, sharey="row")
@@ -318,15 +329,17 @@ def _draw_panel(panel: Any, frame: pd.DataFrame | None, small: bool) -> None:
 BINS = (10, 40)  # of a histogram, at least and at most
 
 
-def figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> Figure | None:
-    """Draw the scores that the paper's procedure compares, in `layer` or the largest effect's."""
+def figure_8(rows: Sequence[Finding], amp: str, settings: Settings) -> Figure | None:
+    """Draw the scores that the paper's procedure compares, in one layer or the largest effect's."""
+    layer = settings.layer
     tested = [relation for relation in rows if _row(relation, None) is not None]
     if not tested:
         return None
     which = f"layer {layer} (counted from 1)"
     if layer is None or any(_row(relation, layer) is None for relation in tested):
         layer, which = None, "the layer with the largest effect"
-    said = _say("figure histograms", amp=amp, which=which)
+    facts = {"amp": amp, "which": which, **_shown(amp, settings.others, "8")}
+    said = _say("figure histograms", **facts)
     return Figure(lambda: _draw_figure_8(tested, amp, layer), said)
 
 
@@ -394,7 +407,7 @@ def figures_7_8(evidence: Evidence) -> Result | None:
     by_scopes = findings(evidence, scope_pairs) if scope_pairs else {}
     if not by_scopes:
         return None
-    tables, figures = {}, {}
+    tables, figures, others = {}, {}, evidence.settings.others
     for pair, rows in by_scopes.items():
         amp, slug = _amp(evidence, pair), _slug(evidence, pair)
         facts = {"amp": amp, "before": pair[0], "after": pair[1], "alpha": ALPHA}
@@ -402,11 +415,12 @@ def figures_7_8(evidence: Evidence) -> Result | None:
             tables[f"relations-{slug}-{relation.name}"] = _table(relation, evidence, facts)
         kinds = listed([relation.label for relation in rows])
         figures[f"relations-{slug}"] = Figure(
-            partial(_draw_figure_7, rows, amp), _say("figure relations", kinds=kinds, **facts)
+            partial(_draw_figure_7, rows, amp, others == PAPER),
+            _say("figure relations", kinds=kinds, **facts, **_shown(amp, others, "7")),
         )
     main = next(iter(by_scopes))
     amp, slug = _amp(evidence, main), _slug(evidence, main)
-    if (histograms := figure_8(by_scopes[main], amp, evidence.settings.layer)) is not None:
+    if (histograms := figure_8(by_scopes[main], amp, evidence.settings)) is not None:
         figures[f"relations-{slug}-histograms"] = histograms
     measured = _measured(by_scopes[main])
     is_ff = feed_forward_pair(evidence.scopes) in by_scopes
@@ -479,9 +493,14 @@ def _slug(evidence: Evidence, pair: ScopePair) -> str:
 def _table(relation: Finding, evidence: Evidence, facts: dict[str, Any]) -> Table:
     """All procedures' rows; the caption says which pairs the others are."""
     settings, own = evidence.settings, list(user_relation_groups(evidence))
-    facts = {**facts, "label": relation.label, "min_count": settings.min_count}
+    amp = facts["amp"]
+    facts = {**facts, "title": amp[0].upper() + amp[1:], "label": relation.label}
+    facts |= {"left_out": relation.left_out, "sequences": relation.sequences}
     others = "near" if relation.near else settings.others
-    parts = [_say("table relations", longest=EDGES[-3], **facts), _say(f"others {others}")]
+    parts = [
+        _say("table relations", min_count=settings.min_count, longest=EDGES[-3], **facts),
+        _say(f"others {others}"),
+    ]
     if own and relation.name not in own:
         parts.append(_say("others user"))
     return Table(relation.frame, " ".join(parts), _FORMATS)
