@@ -19,10 +19,10 @@ from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
 from normlens.studies.ablation.ablate import ablate
 from normlens.studies.ablation.data import ABLATION, MAPS, STATISTICS, load_settings
+from normlens.studies.ablation.interventions import Statistics
 from normlens.studies.ablation.losses import LOSSES, choose_loss
 from normlens.studies.ablation.options import NAMES
 from normlens.studies.ablation.report import build_report, describe
-from normlens.studies.ablation.statistics import Statistics
 
 FEW: dict[str, Any] = {"resamples": 100, "draws": 3}
 CPU: Any = {"execution": {"device": "cpu"}}

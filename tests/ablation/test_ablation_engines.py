@@ -14,8 +14,8 @@ from normlens.corpus import Run, resume, run
 from normlens.corpus.runs.folder import RunError, SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import InputError
+from normlens.studies.ablation.interventions import gather
 from normlens.studies.ablation.measure import AblationMeasure
-from normlens.studies.ablation.statistics import gather
 
 SHARD = 4
 

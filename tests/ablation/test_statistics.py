@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from normlens.errors import InputError, OutputError
+from normlens.studies.ablation.interventions import Statistics, gather
 from normlens.studies.ablation.losses import choose_loss
 from normlens.studies.ablation.measure import Runner
 from normlens.studies.ablation.options import Ablation
-from normlens.studies.ablation.statistics import Statistics, gather
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])

@@ -11,7 +11,7 @@ from shell import Shell
 
 import normlens
 from normlens.errors import InputError
-from normlens.studies.alignment.rates import error_rates
+from normlens.studies.alignment.gold import error_rates
 from normlens.studies.alignment.report import build_report, describe
 
 for package in ("duckdb", "jinja2", "matplotlib"):

@@ -115,8 +115,7 @@ def align_command(
 def _print_alignment(run: Run) -> None:
     """Error rates in per cent with their intervals, the best marked; without gold links, where the
     links are."""
-    from normlens.studies.alignment.gold import FOLDER
-    from normlens.studies.alignment.rates import error_rates
+    from normlens.studies.alignment.gold import FOLDER, error_rates
 
     if run.manifest.options.settings["alignment"].get("gold") is None:
         print(f"{run.folder}/{FOLDER}")
@@ -229,7 +228,7 @@ def report_command(out: Path) -> None:
     """
     check_installed(REPORT, extra="reproduce")
 
-    from normlens.studies.reports.registry import builder
+    from normlens.studies.reports.files import builder
 
     print(builder(out)(out))
 

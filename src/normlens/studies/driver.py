@@ -25,7 +25,7 @@ from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError, OutputError, system_reason
 from normlens.lens import Lens
 from normlens.loading.load import load
-from normlens.studies.reports.registry import SETTINGS
+from normlens.studies.reports.files import SETTINGS
 
 if TYPE_CHECKING:
     from normlens._keywords import ExecutionKeywords

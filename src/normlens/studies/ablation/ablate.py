@@ -24,11 +24,11 @@ from normlens.studies.ablation.data import (
     load_settings,
     open_ablation_data,
 )
+from normlens.studies.ablation.interventions import Statistics, first_pass
 from normlens.studies.ablation.losses import Loss, choose_loss
 from normlens.studies.ablation.measure import AblationMeasure
 from normlens.studies.ablation.options import CLASSES, MASKED, AblateOptions, Ablation
 from normlens.studies.ablation.report import build_report
-from normlens.studies.ablation.statistics import Statistics, first_pass
 from normlens.studies.driver import GivenModel, Runs, is_begun, save_settings
 from normlens.studies.reports.words import NO_PAGE, check_packages
 

@@ -13,7 +13,7 @@ from normlens.corpus.data.records import Data, Record
 from normlens.errors import InputError
 from normlens.options import from_json
 from normlens.studies.ablation.options import CLASSES, DRIFT, FEWEST, LARGEST_PART, AblateOptions
-from normlens.studies.reports.registry import damaged, read_settings
+from normlens.studies.reports.files import damaged, read_settings
 
 LABEL, SCORE = "label", "score"
 

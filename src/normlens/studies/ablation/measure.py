@@ -25,7 +25,7 @@ from normlens.errors import (
 from normlens.options import AnalysisOptions
 from normlens.pipeline.batches import padding_spoils
 from normlens.plan.costs import GIB
-from normlens.studies.ablation.interventions import Interventions
+from normlens.studies.ablation.interventions import Interventions, Statistics
 from normlens.studies.ablation.losses import (
     Loss,
     Outcome,
@@ -43,7 +43,6 @@ from normlens.studies.ablation.options import (
     parse_layer_choice,
 )
 from normlens.studies.ablation.plan import Plan
-from normlens.studies.ablation.statistics import Statistics
 from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:

@@ -54,8 +54,7 @@ from normlens.studies.reports.drawing import (
     panels,
     style,
 )
-from normlens.studies.reports.files import write
-from normlens.studies.reports.registry import finished_run
+from normlens.studies.reports.files import finished_run, write
 from normlens.studies.reports.words import LAYER, caption, fixed, signed
 
 if TYPE_CHECKING:
@@ -319,7 +318,7 @@ def by_kind(evidence: AblationEvidence) -> Result | None:
         if means.shape[1] > 1:
             said, formats = (
                 _say("table kinds-means", cost=cost.words),
-                dict.fromkeys(means, _CHANGE),
+                dict.fromkeys(map(str, means), _CHANGE),
             )
             tables[f"kinds-means{cost.suffix}"] = Table(
                 means.reset_index(), said, formats, open=True

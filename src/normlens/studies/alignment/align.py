@@ -223,7 +223,7 @@ def align(
     ``align("my-marian", "parallel:pairs.txt", "my-alignment", gold="pairs.gold")``. `out` is a new
     folder, or one that holds the same alignment, which is then finished. Its folder ``links`` has
     a file in Pharaoh's format for each layer, scope, way and head;
-    `normlens.studies.alignment.rates` gives the error rates. Without a target the model generates
+    `normlens.studies.alignment.gold` gives the error rates. Without a target the model generates
     one. The options are those of `AlignOptions`, of `normlens.run` and of `Execution`.
     """
     check_keywords(align, options)

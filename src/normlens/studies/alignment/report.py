@@ -16,8 +16,8 @@ from normlens.corpus.runs.results import Run
 from normlens.figures.canvas import COLOURS
 from normlens.measures.alignment import Rates
 from normlens.scopes import components_of
+from normlens.studies.alignment.gold import SUMS, ErrorRates, error_rates, of_maps
 from normlens.studies.alignment.options import EXPLAIN, INPUT, OUTPUT, WAYS
-from normlens.studies.alignment.rates import SUMS, ErrorRates, error_rates, of_maps
 from normlens.studies.reports.contents import (
     Evidence,
     Figure,
@@ -31,7 +31,7 @@ from normlens.studies.reports.contents import (
     model_of,
 )
 from normlens.studies.reports.drawing import GREY, SMALL, layer_ticks, line, panels, style
-from normlens.studies.reports.registry import check_finished, write_run_report
+from normlens.studies.reports.files import check_finished, write_run_report
 from normlens.studies.reports.words import Comparison, Published, caption, power, short_names
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.options import AUTO, check_keywords, names_of, shows_fields_of
 from normlens.studies.driver import GivenData, GivenModel, Planned, is_here, loaded, one_measure
-from normlens.studies.faithfulness.choosing import (
+from normlens.studies.faithfulness.measure import (
     Asking,
     choose_protocols,
     default_kind,
     default_methods,
 )
-from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.methods import method
 from normlens.studies.faithfulness.options import (
     BLIMP_BAD,
     BLIMP_EVIDENCE,
@@ -38,7 +38,7 @@ from normlens.studies.faithfulness.options import (
 from normlens.studies.faithfulness.protocols import kind_of
 from normlens.studies.faithfulness.questions import COSINE, NEXT_TOKEN
 from normlens.studies.faithfulness.report import build_report
-from normlens.studies.reports.registry import FOLDER
+from normlens.studies.reports.files import FOLDER
 from normlens.studies.reports.words import NO_PAGE, check_packages
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from normlens.measures.bootstrap import LEAST_EXAMPLES, holm, mean_intervals, paired_differences
-from normlens.studies.faithfulness.tables import LEAST, MOST
+from normlens.studies.faithfulness.options import LEAST, MOST
 from normlens.studies.reports.contents import Evidence, Table
 from normlens.studies.reports.words import caption, count, texts
 

@@ -19,6 +19,7 @@ from normlens.figures.canvas import COLOURS, INK, MARKERS, drawable, families_fo
 from normlens.figures.colours import DIVERGING, NEGATIVE, POSITIVE
 from normlens.measures.bootstrap import LEAST_EXAMPLES
 from normlens.results.axes import readable_tokens
+from normlens.studies.faithfulness.options import LEAST, MOST
 from normlens.studies.faithfulness.ranking import (
     NORMLENS,
     PASSES,
@@ -33,7 +34,6 @@ from normlens.studies.faithfulness.ranking import (
     ranking_table,
     values_query,
 )
-from normlens.studies.faithfulness.tables import LEAST, MOST
 from normlens.studies.reports.contents import (
     Evidence,
     Experiment,
@@ -48,8 +48,7 @@ from normlens.studies.reports.contents import (
     model_of,
 )
 from normlens.studies.reports.drawing import GREY, SMALL, panels, style
-from normlens.studies.reports.files import rendered
-from normlens.studies.reports.registry import check_finished, write_run_report
+from normlens.studies.reports.files import check_finished, rendered, write_run_report
 from normlens.studies.reports.words import caption, fixed, short_names
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from normlens.loading.load import load
 from normlens.results.exports import save_figure
 from normlens.scopes import thinned
 from normlens.studies.papers.reproduce import reproduce
-from normlens.studies.reports.registry import SETTINGS
+from normlens.studies.reports.files import SETTINGS
 from normlens.viewer import to_html
 
 SENTENCES = [

@@ -27,8 +27,7 @@ from normlens.studies.reports.contents import (
     measured,
     model_of,
 )
-from normlens.studies.reports.files import write
-from normlens.studies.reports.registry import damaged, finished_run, read_settings
+from normlens.studies.reports.files import damaged, finished_run, read_settings, write
 from normlens.studies.reports.words import short_names
 
 #: The folders of the papers' runs and of what comes from the model alone; an optional part has one
