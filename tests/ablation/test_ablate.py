@@ -19,7 +19,7 @@ from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
 from normlens.studies.ablation.ablate import ablate
 from normlens.studies.ablation.data import ABLATION, MAPS, STATISTICS, load_settings
-from normlens.studies.ablation.interventions import Statistics
+from normlens.studies.ablation.interventions import Statistics, digest_of
 from normlens.studies.ablation.losses import LOSSES, choose_loss
 from normlens.studies.ablation.options import NAMES
 from normlens.studies.ablation.report import build_report, describe
@@ -90,7 +90,9 @@ def test_the_first_pass_reads_the_sequences_that_are_set_apart(made: dict[str, P
     pairs = Statistics.load(made["pairs"] / STATISTICS)
     assert pairs.sequences == 2 * APART
     done = Run.open(made["next-token"] / ABLATION)
-    assert done.manifest.measures["ablation"]["options"]["digest"] == statistics.digest
+    assert done.manifest.measures["ablation"]["options"]["digest"] == digest_of(
+        made["next-token"] / STATISTICS
+    )
     assert str(made["next-token"]) not in json.dumps(done.manifest.measures)
     first = done.table("sequences")["sequence"].iloc[0]
     assert first.endswith(f":{APART}")

@@ -24,7 +24,7 @@ from normlens.studies.ablation.data import (
     load_settings,
     open_ablation_data,
 )
-from normlens.studies.ablation.interventions import Statistics, first_pass
+from normlens.studies.ablation.interventions import digest_of, first_pass
 from normlens.studies.ablation.losses import Loss, choose_loss
 from normlens.studies.ablation.measure import AblationMeasure
 from normlens.studies.ablation.options import CLASSES, MASKED, AblateOptions, Ablation
@@ -116,7 +116,7 @@ def ablate(
             runs.progress.say(f"the first pass reads {opened.note}")
             batch_size = runs.execution.get("batch_size", "auto")
             first_pass(runs.lens, loss, opened, asked, path, batch_size)
-        digest = Statistics.load(path).digest
+        digest = digest_of(path)
         measure = dataclasses.replace(measure, digest=digest, statistics=str(path.absolute()))
     of_both = {"max_length": asked.max_length, "seed": asked.seed}
     again: dict[str, Any] = {"data": opened.measured, "measures": [measure]}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -372,7 +372,8 @@ class Interventions:
 # padding never does.
 
 
-FORMAT = "normlens ablation statistics 1"
+FORMAT = "normlens ablation statistics 2"
+_ABOUT = ("model", "sequences", "positions", "seed")
 
 #: Positions that are kept for resampling.
 RESERVOIR = 256
@@ -393,74 +394,51 @@ class Statistics:
     sigmas: Mapping[Where, float]
     samples: Mapping[Where, Tensor]  # (sample, d), in the model's precision
 
-    @cached_property
-    def digest(self) -> str:
-        """A hash of all that was gathered."""
-        total = hashlib.sha256(json.dumps(self._header(), sort_keys=True).encode())
-        for name, tensor in sorted(self._tensors().items()):
-            total.update(f"\n{name}\n{tensor.dtype}\n{tuple(tensor.shape)}\n".encode())
-            total.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-        return total.hexdigest()
-
     def save(self, path: str | Path) -> None:
         """Write a safetensors file."""
-        metadata = self._header() | {"digest": self.digest}
+        sigmas = {where: torch.tensor([s], dtype=torch.float64) for where, s in self.sigmas.items()}
+        parts = {"mean": self.means, "sigma": sigmas, "sample": self.samples}
+        tensors = {
+            f"{part}/{layer}/{component}": tensor.detach().cpu().contiguous()
+            for part, values in parts.items()
+            for (layer, component), tensor in values.items()
+        }
+        # One entry: the order of several would not be the same in every file.
+        about = json.dumps({name: getattr(self, name) for name in _ABOUT})
         try:
-            save_file(self._tensors(), path, metadata=metadata)
+            save_file(tensors, path, metadata={FORMAT: about})
         except (OSError, SafetensorError) as error:
             raise OutputError(f"cannot write {str(path)!r} ({system_reason(error)})") from error
 
     @classmethod
-    def load(cls, path: str | Path) -> Statistics:
-        """Read what `save` wrote; a changed file is refused."""
+    def load(cls, path: str | Path, digest: str | None = None) -> Statistics:
+        """Read what `save` wrote; a file that has another `digest` is refused."""
+        if digest is not None and digest_of(path) != digest:
+            raise InputError(
+                f"{str(path)!r} is not the file that the run was begun with; put that one back, or "
+                "begin anew in another folder"
+            )
+        parts: dict[str, dict[Where, Tensor]] = {"mean": {}, "sigma": {}, "sample": {}}
         try:
             with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                about = json.loads((file.metadata() or {})[FORMAT])
+                for name in file.keys():  # noqa: SIM118
+                    part, layer, component = name.split("/", 2)
+                    parts[part][int(layer), component] = file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot read {str(path)!r} ({reason_of(error)})") from error
-        if header.get("format") != FORMAT:
-            raise InputError(f"{str(path)!r} holds no ablation statistics; gather them first")
-        try:
-            parts: dict[str, dict[Where, Tensor]] = {"mean": {}, "sigma": {}, "sample": {}}
-            for name, tensor in tensors.items():
-                part, layer, component = name.split("/", 2)
-                parts[part][int(layer), component] = tensor
-            found = cls(
-                model=header["model"],
-                sequences=int(header["sequences"]),
-                positions=int(header["positions"]),
-                seed=int(header["seed"]),
-                means=parts["mean"],
-                sigmas={where: float(sigma) for where, sigma in parts["sigma"].items()},
-                samples=parts["sample"],
-            )
-            is_whole = found.digest == header["digest"]
-        except (LookupError, ValueError, RuntimeError):  # of names and numbers that are none
-            is_whole = False
-        if not is_whole:
-            raise InputError(
-                f"the contents of {str(path)!r} do not match its digest; gather them again"
-            )
-        return found
+        except (LookupError, ValueError) as error:
+            raise InputError(f"{str(path)!r} holds no ablation statistics") from error
+        sigmas = {where: float(sigma) for where, sigma in parts["sigma"].items()}
+        return cls(means=parts["mean"], sigmas=sigmas, samples=parts["sample"], **about)
 
-    def _header(self) -> dict[str, str]:
-        return {
-            "format": FORMAT,
-            "model": self.model,
-            "sequences": str(self.sequences),
-            "positions": str(self.positions),
-            "seed": str(self.seed),
-        }
 
-    def _tensors(self) -> dict[str, Tensor]:
-        sigmas = {where: torch.tensor([s], dtype=torch.float64) for where, s in self.sigmas.items()}
-        parts = {"mean": self.means, "sigma": sigmas, "sample": self.samples}
-        return {
-            f"{part}/{layer}/{component}": tensor.detach().cpu().contiguous()
-            for part, tensors in parts.items()
-            for (layer, component), tensor in tensors.items()
-        }
+def digest_of(path: str | Path) -> str:
+    """A hash of a file of statistics, which the manifest records."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot read {str(path)!r} ({reason_of(error)})") from error
 
 
 # The first pass: run the intact model on sequences and gather its statistics.

@@ -22,40 +22,24 @@ from normlens.measures.bootstrap import Means
 from normlens.studies.alignment.options import FIRST_WORDS, INPUT, OUTPUT
 
 # The tables of an alignment: links and counts of every sentence pair, and its texts.
+#
+# `layer` is from 0, null for the whole model (EXPLAIN); `head` is from 0, null for all heads
+# together. Alignments are in Pharaoh's format, words from 0; `sure_hits`, `possible_hits`, `links`
+# and `sure` are |A∩S|, |A∩P|, |A| and |S|; without gold links only |A|.
 
 
-ALIGNMENT = pa.schema(
-    [
-        *WHOSE,
-        pa.field("layer", pa.int32()),  # from 0; null: the whole model (EXPLAIN)
-        pa.field("scope", LABEL),
-        pa.field("way", LABEL),
-        pa.field("head", pa.int32()),  # from 0; null: all heads together
-        pa.field("alignment", pa.string()),  # Pharaoh's format, words from 0
-        # |A∩S|, |A∩P|, |A| and |S|; without gold links only |A|
-        pa.field("sure_hits", pa.int32()),
-        pa.field("possible_hits", pa.int32()),
-        pa.field("links", pa.int32()),
-        pa.field("sure", pa.int32()),
-    ]
-)
-TEXTS = pa.schema(
-    [
-        *WHOSE,
-        pa.field("source", pa.string()),  # words with spaces between them
-        pa.field("target", pa.string()),
-        pa.field("generated", pa.bool_()),
-        pa.field("gold_sure", pa.string()),  # as `alignment`; null without gold links
-        pa.field("gold_possible", pa.string()),
-        pa.field("completeness", pa.float64()),
-    ]
-)
+_INT, _TEXT = pa.int32(), pa.string()
+COUNTS = ("sure_hits", "possible_hits", "links", "sure")
+_MAP = {"layer": _INT, "scope": LABEL, "way": LABEL, "head": _INT, "alignment": _TEXT}
+ALIGNMENT = pa.schema([*WHOSE, *pa.schema({**_MAP, **dict.fromkeys(COUNTS, _INT)})])
+_PAIR = {"source": _TEXT, "target": _TEXT, "generated": pa.bool_()}  # words with spaces between
+_GOLD = {"gold_sure": _TEXT, "gold_possible": _TEXT, "completeness": pa.float64()}
+TEXTS = pa.schema([*WHOSE, *pa.schema({**_PAIR, **_GOLD})])
 SCHEMAS: Mapping[str, pa.Schema] = {"alignment": ALIGNMENT, "alignment_texts": TEXTS}
 ORDER: Mapping[str, tuple[str, ...]] = {
     "alignment": ("index", "layer", "scope", "way", "head"),
     "alignment_texts": ("index",),
 }
-COUNTS = ("sure_hits", "possible_hits", "links", "sure")
 
 
 # Gold alignments: one line per sentence pair, ``i-j`` for a sure and ``ipj`` for a possible link.

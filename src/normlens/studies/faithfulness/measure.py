@@ -66,56 +66,27 @@ if TYPE_CHECKING:
 EXAMPLES, ATTRIBUTIONS, REMOVALS = "examples", "attributions", "removals"
 FAITHFULNESS, PASSES = "faithfulness", "method_passes"
 
-_METHOD = pa.field("method", LABEL)
-_PROTOCOL = pa.field("protocol", LABEL)
-_FIRST = pa.field("first", LABEL)
-_SCORES = (
-    pa.field("score", pa.float64()),
-    pa.field("probability", pa.float64()),  # of the target; null for a cosine
-    pa.field("correct", pa.bool_()),
-)
+_INT, _REAL, _TEXT, _BOOL = pa.int32(), pa.float64(), pa.string(), pa.bool_()
+# The probability is the target's, and null for a cosine.
+_SCORES = {"score": _REAL, "probability": _REAL, "correct": _BOOL}
+_COLUMNS: dict[str, dict[str, pa.DataType]] = {
+    EXAMPLES: {
+        **{"tokens": _INT, "ordinary": _INT, "target_id": _INT, "target": _TEXT},
+        **{"contrast_id": _INT, "contrast": _TEXT, "label": _TEXT, "evidence": _TEXT, **_SCORES},
+    },
+    ATTRIBUTIONS: {
+        **{"method": LABEL, "position": _INT, "token": LABEL, "ordinary": _BOOL},
+        **{"word": _INT, "evidence": _BOOL, "score": _REAL},  # null: of no word, none given
+    },
+    REMOVALS: {
+        **{"protocol": LABEL, "method": LABEL, "first": LABEL, "share": _REAL, "removed": _INT},
+        **_SCORES,
+    },
+    FAITHFULNESS: {"protocol": LABEL, "method": LABEL, "first": LABEL, "value": _REAL},
+    PASSES: {"method": LABEL, "forward": _REAL, "backward": _REAL},
+}
 TABLES: Mapping[str, pa.Schema] = {
-    EXAMPLES: pa.schema(
-        [
-            *WHOSE,
-            pa.field("tokens", pa.int32()),
-            pa.field("ordinary", pa.int32()),  # tokens that are not special
-            pa.field("target_id", pa.int32()),
-            pa.field("target", pa.string()),
-            pa.field("contrast_id", pa.int32()),
-            pa.field("contrast", pa.string()),
-            pa.field("label", pa.string()),
-            pa.field("evidence", pa.string()),
-            *_SCORES,
-        ]
-    ),
-    ATTRIBUTIONS: pa.schema(
-        [
-            *WHOSE,
-            _METHOD,
-            pa.field("position", pa.int32()),
-            pa.field("token", LABEL),
-            pa.field("ordinary", pa.bool_()),
-            pa.field("word", pa.int32()),  # null: of no word
-            pa.field("evidence", pa.bool_()),  # null: none is given
-            pa.field("score", pa.float64()),
-        ]
-    ),
-    REMOVALS: pa.schema(
-        [
-            *WHOSE,
-            _PROTOCOL,
-            _METHOD,
-            _FIRST,
-            pa.field("share", pa.float64()),
-            pa.field("removed", pa.int32()),
-            *_SCORES,
-        ]
-    ),
-    FAITHFULNESS: pa.schema([*WHOSE, _PROTOCOL, _METHOD, _FIRST, pa.field("value", pa.float64())]),
-    PASSES: pa.schema(
-        [*WHOSE, _METHOD, pa.field("forward", pa.float64()), pa.field("backward", pa.float64())]
-    ),
+    name: pa.schema([*WHOSE, *pa.schema(columns)]) for name, columns in _COLUMNS.items()
 }
 ORDER: Mapping[str, tuple[str, ...]] = {
     EXAMPLES: ("index",),
