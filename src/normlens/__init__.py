@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from normlens.models.base import Adapter, register
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
+    from normlens.results.search import Ranking, Score
     from normlens.results.store import open
     from normlens.studies.ablation.ablate import ablate
     from normlens.studies.alignment.align import align
@@ -38,6 +39,7 @@ _HOMES = {
     "normlens.models.base": ("Adapter", "register"),
     "normlens.results.explanation": ("Cosine", "Explanation", "Explanations"),
     "normlens.results.maps": ("Maps",),
+    "normlens.results.search": ("Ranking", "Score"),
     "normlens.results.store": ("open",),
 }
 
@@ -49,7 +51,9 @@ __all__ = [
     "Lens",
     "Maps",
     "NormLensError",
+    "Ranking",
     "Run",
+    "Score",
     "__version__",
     "ablate",
     "align",

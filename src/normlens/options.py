@@ -520,3 +520,41 @@ class CosineOptions:
 
     def __post_init__(self) -> None:
         ExplainOptions(**vars(self))  # the same rules hold
+
+
+# What a search model's score may be asked for.
+
+
+SIMILARITIES = ("cosine", "dot")
+
+
+@dataclass(frozen=True)
+class ScoreOptions(CosineOptions):
+    """The options of `Lens.score` and `Lens.rank`, beside those of `CosineOptions`.
+
+    - `similarity` is "cosine" or "dot" (of pooled vectors), by default the model's own.
+    - `truncate_dim` keeps the first numbers of the vectors, as Matryoshka models are used.
+    - `query_prompt` and `document_prompt` stand before the texts; by default the model's own, ""
+      for none.
+    """
+
+    similarity: str | None = Option(
+        "Of pooled vectors: cosine or dot. Default: the model's own.", metavar="KIND"
+    ).field(None)
+    truncate_dim: int | None = Option(
+        "Keep the first N numbers of the vectors.", metavar="N"
+    ).field(None)
+    query_prompt: str | None = Option(
+        "Before the query. Default: the model's own.", metavar="TEXT"
+    ).field(None)
+    document_prompt: str | None = Option(
+        "Before the documents. Default: the model's own.", metavar="TEXT"
+    ).field(None)
+
+    def __post_init__(self) -> None:
+        shared = {item.name: getattr(self, item.name) for item in fields(CosineOptions)}
+        CosineOptions(**shared)  # the same rules hold
+        if self.similarity is not None:
+            check_choice(self.similarity, SIMILARITIES, "similarity")
+        if self.truncate_dim is not None:
+            at_least_one(self.truncate_dim, "truncate_dim")
