@@ -71,6 +71,7 @@ def keywords() -> dict[str, dict[str, str]]:
         "CiteKeywords": options_of(normlens.Lens.cite),
         "CosineKeywords": options_of(normlens.Lens.cosine),
         "PairKeywords": _keywords_of(normlens.Lens.cosine, ("self", "a", "b")),
+        "ScoreKeywords": options_of(normlens.Lens.score),
         "EncodeKeywords": options_of(normlens.Lens.encode),
         "EncodePairsKeywords": options_of(normlens.Lens.encode_pairs),
         "ExecutionKeywords": _keywords_of(Execution),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from normlens.results.citation import Citation
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
+    from normlens.results.search import Ranking, Score
     from normlens.results.store import open
     from normlens.studies.ablation.ablate import ablate
     from normlens.studies.alignment.align import align
@@ -40,6 +41,7 @@ _HOMES = {
     "normlens.results.citation": ("Citation",),
     "normlens.results.explanation": ("Cosine", "Explanation", "Explanations"),
     "normlens.results.maps": ("Maps",),
+    "normlens.results.search": ("Ranking", "Score"),
     "normlens.results.store": ("open",),
 }
 
@@ -52,7 +54,9 @@ __all__ = [
     "Lens",
     "Maps",
     "NormLensError",
+    "Ranking",
     "Run",
+    "Score",
     "__version__",
     "ablate",
     "align",

@@ -188,6 +188,15 @@ class PairKeywords(TypedDict, total=False):
     batch_size: int | str
     memory_limit: int | float | str | None
 
+class ScoreKeywords(TypedDict, total=False):
+    nonlinearity: str
+    batch_size: int | str
+    memory_limit: int | float | str | None
+    similarity: str | None
+    truncate_dim: int | None
+    query_prompt: str | None
+    document_prompt: str | None
+
 class EncodeKeywords(TypedDict, total=False):
     input_ids: Ids | None
     attention_mask: Ids | None

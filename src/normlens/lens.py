@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -17,7 +17,13 @@ from normlens.errors import SMALLER, InputError, shortage_explained
 from normlens.explain.citations import cite, prepared
 from normlens.explain.explainer import Positions, Targets, Tokens, ask
 from normlens.explain.questions import AnswerOptions, Target
-from normlens.explain.whole_vectors import check_texts, cosines, text_pairs
+from normlens.explain.search import (
+    check_documents,
+    check_texts,
+    cosines,
+    scores,
+    text_pairs,
+)
 from normlens.frozen.head_products import ProductStore, refresh_products
 from normlens.gpu.transfer import DeviceTransfer
 from normlens.inputs.encode import (
@@ -43,6 +49,7 @@ from normlens.options import (
     CiteOptions,
     CosineOptions,
     ExplainOptions,
+    ScoreOptions,
     check_keywords,
     cost_in_words,
     parse_bytes,
@@ -64,6 +71,7 @@ from normlens.plan.costs import DEFAULT_PREPARED
 from normlens.results.citation import Citation
 from normlens.results.explanation import Cosine, Explanation, Explanations
 from normlens.results.maps import Maps
+from normlens.results.search import Ranking, Score
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,6 +88,7 @@ if TYPE_CHECKING:
         NoTextKeywords,
         PairKeywords,
         QuestionKeywords,
+        ScoreKeywords,
         TextKeywords,
     )
 
@@ -457,6 +466,66 @@ class Lens:
         with layers_shown(progress, self.device.type) as advance:
             results = cosines(self, self.pooling, together, chosen, advance)
         return results if many else results[0]
+
+    @shows_fields_of(ScoreOptions)
+    def score(
+        self,
+        query: str,
+        document: str,
+        *,
+        document_lens: Lens | None = None,
+        truncate: bool = False,
+        progress: Progress | bool | None = None,
+        **options: Unpack[ScoreKeywords],
+    ) -> Score:
+        """Which words made the score of a query and a document, as a search model computes it.
+
+        What kind of model it is, its prompts and its similarity are read from its
+        sentence-transformers files, or the object that it came in. `document_lens` is a lens on the
+        model that reads documents, where it is another one than this, which reads queries. The
+        other options are those of `normlens.options.ScoreOptions`.
+        """
+        check_keywords(Lens.score, options)
+        ranking = self.rank(
+            query,
+            [document],
+            document_lens=document_lens,
+            truncate=truncate,
+            progress=progress,
+            **options,
+        )
+        return ranking[0]
+
+    @shows_fields_of(ScoreOptions)
+    @shortage_explained("these scores", SMALLER)
+    def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        document_lens: Lens | None = None,
+        truncate: bool = False,
+        progress: Progress | bool | None = None,
+        **options: Unpack[ScoreKeywords],
+    ) -> Ranking:
+        """The scores (`score`) of several documents, the best first, and why one is above another.
+
+        ``ranking.why_above(0, 1)`` is the difference of the first two, word by word.
+        """
+        check_keywords(Lens.rank, options)
+        chosen, listed = ScoreOptions(**options), check_documents(query, documents)
+        with layers_shown(progress, self.device.type) as advance:
+            found = scores(
+                self,
+                query,
+                listed,
+                chosen,
+                document_lens=document_lens,
+                truncate=truncate,
+                progress=advance,
+            )
+        places = sorted(range(len(found)), key=lambda place: -found[place].value)
+        return Ranking([found[place] for place in places], places)
 
     # What it works with --------------------------------------------------------------------------
 

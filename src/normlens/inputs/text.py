@@ -153,8 +153,7 @@ class Reader:
         if self.tokenizer is None:
             ids = "decoder_input_ids" if self.name == TARGET else "input_ids"
             raise InputError(
-                "this lens has no tokenizer; pass one to load(model, tokenizer) (--tokenizer), or "
-                f"pass {ids}=…"
+                f"this lens has no tokenizer; pass one to load(model, tokenizer), or pass {ids}=…"
             )
         is_text = self.name == TEXT
         if is_text and is_chat(given):
