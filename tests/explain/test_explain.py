@@ -211,7 +211,10 @@ def test_what_happens_between_layers_is_refused(smollm2):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"target": " areologically"}, r"2 tokens \(␣are \+ ologically\).*first_piece=True"),
+        (
+            {"target": " areologically", "position": 1},
+            r"2 tokens \(␣are \+ ologically\).*first_piece=True",
+        ),
         ({"target": 10**6}, "0 to 49151"),
         ({"target": -1}, "out of range"),
         ({"target": True}, "a word, a label or a number"),

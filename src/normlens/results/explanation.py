@@ -26,7 +26,7 @@ from normlens.results.axes import (
     strongest_rows,
 )
 from normlens.results.store import Result, TokenResult
-from normlens.results.words import DECODER, ENCODER, PREFIX, SOURCE
+from normlens.results.words import DECODER, ENCODER, PREFIX, SOURCE, cut
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -151,6 +151,9 @@ class Explanation(Explained, TokenResult):
     encoder_tokens: int | None = None  # the first tokens are so many of the source; None: no source
     encoder_layers: int = 0  # the first layers are so many of the encoder
     cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], CROSS by head
+    answer_ids: list[int] | None = None  # tokens explained together; the last is read at `position`
+    score: str | None = None  # of an answer: "log-probability" or "logit"
+    log_probability: float | None = None  # of an answer
 
     @property
     def _arrays(self) -> dict[str, tuple[Axes, NDArray[np.floating]]]:
@@ -429,7 +432,7 @@ class Explanation(Explained, TokenResult):
             where = "the end" if self.layer is None else f"layer {self.layer}"
             return f"a direction at position {self.position} behind {where}"
         against = "" if self.contrast is None else f" and not {self.contrast!r}"
-        return f"why {self.target!r}{against}"
+        return f"why {(cut(self.target) if self.answer_ids else self.target)!r}{against}"
 
 
 # Explanations of each next token of a text, side by side.
@@ -520,6 +523,8 @@ class Explanations(Explained, Sequence[Explanation]):
 
     def __repr__(self) -> str:
         what = f"next tokens of {len(self.tokens)}"
+        if self.explanations[0].answer_ids:
+            what = f"parts of an answer, from {len(self.tokens)} tokens"
         if self.has_two_sequences:
             what = f"tokens of a target, from {len(self.explanations[0].source)} of its source"
         return f"Explanations({len(self)} {what}, completeness {self.completeness:.1e})"

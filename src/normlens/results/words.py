@@ -210,10 +210,12 @@ def score_words(why: Explanation) -> str:
     if why.target is None:
         return f"product with the direction: {value}"
     if why.target_value is None or why.contrast_value is None:
-        words = f"score of {why.target!r}: {value}"
+        words = f"score of {(cut(why.target) if why.answer_ids else why.target)!r}: {value}"
     else:
         scores = [signed_number(score, places) for score in (why.target_value, why.contrast_value)]
         words = f"{why.target!r} {scores[0]}, {why.contrast!r} {scores[1]}: difference {value}"
+    if why.log_probability is not None:
+        return f"{words} · {why.score} explained · log-probability {why.log_probability:.4g}"
     if why.probability is None:
         return words
     words += f" · probability of {why.target!r} {percent(why.probability)}"
@@ -222,11 +224,20 @@ def score_words(why: Explanation) -> str:
     return words
 
 
+def cut(text: str, longest: int = 60) -> str:
+    """A text in one line, without the end of a long one."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
 def place_words(why: Explanation) -> str:
     """Where the score is read."""
     behind = "" if why.layer is None else f" behind layer {why.layer}"
     if why.position is None:
         return f"read from all tokens{behind}"
+    if why.answer_ids is not None and len(why.answer_ids) > 1 and why.position is not None:
+        first = why.position + 1 - len(why.answer_ids)
+        return f"read at positions {first} to {why.position}"
     if why.has_two_sequences:
         return f"read at position {why.position} of the target ({why.tokens[why.read_at or 0]!r})"
     return f"read at position {why.position} ({why.tokens[why.position]!r}){behind}"

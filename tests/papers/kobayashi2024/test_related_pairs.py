@@ -660,9 +660,9 @@ def test_the_page_says_what_pairs_are_compared_with(planted_run: FrameRun, plant
     caption = planted.tables["relations-ff-same_word"].caption
     assert "as in the paper, all pairs that are not of the kind" in caption
     assert "of one and the same subword are left out among the others" in caption
-    assert "--others unrelated" in figures_7_8.method
+    assert "others='unrelated'" in figures_7_8.method
     variant = work(planted_run, others="unrelated")
-    assert "--others unrelated" in variant.tables["relations-ff-same_word"].caption
+    assert "others='unrelated'" in variant.tables["relations-ff-same_word"].caption
     caption = variant.figures["relations-ff"].caption
     assert "of unrelated pairs at the same distance" in caption
     assert "Figure 7" not in caption

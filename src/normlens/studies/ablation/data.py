@@ -167,7 +167,7 @@ class Told:
 
 def load_settings(folder: str | os.PathLike[str]) -> tuple[AblateOptions, Told]:
     """Read the settings of a folder that `ablate` has made."""
-    nothing = "ablation; make one with: normlens ablate --model … --data …"
+    nothing = "ablation; make one with: normlens reproduce ablate --model … --data …"
     contents = read_settings(folder, KIND, nothing)
     try:
         return from_json(AblateOptions, contents["options"]), Told(**contents["told"])

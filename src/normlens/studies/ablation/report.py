@@ -512,7 +512,7 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
 def describe(folder: Path) -> Report:
     """Describe the page of a folder, from its tables alone."""
     options, told = load_settings(folder)
-    runs = {name: finished_run(folder / name, "ablate") for name in (ABLATION, MAPS)}
+    runs = {name: finished_run(folder / name, "reproduce ablate") for name in (ABLATION, MAPS)}
     evidence = AblationEvidence(options, told, runs[ABLATION], runs[MAPS])
     if evidence.losses.empty:
         raise InputError(

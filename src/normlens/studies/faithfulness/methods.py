@@ -24,7 +24,7 @@ from normlens.explain.questions import place_of
 from normlens.explain.rollouts import PREFIX, RolloutOptions, check_method
 from normlens.explain.rollouts import Method as Rollout
 from normlens.explain.rollouts import method as rollout
-from normlens.explain.whole_vectors import parts_of_texts
+from normlens.explain.whole_vectors import parts_of_texts, pooled
 from normlens.inputs.text import Encoded
 from normlens.layers import FIRST, MEAN, SENTENCES, Head
 from normlens.models.base import read_head
@@ -373,7 +373,8 @@ def _pooled(
     lens: Lens, head: Head, encoded: Sequence[Encoded], options: MethodOptions
 ) -> list[Scores]:
     chosen = CosineOptions(batch_size=options.batch_size)
-    parts = parts_of_texts(lens, head, list(encoded), chosen)
+    readings = [pooled(head)] * len(encoded)
+    parts = parts_of_texts(lens, readings, list(encoded), chosen)
     return [np.linalg.norm(part.tokens, axis=-1) for part in parts]
 
 

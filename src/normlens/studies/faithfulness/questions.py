@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from normlens.errors import InputError, MemoryLimitError, is_out_of_memory, process_limit
 from normlens.explain.backward import ask_for_places, chooses_positions, rows_read
 from normlens.explain.questions import column_of, label_of, place_of
-from normlens.explain.whole_vectors import check_texts, text_vector
+from normlens.explain.search import check_texts
+from normlens.explain.whole_vectors import text_vector
 from normlens.inputs.text import Encoded
 from normlens.layers import ANY, CAUSAL, LAST, MASKED, SEQUENCES, Head
 from normlens.models.base import read_head
