@@ -12,10 +12,10 @@ from torch import Tensor
 
 from normlens.errors import InputError, check_choice, require
 from normlens.inputs.encode import answered, reader_of
-from normlens.inputs.text import PARTS, TARGET, Encoded, Reader, tokenise
+from normlens.inputs.text import TARGET, Encoded, Reader, tokenise
 from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Dense, Head
 from normlens.models.base import read_head
-from normlens.options import ExplainOptions
+from normlens.options import ANSWER_SCORES, LOG_PROBABILITY, PARTS, ExplainOptions
 from normlens.results.axes import SPACE, readable_tokens
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Explain each next token of a text in turn.
 ALL = "all"
-#: What is explained of an answer: the sum of its tokens' logits, or of their log-probabilities.
-LOGIT, LOG_PROBABILITY = SCORES = "logit", "log-probability"
 
 Target = int | str
 
@@ -79,7 +77,7 @@ class AnswerOptions:
     generation: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        for value, choices, name in ((self.score, SCORES, "score"), (self.by, PARTS, "by")):
+        for value, choices, name in ((self.score, ANSWER_SCORES, "score"), (self.by, PARTS, "by")):
             if value is not None:
                 check_choice(value, choices, name)
         if self.generation is not None and self.generate is None:

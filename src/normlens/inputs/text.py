@@ -456,7 +456,6 @@ def rendered(tokenizer: Any, chat: Chat) -> tuple[str, list[Span | None]]:
 
 
 DOCUMENT, PARAGRAPH, SENTENCE, TOKEN = "document", "paragraph", "sentence", "token"
-PARTS = (SENTENCE, PARAGRAPH, DOCUMENT, TOKEN)
 #: Words whose full stop ends no sentence before a name or a number, and those that may end one.
 _TITLES = (  # noqa: SIM905, which would write a line for each
     "mr mrs ms dr prof st sr jr gen col capt lt sgt rev hon gov sen rep pres mt ft vs no nos fig "
