@@ -1,6 +1,6 @@
-"""The pictures of README.md, docs/viewer.md and docs/images.md: the scopes of a layer, the viewer.
+"""The pictures of README.md, docs/viewer.md and docs/models.md: the scopes of a layer, the viewer.
 
-A random ViT looks at a picture that is drawn by code, as in docs/images.md.
+A random ViT looks at a picture that is drawn by code, as in docs/models.md.
 
     python benchmarks/pictures.py [--translator FOLDER]
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def picture_maps() -> Maps:
-    """Maps of the picture and the random ViT of docs/images.md."""
+    """Maps of the picture and the random ViT of docs/models.md."""
     transformers.set_seed(0)
     config = transformers.ViTConfig(
         hidden_size=192,

@@ -30,6 +30,7 @@ extensions = [
     "command_reference",
     "option_fields",
     "error_pages",
+    "family_tables",
     "llms_text",
     "repository_links",
     "self_contained",

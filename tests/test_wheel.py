@@ -20,9 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dist")
+def built(folder: Path) -> Path:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
         cwd=ROOT,
@@ -30,8 +28,17 @@ def wheel(tmp_path_factory):
         capture_output=True,
     )
     (path,) = folder.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    with zipfile.ZipFile(built(tmp_path_factory.mktemp("dist"))) as archive:
         yield archive
+
+
+def test_a_wheel_that_is_built_again_has_the_same_bytes(wheel, tmp_path):
+    assert built(tmp_path).read_bytes() == Path(wheel.filename).read_bytes()
 
 
 def test_it_holds_the_package_and_nothing_else(wheel):

@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md and docs/models.md: run it after adding a family."""
+"""What README.md and docs/models.md say of families: run it after adding one."""
 
 from __future__ import annotations
 
@@ -50,24 +50,27 @@ def readme_lines() -> str:
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def models_tables() -> str:
-    """The generated part of the page: families with traits, kinds of layer, what is refused."""
-    lines = [
-        "## Families",
-        "",
-        "| model type | attention | components | traits |",
-        "|---|---|---|---|",
-    ]
+def families() -> str:
+    """A row for each supported model type."""
+    lines = ["| model type | attention | components | traits |", "|---|---|---|---|"]
     for family in family_table():
         traits = ", ".join(family.traits)
         cells = f"`{family.model_type}`", family.attention, family.components, traits
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Kinds of layer", "", *markdown_table().splitlines()]
-    lines += ["", "## What cannot be supported", "", "| model types | why |", "|---|---|"]
+    return "\n".join(lines) + "\n"
+
+
+def refused() -> str:
+    """A row for each reason that a model type cannot be supported."""
+    lines = ["| model types | why |", "|---|---|"]
     for reason in dict.fromkeys(REASONS.values()):
         types = ", ".join(f"`{name}`" for name in sorted(REASONS) if REASONS[name] == reason)
         lines.append(f"| {types} | {reason} |")
     return "\n".join(lines) + "\n"
+
+
+#: The tables of docs/models.md, which are made when the site is built.
+TABLES = {"families": families, "layers": markdown_table, "refused": refused}
 
 
 def rewrite(path: Path, text: str) -> None:
@@ -80,4 +83,3 @@ def rewrite(path: Path, text: str) -> None:
 
 if __name__ == "__main__":
     rewrite(ROOT / "README.md", readme_lines())
-    rewrite(ROOT / "docs" / "models.md", models_tables())

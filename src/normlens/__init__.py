@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
     from normlens.loading.load import load
     from normlens.models.base import Adapter, register
+    from normlens.results.citation import Citation
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
+    from normlens.results.search import Ranking, Score
     from normlens.results.store import open
     from normlens.studies.ablation.ablate import ablate
     from normlens.studies.alignment.align import align
@@ -36,20 +38,25 @@ _HOMES = {
     "normlens.lens": ("Lens",),
     "normlens.loading.load": ("load",),
     "normlens.models.base": ("Adapter", "register"),
+    "normlens.results.citation": ("Citation",),
     "normlens.results.explanation": ("Cosine", "Explanation", "Explanations"),
     "normlens.results.maps": ("Maps",),
+    "normlens.results.search": ("Ranking", "Score"),
     "normlens.results.store": ("open",),
 }
 
 __all__ = [
     "Adapter",
+    "Citation",
     "Cosine",
     "Explanation",
     "Explanations",
     "Lens",
     "Maps",
     "NormLensError",
+    "Ranking",
     "Run",
+    "Score",
     "__version__",
     "ablate",
     "align",

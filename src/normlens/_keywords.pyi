@@ -118,6 +118,10 @@ class ExplainKeywords(TypedDict, total=False):
 
 class QuestionKeywords(TypedDict, total=False):
     layer: int | None
+    score: str | None
+    by: str | None
+    generate: int | None
+    generation: Mapping[str, object] | None
     sampling_rate: int | None
     truncate: bool
     progress: Progress | bool | None
@@ -136,6 +140,10 @@ class AnyQuestionKeywords(TypedDict, total=False):
     position: Positions
     direction: Direction | None
     layer: int | None
+    score: str | None
+    by: str | None
+    generate: int | None
+    generation: Mapping[str, object] | None
     input_ids: Ids | None
     attention_mask: Ids | None
     token_type_ids: Ids | None
@@ -153,6 +161,21 @@ class AnyQuestionKeywords(TypedDict, total=False):
     batch_size: int | str
     memory_limit: int | float | str | None
 
+class CiteKeywords(TypedDict, total=False):
+    by: str | None
+    parts: str
+    ablations: int
+    seed: int
+    generate: int
+    generation: Mapping[str, object] | None
+    score: str
+    prompt: str
+    system: str | None
+    separator: str | None
+    nonlinearity: str
+    batch_size: int | str
+    memory_limit: int | float | str | None
+
 class CosineKeywords(TypedDict, total=False):
     nonlinearity: str
     batch_size: int | str
@@ -164,6 +187,15 @@ class PairKeywords(TypedDict, total=False):
     nonlinearity: str
     batch_size: int | str
     memory_limit: int | float | str | None
+
+class ScoreKeywords(TypedDict, total=False):
+    nonlinearity: str
+    batch_size: int | str
+    memory_limit: int | float | str | None
+    similarity: str | None
+    truncate_dim: int | None
+    query_prompt: str | None
+    document_prompt: str | None
 
 class EncodeKeywords(TypedDict, total=False):
     input_ids: Ids | None

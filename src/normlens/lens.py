@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from normlens.errors import SMALLER, InputError, shortage_explained
+from normlens.explain.citations import cite, prepared
 from normlens.explain.explainer import Positions, Targets, Tokens, ask
-from normlens.explain.questions import Target
-from normlens.explain.whole_vectors import check_texts, cosines, text_pairs
+from normlens.explain.questions import AnswerOptions, Target
+from normlens.explain.search import (
+    check_documents,
+    check_texts,
+    cosines,
+    scores,
+    text_pairs,
+)
 from normlens.frozen.head_products import ProductStore, refresh_products
 from normlens.gpu.transfer import DeviceTransfer
 from normlens.inputs.encode import (
@@ -28,7 +35,7 @@ from normlens.inputs.encode import (
     encode_pairs,
 )
 from normlens.inputs.signals import Signal
-from normlens.inputs.text import Encoded, Side, Text, Texts, Tokenizer
+from normlens.inputs.text import Chat, Encoded, Side, Text, Texts, Tokenizer
 from normlens.layers import Layer
 from normlens.loading.sentences import Pooling
 from normlens.models import adapt
@@ -39,8 +46,10 @@ from normlens.models.unwrapping import name_of_model
 from normlens.options import (
     HALF,
     AnalysisOptions,
+    CiteOptions,
     CosineOptions,
     ExplainOptions,
+    ScoreOptions,
     check_keywords,
     cost_in_words,
     parse_bytes,
@@ -59,8 +68,10 @@ from normlens.pipeline.call import Call, check_memory_limit, check_out, stacks_o
 from normlens.pipeline.comparisons import Float32Check, warn_of_padding
 from normlens.pipeline.recordings import Recordings
 from normlens.plan.costs import DEFAULT_PREPARED
+from normlens.results.citation import Citation
 from normlens.results.explanation import Cosine, Explanation, Explanations
 from normlens.results.maps import Maps
+from normlens.results.search import Ranking, Score
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +79,7 @@ if TYPE_CHECKING:
     from normlens._keywords import (
         AnalysisKeywords,
         AnyQuestionKeywords,
+        CiteKeywords,
         CosineKeywords,
         EncodeKeywords,
         EncodePairsKeywords,
@@ -76,6 +88,7 @@ if TYPE_CHECKING:
         NoTextKeywords,
         PairKeywords,
         QuestionKeywords,
+        ScoreKeywords,
         TextKeywords,
     )
 
@@ -86,7 +99,7 @@ if TYPE_CHECKING:
 #: Any linear reading of a vector.
 Direction = Sequence[float] | torch.Tensor | NDArray[np.floating]
 #: One input, or several.
-Given: TypeAlias = Text | Texts | Side | list[SourceTarget] | Signal | list[Signal]
+Given: TypeAlias = Text | Texts | Chat | Side | list[SourceTarget] | Signal | list[Signal]
 #: The inputs that encoder–decoders alone have.
 _OF_TWO_STACKS = ("decoder_input_ids", "decoder_attention_mask", "input_features")
 
@@ -200,7 +213,7 @@ class Lens:
 
     @overload
     def maps(  # type: ignore[overload-overlap] # a text is an iterable of texts, too
-        self, text: Text | Signal, **options: Unpack[TextKeywords]
+        self, text: Text | Chat | Signal, **options: Unpack[TextKeywords]
     ) -> Maps: ...
 
     @overload
@@ -271,7 +284,7 @@ class Lens:
     @overload
     def explain(
         self,
-        text: Text | Signal,
+        text: Text | Chat | Signal,
         *,
         target: Target | None = ...,
         contrast: Target | None = ...,
@@ -313,6 +326,10 @@ class Lens:
         position: Positions = None,
         direction: Direction | None = None,
         layer: int | None = None,
+        score: str | None = None,
+        by: str | None = None,
+        generate: int | None = None,
+        generation: Mapping[str, object] | None = None,
         progress: Progress | bool | None = None,
         **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
@@ -326,6 +343,15 @@ class Lens:
         targets, contrasts or positions gives a list. `progress` is called with the layers done and
         the layers on the way, after each layer of each batch; what it raises ends the work. True
         shows a bar, False none, and the default is as in `maps`.
+
+        A target of several tokens behind a causal model's text is an answer, which is explained as
+        a whole: its log-probability (`score` may be "logit"; of a single token it is), at all of
+        its positions in one way back. The score that its parts sum to is Σ_t (z_{t,y_t} −
+        Σ_v p_{t,v} z_{t,v}), with the probabilities p held. With `generate` the model answers
+        itself, with so many tokens at most and always the likeliest; `generation` are other options
+        of its method ``generate``. `by` explains each "sentence", "paragraph" or "token" of the
+        answer. A text may be a chat: messages with a role and content, as the tokenizer's template
+        writes them; or {"messages": …} with more for the template, such as tools.
 
         Of an encoder–decoder, `text` is the source and `target` the decoder's text (a text or its
         words; None: the one that the model generates), and `token` says which of the target's
@@ -341,7 +367,13 @@ class Lens:
         inputs, others = split_keywords(options, RawInput)
         chosen = ExplainOptions(**others)
         given = RawInput(text, target, **inputs)
+        answers = AnswerOptions(score, by, generate, generation)
         if self.two_stacks:
+            if answers.given:
+                raise InputError(
+                    f"{self.name} is an encoder–decoder: leave score, by and generate out; without "
+                    "a target it generates one"
+                )
             if any(each is not None for each in (position, direction, layer)):
                 raise InputError(
                     f"{self.name} is an encoder–decoder: say which token of its target is "
@@ -369,7 +401,34 @@ class Lens:
                 position=token if self.two_stacks else position,
                 direction=direction,
                 layer=layer,
+                answers=answers,
             )
+
+    @shows_fields_of(CiteOptions)
+    @shortage_explained("this citation", SMALLER)
+    def cite(
+        self,
+        question: str,
+        sources: str | Sequence[str],
+        answer: str | None = None,
+        *,
+        progress: Progress | bool | None = None,
+        **options: Unpack[CiteKeywords],
+    ) -> Citation:
+        """Which sources made the answer to a question, exactly, at the price of one way back.
+
+        `sources` is a list of texts, or one text, which is split; the model answers where no
+        `answer` is given. Sources and question are a message of the user in the model's chat
+        template, if it has one. Every token's part of the answer's log-probability is exact, and so
+        is a source's, the sum over its tokens; `ablations` sharpen what is expected if a source is
+        left out. `progress` is called with the layers done and the layers on the way; True shows a
+        bar, False none, and the default is as in `maps`. The other options are those of
+        `normlens.options.CiteOptions`, which explains them.
+        """
+        check_keywords(Lens.cite, options)
+        prompt = prepared(self, question, sources, answer, CiteOptions(**options))
+        with layers_shown(progress, self.device.type) as advance:
+            return cite(prompt, advance)
 
     @overload
     def cosine(self, a: str, b: str, **options: Unpack[PairKeywords]) -> Cosine: ...
@@ -408,12 +467,72 @@ class Lens:
             results = cosines(self, self.pooling, together, chosen, advance)
         return results if many else results[0]
 
+    @shows_fields_of(ScoreOptions)
+    def score(
+        self,
+        query: str,
+        document: str,
+        *,
+        document_lens: Lens | None = None,
+        truncate: bool = False,
+        progress: Progress | bool | None = None,
+        **options: Unpack[ScoreKeywords],
+    ) -> Score:
+        """Which words made the score of a query and a document, as a search model computes it.
+
+        What kind of model it is, its prompts and its similarity are read from its
+        sentence-transformers files, or the object that it came in. `document_lens` is a lens on the
+        model that reads documents, where it is another one than this, which reads queries. The
+        other options are those of `normlens.options.ScoreOptions`.
+        """
+        check_keywords(Lens.score, options)
+        ranking = self.rank(
+            query,
+            [document],
+            document_lens=document_lens,
+            truncate=truncate,
+            progress=progress,
+            **options,
+        )
+        return ranking[0]
+
+    @shows_fields_of(ScoreOptions)
+    @shortage_explained("these scores", SMALLER)
+    def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        document_lens: Lens | None = None,
+        truncate: bool = False,
+        progress: Progress | bool | None = None,
+        **options: Unpack[ScoreKeywords],
+    ) -> Ranking:
+        """The scores (`score`) of several documents, the best first, and why one is above another.
+
+        ``ranking.why_above(0, 1)`` is the difference of the first two, word by word.
+        """
+        check_keywords(Lens.rank, options)
+        chosen, listed = ScoreOptions(**options), check_documents(query, documents)
+        with layers_shown(progress, self.device.type) as advance:
+            found = scores(
+                self,
+                query,
+                listed,
+                chosen,
+                document_lens=document_lens,
+                truncate=truncate,
+                progress=advance,
+            )
+        places = sorted(range(len(found)), key=lambda place: -found[place].value)
+        return Ranking([found[place] for place in places], places)
+
     # What it works with --------------------------------------------------------------------------
 
     @shows_fields_of(RawInput, without=("source", "target", *_OF_TWO_STACKS))
     def encode(
         self,
-        text: Text | Texts | Signal | list[Signal] | None = None,
+        text: Text | Texts | Chat | Signal | list[Signal] | None = None,
         **options: Unpack[EncodeKeywords],
     ) -> list[Encoded]:
         """Texts, token ids, pictures or sounds as `analyse` takes them."""

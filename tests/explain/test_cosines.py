@@ -16,7 +16,8 @@ import normlens
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
 from normlens.explain.backward import carry
 from normlens.explain.network import FrozenHead
-from normlens.explain.whole_vectors import cosines, sentence_parts
+from normlens.explain.search import cosines
+from normlens.explain.whole_vectors import pooled, sentence_parts
 from normlens.layers import FIRST, LAST, MEAN, Dense, Elementwise, Linear
 from normlens.loading.sentences import Pooling
 from normlens.options import CosineOptions
@@ -52,7 +53,7 @@ def test_one_texts_tokens_are_what_the_adjoint_says(family, reads, rule, tiny):
     head = pooling.head(lens.adapter.end(), lens.device).to(torch.float64)
     # RMSNorm computes in float32 whatever the model is in; the frozen ways agree beyond that.
     own = [*lens.encode(input_ids=A), *lens.encode(input_ids=B)]
-    parts = [sentence_parts(lens, head, [one], rule, 1 << 20)[0] for one in own]
+    parts = [sentence_parts(lens, [pooled(head)], [one], rule, 1 << 20)[0] for one in own]
     size = np.prod([np.linalg.norm(part.vector) for part in parts])
     u, v = (torch.from_numpy(part.tokens.sum(0) + part.bias) for part in parts)
     margins = pair.margins
@@ -139,7 +140,7 @@ def test_limits_of_memory_change_nothing(tiny):
 
 def test_the_embedded_sentence_encoder_says_how_it_pools(minilm):
     pair = minilm.cosine(*TEXTS)
-    assert minilm.pooling == Pooling(MEAN, (), 256, False, None)
+    assert minilm.pooling == Pooling(MEAN, (), 256, False, None, normalized=True)
     assert pair.note is None
     assert pair.tokens_a[:3] == ["[CLS]", "a", "man"]
     assert pair.top(1)[["a_token", "b_token"]].values.tolist() == [["flute", "instrument"]]

@@ -106,10 +106,11 @@ def test_texts_and_lists_of_texts(name, minilm):
 
 
 def test_the_code_in_the_document_runs(minilm):
-    document = Path(__file__).parents[2] / "docs" / "rollouts.md"
-    (code,) = re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.S)
+    document = Path(__file__).parents[2] / "docs" / "explain.md"
+    fences = re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.S)
+    (code,) = (fence for fence in fences if "normlens.rollouts." in fence)
     exec(
-        compile(code, "rollouts.md", "exec"),
+        compile(code, "explain.md", "exec"),
         {"lens": minilm, "text": "Rain.", "normlens": normlens},
     )
 

@@ -12,19 +12,19 @@ import normlens
 from normlens.errors import (
     InputError,
 )
-from normlens.explain.whole_vectors import cosines, sentence_parts
+from normlens.explain.search import cosines
+from normlens.explain.whole_vectors import pooled, sentence_parts
 from normlens.models.tiny import tiny_model
 from normlens.options import CosineOptions
-from normlens.studies.faithfulness.lens_methods import explanations, method, place_read
-from normlens.studies.faithfulness.methods import MethodOptions
+from normlens.studies.faithfulness.methods import MethodOptions, explanations, method, place_read
 from normlens.studies.faithfulness.options import NAMES
 from normlens.studies.faithfulness.questions import (
     Question,
+    Scorer,
     class_questions,
     cosine_questions,
     sentence_head,
 )
-from normlens.studies.faithfulness.scoring import Scorer
 
 every_case = pytest.mark.parametrize("case", CASES)
 EVERY_METHOD = [*NAMES, "rollout-LN1", "rollout-ATTN-N"]
@@ -95,7 +95,8 @@ def test_a_cosines_contributions_are_the_margins_of_its_matrix(case):
 def test_lengths_of_a_texts_parts(case):
     lens, questions = asked(case)
     for question, scores in zip(questions, method("vectors")(lens, questions), strict=True):
-        (parts,) = sentence_parts(lens, sentence_head(lens), [question.encoded], "ig", 1 << 24)
+        readings = [pooled(sentence_head(lens))]
+        (parts,) = sentence_parts(lens, readings, [question.encoded], "ig", 1 << 24)
         expected = [np.sqrt((part**2).sum()) for part in parts.tokens]
         np.testing.assert_allclose(scores, expected, rtol=1e-9)
 

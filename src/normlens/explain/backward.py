@@ -10,6 +10,8 @@ through the encoder's end and its layers, and the tokens of both sequences own t
 from __future__ import annotations
 
 import inspect
+import math
+import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -21,16 +23,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from normlens.explain.network import FrozenHead, FrozenNetwork
+from normlens.errors import NormLensWarning
+from normlens.explain.network import FrozenHead, FrozenNetwork, answer_score
 from normlens.explain.questions import Question
 from normlens.explain.whole_vectors import text_vector
 from normlens.frozen.parts import plus
 from normlens.frozen.scores import attentions, layer_flow, layer_scores, scores_behind
 from normlens.gpu.transfer import pinned_copy
 from normlens.layers import OF_CLASSES, OF_TOKENS, SENTENCES, Head
+from normlens.options import LOG_PROBABILITY
 from normlens.pipeline.batches import Progress, check_completeness, check_scores
 from normlens.results.explanation import WHOLE
-from normlens.results.words import RES
+from normlens.results.words import RES, percent
 
 # Scores as the model itself returns them.
 
@@ -46,10 +50,11 @@ def chooses_positions(model: Any) -> bool:
 
 
 def ask_for_places(
-    model: Any, inputs: dict[str, Any], positions: Iterable[int | None]
+    model: Any, inputs: dict[str, Any], positions: Iterable[int | slice | None]
 ) -> list[int] | None:
     """Ask a model for the scores of some positions only, if it can choose; returns which."""
-    places = sorted({position for position in positions if position is not None})
+    chosen = (p if isinstance(p, slice) else slice(p, p + 1) for p in positions if p is not None)
+    places = sorted({place for span in chosen for place in range(span.start, span.stop)})
     if not places or not chooses_positions(model):
         return None
     inputs["logits_to_keep"] = torch.tensor(places, device=inputs["input_ids"].device)
@@ -57,9 +62,9 @@ def ask_for_places(
 
 
 def rows_read(
-    output: Any, places: list[int] | None, asked: Iterable[tuple[int, int | None]]
+    output: Any, places: list[int] | None, asked: Iterable[tuple[int, int | slice | None]]
 ) -> list[Tensor]:
-    """The scores (c,) of each sequence and position in what a model with a head returned.
+    """The scores (c,), or (t, c) of a slice, of sequences and positions in what a model returned.
 
     That is (b, c) or (b, position, c), of all positions or of those in `places`.
     """
@@ -67,7 +72,12 @@ def rows_read(
     logits = output.prediction_logits if logits is None else logits
     rows = []
     for b, position in asked:
-        place = position if places is None or position is None else places.index(position)
+        place = position
+        if places is not None and isinstance(position, slice):  # its positions are all there
+            first = places.index(position.start)
+            place = slice(first, first + position.stop - position.start)
+        elif places is not None and isinstance(position, int):
+            place = places.index(position)
         rows.append(logits[b] if logits.dim() == 2 else logits[b, place])
     return rows
 
@@ -87,6 +97,7 @@ class Seed:
     columns: Sequence[float] = ()  # the head's scores that it consists of, by the algebra
     scores: Sequence[float] = ()  # the same, as the model says them: the target's, the contrast's
     probabilities: Sequence[float] = ()  # of both, where scores exclude each other
+    log_probability: float | None = None  # of an answer
 
 
 def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str) -> Seed:
@@ -95,6 +106,8 @@ def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str
     They are behind layer `question.layer`, or behind the last one. `row` is what the model itself
     returned: scores (c,), or its vectors (i, d) there if the head has no output.
     """
+    if question.answer:
+        return _answer_seed(question, head, last, row, rule)
     frozen = FrozenHead(head, last, rule, question.position)
     if question.direction is not None:
         direction = question.direction.to(last)
@@ -104,6 +117,7 @@ def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str
         value = float(row.double() @ question.direction.to(row.device, torch.float64))
         return Seed(question, value, *frozen.score(direction), by_algebra)
     row = row.double()
+    _warn_of_spellings(question, row)
     if question.target is None:
         question = replace(question, target=int(row.argmax()))
     weight, bias, columns = frozen.columns(question.columns)
@@ -117,6 +131,44 @@ def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str
     value, by_algebra = (float(np.dot(signs, each)) for each in (scores, columns))
     bias_part = {"OUT": bias, **bias_part}
     return Seed(question, value, gradient, bias_part, by_algebra, columns, scores, probabilities)
+
+
+def _warn_of_spellings(question: Question, row: Tensor) -> None:
+    """Say so where a word is another token, with a space or in another case, that is likelier."""
+    likely = torch.log_softmax(row, 0)
+    by_word: dict[str, tuple[float, str, float]] = {}
+    for word, column, other, place in question.spellings:
+        if max(column, place) >= len(row):
+            continue
+        before, found = float(likely[column]), float(likely[place])
+        if found > max(before, by_word.get(word, (before,))[0]):
+            by_word[word] = found, other, before
+    for word, (found, other, before) in by_word.items():
+        warnings.warn(
+            f"{word!r} is explained ({percent(math.exp(before))}), and the model finds {other!r} "
+            f"likelier ({percent(math.exp(found))}), which is another token; give {other!r} if "
+            "that was meant",
+            NormLensWarning,
+            stacklevel=2,
+        )
+
+
+def _answer_seed(question: Question, head: Head, last: Tensor, rows: Tensor, rule: str) -> Seed:
+    """The beginning of an answer's way back, at all of its positions; `rows` are (t, c)."""
+    rows = rows.double()
+    each = torch.arange(len(question.answer), device=rows.device)
+    ids = torch.tensor(question.answer, device=rows.device)
+    likely = torch.log_softmax(rows, -1)
+    coefficients = torch.zeros_like(rows)
+    if question.score == LOG_PROBABILITY:
+        coefficients -= likely.exp()
+    coefficients[each, ids] += 1
+    gradient, bias_part, scores = answer_score(head, last, question.positions, coefficients, rule)
+    value, by_algebra = (float((coefficients * all_).sum()) for all_ in (rows, scores.double()))
+    columns = scores[each, ids].double().tolist()
+    total = float(likely[each, ids].sum())
+    chosen = [float(np.exp(total))]
+    return Seed(question, value, gradient, bias_part, by_algebra, columns, (), chosen, total)
 
 
 # The way back, layer by layer.

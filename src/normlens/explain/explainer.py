@@ -25,7 +25,7 @@ from normlens.explain.backward import (
     seed_of,
 )
 from normlens.explain.network import FrozenNetwork
-from normlens.explain.questions import Question, QuestionReader, Target, label_of
+from normlens.explain.questions import AnswerOptions, Question, QuestionReader, Target, label_of
 from normlens.frozen.scores import SCORES, Errors
 from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, ModelState, described
 from normlens.gpu.matmul import rounded_once
@@ -72,17 +72,19 @@ def ask(
     position: Positions | Tokens = None,
     direction: Any = None,
     layer: int | None = None,
+    answers: AnswerOptions | None = None,
 ) -> Any:
     """Answer what a call of `Lens.explain` asks; a list where any part of it was a list.
 
     Of an encoder–decoder, `position` says which token of the target is explained, and there is
-    neither a `target` nor a `direction`.
+    neither a `target` nor a `direction`. With `answers` a target may be an answer of several
+    tokens.
     """
     if direction is not None and (target is not None or contrast is not None):
         raise InputError("give a target or a direction, not both")
     if direction is None and layer is not None:
         raise InputError("layer goes with direction=…; a target is read at the model's end")
-    reader = QuestionReader(lens, options, direction, layer)
+    reader = QuestionReader(lens, items, options, direction, layer, answers)
     asked = target, contrast, position
     has_lists = any(isinstance(value, (list, tuple)) for value in asked)
     # One value for each question: a value that is none or alone in a list stands for all.
@@ -98,14 +100,15 @@ def ask(
     if count == 0 and has_lists:
         raise InputError("a list of targets, contrasts, positions or tokens is empty")
     columns = [column * count if len(column) == 1 else column for column in columns]
-    read = [reader.read(index, items[index], *rest) for index, *rest in zip(*columns, strict=True)]
+    read = [reader.read(*each) for each in zip(*columns, strict=True)]
     questions = [each for one in read for each in (one if isinstance(one, list) else [one])]
-    found = iter(Explainer(lens, items, reader.head, options, progress).explain(questions))
-    answers = [
+    explainer = Explainer(lens, reader.items, reader.head, options, progress)
+    found = iter(explainer.explain(questions))
+    explained = [
         Explanations([next(found) for _ in one]) if isinstance(one, list) else next(found)
         for one in read
     ]
-    return answers if many or has_lists else answers[0]
+    return explained if many or has_lists else explained[0]
 
 
 # One call: batches through the model and back.
@@ -223,7 +226,7 @@ class Explainer:
         items = [self.items[k] for k in dict.fromkeys(each.sequence for each in questions)]
         inputs = model_inputs(lens.adapter, items, lens.device)
         if self.head.output is not None:
-            positions = [question.position for question in questions]
+            positions = [each.positions if each.answer else each.position for each in questions]
             places = ask_for_places(lens.adapter.whole, inputs, positions)
         batch = Batch(questions, items, inputs, places)
         with torch.no_grad(), without_autocast(lens.device):
@@ -261,7 +264,7 @@ class Explainer:
             return None
         if self._at_once(max(lengths), len(lengths)) < len(questions):
             return None
-        asked = tuple((question.position, question.layer) for question in questions)
+        asked = tuple((each.position, each.layer, len(each.answer)) for each in questions)
         kind = "passes", repr(self.options), self.head.task
         key = *kind, tuple(lengths), described(batch.inputs), asked
         record = partial(RecordedPasses, self, batch)
@@ -287,7 +290,10 @@ class Explainer:
         texts, questions = len(batch.items), enumerate(batch.questions)
         if self.head.output is None:
             return [output[0][k % texts] for k, _ in questions]
-        asked = ((k % texts, question.position) for k, question in questions)
+        asked = (
+            (k % texts, question.positions if question.answer else question.position)
+            for k, question in questions
+        )
         return rows_read(output, batch.places, asked)
 
     def seeds(
@@ -323,8 +329,10 @@ class Explainer:
         # Other columns, too, at the first question about each text.
         asked = list(zip(questions, rows, strict=True))[: network.texts]
         for column in range(0, count, max(1, count // COLUMNS)):
-            questions += [replace(each, target=column, contrast=None) for each, _ in asked]
-            rows += [row for _, row in asked]
+            questions += [
+                replace(each, target=column, contrast=None, answer=()) for each, _ in asked
+            ]
+            rows += [row[-1] if each.answer else row for each, row in asked]
         seeds = self.seeds(network, questions, rows)
         for b in range(network.texts):
             missed, sizes = [0.0], [torch.finfo(torch.float32).tiny]
@@ -362,6 +370,13 @@ class Explainer:
             for name, (column, _), score in scores:
                 fields[name] = label_of(column, head, lens.tokenizer)
                 fields |= {f"{name}_id": column, f"{name}_value": score}
+            if question.answer:
+                ids = list(question.answer)
+                fields["target"] = question.label or label_of(ids[0], head, lens.tokenizer)
+                fields |= {"answer_ids": ids, "score": question.score}
+                fields["log_probability"] = seed.log_probability
+                if item.generated is not None:
+                    said["target"] = item.generated
             names = "probability", "contrast_probability"
             fields |= zip(names, seed.probabilities, strict=False)
             answers.append(

@@ -22,7 +22,7 @@ from normlens.frozen.parts import plus, relative_error
 from normlens.frozen.scores import VECTORS, Errors, LayerScores
 from normlens.gpu.matmul import splits
 from normlens.inputs.text import Encoded
-from normlens.layers import Head, cast
+from normlens.layers import Head, HeadStep, cast
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import DEFAULT_LIMIT
 from normlens.pipeline.comparisons import Seen, end_in_float32
@@ -250,12 +250,7 @@ class FrozenHead:
 
         The latter is named by component, with numbers where there are several of a kind.
         """
-        body, steps = self.head.body, self.head.steps
-        symbols = [step.symbol for step in (*body, *steps)]
-        names = [
-            symbol + (str(symbols[: place + 1].count(symbol)) if symbols.count(symbol) > 1 else "")
-            for place, symbol in enumerate(symbols)
-        ]
+        body, names = self.head.body, _names((*self.head.body, *self.head.steps))
         g, of_steps = self.steps.score(weight)
         gradient, owed = torch.zeros_like(self.last), list[tuple[str, Tensor | None]]()
         for pool, frozen, share in zip(
@@ -273,23 +268,78 @@ class FrozenHead:
 
     def columns(self, signed: Sequence[tuple[int, float]]) -> tuple[Tensor, float, list[float]]:
         """The weight (d,) and bias of a sum of output columns with signs, and their scores."""
-        y, output = self.steps.output, self.head.output
-        assert output is not None
-        chosen = torch.tensor([column for column, _ in signed], device=y.device)
-        signs = torch.tensor([sign for _, sign in signed]).to(y)
-        scale = output.scale[chosen].to(y) if isinstance(output.scale, Tensor) else output.scale
-        weights = output.weight[:, chosen].to(y) * scale  # (d, c)
-        biases = torch.zeros_like(signs)
-        if output.bias is not None:
-            biases = output.bias[chosen].to(y) * scale
-        scores = y @ weights + biases
-        slopes, capped = torch.ones_like(scores), scores
-        if (cap := self.head.soft_cap) is not None:
-            # c · tanh(z/c): the rule's slope of tanh at z/c.
-            of_bias = self.steps.bias @ weights + biases
-            neuron = Nonlinearity(activation("tanh"))
-            tanh = neuron.linearised(self.rule, [scores / cap], [of_bias / cap])
-            (slopes,), capped = tanh.slopes, tanh.hidden * cap
-        remainder = capped - slopes * (scores - biases)
+        chosen = torch.tensor([column for column, _ in signed], device=self.last.device)
+        signs = torch.tensor([sign for _, sign in signed]).to(self.last)
+        weights, slopes, remainder, scores = _output(self.head, self.steps, chosen, self.rule)
         weight = weights @ (slopes * signs)
-        return weight, float((remainder * signs).double().sum()), capped.double().tolist()
+        return weight, float((remainder * signs).double().sum()), scores.double().tolist()
+
+
+def _output(
+    head: Head, steps: FrozenReadout, chosen: Tensor | slice, rule: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Some of a head's output columns: weights (d, c), slopes (…, c), remainders and scores alike.
+
+    A score is ``slope · (weights · y) + remainder`` of what is read, y (…, d).
+    """
+    y, output = steps.output, head.output
+    assert output is not None
+    scale = output.scale[chosen].to(y) if isinstance(output.scale, Tensor) else output.scale
+    weights = output.weight[:, chosen].to(y) * scale
+    biases = torch.zeros_like(weights[0])
+    if output.bias is not None:
+        biases = output.bias[chosen].to(y) * scale
+    scores = y @ weights + biases
+    slopes, capped = torch.ones_like(scores), scores
+    if (cap := head.soft_cap) is not None:
+        # c · tanh(z/c): the rule's slope of tanh at z/c.
+        of_bias = steps.bias @ weights + biases
+        neuron = Nonlinearity(activation("tanh"))
+        tanh = neuron.linearised(rule, [scores / cap], [of_bias / cap])
+        (slopes,), capped = tanh.slopes, tanh.hidden * cap
+    return weights, slopes, capped - slopes * (scores - biases), capped
+
+
+#: Output columns that an answer reads at a time.
+_COLUMNS = 1 << 12
+
+
+def answer_score(
+    head: Head, last: Tensor, where: slice, coefficients: Tensor, rule: str
+) -> tuple[Tensor, dict[str, float], Tensor]:
+    """A sum of the head's scores at several positions, each times its coefficient (t, c).
+
+    Returns the gradient (n, d) at the vectors `last` behind the last layer, what no token owns by
+    component, and the scores (t, c). Coefficients are held: those of a log-probability,
+    ``Σ_t (z_{t,y_t} − Σ_v p_{t,v} z_{t,v})``, are one of its token less all probabilities.
+    """
+    steps = (*head.body, *head.steps)
+    frozen = FrozenReadout.at(steps, last[where], rule)
+    # In float64: large vectors whose product with the weights is small would not forgive less.
+    weight = torch.zeros_like(frozen.output, dtype=torch.float64)
+    scores = torch.zeros_like(coefficients)
+    of_output = 0.0
+    for first in range(0, coefficients.shape[1], _COLUMNS):
+        some = slice(first, first + _COLUMNS)
+        signs = coefficients[:, some]
+        if not signs.any():
+            continue
+        weights, slopes, remainder, scores[:, some] = _output(head, frozen, some, rule)
+        weight += (slopes * signs) @ weights.T.double()
+        of_output += float((remainder.double() * signs).sum())
+    gradient, (g, shares) = torch.zeros_like(last), frozen.score(weight.to(last))
+    gradient[where] = g
+    bias_part = {"OUT": of_output}
+    for name, share in zip(_names(steps), shares, strict=True):
+        if share is not None:
+            bias_part[name] = bias_part.get(name, 0.0) + float(share.double().sum())
+    return gradient, bias_part, scores
+
+
+def _names(steps: Sequence[HeadStep]) -> list[str]:
+    """What the steps of a head are called: their symbols, numbered where there are several."""
+    symbols = [step.symbol for step in steps]
+    return [
+        symbol + (str(symbols[: place + 1].count(symbol)) if symbols.count(symbol) > 1 else "")
+        for place, symbol in enumerate(symbols)
+    ]

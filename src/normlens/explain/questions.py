@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import InputError, parse_json, reason_of, require, system_reason
+from normlens.errors import InputError, check_choice, require
+from normlens.inputs.encode import answered, reader_of
 from normlens.inputs.text import TARGET, Encoded, Reader, tokenise
 from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Dense, Head
 from normlens.models.base import read_head
-from normlens.options import ExplainOptions
+from normlens.options import ANSWER_SCORES, LOG_PROBABILITY, PARTS, ExplainOptions
 from normlens.results.axes import SPACE, readable_tokens
 
 if TYPE_CHECKING:
@@ -43,6 +41,18 @@ class Question:
     contrast: int | None = None
     direction: Tensor | None = None  # (d,)
     layer: int | None = None
+    #: tokens that are explained together; the last is predicted at `position`
+    answer: tuple[int, ...] = ()
+    score: str = LOG_PROBABILITY  # of an answer
+    label: str | None = None  # what people call the answer
+    #: words as they were given, their columns, and other spellings with theirs
+    spellings: tuple[tuple[str, int, str, int], ...] = ()
+
+    @property
+    def positions(self) -> slice:
+        """Where an answer is predicted."""
+        assert self.position is not None
+        return slice(self.position + 1 - len(self.answer), self.position + 1)
 
     @property
     def columns(self) -> list[tuple[int, float]]:
@@ -51,11 +61,51 @@ class Question:
         return [(column, sign) for column, sign in signed if column is not None]
 
 
-class QuestionReader:
-    """Reads what a call of `Lens.explain` asks of each text."""
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What `Lens.explain` may be asked about answers of several tokens.
 
-    def __init__(self, lens: Lens, options: ExplainOptions, direction: Any, layer: Any):
+    - `score` is "log-probability" (of answers of several tokens) or "logit" (of single tokens).
+    - `by` explains each "sentence", "paragraph" or "token" of an answer, or all of it ("document").
+    - `generate` lets the model answer with so many tokens at most; `generation` are options of its
+      method ``generate``, which by default takes the likeliest token.
+    """
+
+    score: str | None = None
+    by: str | None = None
+    generate: int | None = None
+    generation: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        for value, choices, name in ((self.score, ANSWER_SCORES, "score"), (self.by, PARTS, "by")):
+            if value is not None:
+                check_choice(value, choices, name)
+        if self.generation is not None and self.generate is None:
+            raise InputError("generation=… are options of an answer to generate; add generate=N")
+
+    @property
+    def given(self) -> bool:
+        """Whether a question must be about an answer."""
+        return (self.by or self.generate) is not None or self.score == LOG_PROBABILITY
+
+
+class QuestionReader:
+    """Reads what a call of `Lens.explain` asks of each text.
+
+    Its `items` are the texts, and behind them those that an answer follows.
+    """
+
+    def __init__(
+        self,
+        lens: Lens,
+        items: Sequence[Encoded],
+        options: ExplainOptions,
+        direction: Any,
+        layer: Any,
+        answers: AnswerOptions | None = None,
+    ):
         self.lens, self.options, self.layer = lens, options, None
+        self.items, self.answers = [*items], answers
         self.direction: Tensor | None = None
         if direction is None:
             self.head = read_head(lens.adapter)
@@ -72,12 +122,18 @@ class QuestionReader:
         self.head = Head("direction", ANY, end)
 
     def read(
-        self, index: int, item: Encoded, target: Any, contrast: Any, position: Any
+        self, index: int, target: Any, contrast: Any, position: Any
     ) -> Question | list[Question]:
         """What is asked about an item of this index; a list if each token is asked for in turn.
 
         Of an encoder–decoder, the token behind position p is token p of the target.
         """
+        item = self.items[index]
+        if self.answers is not None:
+            whole = self._answered(self.answers, item, target, contrast, position)
+            if whole is not None:
+                self.items.append(whole)
+                return self.about_answer(len(self.items) - 1, self.answers)
         following, two = [*item.ids[1:], item.end], item.source is not None
         if position == ALL and self.direction is None:
             name, others = ("token", "contrast") if two else ("position", "target and contrast")
@@ -111,6 +167,81 @@ class QuestionReader:
             return Question(index, read, direction=self.direction, layer=self.layer)
         return self._question(index, item, target, contrast, read)
 
+    def _answered(
+        self, asked: AnswerOptions, item: Encoded, target: Any, contrast: Any, position: Any
+    ) -> Encoded | None:
+        """The text with the answer that is asked about; None if that is no answer but a token."""
+        lens, end = self.lens, len(item) - 1
+        takes = self.direction is None and self.head.task == CAUSAL and item.source is None
+        if not takes or position == ALL:
+            if asked.given:
+                raise InputError(
+                    "score, by and generate are about the answer of a causal language model to a "
+                    "text; leave them out"
+                )
+            return None
+        if asked.generate is not None:
+            if any(each is not None for each in (target, contrast, position)):
+                raise InputError(
+                    "generate=N lets the model answer at the end of the text; leave target, "
+                    "contrast and position out"
+                )
+            return answered(lens, item, asked.generate, asked.generation or {})
+        if target is None:
+            if asked.given:
+                raise InputError(
+                    "say which answer is explained: target=…, or generate=N to let the model answer"
+                )
+            return None
+        if not isinstance(target, str):
+            column = column_of(target, self.head, lens.tokenizer, item, end, False)
+            if asked.given and lens.tokenizer is None:
+                raise InputError("an answer needs a tokenizer; pass one to load(model, tokenizer)")
+            whole = reader_of(lens).followed_by(item, [column]) if asked.given else None
+        else:
+            pieces = (
+                []
+                if lens.tokenizer is None
+                else _pieces(target, self.head, lens.tokenizer, item, end)
+            )
+            unknown = getattr(lens.tokenizer, "unk_token_id", None)
+            several = len(pieces) > 1 and not self.options.first_piece
+            if unknown in pieces or not pieces or not (several or asked.given):
+                return None
+            whole = reader_of(lens).answered(item, target)
+        if whole is not None and contrast is not None:
+            raise InputError(
+                "a contrast is one token in place of another, and an answer may be several; leave "
+                "it out, or take the first token with first_piece=True (--first-piece)"
+            )
+        at_end = position is None or checked_index(position, end + 1, "position", "") == end
+        if whole is not None and not at_end:
+            if asked.given:
+                raise InputError("an answer follows the text; leave position out")
+            return None
+        return whole
+
+    def about_answer(self, index: int, asked: AnswerOptions) -> Question | list[Question]:
+        """What is asked about the answer at the end of an item; a list for each of its parts."""
+        item = self.items[index]
+        assert item.answer is not None
+        first, ids = item.answer.first, item.ids[item.answer.first :]
+        score = asked.score or LOG_PROBABILITY
+        parts = [(item.answer.text, range(len(ids)))]
+        if asked.by is not None:
+            parts = item.answer.parts(asked.by)
+        questions = [
+            Question(
+                index,
+                first + places.stop - 2,
+                answer=tuple(ids[places.start : places.stop]),
+                score=score,
+                label=text if len(places) > 1 else None,
+            )
+            for text, places in parts
+        ]
+        return questions if asked.by is not None else questions[0]
+
     def _question(
         self, index: int, item: Encoded, target: Any, contrast: Any, place: int | None
     ) -> Question:
@@ -126,7 +257,13 @@ class QuestionReader:
                 f"{'target' if item.source is None else 'token'} and contrast are the same, so "
                 "there is no difference to explain"
             )
-        return Question(index, place, columns[0], columns[1])
+        spellings = [
+            (word, column, *other)
+            for word, column in zip((target, contrast), columns, strict=True)
+            if isinstance(word, str) and column is not None
+            for other in _other_spellings(word, column, self.head, lens.tokenizer, item, place)
+        ]
+        return Question(index, place, columns[0], columns[1], spellings=tuple(spellings))
 
     def _token_place(self, item: Encoded, token: Any) -> int:
         """The position that predicts the token of the target that `token` names."""
@@ -268,11 +405,27 @@ def column_of(
         shown = " + ".join(readable(tokenizer, pieces))
         raise InputError(
             f"{what} {target!r} is {len(pieces)} tokens ({shown}) and a model predicts one at a "
-            f"time; take the first with first_piece=True (--first-piece), or give another word"
+            f"time here; take the first with first_piece=True (--first-piece), or give another word"
         )
     if pieces[0] >= count:
         raise InputError(f"{what} {target!r} has id {pieces[0]} and the model predicts {count} ids")
     return pieces[0]
+
+
+def _other_spellings(
+    word: str, column: int, head: Head, tokenizer: Any, sequence: Encoded, position: int | None
+) -> list[tuple[str, int]]:
+    """The same word with or without a space before it and with its other case, as other tokens."""
+    if head.task not in OF_TOKENS:
+        return []
+    bare = word.lstrip()
+    other_case = bare[:1].swapcase() + bare[1:]
+    found: dict[int, str] = {}
+    for spelling in (f" {bare}", bare, f" {other_case}", other_case):
+        pieces = _pieces(spelling, head, tokenizer, sequence, position) if bare else []
+        if len(pieces) == 1 and pieces[0] not in (column, getattr(tokenizer, "unk_token_id", None)):
+            found.setdefault(pieces[0], spelling)
+    return [(spelling, other) for other, spelling in found.items()]
 
 
 def _label(target: str, count: int, head: Head, what: str) -> int:
@@ -301,7 +454,7 @@ def _pieces(
         assert position is not None
         before, behind = before[:position], before[position + 1 :]
     if longer is not None:
-        ids = _ids(tokenizer, longer, True)
+        ids = _ids(tokenizer, longer, sequence.contents is None)
         stop = len(ids) - len(behind)
         if stop > len(before) and ids[: len(before)] == before and ids[stop:] == behind:
             return ids[len(before) : stop]
@@ -342,23 +495,3 @@ def direction_of(direction: Any, d: int) -> Tensor:
         raise InputError(f"direction is a vector of {d} numbers, this one has the shape {shape}")
     require(math.isfinite(float(vector.abs().max())), "direction holds numbers that are not finite")
     return vector
-
-
-FORMATS = (".npy", ".json", ".txt")
-
-
-def read_direction(path: Path) -> NDArray[np.float64]:
-    """A vector from a NumPy file, a JSON list, or numbers that spaces and lines separate."""
-    kind = path.suffix.lower()
-    require(kind in FORMATS, f"--direction takes a {', '.join(FORMATS)} file, not {str(path)!r}")
-    try:
-        if kind == ".npy":
-            return np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
-        text = path.read_text("utf-8")
-        return np.asarray(parse_json(text) if kind == ".json" else text.split(), dtype=np.float64)
-    except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {system_reason(error)}") from error
-    except (ValueError, TypeError, EOFError, MemoryError) as error:
-        raise InputError(
-            f"{str(path)!r} holds no vector of numbers ({reason_of(error)})"
-        ) from error

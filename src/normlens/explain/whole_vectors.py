@@ -1,4 +1,4 @@
-"""Whole vectors: every token pushed through the frozen layers; maps and cosines of what arrives.
+"""Whole vectors: every token pushed through the frozen layers; maps and texts' vectors of them.
 
     V^0_ik = δ_ik e_k,        Σ_k V^ℓ_ik + b^ℓ_i = x^ℓ_i                         (completeness)
 
@@ -9,10 +9,10 @@ and are held as one layer's own maps are (`LayerMaps`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import CompletenessError, InputError, require
 from normlens.explain.network import FrozenHead, FrozenNetwork, check_one_sequence
 from normlens.frozen.activations import activation
 from normlens.frozen.network import Sources, WholeNorms
@@ -28,15 +27,13 @@ from normlens.frozen.norm_maps import LayerMaps
 from normlens.frozen.parts import relative_error
 from normlens.frozen.scores import Errors
 from normlens.inputs.text import Encoded
-from normlens.layers import Dense, Elementwise, Head, HeadStep, Layer, Reach
-from normlens.loading.sentences import Pooling
+from normlens.layers import SENTENCES, Dense, Elementwise, Head, HeadStep, Layer, Reach
 from normlens.models.parts import ENCODER
 from normlens.options import DEFAULT_LIMIT, CosineOptions, parse_bytes
 from normlens.pipeline import batches
 from normlens.pipeline.batches import Progress, by_layers
 from normlens.pipeline.collector import Collector
 from normlens.plan.costs import VectorSizes, check_vectors_limit, group_sources
-from normlens.results.explanation import Cosine
 from normlens.trace.checks import Checks
 from normlens.trace.locking import exclusive
 from normlens.trace.run import LayerTrace, model_inputs, reading
@@ -190,6 +187,39 @@ class SentenceParts:
     bias: NDArray[np.float64]  # b_u (d,)
     vector: NDArray[np.float64]  # u (d,), from what the model itself returned
 
+    def times(self, factor: Any) -> SentenceParts:
+        """The same with every number of the vector multiplied."""
+        return SentenceParts(self.tokens * factor, self.bias * factor, self.vector * factor)
+
+    def cut(self, width: int | None) -> SentenceParts:
+        """The first numbers of the vector, as Matryoshka models are truncated."""
+        kept = (..., slice(width))
+        return SentenceParts(self.tokens[kept], self.bias[kept], self.vector[kept])
+
+
+@dataclass(frozen=True)
+class FrozenReading:
+    """What is read of a text's last vectors, frozen: a vector u, linear in them."""
+
+    linear: Callable[[Tensor], Tensor]  # of vectors (…, n, d), without biases: (…, d)
+    bias: Tensor  # (d,), what the steps behind the last layer add
+    vector: Tensor  # (d,), from what the model itself returned
+
+
+#: From a text's vectors behind the last layer, the model's own output of it, and a rule.
+Reading: TypeAlias = Callable[[Tensor, Tensor, str], FrozenReading]
+
+
+def pooled(head: Head) -> Reading:
+    """Read a text's one vector, as `head` pools it."""
+
+    def read(last: Tensor, own: Tensor, rule: str) -> FrozenReading:
+        exact = head.to(last.dtype)
+        frozen = FrozenHead(exact, last, rule)
+        return FrozenReading(frozen.linear, frozen.steps.bias, text_vector(exact, own))
+
+    return read
+
 
 def text_vector(head: Head, output: Tensor) -> Tensor:
     """A text's vector from the model's own output (i, d), which has no padding."""
@@ -210,15 +240,15 @@ def through_steps(steps: Sequence[HeadStep], y: Tensor) -> Tensor:
 
 def sentence_parts(
     lens: Lens,
-    head: Head,
+    readings: Sequence[Reading],
     batch: Sequence[Encoded],
     rule: str,
     limit: int,
     progress: Progress | None = None,
 ) -> list[SentenceParts]:
-    """Run the model on a batch once and push every token through it."""
+    """Run the model on a batch once and push every token through it; each text has its reading."""
     check_one_sequence(lens)
-    dtype, pooled = lens.compute_dtype, head.to(lens.compute_dtype)
+    dtype = lens.compute_dtype
     network = FrozenNetwork(lens, batch, rule, limit)
     (lengths,) = network.lengths
     checks = Checks(lens.adapter, lens.dtype, lengths)
@@ -228,116 +258,58 @@ def sentence_parts(
         with reading(lens.model, lens.adapter):
             inputs = model_inputs(lens.adapter, batch, lens.device)
             own = network.forward(lens.model, inputs).last_hidden_state.to(dtype)
-            compare = partial(_pooling_errors, network, head, inputs)
-            lens.float32_check.once(rule, head.task, "the pooling", compare)
+            compare = partial(_pooling_errors, network, readings, inputs)
+            lens.float32_check.once(rule, SENTENCES, "the pooling", compare)
             last = network.behind()
-            heads = [FrozenHead(pooled, last[b, :n], rule) for b, n in enumerate(lengths)]
+            ends = zip(readings, last, own, lengths, strict=True)
+            frozen = [read(x[:n], y[:n], rule) for read, x, y, n in ends]
             layers = enumerate(lens.layers)
-            ends = {(k, len(layer.steps) - 1): layer.scopes[-1] for k, layer in layers}
-            maps, until = WholeMaps(network, ends), len(network) - 1
+            scopes = {(k, len(layer.steps) - 1): layer.scopes[-1] for k, layer in layers}
+            maps, until = WholeMaps(network, scopes), len(network) - 1
             advance = by_layers(progress, len(network))
-            shares: list[list[Tensor]] = [[] for _ in heads]  # of some sources (k, d) each
+            shares: list[list[Tensor]] = [[] for _ in frozen]  # of some sources (k, d) each
             no_token: list[Tensor] = []  # (d,) each
             for arrived, bias in push(network, until, limit, maps, advance):
-                for b, frozen in enumerate(heads):
+                for b, end in enumerate(frozen):
                     for sources in arrived:
                         # Earlier targets hold nothing of them.
                         vectors = F.pad(sources.vectors[:, b], (0, 0, sources.since, 0))
-                        shares[b].append(frozen.linear(vectors))
+                        shares[b].append(end.linear(vectors))
                     if bias is not None:
-                        no_token.append(frozen.linear(bias[b]) + frozen.steps.bias)
+                        no_token.append(end.linear(bias[b]) + end.bias)
         checks.judge()
         for index, one in maps.maps.items():
             errors = [(index, scope, float(error)) for scope, error in one.completeness.items()]
             batches.check_completeness(errors, lens.dtype)
         parts = []
         for b, n in enumerate(lengths):
-            tensors = torch.cat(shares[b])[:n], no_token[b], text_vector(pooled, own[b, :n])
+            tensors = torch.cat(shares[b])[:n], no_token[b], frozen[b].vector
             parts.append(SentenceParts(*(tensor.double().cpu().numpy() for tensor in tensors)))
         return parts
 
     return exclusive(lens.model, run)
 
 
-def _pooling_errors(network: FrozenNetwork, head: Head, inputs: dict[str, Any]) -> Errors:
+def _pooling_errors(
+    network: FrozenNetwork, readings: Sequence[Reading], inputs: dict[str, Any]
+) -> Errors:
     """How far frozen vectors of texts miss those that the model gives in float32."""
     output = network.in_float32(network.lens.model, inputs)
-    wide = head.to(torch.float32)
-    for b, n in enumerate(network.lengths[0]):
+    for b, (read, n) in enumerate(zip(readings, network.lengths[0], strict=True)):
         last = network.behind()[b, :n].float()
-        own = text_vector(wide, output.last_hidden_state[b, :n])
-        frozen = FrozenHead(wide, last, network.rule)
-        total = frozen.linear(last) + frozen.steps.bias
+        end = read(last, output.last_hidden_state[b, :n], network.rule)
+        total, own = end.linear(last) + end.bias, end.vector
         yield "a text's vector", float(relative_error(total[None, None], own[None, None], [1]))
-
-
-# Cosines of two texts, shared out among pairs of their tokens.
-#
-# cos(u, v) = ( Σ_kl u_k·v_l + Σ_k u_k·b_v + Σ_l b_u·v_l + b_u·b_v ) / (‖u‖ ‖v‖)
-
-
-def text_pairs(a: Any, b: Any) -> tuple[list[tuple[str, str]], bool]:
-    """The pairs of texts that a call is about, and whether they were given as a list."""
-    many = b is None
-    pairs = a if many and isinstance(a, list) else [(a, b)]
-    for pair in pairs:
-        texts = pair if isinstance(pair, (tuple, list)) else ()
-        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-            raise InputError(
-                f"cosine takes two texts, cosine(a, b), or a list of pairs of texts, not {pair!r}"
-            )
-    return [(first, second) for first, second in pairs], many
-
-
-def check_texts(pairs: Sequence[tuple[str, str]], pooling: Pooling) -> None:
-    """Refuse texts that the sentence encoder would change before it reads them."""
-    if pooling.lower_case and any(text != text.lower() for pair in pairs for text in pair):
-        raise InputError(
-            "this sentence encoder puts its texts into lower case first (do_lower_case); pass them "
-            "in lower case"
-        )
-
-
-def cosines(
-    lens: Lens,
-    pooling: Pooling,
-    encoded: Sequence[tuple[Encoded, Encoded]],
-    options: CosineOptions,
-    progress: Progress | None = None,
-) -> list[Cosine]:
-    """The cosine of every pair. A text that comes several times is run once."""
-    head, limit = pooling.head(lens.adapter.end(), lens.device), pooling.max_tokens
-
-    def key(text: Encoded) -> Hashable:
-        return tuple(text.ids), tuple(text.type_ids or ())
-
-    texts = {key(text): text for pair in encoded for text in pair}
-    parts = parts_of_texts(lens, head, list(texts.values()), options, progress)
-    found, results = dict(zip(texts, parts, strict=True)), []
-    for a, b in encoded:
-        cosine = _cosine(a, b, found[key(a)], found[key(b)], lens.dtype)
-        rule, tolerance = options.nonlinearity, batches.SCORE_TOLERANCE[lens.dtype]
-        said = batches.provenance(lens, rule, cosine.completeness, tolerance)
-        said["pooling"] = head.reads
-        notes = [head.note] if head.note else []
-        if limit is not None and max(len(a), len(b)) > limit:
-            notes.append(
-                f"sentence-transformers would cut texts after {limit} tokens; here they are whole"
-            )
-        if notes:
-            said["note"] = "; ".join(notes)
-        results.append(replace(cosine, provenance=said))
-    return results
 
 
 def parts_of_texts(
     lens: Lens,
-    head: Head,
+    readings: Sequence[Reading],
     texts: list[Encoded],
     options: CosineOptions,
     progress: Progress | None = None,
 ) -> list[SentenceParts]:
-    """What the vector of every text consists of, as `head` pools it."""
+    """What the vector of every text consists of; each text has its reading."""
     lengths = [len(text) for text in texts]
     limit = parse_bytes(options.memory_limit) or DEFAULT_LIMIT
     if options.memory_limit is not None:
@@ -346,29 +318,7 @@ def parts_of_texts(
     parts: dict[int, SentenceParts] = {}
     for places in batches.batches(lens, texts, size):
         batch = [texts[place] for place in places]
-        done = sentence_parts(lens, head, batch, options.nonlinearity, limit, progress)
+        chosen = [readings[place] for place in places]
+        done = sentence_parts(lens, chosen, batch, options.nonlinearity, limit, progress)
         parts |= zip(places, done, strict=True)
     return [parts[place] for place in range(len(texts))]
-
-
-def _cosine(
-    a: Encoded, b: Encoded, u: SentenceParts, v: SentenceParts, dtype: torch.dtype
-) -> Cosine:
-    size = float(np.linalg.norm(u.vector) * np.linalg.norm(v.vector))
-    require(size > 0, "one of the texts has a vector of length 0, so there is no cosine")
-    value = float(u.vector @ v.vector) / size
-    matrix = u.tokens @ v.tokens.T / size
-    a_with_bias, b_with_bias = u.tokens @ v.bias / size, v.tokens @ u.bias / size
-    bias = float(u.bias @ v.bias) / size
-    total = float(matrix.sum() + a_with_bias.sum() + b_with_bias.sum()) + bias
-    error, tolerance = abs(total - value), batches.SCORE_TOLERANCE[dtype]
-    if not error <= tolerance:
-        raise CompletenessError(
-            f"the parts of the cosine miss the model's own by {error:.1e}, tolerance "
-            f"{tolerance:.0e} for {str(dtype).removeprefix('torch.')}; the model may differ "
-            "from its family"
-        )
-    axes = a.axis, b.axis
-    text_a, text_b = (one.text if isinstance(one.text, str) else None for one in (a, b))
-    parts = value, matrix, a_with_bias, b_with_bias, bias
-    return Cosine(*parts, *axes, error, text_a=text_a, text_b=text_b)

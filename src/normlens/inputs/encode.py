@@ -8,17 +8,28 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from normlens.errors import SMALLER, InputError, shortage_explained
+from normlens.errors import SMALLER, InputError, reason_of, require, shortage_explained
 from normlens.inputs import as_list
 from normlens.inputs.signals import Features, encode_features, encode_signals
-from normlens.inputs.text import SOURCE, TARGET, TEXT, Encoded, Ids, Reader, Side, tokens_of
+from normlens.inputs.text import (
+    SOURCE,
+    TARGET,
+    TEXT,
+    Encoded,
+    Ids,
+    Reader,
+    Side,
+    is_chat,
+    tokens_of,
+)
 from normlens.loading.hub import quiet_transformers
 from normlens.models.parts import SignalEncoder, TwoStacks
+from normlens.options import at_least_one
 from normlens.trace.locking import exclusive
 from normlens.trace.run import model_inputs, reading
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from normlens.lens import Lens
 
@@ -70,7 +81,7 @@ def encode_input(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
 
 def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     """Single sequences, as the model takes them, and whether they were given as a list."""
-    source = as_list(given.source)
+    source = given.source if is_chat(given.source) else as_list(given.source)
     if isinstance(lens.adapter, SignalEncoder):
         return encode_signals(lens, replace(given, source=source))
     check_no_signal(lens, source, given.sampling_rate)
@@ -86,7 +97,7 @@ def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
         )
     if (source is None) == (given.input_ids is None):
         raise InputError("pass either a text (or a list of texts) or input_ids=…, one of the two")
-    reader, many = reader_of(lens), isinstance(source, list)
+    reader, many = reader_of(lens), isinstance(source, list) and not is_chat(source)
     if source is not None:
         texts = source if many else [source]
         for text in texts:
@@ -321,6 +332,55 @@ def generated(lens: Lens, source: Encoded, max_length: int | None = None) -> Enc
     said = GENERATED if finished else f"{GENERATED}, cut at {len(ids)} tokens"
     target = _from_ids(ids[:-1] if finished else ids, lens)
     return replace(target, source=source, end=ids[-1] if finished else None, generated=said)
+
+
+@shortage_explained("generating an answer", SMALLER)
+def answered(lens: Lens, prompt: Encoded, count: int, options: Mapping[str, Any]) -> Encoded:
+    """A prompt with the answer of at most `count` tokens that the model gives to it.
+
+    By default it always takes the likeliest token. The token that ends the answer is left out.
+    """
+    adapter, whole = lens.adapter, lens.adapter.whole
+    if not can_generate(lens):
+        raise InputError(
+            f"{type(whole).__name__} has no head that could generate an answer; pass one, or load "
+            "a causal language model with its head"
+        )
+    chosen = {"num_beams": 1, "do_sample": False, "max_new_tokens": at_least_one(count, "generate")}
+    chosen |= dict(options)
+    limit = lens.max_tokens
+    if limit is not None and len(prompt) >= limit:
+        raise InputError(
+            f"the prompt has {len(prompt)} tokens and the model takes at most {limit}, so there is "
+            "no room for an answer; shorten it"
+        )
+    if limit is not None and "max_length" not in chosen:
+        chosen["max_new_tokens"] = min(chosen["max_new_tokens"], limit - len(prompt))
+    inputs = model_inputs(adapter, [prompt], lens.device)
+
+    def run() -> Any:
+        with reading(whole, adapter), quiet_transformers():
+            try:
+                return whole.generate(**inputs, **chosen)
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"the model does not generate with these options ({reason_of(error)})"
+                ) from error
+
+    found = exclusive(whole, run)
+    rows = getattr(found, "sequences", found).tolist()
+    require(len(rows) == 1, "an answer is one sequence; leave num_return_sequences out")
+    ids = rows[0][len(prompt) :]
+    ends = chosen.get("eos_token_id", whole.generation_config.eos_token_id)
+    special = {*(ends if isinstance(ends, list) else [ends])}
+    special |= {getattr(lens.tokenizer, "eos_token_id", None), whole.generation_config.pad_token_id}
+    while ids and ids[-1] in special:
+        ids.pop()
+    require(ids, "the model ends its answer before the first token; give an answer yourself")
+    reader = reader_of(lens)
+    if lens.tokenizer is None:
+        raise InputError("an answer needs the model's tokenizer; pass it to load(model, tokenizer)")
+    return replace(reader.followed_by(prompt, ids), generated=GENERATED)
 
 
 def _from_ids(ids: list[int], lens: Lens) -> Encoded:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from normlens.errors import InputError
+from normlens.errors import InputError, check_choice, reason_of
 from normlens.gpu.transfer import sent
 from normlens.results.axes import PatchGrid, TokenAxis
 from normlens.trace.locking import exclusive
@@ -21,6 +22,9 @@ from normlens.trace.locking import exclusive
 Text: TypeAlias = str | tuple[str, str]
 #: Several texts or pairs of texts: a list, a column of a table, an array, a generator.
 Texts: TypeAlias = Iterable[str] | Iterable[tuple[str, str]] | Iterable[str | tuple[str, str]]
+#: A dialogue: messages with a role and content, or {"messages": …} with more for the template, such
+#: as tools.
+Chat: TypeAlias = Sequence[Mapping[str, object]] | Mapping[str, object]
 #: A source or a target of an encoder–decoder: a text, or the words of one.
 Side: TypeAlias = str | Sequence[str]
 #: Token ids of one sequence or of a batch: lists, a tensor or an array.
@@ -30,6 +34,32 @@ Tokenizer: TypeAlias = Callable[..., object]
 
 #: What a reader reads, as errors call it.
 TEXT, SOURCE, TARGET = "text", "source", "target"
+
+
+#: Characters of a text, from the first to before the last.
+Span: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tokens behind a prompt that answer it, with the characters that each of them writes."""
+
+    first: int  # the place of its first token in the sequence
+    text: str
+    spans: list[Span]  # of each token, in its text
+
+    def parts(self, by: str) -> list[tuple[str, range]]:
+        """Its sentences, paragraphs or tokens, each with the places of its tokens in the answer."""
+        count = len(self.spans)
+        if by == TOKEN:
+            return [(self.text[a:b], range(k, k + 1)) for k, (a, b) in enumerate(self.spans)]
+        parts, places = parts_of(self.text, by), list[int]()
+        for span in self.spans:
+            owner = owner_of(self.text, span, parts)
+            places.append(owner if owner is not None else places[-1] if places else 0)
+        firsts = [k for k in range(count) if k == 0 or places[k] != places[k - 1]]
+        named = zip(firsts, [*firsts[1:], count], strict=True)
+        return [(self.text[slice(*parts[places[k]])], range(k, stop)) for k, stop in named]
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,9 @@ class Encoded:
     #: what an encoder reads, where these are the tokens that its decoder reads, start token first
     source: Encoded | None = None
     generated: str | None = None  # how the model generated these tokens itself; None: given
+    #: of a dialogue, the characters of its text that each message's content takes
+    contents: list[Span | None] | None = field(default=None, compare=False)
+    answer: Answer | None = field(default=None, compare=False)  # the last tokens, which answer
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -120,10 +153,11 @@ class Reader:
         if self.tokenizer is None:
             ids = "decoder_input_ids" if self.name == TARGET else "input_ids"
             raise InputError(
-                "this lens has no tokenizer; pass one to load(model, tokenizer) (--tokenizer), or "
-                f"pass {ids}=…"
+                f"this lens has no tokenizer; pass one to load(model, tokenizer), or pass {ids}=…"
             )
         is_text = self.name == TEXT
+        if is_text and is_chat(given):
+            return self._read_chat(given)
         words = None if is_text or isinstance(given, str) else self._words(given)
         parts = _parts(given) if words is None else (" ".join(words),)
         if not all(map(str.strip, parts)):
@@ -142,6 +176,89 @@ class Reader:
             f"the {self.name}",
             "; shorten it, or accept its beginning with truncate=True (--truncate)",
         )
+        return encoded
+
+    def _read_chat(self, chat: Chat) -> Encoded:
+        """Tokenise a dialogue as its template writes it; the template's own tokens are special."""
+        text, contents = rendered(self.tokenizer, chat)
+        encoded = self._at_once((text,), None, False, special=False)
+        if getattr(self.tokenizer, "is_fast", False):
+            inside = [span for span in contents if span is not None]
+            owned = [owner_of(text, span, inside) for span in self.spans(text, special=False)]
+            special = [
+                own or place is None for own, place in zip(encoded.special, owned, strict=True)
+            ]
+            words = [
+                None if flag else word
+                for flag, word in zip(special, encoded.words or (), strict=True)
+            ]
+            encoded = replace(encoded, special=special, words=words)
+        self.check(encoded.ids, "the dialogue", "; shorten it")
+        return replace(encoded, contents=contents)
+
+    def spans(self, text: str, special: bool = True) -> list[Span]:
+        """The characters of a text that each of its tokens covers, by a fast tokenizer."""
+        batch = self._tokenise(text, return_offsets_mapping=True, add_special_tokens=special)
+        return [(start, stop) for start, stop in batch["offset_mapping"]]
+
+    def answered(self, prompt: Encoded, answer: str) -> Encoded:
+        """A prompt followed by the text of its answer, whose tokens leave those of the prompt."""
+        before, special = prompt.text, prompt.contents is None
+        if not answer.strip():
+            raise InputError("the answer is empty; give at least one word")
+        ids, spans, fast = list[int](), list[Span](), getattr(self.tokenizer, "is_fast", False)
+        if isinstance(before, str):
+            text = before + answer
+            ids = list(self._tokenise(text, add_special_tokens=special)["input_ids"])
+            if fast:
+                shifted = self.spans(text, special)[len(prompt) :]
+                spans = [(max(0, a - len(before)), b - len(before)) for a, b in shifted]
+        if len(ids) <= len(prompt) or ids[: len(prompt)] != prompt.ids:
+            ids = [*prompt.ids, *self.plain_ids(answer)]
+            spans = self.spans(answer, special=False) if fast else []
+        return self.followed_by(prompt, ids[len(prompt) :], answer, spans)
+
+    def followed_by(
+        self, prompt: Encoded, ids: list[int], text: str | None = None, spans: Sequence[Span] = ()
+    ) -> Encoded:
+        """A prompt followed by the tokens of its answer, whose text is that of the tokens."""
+        written: list[Span] = list(spans)
+        if text is None or not written:
+            # Behind the prompt's last token, because some tokenizers drop a leading space.
+            before = prompt.ids[-1:]
+            ends = [
+                len(
+                    self.tokenizer.decode(
+                        [*before, *ids[:count]], clean_up_tokenization_spaces=False
+                    )
+                )
+                for count in range(len(ids) + 1)
+            ]
+            text = self.tokenizer.decode([*before, *ids], clean_up_tokenization_spaces=False)[
+                ends[0] :
+            ]
+            written = [(max(0, a - ends[0]), max(a, b) - ends[0]) for a, b in pairwise(ends)]
+        words, labels = prompt.words, prompt.word_labels
+        if words is not None:
+            begins = [match.start() for match in re.finditer(r"\S+", text)]
+            found = [
+                max(0, bisect_right(begins, a + len(text[a:b]) - len(text[a:b].lstrip())) - 1)
+                for a, b in written
+            ]
+            labels = [*labels, *(text.split() or [text])]
+            words = [*words, *(len(prompt.word_labels) + word for word in found)]
+        encoded = replace(
+            prompt,
+            ids=[*prompt.ids, *ids],
+            tokens=[*prompt.tokens, *tokens_of(ids, self.tokenizer)],
+            special=[*prompt.special, *[False] * len(ids)],
+            type_ids=None if prompt.type_ids is None else [*prompt.type_ids, *[0] * len(ids)],
+            words=words,
+            word_labels=labels,
+            text=prompt.text + text if isinstance(prompt.text, str) else None,
+            answer=Answer(len(prompt), text, written),
+        )
+        self.check(encoded.ids, "the text with its answer", "; shorten one of them")
         return encoded
 
     def read_ids(
@@ -193,10 +310,13 @@ class Reader:
                 )
         return words
 
-    def _at_once(self, parts: tuple[str, ...], words: list[str] | None, truncate: bool) -> Encoded:
+    def _at_once(
+        self, parts: tuple[str, ...], words: list[str] | None, truncate: bool, special: bool = True
+    ) -> Encoded:
         """Tokenise a text or a pair with one call; a fast tokenizer says where the words are."""
         fast = self.tokenizer.is_fast
         options: dict[str, Any] = {"return_special_tokens_mask": True}
+        options |= {} if special else {"add_special_tokens": False}
         options |= {"return_offsets_mapping": True} if fast else {}
         if self.limit is not None and (truncate or self.padded):
             options |= {"max_length": self.limit}
@@ -271,6 +391,132 @@ def _cut(encoded: Encoded, limit: int) -> Encoded:
         if (each := getattr(encoded, name)) is not None:
             chosen[name] = [each[k] for k in kept]
     return replace(encoded, **chosen)
+
+
+# Dialogues: messages as the tokenizer's chat template writes them.
+
+
+def is_chat(value: Any) -> bool:
+    """Whether a value is a dialogue: messages with a role, alone or with more for the template."""
+    if isinstance(value, Mapping):
+        return is_chat(value.get("messages"))
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    return is_list and all(isinstance(each, Mapping) and "role" in each for each in value)
+
+
+def rendered(tokenizer: Any, chat: Chat) -> tuple[str, list[Span | None]]:
+    """The text that a chat template makes of messages, and where in it each content stands.
+
+    Unless the last message is the assistant's, the template writes the beginning of its answer.
+    """
+    given = dict(chat) if isinstance(chat, Mapping) else {"messages": chat}
+    messages: Any = given.pop("messages")
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            "messages need a tokenizer with a chat template, and this one has none; give a text"
+        )
+    given.setdefault("add_generation_prompt", messages[-1]["role"] != "assistant")
+
+    def render(listed: Any) -> str:
+        try:
+            said = exclusive(
+                [tokenizer],
+                partial(tokenizer.apply_chat_template, listed, tokenize=False, **given),
+            )
+        except Exception as error:  # a template may raise anything
+            raise InputError(
+                f"the chat template does not take these messages ({reason_of(error)})"
+            ) from error
+        return str(said)
+
+    text = render(messages)
+    contents = [str(message.get("content") or "") for message in messages]
+    # Where marks stand that no template changes, contents do; some templates strip them.
+    marks = [f"\ue000{place}\ue001" for place in range(len(messages))]
+    marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
+    try:
+        between = re.split("\ue000\\d+\ue001", render(marked))
+    except InputError:
+        between = []
+    spans: list[Span | None] = []
+    end = 0
+    for place, content in enumerate(contents):
+        start = end + len(between[place]) if len(between) == len(contents) + 1 else end
+        ways = content, content.strip()
+        said = next((way for way in ways if way and text.startswith(way, start)), None)
+        if said is None:  # the template depends on what is said
+            said = content.strip()
+            start = text.find(said, end) if said else -1
+        spans.append((start, start + len(said)) if start >= 0 and said else None)
+        end = start + len(said) if start >= 0 else end
+    return text, spans
+
+
+# Parts of a text: its sentences or paragraphs, and the one that a token belongs to.
+
+
+DOCUMENT, PARAGRAPH, SENTENCE, TOKEN = "document", "paragraph", "sentence", "token"
+#: Words whose full stop ends no sentence before a name or a number, and those that may end one.
+_TITLES = (  # noqa: SIM905, which would write a line for each
+    "mr mrs ms dr prof st sr jr gen col capt lt sgt rev hon gov sen rep pres mt ft vs no nos fig "
+    "figs eq vol pp p ch sec cf al dept univ approx e.g i.e bzw z.b d.h nr"
+).split()
+_STARTERS = (  # noqa: SIM905
+    "a an the this that these those it its he she they we you i in on at as if when while but "
+    "and however his her their there for after before since"
+).split()
+_END = re.compile(
+    r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|\n\s*\n|\n(?=\s*(?:[-*•]|\d+[.)])\s)"
+)
+
+
+def parts_of(text: str, by: str) -> list[Span]:
+    """The sentences, paragraphs or the whole of a text, without the white space between them."""
+    check_choice(by, (SENTENCE, PARAGRAPH, DOCUMENT), "by")
+    cuts = [0]
+    if by == PARAGRAPH:
+        cuts += [match.end() for match in re.finditer(r"\n\s*\n", text)]
+    elif by == SENTENCE:
+        cased = text.upper() != text and any(map(str.isupper, text))
+        for match in _END.finditer(text):
+            if not _goes_on(text, cuts[-1], match, cased):
+                cuts.append(match.end())
+    spans = []
+    for start, stop in pairwise([*cuts, len(text)]):
+        inside = text[start:stop].strip()
+        if inside:
+            start += len(text[start:stop]) - len(text[start:stop].lstrip())
+            spans.append((start, start + len(inside)))
+    return spans
+
+
+def _goes_on(text: str, start: int, end: re.Match[str], cased: bool) -> bool:
+    """Whether a sentence that began at `start` goes on behind what looks like its end."""
+    if not end[0].strip() or end[0][0] in "。！？":
+        return False
+    behind = text[end.end() :].split(maxsplit=1)
+    following = behind[0].lstrip("\"'“‘«([") if behind else ""
+    if cased and following[:1].islower():
+        return True
+    before = text[start : end.start()].split()
+    word = before[-1].lstrip("\"'“‘«([") if before else ""
+    if end[0] != ".":
+        return False
+    if len(before) == 1 and word.isdecimal():
+        return True  # the number of an entry of a list
+    if word.casefold() in _TITLES:
+        return word.casefold() not in ("no", "nos", "p", "al") or following[:1].isdigit()
+    initials = re.fullmatch(r"(?:[^\W\d_]\.)*[^\W\d_]", word) is not None
+    return initials and word not in ("I", "a") and following.casefold() not in _STARTERS
+
+
+def owner_of(text: str, token: Span, parts: Sequence[Span]) -> int | None:
+    """The place of the part that holds a token's first character that is no white space."""
+    start, stop = token
+    start += len(text[start:stop]) - len(text[start:stop].lstrip())
+    start = token[0] if start == stop else start
+    place = bisect_right([first for first, _ in parts], start) - 1
+    return place if place >= 0 and start < parts[place][1] and token[0] < token[1] else None
 
 
 # Words: which word of the text each token belongs to.

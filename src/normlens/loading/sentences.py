@@ -1,14 +1,14 @@
 """Sentence encoders: how a model's vectors become one, as sentence-transformers' files say.
 
 ``modules.json`` lists what stands behind the model: Pooling, Dense maps with an activation, and
-Normalize, which a cosine does anyway.
+Normalize, which a cosine does anyway; the files beside it name prompts and a similarity.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,27 @@ class Pooling:
     max_tokens: int | None = None  # where sentence-transformers cuts a text
     lower_case: bool = False  # whether it puts a text into lower case first
     note: str | None = _NOT_SAID  # what a user should know about it
+    normalized: bool = False  # whether the vector is divided by its length
+    cut: Dense | None = None  # what keeps the first numbers of the vector alone
+    similarity: str = "cosine"  # of two vectors, as sentence-transformers calls it
+    query_prompt: str = ""
+    document_prompt: str = ""
+    pools_prompt: bool = True  # whether a prompt's tokens are pooled, too
+
+    @property
+    def truncate_dim(self) -> int | None:
+        """How many numbers of the vector are kept; None: all."""
+        return None if self.cut is None else self.cut.linear.weight.shape[1]
 
     def head(self, end: Sequence[HeadStep], device: torch.device) -> Head:
         """The same as a head behind a body that ends with the steps `end`."""
         steps: list[HeadStep] = []
-        for step in self.steps:
+        for step in (*self.steps, self.cut):
             if isinstance(step, Dense):
                 weight, bias = step.linear.weight, step.linear.bias
                 step = Dense(Linear(weight.to(device), None if bias is None else bias.to(device)))
-            steps.append(step)
+            if step is not None:
+                steps.append(step)
         return Head(SENTENCES, self.reads, tuple(end), tuple(steps), note=self.note)
 
 
@@ -68,11 +80,12 @@ def read_pooling(origin: Origin) -> Pooling:
             folder, kind = str(one.get("path", "")), str(one.get("type", "")).rpartition(".")[2]
             settings = {} if kind in _PASSED else _json(origin, f"{folder}/config.json")
             modules.append((kind, settings, partial(_weights, origin, folder)))
-    reads, steps = _behind(modules, "modules.json")
     settings = _json(origin, "sentence_bert_config.json", {})
-    prompt = _json(origin, "config_sentence_transformers.json", {}).get("default_prompt_name")
-    lower = bool(settings.get("do_lower_case"))
-    return Pooling(reads, steps, settings.get("max_seq_length"), lower, _about_prompt(prompt))
+    return _described(
+        modules,
+        "modules.json",
+        settings | _json(origin, "config_sentence_transformers.json", {}),
+    )
 
 
 def pooling_of(sentences: Any) -> Pooling:
@@ -84,18 +97,35 @@ def pooling_of(sentences: Any) -> Pooling:
         modules.append(
             (type(module).__name__, settings, partial(linear, getattr(module, "linear", None)))
         )
-    reads, steps = _behind(modules, type(sentences).__name__)
+    names = ("max_seq_length", "default_prompt_name", "prompts", "similarity_fn_name")
+    settings = {name: getattr(sentences, name, None) for name in names}
+    settings["do_lower_case"] = getattr(first, "do_lower_case", False)
+    pooling = _described(modules, type(sentences).__name__, settings)
     if (width := getattr(sentences, "truncate_dim", None)) is not None:
-        dense = [step.linear.weight.shape[1] for step in steps if isinstance(step, Dense)]
+        dense = [step.linear.weight.shape[1] for step in pooling.steps if isinstance(step, Dense)]
         whole = (dense or [first.auto_model.config.hidden_size])[-1]
-        steps = (*steps, Dense(Linear(torch.eye(whole, min(width, whole)))))
-    name = getattr(sentences, "default_prompt_name", None)
+        pooling = replace(pooling, cut=Dense(Linear(torch.eye(whole, min(width, whole)))))
+    return pooling
+
+
+def _described(modules: Sequence[Module], whose: str, settings: Mapping[str, Any]) -> Pooling:
+    """The pooling that modules and the settings beside them describe."""
+    reads, steps = _behind(modules, whose)
+    prompts = settings.get("prompts") or {}
+    default = settings.get("default_prompt_name")
+    pooling = next(own for kind, own, _ in modules if kind == "Pooling")
     return Pooling(
         reads,
         steps,
-        getattr(sentences, "max_seq_length", None),
-        bool(getattr(first, "do_lower_case", False)),
-        _about_prompt(name if getattr(sentences, "prompts", {}).get(name) else None),
+        settings.get("max_seq_length"),
+        bool(settings.get("do_lower_case")),
+        _about_prompt(default if prompts.get(default) else None),
+        normalized=any(kind == "Normalize" for kind, *_ in modules),
+        similarity=str(settings.get("similarity_fn_name") or "cosine"),
+        # As encode_query and encode_document choose them: a saved "passage" is not among these.
+        query_prompt=str(prompts.get("query") or ""),
+        document_prompt=str(prompts.get("document") or ""),
+        pools_prompt=bool(pooling.get("include_prompt", True)),
     )
 
 

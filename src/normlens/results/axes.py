@@ -220,6 +220,14 @@ def readable_tokens(tokens: Sequence[str], special: Sequence[bool] = ()) -> list
     except (KeyError, UnicodeDecodeError):
         spelled = []  # the tokens are no letters for bytes
     shown = list(tokens)
+    if spelled:  # a chat template's own tokens are spelled alike
+        marked = [
+            place for place, flag in enumerate(flags) if flag and set(tokens[place]) <= {*letters}
+        ]
+        ordinary, spelled = (
+            ordinary + marked,
+            [*spelled, *(bytes(letters[c] for c in tokens[k]) for k in marked)],
+        )
     for place, data in zip(ordinary, spelled, strict=False):
         shown[place] = data.decode("utf-8", errors="backslashreplace").replace(" ", SPACE)
     return [_visible(text) for text in shown]

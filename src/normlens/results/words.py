@@ -127,6 +127,11 @@ def map_rows(maps: Maps, *groups: str) -> pd.DataFrame:
 # Tokens of two sequences stand below a heading each.
 
 
+#: Where contributions are read (`Explanation.read`): at the vectors that enter the first layer, or
+#: at the input of every layer, on average.
+READINGS = EMBEDDINGS, LAYERS = ("embeddings", "layers")
+#: What pictures say of a reading that is not at the embeddings.
+READING_WORDS = {LAYERS: "mean over the inputs of all layers, by position"}
 #: Tokens that have a row each; of a longer text the strongest have, and the others share one.
 LONGEST = 24
 NO_TOKEN_WORDS = "no token (biases)"
@@ -143,15 +148,17 @@ class Row:
     is_heading: bool = False  # the name of the sequence below it; its value, 0, is not shown
 
 
-def explained_rows(why: Explanation, longest: int = LONGEST) -> list[Row]:
+def explained_rows(
+    why: Explanation, longest: int = LONGEST, reading: str = EMBEDDINGS
+) -> list[Row]:
     """The rows of an explanation, whose sum is the score."""
     rows: list[Row] = []
-    for part in why.sequences:
+    for part in why.parts(reading):
         rows += [Row(part.name, 0.0, is_heading=True)] if part.name else []
         # Every patch has a name of its own.
         numbered = why.grid is None
         rows += token_rows(part.tokens, part.contributions, part.first, longest, numbered)
-    return [*rows, no_token_row(why.remainder)]
+    return [*rows, no_token_row(why.remainder_of(reading))]
 
 
 def no_token_row(remainder: float) -> Row:
@@ -210,10 +217,12 @@ def score_words(why: Explanation) -> str:
     if why.target is None:
         return f"product with the direction: {value}"
     if why.target_value is None or why.contrast_value is None:
-        words = f"score of {why.target!r}: {value}"
+        words = f"score of {(cut(why.target) if why.answer_ids else why.target)!r}: {value}"
     else:
         scores = [signed_number(score, places) for score in (why.target_value, why.contrast_value)]
         words = f"{why.target!r} {scores[0]}, {why.contrast!r} {scores[1]}: difference {value}"
+    if why.log_probability is not None:
+        return f"{words} · {why.score} explained · log-probability {why.log_probability:.4g}"
     if why.probability is None:
         return words
     words += f" · probability of {why.target!r} {percent(why.probability)}"
@@ -222,20 +231,29 @@ def score_words(why: Explanation) -> str:
     return words
 
 
+def cut(text: str, longest: int = 60) -> str:
+    """A text in one line, without the end of a long one."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
 def place_words(why: Explanation) -> str:
     """Where the score is read."""
     behind = "" if why.layer is None else f" behind layer {why.layer}"
     if why.position is None:
         return f"read from all tokens{behind}"
+    if why.answer_ids is not None and len(why.answer_ids) > 1 and why.position is not None:
+        first = why.position + 1 - len(why.answer_ids)
+        return f"read at positions {first} to {why.position}"
     if why.has_two_sequences:
         return f"read at position {why.position} of the target ({why.tokens[why.read_at or 0]!r})"
     return f"read at position {why.position} ({why.tokens[why.position]!r}){behind}"
 
 
-def total_words(why: Explanation) -> str:
+def total_words(why: Explanation, reading: str = EMBEDDINGS) -> str:
     """What the tokens and the biases sum to, and how exactly."""
-    parts = [(part.name or "tokens", part.total) for part in why.sequences]
-    parts += [("no token (biases)", why.remainder), ("sum", why.value)]
+    parts = [(part.name or "tokens", part.total) for part in why.parts(reading)]
+    parts += [("no token (biases)", why.remainder_of(reading)), ("sum", why.value)]
     places = decimals(max(abs(value) for _, value in parts))
     return ", ".join(f"{name} {signed_number(value, places)}" for name, value in parts)
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import base64
 import html
 import io
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import numpy as np
+
 from normlens.errors import InputError, MissingDependencyError, NormLensError, check_choice
+from normlens.figures.canvas import made
 from normlens.results import store
-from normlens.results.words import OTHER_SEQUENCE, STACKS
+from normlens.results.axes import plain
+from normlens.results.words import OTHER_SEQUENCE, PLACES, STACKS, signed_number
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
 
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
+    from normlens.results.search import Ranking, Score
 
 
 # A payload in a notebook: an anywidget where it is installed, else the HTML page in a frame.
@@ -31,6 +38,23 @@ if TYPE_CHECKING:
 _DPI = 110
 _HINT = "pip install 'normlens[widget]'"
 _FRAME = 8.0  # MB; larger frames make notebooks slow to save and to open
+
+
+def check_page(path: str | Path, overwrite: bool | None) -> None:
+    """Raise now what would otherwise fail after a page is made."""
+    store.check_ending(path, (".html", ".htm"), "save(…) and the command line write others")
+    store.check_output(path, overwrite=overwrite)
+
+
+def write_page(path: str | Path, document: str, overwrite: bool | None) -> Path:
+    """Write a page, whole or not at all."""
+    check_page(path, overwrite)
+    with (
+        store.writing(path, overwrite=overwrite) as temporary,
+        open(temporary, "w", encoding="utf-8", newline="\n") as file,
+    ):
+        file.write(document)
+    return Path(path)
 
 
 @dataclass(frozen=True)
@@ -51,15 +75,8 @@ class Notebook:
         A file that would be larger leaves out layers or flow maps, and says so, or is an error;
         None keeps everything.
         """
-        store.check_ending(path, (".html", ".htm"), "save(…) and the command line write others")
-        store.check_output(path, overwrite=overwrite)
-        document = pages.standalone(self.payload(largest), self.title)
-        with (
-            store.writing(path, overwrite=overwrite) as temporary,
-            open(temporary, "w", encoding="utf-8", newline="\n") as file,
-        ):
-            file.write(document)
-        return Path(path)
+        check_page(path, overwrite)
+        return write_page(path, pages.standalone(self.payload(largest), self.title), overwrite)
 
     def still(self) -> dict[str, str]:
         """The picture for pages that run no widget, such as GitHub's; {} without Matplotlib."""
@@ -125,19 +142,17 @@ class Frame:
     still: Mapping[str, str]
 
     def __repr__(self) -> str:
-        return (
-            f"{self.reason}; in a notebook without it the viewer is a frame, and anywhere "
-            f"{self.to_file} writes it to a file"
-        )
+        why = f"{self.reason}; in a notebook without it the viewer is" if self.reason else "This is"
+        return f"{why} a frame, and anywhere {self.to_file} writes it to a file"
 
     def _repr_png_(self) -> str | None:
         return self.still.get("image/png")
 
     def _repr_html_(self) -> str:
+        why = f"<p>{html.escape(self.reason)}; shown in a frame instead.</p>" if self.reason else ""
         return (
             f'<iframe title="NormLens" sandbox="allow-scripts allow-downloads" width="100%" '
-            f'height="760" style="border:0" srcdoc="{html.escape(self.document)}"></iframe>'
-            f"<p>{html.escape(self.reason)}; shown in a frame instead.</p>"
+            f'height="760" style="border:0" srcdoc="{html.escape(self.document)}"></iframe>{why}'
         )
 
 
@@ -292,3 +307,70 @@ def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any
         state,
         several[0].plot,
     )
+
+
+# A ranking to look at: a page of its own, with the query on top and the documents below.
+
+
+@dataclass(frozen=True)
+class RankingPage:
+    """Scores as one HTML file: words shaded by what they bring, and why one is above another."""
+
+    ranking: Ranking
+
+    @property
+    def document(self) -> str:
+        """The page, which needs nothing beside it."""
+        ranking = self.ranking
+        with suppress(InputError):  # tokens, where words are not known
+            ranking = ranking.words()
+        first = ranking[0]
+        facts = {
+            "heading": f"{first.provenance.get('model', 'model')}: {first.kind}",
+            "about": first.query,
+            "made": made(first),
+            "pairs": first.has_pairs,
+            "query": {"tokens": first.tokens_a, "special": first.a.is_special},
+            "documents": [_ranked(score) for score in ranking],
+        }
+        # Inside a script element only "<" could mean something to an HTML parser.
+        data = json.dumps(plain(facts), allow_nan=False).replace("<", "\\u003c")
+        title = html.escape(pages.title(str(first.query), [first]))
+        page = pages.static("ranking.html").replace("{{title}}", title, 1)
+        return page.replace("{{data}}", data, 1)
+
+    def write(
+        self, path: str | Path, largest: float | None = LARGEST, overwrite: bool | None = None
+    ) -> Path:
+        """Write one self-contained HTML file of at most so many MB, whole or not at all."""
+        document = self.document
+        if largest is not None and len(document) > largest * 1e6:
+            raise InputError(f"these scores are larger than {largest:g} MB; give fewer documents")
+        return write_page(path, document, overwrite)
+
+    def show(self) -> Frame:
+        """The page for a notebook's cell."""
+        return Frame(self.document, "", "ranking.to_html('ranking.html')", {})
+
+    def mimebundle(self, text: str, **options: Any) -> Any:
+        """What a notebook shows for the last expression of a cell; `text` is its plain form."""
+        return {"text/plain": text, "text/html": self.show()._repr_html_()}
+
+
+def _ranked(score: Score) -> dict[str, Any]:
+    """One document of a ranking's page; numbers have five digits."""
+    digits = partial(np.round, decimals=5)
+    terms = [] if score.term_values is None else score.terms(3)["term"].tolist()
+    rest = ", ".join(f"{name} {signed_number(v, PLACES)}" for name, v in score.remainder.items())
+    return {
+        "value": score.value,
+        "tokens": score.tokens_b,
+        "special": score.b.is_special,
+        "pairs": digits(score.matrix) if score.has_pairs else None,
+        "by_query": digits(score.by_query),
+        "by_document": digits(score.by_document),
+        "no_query": score.value - float(score.by_query.sum()),
+        "no_document": score.value - float(score.by_document.sum()),
+        "rest": f"No pair owns: {rest}" if score.has_pairs else rest,
+        "terms": ", ".join(terms),
+    }

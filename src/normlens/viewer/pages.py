@@ -76,12 +76,12 @@ class CosineState(TypedDict, total=False):
 @cache
 def script() -> str:
     """Read the front end, an ES module."""
-    return _static("viewer.js")
+    return static("viewer.js")
 
 
 def shell() -> str:
     """Read the server's page, which loads ``static/viewer.js`` and no other file."""
-    return _static("serve.html")
+    return static("serve.html")
 
 
 def standalone(payload: bytes, title: str, state: str = "") -> str:
@@ -92,7 +92,7 @@ def standalone(payload: bytes, title: str, state: str = "") -> str:
     """
     # Inside a script element only these character sequences mean something to an HTML parser.
     inline = script().replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    page = _static("page.html")
+    page = static("page.html")
     for name, text in (
         ("title", html.escape(title)),
         ("state", html.escape(state)),
@@ -103,7 +103,8 @@ def standalone(payload: bytes, title: str, state: str = "") -> str:
     return page
 
 
-def _static(name: str) -> str:
+def static(name: str) -> str:
+    """Read a file of the front end."""
     return (resources.files("normlens.viewer") / "static" / name).read_text(encoding="utf-8")
 
 

@@ -1,0 +1,276 @@
+"""Answers of several tokens, and dialogues: seeded at all positions, complete, and as autograd."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from heads import assert_every_layer_makes_the_score, headed, in_float64
+from test_every_family import _copy_layer, _copy_step, _slope, own_logits
+
+import normlens
+from normlens.errors import InputError
+from normlens.explain.explainer import Explainer
+from normlens.explain.questions import Question
+from normlens.inputs.text import parts_of
+from normlens.models.base import read_head
+from normlens.options import ExplainOptions
+from normlens.trace.run import LayerTrace, reading, run_traced
+
+IDS = [5, 17, 31, 8, 44, 23, 12]
+TEXT, ANSWER = "The keys to the cabinet", " are on the table."
+CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def explain_answer(model, score: str, rule: str, count: int = 3):
+    """The last `count` of IDS, explained together."""
+    lens = normlens.load(model, tokenizer=False)
+    options = ExplainOptions(nonlinearity=rule)
+    explainer = Explainer(lens, lens.encode(input_ids=IDS), read_head(lens.adapter), options)
+    question = Question(0, len(IDS) - 2, answer=tuple(IDS[-count:]), score=score)
+    return explainer.explain([question])[0]
+
+
+def frozen_gradient(model, score: str, rule: str, count: int = 3) -> np.ndarray:
+    """Gradient × input in a network whose nonlinear parts are constants, by autograd."""
+    lens = normlens.load(model, tokenizer=False)
+    traces: list[LayerTrace] = []
+    ids = torch.tensor([IDS])
+    with reading(lens.adapter.whole, lens.adapter):
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        run_traced(lens.adapter, lens.adapter.model, inputs, range(lens.n_layers), traces.append)
+    v = start = traces[0].x.clone().requires_grad_()
+    for trace in traces:
+        v = _copy_layer(trace, v, rule)
+    head = read_head(lens.adapter)
+    y, bias = traces[-1].output, torch.zeros_like(traces[-1].output)
+    for step in (*head.body, *head.steps):
+        y, v, bias = _copy_step(step, y, v, bias, rule)
+    output, cap = head.output.folded(torch.float64), head.soft_cap
+    total = 0
+    for place in range(len(IDS) - count - 1, len(IDS) - 1):
+        scores, parts = y[0, place] @ output.weight, v[0, place] @ output.weight
+        if output.bias is not None:
+            scores = scores + output.bias
+        slopes = 1 if cap is None else _slope(rule, lambda z: cap * torch.tanh(z / cap), scores)
+        capped = scores if cap is None else cap * torch.tanh(scores / cap)
+        parts = parts * slopes
+        total = total + parts[IDS[place + 1]]
+        if score == "log-probability":
+            total = total - (capped.detach().softmax(-1) * parts).sum()
+    (g,) = torch.autograd.grad(total, start)
+    return (g * start).sum(-1)[0].detach().numpy()
+
+
+@pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
+@pytest.mark.parametrize("score", ["log-probability", "logit"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt", "gpt_neox", "cohere"])
+def test_autograd_through_a_frozen_copy_gives_the_same(family, score, rule):
+    model = headed(family, "CausalLM")
+    with in_float64():
+        why = explain_answer(model, score, rule)
+        expected = frozen_gradient(model, score, rule)
+        logits = own_logits(model)
+    np.testing.assert_allclose(why.contributions, expected, rtol=0, atol=1e-9)
+    rows, ids = logits[-4:-1], torch.tensor(IDS[-3:])
+    likely = rows.log_softmax(-1)
+    value = rows[range(3), ids].sum()
+    if score == "log-probability":
+        value = value - (likely.exp() * rows).sum()
+    assert why.value == pytest.approx(float(value), rel=1e-10)
+    assert why.log_probability == pytest.approx(float(likely[range(3), ids].sum()), rel=1e-10)
+    assert float(why.contributions.sum()) + why.remainder == pytest.approx(why.value, abs=1e-9)
+    assert why.contributions[-1] == 0  # the last token is predicted and not read
+    assert_every_layer_makes_the_score(why)
+
+
+def test_an_answer_is_the_sum_of_its_tokens(smollm2):
+    whole = smollm2.explain(TEXT, target=ANSWER)
+    each = smollm2.explain(TEXT, target=ANSWER, by="token")
+    assert whole.answer_ids == [one.answer_ids[0] for one in each]
+    assert (whole.score, whole.target) == ("log-probability", ANSWER)
+    np.testing.assert_allclose(each.contributions.sum(0), whole.contributions, atol=2e-4)
+    assert each.values.sum() == pytest.approx(whole.value, rel=1e-5)
+    total = sum(one.log_probability for one in each)
+    assert total == pytest.approx(whole.log_probability, rel=1e-6)
+    ids = smollm2.tokenizer(TEXT + ANSWER)["input_ids"]
+    with torch.no_grad():
+        rows = smollm2.adapter.whole(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    first = len(ids) - len(whole.answer_ids)
+    expected = sum(float(rows[k - 1, ids[k]]) for k in range(first, len(ids)))
+    assert whole.log_probability == pytest.approx(expected, rel=1e-5)
+    assert whole.probability == pytest.approx(np.exp(expected), rel=1e-4)
+    assert whole.completeness < 1e-5
+
+
+def test_a_single_token_stays_what_it_was(smollm2):
+    one = smollm2.explain(TEXT, target=" are")
+    assert one.answer_ids is None
+    likely = smollm2.explain(TEXT, target=" are", score="log-probability")
+    logit = smollm2.explain(TEXT, target=" are on", score="logit", by="token")[0]
+    assert likely.probability == pytest.approx(one.probability, rel=1e-5)
+    assert likely.value != pytest.approx(one.value, rel=1e-2)
+    assert logit.value == pytest.approx(one.value, rel=1e-6)
+    np.testing.assert_allclose(logit.contributions[:-2], one.contributions, atol=1e-4)
+    assert smollm2.explain(TEXT, target=" areologically", first_piece=True).answer_ids is None
+
+
+def test_the_model_answers_first(smollm2):
+    why = smollm2.explain(CHAT, generate=12)
+    assert "Paris" in why.target
+    assert why.provenance["target"] == "generated"
+    given = smollm2.explain(CHAT, target=why.target)
+    assert given.answer_ids == why.answer_ids
+    np.testing.assert_allclose(given.contributions, why.contributions, atol=1e-6)
+    options = {"do_sample": True, "top_k": 40, "temperature": 3.0}
+    torch.manual_seed(3)
+    other = smollm2.explain(CHAT, generate=12, generation=options)
+    assert other.answer_ids != why.answer_ids
+
+
+def test_sentences_of_an_answer(smollm2):
+    answer = "It is Paris. Paris lies on the Seine."
+    parts = smollm2.explain(CHAT, target=answer, by="sentence")
+    assert parts.predicted == ["It is Paris.", "Paris lies on the Seine."]
+    whole = smollm2.explain(CHAT, target=answer)
+    np.testing.assert_allclose(parts.contributions.sum(0), whole.contributions, atol=2e-4)
+
+
+def test_a_dialogue_is_read_as_its_template_writes_it(smollm2):
+    (item,) = smollm2.encode(CHAT)
+    ids = smollm2.tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]
+    assert item.ids == ids
+    own = [token for token, special in zip(item.tokens, item.special, strict=True) if not special]
+    assert smollm2.tokenizer.convert_tokens_to_string(own) == CHAT[0]["content"]
+    assert smollm2.maps(CHAT, layers=0).special == item.special
+    both = smollm2.encode([CHAT, TEXT])
+    assert [each.ids for each in both] == [item.ids, smollm2.encode(TEXT)[0].ids]
+    system = [{"role": "system", "content": "Be brief."}, *CHAT]
+    (item,) = smollm2.encode({"messages": system, "add_generation_prompt": False})
+    assert [item.text[slice(*span)] for span in item.contents] == [m["content"] for m in system]
+    assert not item.text.endswith("assistant\n")
+
+
+def test_what_a_template_strips_or_adds_is_its_own(smollm2):
+    lens = copy.copy(smollm2)
+    lens.tokenizer = copy.deepcopy(smollm2.tokenizer)
+    lens.tokenizer.chat_template = (
+        "You say user{% for message in messages %}|{{ message['role'] }}: "
+        "{{ message['content'].split('</think>')[-1].strip() }}{% endfor %}|assistant: "
+    )
+    chat = [
+        {"role": "user", "content": "  user  "},
+        {"role": "assistant", "content": "<think>so</think> yes"},
+        {"role": "user", "content": "s"},
+    ]
+    (item,) = lens.encode(chat)
+    assert item.text == "You say user|user: user|assistant: yes|user: s|assistant: "
+    assert item.contents[0] == (19, 23)
+    assert item.text[slice(*item.contents[2])] == "s"
+    why = lens.explain(chat, target="<think>he asks</think> no")
+    assert why.text.endswith("<think>he asks</think> no")  # an answer is as it is given
+
+
+def test_answers_together_are_answers_alone(smollm2):
+    texts = [TEXT, "A dog", CHAT]
+    answers = [ANSWER, " barks at the cat", "Paris is."]
+    together = smollm2.explain(texts, target=answers, batch_size=3)
+    for text, answer, both in zip(texts, answers, together, strict=True):
+        alone = smollm2.explain(text, target=answer)
+        np.testing.assert_allclose(both.contributions, alone.contributions, atol=2e-4)
+        assert both.value == pytest.approx(alone.value, rel=1e-5)
+
+
+def test_padding_before_a_text_changes_nothing(smollm2):
+    ids = smollm2.encode(TEXT)[0].ids
+    mask = [[0, 0] + [1] * len(ids)]
+    (padded,) = smollm2.explain(
+        input_ids=[[2, 2, *ids]], attention_mask=mask, target=" are on the table."
+    )
+    plain = smollm2.explain(TEXT, target=ANSWER)
+    assert padded.answer_ids == plain.answer_ids
+    np.testing.assert_allclose(padded.contributions, plain.contributions, atol=1e-5)
+
+
+def test_an_answer_is_saved_and_drawn(smollm2, tmp_path):
+    pytest.importorskip("matplotlib")
+    why = smollm2.explain(TEXT, target=ANSWER)
+    why.save(tmp_path / "why.safetensors")
+    assert normlens.open(tmp_path / "why.safetensors") == why
+    why.plot()
+    why.words().to_html(tmp_path / "why.html")
+    smollm2.explain(TEXT, target=ANSWER, by="token").plot()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"target": ANSWER, "contrast": " is"}, "contrast is one token"),
+        ({"target": ANSWER, "position": 1}, "first_piece=True"),
+        ({"target": ANSWER, "position": 1, "by": "token"}, "leave position out"),
+        ({"by": "token"}, "which answer"),
+        ({"score": "log-probability"}, "which answer"),
+        ({"score": "best"}, "logit"),
+        ({"target": ANSWER, "by": "chapter"}, "sentence"),
+        ({"generate": 0}, "at least 1"),
+        ({"generate": 3, "target": " are"}, "leave target"),
+        ({"generation": {"top_k": 1}}, "add generate=N"),
+        ({"generate": 3, "generation": {"nonsense": 1}}, "nonsense"),
+        (
+            {"generate": 3, "generation": {"num_return_sequences": 2, "num_beams": 2}},
+            "one sequence",
+        ),
+        ({"target": "  ", "by": "token"}, "is empty"),
+    ],
+)
+def test_wrong_questions_are_one_line(asked, words, smollm2):
+    with pytest.raises(InputError, match=words) as error:
+        smollm2.explain(TEXT, **asked)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("chat", "words"),
+    [
+        ([{"role": "user"}], "chat template"),
+        ([{"content": "no role"}], "expected a text"),
+        ({"messages": []}, "keys and values"),
+    ],
+)
+def test_wrong_dialogues_are_one_line(chat, words, smollm2):
+    with pytest.raises(InputError, match=words) as error:
+        smollm2.explain(chat)
+    assert "\n" not in str(error.value)
+
+
+def test_a_dialogue_needs_a_template(minilm):
+    with pytest.raises(InputError, match="chat template"):
+        minilm.maps(CHAT)
+
+
+SENTENCES = [
+    "Dr. Smith met J. K. Rowling in the U.S.",
+    "The talk was good, e.g. the end.",
+    '"Why?" he asked.',
+    "Was it No. 5?",
+    "Yes!",
+    "He won in 2007.",
+    "The U.S. Army left.",
+    "It cost 3.5 dollars...",
+    "1. First item.",
+    "彼は来た。",
+]
+
+
+def test_sentences():
+    text = " ".join(SENTENCES)
+    assert [text[slice(*span)] for span in parts_of(text, "sentence")] == SENTENCES
+    low = "no capitals here. none at all."
+    assert len(parts_of(low, "sentence")) == 2
+    assert len(parts_of("One.\n\nTwo. Three.\n \nFour", "paragraph")) == 3
+    assert parts_of("  all. of it ", "document") == [(2, 12)]
+    assert parts_of(" \n ", "sentence") == []
