@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from run_records import table_file
 import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
-from normlens.corpus.runs.folder import open_folder
+from normlens.corpus.runs.folder import LocalFolder, open_folder
 from normlens.corpus.runs.ledger import read_state
 from normlens.errors import InputError, NormLensError, OutputError
 
@@ -215,6 +217,22 @@ def test_a_store_that_fails_does_not_cost_finished_shards(
     with pytest.raises(InputError, match="Connection refused"):
         resume("bucket://mine/run", model=lens)
     assert set(store.store) == before
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_a_file_is_created_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "no links on this disk")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    local = LocalFolder(tmp_path)
+    assert local.create("claims/1.json", b"first")
+    assert not local.create("claims/1.json", b"second")
+    assert local.names() == ["claims/1.json"]
+    assert local.read("claims/1.json") == b"first"
 
 
 def test_a_damaged_table_is_one_line(tmp_path: Path, folder: Path, lens: Any) -> None:

@@ -92,6 +92,8 @@ def test_rows_are_those_of_the_lens_alone(plain: Run, lens: Any, corpus: Path) -
         {"shard_size": 1000},
         {"shard_size": 5, "batch_size": 4},
         {"shard_size": 7, "batch_size": 3},
+        {"shard_size": 3, "file_size": 0},
+        {"shard_size": 2, "file_size": 0.02},
     ],
     ids=str,
 )
