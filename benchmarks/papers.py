@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from normlens.scopes import layers_in_words
-from normlens.studies.papers.pair_comparison import ALL, TYPES
+from normlens.studies.papers.related_pairs import ALL, TYPES
 from normlens.studies.reports import words
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"

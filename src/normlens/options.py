@@ -153,6 +153,7 @@ def parse_bytes(value: int | float | str | None) -> int | None:
 
 _KEY = "option"
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,24 @@ def split_keywords(given: Mapping[str, Any], kind: Any) -> tuple[dict[str, Any],
     """The keywords that are fields of a dataclass, and the others."""
     own = {name: value for name, value in given.items() if name in names_of(kind)}
     return own, {name: value for name, value in given.items() if name not in own}
+
+
+def from_json(kind: type[T], written: dict[str, Any]) -> T:
+    """A dataclass of options as a JSON file has it: lists are tuples, other names are left out."""
+    given = {name: value for name, value in written.items() if name in names_of(kind)}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return kind(**given | lists)
+
+
+def check_same(then: object, now: object, names: Iterable[str]) -> None:
+    """Refuse other options than those that the results in a folder were begun with."""
+    for name in names:
+        before, given = getattr(then, name), getattr(now, name)
+        if before != given:
+            raise InputError(
+                f"the folder holds results with {name.replace('_', ' ')} {before!r}, not "
+                f"{given!r}; choose another --out"
+            )
 
 
 def keep_iterators(options: Any) -> None:
