@@ -41,7 +41,7 @@ from normlens.explain.whole_vectors import (
     pooled,
 )
 from normlens.frozen.network import FrozenReadout
-from normlens.inputs.text import Encoded, tokenise, tokens_of
+from normlens.inputs.text import Encoded, tokenise, tokens_of, words_of
 from normlens.layers import ANY, CAUSAL, MASKED, SENTENCES, SEQUENCES, Head
 from normlens.loading.sentences import BothTexts, Pooling, SparseVectors, TokenVectors
 from normlens.models.base import read_head
@@ -356,7 +356,7 @@ def _sparse_matches(
     """The vocabulary's words that are in both texts' vectors, by document."""
     sides = [_SparseSide(*both) for both in zip(towers, poolings, strict=True)]
     weights = sides[0].search.query_weights
-    u = sides[0].static(query, weights) if weights is not None else sides[0].vectors([query])[0]
+    u = sides[0].vectors([query])[0] if weights is None else sides[0].static(query, weights)
     matches = []
     for v in sides[1].vectors(documents):
         terms = ((u.vector > 0) & (v.vector > 0)).nonzero().flatten()
@@ -382,7 +382,9 @@ class _SparseSide:
 
     def __init__(self, lens: Lens, pooling: Pooling):
         assert isinstance(pooling.search, SparseVectors)
-        self.lens, self.search, self.head = lens, pooling.search, read_head(lens.adapter)
+        self.lens, self.search = lens, pooling.search
+        with torch.no_grad():
+            self.head = read_head(lens.adapter)
         require(self.head.task == MASKED, f"{lens.name} has no head over its vocabulary")
         check_choice(self.search.pools, ("max", "sum"), "pooling")
 
@@ -435,7 +437,9 @@ class _SparseSide:
 
     def static(self, query: Encoded, weights: Tensor) -> _SparseText:
         """An inference-free query: each of its words has its weight, whatever stands around it."""
-        n, count = len(query), len(weights)
+        assert self.head.output is not None
+        n, count = len(query), self.head.output.weight.shape[1]
+        weights = F.pad(weights.detach().cpu(), (0, count - len(weights)))
         of_word = torch.zeros(n, count, dtype=torch.float64)
         for place, (token, special) in enumerate(zip(query.ids, query.special, strict=True)):
             if not special:
@@ -563,11 +567,12 @@ def _cross_scores(
     prompt = lens.pooling.query_prompt if options.query_prompt is None else options.query_prompt
     target: Any = options.label
     contrast: Any = None
+    is_chat = False
     if head.task == CAUSAL:
         given = search.true_id is not None
         target = search.true_id if given else options.yes
         contrast = search.false_id if given else options.no or None
-        if template is None:
+        if is_chat := template is None:
             template, prompt = _chat(lens, search, prompt), ""
     elif head.task == SEQUENCES and head.output is not None:
         count = head.output.weight.shape[1]
@@ -583,8 +588,9 @@ def _cross_scores(
         sides = [_runs(item) for item in items]
     else:
         filled = [_filled(template, *both) for both in texts]
-        items = lens.encode([text for text, _ in filled])  # its end must not be cut
-        sides = [_within(lens, text, spans) for text, spans in filled]
+        # A chat template writes its special tokens itself. The end of a text must not be cut.
+        read = [_within(lens, *one, special=not is_chat) for one in filled]
+        items, sides = [item for item, _ in read], [places for _, places in read]
     shared = {item.name: getattr(options, item.name) for item in fields(CosineOptions)}
     asked = ExplainOptions(**shared, flow=False)
     answers = ask(lens, items, True, asked, progress, target=target, contrast=contrast)
@@ -640,7 +646,7 @@ def _chat(lens: Lens, search: BothTexts, prompt: str) -> str:
     messages = [{"role": role, "content": f"{{{role}}}"} for role in ("query", "document")]
     if prompt:
         messages.insert(0, {"role": "system", "content": prompt})
-    rendered = ""
+    rendered: str = ""
     if getattr(tokenizer, "chat_template", None):
         with suppress(Exception):  # a template is a program, and may refuse these roles
             rendered = tokenizer.apply_chat_template(messages, tokenize=False, **search.chat)
@@ -650,9 +656,7 @@ def _chat(lens: Lens, search: BothTexts, prompt: str) -> str:
             "document; give template='… {query} … {document} …', and the words that it answers "
             "with (yes=…, no=…)"
         )
-    start = getattr(tokenizer, "bos_token", None) or ""
-    adds = list(tokenise(tokenizer, "a")["input_ids"])[:1] == [tokenizer.bos_token_id]
-    return str(rendered).removeprefix(start) if adds else str(rendered)
+    return rendered
 
 
 def _filled(template: str, query: str, document: str) -> tuple[str, list[tuple[int, int]]]:
@@ -671,15 +675,21 @@ def _filled(template: str, query: str, document: str) -> tuple[str, list[tuple[i
     return text, [spans[name] for name in names]
 
 
-def _within(lens: Lens, text: str, spans: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The places of the tokens that hold characters of each span."""
+def _within(
+    lens: Lens, text: str, spans: Sequence[tuple[int, int]], special: bool
+) -> tuple[Encoded, list[list[int]]]:
+    """A text as the model reads it, and the places of the tokens with characters of each span."""
     tokenizer: Any = lens.tokenizer
     require(getattr(tokenizer, "is_fast", False), "a template needs a fast tokenizer")
-    offsets = tokenise(tokenizer, text, return_offsets_mapping=True)["offset_mapping"]
-    return [
-        [place for place, (low, high) in enumerate(offsets) if low < end and high > start]
+    options = {"add_special_tokens": special, "return_offsets_mapping": True}
+    found = tokenise(tokenizer, text, **options)
+    places = [
+        [k for k, (low, high) in enumerate(found["offset_mapping"]) if low < end and high > start]
         for start, end in spans
     ]
+    (item,) = lens.encode(input_ids=[list(found["input_ids"])])
+    words, labels = words_of(found, (text,))
+    return replace(item, words=words, word_labels=labels, text=text), places
 
 
 # What they share.
