@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from search_models import DOCUMENT, QUERY, frozen_parts, tiny_of
+from frozen_copies import frozen_outputs
+from search_models import DOCUMENT, QUERY, tiny_of
 from test_loading import save_tiny, tiny_tokenizer
+from torch import Tensor
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
@@ -40,6 +43,24 @@ def sentences() -> Any:
         )
         importlib.import_module("sentence_transformers.models")
     return package
+
+
+def frozen_parts(
+    model: Any, ids: list[int], read: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What each token (k, …) and no token (…) give to a vector, linear in a text's last ones."""
+    layers = len(list(normlens.load(model).adapter.blocks()))
+    tokens, outputs = frozen_outputs(model, ids, "ig", [{} for _ in range(layers)])
+    vector = read(outputs[-1][-1])
+    parts = torch.stack(
+        [
+            (torch.autograd.grad(one, tokens, retain_graph=True)[0] * tokens).sum(-1)
+            for one in vector.flatten()
+        ],
+        dim=-1,
+    )
+    parts = parts.reshape(len(ids), *vector.shape).detach()
+    return parts, vector.detach() - parts.sum(0)
 
 
 def lens_of(model: Any, **pooling: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``normlens explain`` and ``normlens cosine``: which tokens made a prediction or a cosine."""
+"""``normlens explain``, ``cosine``, ``score`` and ``rank``: which tokens made a number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normlens.cli.common import console_for, print_table, say
 from normlens.cli.map import completeness_words
 from normlens.cli.parameters import Fields
 from normlens.errors import InputError, require, valid_choice
-from normlens.options import ExplainOptions, LoadOptions
+from normlens.options import ExplainOptions, LoadOptions, ScoreOptions
 from normlens.results import words as in_words
 from normlens.results.words import PLACES, decimals, percent, signed_number
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from normlens.results.explanation import Cosine, Explanation, Explanations
+    from normlens.results.search import Above, Ranking, Score
 
 
 # Explanations on a terminal: tokens on colours, numbers, and the strongest components.
@@ -326,3 +327,139 @@ def show_cosine(pair: Cosine) -> None:
     strongest = pair.top(_PAIRS)[["a_token", "b_token", "value"]].itertuples(index=False)
     pairs = ([str(a), str(b), signed_number(value, PLACES)] for a, b, value in strongest)
     print_table("Strongest pairs of tokens", ("A", "B", "part"), pairs, left=(0, 1))
+
+
+# ``normlens score`` and ``normlens rank``: which words made the score of a search model.
+
+
+_ASKED = Fields(only=("similarity", "label", "template", "yes", "no"))
+_DOCUMENT = 60  # characters of a document in a table
+
+
+def score_command(
+    query: str,
+    document: str,
+    *,
+    model: str | None = None,
+    options: Annotated[ScoreOptions, _ASKED],
+    words: bool = False,
+    loading: Annotated[LoadOptions, Fields(without=("part", "revision"))],
+    truncate: bool = False,
+    output: common.Output,
+) -> None:
+    """Which words made the score of a query and a document, as a search model computes it: dense,
+    sparse (SPLADE), multi-vector (ColBERT) or a cross-encoder.
+
+    In the list: Which words made a search model's score of a query and a document.
+
+    Example: normlens score "flute music" "A man is playing a flute."
+
+    Options:
+        query QUERY: What is searched for.
+        document DOCUMENT: What is found.
+    """
+    _search(query, [document], model, options, words, loading, truncate, output, one=True)
+
+
+def rank_command(
+    query: str,
+    documents: list[str] | None = None,
+    *,
+    file: str | None = None,
+    model: str | None = None,
+    options: Annotated[ScoreOptions, _ASKED],
+    words: bool = False,
+    loading: Annotated[LoadOptions, Fields(without=("part", "revision"))],
+    truncate: bool = False,
+    output: common.Output,
+) -> None:
+    """Rank documents for a query, and say why the first is above the second, word by word.
+
+    In the list: Rank documents for a query, and say why one is above another.
+
+    Example: normlens rank "flute music" "A man plays a flute." "A man plays chess." --out rank.html
+
+    Options:
+        query QUERY: What is searched for.
+        documents DOCUMENT…: The documents.
+        file FILE: Each line is a document; - is standard input.
+    """
+    given = list(documents or [])
+    if file is not None:
+        given += [text for _, text in common.Inputs(file=file, lines=True).read(None)]
+    require(given, "rank compares documents: give some behind the query, or a --file of lines")
+    _search(query, given, model, options, words, loading, truncate, output)
+
+
+def _search(
+    query: str,
+    documents: list[str],
+    model: str | None,
+    options: ScoreOptions,
+    words: bool,
+    loading: LoadOptions,
+    truncate: bool,
+    output: common.Output,
+    one: bool = False,
+) -> None:
+    """Rank documents, and print or write the ranking, or its one score."""
+    output.check(model, common.Inputs())
+    lens = common.load_lens(model, loading)
+    call = partial(lens.rank, query, truncate=truncate, **asdict(options))
+    ranking = output.compute("comparing", (None, documents), call)
+    ranking = ranking.words() if words else ranking
+    show: Any = show_score if one else show_ranking
+    output.deliver(ranking[0] if one else ranking, None, show)
+
+
+def show_score(score: Score) -> None:
+    """Print a score: what each token of either text has of it, and what is matched."""
+    say(f"{score.provenance.get('model')}: {in_words.cosine_words(score)}", style="bold")
+    against = "biases against the model's own score"
+    say(in_words.parts_words(score), completeness_words(score, score.provenance, against))
+    if score.note:
+        say(score.note)
+    for name, tokens, own, rest in (
+        ("query", score.tokens_a, score.by_query, score.rest("query")),
+        ("document", score.tokens_b, score.by_document, score.rest("document")),
+    ):
+        rows = [(row.label, row.value) for row in in_words.token_rows(tokens, own)]
+        parts = [*rows, *rest.items(), ("sum", score.value)]
+        cells = ([label, signed_number(value, PLACES)] for label, value in parts)
+        print_table(f"What each token of the {name} has of the score", ("token", "part"), cells)
+    if score.term_values is not None:
+        table = score.terms(_PAIRS)[["term", "value", "query", "document"]]
+        terms = ([str(t), signed_number(v, PLACES), q, d] for t, v, q, d in table.to_numpy())
+        columns = ("term", "adds", "in the query at", "in the document at")
+        print_table("What is matched", columns, terms, left=(0, 2, 3))
+
+
+def show_ranking(ranking: Ranking) -> None:
+    """Print a ranking, and why its first document is above the second."""
+    first = ranking[0]
+    say(f"{first.provenance.get('model')} ({first.kind}): {first.query}", style="bold")
+    say(completeness_words(ranking, first.provenance, "biases against the model's own scores"))
+    if first.note:
+        say(first.note)
+    rows = [
+        [str(rank), signed_number(score.value, PLACES), str(score.document)[:_DOCUMENT]]
+        for rank, score in enumerate(ranking, start=1)
+    ]
+    print_table("", ("rank", "score", "document"), rows, left=(0, 2))
+    if len(ranking) > 1:
+        _print_above(ranking.why_above())
+
+
+def _print_above(above: Above) -> None:
+    """Print the strongest parts of the difference of two scores."""
+    say(f"\n1 is above 2 by {signed_number(above.value, PLACES)} because", style="bold")
+    sides = (("word of the query", above.by_query()), ("word of a document", above.by_document()))
+    for name, table in sides:
+        strongest = table.sort_values("difference", key=abs, ascending=False).head(_PAIRS)
+        place = {"higher": "1: ", "lower": "2: "}
+        rows = [
+            [place.get(str(row.get("document")), "") + row["token"], row["difference"]]
+            for row in strongest.to_dict("records")
+        ]
+        cells = ([label, signed_number(value, PLACES)] for label, value in rows)
+        print_table("", (name, "adds"), cells)

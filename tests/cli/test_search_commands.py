@@ -1,0 +1,105 @@
+"""``normlens score`` and ``normlens rank``: what they print and write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from search_models import DOCUMENT, QUERY, tiny_of
+from shell import Shell
+from test_loading import save_tiny, tiny_tokenizer
+
+import normlens
+
+DOCUMENTS = (DOCUMENT, "a mat", "on the cats")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("search") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reranker") / "tiny"
+    tiny_of("BertForSequenceClassification", torch.float32, num_labels=2).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+def number(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def test_a_ranking_says_why_the_first_is_above_the_second(model: Path, shell: Shell) -> None:
+    out = shell("rank", QUERY, *DOCUMENTS, "-m", model)
+    ranking: Any = normlens.load(model).rank(QUERY, DOCUMENTS)
+    lines = [line.split() for line in out.splitlines()]
+    for rank, score in enumerate(ranking, start=1):
+        assert [str(rank), number(score.value), *score.document.split()] in lines
+    above = ranking.why_above()
+    assert f"1 is above 2 by {number(above.value)} because" in out
+    strongest = above.by_query().sort_values("difference", key=abs).iloc[-1]
+    assert [*strongest["token"].split(), number(strongest["difference"])] in lines
+
+
+def test_documents_are_lines_of_a_file_too(model: Path, shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "documents.txt"
+    file.write_text("\n".join(DOCUMENTS[1:]), encoding="utf-8")
+    typed = shell("rank", QUERY, *DOCUMENTS, "-m", model, "--json")
+    mixed = shell("rank", QUERY, DOCUMENT, "--file", file, "-m", model, "--json")
+    assert json.loads(typed) == json.loads(mixed)
+    assert json.loads(typed)["given"] == normlens.load(model).rank(QUERY, DOCUMENTS).places
+
+
+def test_a_score_prints_and_writes_both_sides(model: Path, shell: Shell, tmp_path: Path) -> None:
+    out = shell("score", QUERY, DOCUMENT, "-m", model, "--similarity", "dot")
+    score: Any = normlens.load(model).score(QUERY, DOCUMENT, similarity="dot")
+    assert f"dot product {number(score.value)}" in out
+    assert "What each token of the query has of the score" in out
+    for ending in ("safetensors", "csv", "json", "html", "png"):
+        path = tmp_path / f"score.{ending}"
+        shell("score", QUERY, DOCUMENT, "-m", model, "--similarity", "dot", "--out", path)
+    assert normlens.open(tmp_path / "score.safetensors") == score
+    assert pd.read_csv(tmp_path / "score.csv")["value"].sum() == pytest.approx(score.value)
+    held = json.loads((tmp_path / "score.json").read_text("utf-8"))
+    assert held["kind"] == "dot product"
+    assert held["query_tokens"] == score.tokens_a
+    assert sum(held["by_document"]) == pytest.approx(score.by_document.sum())
+
+
+def test_a_reranker_is_asked_for_its_label(reranker: Path, shell: Shell, tmp_path: Path) -> None:
+    out = shell("score", QUERY, DOCUMENT, "-m", reranker, "--label", "LABEL_1", "--words")
+    score: Any = normlens.load(reranker).score(QUERY, DOCUMENT, label="LABEL_1")
+    assert f"cross-encoder {number(score.value)}" in out
+    assert "cats" in out
+    table = tmp_path / "score.csv"
+    shell("score", QUERY, DOCUMENT, "-m", reranker, "--label", "LABEL_1", "--out", table)
+    others = score.remainder["no token"]
+    assert pd.read_csv(table)["value"].sum() + others == pytest.approx(score.value, abs=1e-5)
+    picture = tmp_path / "score.png"
+    line = shell.error("score", QUERY, DOCUMENT, "-m", reranker, "--label", "1", "--out", picture)
+    assert "has no pairs to draw" in line
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (("rank", QUERY), "rank compares documents"),
+        (("rank", QUERY, "a", "--file", "nowhere.txt"), "cannot read 'nowhere.txt'"),
+        (("rank", QUERY, " "), "the text is empty"),
+        (("score", QUERY, "a", "--similarity", "near"), "near"),
+        (("rank", QUERY, "a", "b", "--out", "ranking.png"), "a ranking has no picture"),
+    ],
+)
+def test_mistakes_are_one_line(typed: Any, line: str, model: Path, shell: Shell) -> None:
+    assert line in shell.error(*typed, "-m", model)
