@@ -62,17 +62,17 @@ def test_documents_are_lines_of_a_file_too(model: Path, shell: Shell, tmp_path: 
 
 
 def test_a_score_prints_and_writes_both_sides(model: Path, shell: Shell, tmp_path: Path) -> None:
-    out = shell("score", QUERY, DOCUMENT, "-m", model, "--similarity", "dot")
-    score: Any = normlens.load(model).score(QUERY, DOCUMENT, similarity="dot")
-    assert f"dot product {number(score.value)}" in out
+    out = shell("score", QUERY, DOCUMENT, "-m", model)
+    score: Any = normlens.load(model).score(QUERY, DOCUMENT)
+    assert f"cosine {number(score.value)}" in out
     assert "What each token of the query has of the score" in out
     for ending in ("safetensors", "csv", "json", "html", "png"):
         path = tmp_path / f"score.{ending}"
-        shell("score", QUERY, DOCUMENT, "-m", model, "--similarity", "dot", "--out", path)
+        shell("score", QUERY, DOCUMENT, "-m", model, "--out", path)
     assert normlens.open(tmp_path / "score.safetensors") == score
     assert pd.read_csv(tmp_path / "score.csv")["value"].sum() == pytest.approx(score.value)
     held = json.loads((tmp_path / "score.json").read_text("utf-8"))
-    assert held["kind"] == "dot product"
+    assert held["kind"] == "cosine"
     assert held["query_tokens"] == score.tokens_a
     assert sum(held["by_document"]) == pytest.approx(score.by_document.sum())
 
@@ -97,7 +97,7 @@ def test_a_reranker_is_asked_for_its_label(reranker: Path, shell: Shell, tmp_pat
         (("rank", QUERY), "rank compares documents"),
         (("rank", QUERY, "a", "--file", "nowhere.txt"), "cannot read 'nowhere.txt'"),
         (("rank", QUERY, " "), "the text is empty"),
-        (("score", QUERY, "a", "--similarity", "near"), "near"),
+        (("score", QUERY, "a", "--label", "near"), "so leave label out"),
         (("rank", QUERY, "a", "b", "--out", "ranking.png"), "a ranking has no picture"),
     ],
 )

@@ -547,6 +547,23 @@ def test_models_of_other_inputs_are_refused(tiny):
             normlens.Lens(tiny(family), tokenizer=False).score(QUERY, DOCUMENT)
 
 
+def test_options_that_mean_nothing_for_a_model_are_refused(tiny):
+    dense = lens_of(tiny("bert"))
+    late = lens_of(tiny("bert"), reads="any", search=TokenVectors())
+    cross = normlens.Lens(tiny_of("BertForSequenceClassification"), tiny_tokenizer())
+    for lens, option in (
+        (dense, {"label": 1}),
+        (late, {"similarity": "dot"}),
+        (late, {"truncate_dim": 4}),
+        (cross, {"similarity": "dot"}),
+        (cross, {"document_prompt": "a"}),
+    ):
+        with pytest.raises(InputError, match=f"so leave {next(iter(option))} out"):
+            lens.score(QUERY, DOCUMENT, **option)
+    with pytest.raises(InputError, match="leave document_lens out"):
+        cross.score(QUERY, DOCUMENT, document_lens=dense)
+
+
 def test_towers_of_other_widths_and_prompts_that_are_not_pooled_are_refused(tiny):
     lens = lens_of(tiny("bert"))
     other = lens_of(tiny("bert", hidden_size=8, num_attention_heads=2))

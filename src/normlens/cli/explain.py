@@ -332,7 +332,7 @@ def show_cosine(pair: Cosine) -> None:
 # ``normlens score`` and ``normlens rank``: which words made the score of a search model.
 
 
-_ASKED = Fields(only=("similarity", "label", "template", "yes", "no"))
+_ASKED, _WHERE = Fields(only=("label",)), Fields(only=("device",))
 _DOCUMENT = 60  # characters of a document in a table
 
 
@@ -343,8 +343,7 @@ def score_command(
     model: str | None = None,
     options: Annotated[ScoreOptions, _ASKED],
     words: bool = False,
-    loading: Annotated[LoadOptions, Fields(without=("part", "revision"))],
-    truncate: bool = False,
+    loading: Annotated[LoadOptions, _WHERE],
     output: common.Output,
 ) -> None:
     """Which words made the score of a query and a document, as a search model computes it: dense,
@@ -358,7 +357,7 @@ def score_command(
         query QUERY: What is searched for.
         document DOCUMENT: What is found.
     """
-    _search(query, [document], model, options, words, loading, truncate, output, one=True)
+    _search(query, [document], model, options, words, loading, output, one=True)
 
 
 def rank_command(
@@ -369,8 +368,7 @@ def rank_command(
     model: str | None = None,
     options: Annotated[ScoreOptions, _ASKED],
     words: bool = False,
-    loading: Annotated[LoadOptions, Fields(without=("part", "revision"))],
-    truncate: bool = False,
+    loading: Annotated[LoadOptions, _WHERE],
     output: common.Output,
 ) -> None:
     """Rank documents for a query, and say why the first is above the second, word by word.
@@ -388,7 +386,7 @@ def rank_command(
     if file is not None:
         given += [text for _, text in common.Inputs(file=file, lines=True).read(None)]
     require(given, "rank compares documents: give some behind the query, or a --file of lines")
-    _search(query, given, model, options, words, loading, truncate, output)
+    _search(query, given, model, options, words, loading, output)
 
 
 def _search(
@@ -398,14 +396,13 @@ def _search(
     options: ScoreOptions,
     words: bool,
     loading: LoadOptions,
-    truncate: bool,
     output: common.Output,
     one: bool = False,
 ) -> None:
     """Rank documents, and print or write the ranking, or its one score."""
     output.check(model, common.Inputs())
     lens = common.load_lens(model, loading)
-    call = partial(lens.rank, query, truncate=truncate, **asdict(options))
+    call = partial(lens.rank, query, **asdict(options))
     ranking = output.compute("comparing", (None, documents), call)
     ranking = ranking.words() if words else ranking
     show: Any = show_score if one else show_ranking
