@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from one_case import in_one_case
 from packaging.version import Version
 from reference import largest_error, reference
 from torch import nn
@@ -50,7 +51,7 @@ def test_an_unknown_model_type_is_named_with_what_to_do():
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("model_type", sorted(refusals.REASONS))
+@in_one_case("model_type", sorted(refusals.REASONS))
 def test_a_type_that_cannot_be_supported_says_why(model_type):
     with pytest.raises(UnsupportedModelError) as raised:
         adapter_class(SimpleNamespace(model_type=model_type))
