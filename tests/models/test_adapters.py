@@ -89,7 +89,7 @@ def test_an_adapter_takes_precedence_over_a_refusal():
     assert adapter_class(SimpleNamespace(model_type="mamba")) is ToyAdapter
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("model_type", "settings"),
     [
         ("prophetnet", {"hidden_size": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}),
@@ -281,7 +281,7 @@ class WrongResidual(ToyAdapter):
         return [steps[0], *steps[:4], *steps[5:]]
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("adapter", "layer", "component", "scope"),
     [
         (WrongValue, 0, "ATTN", "ATTN-N"),
@@ -309,7 +309,7 @@ class WrongActivation(ToyAdapter):
         return steps
 
 
-@pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient", "shapley"])
+@in_one_case("rule", ["ig", "ig-bias", "gradient", "shapley"])
 def test_a_wrong_activation_is_seen_under_every_rule(rule):
     normlens.register("toy")(WrongActivation)
     with pytest.raises(CompletenessError, match="layer 0 at its FF"):
