@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM = false
 .PHONY: demo docs test test-slow test-gpu browser lint bench readme front-end viewer viewer-check lock clean setup
 
 demo: $(STAMP)
-	$(BIN)/normlens demo --force
+	$(BIN)/normlens reproduce demo --force
 
 # What a change needs.
 test: lint front-end browser

@@ -1,12 +1,13 @@
 """Everything measured on a GPU, as tables.
 
-stage        the feed-forward stage: published, unfused and fused; limits, memory, error
+stage        the feed-forward stage: published, unfused and fused; memory, error
 calls        the whole call of one text
 explain      one explanation beside a forward pass
 spearman     correlations of real maps in each precision (of --model)
 experiment   the papers' experiment
 corpus       how busy a corpus run keeps the GPU
-methods      hidden rows stored or mixed anew, and one matrix per target
+methods      one matrix per target against one kernel per source
+rows         hidden rows stored or mixed anew
 
 python benchmarks/gpu.py                          # prints the tables
 python benchmarks/gpu.py --docs                   # and writes them into docs/performance.md
@@ -28,7 +29,7 @@ from gpu_calls import CALLS, call_table
 from gpu_corpus import corpus_table
 from gpu_experiment import experiment, spearman_errors
 from gpu_explain import explain_table
-from gpu_stage import BATCH, BERT, LLAMA, stage_table
+from gpu_stage import BERT, LLAMA, stage_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -44,14 +45,15 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
     torch.set_grad_enabled(False)
-    shapes = BERT[:1] if options.quick else [*BERT, *BATCH, *LLAMA]
+    shapes = BERT[:1] if options.quick else [*BERT, *LLAMA]
     parts: dict[str, Callable[[], list[str]]] = {
         "stage": partial(stage_table, shapes),
         "calls": partial(call_table, CALLS[:2] if options.quick else CALLS),
         "explain": explain_table,
         "experiment": partial(experiment, 128 if options.quick else 992),
         "corpus": partial(corpus_table, 1_000 if options.quick else 10_000),
-        "methods": partial(gpu_methods.tables, options.quick),
+        "methods": partial(gpu_methods.long_inputs, options.quick),
+        "rows": partial(gpu_methods.hidden_rows, options.quick),
     }
     if options.model:
         parts["spearman"] = partial(spearman_errors, options.model)

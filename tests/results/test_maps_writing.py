@@ -331,7 +331,7 @@ def test_masks_of_other_bytes_are_refused(tmp_path: Path) -> None:
 # The command line -------------------------------------------------------------------------------
 
 
-@in_one_case("more", [(), ("--heads",), ("--words",), ("--map-dtype", "float16")])
+@in_one_case("more", [(), ("--heads",), ("--words",)])
 def test_the_command_writes_the_same(
     more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

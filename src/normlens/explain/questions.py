@@ -5,27 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import (
-    InputError,
-    check_choice,
-    parse_json,
-    reason_of,
-    require,
-    system_reason,
-)
+from normlens.errors import InputError, check_choice, require
 from normlens.inputs.encode import answered, reader_of
-from normlens.inputs.text import PARTS, TARGET, Encoded, Reader, tokenise
+from normlens.inputs.text import TARGET, Encoded, Reader, tokenise
 from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Dense, Head
 from normlens.models.base import read_head
-from normlens.options import ExplainOptions
+from normlens.options import ANSWER_SCORES, LOG_PROBABILITY, PARTS, ExplainOptions
 from normlens.results.axes import SPACE, readable_tokens
 
 if TYPE_CHECKING:
@@ -33,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Explain each next token of a text in turn.
 ALL = "all"
-#: What is explained of an answer: the sum of its tokens' logits, or of their log-probabilities.
-LOGIT, LOG_PROBABILITY = SCORES = "logit", "log-probability"
 
 Target = int | str
 
@@ -57,6 +45,8 @@ class Question:
     answer: tuple[int, ...] = ()
     score: str = LOG_PROBABILITY  # of an answer
     label: str | None = None  # what people call the answer
+    #: words as they were given, their columns, and other spellings with theirs
+    spellings: tuple[tuple[str, int, str, int], ...] = ()
 
     @property
     def positions(self) -> slice:
@@ -87,7 +77,7 @@ class AnswerOptions:
     generation: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        for value, choices, name in ((self.score, SCORES, "score"), (self.by, PARTS, "by")):
+        for value, choices, name in ((self.score, ANSWER_SCORES, "score"), (self.by, PARTS, "by")):
             if value is not None:
                 check_choice(value, choices, name)
         if self.generation is not None and self.generate is None:
@@ -267,7 +257,13 @@ class QuestionReader:
                 f"{'target' if item.source is None else 'token'} and contrast are the same, so "
                 "there is no difference to explain"
             )
-        return Question(index, place, columns[0], columns[1])
+        spellings = [
+            (word, column, *other)
+            for word, column in zip((target, contrast), columns, strict=True)
+            if isinstance(word, str) and column is not None
+            for other in _other_spellings(word, column, self.head, lens.tokenizer, item, place)
+        ]
+        return Question(index, place, columns[0], columns[1], spellings=tuple(spellings))
 
     def _token_place(self, item: Encoded, token: Any) -> int:
         """The position that predicts the token of the target that `token` names."""
@@ -416,6 +412,22 @@ def column_of(
     return pieces[0]
 
 
+def _other_spellings(
+    word: str, column: int, head: Head, tokenizer: Any, sequence: Encoded, position: int | None
+) -> list[tuple[str, int]]:
+    """The same word with or without a space before it and with its other case, as other tokens."""
+    if head.task not in OF_TOKENS:
+        return []
+    bare = word.lstrip()
+    other_case = bare[:1].swapcase() + bare[1:]
+    found: dict[int, str] = {}
+    for spelling in (f" {bare}", bare, f" {other_case}", other_case):
+        pieces = _pieces(spelling, head, tokenizer, sequence, position) if bare else []
+        if len(pieces) == 1 and pieces[0] not in (column, getattr(tokenizer, "unk_token_id", None)):
+            found.setdefault(pieces[0], spelling)
+    return [(spelling, other) for other, spelling in found.items()]
+
+
 def _label(target: str, count: int, head: Head, what: str) -> int:
     by_name = {name.casefold(): index for index, name in head.labels.items()}
     wanted = target.strip().casefold()
@@ -483,23 +495,3 @@ def direction_of(direction: Any, d: int) -> Tensor:
         raise InputError(f"direction is a vector of {d} numbers, this one has the shape {shape}")
     require(math.isfinite(float(vector.abs().max())), "direction holds numbers that are not finite")
     return vector
-
-
-FORMATS = (".npy", ".json", ".txt")
-
-
-def read_direction(path: Path) -> NDArray[np.float64]:
-    """A vector from a NumPy file, a JSON list, or numbers that spaces and lines separate."""
-    kind = path.suffix.lower()
-    require(kind in FORMATS, f"--direction takes a {', '.join(FORMATS)} file, not {str(path)!r}")
-    try:
-        if kind == ".npy":
-            return np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
-        text = path.read_text("utf-8")
-        return np.asarray(parse_json(text) if kind == ".json" else text.split(), dtype=np.float64)
-    except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {system_reason(error)}") from error
-    except (ValueError, TypeError, EOFError, MemoryError) as error:
-        raise InputError(
-            f"{str(path)!r} holds no vector of numbers ({reason_of(error)})"
-        ) from error

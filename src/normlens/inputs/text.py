@@ -87,6 +87,8 @@ class Encoded:
     #: of a dialogue, the characters of its text that each message's content takes
     contents: list[Span | None] | None = field(default=None, compare=False)
     answer: Answer | None = field(default=None, compare=False)  # the last tokens, which answer
+    #: the last tokens that no token attends to, as multi-vector models expand their queries
+    unattended: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -153,8 +155,7 @@ class Reader:
         if self.tokenizer is None:
             ids = "decoder_input_ids" if self.name == TARGET else "input_ids"
             raise InputError(
-                "this lens has no tokenizer; pass one to load(model, tokenizer) (--tokenizer), or "
-                f"pass {ids}=…"
+                f"this lens has no tokenizer; pass one to load(model, tokenizer), or pass {ids}=…"
             )
         is_text = self.name == TEXT
         if is_text and is_chat(given):
@@ -457,7 +458,6 @@ def rendered(tokenizer: Any, chat: Chat) -> tuple[str, list[Span | None]]:
 
 
 DOCUMENT, PARAGRAPH, SENTENCE, TOKEN = "document", "paragraph", "sentence", "token"
-PARTS = (SENTENCE, PARAGRAPH, DOCUMENT, TOKEN)
 #: Words whose full stop ends no sentence before a name or a number, and those that may end one.
 _TITLES = (  # noqa: SIM905, which would write a line for each
     "mr mrs ms dr prof st sr jr gen col capt lt sgt rev hon gov sen rep pres mt ft vs no nos fig "
@@ -607,7 +607,10 @@ def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str
     width = max(map(len, batch))
     rows = {
         "input_ids": ([sequence.ids for sequence in batch], pad_id),
-        "attention_mask": ([[1] * len(sequence) for sequence in batch], 0),
+        "attention_mask": (
+            [[1] * (len(each) - each.unattended) + [0] * each.unattended for each in batch],
+            0,
+        ),
     }
     kinds = [sequence.type_ids for sequence in batch if sequence.type_ids is not None]
     if kinds:
