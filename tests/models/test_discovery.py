@@ -19,7 +19,6 @@ TESTS = Path(__file__).resolve().parents[1]
 #: Tests that loop over all families, from every file that has any.
 GENERIC = [
     "models/test_families.py::test_numbers[brand-new]",
-    "models/test_families.py::test_a_model_as_its_user_has_it[brand-new]",
     "trace/test_trace.py::test_input_and_weights_of_every_layer",
     "plan/test_estimate.py::test_every_family_has_an_estimate",
 ]
