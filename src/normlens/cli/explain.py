@@ -297,13 +297,13 @@ def cite_command(
     """
     if question is None or not question.strip():
         raise InputError('give a question: --question "…"')
+    output.check(model, common.Inputs())
     names = [*(sources or []), *(files or [])] or [common.STDIN] * common.is_piped()
     require(names, "give sources: --sources FILE …, or a text through a pipe")
     require(names.count(common.STDIN) < 2, "standard input is one source; give - once")
     texts = [common.read_text(name) for name in names]
     for name, text in zip(names, texts, strict=True):
         require(text.strip(), f"{name!r} holds no text")
-    output.check(model, common.Inputs())
     lens = common.load_lens(model, loading)
     given: Any = texts[0] if len(texts) == 1 else texts
     call = partial(lens.cite, question, answer=answer, **_shallow(options))

@@ -388,7 +388,8 @@ class CitationPage(OwnPage):
     def facts(self) -> tuple[str, dict[str, Any]]:
         """The page's title, and what it shows."""
         cited, digits = self.citation, partial(np.round, decimals=5)
-        about = f"log-probability of the answer {cited.log_probability:.4g}"
+        likely = signed_number(cited.log_probability, 2)
+        about = f"log-probability of the answer {likely}"
         if cited.ablations:
             about += (
                 f" · scores: one exact pass and {cited.ablations} ablations, with 95 % intervals"
