@@ -135,6 +135,7 @@ ROLLOUT = "rollout-"
 #: Methods that have a name of their own, in the order of reports.
 NAMES = (
     "normlens",
+    "normlens-layers",
     "normlens-gradient",
     "normlens-ig-bias",
     "vectors",
@@ -165,3 +166,9 @@ def checked_name(name: str) -> str:
         f"unknown method {name!r}; choose one of: {', '.join(NAMES)}, {ROLLOUT}SCOPE with a scope "
         f"of the model ({ROLLOUT}LN1), or your own as my_module:my_function"
     )
+
+
+# Which tokens a protocol changes first, as the tables of an evaluation call them.
+
+
+MOST, LEAST = "most", "least"

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError, valid_choice
 from normlens.inputs.text import Encoded
+from normlens.studies.faithfulness.options import LEAST, MOST
 from normlens.studies.faithfulness.questions import (
     CLASSES,
     COSINE,
     NEXT_TOKEN,
     Question,
+    Scored,
     Variant,
     mask_token,
 )
-from normlens.studies.faithfulness.scoring import Scored
-from normlens.studies.faithfulness.tables import LEAST, MOST
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
