@@ -15,6 +15,7 @@ from normlens import figures
 from normlens.errors import InputError, valid_choice
 from normlens.results import store, words
 from normlens.results.axes import BY_SCOPE, EXPLANATION, PatchGrid, long_table, plain
+from normlens.results.citation import REST, Citation
 from normlens.results.explanation import (
     COSINE,
     WHOLE,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Explained: TypeAlias = Explanation | Explanations
-Result: TypeAlias = Maps | Explained | Cosine | Ranking
+Result: TypeAlias = Maps | Explained | Cosine | Ranking | Citation
 
 PICTURES = (".png", ".svg", ".pdf")
 #: Endings of file names that `write` accepts.
@@ -110,7 +111,8 @@ def table(result: Result) -> pd.DataFrame:
     """One row per number, with what it belongs to."""
     if isinstance(result, Maps):
         return _maps_table(result)
-    if isinstance(result, Ranking) or (isinstance(result, Score) and not result.has_pairs):
+    without_pairs = isinstance(result, Score) and not result.has_pairs
+    if isinstance(result, (Ranking, Citation)) or without_pairs:
         return result.to_pandas()
     return _cosine_table(result) if isinstance(result, Cosine) else _explanation_table(result)
 
@@ -122,12 +124,12 @@ def document(result: Result) -> dict[str, Any]:
     if isinstance(first, Maps):
         name, fields = "maps", _maps_document(first)
     elif isinstance(result, Ranking):
-        name, fields = (
-            "ranking",
-            {"scores": list(map(_score_document, each)), "given": result.places},
-        )
+        scores = [_score_document(score) for score in result]
+        name, fields = "ranking", {"scores": scores, "given": result.places}
     elif isinstance(first, Score):
         name, fields = "score", _score_document(first)
+    elif isinstance(first, Citation):
+        name, fields = "citation", _citation_document(first)
     elif isinstance(first, Cosine):
         name, fields = "cosine", _cosine_document(first)
     else:
@@ -174,7 +176,7 @@ def _draw(result: Result, path: str, paged: bool, drawing: dict[str, Any]) -> No
 
     if isinstance(result, Ranking):
         raise InputError("a ranking has no picture; write its page (.html), or one of its scores")
-    if isinstance(result, Cosine):
+    if isinstance(result, (Cosine, Citation)):
         return save_figure(result.plot(**drawing), path)
     if isinstance(result, Maps):
         pages, title = _draw_maps(result, paged, drawing), "NormLens maps of {}"
@@ -343,6 +345,25 @@ def _draw_explanation(
         kinds = [valid_choice(picture, tuple(drawers), "picture")]
     for kind in kinds:
         yield getattr(result, drawers[kind])()
+
+
+# Citations.
+
+
+def _citation_document(cited: Citation) -> dict[str, Any]:
+    return {
+        **_named(cited, "question", "answer", "log_probability", "value", "score", "ablations"),
+        "positions_counted_from": 0,
+        "sources": cited.to_pandas().to_dict("records"),
+        "parts": cited.parts,
+        **_named(cited, "values", "log_probabilities"),
+        "axes": {"matrix": ("part", "source"), "rest": ("part", "owner")},
+        "matrix": cited.matrix,
+        "rest": cited.rest,
+        "rest_names": REST,
+        **_named(cited, "tokens", "token_ids", "owners", "token_scores"),
+        **_named(cited, "completeness", "provenance"),
+    }
 
 
 # Cosines.

@@ -1,8 +1,10 @@
-"""``normlens score`` and ``normlens rank``: what they print and write."""
+"""``normlens rank``: what it prints and writes of rankings and of one score."""
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from shell import Shell
 from test_loading import save_tiny, tiny_tokenizer
 
 import normlens
+from normlens.cli import common
 
 DOCUMENTS = (DOCUMENT, "a mat", "on the cats")
 
@@ -26,13 +29,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reranker") / "tiny"
-    tiny_of("BertForSequenceClassification", torch.float32, num_labels=2).save_pretrained(folder)
+    tiny_of("BertForSequenceClassification", torch.float32, num_labels=1).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setattr(common, "is_piped", lambda: False)
     return Shell(capsys)
 
 
@@ -42,7 +46,7 @@ def number(value: float) -> str:
 
 def test_a_ranking_says_why_the_first_is_above_the_second(model: Path, shell: Shell) -> None:
     out = shell("rank", QUERY, *DOCUMENTS, "-m", model)
-    ranking: Any = normlens.load(model).rank(QUERY, DOCUMENTS)
+    ranking: Any = normlens.load(model).rank(QUERY, DOCUMENTS).words()
     lines = [line.split() for line in out.splitlines()]
     for rank, score in enumerate(ranking, start=1):
         assert [str(rank), number(score.value), *score.document.split()] in lines
@@ -52,23 +56,26 @@ def test_a_ranking_says_why_the_first_is_above_the_second(model: Path, shell: Sh
     assert [*strongest["token"].split(), number(strongest["difference"])] in lines
 
 
-def test_documents_are_lines_of_a_file_too(model: Path, shell: Shell, tmp_path: Path) -> None:
-    file = tmp_path / "documents.txt"
-    file.write_text("\n".join(DOCUMENTS[1:]), encoding="utf-8")
+def test_documents_are_lines_of_a_pipe(
+    model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     typed = shell("rank", QUERY, *DOCUMENTS, "-m", model, "--json")
-    mixed = shell("rank", QUERY, DOCUMENT, "--file", file, "-m", model, "--json")
-    assert json.loads(typed) == json.loads(mixed)
+    monkeypatch.setattr(common, "is_piped", lambda: True)
+    lines = io.TextIOWrapper(io.BytesIO("\n".join(DOCUMENTS).encode()))
+    monkeypatch.setattr(sys, "stdin", lines)
+    assert json.loads(shell("rank", QUERY, "-m", model, "--json")) == json.loads(typed)
     assert json.loads(typed)["given"] == normlens.load(model).rank(QUERY, DOCUMENTS).places
 
 
-def test_a_score_prints_and_writes_both_sides(model: Path, shell: Shell, tmp_path: Path) -> None:
-    out = shell("score", QUERY, DOCUMENT, "-m", model)
+def test_one_document_is_a_score(model: Path, shell: Shell, tmp_path: Path) -> None:
+    out = shell("rank", QUERY, DOCUMENT, "-m", model)
     score: Any = normlens.load(model).score(QUERY, DOCUMENT)
     assert f"cosine {number(score.value)}" in out
-    assert "What each token of the query has of the score" in out
+    assert "What each word of the query has of the score" in out
+    assert "cats" in out
+    assert "##s" not in out
     for ending in ("safetensors", "csv", "json", "html", "png"):
-        path = tmp_path / f"score.{ending}"
-        shell("score", QUERY, DOCUMENT, "-m", model, "--out", path)
+        shell("rank", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / f"score.{ending}")
     assert normlens.open(tmp_path / "score.safetensors") == score
     assert pd.read_csv(tmp_path / "score.csv")["value"].sum() == pytest.approx(score.value)
     held = json.loads((tmp_path / "score.json").read_text("utf-8"))
@@ -77,17 +84,17 @@ def test_a_score_prints_and_writes_both_sides(model: Path, shell: Shell, tmp_pat
     assert sum(held["by_document"]) == pytest.approx(score.by_document.sum())
 
 
-def test_a_reranker_is_asked_for_its_label(reranker: Path, shell: Shell, tmp_path: Path) -> None:
-    out = shell("score", QUERY, DOCUMENT, "-m", reranker, "--label", "LABEL_1", "--words")
-    score: Any = normlens.load(reranker).score(QUERY, DOCUMENT, label="LABEL_1")
+def test_a_reranker_has_parts_without_pairs(reranker: Path, shell: Shell, tmp_path: Path) -> None:
+    out = shell("rank", QUERY, DOCUMENT, "-m", reranker)
+    score: Any = normlens.load(reranker).score(QUERY, DOCUMENT)
     assert f"cross-encoder {number(score.value)}" in out
-    assert "cats" in out
+    assert "(neither text)" in out
     table = tmp_path / "score.csv"
-    shell("score", QUERY, DOCUMENT, "-m", reranker, "--label", "LABEL_1", "--out", table)
-    others = score.remainder["no token"]
-    assert pd.read_csv(table)["value"].sum() + others == pytest.approx(score.value, abs=1e-5)
+    shell("rank", QUERY, DOCUMENT, "-m", reranker, "--out", table)
+    no_token = score.remainder["no token"]
+    assert pd.read_csv(table)["value"].sum() + no_token == pytest.approx(score.value, abs=1e-5)
     picture = tmp_path / "score.png"
-    line = shell.error("score", QUERY, DOCUMENT, "-m", reranker, "--label", "1", "--out", picture)
+    line = shell.error("rank", QUERY, DOCUMENT, "-m", reranker, "--out", picture)
     assert "has no pairs to draw" in line
 
 
@@ -95,10 +102,9 @@ def test_a_reranker_is_asked_for_its_label(reranker: Path, shell: Shell, tmp_pat
     ("typed", "line"),
     [
         (("rank", QUERY), "rank compares documents"),
-        (("rank", QUERY, "a", "--file", "nowhere.txt"), "cannot read 'nowhere.txt'"),
         (("rank", QUERY, " "), "the text is empty"),
-        (("score", QUERY, "a", "--label", "near"), "so leave label out"),
         (("rank", QUERY, "a", "b", "--out", "ranking.png"), "a ranking has no picture"),
+        (("rank", QUERY, "a", "--out", "ranking.txt"), "the ending chooses the format"),
     ],
 )
 def test_mistakes_are_one_line(typed: Any, line: str, model: Path, shell: Shell) -> None:
