@@ -35,7 +35,10 @@ from normlens.loading.hub import hush
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 #: The commands in the order in which --help lists them.
-_COMMANDS = "map explain cosine view serve models help run status check query evaluate reproduce"
+_COMMANDS = (
+    "map explain cite cosine rank view serve models help run status check query evaluate "
+    "reproduce"
+)
 
 
 class _PlainFlags:
