@@ -191,9 +191,10 @@ def explain_command(
     output: common.Output,
     picture: str | None = None,
 ) -> None:
-    """Which tokens made the model say this: its score, traced back to every token, exactly. Without
-    --out it prints the tokens with what each contributes, what no token owns, and the strongest
-    components. A model that sees takes an --image; its tokens are patches.
+    """Which tokens made the model say this: its score, traced back to every token, exactly for the
+    frozen network (attention weights, deviations of norms and slopes of activations as they are for
+    this text). Without --out it prints the tokens with what each contributes, what no token owns,
+    and the strongest components. A model that sees takes an --image; its tokens are patches.
 
     In the list: Which tokens made the model say this: printed here, or written to a file.
 
