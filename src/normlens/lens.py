@@ -415,8 +415,7 @@ class Lens:
         progress: Progress | bool | None = None,
         **options: Unpack[CiteKeywords],
     ) -> Citation:
-        """Which sources made the answer to a question, exactly for the frozen network, in one way
-        back.
+        """Which sources made an answer, exactly for the frozen network, in one way back.
 
         `sources` is a list of texts, or one text, which is split; the model answers where no
         `answer` is given. Sources and question are a message of the user in the model's chat
