@@ -31,7 +31,7 @@ export class App implements Context, Page {
   items: Item[] = [];
   readonly guide =
     "A row is a token that the layer writes, a column a token that it reads, and a cell the length of what the one receives from the other. " +
-    "The steps above go through one layer: attention, what passes by it (residual), norm, feed-forward block; 1−ρ says how much a step changes the map. " +
+    "A layer goes through the steps below: attention, what passes by it (residual), norm, feed-forward block; 1−ρ says how much a step changes the map. " +
     "Choose a token to see its row or column alone, or a cell to follow that pair through all layers.";
   private readonly second: HTMLElement;
   private readonly more = h("button", { type: "button", "data-action": "more", "aria-expanded": "true", onclick: () => this.showMore(this.second.hidden) }, "More controls");

@@ -185,7 +185,7 @@ def explain_command(
     score: str | None = None,
     by: str | None = None,
     generate: int | None = None,
-    options: Annotated[ExplainOptions, Fields(only=("heads", "first_piece"))],
+    options: Annotated[ExplainOptions, Fields(only=("first_piece",))],
     words: bool = False,
     loading: Annotated[LoadOptions, Fields(without=("part",))],
     truncate: bool = False,
@@ -277,7 +277,7 @@ def cite_command(
     answer: str | None = None,
     model: str = DEFAULT,
     options: Annotated[CiteOptions, Fields(without=("score", "system", "nonlinearity", "seed"))],
-    loading: Annotated[LoadOptions, Fields(without=("part",))],
+    loading: Annotated[LoadOptions, Fields(only=("device", "dtype", "trust_remote_code"))],
     output: common.Output,
 ) -> None:
     """Which sources made a model's answer to a question: each file is a source, or its sentences
@@ -359,7 +359,7 @@ def cosine_command(
     inputs: Annotated[common.Inputs, Fields(only=("file", "lines"))],
     model: str | None = None,
     words: bool = False,
-    loading: Annotated[LoadOptions, Fields(without=("part", "revision"))],
+    loading: Annotated[LoadOptions, Fields(only=("device",))],
     truncate: bool = False,
     output: common.Output,
 ) -> None:
