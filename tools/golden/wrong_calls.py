@@ -59,7 +59,6 @@ map a --model bert --out data.txt/maps.csv
 map a --model bert --colour sqrt
 map a --model bert --colour log --out a.png
 map a --model bert --heads-of FF --out a.png
-map a --model bert --row x --out a.png
 map a --model bert --target-text b
 map a --model bert --image nowhere.png
 map a --model bert --lines

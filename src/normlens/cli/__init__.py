@@ -62,7 +62,9 @@ class Group(_PlainFlags, TyperGroup):
 
 app = typer.Typer(
     name="normlens",
-    help="How every component of a Transformer layer mixes its tokens.",
+    help="How every component of a Transformer layer mixes its tokens, and which tokens made a "
+    "prediction: exactly for the frozen network, whose attention weights, deviations of norms and "
+    "slopes of activations are those of the text.",
     cls=Group,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -101,7 +101,7 @@ _HOW = (
 )
 _TABLES = (
     *("measures", "settings", "mask", "seed", "limit", "max_length", "truncate", "column"),
-    *("pair_column", "paragraphs", "revision", "shard_size"),
+    *("pair_column", "revision", "shard_size"),
 )
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
