@@ -133,7 +133,7 @@ class Driver:
         self.ledger.commit(written)
         self._commits = False
         watching.finished(written)
-        shown = [self._shown.pop(number, None) or Kept(number, 0, 0) for number in written.shards]
+        shown = [self._shown.pop(number, Kept(number, 0, 0)) for number in written.shards]
         sequences = written.sequences - sum(kept.sequences for kept in shown)
         failures = written.failures - sum(kept.failures for kept in shown)
         if sequences or failures:
