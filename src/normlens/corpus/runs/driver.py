@@ -108,6 +108,7 @@ class Driver:
                 else:
                     self._commit(result, watching)
         except (KeyboardInterrupt, NormLensError, MemoryError) as error:
+            self.lock.check()  # where the folder is gone, that is what to say
             if not self._commits or isinstance(error, KeyboardInterrupt):
                 with suppress(NormLensError, MemoryError):
                     for written in self.pool.rest():
