@@ -1,0 +1,407 @@
+"""Citations put to the test: scores of sources, held to what the model says without some of them.
+
+The protocol is that of ContextCite (Cohen-Wang et al. 2024). A source's score predicts what it adds
+to the answer's log-probability, so the scores of the sources in a subset, summed, should rank the
+log-probabilities of random subsets: Spearman's ρ of the two is the linear datamodelling score, LDS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from normlens.corpus.data.spans import EncodedRecord
+from normlens.corpus.measures.base import WHOSE, BoundMeasure, Item, ModelMeasure, Needs
+from normlens.corpus.runs.options import parse_names
+from normlens.errors import InputError, NormLensError
+from normlens.explain.citations import Prompt, cite, prepared, sharpened, subset_scores
+from normlens.inputs.text import DOCUMENT, owner_of
+from normlens.layers import CAUSAL
+from normlens.models.base import read_head
+from normlens.options import CiteOptions
+from normlens.studies.faithfulness.tables import (
+    EXAMPLES,
+    FAITHFULNESS,
+    METHOD,
+    MOST,
+    ORDER,
+    PASSES,
+    TABLES,
+)
+from normlens.trace.attention import EAGER
+from normlens.trace.locking import Hooks, exclusive
+from normlens.trace.run import model_inputs, plain_options, reading
+
+if TYPE_CHECKING:
+    from normlens.corpus.engines.shard_rows import Clock
+    from normlens.lens import Lens
+
+Scores = NDArray[np.float64]
+
+#: The protocol's name, and before what it measures: "citations-lds".
+CITATIONS = "citations"
+LDS, DROP, GOLD, FIRST = "lds", "drop", "gold", "first"
+#: Subsets that scores are held to.
+SUBSETS = 64
+#: How many of the best sources are left out together.
+BEST = (1, 3, 5)
+#: Columns of the data beside the question: the sources, and which of them hold the right answer.
+SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN = "sources", "gold", "answer"
+METHODS = (
+    "normlens",
+    "normlens+8",
+    "normlens+32",
+    "contextcite-8",
+    "contextcite-16",
+    "contextcite-32",
+    "leave-one-out",
+    "attention",
+    "gradient-x-input",
+    "random",
+)
+_TAKES = "normlens+K", "contextcite-K"
+
+
+def ablations_of(name: str) -> int:
+    """How many random subsets a method takes; raises for a name that is none."""
+    for taking in _TAKES:
+        start = taking[:-1]
+        if name.startswith(start) and name[len(start) :].isdecimal() and int(name[len(start) :]) > 2:
+            return int(name[len(start) :])
+    if name in METHODS and not name.endswith(tuple("0123456789")):
+        return 0
+    raise InputError(
+        f"unknown method {name!r} of citations; choose among {', '.join(METHODS)}, or another "
+        f"number in {' or '.join(_TAKES)}, of at least 3"
+    )
+
+
+# ContextCite: a linear model of the answer's log-odds, by LASSO.
+
+
+def lasso(masks: NDArray[np.bool_], log_p: Scores, tokens: int, alpha: float = 0.01) -> Scores:
+    """Scores (source,) by ContextCite's solver: a LASSO on the log-odds of the answer per token.
+
+    Masks (subset, source) are standardised; ``min_w |y − X w|² / 2n + α |w|₁`` by coordinate
+    descent.
+    """
+    odds = log_p - np.log1p(-np.exp(np.minimum(log_p, -1e-12)))
+    y = odds / tokens
+    y = y - y.mean()
+    scale = masks.std(0)
+    scale[scale == 0] = 1
+    x = (masks - masks.mean(0)) / scale
+    n, size = len(x), (x * x).mean(0)
+    w, left = np.zeros(x.shape[1]), y.copy()
+    for _ in range(10_000):
+        before = w.copy()
+        for k in np.flatnonzero(size):
+            rho = x[:, k] @ left / n + size[k] * w[k]
+            new = np.sign(rho) * max(abs(rho) - alpha, 0) / size[k]
+            left += x[:, k] * (w[k] - new)
+            w[k] = new
+        if np.abs(w - before).max(initial=0) <= 1e-9 * max(1.0, np.abs(w).max(initial=0)):
+            break
+    return w / scale * tokens
+
+
+# Scores of tokens, summed over the sources that own them.
+
+
+def by_source(prompt: Prompt, scores: Scores) -> Scores:
+    """Sums (source,) of scores of the prompt's tokens."""
+    encoded, places = prompt.read()
+    totals = np.zeros(len(places))
+    text = encoded.text
+    assert isinstance(text, str)
+    for span, score in zip(prompt.spans_of(encoded), scores, strict=False):
+        owner = owner_of(text, span, places)
+        if owner is not None:
+            totals[owner] += score
+    return totals
+
+
+def _run(prompt: Prompt, entering: Any = None, **options: Any) -> Any:
+    """The model on the prompt with its answer, with eager attention."""
+    lens = prompt.lens
+    item = prompt.followed(prompt.read()[0])
+    inputs = model_inputs(lens.adapter, [item], lens.device)
+
+    def run() -> Any:
+        whole = lens.adapter.whole
+        with reading(whole, lens.adapter, EAGER), Hooks() as hooks:
+            if entering is not None:
+                hooks.behind(lens.model.get_input_embeddings(), entering)
+            return whole(**inputs, **{**plain_options(whole), **options})
+
+    return exclusive(lens.adapter.whole, run)
+
+
+def attention(prompt: Prompt) -> Scores:
+    """Attention weights from the answer's positions, their mean over layers and heads."""
+    with torch.no_grad():
+        given = _run(prompt, output_attentions=True).attentions
+    count = len(prompt.ids)
+    rows = [one[0, :, -count - 1 : -1].double().mean((0, 1)).cpu() for one in given]
+    return by_source(prompt, torch.stack(rows).mean(0).numpy())
+
+
+def gradient_x_input(prompt: Prompt) -> Scores:
+    """|∂ log p / ∂e_k · e_k|, summed over a source's tokens."""
+    entered: list[torch.Tensor] = []
+
+    def leaf(_: Any, __: Any, ___: Any, output: torch.Tensor) -> torch.Tensor:
+        entered.append(output.detach().requires_grad_())
+        return entered[0]
+
+    with torch.inference_mode(False), torch.enable_grad():
+        rows = _run(prompt, leaf).logits[0, -len(prompt.ids) - 1 : -1].double()
+        ids = torch.tensor(prompt.ids, device=rows.device)
+        log_p = rows.log_softmax(-1).gather(1, ids[:, None]).sum()
+        (gradient,) = torch.autograd.grad(log_p, entered[0])
+    products = (gradient.double() * entered[0].detach().double()).sum(-1)[0]
+    return by_source(prompt, products.abs().cpu().numpy())
+
+
+# One question, its answer, and what the model says of the answer with some of the sources.
+
+
+class Trial:
+    """A prompt with its answer: log-probabilities under subsets, computed once."""
+
+    def __init__(self, prompt: Prompt, seed: Sequence[int], ablations: int):
+        self.prompt, self.count = prompt, len(prompt.sources)
+        self._known: dict[bytes, float] = {}
+        self._seed = seed
+        #: subsets that scores are held to, and those that methods may use
+        self.held, self.masks = (
+            np.random.default_rng([*seed, purpose]).random((rows, self.count)) < 0.5
+            for purpose, rows in enumerate((SUBSETS, ablations))
+        )
+
+    def log_p(self, masks: NDArray[np.bool_]) -> Scores:
+        """The answer's log-probability with each subset of the sources."""
+        new = {mask.tobytes(): mask for mask in masks if mask.tobytes() not in self._known}
+        if new:
+            found = subset_scores(self.prompt, np.array(list(new.values())))
+            self._known |= zip(new, found.tolist(), strict=True)
+        return np.array([self._known[mask.tobytes()] for mask in masks])
+
+    @property
+    def whole(self) -> float:
+        return float(self.log_p(np.ones((1, self.count), bool))[0])
+
+    @cached_property
+    def exact(self) -> Scores:
+        """The exact pass alone."""
+        return cite(self.prompt).contributions
+
+    def scores(self, method: str) -> Scores:
+        """A method's score of each source."""
+        count = ablations_of(method)
+        masks = self.masks[:count]
+        if method.startswith("normlens+"):
+            return sharpened(self.exact, masks, self.log_p(masks))[0]
+        if method.startswith("contextcite-"):
+            return lasso(masks, self.log_p(masks), len(self.prompt.ids))
+        return _PLAIN[method](self)
+
+    def values(self, scores: Scores, gold: Sequence[int]) -> dict[str, float | None]:
+        """What the protocol says of scores; None where they cannot be judged by it."""
+        real, said = self.log_p(self.held), self.held @ scores
+        varies = np.ptp(real) > 0 and np.ptp(said) > 0
+        values: dict[str, float | None] = {
+            LDS: float(spearmanr(said, real).statistic) if varies else 0.0
+        }
+        ties = np.random.default_rng([*self._seed, 2]).permutation(self.count)
+        order = np.lexsort((ties, -scores))
+        for best in BEST:
+            kept = np.ones((1, self.count), bool)
+            kept[0, order[:best]] = False
+            few = best >= self.count
+            values[f"{DROP}-{best}"] = None if few else self.whole - float(self.log_p(kept)[0])
+        places = np.flatnonzero(np.isin(order, list(gold)))
+        values[GOLD] = 1 / (1 + int(places[0])) if len(places) else None
+        values[FIRST] = float(places[0] == 0) if len(places) else None
+        return values
+
+
+def _leave_one_out(trial: Trial) -> Scores:
+    return trial.whole - trial.log_p(~np.eye(trial.count, dtype=bool))
+
+
+_PLAIN: Mapping[str, Callable[[Trial], Scores]] = {
+    "normlens": lambda trial: trial.exact,
+    "leave-one-out": _leave_one_out,
+    "attention": lambda trial: attention(trial.prompt),
+    "gradient-x-input": lambda trial: gradient_x_input(trial.prompt),
+    "random": lambda trial: np.random.default_rng([*trial._seed, 3]).random(trial.count),
+}
+
+
+def passes(method: str, sources: int) -> tuple[int, int]:
+    """Forward and backward passes of the model that a method takes, beside the answer's own."""
+    if method == "random":
+        return 0, 0
+    if method == "leave-one-out":
+        return 1 + sources, 0
+    if method.startswith("contextcite-"):
+        return ablations_of(method), 0
+    return 1 + ablations_of(method), int(method != "attention")
+
+
+# The protocol as a measure of a corpus.
+
+
+#: `sources` has a row for each method and source.
+SOURCES = "sources"
+_TABLES = {
+    EXAMPLES: pa.schema(
+        [
+            *WHOSE,
+            pa.field("answer", pa.string()),
+            pa.field("tokens", pa.int32()),  # of the prompt with the answer
+            pa.field("answer_tokens", pa.int32()),
+            pa.field("sources", pa.int32()),
+            pa.field("score", pa.float64()),  # the answer's log-probability
+        ]
+    ),
+    SOURCES: pa.schema(
+        [
+            *WHOSE,
+            METHOD,
+            pa.field("source", pa.int32()),
+            pa.field("text", pa.string()),
+            pa.field("gold", pa.bool_()),
+            pa.field("score", pa.float64()),
+        ]
+    ),
+    FAITHFULNESS: TABLES[FAITHFULNESS],
+    PASSES: TABLES[PASSES],
+}
+
+
+class CitationMeasure(ModelMeasure):
+    """How well the scores of `methods` say which sources made an answer.
+
+    A text is a question; its row's `sources` are a list of texts, `gold` the places of those that
+    hold the right answer, and `answer` the answer, which the model gives where there is none.
+    """
+
+    name = CITATIONS
+    tables = _TABLES
+    order: Mapping[str, tuple[str, ...]] = {
+        **{name: ORDER[name] for name in (EXAMPLES, FAITHFULNESS, PASSES)},
+        SOURCES: ("index", "method", "source"),
+    }
+
+    def __init__(
+        self, methods: str | Sequence[str] | None = None, generate: int = 40, separator: str = " "
+    ):
+        self.methods = METHODS if methods is None else tuple(parse_names(methods))
+        for name in self.methods:
+            ablations_of(name)
+        self._cite = CiteOptions(
+            by=DOCUMENT, parts=DOCUMENT, generate=generate, separator=separator
+        )
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        return Needs(scopes=(), arrays=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        given = {"generate": self._cite.generate, "separator": self._cite.separator}
+        return {"methods": list(self.methods), **given}
+
+    def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
+        if read_head(lens.adapter).task != CAUSAL:
+            raise InputError(f"{CITATIONS} are for causal language models, which {lens.name} is not")
+        return _Citations(lens, self.methods, self._cite)
+
+
+@dataclass(frozen=True)
+class _Citations(BoundMeasure):
+    lens: Lens
+    methods: Sequence[str]
+    options: CiteOptions
+
+    def batch_rows(self, items: Sequence[Item], clock: Clock) -> list[dict[str, pa.Table] | str]:
+        return [self._rows(item, clock) for item in items]
+
+    def _rows(self, item: Item, clock: Clock) -> dict[str, pa.Table] | str:
+        assert isinstance(item.encoded, EncodedRecord)
+        row, question = item.encoded.extra, item.encoded.text
+        try:
+            sources, gold = (
+                json.loads(row.get(name, "[]")) for name in (SOURCES_COLUMN, GOLD_COLUMN)
+            )
+            if len(sources) < 2:
+                return "it has fewer than two sources, so that there is nothing to choose"
+            with clock.on("answer"):
+                answer = row.get(ANSWER_COLUMN)
+                prompt = prepared(self.lens, str(question), sources, answer, self.options)
+        except (NormLensError, ValueError) as error:
+            return str(error)
+        most = max(map(ablations_of, self.methods))
+        trial = Trial(prompt, (item.seed, item.index), most)
+        with clock.on("subsets"):
+            trial.log_p(np.concatenate([trial.held, trial.masks]))
+        scores: dict[str, Scores] = {}
+        for name in self.methods:
+            with clock.on(f"method {name}"):
+                scores[name] = trial.scores(name)
+        with clock.on("protocols"):
+            values = {name: trial.values(scores[name], gold) for name in self.methods}
+        return self._tables(item, trial, scores, values, gold)
+
+    def _tables(
+        self,
+        item: Item,
+        trial: Trial,
+        scores: Mapping[str, Scores],
+        values: Mapping[str, Mapping[str, float | None]],
+        gold: Sequence[int],
+    ) -> dict[str, pa.Table]:
+        prompt = trial.prompt
+        whole = prompt.followed(prompt.read()[0])
+        assert prompt.answer is not None
+        example = {
+            "answer": prompt.answer.text,
+            "tokens": len(whole),
+            "answer_tokens": len(prompt.ids),
+            "sources": trial.count,
+            "score": trial.whole,
+        }
+        rows = {
+            EXAMPLES: [example],
+            SOURCES: [
+                {"method": name, "source": k, "text": text, "gold": k in gold, "score": score}
+                for name, given in scores.items()
+                for k, (text, score) in enumerate(zip(prompt.sources, given.tolist(), strict=True))
+            ],
+            FAITHFULNESS: [
+                {"protocol": f"{CITATIONS}-{what}", "method": name, "first": MOST, "value": value}
+                for name, of in values.items()
+                for what, value in of.items()
+            ],
+            PASSES: [
+                {"method": name, "forward": forward, "backward": backward}
+                for name in self.methods
+                for forward, backward in [passes(name, trial.count)]
+            ],
+        }
+        of = {"index": item.index, "sequence": item.sequence}
+        return {
+            name: pa.Table.from_pylist([{**of, **row} for row in some], schema=_TABLES[name])
+            for name, some in rows.items()
+        }
