@@ -11,13 +11,21 @@ JOBS   ?= 2
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo docs test browser lint bench readme front-end viewer viewer-check lock clean setup
+.PHONY: demo docs test test-slow test-gpu browser lint bench readme front-end viewer viewer-check lock clean setup
 
 demo: $(STAMP)
-	$(BIN)/normlens demo --force
+	$(BIN)/normlens reproduce demo --force
 
+# What a change needs.
 test: lint front-end browser
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu and (guard or not slow)"
+
+# Browsers, Ray clusters, kills, fuzzing and interpreted kernels; `make test` runs one of each.
+test-slow: $(STAMP) browser
+	$(BIN)/python -m pytest -n $(JOBS) -m "slow and not gpu and not guard"
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu
 
 # Some tests look at pages in Chromium; without it they are skipped and the last lines say so.
 browser:

@@ -4,7 +4,7 @@
     python benchmarks/ablate.py wikitext --limit 15 --tokens 64 --batch 6  # half an hour of a core
     python benchmarks/ablate.py stsb       # all-MiniLM-L6-v2 on STS-B dev
     python benchmarks/ablate.py sst2       # MiniLM fine-tuned on SST-2 (benchmarks/finetune.py)
-    python benchmarks/ablate.py docs       # writes their short tables into docs/ablate.md
+    python benchmarks/ablate.py docs       # writes their short tables into docs/evaluate.md
     python benchmarks/ablate.py saving     # MiniLM and SmolLM2 on a CPU
     python benchmarks/ablate.py saving --gpu    # a Llama 1B shape in bfloat16 on a GPU
 
@@ -41,8 +41,8 @@ from normlens.studies.ablation.report.reporting import build_report, describe
 
 REPEATS = 2
 #: Rows of a table that a document still shows.
-LONGEST = 30
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "ablate.md"
+LONGEST = 12
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "evaluate.md"
 TITLES = {
     "wikitext": "SmolLM2-135M-Instruct on WikiText-2 (next-token loss)",
     "stsb": "all-MiniLM-L6-v2 on STS-B dev (drift, and Spearman's ρ with the gold scores)",
@@ -84,7 +84,7 @@ def findings(folder: Path) -> str:
         for _, result in section.results:
             if result is None:
                 continue
-            parts.append(f"**{section.experiment.title}**")
+            shown = []
             for name, table in result.tables.items():
                 frame = table.text()
                 if name.startswith("ablations"):
@@ -92,9 +92,11 @@ def findings(folder: Path) -> str:
                 elif name == "correlations":
                     frame = frame[frame["ablation"] == frame["ablation"].iloc[0]]
                 if 0 < len(frame) <= LONGEST:
+                    frame = frame.loc[:, (frame.nunique() > 1) | (len(frame) == 1)]
                     lines = [frame.columns, ["---"] * frame.shape[1], *frame.to_numpy()]
                     rows = [f"| {' | '.join(map(str, line))} |" for line in lines]
-                    parts += [table.caption, "\n".join(rows)]
+                    shown += [table.caption, "\n".join(rows)]
+            parts += [f"**{section.experiment.title}**", *shown] if shown else []
     return "\n\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Word alignment of the Hansards by an English–French Marian model, and docs/alignment.md's tables.
+"""Word alignment of the Hansards by an English–French Marian model; tables of docs/reproduce.md.
 
 The 447 pairs and their gold links are in NORMLENS_TEST_DATA (alignment/hansards.en-fr.txt, .gold):
 
@@ -24,13 +24,12 @@ from normlens.studies.alignment.report import build_report, describe
 from normlens.studies.reports.words import power
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "alignment.md"
+PAGE = ROOT / "docs" / "reproduce.md"
 IMAGES = PAGE.parent / "images" / "alignment"
 DATA = Path(os.environ.get("NORMLENS_TEST_DATA", ROOT.parent / "shared" / "data")) / "alignment"
-BEGIN = "<!-- results: written by `python benchmarks/alignment.py --docs` -->"
-END = "<!-- /results -->"
-WAYS = {"input": "By input (AWI)", "output": "By output (AWO)"}
-SHOWN_HEADS = 5
+BEGIN = "<!-- alignment: written by `python benchmarks/alignment.py --docs` -->"
+END = "<!-- /alignment -->"
+SHOWN_HEADS = 2
 
 
 def measure(model: str, out: str) -> None:
@@ -55,23 +54,13 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def rate_table(rates: pd.DataFrame) -> str:
-    """AER by scope and layer, the best of each way in bold."""
-    best = rates["aer"].min()
-    cells = [
-        f"**{100 * value:.1f}**" if value == best else f"{100 * value:.1f}"
-        for value in rates["aer"]
-    ]
-    wide = rates.assign(cell=cells).pivot(index="scope", columns="layer", values="cell")
-    wide = wide.reindex(rates["scope"].unique())
-    wide.columns = [f"{layer + 1}" for layer in wide.columns]
-    return markdown(wide.reset_index(names="scope, layers 1–6"))
-
-
 def best_table(rates: pd.DataFrame) -> str:
-    """The best layer of each scope, with intervals."""
+    """The best layer of the scopes that end at CROSS, FF or the layer, with intervals."""
     rows = []
+    end = max(rates["scope"], key=len)
     for (way, scope), some in rates.groupby(["way", "scope"], sort=False):
+        if scope not in ("CROSS-W", "CROSS-N", end) and not scope.endswith("FF-N"):
+            continue
         best = some.sort_values("aer").iloc[0]
         rows.append(
             {
@@ -105,23 +94,6 @@ def interval(row: pd.Series, name: str) -> str:
     return f"{value:.1f} ({low:.1f}–{high:.1f})"
 
 
-def component_table(frame: pd.DataFrame) -> str:
-    """Change of AER by component and layer; those that chance does not explain in bold."""
-    frame = frame[frame["component"] != "RES2"]
-    cells = [
-        f"**{change:+.1f}**" if low > 0 or high < 0 else f"{change:+.1f}"
-        for change, low, high in zip(frame["change"], frame["low"], frame["high"], strict=True)
-    ]
-    cells = [cell.replace("-", "−") for cell in cells]
-    wide = frame.assign(cell=cells).pivot(
-        index=["way", "component"], columns="layer", values="cell"
-    )
-    wide = wide.reindex(
-        pd.MultiIndex.from_frame(frame[["way", "component"]].drop_duplicates())
-    ).reset_index()
-    return markdown(wide)
-
-
 def written(folder: Path) -> str:
     """The page's results."""
     run = normlens.Run.open(folder)
@@ -129,24 +101,16 @@ def written(folder: Path) -> str:
     together = of_maps(rates)
     sections = describe(run).sections
     results = {one.experiment.name: one.results[0][1] for one in sections}
-    components, explained = results["alignment-components"], results["alignment-explain"]
+    explained = results["alignment-explain"]
     status, worst = run.status(), run.table("alignment_texts")["completeness"].max()
     manifest = run.manifest
     parts = [
         f"{status.done - status.failures} pairs, {manifest.model['type']} with "
         f"{manifest.model['layers'] // 2} decoder layers, {manifest.model['dtype']} on "
         f"{manifest.model['device']}; completeness error at most {power(worst)}.",
-    ]
-    for way, title in WAYS.items():
-        some = together[together["way"] == way]
-        parts += [f"**{title}**, AER in per cent:", rate_table(some)]
-    parts += [
         "![AER by layer and scope](images/alignment/aer-layers.png)",
-        "The best layer of each scope, with 95 % intervals over sentence pairs:",
+        "The best layer of some scopes, with 95 % intervals over sentence pairs:",
         best_table(together),
-        "What each component changes, in points of AER (negative: it helps; bold: the interval "
-        "does not hold 0). RES2 changes nothing, because it adds nothing of the source:",
-        component_table(components.tables["alignment-components"].frame),
         "Contributions to logits (`--scope explain`), and their change of AER in points against "
         "the best map by output:",
         *(markdown(table.text()) for table in explained.tables.values()),

@@ -88,51 +88,26 @@ def evaluate(kind: str, data: Path, out: Path, limit: int | None) -> Run:
 # The documents ------------------------------------------------------------------------------------
 
 
-def interval(row: pd.Series, name: str = "value", low: str = "low", high: str = "high") -> str:
-    return f"{row[name]:.3f} [{row[low]:.3f}, {row[high]:.3f}]"
+def interval(row: pd.Series) -> str:
+    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
-def ranked(ranking: Ranking) -> str:
-    """A protocol's methods with their intervals, and what NormLens leads them by."""
-    compared = comparisons_of(NORMLENS, compare_methods(ranking)).set_index("against")
-    least = "least first" in ranking.table
-    heads = [
-        "method",
-        ranking.words.value,
-        *(["least first"] if least else []),
-        "normlens leads by",
-    ]
+def compared(rankings: list[Ranking]) -> str:
+    """Every protocol's value of each method, and whether it differs from NormLens's."""
+    heads = ["method", *(f"{one.words.title} ({one.examples:,})" for one in rankings)]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for _, row in ranking.table.iterrows():
-        cells = [str(row["method"]), interval(row)]
-        if least:
-            cells.append(interval(row, "least first", "least first low", "least first high"))
-        if row["method"] in compared.index:
-            pair = compared.loc[row["method"]]
-            sign = -1 if ranking.words.lower_is_better else 1
-            low, high = sorted((sign * pair["low"], sign * pair["high"]))
-            p = pair["p (Holm)"]
-            shown = "< .001" if p < 0.001 else f"= {p:.3f}"
-            cells.append(f"{sign * pair['difference']:+.3f} [{low:+.3f}, {high:+.3f}], p {shown}")
-        else:
-            cells.append("")
+    columns = []
+    for one in rankings:
+        pairs = comparisons_of(NORMLENS, compare_methods(one)).set_index("against")["p (Holm)"]
+        columns.append(
+            {
+                row["method"]: interval(row) + (" ≈" if pairs.get(row["method"], 0) >= 0.05 else "")
+                for _, row in one.table.iterrows()
+            }
+        )
+    for method in columns[0]:
+        cells = [method, *(column.get(method, "") for column in columns)]
         lines.append("| " + " | ".join(cells).replace("-0.", "−0.") + " |")
-    return "\n".join(lines)
-
-
-def by_phenomenon(run: Run) -> str:
-    """The mean reciprocal rank of the deciding word, by file and method."""
-    frame = run.sql(
-        "SELECT split_part(sequence, '.csv', 1) AS phenomenon, method, avg(value) AS mrr, "
-        "count(value) AS n FROM faithfulness WHERE protocol = 'evidence' GROUP BY ALL"
-    )
-    table = frame.pivot(index="method", columns="phenomenon", values="mrr")
-    table = table.loc[table.mean(axis=1).sort_values(ascending=False).index]
-    counts = frame.groupby("phenomenon")["n"].max()
-    heads = ["method", *(f"{name.replace('_', ' ')} ({counts[name]})" for name in table)]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for method, row in table.iterrows():
-        lines.append(f"| {method} | " + " | ".join(f"{value:.3f}" for value in row) + " |")
     return "\n".join(lines)
 
 
@@ -142,13 +117,9 @@ def section(kind: str, run: Run) -> str:
     seed = run.manifest.options.seed
     status = run.status()
     device = run.manifest.model["device"]
-    parts = [f"{status.done - status.failures:,} texts, computed on {device} in float32."]
-    for protocol in protocols(evidence):
-        ranking = rank(evidence, protocol, seed)
-        parts += [f"{ranking.words.title} ({ranking.examples:,} texts):", ranked(ranking)]
-        if protocol == "evidence":
-            parts += ["By phenomenon (texts in brackets):", by_phenomenon(run)]
-    return "\n\n".join(parts)
+    rankings = [rank(evidence, protocol, seed) for protocol in protocols(evidence)]
+    texts = f"{status.done - status.failures:,} texts, computed on {device} in float32."
+    return f"{texts}\n\n{compared(rankings)}"
 
 
 def write_docs(out: Path) -> None:

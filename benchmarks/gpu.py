@@ -1,12 +1,13 @@
 """Everything measured on a GPU, as tables.
 
-stage        the feed-forward stage: published, unfused and fused; limits, memory, error
+stage        the feed-forward stage: published, unfused and fused; memory, error
 calls        the whole call of one text
 explain      one explanation beside a forward pass
 spearman     correlations of real maps in each precision (of --model)
 experiment   the papers' experiment
 corpus       how busy a corpus run keeps the GPU
-methods      hidden rows stored or mixed anew, and one matrix per target
+methods      one matrix per target against one kernel per source
+rows         hidden rows stored or mixed anew
 
 python benchmarks/gpu.py                          # prints the tables
 python benchmarks/gpu.py --docs                   # and writes them into docs/performance.md
@@ -51,7 +52,8 @@ def main() -> None:
         "explain": explain_table,
         "experiment": partial(experiment, 128 if options.quick else 992),
         "corpus": partial(corpus_table, 1_000 if options.quick else 10_000),
-        "methods": partial(gpu_methods.tables, options.quick),
+        "methods": partial(gpu_methods.long_inputs, options.quick),
+        "rows": partial(gpu_methods.hidden_rows, options.quick),
     }
     if options.model:
         parts["spearman"] = partial(spearman_errors, options.model)

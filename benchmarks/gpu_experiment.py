@@ -104,14 +104,10 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
         )
         print(lines[-1], flush=True)
         shares[precision] = profiled(partial(run, encoded[:128], precision))
-    lines += [
-        "",
-        f"| where the GPU's time goes | {' | '.join(shares)} |",
-        f"|---|{'---|' * len(shares)}",
-    ]
+    print(f"where the GPU's time goes: {', '.join(shares)}")
     purposes = sorted(shares[DEFAULT_PRECISION], key=lambda name: -shares[DEFAULT_PRECISION][name])
     for name in purposes:
-        lines.append(f"| {name} | {' | '.join(f'{s.get(name, 0):.0%}' for s in shares.values())} |")
+        print(name, *(f"{s.get(name, 0):.0%}" for s in shares.values()))
     return [*lines, ""]
 
 

@@ -88,8 +88,10 @@ def crossing(places: Sequence[float], ratios: Sequence[float]) -> str:
     return f"beyond {places[-1]:g}" if abs(ratios[-1] - 1) < abs(ratios[0] - 1) else "before"
 
 
-def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]:
+def long_inputs(quick: bool = False) -> list[str]:
     """One matrix per target against one kernel per source, by the length of the input."""
+    shapes = LONG[:2] if quick else LONG
+    precisions = ["bfloat16"] if quick else ["float32", "bfloat16"]
     lengths = [shape.n for shape in shapes]
     lines = [
         f"Long inputs, {shapes[0].name}: the time source by source ÷ the time with one matrix M_i "
@@ -118,8 +120,9 @@ def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
     return [*lines, ""]
 
 
-def hidden_rows(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]:
+def hidden_rows(quick: bool = False) -> list[str]:
     """Hidden rows stored against mixed anew, by shape and length."""
+    shapes, precisions = (HIDDEN[:1] if quick else HIDDEN), ["float32", "tf32"]
     lines = [
         "Hidden rows, source by source: the time of mixing them anew for each block of dimensions "
         "÷ the time of storing them (GPU time of one layer's stage), in brackets what the cost "
@@ -144,10 +147,3 @@ def hidden_rows(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
         lines.append("| " + " | ".join(cells) + " |")
         print(lines[-1], flush=True)
     return [*lines, ""]
-
-
-def tables(quick: bool = False) -> list[str]:
-    """The tables."""
-    precisions = ["bfloat16"] if quick else ["float32", "bfloat16"]
-    lines = hidden_rows(HIDDEN[:1] if quick else HIDDEN, ["float32", "tf32"])
-    return lines + long_inputs(LONG[:2] if quick else LONG, precisions)

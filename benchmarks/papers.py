@@ -24,7 +24,7 @@ BEGIN, END = (
     "<!-- results: written by `python benchmarks/papers.py --docs` -->",
     "<!-- /results -->",
 )
-PICTURES = ("similarity-layers", "similarity-from-before", "similarity-matrix", "relations-ff")
+PICTURES = ("similarity-layers", "relations-ff")
 RELATIONS = {
     "same_word": "word-split",
     "same_entity": "named entity",
@@ -69,7 +69,6 @@ def data_table(models: list[Results]) -> str:
             "data": run["data"],
             "masked": "–" if run["mask"] is None else f"{run['mask']:.0%}",
             "sequences": run["sequences"],
-            "tokens": run["tokens"],
             "completeness error": f"{run['completeness']:.1e}",
         }
         for model in models
@@ -195,7 +194,7 @@ def main() -> None:
         "### Mean mixing ratio (%)\n\n" + mixing(models),
     ]
     if options.docs:
-        parts.append("### Figures 5, 9, 12 and 7\n\n" + pictures(models))
+        parts.append("### Figures 5 and 7\n\n" + pictures(models))
     text = "\n\n".join(parts)
     if options.docs:
         page = PAGE.read_text()

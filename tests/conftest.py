@@ -46,7 +46,15 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+#: Fixtures that take seconds to set up: what needs them is of the slow tier.
+SLOW_FIXTURES = {"browser", "cluster"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

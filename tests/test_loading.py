@@ -182,7 +182,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], type[NormLensError], tuple[str,
     "garbled tokenizer": (
         garble_tokenizer,
         ModelLoadError,
-        ("no usable tokenizer", "--tokenizer", "tokenizer=False"),
+        ("no usable tokenizer", "tokenizer=…", "tokenizer=False"),
     ),
     "truncated weights": (truncate_weights, ModelLoadError, ("cannot load", "again")),
     "garbled weights": (garble_weights, ModelLoadError, ("cannot load", "again")),

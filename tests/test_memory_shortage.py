@@ -133,7 +133,7 @@ LIMITED = """
         now = int(file.read().split()[0]) * resource.getpagesize()
     limit = now + int(sys.argv[1]) * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    sys.exit(main(["map", "--model", "minilm", "--truncate", "--text", "Some words. " * 300]))
+    sys.exit(main(["map", "--model", "minilm", "--truncate", "Some words. " * 300]))
 """
 
 

@@ -365,7 +365,7 @@ def folder(tmp_path_factory):
     "words",
     [
         ("cosine", "the house", "is small", "--device", "cpu"),
-        ("estimate", "--tokens", "8"),
+        ("map", "--estimate", "8"),
     ],
 )
 def test_commands_that_know_one_stack_refuse_two_in_one_line(words, folder, capsys):
@@ -386,6 +386,7 @@ def folders(folder, tmp_path_factory):
 
 SOURCES = "the house\nis small\n"
 PAIRS = "the house ||| la maison\nis small ||| est petite\n"
+NO_TARGETS = "has no targets, and .* has no head that could generate them"
 MANY = 12 * "the house ||| la maison\n"
 
 
@@ -393,14 +394,19 @@ MANY = 12 * "the house ||| la maison\n"
     ("command", "model", "data", "reason"),
     [
         ("run", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
-        ("align", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
-        ("align", "gpt2", PAIRS, "reads one sequence"),
-        ("align --gold GOLD", "bart", PAIRS, "1 lines and the data 2 sentence pairs"),
+        (
+            "reproduce align",
+            "body",
+            SOURCES,
+            "has no targets, and .* has no head that could generate them",
+        ),
+        ("reproduce align", "gpt2", PAIRS, "reads one sequence"),
+        ("reproduce align --gold GOLD", "bart", PAIRS, "1 lines and the data 2 sentence pairs"),
         ("run --measures alignment", "gpt2", PAIRS, "reads one sequence"),
         ("run --measures faithfulness", "bart", PAIRS, "is for models that read one"),
         ("run --mask 0.1", "bart", PAIRS, "texts are not masked"),
         ("evaluate", "bart", PAIRS, "generating encoder–decoder"),
-        ("ablate --loss drift", "bart", MANY, "models that read one sequence"),
+        ("reproduce ablate", "bart", MANY, "models that read one sequence"),
         ("reproduce ff", "bart", SOURCES, "the papers analyse models of one stack"),
     ],
 )
@@ -415,7 +421,7 @@ def test_what_does_not_go_together_is_one_line_and_leaves_nothing(
     if words[0] == "reproduce":
         for package in ("matplotlib", "jinja2", "duckdb"):
             pytest.importorskip(package, reason="reports need it")
-    line = shell.error(*words, *what, "--device", "cpu", *(["--quiet"] * (words[0] != "ablate")))
+    line = shell.error(*words, *what, "--device", "cpu", "--quiet")
     assert re.search(reason, line)
     assert not (tmp_path / "out").exists()
 

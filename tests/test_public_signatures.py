@@ -102,7 +102,7 @@ def places_of_any(hint: Any, where: str) -> Iterator[str]:
 
 FUNCTIONS = public_functions()
 #: These are made by a lens or from a file; their provenance holds whatever JSON does.
-for noun in ("Maps", "Cosine", "Explanation", "Score"):
+for noun in ("Maps", "Cosine", "Citation", "Explanation", "Score"):
     del FUNCTIONS[f"{noun}.__init__"]
 
 

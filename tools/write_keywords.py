@@ -68,6 +68,7 @@ def keywords() -> dict[str, dict[str, str]]:
         "ExplainKeywords": options_of(explain),
         "QuestionKeywords": _keywords_of(explain, (*named, *QUESTION, *IDS)),
         "AnyQuestionKeywords": _keywords_of(explain, ("self", "text")),
+        "CiteKeywords": options_of(normlens.Lens.cite),
         "CosineKeywords": options_of(normlens.Lens.cosine),
         "PairKeywords": _keywords_of(normlens.Lens.cosine, ("self", "a", "b")),
         "ScoreKeywords": options_of(normlens.Lens.score),

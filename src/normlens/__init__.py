@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
     from normlens.loading.load import load
     from normlens.models.base import Adapter, register
+    from normlens.results.citation import Citation
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
     from normlens.results.search import Ranking, Score
@@ -37,6 +38,7 @@ _HOMES = {
     "normlens.lens": ("Lens",),
     "normlens.loading.load": ("load",),
     "normlens.models.base": ("Adapter", "register"),
+    "normlens.results.citation": ("Citation",),
     "normlens.results.explanation": ("Cosine", "Explanation", "Explanations"),
     "normlens.results.maps": ("Maps",),
     "normlens.results.search": ("Ranking", "Score"),
@@ -45,6 +47,7 @@ _HOMES = {
 
 __all__ = [
     "Adapter",
+    "Citation",
     "Cosine",
     "Explanation",
     "Explanations",

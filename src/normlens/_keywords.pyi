@@ -161,6 +161,21 @@ class AnyQuestionKeywords(TypedDict, total=False):
     batch_size: int | str
     memory_limit: int | float | str | None
 
+class CiteKeywords(TypedDict, total=False):
+    by: str | None
+    parts: str
+    ablations: int
+    seed: int
+    generate: int
+    generation: Mapping[str, object] | None
+    score: str
+    prompt: str
+    system: str | None
+    separator: str | None
+    nonlinearity: str
+    batch_size: int | str
+    memory_limit: int | float | str | None
+
 class CosineKeywords(TypedDict, total=False):
     nonlinearity: str
     batch_size: int | str

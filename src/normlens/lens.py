@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from normlens.errors import SMALLER, InputError, shortage_explained
+from normlens.explain.citations import cite, prepared
 from normlens.explain.explainer import Positions, Targets, Tokens, ask
 from normlens.explain.questions import AnswerOptions, Target
 from normlens.explain.search import (
@@ -45,6 +46,7 @@ from normlens.models.unwrapping import name_of_model
 from normlens.options import (
     HALF,
     AnalysisOptions,
+    CiteOptions,
     CosineOptions,
     ExplainOptions,
     ScoreOptions,
@@ -66,6 +68,7 @@ from normlens.pipeline.call import Call, check_memory_limit, check_out, stacks_o
 from normlens.pipeline.comparisons import Float32Check, warn_of_padding
 from normlens.pipeline.recordings import Recordings
 from normlens.plan.costs import DEFAULT_PREPARED
+from normlens.results.citation import Citation
 from normlens.results.explanation import Cosine, Explanation, Explanations
 from normlens.results.maps import Maps
 from normlens.results.search import Ranking, Score
@@ -76,6 +79,7 @@ if TYPE_CHECKING:
     from normlens._keywords import (
         AnalysisKeywords,
         AnyQuestionKeywords,
+        CiteKeywords,
         CosineKeywords,
         EncodeKeywords,
         EncodePairsKeywords,
@@ -399,6 +403,32 @@ class Lens:
                 layer=layer,
                 answers=answers,
             )
+
+    @shows_fields_of(CiteOptions)
+    @shortage_explained("this citation", SMALLER)
+    def cite(
+        self,
+        question: str,
+        sources: str | Sequence[str],
+        answer: str | None = None,
+        *,
+        progress: Progress | bool | None = None,
+        **options: Unpack[CiteKeywords],
+    ) -> Citation:
+        """Which sources made the answer to a question, exactly, at the price of one way back.
+
+        `sources` is a list of texts, or one text, which is split; the model answers where no
+        `answer` is given. Sources and question are a message of the user in the model's chat
+        template, if it has one. Every token's part of the answer's log-probability is exact, and so
+        is a source's, the sum over its tokens; `ablations` sharpen what is expected if a source is
+        left out. `progress` is called with the layers done and the layers on the way; True shows a
+        bar, False none, and the default is as in `maps`. The other options are those of
+        `normlens.options.CiteOptions`, which explains them.
+        """
+        check_keywords(Lens.cite, options)
+        prompt = prepared(self, question, sources, answer, CiteOptions(**options))
+        with layers_shown(progress, self.device.type) as advance:
+            return cite(prompt, advance)
 
     @overload
     def cosine(self, a: str, b: str, **options: Unpack[PairKeywords]) -> Cosine: ...

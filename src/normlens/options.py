@@ -279,11 +279,6 @@ DEVICE = Option("auto, cpu, cuda, mps, …", metavar="DEVICE")
 DTYPE = Option(f"{listed((AUTO, CHECKPOINT, *DTYPES), 'or')}.", metavar="TYPE")
 REVISION = Option("Branch, tag or commit on the hub.", metavar="REV")
 TRUST = Option("Run Python code that the model brings along.")
-DEVICE_MAP = Option(
-    "How accelerate spreads a large model over GPUs, memory and disk: auto, balanced or "
-    "sequential. Default: all of it on one device.",
-    metavar="KIND",
-)
 PART = Option(
     "Of a model made of several: which one, by its path, for example vision_model.", metavar="PATH"
 )
@@ -299,7 +294,7 @@ class LoadOptions:
     revision: str | None = REVISION.field(None)
     trust_remote_code: bool = TRUST.field(False)
     part: str | None = PART.field(None)
-    device_map: str | None = DEVICE_MAP.field(None)
+    device_map: str | None = None
 
 
 @dataclass(frozen=True)
@@ -342,19 +337,14 @@ class AnalysisOptions:
     nonlinearity: str = Option(
         f"How the feed-forward activation is passed on: {listed(RULES, 'or')}.", metavar="RULE"
     ).field(IG)
-    samples: int = Option("Permutations of shapley.", metavar="N").field(64)
-    seed: int = Option("Seed of shapley.", metavar="N").field(0)
-    batch_size: int | str = Option(
-        "Sequences at a time.", metavar="N", typed=str, parse=parse_batch_size
-    ).field(AUTO)
+    samples: int = 64
+    seed: int = 0
+    batch_size: int | str = AUTO
     memory_limit: int | float | str | None = Option(
         "Memory for the feed-forward stage, for example 512MB.", metavar="SIZE", typed=str
     ).field(None)
-    precision: str = PRECISION.field(AUTO)
-    map_dtype: str = Option(
-        f"Of the numbers in maps: {listed(MAP_DTYPES, 'or')}; float16 takes half the memory.",
-        metavar="TYPE",
-    ).field(AUTO)
+    precision: str = AUTO
+    map_dtype: str = AUTO
     origin: str = Option(
         "Sources: each layer's input vectors (layer) or the model's input tokens (input).",
         metavar="ORIGIN",
@@ -458,8 +448,6 @@ LINEAR_RULES = tuple(rule for rule in RULES if rule != SHAPLEY)
 LINEAR_RULE = Option(
     f"How activations are passed on: {listed(LINEAR_RULES, 'or')}.", metavar="RULE"
 )
-TEXTS = Option("Texts at a time.", metavar="N", typed=str, parse=parse_batch_size)
-MEMORY = Option("Memory beside the model's own, for example 512MB.", metavar="SIZE", typed=str)
 
 
 @dataclass(frozen=True)
@@ -477,21 +465,12 @@ class ExplainOptions:
     """
 
     nonlinearity: str = LINEAR_RULE.field(IG)
-    flow: bool | None = Option(
-        "How much of the score goes where in each layer. Default: unless the text is very long.",
-        flags=("--flow/--no-flow",),
-    ).field(None)
-    heads: bool = Option("The same by head.").field(False)
-    scopes: str | Iterable[str] | None = Option(
-        "The same behind a scope such as ATTN or FF; repeat it or separate names by commas.",
-        metavar="NAME",
-        flags=("--scope", "-s"),
-        typed=list[str],
-        parse=parse_scopes,
-    ).field(None)
+    flow: bool | None = None
+    heads: bool = Option("How much of the score goes where, by head, too.").field(False)
+    scopes: str | Iterable[str] | None = None
     first_piece: bool = Option("Accept the first token of a target that is several.").field(False)
-    batch_size: int | str = TEXTS.field(AUTO)
-    memory_limit: int | float | str | None = MEMORY.field(None)
+    batch_size: int | str = AUTO
+    memory_limit: int | float | str | None = None
 
     def __post_init__(self) -> None:
         keep_iterators(self)
@@ -500,6 +479,75 @@ class ExplainOptions:
         valid_choice(self.nonlinearity, LINEAR_RULES, "rule for the nonlinearity")
         parse_bytes(self.memory_limit)
         parse_batch_size(self.batch_size)
+
+
+# What a citation may be asked for: one set of options for Python and shell.
+
+
+#: What is explained of an answer.
+LOGIT, LOG_PROBABILITY = ANSWER_SCORES = "logit", "log-probability"
+#: What a text is split into.
+PARTS = ("sentence", "paragraph", "document", "token")
+
+
+@dataclass(frozen=True)
+class CiteOptions:
+    """The options of `Lens.cite`; wrong ones are refused when it is made.
+
+    - `by` splits sources into "sentence", "paragraph", "document" or "token": one text into its
+      sentences and several into documents, unless told otherwise.
+    - `parts` splits the answer alike; "document" takes it as a whole, at the price of one way back.
+    - `ablations` is how many random subsets of the sources sharpen the scores, by `seed`; 0 is the
+      exact pass alone.
+    - `generate` is how many tokens the model answers with at most where no answer is given, always
+      with the likeliest; `generation` are other options of its method ``generate``.
+    - `score` is "log-probability" or "logit".
+    - `prompt` is the message with {context} and {question}, `system` a message before it, and
+      `separator` what stands between sources: the white space of the text, or a blank line between
+      documents.
+    - `nonlinearity`, `batch_size` (of ablations) and `memory_limit` are those of `explain`.
+    """
+
+    by: str | None = Option(
+        f"Split sources by {listed(PARTS, 'or')}. Default: one text by sentence, several not at "
+        "all.",
+        metavar="PART",
+    ).field(None)
+    parts: str = Option(f"Split the answer by {listed(PARTS, 'or')}.", metavar="PART").field(
+        "sentence"
+    )
+    ablations: int = Option("Random subsets that sharpen the scores: 8 or 32.", metavar="N").field(
+        0
+    )
+    seed: int = Option("Seed of the subsets.", metavar="N").field(0)
+    generate: int = Option("Tokens that the model answers with at most.", metavar="N").field(128)
+    generation: Mapping[str, object] | None = None
+    score: str = Option(f"What is explained: {listed(ANSWER_SCORES, 'or')}.", metavar="KIND").field(
+        LOG_PROBABILITY
+    )
+    prompt: str = "Context: {context}\n\nQuery: {question}"
+    system: str | None = Option("A message of the system before the prompt.", metavar="TEXT").field(
+        None
+    )
+    separator: str | None = None
+    nonlinearity: str = LINEAR_RULE.field(IG)
+    batch_size: int | str = TEXTS.field(AUTO)
+    memory_limit: int | float | str | None = MEMORY.field(None)
+
+    def __post_init__(self) -> None:
+        ExplainOptions(
+            self.nonlinearity, batch_size=self.batch_size, memory_limit=self.memory_limit
+        )
+        if self.by is not None:
+            check_choice(self.by, PARTS, "by")
+        check_choice(self.parts, PARTS, "parts")
+        check_choice(self.score, ANSWER_SCORES, "score")
+        at_least_one(self.generate, "generate")
+        whole(self.seed, "seed")
+        if whole(self.ablations, "ablations") and self.ablations < 3:
+            raise OptionError("ablations", f"{{option}} is 0 or at least 3, not {self.ablations}")
+        if [self.prompt.count(name) for name in ("{context}", "{question}")] != [1, 1]:
+            raise OptionError("prompt", "{option} holds {{context}} and {{question}}, once each")
 
 
 # What a cosine may be asked for: one set of options for Python and shell.
@@ -515,8 +563,8 @@ class CosineOptions:
     """
 
     nonlinearity: str = LINEAR_RULE.field(IG)
-    batch_size: int | str = TEXTS.field(AUTO)
-    memory_limit: int | float | str | None = MEMORY.field(None)
+    batch_size: int | str = AUTO
+    memory_limit: int | float | str | None = None
 
     def __post_init__(self) -> None:
         ExplainOptions(**vars(self))  # the same rules hold

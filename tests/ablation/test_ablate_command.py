@@ -37,19 +37,11 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     [
         (["--components", "LN3"], "has no LN3; its layers (ATTN RES LN FF RES LN) have: ATTN"),
         (["--components", "(LN)"], "has no (LN)"),
-        (["--components", "FF", "--kinds", "no-affine"], "cannot be ablated by 'no-affine'"),
-        (["--kinds", "half"], "unknown --kinds 'half'"),
-        (["--loss", "next-token"], "has no head"),
-        (["--loss", "perplexity"], "unknown --loss 'perplexity'"),
         (["--layers", "2"], "layer 2 is out of range"),
         (["--layers", "last"], "cannot read --layers 'last'"),
         (["--limit", "9"], "has 8 sequences to measure beside 1 that are set apart"),
-        (["--label", "label"], "leave --label out"),
-        (["--score", "score"], "leave --score out"),
-        (["--resamples", "5"], "--resamples must be at least 100"),
-        (["--draws", "0"], "--draws must be at least 1"),
-        (["--reference", "{letters}"], "the first pass needs other data"),
-        (["--reference", "nowhere.txt"], "there is no data at"),
+        (["--label-column", "label"], "leave --label out"),
+        (["--gold", "links"], "takes no option 'gold'"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_starts(
@@ -61,9 +53,8 @@ def test_bad_input_is_one_line_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    given = [word.format(letters=letters) for word in words]
-    call = ["ablate", "--model", str(bert), "--data", str(letters), "--out", str(out)]
-    assert main([*call, "--device", "cpu", *given]) == 2
+    call = ["reproduce", "ablate", "--model", str(bert), "--data", str(letters), "--out", str(out)]
+    assert main([*call, "--device", "cpu", *words]) == 2
     assert line in one_line(capsys)
     assert not out.exists()
 
@@ -72,7 +63,16 @@ def test_a_folder_with_other_files_is_refused(
     bert: Path, letters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    call = ["ablate", "--model", str(bert), "--data", str(letters), "--out", str(tmp_path)]
+    call = [
+        "reproduce",
+        "ablate",
+        "--model",
+        str(bert),
+        "--data",
+        str(letters),
+        "--out",
+        str(tmp_path),
+    ]
     assert main(call) == 2
     assert "holds other files" in one_line(capsys)
 
@@ -81,9 +81,19 @@ def test_the_page_is_printed_and_built_again_without_torch(
     bert: Path, letters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    words = ["--components", "FF,LN2", "--kinds", "zero,lowest-gamma,left-out", "--layers", "0,1"]
-    words += ["--draws", "2", "--resamples", "100", "--device", "cpu", "--quiet"]
-    call = ["ablate", "--model", str(bert), "--data", str(letters), "--out", str(out), *words]
+    words = ["--components", "FF", "--layers", "0,1"]
+    words += ["--device", "cpu", "--quiet"]
+    call = [
+        "reproduce",
+        "ablate",
+        "--model",
+        str(bert),
+        "--data",
+        str(letters),
+        "--out",
+        str(out),
+        *words,
+    ]
     assert main(call) == 0
     page = out / "report.html"
     assert capsys.readouterr().out.strip() == str(page)
@@ -93,7 +103,7 @@ def test_the_page_is_printed_and_built_again_without_torch(
         "import sys; from normlens.cli import main; status = main(sys.argv[1:]); "
         "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(status)"
     )
-    command = [sys.executable, "-c", code, "report", str(out)]
+    command = [sys.executable, "-c", code, "reproduce", "report", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert page.read_bytes() == before

@@ -106,6 +106,6 @@ def test_a_report_needs_gold_links(run, tmp_path, capsys):
     plain = normlens.align(lens, data, tmp_path / "plain")
     with pytest.raises(InputError, match="has no gold links"):
         build_report(tmp_path / "plain")
-    assert "gold" in Shell(capsys).error("report", tmp_path / "plain")
-    assert Shell(capsys)("report", run.folder.path).strip().endswith("report.html")
+    assert "gold" in Shell(capsys).error("reproduce", "report", tmp_path / "plain")
+    assert Shell(capsys)("reproduce", "report", run.folder.path).strip().endswith("report.html")
     assert plain.status().complete

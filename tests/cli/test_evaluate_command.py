@@ -62,7 +62,6 @@ def test_failures_are_told_by_the_exit_status(
         (["--limit", "1"], "at least 2 sequences"),
         (["--label-column", "nothing"], "no column 'nothing'"),
         (["--resume", "there"], "--out for a new evaluation or --resume"),
-        (["--steps", "0"], "--steps"),
     ],
 )
 def test_what_is_refused(

@@ -56,14 +56,6 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 # What it prints -----------------------------------------------------------------------------------
 
 
-def test_all_scopes_can_be_kept(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
-    path = tmp_path / "why.safetensors"
-    shell("explain", TEXT, "--model", models["causal"], "--scope", "all", "--out", path)
-    why: Any = normlens.open(path)
-    whole = normlens.load(models["causal"])
-    assert set(why.flows) >= {scope for scope in whole.scopes if scope.endswith("-N")}
-
-
 def test_it_prints_what_lens_explain_says(models: dict[str, Path], shell: Shell) -> None:
     out = shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--contrast", "cat")
     why: Any = normlens.load(models["causal"]).explain(TEXT, target="mat", contrast="cat")
@@ -88,7 +80,7 @@ def test_colours_on_a_terminal(
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    out = Shell(capsys).run("explain", TEXT, "-m", models["causal"], "-q")[1]
+    out = Shell(capsys).run("explain", TEXT, "-m", models["causal"])[1]
     assert "\x1b[" in out
     assert ";48;2;" in out  # backgrounds of tokens
 
@@ -117,41 +109,20 @@ def test_a_classifier_and_a_mask(models: dict[str, Path], shell: Shell) -> None:
     assert "read at position 2 ('[MASK]')" in out
 
 
-@pytest.mark.parametrize("ending", ["npy", "json", "txt"])
-def test_a_direction_from_a_file(
-    ending: str, models: dict[str, Path], shell: Shell, tmp_path: Path
-) -> None:
-    vector = np.linspace(-1, 1, tiny_config("bert").hidden_size)
-    file = tmp_path / f"direction.{ending}"
-    if ending == "npy":
-        np.save(file, vector)
-    elif ending == "json":
-        file.write_text(json.dumps(vector.tolist()))
-    else:
-        file.write_text("\n".join(map(repr, vector.tolist())))
-    out = tmp_path / "why.safetensors"
-    words = ("--direction", file, "--layer", "0", "--position", "-1", "--out", out)
-    shell("explain", TEXT, "-m", models["headless"], *words)
-    expected = normlens.load(models["headless"]).explain(
-        TEXT, direction=vector, layer=0, position=-1
-    )
-    assert normlens.open(out) == expected
-
-
 def test_a_file_as_the_text(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     typed = shell("explain", TEXT, "-m", models["causal"])
     assert shell("explain", "--file", tmp_path / "text.txt", "-m", models["causal"]) == typed
-    assert shell("explain", "--text", TEXT, "-m", models["causal"]) == typed
+    assert shell("explain", TEXT, "-m", models["causal"]) == typed
 
 
 def test_its_help_has_an_example(shell: Shell) -> None:
     out = " ".join(shell("explain", "--help").replace("│", " ").split())
     assert "Example: normlens explain" in out
-    for option in ("--target", "--contrast", "--position", "--direction", "--nonlinearity"):
+    for option in ("--target", "--contrast", "--position", "--words"):
         assert option in out
-    for option in ("--first-piece", "--no-flow", "--scope", "--words", "--memory-limit"):
-        assert option in out
+    assert "--first-piece" not in out
+    assert "--first-piece" in shell("explain", "--help-all")
 
 
 # What it writes -----------------------------------------------------------------------------------
@@ -159,8 +130,8 @@ def test_its_help_has_an_example(shell: Shell) -> None:
 
 def test_files_hold_the_explanation(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
     lens = normlens.load(models["causal"])
-    why: Any = lens.explain(TEXT, target="mat", heads=True, scopes=["ATTN"])
-    asked = ("explain", TEXT, "-m", models["causal"], "--target", "mat", "--heads", "-s", "ATTN")
+    why: Any = lens.explain(TEXT, target="mat", heads=True)
+    asked = ("explain", TEXT, "-m", models["causal"], "--target", "mat", "--heads")
     for ending in ("safetensors", "csv", "json"):
         out = tmp_path / f"why.{ending}"
         assert shell(*asked, "--out", out).startswith(f"wrote {out}: Explanation(why 'mat'")
@@ -174,7 +145,6 @@ def test_files_hold_the_explanation(models: dict[str, Path], shell: Shell, tmp_p
     (each,) = document["explanations"]
     np.testing.assert_allclose(each["contributions"], why.contributions, rtol=1e-6)
     np.testing.assert_allclose(each["flows"]["whole layer"], why.flow, rtol=1e-6)
-    np.testing.assert_allclose(each["flows"]["ATTN-N"], why.flow_behind("ATTN"), rtol=1e-6)
     np.testing.assert_allclose(each["head_flow"], why.head_flow, rtol=1e-6)
     assert each["value"] == why.value
     assert each["remainder"] == pytest.approx(why.remainder)
@@ -188,7 +158,7 @@ def test_files_of_each_next_token(models: dict[str, Path], shell: Shell, tmp_pat
     for ending in ("safetensors", "csv", "json", "png"):
         shell(
             *("explain", TEXT, "-m", models["causal"], "--position", "all"),
-            *("--out", tmp_path / f"all.{ending}", "-q"),
+            *("--out", tmp_path / f"all.{ending}"),
         )
     assert normlens.open(tmp_path / "all.safetensors") == several
     table = pd.read_csv(tmp_path / "all.csv")
@@ -205,7 +175,7 @@ def test_pictures(
 ) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / f"why.{ending}"
-    shell("explain", TEXT, "-m", models["causal"], *picture, "--out", out, "-q")
+    shell("explain", TEXT, "-m", models["causal"], *picture, "--out", out)
     content = out.read_bytes()
     begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert content.startswith(begins)
@@ -223,7 +193,7 @@ def test_a_page_is_the_results_own(
 
     monkeypatch.setattr(normlens.Explanation, "to_html", write, raising=False)
     out = tmp_path / "why.html"
-    shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--out", out, "-q")
+    shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--out", out)
     assert out.read_text() == "why 'mat' False"
 
 
@@ -266,12 +236,6 @@ LONG = " ".join(["cat"] * 300)
         ("causal", (LONG,), "tokens"),
         ("causal", ("",), "the text is empty"),
         ("causal", (), "give one text"),
-        ("causal", (TEXT, "--layer", "0"), "direction"),
-        ("causal", (TEXT, "--nonlinearity", "shapley"), "not linear"),
-        ("causal", (TEXT, "--nonlinearity", "magic"), "unknown rule"),
-        ("causal", (TEXT, "--scope", "MAGIC"), "MAGIC"),
-        ("causal", (TEXT, "--memory-limit", "much"), "not a size"),
-        ("causal", (TEXT, "--picture", "flow", "--no-flow"), "flow=True"),
         ("causal", (TEXT, "--picture", "magic"), "unknown --picture of one token 'magic'"),
         (
             "causal",
@@ -302,43 +266,7 @@ def test_a_mistake_is_one_line_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("short.npy", np.ones(3), "vector of 16 numbers, this one has the shape 3"),
-        ("square.npy", np.ones((16, 16)), "has the shape 16×16"),
-        ("nan.npy", np.full(16, np.nan), "not finite"),
-        ("objects.npy", np.array([{}], dtype=object), "holds no vector of numbers"),
-        ("damaged.npy", b"\x93NUMPY nonsense", "holds no vector of numbers"),
-        ("empty.npy", b"", "holds no vector of numbers"),
-        ("words.txt", b"one two", "holds no vector of numbers"),
-        ("binary.txt", b"\xff\xfe", "holds no vector of numbers"),
-        ("object.json", b'{"a": 1}', "holds no vector of numbers"),
-        ("damaged.json", b"[1, 2", "holds no vector of numbers"),
-        ("vector.pt", b"", "--direction takes a .npy, .json, .txt file"),
-        ("missing.npy", None, "cannot read"),
-    ],
-)
-def test_a_direction_that_is_none(
-    name: str, content: Any, message: str, models: dict[str, Path], shell: Shell, tmp_path: Path
-) -> None:
-    file, out = tmp_path / name, tmp_path / "why.csv"
-    if isinstance(content, np.ndarray):
-        np.save(file, content, allow_pickle=True)
-    elif content is not None:
-        file.write_bytes(content)
-    words = ("--direction", file, "--position", "1", "--out", out)
-    assert message in shell.error("explain", TEXT, "-m", models["headless"], *words)
-    assert not out.exists()
-
-
-def test_what_does_not_go_together(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
-    np.save(tmp_path / "d.npy", np.ones(16))
-    asked = ("explain", TEXT, "-m", models["headless"], "--direction", tmp_path / "d.npy")
-    assert "not both" in shell.error(*asked, "--target", "mat")
-    assert "layers 0 to" in shell.error(*asked, "--position", "0", "--layer", "9")
-    assert "position" in shell.error(*asked)
-    assert "one position" in shell.error(*asked, "--position", "all")
+def test_a_kind_of_picture_needs_a_file(shell: Shell) -> None:
     assert "add --out why.png" in shell.error("explain", TEXT, "--picture", "flow")
 
 

@@ -15,7 +15,7 @@ from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import tiny_model
 
 SOURCE, TARGET = "the house is small", "la maison est petite"
-GIVEN = ("explain", SOURCE, "--target-text", TARGET, "--device", "cpu", "--quiet")
+GIVEN = ("explain", SOURCE, "--target-text", TARGET, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def shell(capsys):
 
 
 def test_one_token_is_explained_by_both_sequences(folder, lens, shell):
-    out = shell(*GIVEN, "--model", folder, "--token", "2", "--contrast", "the")
+    out = shell(*GIVEN, "--model", folder, "--position", "2", "--contrast", "the")
     why = lens.explain(SOURCE, target=TARGET, token=2, contrast="the")
     assert f"why '{why.target}' and not 'the'" in out
     assert f"target (given): {TARGET}" in out
@@ -56,7 +56,7 @@ def test_one_token_is_explained_by_both_sequences(folder, lens, shell):
 
 
 def test_each_token_in_turn_with_shares(folder, lens, shell):
-    out = shell(*GIVEN, "--model", folder, "--token", "all")
+    out = shell(*GIVEN, "--model", folder, "--position", "all")
     every = lens.explain(SOURCE, target=TARGET, token="all")
     assert "What the source (█) and the prefix (░) supply" in out
     for share in every.shares()["source_share"]:
@@ -65,13 +65,13 @@ def test_each_token_in_turn_with_shares(folder, lens, shell):
 
 
 def test_without_a_target_the_models_own_is_taken(folder, shell):
-    words = ("explain", SOURCE, "--device", "cpu", "--quiet", "--model", folder, "--token", "0")
+    words = ("explain", SOURCE, "--device", "cpu", "--model", folder, "--position", "0")
     assert "target (generated" in shell(*words)
 
 
 def test_files(folder, lens, shell, tmp_path):
     every = lens.explain(SOURCE, target=TARGET, token="all")
-    where = ("--model", folder, "--token", "all", "--out")
+    where = ("--model", folder, "--position", "all", "--out")
     shell(*GIVEN, *where, tmp_path / "all.csv")
     table = pd.read_csv(tmp_path / "all.csv", keep_default_na=False)
     assert set(table["sequence"]) == {"source", "prefix", ""}
@@ -94,13 +94,12 @@ def test_files(folder, lens, shell, tmp_path):
     ("words", "message"),
     [
         (("--target", "maison"), "give the decoder's text as --target-text"),
-        (("--position", "1"), "token=…, not with position"),
-        (("--token", "99"), "token 99 is out of range"),
-        (("--token", "nowhere"), "the target has no token 'nowhere'"),
-        (("--token", "all", "--contrast", "la"), "leave contrast out"),
+        (("--position", "99"), "token 99 is out of range"),
+        (("--position", "nowhere"), "the target has no token 'nowhere'"),
+        (("--position", "all", "--contrast", "la"), "leave contrast out"),
         (("--out", "why.png", "--picture", "shares"), "choose one of: tokens, flow"),
         (
-            ("--out", "why.png", "--picture", "flow", "--token", "all"),
+            ("--out", "why.png", "--picture", "flow", "--position", "all"),
             "choose one of: matrix, shares",
         ),
     ],
@@ -113,6 +112,6 @@ def test_words_of_encoder_decoders_are_refused_elsewhere(shell, tmp_path):
     with quiet_transformers():
         tiny_model("gpt2").save_pretrained(tmp_path)
         fast_tokenizer().save_pretrained(tmp_path)
-    common = ("explain", SOURCE, "--device", "cpu", "--quiet", "--model", tmp_path)
+    common = ("explain", SOURCE, "--device", "cpu", "--model", tmp_path)
     assert "--target-text is for encoder–decoders" in shell.error(*common, "--target-text", TARGET)
-    assert "names a token of an encoder–decoder" in shell.error(*common, "--token", "1")
+    assert "is a number or 'all'" in shell.error(*common, "--position", "maison")

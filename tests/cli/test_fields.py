@@ -22,7 +22,6 @@ from normlens.options import (
     at_least_one,
     options_of,
 )
-from normlens.studies.papers.settings import Settings
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -203,31 +202,19 @@ def test_docstrings_describe_options() -> None:
 @pytest.mark.parametrize(
     ("command", "kind", "without"),
     [
-        ("map", AnalysisOptions, {"batch_size"}),
+        ("map", AnalysisOptions, set()),
         ("map", LoadOptions, set()),
-        ("explain", ExplainOptions, {"batch_size"}),
-        ("explain", LoadOptions, set()),
-        ("cosine", CosineOptions, {"batch_size"}),
-        ("cosine", LoadOptions, set()),
-        ("estimate", AnalysisOptions, {"seed", "origin", "map_dtype"}),
-        ("estimate", LoadOptions, {"part", "device_map"}),
-        ("serve", LoadOptions, {"revision", "part"}),
-        (
-            "serve",
-            AnalysisOptions,
-            {"scopes", "layers", "heads", "nonlinearity", "batch_size", "origin", "map_dtype"},
-        ),
-        ("run", RunOptions, set()),
-        ("run", Execution, set()),
-        ("reproduce", Settings, set()),
-        ("reproduce", Execution, set()),
+        ("explain", ExplainOptions, {"nonlinearity"}),
+        ("explain", LoadOptions, {"part"}),
+        ("cosine", LoadOptions, {"part", "revision"}),
+        ("run", RunOptions, {"extra_columns", "precision"}),
     ],
 )
 def test_commands_have_an_option_for_each_field(command: str, kind: Any, without: set[str]) -> None:
     flags = flags_of(command)
     assert {name for name in options_of(kind) if name not in flags} == without
     for name, option in options_of(kind).items():
-        if name in flags and (command, name) != ("estimate", "batch_size"):
+        if name in flags:
             assert flags[name].help.startswith(option.help)
 
 
@@ -244,10 +231,12 @@ def test_only_what_cannot_be_typed_has_no_option() -> None:
         )
     }
     assert silent == {
-        AnalysisOptions: {"statistics"},
-        ExplainOptions: set(),
-        CosineOptions: set(),
-        LoadOptions: set(),
+        AnalysisOptions: {
+            *("statistics", "samples", "seed", "batch_size", "precision", "map_dtype"),
+        },
+        ExplainOptions: {"flow", "scopes", "batch_size", "memory_limit"},
+        CosineOptions: {"batch_size", "memory_limit"},
+        LoadOptions: {"device_map"},
         RunOptions: {"model", "data"},
         Execution: set(),
     }
@@ -261,7 +250,6 @@ def test_only_what_cannot_be_typed_has_no_option() -> None:
         (("--max-length", "0"), "--max-length must be at least 1, not 0"),
         (("--batch-size", "many"), "--batch-size is a number from 1 or 'auto', not 'many'"),
         (("--workers", "0"), "--workers must be at least 1, not 0"),
-        (("--precision", "half"), "unknown --precision 'half'"),
         (("--engine", "cloud"), "unknown --engine 'cloud'"),
         (("--set", "axis=target"), "--set takes MEASURE.OPTION=VALUE"),
         (("--measures", ""), "no measure is chosen"),

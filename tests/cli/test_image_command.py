@@ -48,11 +48,11 @@ def test_maps_of_an_image(places, shell, tmp_path):
 def test_the_row_or_the_column_of_a_token(places, shell, tmp_path):
     given = ("map", "--image", places["image"], "--model", places["vit"], "--scope", "ATTN-W")
     pictures = {}
-    for option in (("--row", "2,2"), ("--column", "2,2"), ("--normalise", "target"), ()):
+    for option in (("--row", "2,2"), ("--colour", "linear"), ()):
         out = tmp_path / f"{len(pictures)}.png"
         shell(*given, *option, "--out", out)
         pictures[option] = out.read_bytes()
-    assert len(set(pictures.values())) == 4
+    assert len(set(pictures.values())) == 3
     assert "no token '4,1'" in shell.error(*given, "--row", "4,1", "--out", tmp_path / "x.png")
     assert "is for pictures" in shell.error(*given, "--row", "1,1", "--out", tmp_path / "x.csv")
 

@@ -82,15 +82,6 @@ def test_a_generated_target_is_said(folder, shell, monkeypatch, tmp_path):
     assert "target (generated" in shell(*words, "--out", tmp_path / "maps.csv")
 
 
-def test_one_stack_alone(folder, maps, shell):
-    out = shell(*GIVEN, "--model", folder, "--stack", "encoder")
-    assert "Encoder: similarity" in out
-    assert "ecoder" not in out
-    out = shell(*GIVEN, "--model", folder, "--stack", "decoder", "--words")
-    assert "Encoder:" not in out
-    assert "source, 6 tokens: <s> the house is small </s>" in out
-
-
 # Written ------------------------------------------------------------------------------------------
 
 
@@ -117,18 +108,14 @@ def test_files_hold_both_stacks(folder, maps, shell, tmp_path):
     )
 
 
-def test_pictures_follow_sources(folder, shell, tmp_path):
+def test_pictures_show_both_stacks(folder, shell, tmp_path):
     pytest.importorskip("matplotlib")
-    words = (*GIVEN, "--model", folder, "--scope", "FF", "--quiet", "--out")
+    words = (*GIVEN, "--model", folder, "--scope", "FF", "--out")
     shell(*words, tmp_path / "both.svg", "--layers", "1")
     both = (tmp_path / "both.svg").read_text()
     assert "<!-- encoder layer 1 -->" in both
     assert "<!-- source j: encoder | decoder -->" in both
-    shell(*words, tmp_path / "hidden.svg", "--layers", "2", "--sources", "encoder")
-    hidden = (tmp_path / "hidden.svg").read_text()
-    assert "<!-- source j (encoder) -->" in hidden
-    assert "<!-- target i (decoder) -->" in hidden
-    shell(*words, tmp_path / "pages.pdf", "--sources", "decoder")
+    shell(*words, tmp_path / "pages.pdf")
     assert (tmp_path / "pages.pdf").stat().st_size > 1000
 
 
@@ -143,15 +130,11 @@ def test_pictures_follow_sources(folder, shell, tmp_path):
         (("", "--target-text", TARGET), "the text is empty"),
         (("the " * 60, "--target-text", TARGET), "the source has"),
         ((SOURCE, "--target-text", "la " * 60), "the target has"),
-        ((SOURCE, "--stack", "both"), "unknown --stack 'both'"),
-        ((SOURCE, "--sources", "encoder"), "only pictures follow --sources"),
-        ((SOURCE, "--sources", "encoder", "--out", "maps.csv"), "'sources' is for pictures"),
-        ((SOURCE, "--sources", "both", "--out", "maps.png"), "unknown --sources 'both'"),
         ((SOURCE, "--target-text", TARGET, "--layers", "7"), "layer 7 is out of range"),
     ],
 )
 def test_mistakes_are_one_line(folder, shell, words, message):
-    line = shell.error("map", *words, "--device", "cpu", "--quiet", "--model", folder)
+    line = shell.error("map", *words, "--device", "cpu", "--model", folder)
     assert message in line
 
 
@@ -161,10 +144,9 @@ def test_models_that_cannot_take_or_make_a_target(shell, tmp_path):
         fast_tokenizer().save_pretrained(tmp_path / "gpt2")
         tiny_model("bart").save_pretrained(tmp_path / "bart")  # without its head
         fast_tokenizer().save_pretrained(tmp_path / "bart")
-    common = ("map", SOURCE, "--device", "cpu", "--quiet", "--model")
-    for option in ("--target-text", "--stack"):
-        line = shell.error(*common, tmp_path / "gpt2", option, "encoder")
-        assert f"{option} is for encoder–decoders" in line
+    common = ("map", SOURCE, "--device", "cpu", "--model")
+    line = shell.error(*common, tmp_path / "gpt2", "--target-text", "encoder")
+    assert "--target-text is for encoder–decoders" in line
     assert "no head that could generate" in shell.error(*common, tmp_path / "bart")
 
 
@@ -172,7 +154,7 @@ def test_models_that_cannot_take_or_make_a_target(shell, tmp_path):
 
 
 def test_an_estimate_of_both_lengths(folder, shell):
-    words = ("estimate", "--model", folder, "--tokens", 20, "--target-tokens", 12)
+    words = ("map", "--model", folder, "--estimate", "20,12")
     out = shell(*words)
     assert "1 × (20 source + 12 target tokens), 8 scopes of the encoder and 12 scopes" in out
     assert "feed-forward stage (encoder): tiles" in out
@@ -189,18 +171,18 @@ def test_an_estimate_of_both_lengths(folder, shell):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--tokens", 20), "give the length of its target with --target-tokens"),
-        (("--tokens", 99, "--target-tokens", 9), "at most 48 tokens in its source, not 99"),
-        (("--tokens", 9, "--target-tokens", 99), "at most 48 tokens in its target, not 99"),
-        (("--tokens", 9, "--target-tokens", 0), "at least 1"),
-        (("--tokens", 9, "--target-tokens", 9, "--memory-limit", "1KB"), "memory limit of 1KB"),
-        (("--tokens", 9, "--target-tokens", 9, "--nonlinearity", "shapley"), "one attention only"),
+        ("20", "give the length of its target"),
+        ("99,9", "at most 48 tokens in its source, not 99"),
+        ("9,99", "at most 48 tokens in its target, not 99"),
+        ("9,0", "at least 1"),
+        ("9,9 --memory-limit 1KB", "memory limit of 1KB"),
+        ("9,9 --nonlinearity shapley", "one attention only"),
     ],
 )
 def test_wrong_estimates_are_one_line(folder, shell, words, message):
-    assert message in shell.error("estimate", "--model", folder, *words)
+    assert message in shell.error("map", "--model", folder, "--estimate", *words.split())
 
 
 def test_a_target_to_estimate_is_for_encoder_decoders(shell):
-    line = shell.error("estimate", "--tokens", 9, "--target-tokens", 9)
-    assert "--target-tokens is for encoder–decoders" in line
+    line = shell.error("map", "--estimate", "9,9")
+    assert "target's length is for encoder–decoders" in line

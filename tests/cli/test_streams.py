@@ -102,12 +102,11 @@ def test_nothing_at_all_is_no_pipe() -> None:
     ("data", "words", "message"),
     [
         (b"", ("map", "-"), "the text is empty"),
-        (b"a\n", ("map", "-", "--text", "a"), "two texts were given"),
+        (b"a\n", ("map", "-", "--file", "a"), "two texts were given"),
         (b"\n \n", ("map", "-", "--lines"), "standard input holds no text"),
         (b"a\n\xff\n", ("map", "-", "--lines"), "line 2 of standard input is not UTF-8"),
         (b"a\n", ("map", "a", "--lines"), "from a file or a pipe"),
         (b"a\n", ("map", "-", "--lines", "--pair", "b"), "leave --pair and --image out"),
-        (b"a\n", ("map", "-", "--lines", "--routing", "r.csv"), "leave --target-text"),
         (b"a\n", ("map", "--lines", "--file", "nowhere.txt"), "cannot read 'nowhere.txt'"),
         (b"a\n", ("map", "-", "--json", "--out", "a.csv"), "choose one"),
         (b"a\n", ("map", "-", "--json", "--colour", "sqrt"), "only pictures follow --colour"),
@@ -228,7 +227,6 @@ def test_a_line_now_and_then_beside_a_pipe(
     assert status == 0
     assert err.splitlines() == [f"computing maps: layer {k} of 2" for k in (1, 2)]
     json.loads(out)
-    assert shell.run("map", TEXT, "--model", model, "--json", "--quiet")[2] == ""
     assert "comparing: layer" in shell.run("cosine", TEXT, "a mat", "--model", model)[2]
 
 

@@ -198,7 +198,7 @@ def test_figures_say_whose_contributions_they_show(minilm):
 
 
 def test_the_command_line_takes_an_origin(minilm, capsys):
-    assert cli.main(["map", SENTENCE, "--origin", "input", "--quiet"]) == 0
+    assert cli.main(["map", SENTENCE, "--origin", "input"]) == 0
     assert "sources: input tokens" in capsys.readouterr().out
     assert cli.main(["map", SENTENCE, "--origin", "tokens"]) == 2
     assert "choose one of: layer, input" in capsys.readouterr().err

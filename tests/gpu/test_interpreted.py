@@ -36,6 +36,7 @@ pytestmark = [
         os.environ.get("TRITON_INTERPRET") != "1", reason="the GPU runs the kernel itself here"
     ),
     pytest.mark.filterwarnings("ignore"),  # NumPy's, about what the interpreter does
+    pytest.mark.slow,
 ]
 #: The interpreter rounds bfloat16 towards zero, which doubles the error of the bypassed parts.
 INTERPRETED = {"float32": 5e-5, "tf32": 3e-3, "bfloat16": 2e-2}
@@ -91,7 +92,9 @@ def test_other_methods_give_the_reference(method, name, precision, problem, forc
         assert error <= INTERPRETED[precision], f"{scope}: {error:.1e}"
 
 
-@pytest.mark.parametrize("method", ["in one kernel", "by pair", "matrices"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("in one kernel", marks=pytest.mark.guard), "by pair", "matrices"]
+)
 def test_many_tiles_of_a_ragged_batch(method, problem, forced):
     """Sequences of 18 and 5 tokens, in tiles of 16 targets and blocks of 16 sources."""
     forced(method)

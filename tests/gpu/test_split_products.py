@@ -23,7 +23,7 @@ from normlens.trace import run
 from normlens.trace.run import LayerTrace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else [pytest.mark.slow]
 #: The interpreter cuts digits off where a GPU rounds.
 ERROR = {22: 1e-6, 11: 1e-3 if DEVICE == "cuda" else 2e-3}
 

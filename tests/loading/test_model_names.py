@@ -142,7 +142,7 @@ def test_the_command_line_and_the_server_show_the_name(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shell = Shell(capsys)
-    for words in (("map", SENTENCE), ("estimate", "--tokens", 8), ("cosine", SENTENCE, "a cat")):
+    for words in (("map", SENTENCE), ("map", "--estimate", 8), ("cosine", SENTENCE, "a cat")):
         out = shell(*words, "--model", folder)
         assert "my-model" in out
         assert PLACE not in out

@@ -45,8 +45,8 @@ def packages_of(*words: str | Path) -> set[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("report", "{out}"),
-        ("compare", "{out}", "{out}", "--out", "{new}"),
+        ("reproduce", "report", "{out}"),
+        ("reproduce", "compare", "{out}", "{out}", "--out", "{new}"),
         ("status", "{run}"),
         ("check", "{run}"),
         ("query", "{run}", "SELECT count(*) FROM sequences"),

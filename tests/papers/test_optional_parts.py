@@ -168,7 +168,7 @@ def test_a_report_is_rebuilt_byte_for_byte_without_torch(results: Path) -> None:
     for name in before:
         if name != "results.json":
             (results / name).unlink()
-    assert not packages_of("report", results) & {"torch", "transformers", "ray"}
+    assert not packages_of("reproduce", "report", results) & {"torch", "transformers", "ray"}
     assert contents(results) == before
 
 
@@ -180,8 +180,15 @@ def test_the_other_commands_know_the_folders_of_the_parts(
         assert main(["check", str(results / run)]) == 0
         assert main(["status", str(results / run)]) == 0
     copy = shutil.copytree(results / "ablate" / "labelled", tmp_path / "ablate")
-    assert main(["report", str(copy)]) == 0
-    compared = ["compare", str(results), str(results), "--out", str(tmp_path / "comparison")]
+    assert main(["reproduce", "report", str(copy)]) == 0
+    compared = [
+        "reproduce",
+        "compare",
+        str(results),
+        str(results),
+        "--out",
+        str(tmp_path / "comparison"),
+    ]
     assert main(compared) == 0, capsys.readouterr().err
 
 
@@ -276,12 +283,11 @@ def test_code_of_a_folder_is_imported_only_if_it_is_named() -> None:
     [
         ("ff,evaluate", [], "is a model without a head; evaluate a classifier"),
         ("ff,ablate", ["--components", "FF2"], "FF2"),
-        ("ff,ablate", ["--kinds", "halved"], "unknown --kinds 'halved'"),
         ("ff,ablate", ["--limit", "8"], "too few for an interval"),
         ("ff,ablate", ["--label-column", "label"], "--label-column is of classifiers"),
         ("ff", ["--methods", "random"], "--methods is of evaluate, which is not among"),
         ("ff,evaluate", ["--methods", ","], "--methods names nothing"),
-        ("ff,evaluate", ["--kinds", "zero"], "--kinds is of ablate, which is not among"),
+        ("ff,evaluate", ["--components", "FF"], "--components is of ablate, which is not among"),
         ("ff,tables", [], "unknown experiments 'tables'"),
     ],
 )

@@ -92,7 +92,7 @@ def test_the_command_says_it_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_config("bert").save_pretrained(tmp_path)
-    words = ["estimate", "--model", str(tmp_path), "--tokens", "16", "--memory-limit", "1KB"]
+    words = ["map", "--model", str(tmp_path), "--estimate", "16", "--memory-limit", "1KB"]
     assert cli.main(words) == 2
     line = capsys.readouterr().err.strip()
     assert "the memory limit of 1KB is too low for 16 tokens" in line

@@ -330,7 +330,7 @@ def test_masks_of_other_bytes_are_refused(tmp_path: Path) -> None:
 # The command line -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [(), ("--heads",), ("--words",), ("--map-dtype", "float16")])
+@pytest.mark.parametrize("more", [(), ("--heads",), ("--words",)])
 def test_the_command_writes_the_same(
     more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

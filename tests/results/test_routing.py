@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import numpy as np
@@ -116,19 +115,9 @@ def test_arrays_that_do_not_fit_are_refused():
         Routing([1], np.zeros((1, 2, 2), int), np.zeros((1, 2, 2)), 4, ["a", "b", "c"])
 
 
-def test_json_and_csv_have_it(maps, tmp_path):
+def test_json_and_a_table_have_it(maps):
     rows = json.loads(json.dumps(exports.document(maps)))["routing"]
     assert len(rows) == len(IDS) * 3
     assert rows[2]["expert"] == "shared"
-    path = exports.write_routing(maps, tmp_path / "experts.csv")
-    with path.open(encoding="utf-8") as file:
-        written = list(csv.DictReader(file))
-    assert [row["expert"] for row in written[:3]] == [str(row["expert"]) for row in rows[:3]]
-
-
-def test_a_routing_is_refused_where_there_is_none(tiny, tmp_path):
-    maps = normlens.load(tiny("llama", torch.float32)).maps(input_ids=IDS)
-    with pytest.raises(InputError, match="have no experts"):
-        exports.write_routing(maps, tmp_path / "experts.csv")
-    with pytest.raises(InputError, match="a CSV table"):
-        exports.write_routing(maps, tmp_path / "experts.txt")
+    written = maps.routing.to_pandas()["expert"]
+    assert [str(expert) for expert in written[:3]] == [str(row["expert"]) for row in rows[:3]]

@@ -26,6 +26,7 @@ from schemathesis.specs.openapi.checks import (  # noqa: E402
 
 from normlens.serve.analyses import Limits, ServedModels  # noqa: E402
 
+pytestmark = pytest.mark.slow
 BOUNDED = settings(
     max_examples=50,
     deadline=None,

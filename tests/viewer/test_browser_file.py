@@ -29,6 +29,7 @@ def map_of(maps: Maps, scope: str, layer: int, axis: str = "none") -> np.ndarray
     return normalise(maps[scope][layer].astype(float), axis)
 
 
+@pytest.mark.guard
 def test_the_map_is_pythons_map(viewer: Any, soap: Maps, soap_html: Path) -> None:
     viewer.open(soap_html, "layer=3&scope=FF")
     assert viewer.root("scope") == FF

@@ -20,7 +20,6 @@ from viewer_examples import hostile_maps
 pytest.importorskip("anywidget", reason="the widget needs anywidget")
 pytest.importorskip("jupyterlab", reason="needs jupyterlab")
 pytest.importorskip("ipykernel", reason="needs ipykernel")
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

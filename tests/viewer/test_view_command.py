@@ -41,8 +41,8 @@ def test_view_writes_a_page(saved: Path, opened: list[str], capsys: Any) -> None
     assert opened == []
     assert main(["view", str(saved), str(saved), "--out", str(out)]) == 2
     assert "--force" in capsys.readouterr().err
-    assert main(["view", str(saved), str(saved), "--out", str(out), "--force", "--quiet"]) == 0
-    assert capsys.readouterr().out == ""
+    assert main(["view", str(saved), str(saved), "--out", str(out), "--force"]) == 0
+    assert capsys.readouterr().out.startswith("wrote")
 
 
 def test_view_shows_both_stacks_of_a_saved_translation(
@@ -75,7 +75,6 @@ def test_view_refuses_what_it_cannot_do(saved: Path, tmp_path: Path, capsys: Any
     for arguments, words in (
         ([str(tmp_path / "none.safetensors")], "no maps file"),
         ([str(saved), "--out", str(tmp_path / "soap.png")], "end it in .html"),
-        ([str(saved), "--out", str(tmp_path / "a.html"), "--precision", "7"], "32, 16, 8"),
     ):
         assert main(["view", *arguments]) == 2
         error = capsys.readouterr().err

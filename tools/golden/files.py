@@ -89,7 +89,6 @@ map 'the cats sat on a mat' -m bert
 map 'the cats sat on a mat' -m bert --scope FF --layers 1
 map 'the cats sat on a mat' -m bert --words --no-special-tokens --json
 map 'a dog ran' -m bert --origin input --scope LN2
-map 'a dog ran' -m mixtral --routing routing.csv
 map 'a dog ran' -m bart --target-text 'the cat sat'
 map 'a dog ran' -m bert --pair 'a cat sat' --scope FF --out maps.csv
 map 'a dog ran' -m bert --scope FF --heads --out maps.json
@@ -99,20 +98,20 @@ map 'a dog ran' -m bert --scope FF --out maps.svg
 map 'a dog ran' -m bert --scope FF --out maps.html
 map --file data.txt --lines -m bert --scope FF --json
 explain 'the cat [MASK] on a mat' -m bert --contrast ran
-explain 'the cat sat on' -m gpt2 --json --no-flow
+explain 'the cat sat on' -m gpt2 --json
 explain 'the cat sat on' -m gpt2 --position all
 explain 'the cat sat on' -m gpt2 --out why.csv
 explain 'the cat sat on' -m gpt2 --out why.json
 explain 'the cat sat on' -m gpt2 --out why.pdf
 explain 'the cat sat on' -m classifier --words
-explain 'a dog ran' -m bart --target-text 'the cat sat' --token all
-explain 'a dog ran' -m bart --target-text 'the cat sat' --token all --out shares.csv
+explain 'a dog ran' -m bart --target-text 'the cat sat' --position all
+explain 'a dog ran' -m bart --target-text 'the cat sat' --position all --out shares.csv
 cosine 'the cat sat' 'a dog ran' -m encoder
 cosine 'the cat sat' 'a dog ran' -m encoder --json
 cosine 'the cat sat' 'a dog ran' -m encoder --out pair.csv
 cosine 'the cat sat' 'a dog ran' -m encoder --out pair.json
 view maps.safetensors --out page.html
-estimate --model bert --tokens 12 --device cpu
+map --model bert --estimate 12 --device cpu
 query run
 query run 'SELECT layer, avg(ratio) AS ratio FROM mixing GROUP BY layer ORDER BY layer'
 query run 'SELECT layer, avg(ratio) AS ratio FROM mixing GROUP BY layer ORDER BY layer' --csv
@@ -133,7 +132,7 @@ def command_output(settings: dict[str, dict[str, Any]]) -> Values:
             status, out, err = run_command(words)
             printed = re.sub(r"free memory here: [^;]*; ", "", out)
             values[line] = f"exit {status}\n{printed}{err}"
-            for flag in ("--out", "--routing"):
+            for flag in ("--out",):
                 if flag in words:
                     path = Path(words[words.index(flag) + 1])
                     values[f"{line}: {path}"] = _content(path)

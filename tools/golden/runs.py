@@ -30,12 +30,12 @@ QUERIES = {
 }
 #: Studies by name: what is typed behind ``normlens``.
 STUDIES = {
-    "reproduce": "reproduce all --model minilm --data sample --limit 6 --resamples 200",
-    "evaluate": "evaluate --model minilm --data twos.csv --column a --pair-column b --steps 5",
+    "reproduce": "reproduce all --model minilm --data sample --limit 6",
+    "evaluate": "evaluate --model minilm --data twos.csv --column a --pair-column b",
     "evaluate-classifier": "evaluate --model classifier --data table.csv --column text "
-    "--label-column label --steps 5",
-    "ablate": "ablate --model gpt2 --data many.txt --limit 20",
-    "align": "align --model bart --data parallel:pairs.txt --gold pairs.gold --scope all",
+    "--label-column label",
+    "ablate": "reproduce ablate --model gpt2 --data many.txt --limit 20",
+    "align": "reproduce align --model bart --data parallel:pairs.txt --gold pairs.gold --scope all",
 }
 
 

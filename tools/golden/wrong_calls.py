@@ -20,10 +20,10 @@ COMMANDS = """
 nonsense
 map
 map --nonsense
-map --text a --file data.txt
-map --text ''
-map --text ' '
-map --text a --pair ' ' -m bert
+map a --file data.txt
+map ''
+map ' '
+map a --pair ' ' -m bert
 map --file nowhere.txt
 map --file .
 map --file latin.txt
@@ -39,13 +39,8 @@ map a --model bert --layers 3-1
 map a --model bert --layers 9
 map a --model bert --scope FFN
 map a --model bert --nonlinearity magic
-map a --model bert --samples many
-map a --model bert --samples 0
-map a --model bert --seed x
 map a --model bert --memory-limit much
 map a --model bert --memory-limit 1B
-map a --model bert --precision half
-map a --model bert --map-dtype int8
 map a --model bert --origin output
 map a --model bert --origin input --heads
 map a --model bert --origin input --nonlinearity shapley
@@ -53,10 +48,8 @@ map a --model bert --origin input --scope ATTN-W
 map a --model bert --device nonsense
 map a --model bert --device cuda:99
 map a --model bert --dtype int8
-map a --model bert --tokenizer ./nowhere
 map a --model bert --revision v2
 map a --model bert --part vision_model
-map a --model bert --device-map everywhere
 map a --model bert --out maps
 map a --model bert --out maps.docx
 map a --model bert --out no/such/folder/maps.csv
@@ -65,19 +58,14 @@ map a --model bert --out table.csv
 map a --model bert --out data.txt/maps.csv
 map a --model bert --colour sqrt
 map a --model bert --colour log --out a.png
-map a --model bert --normalise rows --out a.png
 map a --model bert --heads-of FF --out a.png
 map a --model bert --row x --out a.png
-map a --model bert --sources encoder --out a.png
-map a --model bert --stack encoder
-map a --model bert --routing a.csv
 map a --model bert --target-text b
 map a --model bert --image nowhere.png
 map a --model bert --lines
 map --image nowhere.png --model vit
 map --image data.txt --model vit
 map a --model vit
-map a --model bart --stack middle
 map --file long.txt -m bert
 explain a --model encoder
 explain a --model gpt2 --target zebra
@@ -85,20 +73,15 @@ explain a --model gpt2 --target 'red mat'
 explain a --model gpt2 --contrast zebra
 explain a --model gpt2 --position 99
 explain a --model gpt2 --position x
-explain a --model gpt2 --nonlinearity shapley
-explain a --model gpt2 --token 1
 explain a --model gpt2 --picture flow
 explain a --model gpt2 --picture pie --out a.png
-explain a --model gpt2 --scope FFN
-explain a --model gpt2 --no-flow --picture flow --out a.png
 explain a --model bert
 explain a --model classifier --target 7
 explain a --model bart --position 1
-explain a --model bart --token 99 --target-text b
+explain a --model bart --position 99 --target-text b
 cosine a
 cosine a b --model bart
 cosine a '' --model bert
-cosine a b --model bert --nonlinearity shapley
 cosine a b --model bert --out pair.docx
 view nowhere.safetensors
 view short.safetensors
@@ -110,11 +93,9 @@ view maps.safetensors --out page.txt
 view data.txt
 models --install nothing
 help nothing
-estimate
-estimate --model bert
-estimate --model bert --tokens 0
-estimate --model nowhere/at-all --tokens 5
-estimate --model bert --tokens 5 --memory-limit much
+map --model bert --estimate 0
+map --model nowhere/at-all --estimate 5
+map --model bert --estimate 5 --memory-limit much
 run
 run --model bert --out new
 run --model bert --data nowhere.txt --out new
@@ -152,28 +133,26 @@ query run 'DROP TABLE mixing'
 query run "SELECT * FROM read_csv('table.csv')"
 query run 'SELECT 1' --out answer.docx
 compact nowhere
-report nowhere
-report run
-compare run --out new
-compare nowhere elsewhere --out new
+reproduce report nowhere
+reproduce report run
+reproduce compare run --out new
+reproduce compare nowhere elsewhere --out new
 reproduce magic --model bert --data data.txt --out new
 reproduce ff --model bert --data nowhere.txt --out new
 reproduce ff --model bert --data data.txt --out table.csv
 evaluate --model classifier --data table.csv --column text --out new --methods magic
 evaluate --model classifier --data table.csv --column text --out new --protocols magic
 evaluate --model bert --data data.txt --out new
-ablate --model gpt2 --data pairs.txt --out new
-ablate --model gpt2 --data data.txt --out new --components MAGIC
-ablate --model gpt2 --data data.txt --out new --kinds magic
-align --model bert --data pairs.txt --out new
-align --model bart --data pairs.txt --out new --gold nowhere.gold
-align --model bart --data pairs.txt --out new --scope MAGIC
-align --model bart --data pairs.txt --out new --head 99
+reproduce ablate --model gpt2 --data pairs.txt --out new
+reproduce ablate --model gpt2 --data data.txt --out new --components MAGIC
+reproduce align --model bert --data pairs.txt --out new
+reproduce align --model bart --data pairs.txt --out new --gold nowhere.gold
+reproduce align --model bart --data pairs.txt --out new --scope MAGIC
 serve --port none
-demo surplus
+reproduce demo surplus
 """
 #: Commands that say how far they are, which is no part of an error.
-LOUD = ("run", "reproduce", "evaluate", "ablate", "align")
+LOUD = ("run", "reproduce", "evaluate")
 
 
 def wrong_commands(settings: dict[str, dict[str, Any]]) -> Values:

@@ -36,8 +36,7 @@ from normlens.loading.hub import hush
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 #: The commands in the order in which --help lists them.
 _COMMANDS = (
-    "map explain cosine view serve models doctor help estimate demo run evaluate align status "
-    "check compact query reproduce ablate report compare"
+    "map explain cosine view serve models help run status check compact query evaluate reproduce"
 )
 
 
@@ -73,6 +72,7 @@ app = typer.Typer(
 def _add(name: str, command: Callable[..., None]) -> None:
     """Add a command, whose docstring says how --help describes it."""
     text, _, _ = inspect.cleandoc(command.__doc__ or "").partition("\n\nOptions:\n")
+    text, _, _ = text.partition("\n\nOften: ")
     text, _, example = text.partition("\n\nExample: ")
     about, _, short = text.partition("\n\nIn the list: ")
     app.command(
@@ -162,7 +162,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True, epilog='Example: normlens map --text "Hello, world."')
+@app.callback(invoke_without_command=True, epilog='Example: normlens map "Hello, world."')
 def normlens(
     context: typer.Context,
     version: bool = typer.Option(

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -85,7 +85,7 @@ def print_table(
 
 
 @contextmanager
-def status(message: str, quiet: bool) -> Iterator[Progress | Literal[False]]:
+def status(message: str) -> Iterator[Progress]:
     """Show on a terminal that work goes on; elsewhere stderr gets a line now and then.
 
     Gives the function to call after each layer. Nothing is printed to stdout, and nothing at all
@@ -99,21 +99,19 @@ def status(message: str, quiet: bool) -> Iterator[Progress | Literal[False]]:
             said = time.monotonic()
             console.print(f"{message}: layer {done} of {total}")
 
-    if quiet:
-        yield False
-    elif console.is_terminal:
+    if console.is_terminal:
         with console.status(f"{message} …") as shown:
             yield lambda done, total: shown.update(f"{message}: layer {done} of {total} …")
     else:
         yield line
 
 
-def load_lens(model: str | None, tokenizer: str | None, loading: LoadOptions, quiet: bool) -> Lens:
+def load_lens(model: str | None, loading: LoadOptions) -> Lens:
     """Load a model, and show that it goes on."""
     from normlens.loading.load import load
 
-    with status(f"loading {model or DEFAULT}", quiet):
-        return load(model, tokenizer, **asdict(loading))
+    with status(f"loading {model or DEFAULT}"):
+        return load(model, **asdict(loading))
 
 
 # What a command needs beside the core, by its options; checked before it starts.
@@ -146,7 +144,7 @@ def check_stacks(lens: Lens, of_two: dict[str, Any], of_one: dict[str, Any]) -> 
         if lens.two_stacks:
             raise InputError(
                 f"--{name} is for models of one stack; {lens.name} is an encoder–decoder: give the "
-                "decoder's text as --target-text, of which explain takes a --token"
+                "decoder's text as --target-text, of which explain takes a --position"
             )
         raise InputError(f"--{name} is for encoder–decoders; {lens.name} reads one text")
 
@@ -168,13 +166,11 @@ class Output:
             stdout. With --lines a file for each line: maps-1.png, …
         as_json (--json): Print the result as JSON; with --lines, a line for each.
         force (--force, -f): Overwrite what is there.
-        quiet (--quiet, -q): Print results alone.
     """
 
     out: Path | None = None
     as_json: bool = False
     force: bool = False
-    quiet: bool = False
 
     def __post_init__(self) -> None:
         if self.as_json and self.out not in (None, STDOUT):
@@ -220,7 +216,7 @@ class Output:
         """Call with one input, and show that it goes on; errors say which line it was."""
         line, value = given
         try:
-            with status(message, self.quiet) as progress:
+            with status(message) as progress:
                 return call(value, progress=progress, **options)
         except NormLensError as error:
             if line is None:
@@ -249,8 +245,7 @@ class Output:
         else:
             if not written:
                 write(result, path, overwrite=self.force, **drawing)
-            if not self.quiet:
-                print(f"wrote {path}: {words or repr(result)}")
+            print(f"wrote {path}: {words or repr(result)}")
 
 
 # The texts that are typed, piped or in a file, or a picture.
@@ -266,7 +261,6 @@ class Inputs:
     """What is read: a text, a pair, a picture, or the lines of a file.
 
     Options:
-        text TEXT (--text, -t): The same, as an option.
         pair TEXT: A second text, for models that read pairs.
         target_text TEXT: Encoder–decoders: the target that the decoder reads. Default: what the
             model generates.
@@ -275,7 +269,6 @@ class Inputs:
         image FILE: Instead of a text: a picture, for models that see.
     """
 
-    text: str | None = None
     pair: str | None = None
     target_text: str | None = None
     file: str | None = None
@@ -288,7 +281,7 @@ class Inputs:
         One input is read and judged at once; lines are read as they are asked for, but for the
         first.
         """
-        texts = [text for text in (typed, self.text, self.file) if text is not None]
+        texts = [text for text in (typed, self.file) if text is not None]
         alone = self.pair is None and self.image is None
         require(
             alone or not self.lines,
@@ -303,11 +296,11 @@ class Inputs:
             texts = [STDIN]
         require(
             len(texts) < 2,
-            "two texts were given; give one, as an argument, with --text, or with --file",
+            "two texts were given; give one, as an argument or with --file",
         )
         require(
             texts,
-            'give one text, as "…" or with --text "…", with --file FILE, or through a pipe',
+            'give one text, as "…", with --file FILE, or through a pipe',
         )
         text, in_file = texts[0], self.file is not None or texts[0] == STDIN
         if self.lines:

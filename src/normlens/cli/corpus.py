@@ -1,5 +1,7 @@
 """``normlens run``, ``status``, ``check`` and ``query``: measure a corpus, and look at its run.
 
+`check` without a run looks at the installation.
+
 Options:
     run RUN: The run's folder or URL.
 """
@@ -91,6 +93,16 @@ def watch_run(run: Run, as_json: bool = False) -> None:
 
 #: Exit status of a run in which some sequences failed.
 SOME_FAILED = 3
+#: What a run may be told on the command line of its tables, and of how the work is done; Python
+#: takes the others, too.
+_HOW = (
+    *("device", "dtype", "engine", "workers", "batch_size", "trust_remote_code"),
+    *("sequence_timeout", "address", "resources"),
+)
+_TABLES = (
+    *("measures", "settings", "mask", "seed", "limit", "max_length", "truncate", "column"),
+    *("pair_column", "paragraphs", "revision", "shard_size"),
+)
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
 
@@ -145,7 +157,8 @@ class RunArguments:
 def run_command(
     *,
     arguments: RunArguments,
-    options: Annotated[dict[str, Any], Fields(of=(RunOptions, Execution))],
+    options: Annotated[dict[str, Any], Fields(of=(RunOptions,), only=_TABLES)],
+    execution: Annotated[dict[str, Any], Fields(of=(Execution,), only=_HOW)],
 ) -> None:
     """Measure every sequence of a corpus; stop and resume at any time.
 
@@ -154,16 +167,19 @@ def run_command(
     Example: normlens run --model minilm --data sample --out my-run && normlens query my-run
     "SELECT layer, avg(ratio) FROM mixing GROUP BY layer"
 
+    Often: model data out resume measures limit max_length column device workers
+
     Options:
         model NAME (--model, -m): Hub name, local folder, or embedded model. Default: minilm.
     """
     if arguments.resume is None:
         arguments = replace(arguments, model=arguments.model or DEFAULT)
-    check_needs(arguments.model, execution=options)
+    check_needs(arguments.model, execution=execution)
 
     from normlens.corpus.runs import runs
 
-    report_run(arguments.do(runs.run, runs.resume, "run", options), arguments.quiet)
+    given = {**options, **execution}
+    report_run(arguments.do(runs.run, runs.resume, "run", given), arguments.quiet)
 
 
 @contextmanager
@@ -226,18 +242,45 @@ def status_command(run: str, *, watch: bool = False, as_json: bool = False) -> N
         _print(opened.watched(), as_json)
 
 
-def check_command(run: str, *, as_json: bool = False) -> None:
-    """Read all files of a run: which are missing, damaged or stray?
+def check_command(run: str | None = None, *, as_json: bool = False) -> None:
+    """Read all files of a run: which are missing, damaged or stray? One line for each; the exit
+    status is 1 if there is one. Without a run: versions, devices, models, and a check of the
+    numbers that this machine computes.
 
-    One line for each; the exit status is 1 if there is one.
+    In the list: A run's files: missing, damaged or stray? Without a run: the installation.
 
     Example: normlens check my-run
     """
+    if run is None:
+        _check_installation()
+        return
+
     from normlens.corpus.runs.results import Run
 
     result = Run.open(run).check()
     _print(result, as_json)
     if not result.sound:
+        raise typer.Exit(NOT_SOUND)
+
+
+def _check_installation() -> None:
+    """Print what is installed, and compare tiny models' maps with a materialised computation."""
+    from normlens.loading import doctor
+
+    for section, facts in doctor.installation().items():
+        print_table(section.capitalize(), ("", ""), facts.items(), left=(0, 1))
+    checks = doctor.self_check()
+    rows = []
+    for check in checks:
+        numbers = f"{check.completeness:.1e}", f"{check.difference:.1e}"
+        rows.append([check.model_type, *numbers, "ok" if check.passed else "FAILED"])
+    title = "Self-check: tiny models against a materialised computation in float64"
+    print_table(title, ("model", "completeness", "difference", "result"), rows)
+    if not all(check.passed for check in checks):
+        _note(
+            "error: the self-check failed: maps on this machine cannot be trusted; reinstall "
+            "normlens and torch, and report this output if it stays"
+        )
         raise typer.Exit(NOT_SOUND)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.color import blend_rgb
@@ -17,7 +16,7 @@ from normlens.cli.common import console_for, print_table, say
 from normlens.cli.map import completeness_words
 from normlens.cli.parameters import Fields
 from normlens.errors import InputError, require, valid_choice
-from normlens.options import CosineOptions, ExplainOptions, LoadOptions
+from normlens.options import ExplainOptions, LoadOptions
 from normlens.results import words as in_words
 from normlens.results.words import PLACES, decimals, percent, signed_number
 
@@ -176,20 +175,16 @@ def explain_command(
     *,
     inputs: Annotated[common.Inputs, Fields(without=("target_text",))],
     model: str = DEFAULT,
-    tokenizer: str | None = None,
     target: str | None = None,
     contrast: str | None = None,
     decoder: Annotated[common.Inputs, Fields(only=("target_text",))],
-    token: str | None = None,
     position: str | None = None,
-    direction: Path | None = None,
-    layer: int | None = None,
     score: str | None = None,
     by: str | None = None,
     generate: int | None = None,
-    options: Annotated[ExplainOptions, Fields(without=("batch_size",))],
+    options: Annotated[ExplainOptions, Fields(only=("heads", "first_piece"))],
     words: bool = False,
-    loading: LoadOptions,
+    loading: Annotated[LoadOptions, Fields(without=("part",))],
     truncate: bool = False,
     output: common.Output,
     picture: str | None = None,
@@ -203,18 +198,18 @@ def explain_command(
     Example: normlens explain "The keys to the cabinet" --target " are" --contrast " is"
     --out why.png
 
+    Often: model target contrast position words file lines out as_json device
+
     Options:
         sentence TEXT: The text that the model reads; - is standard input.
         model NAME (--model, -m): Hub name, local folder, or embedded model, with its head.
         target WORD: The next token or an answer of several, the token at the mask, or a
             classifier's label; begin it with a space where a word does. Default: what the model
             says.
-        contrast WORD: Why the target (or token) and not this.
-        token TOKEN: Encoder–decoders: which token of the target is explained: its place from 0, a
-            word, or all, each in turn. Default: the last.
-        position N: Where the score is read, from 0 (negative: from the end); all: each next token.
-        direction FILE: Instead of a target: a vector in a .npy, .json or .txt file.
-        layer N: The direction is read behind this layer, from 0.
+        contrast WORD: Why the target and not this.
+        position PLACE: Where the score is read, from 0 (negative: from the end); all: each next
+            token. Encoder–decoders: which token of the target is explained: its place, a word, or
+            all. Default: the last.
         score KIND: Of an answer: log-probability or logit.
         by PART: Explain each sentence, paragraph or token of an answer.
         generate N: Let the model answer, with so many tokens at most.
@@ -222,21 +217,19 @@ def explain_command(
     """
     output.check(model, inputs, [] if picture is None else ["picture"], like="why.png")
     each_input = inputs.read(sentence)
-    where, named = _place(position), _place(token)
-    if isinstance(where, str) and where != _ALL:
-        raise InputError(f"--position is a number or {_ALL!r}, not {position!r}")
+    where = _place(position)
 
-    from normlens.explain.questions import read_direction
     from normlens.results.explanation import Explanations
     from normlens.results.exports import PICTURE_KINDS, SEVERAL_KINDS
 
     if picture is not None:
-        several = _ALL in (where, named) or by is not None
+        several = where == _ALL or by is not None
         kinds = SEVERAL_KINDS if several else PICTURE_KINDS
         valid_choice(picture, kinds, f"--picture of {'all tokens' if several else 'one token'}")
-    vector = None if direction is None else read_direction(direction)
-    lens = common.load_lens(model, tokenizer, loading, output.quiet)
+    lens = common.load_lens(model, loading)
     common.check_stacks(lens, {"target-text": decoder.target_text}, {"target": target})
+    if isinstance(where, str) and where != _ALL and not lens.two_stacks:
+        raise InputError(f"--position is a number or {_ALL!r}, not {position!r}")
 
     for given in each_input:
         why = output.compute(
@@ -245,13 +238,10 @@ def explain_command(
             lens.explain,
             target=decoder.target_text if lens.two_stacks else target,
             contrast=contrast,
-            token=named,
-            position=where,
-            direction=vector,
-            layer=layer,
             score=score,
             by=by,
             generate=generate,
+            **{"token" if lens.two_stacks else "position": where},
             truncate=truncate,
             **asdict(options),
         )
@@ -281,10 +271,8 @@ def cosine_command(
     *,
     inputs: Annotated[common.Inputs, Fields(only=("file", "lines"))],
     model: str | None = None,
-    tokenizer: str | None = None,
-    options: Annotated[CosineOptions, Fields(without=("batch_size",))],
     words: bool = False,
-    loading: LoadOptions,
+    loading: Annotated[LoadOptions, Fields(without=("part", "revision"))],
     truncate: bool = False,
     output: common.Output,
 ) -> None:
@@ -306,9 +294,9 @@ def cosine_command(
         'cosine compares two texts: normlens cosine "…" "…" (or the second with --file, or a pipe)',
     )
     each_input = inputs.read(b)
-    lens = common.load_lens(model, tokenizer, loading, output.quiet)
+    lens = common.load_lens(model, loading)
 
-    call = partial(lens.cosine, a, truncate=truncate, **asdict(options))
+    call = partial(lens.cosine, a, truncate=truncate)
     for given in each_input:
         pair = output.compute("comparing", given, call)
         output.deliver(pair.words() if words else pair, given[0], show_cosine)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from normlens.cli import common
 from normlens.cli.common import print_table, say
 from normlens.cli.parameters import Fields
+from normlens.cli.tools import show_estimate
 from normlens.errors import require, valid_choice
 from normlens.options import LAYER, AnalysisOptions, LoadOptions, cost_in_words
-from normlens.results.words import STACKS, by_stack
+from normlens.results.words import by_stack
 from normlens.scopes import consecutive, holds, layers_in_words
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def show_maps(maps: Maps) -> None:
     if any(one.heads for one in stacks):
         say("head-level maps: keep them with --out maps.safetensors (or .csv, .json)")
     if maps.routing is not None:
-        say(f"{maps.routing!r}; --routing experts.csv writes it")
+        say(f"{maps.routing!r}; in Python: maps.routing.to_pandas()")
     for one in stacks:
         if len(one.scopes) == 1:
             _show_scope(one)
@@ -181,24 +182,16 @@ class Drawing:
     r"""What pictures of maps may be told.
 
     Options:
-        normalise AXIS: In pictures, sums to 1: source, target or none.
         colour SCALE: In pictures: clipped (a square root that outliers and i = j do not stretch;
             default), sqrt or linear.
-        no_diagonal: In pictures: leave out the pairs i = j.
         heads_of SCOPE: In pictures: the single heads of ATTN-N or ATTN-W; adds --heads.
-        sources SEQUENCE: In pictures of a decoder: sources of the encoder or of the decoder alone.
         row TOKEN: In pictures of an image: what this token receives from each patch, such as
             \[CLS] or 3,4 (row and column from 1). Default: the first token.
-        column TOKEN: In pictures of an image: what each patch receives from this token.
     """
 
-    normalise: str | None = None
     colour: str | None = None
-    no_diagonal: bool = False
     heads_of: str | None = None
-    sources: str | None = None
     row: str | None = None
-    column: str | None = None
 
 
 def map_command(
@@ -206,16 +199,14 @@ def map_command(
     *,
     inputs: common.Inputs,
     model: str | None = None,
-    tokenizer: str | None = None,
-    analysis: Annotated[AnalysisOptions, Fields(without=("batch_size",))],
+    analysis: AnalysisOptions,
     words: bool = False,
     no_special_tokens: bool = False,
     loading: LoadOptions,
     truncate: bool = False,
     output: common.Output,
     drawing: Annotated[dict[str, Any], Fields(of=(Drawing,))],
-    stack: str | None = None,
-    routing: Path | None = None,
+    estimate: str | None = None,
 ) -> None:
     r"""Attribution maps of a text: written to a file, or summed up here. Without --out it prints
     how similar each scope is to the one before and which pairs the feed-forward block amplifies
@@ -224,44 +215,37 @@ def map_command(
 
     In the list: Attribution maps of a text: written to a file, or summed up here.
 
-    Example: normlens map --text "She teaches soap opera history." --layers 0,2-4
-    --out maps.safetensors
+    Example: normlens map "She teaches soap opera history." --layers 0,2-4 --out maps.safetensors
+
+    Often: model scopes layers origin words file lines out as_json device
 
     Options:
         sentence TEXT: The text to analyse; - reads standard input.
         no_special_tokens: Leave out \[CLS], \[SEP], <s>, …
-        stack STACK: Encoder–decoders: the maps of the encoder or decoder alone.
-        routing FILE.csv: Of a mixture of experts: write which experts each token used, with
-            weights.
+        estimate N: Only say what maps of a text of N tokens take, in memory and operations, without
+            the model's weights; N,M are those of a source and its target. The device need not be
+            here: --device cuda assumes a GPU that runs the kernels.
     """
+    if estimate is not None:
+        require(sentence is None, "--estimate takes a number of tokens instead of a text")
+        show_estimate(estimate, model, analysis, loading, output.as_json)
+        return
     from normlens.figures import COLOUR_SCALES
-    from normlens.measures.maps import AXES
 
-    choices = {"normalise": AXES, "colour": tuple(COLOUR_SCALES), "sources": STACKS}
-    for name, valid in {**choices, "stack": STACKS}.items():
-        if (value := {**drawing, "stack": stack}.get(name)) is not None:
-            valid_choice(value, valid, f"--{name}")
+    if "colour" in drawing:
+        valid_choice(drawing["colour"], tuple(COLOUR_SCALES), "--colour")
     output.check(model, inputs, drawing, like="maps.png")
-    quiet, target, each_input = output.quiet, inputs.target_text, inputs.read(sentence)
+    target, each_input = inputs.target_text, inputs.read(sentence)
     require(
-        not inputs.lines or (target is None and routing is None),
-        "--lines is for texts alone; leave --target-text and --routing out",
+        not inputs.lines or target is None, "--lines is for texts alone; leave --target-text out"
     )
-
-    from normlens.results import exports, store
-
-    if drawing.pop("no_diagonal", False):
-        drawing["diagonal"] = False
     if "heads_of" in drawing:
         analysis = replace(analysis, heads=True)
-    if routing is not None:
-        exports.check_routing(routing)
-        store.check_output(routing, overwrite=output.force)
-    lens = common.load_lens(model, tokenizer, loading, quiet)
-    of_two = {"target-text": target, "stack": stack, "sources": drawing.get("sources")}
-    common.check_stacks(lens, of_two, {"image": inputs.image, "pair": inputs.pair})
+    lens = common.load_lens(model, loading)
+    of_one = {"image": inputs.image, "pair": inputs.pair}
+    common.check_stacks(lens, {"target-text": target}, of_one)
     # Maps that stay as they are go to their file layer by layer.
-    changed = words or no_special_tokens or stack is not None or analysis.origin != LAYER
+    changed = words or no_special_tokens or analysis.origin != LAYER
     streams = not changed and (output.file() or Path()).suffix.lower() == ".safetensors"
 
     for given in each_input:
@@ -276,11 +260,6 @@ def map_command(
             overwrite=output.force,
             **asdict(analysis),
         )
-        maps = maps if stack is None else by_stack(maps, stack)[0]
-        if routing is not None:
-            exports.write_routing(maps, routing, overwrite=output.force)
-            if not (quiet or output.printed):
-                print(f"wrote {routing}: {maps.routing!r}")
         maps = maps.words() if words else maps
         maps = maps.without_special_tokens() if no_special_tokens else maps
         in_words = f"{sizes_in_words(maps)}; {completeness(maps)}"
@@ -294,11 +273,9 @@ def view_command(
     files: list[Path],
     *,
     out: Path | None = None,
-    precision: int | None = None,
     largest: float = 60.0,
     no_browser: bool = False,
     force: bool = False,
-    quiet: bool = False,
 ) -> None:
     """A saved result as one HTML page, which works from disk without network. Several files of maps
     can be compared: two texts, or two models.
@@ -310,7 +287,6 @@ def view_command(
     Options:
         files FILE…: Files of results (.safetensors), one or more.
         out FILE (--out, -o): Write this .html and open no browser.
-        precision BITS: 32, 16 or 8. Default: 32 for small maps, else 16.
         largest MB: Layers are left out of a larger file; 0 keeps them all.
         no_browser: Write the file and say where it is.
     """
@@ -330,11 +306,10 @@ def view_command(
     most = largest or None
     maps = [result for result in results if isinstance(result, Maps)]
     if len(maps) == len(results):
-        path = to_html(maps, path, precision=precision, largest=most, overwrite=force)
+        path = to_html(maps, path, largest=most, overwrite=force)
     else:
         require(len(results) == 1, "several files are compared only if all of them hold maps")
         path = results[0].to_html(path, largest=most, overwrite=force)
-    if not quiet:
-        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if out is None and not no_browser:
         webbrowser.open(path.resolve().as_uri())

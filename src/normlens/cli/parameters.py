@@ -2,7 +2,8 @@
 
 A command is a function. What stands before ``*`` in its signature is an argument, what stands
 behind it an option; types and defaults are those of the signature, and the rest is read from the
-docstring: the help, the command's line in the list of commands, an example, and for each option the
+docstring: the help, the command's line in the list of commands, an example, the options that people
+use (``Often:``; --help shows these alone, and --help-all every one), and for each option the
 placeholder of its value, its flags where they are not ``--its-name``, and its help. Options that
 several commands of a module share are described in the docstring of the module, and those of all
 modules here.
@@ -16,8 +17,6 @@ of the command. A field more is therefore an option more, in every command that 
 
 Options:
     model NAME (--model, -m): Hub name, local folder, or embedded model. Default: minilm.
-    tokenizer NAME: Another tokenizer: hub name or folder.
-    quiet (--quiet, -q): Print results alone.
     force (--force, -f): Overwrite what is there.
     as_json (--json): Print JSON.
     words: Merge subwords into words.
@@ -35,6 +34,7 @@ from textwrap import dedent
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from normlens.options import Option, names_of, options_of
 
@@ -44,6 +44,7 @@ _ENTRY = re.compile(r"(\w+)(?: ([^\s(]\S*?))?(?: \((.+?)\))?: (.*)")
 _Item = tuple[Field[Any], Option, Any]
 #: Options of dataclasses that stand at the end of --help.
 _LAST = ("force", "quiet")
+_HELP_ALL = "help_all"
 
 
 @cache
@@ -126,20 +127,44 @@ def as_typer_reads(command: Callable[..., None]) -> Callable[..., None]:
         if parameter.kind is not parameter.KEYWORD_ONLY:
             words: Any = {"metavar": option.metavar, "help": option.help}
             default = typer.Argument(default, show_default=False, **words)
-        elif not isinstance(default, typer.models.OptionInfo):
+        elif not isinstance(default, OptionInfo):
             default = _as_typed(name, option, default)
         parameters.append(_keyword(name, default, hint))
 
     def call(**typed: Any) -> None:
+        typed.pop(_HELP_ALL, None)
         values = {name: make(**_values(items, typed)) for name, (make, items) in groups.items()}
         command(**typed, **values)
 
+    if often := re.search(r"\n\nOften: (.+?)\n\n", inspect.cleandoc(command.__doc__ or ""), re.S):
+        last.append(_hide_rare([*parameters, *last], often[1].split()))
     # A signature refuses two options of one name.
     signature = inspect.Signature([*parameters, *last])
     call.__signature__ = signature  # type: ignore[attr-defined]
     call.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
     call.__doc__, call.__name__ = command.__doc__, command.__name__
     return call
+
+
+def _hide_rare(parameters: list[inspect.Parameter], often: list[str]) -> inspect.Parameter:
+    """Hide the options from --help that are not used `often`; gives the option --help-all."""
+    options = {p.name: p.default for p in parameters if isinstance(p.default, OptionInfo)}
+    if unknown := {*often}.difference(options):
+        raise TypeError(f"there is no option {unknown.pop()!r}")
+    for name, option in options.items():
+        option.hidden = name not in often
+    shown = f"Show all {len(options)} options and exit."
+    every = typer.Option(False, "--help-all", callback=_show_all, is_eager=True, help=shown)
+    return _keyword(_HELP_ALL, every, bool)
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    """Print the help with every option."""
+    if wanted:
+        for parameter in context.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        print(context.get_help())
+        raise typer.Exit
 
 
 def _values(items: list[_Item], typed: dict[str, Any]) -> dict[str, Any]:

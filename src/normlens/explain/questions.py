@@ -5,27 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import (
-    InputError,
-    check_choice,
-    parse_json,
-    reason_of,
-    require,
-    system_reason,
-)
+from normlens.errors import InputError, check_choice, require
 from normlens.inputs.encode import answered, reader_of
-from normlens.inputs.text import PARTS, TARGET, Encoded, Reader, tokenise
+from normlens.inputs.text import TARGET, Encoded, Reader, tokenise
 from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Dense, Head
 from normlens.models.base import read_head
-from normlens.options import ExplainOptions
+from normlens.options import ANSWER_SCORES, LOG_PROBABILITY, PARTS, ExplainOptions
 from normlens.results.axes import SPACE, readable_tokens
 
 if TYPE_CHECKING:
@@ -33,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Explain each next token of a text in turn.
 ALL = "all"
-#: What is explained of an answer: the sum of its tokens' logits, or of their log-probabilities.
-LOGIT, LOG_PROBABILITY = SCORES = "logit", "log-probability"
 
 Target = int | str
 
@@ -87,7 +75,7 @@ class AnswerOptions:
     generation: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
-        for value, choices, name in ((self.score, SCORES, "score"), (self.by, PARTS, "by")):
+        for value, choices, name in ((self.score, ANSWER_SCORES, "score"), (self.by, PARTS, "by")):
             if value is not None:
                 check_choice(value, choices, name)
         if self.generation is not None and self.generate is None:
@@ -483,23 +471,3 @@ def direction_of(direction: Any, d: int) -> Tensor:
         raise InputError(f"direction is a vector of {d} numbers, this one has the shape {shape}")
     require(math.isfinite(float(vector.abs().max())), "direction holds numbers that are not finite")
     return vector
-
-
-FORMATS = (".npy", ".json", ".txt")
-
-
-def read_direction(path: Path) -> NDArray[np.float64]:
-    """A vector from a NumPy file, a JSON list, or numbers that spaces and lines separate."""
-    kind = path.suffix.lower()
-    require(kind in FORMATS, f"--direction takes a {', '.join(FORMATS)} file, not {str(path)!r}")
-    try:
-        if kind == ".npy":
-            return np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
-        text = path.read_text("utf-8")
-        return np.asarray(parse_json(text) if kind == ".json" else text.split(), dtype=np.float64)
-    except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {system_reason(error)}") from error
-    except (ValueError, TypeError, EOFError, MemoryError) as error:
-        raise InputError(
-            f"{str(path)!r} holds no vector of numbers ({reason_of(error)})"
-        ) from error

@@ -6,7 +6,13 @@ arguments and in pictures.
 
 from normlens.figures.canvas import require_matplotlib
 from normlens.figures.colours import COLOUR_SCALES
-from normlens.figures.explanations import plot_components, plot_explanation, plot_flow, plot_shares
+from normlens.figures.explanations import (
+    plot_citation,
+    plot_components,
+    plot_explanation,
+    plot_flow,
+    plot_shares,
+)
 from normlens.figures.heat_maps import plot_patches
 from normlens.figures.map_grids import (
     head_scope,
@@ -21,6 +27,7 @@ __all__ = [
     "COLOUR_SCALES",
     "head_scope",
     "plot_amplification",
+    "plot_citation",
     "plot_components",
     "plot_cosine",
     "plot_explanation",

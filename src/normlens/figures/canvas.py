@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from normlens.results.citation import Citation
     from normlens.results.explanation import Cosine, Explanation
     from normlens.results.maps import Maps
 
@@ -138,7 +139,7 @@ class Page:
 
     def __init__(
         self,
-        result: Maps | Explanation | Cosine,
+        result: Maps | Explanation | Cosine | Citation,
         what: str,
         widths: Sequence[float],
         heights: Sequence[float],
@@ -310,7 +311,7 @@ def measured(maps: Maps, names: Sequence[str], normalise: str) -> str:
     return ", ".join(f"{unit} (-{letter})" for unit, letter in kinds.items())
 
 
-def heading_of(result: Maps | Explanation | Cosine, what: str) -> str:
+def heading_of(result: Maps | Explanation | Cosine | Citation, what: str) -> str:
     """The model, what is shown of it, and of maps whose contributions, if not the layer's."""
     model = str(result.provenance.get("model") or "model")
     origin = getattr(result, "origin_in_words", None)
@@ -328,7 +329,7 @@ def generated_note(maps: Maps) -> list[str]:
     return [f"The target is the model's own ({target})."] if target.startswith("generated") else []
 
 
-def made(result: Maps | Explanation | Cosine) -> str:
+def made(result: Maps | Explanation | Cosine | Citation) -> str:
     """Say in one line how the numbers were made, and how exactly."""
     facts = result.provenance
     exactly = f"{result.completeness:.1e}{cost_in_words(str(facts.get('dtype')))}"

@@ -37,6 +37,7 @@ from normlens.results.words import (
     RES,
     SOURCE,
     Row,
+    cut,
     decimals,
     explained_rows,
     place_words,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from normlens.results.citation import Citation
     from normlens.results.explanation import Explanation, Explanations
 
 
@@ -188,6 +190,59 @@ def plot_explanation(
     bars.spines[["left", "right", "top"]].set_visible(False)
     first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
     return page.finish([first, *notes], narrowest=6.3)
+
+
+# A citation: the strongest sources as bars.
+
+
+_MOST_SOURCES = 14
+
+
+def plot_citation(
+    citation: Citation, *, cmap: str = DIVERGING, max_label: int = 48, ax: Axes | None = None
+) -> Figure:
+    """Draw the scores of the sources as bars, of many the strongest in their order.
+
+    Lines are intervals, where ablations sharpened the scores. Labels longer than `max_label`
+    characters are cut; `ax` takes the bars into axes of yours.
+    """
+    canvas.require_matplotlib()
+    scores, count = citation.scores, len(citation.sources)
+    shown = sorted(np.argsort(-np.abs(scores), kind="stable")[:_MOST_SOURCES].tolist())
+    labels = [f"{place}: {' '.join(citation.sources[place].split())}" for place in shown]
+    rows = [
+        Row(label, float(scores[place]), place)
+        for label, place in zip(canvas.cut_labels(labels, max_label), shown, strict=True)
+    ]
+    if len(shown) < count:
+        rest = float(np.delete(scores, shown).sum())
+        rows.append(Row(f"{count - len(shown)} other sources", rest))
+    page = None
+    if ax is None:
+        said = {"question": citation.question, "answer": citation.answer}
+        about = [f"{name}: {' '.join(text.split())}" for name, text in said.items()]
+        what = "which sources made this answer"
+        page = canvas.Page(citation, what, [3.6], [0.2 * len(rows)], about)
+    axes: Any = ax if page is None else page.axes()
+    draw_bars(axes, rows, SignedColours(scores, cmap))
+    for row, place in enumerate(shown if citation.interval is not None else ()):
+        assert citation.interval is not None
+        axes.plot(citation.interval[place], [row, row], color=canvas.INK, linewidth=0.8)
+    label = f"score: part of the answer's {citation.score}"
+    if page is None:
+        return canvas.finish_axes(axes, title=what_cited(citation), xlabel=label)
+    canvas.number_axis(axes.xaxis, 6, label)
+    axes.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
+    axes.spines[["left", "right", "top"]].set_visible(False)
+    how = "the sums over their tokens, by one exact way back"
+    if citation.ablations:
+        how = f"what {citation.ablations} random subsets and one exact way back say; lines: 95 %"
+    return page.finish([f"Bars: {how}. Red speaks for the answer, blue against it."], narrowest=6.3)
+
+
+def what_cited(citation: Citation) -> str:
+    """The title of a citation."""
+    return cut(citation.answer)
 
 
 # What the pictures of layers have in common.

@@ -153,8 +153,7 @@ class Reader:
         if self.tokenizer is None:
             ids = "decoder_input_ids" if self.name == TARGET else "input_ids"
             raise InputError(
-                "this lens has no tokenizer; pass one to load(model, tokenizer) (--tokenizer), or "
-                f"pass {ids}=…"
+                f"this lens has no tokenizer; pass one to load(model, tokenizer), or pass {ids}=…"
             )
         is_text = self.name == TEXT
         if is_text and is_chat(given):
@@ -457,7 +456,6 @@ def rendered(tokenizer: Any, chat: Chat) -> tuple[str, list[Span | None]]:
 
 
 DOCUMENT, PARAGRAPH, SENTENCE, TOKEN = "document", "paragraph", "sentence", "token"
-PARTS = (SENTENCE, PARAGRAPH, DOCUMENT, TOKEN)
 #: Words whose full stop ends no sentence before a name or a number, and those that may end one.
 _TITLES = (  # noqa: SIM905, which would write a line for each
     "mr mrs ms dr prof st sr jr gen col capt lt sgt rev hon gov sen rep pres mt ft vs no nos fig "

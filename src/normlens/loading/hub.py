@@ -378,7 +378,7 @@ def tokenizer_of(origin: Origin, *, required: bool = False) -> Any:
 
     advice = (
         "save one beside the model with tokenizer.save_pretrained(…), name another one "
-        "(load(…, tokenizer=…) or --tokenizer), or load the model without any (tokenizer=False) "
+        "(load(…, tokenizer=…)), or load the model without any (tokenizer=False) "
         "and pass input_ids=…"
     )
     try:

@@ -113,7 +113,7 @@ def halves(
     if len(batch) == 1:
         raise MemoryLimitError(
             f"{len(items[batch[0]])} tokens do not fit into the memory of {lens.device}; use a "
-            "shorter text, fewer layers, or another device (`normlens estimate` says what it "
+            "shorter text, fewer layers, or another device (`normlens map --estimate` says what it "
             f"needs){process_limit()}"
         ) from error
     half = len(batch) // 2

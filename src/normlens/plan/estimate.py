@@ -82,21 +82,20 @@ class Estimate:
         if isinstance(adapter, TwoStacks):
             if self.target_tokens is None:
                 raise InputError(
-                    f"{lens.name} is an encoder–decoder; give the length of its target with "
-                    "--target-tokens"
+                    f"{lens.name} is an encoder–decoder; give the length of its target, too: "
+                    "--estimate N,M"
                 )
             lengths = {SOURCE: self.tokens, TARGET: self.target_tokens}
             item = Encoded([], [""] * self.target_tokens, [], source=source)
             frames = adapter.max_source_positions()
             require(
                 not adapter.hears or self.tokens == frames,
-                f"{lens.name} hears its source, which always has {frames} frames; give --tokens "
-                f"{frames}",
+                f"{lens.name} hears its source, which always has {frames} frames; give so many",
             )
         else:
             require(
                 self.target_tokens is None,
-                f"--target-tokens is for encoder–decoders; {lens.name} reads one text",
+                f"a target's length is for encoder–decoders; {lens.name} reads one text",
             )
         for name, count in lengths.items():
             most = reader_of(lens, name).limit

@@ -259,24 +259,6 @@ def _draw_maps(maps: Maps, paged: bool, drawing: dict[str, Any]) -> Iterator[Fig
         yield figures.plot_overview(maps, **drawing)
 
 
-def write_routing(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the experts that tokens used, and their weights, as a CSV table."""
-    check_routing(path)
-    if maps.routing is None:
-        raise InputError(
-            f"the layers of {maps.provenance.get('model', 'this model')} have no experts, or these "
-            "maps are of words; there is no routing to write"
-        )
-    with store.writing(path, overwrite=overwrite) as temporary:
-        words.write_csv(maps.routing.to_pandas(), temporary)
-    return Path(path)
-
-
-def check_routing(path: str | Path) -> None:
-    """Raise unless a routing can be written to this file."""
-    store.check_ending(path, (".csv",), "a routing is a CSV table")
-
-
 # Explanations, one or those of each next token.
 
 

@@ -42,6 +42,7 @@ from normlens.results.files import Arrays, Check, CheckedOnUse
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from normlens.results.citation import Citation
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
     from normlens.results.search import Ranking
@@ -53,7 +54,7 @@ Kind = TypeVar("Kind")
 ENDING, VERSION = ".safetensors", "4"
 #: The modules of the classes whose results have files of their own.
 _HOMES = {"Maps": "maps"} | dict.fromkeys(("Explanation", "Explanations", "Cosine"), "explanation")
-_HOMES |= dict.fromkeys(("Score", "Ranking"), "search")
+_HOMES |= {"Citation": "citation", "Score": "search", "Ranking": "search"}
 _FORMATS = {f"normlens-{name.lower()}": name for name in _HOMES}
 
 #: What the viewer's pages have among their first bytes.
@@ -322,8 +323,8 @@ def saved(result: Result) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 
 def open(
     path: str | Path, *, mapped: bool = False, verify: bool = True
-) -> Maps | Explanation | Explanations | Cosine | Ranking:
-    """Read what `save` of a result wrote: `Maps`, `Explanation`, `Cosine`, `Score`, `Ranking`, ….
+) -> Maps | Explanation | Explanations | Cosine | Citation | Ranking:
+    """Read what `save` of a result wrote: `Maps`, `Explanation`, `Citation`, `Score`, ….
 
     With `mapped` the arrays stay in the file until they are used. What is read is compared with the
     file's checksums, each array of mapped maps when it is first used; `verify=False` skips that.

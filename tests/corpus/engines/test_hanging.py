@@ -93,6 +93,7 @@ def assert_only_failures(done: Run, expected: Run, *reasons: str) -> None:
         examples.assert_same_frames(done.table(name), expected.table(name), name, tolerance=0)
 
 
+@pytest.mark.slow
 def test_processes_in_which_a_sequence_hangs_are_replaced(
     place: Path, expected: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_processes_in_which_a_measure_exits_live_on(
 # Within one process -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sequence_that_hangs_in_the_one_process_is_interrupted(
     place: Path, expected: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +144,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "model_threads", lambda lens: worker.ON_GPU)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_sequence_that_hangs_in_a_thread_ends_the_run_in_one_line(
     place: Path, tmp_path: Path
@@ -176,6 +179,7 @@ sys.exit(cli.main())
 """
 
 
+@pytest.mark.slow
 def test_a_command_in_which_a_thread_hangs_ends(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,6 @@ from normlens.errors import InputError, ModelLoadError
 
 ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
 
-pytestmark = pytest.mark.slow
 N, SHARD = 40, 2
 PATIENCE = 180.0
 QUICK = Path(__file__).parents[2] / "quick_ray"
@@ -306,6 +305,7 @@ def test_errors_of_workers_are_one_line(folder: Path, cluster: Any) -> None:
         run(lens, folder / "corpus.txt", folder / "none", **options)
 
 
+@pytest.mark.guard
 def test_pairs_of_an_encoder_decoder_come_to_the_same_tables(folder: Path, cluster: Any) -> None:
     both, _ = cluster
     checkpoint, lines = folder / "bart", folder / "pairs.txt"

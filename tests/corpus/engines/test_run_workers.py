@@ -89,6 +89,7 @@ def left_in(group: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_line_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,7 @@ def test_a_damaged_compacted_file_is_computed_again(
 # What stops it ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_call_leaves_the_same_bits(small: Run, tmp_path: Path) -> None:
     """At each fifth; the script alone tries all of them."""
     script = Path(__file__).with_name("killed_compactions.py")
@@ -297,6 +298,7 @@ def test_a_run_does_not_fail_because_its_files_cannot_be_joined(
     examples.assert_same_tables(done, whole, tolerance=0)
 
 
+@pytest.mark.slow
 def test_killed_runs_that_compact_themselves_come_to_the_same_bits(
     place: Path, whole: Run, tmp_path: Path
 ) -> None:

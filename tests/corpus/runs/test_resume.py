@@ -97,12 +97,16 @@ def test_what_a_driver_leaves_when_all_shards_are_done_is_removed(copy: Path) ->
     assert Run.open(copy).check().sound
 
 
-def test_kill_9_at_any_moment(whole: Run, tmp_path: Path, checkpoint: Path, corpus: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.guard), 18])
+def test_kill_9_at_any_moment(
+    kills: int, whole: Run, tmp_path: Path, checkpoint: Path, corpus: Path
+) -> None:
     killed, expected = 0, examples.frames_of(whole)
     for seed in range(6):
         out = tmp_path / f"killed-{seed}"
         script = Path(__file__).with_name("killed_runs.py")
-        arguments = [out, checkpoint, corpus, 18 - killed, seed, json.dumps(OPTIONS)]
+        arguments = [out, checkpoint, corpus, kills - killed, seed, json.dumps(OPTIONS)]
         done = run_python(script, *arguments)
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
@@ -113,11 +117,12 @@ def test_kill_9_at_any_moment(whole: Run, tmp_path: Path, checkpoint: Path, corp
         examples.assert_same_tables(found, expected, tolerance=0)
         resume(out)
         assert not leftovers(out)
-        if killed >= 18:
+        if killed >= kills:
             break
-    assert killed >= 15
+    assert killed >= min(kills, 15)
 
 
+@pytest.mark.slow
 def test_kill_9_at_every_point_of_writing(
     lens: Any, tmp_path: Path, checkpoint: Path, corpus: Path
 ) -> None:

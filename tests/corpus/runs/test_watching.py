@@ -15,6 +15,7 @@ import pytest
 import run_examples as examples
 from rich.console import Console
 
+import normlens
 from normlens.cli import corpus, main
 from normlens.corpus import Run, run
 from normlens.corpus.runs import watching as activities
@@ -26,7 +27,7 @@ from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.shards import Done, Shard
 from normlens.corpus.runs.side_files import ACTIVITY
 from normlens.corpus.runs.watching import Activity, Watching, read_activity
-from normlens.errors import OutputError
+from normlens.errors import NormLensError, OutputError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 12, 2
@@ -335,12 +336,11 @@ def test_a_heartbeat_every_minute(
 
 
 def test_a_heartbeat_that_cannot_be_written_is_said_before_the_run(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path
 ) -> None:
-    options = ["--model", place / "model", "--data", place / "corpus.txt", "--out", tmp_path / "r"]
-    status = main([*map(str, ["run", *options, "--heartbeat", tmp_path / "none" / "beats"])])
-    assert status == 2
-    assert "cannot write the heartbeat to" in capsys.readouterr().err
+    given = place / "model", place / "corpus.txt", tmp_path / "r"
+    with pytest.raises(NormLensError, match="cannot write the heartbeat to"):
+        normlens.run(*given, heartbeat=tmp_path / "none" / "beats")
     assert not (tmp_path / "r").exists()
 
 

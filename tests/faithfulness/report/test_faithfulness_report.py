@@ -313,7 +313,9 @@ def test_a_run_without_values_is_refused(tmp_path: Path) -> None:
 def test_report_command_knows_a_run(
     finished: Run, written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert Shell(capsys)("report", finished.folder.url).strip() == str(written / "report.html")
+    assert Shell(capsys)("reproduce", "report", finished.folder.url).strip() == str(
+        written / "report.html"
+    )
 
 
 def test_a_run_of_other_measures_has_no_report(
@@ -322,7 +324,7 @@ def test_a_run_of_other_measures_has_no_report(
     model = examples.tiny_checkpoint(tmp_path / "tiny-bert")
     data = examples.corpus_file(tmp_path / "letters.txt", 3)
     run(str(model), data, tmp_path / "run", measures="norms")
-    error = Shell(capsys).error("report", tmp_path / "run")
+    error = Shell(capsys).error("reproduce", "report", tmp_path / "run")
     assert "no report for the run" in error
     with pytest.raises(InputError, match="measures no faithfulness"):
         build.build_report(tmp_path / "run")

@@ -683,9 +683,9 @@ def test_the_page_says_what_pairs_are_compared_with(planted_run: FrameRun, plant
     assert "of one and the same subword are left out on both sides (footnote 7)" in caption
     assert "left out among the others" in planted.tables["relations-ff-same_type"].caption
     assert "all pairs that are not of the kind" in planted.figures["relations-ff"].caption
-    assert "--others unrelated" in FIGURES_7_8.method
+    assert "others='unrelated'" in FIGURES_7_8.method
     variant = work(planted_run, others="unrelated")
-    assert "--others unrelated" in variant.tables["relations-ff-same_word"].caption
+    assert "others='unrelated'" in variant.tables["relations-ff-same_word"].caption
     caption = variant.figures["relations-ff"].caption
     assert "of unrelated pairs at the same distance" in caption
     assert "the paper's procedure against unrelated pairs" in caption

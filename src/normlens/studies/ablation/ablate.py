@@ -92,7 +92,7 @@ def ablate(
     Replaces components of the real model one by one, and compares the change of its loss with the
     change of its maps. Gathers statistics in a first pass over other sequences, does or resumes the
     runs of ablations and of maps in ``out/runs`` and builds the report; gives its path (without
-    `page`, the folder's: `normlens report` builds it there). `options` are fields of
+    `page`, the folder's: `normlens reproduce report` builds it there). `options` are fields of
     `AblateOptions`, `execution` is how the runs are done (device, engine, workers, …). The same
     call again goes on where an earlier one was stopped.
     """

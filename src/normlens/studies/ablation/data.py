@@ -190,8 +190,8 @@ def load_settings(folder: str | os.PathLike[str]) -> tuple[AblateOptions, Told]:
     path = Path(folder) / SETTINGS
     if not path.is_file():
         raise InputError(
-            f"{str(folder)!r} holds no ablation; make one with: normlens ablate --model … --data … "
-            f"--out {folder}"
+            f"{str(folder)!r} holds no ablation; make one with: normlens reproduce "
+            f"ablate --model … --data … --out {folder}"
         )
     try:
         contents: Any = parse_json(path.read_text("utf-8"))

@@ -45,7 +45,9 @@ def error_rates(run: Run, resamples: int = RESAMPLES, seed: int = 0) -> ErrorRat
     −1 for the whole model (EXPLAIN), and `best` marks the lowest AER.
     """
     if "alignment" not in run.tables:
-        raise InputError(f"{str(run.folder)!r} aligns no words; make one with normlens align")
+        raise InputError(
+            f"{str(run.folder)!r} aligns no words; make one with normlens reproduce align"
+        )
     counts = run.sql(_COUNTS)
     if counts.empty:
         raise InputError(f"{str(run.folder)!r} has no gold links; align again with --gold FILE")

@@ -380,7 +380,7 @@ def _others(relation: Finding) -> str:
     if not relation.of_paper:
         return (
             "Others are unrelated pairs with the same distribution of |i − j|: of two ordinary "
-            "tokens that have no word, entity or subword in common (--others unrelated)."
+            "tokens that have no word, entity or subword in common (others='unrelated')."
         )
     where = "on both sides" if relation.name in OF_PAPER else "among the others"
     return (
@@ -401,7 +401,7 @@ FIGURES_7_8 = Experiment(
     method=(
         "The other pairs are the paper's: all that are not of the kind in question, special "
         "tokens and pairs of another kind included, and without pairs of one and the same subword "
-        "(footnote 7). With --others unrelated they are pairs of two ordinary tokens that have no "
+        "(footnote 7). With others='unrelated' they are pairs of two ordinary tokens that have no "
         "word, entity or subword in common; captions say which were taken. "
         "The answer rests on all pairs: the mean FF-amp of related pairs against that of all "
         "others, reweighted to the related pairs' distances |i − j|; whole sequences "

@@ -266,7 +266,9 @@ def write_comparison(folders: Sequence[str | Path], out: str | Path) -> list[Pat
     reports = read_reports(folders)
     numbers = _numbers(reports)
     if numbers.empty:
-        raise InputError("these reports hold no numbers to compare; run normlens report on each")
+        raise InputError(
+            "these reports hold no numbers to compare; run normlens reproduce report on each"
+        )
     groups: list[Group] = [
         (
             str(title),
@@ -321,7 +323,7 @@ def _read(folder: Path) -> dict[str, Any]:
     if contents is None:
         raise InputError(
             f"there is no report in {str(folder)!r} (no {RESULTS}); make one with "
-            f"normlens report {folder}"
+            f"normlens reproduce report {folder}"
         )
     try:
         results = parse_json(contents)
@@ -341,7 +343,7 @@ def _read(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{RESULTS} in {str(folder)!r} is damaged or not a report's; make it again with "
-            f"normlens report {folder}"
+            f"normlens reproduce report {folder}"
         ) from error
     return results
 

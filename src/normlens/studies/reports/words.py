@@ -103,7 +103,7 @@ def short_names(data: Sequence[str]) -> dict[str, str]:
 
 
 #: What can be done instead where the page may wait.
-NO_PAGE = ", or leave the page out with --no-page (page=False)"
+NO_PAGE = ", or leave the page out with page=False (--no-page)"
 
 
 def check_packages(instead: str = "", extra: str = "reproduce") -> None:

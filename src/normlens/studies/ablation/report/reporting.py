@@ -35,7 +35,7 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
 def _finished_run(folder: Path, name: str) -> Run:
     """Open one of the two runs; one that is not finished is refused."""
     path = folder / name
-    again = "run the same normlens ablate again to go on"
+    again = "run the same normlens reproduce ablate again to go on"
     if not (path / NAME).is_file():
         raise InputError(f"{str(folder)!r} holds no {name}; {again}")
     run = Run.open(path)

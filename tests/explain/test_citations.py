@@ -1,0 +1,326 @@
+"""`Lens.cite`: exact sums over sources, ablations of the real model, prompts of every kind."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from pair_examples import Letters, fast_tokenizer, with_head
+
+import normlens
+from normlens.errors import InputError
+from normlens.explain.citations import (
+    RIDGE,
+    cite,
+    prepared,
+    random_masks,
+    sharpened,
+    subset_scores,
+)
+from normlens.options import CiteOptions
+
+QUESTION = "What is the capital of Peru, and where does it lie?"
+DOCUMENTS = [
+    "The Eiffel Tower is in Paris. It was finished in 1889.",
+    "The capital of Peru is Lima. Lima lies on the coast.",
+    "Bananas are yellow. They grow in Ecuador.",
+]
+ANSWER = "It is Lima. Lima lies on the coast."
+
+
+@pytest.fixture(scope="module")
+def citation(smollm2):
+    return smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence")
+
+
+def changed(lens, **settings):
+    """The lens with another tokenizer."""
+    lens = copy.copy(lens)
+    lens.tokenizer = copy.deepcopy(lens.tokenizer)
+    for name, value in settings.items():
+        setattr(lens.tokenizer, name, value)
+    return lens
+
+
+def message(sources: list[str], separator: str = "\n\n") -> str:
+    return f"Context: {separator.join(sources)}\n\nQuery: {QUESTION}"
+
+
+def test_the_source_that_says_so_is_first(citation):
+    assert citation.top(1)["text"].tolist() == ["The capital of Peru is Lima."]
+    assert citation.documents == [0, 0, 1, 1, 2, 2]
+    assert citation.parts == ["It is Lima.", "Lima lies on the coast."]
+    assert citation.matrix[0].argmax() == 2
+    assert citation.matrix[1].argmax() == 3
+    assert citation.completeness < 1e-5
+
+
+def test_sources_and_the_rest_are_the_score(citation):
+    table = citation.table()
+    np.testing.assert_allclose(table.drop(columns="value").sum(axis=1), table["value"], rtol=1e-4)
+    assert citation.value == pytest.approx(citation.values.sum())
+    assert np.abs(citation.shares).sum() == pytest.approx(1)
+    np.testing.assert_allclose(citation.matrix.sum(0), citation.scores)
+
+
+def test_scores_are_sums_of_an_explanation(smollm2, citation):
+    """By characters of the text that the template writes, found here once more."""
+    text = message([" ".join(DOCUMENTS[k : k + 1]) for k in range(3)])
+    chat = [{"role": "user", "content": text}]
+    why = smollm2.explain(chat, target=ANSWER)
+    rendered = smollm2.tokenizer.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=True
+    )
+    batch = smollm2.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)
+    sentences = [s for document in DOCUMENTS for s in document.replace(". ", ".|").split("|")]
+    assert citation.sources == sentences
+    for sentence, score in zip(sentences, citation.scores, strict=True):
+        start = rendered.index(sentence)
+        own = [
+            place
+            for place, (a, b) in enumerate(batch["offset_mapping"])
+            if start <= a + (rendered[a] == " ") < start + len(sentence)
+        ]
+        assert float(why.contributions[own].sum()) == pytest.approx(score, abs=2e-4)
+    assert citation.log_probability == pytest.approx(why.log_probability, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_subsets_leave_sources_out_and_keep_the_answer(smollm2, batch_size):
+    options = CiteOptions(by="sentence", batch_size=batch_size)
+    prompt = prepared(smollm2, QUESTION, DOCUMENTS, ANSWER, options)
+    masks = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0], [0] * 6, [0, 0, 1, 1, 0, 0]], bool)
+    texts = [
+        message([" ".join(s for s in part if s) for part in parts if any(part)])
+        for parts in [
+            [document.replace(". ", ".|").split("|") for document in DOCUMENTS],
+            [["It was finished in 1889."], ["Lima lies on the coast."], ["Bananas are yellow."]],
+            [],
+            [["The capital of Peru is Lima.", "Lima lies on the coast."]],
+        ]
+    ]
+    expected = []
+    for text in texts:
+        ids = smollm2.tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        answer = smollm2.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            logits = smollm2.adapter.whole(torch.tensor([ids + answer])).logits[0].double()
+        rows = logits[len(ids) - 1 : -1].log_softmax(-1)
+        expected.append(float(rows[range(len(answer)), answer].sum()))
+    np.testing.assert_allclose(subset_scores(prompt, masks), expected, rtol=1e-4)
+    assert cite(prompt).log_probability == pytest.approx(expected[0], rel=1e-4)
+
+
+def test_a_ridge_around_the_exact_scores():
+    rng = np.random.default_rng(0)
+    masks, prior = random_masks(12, 8, 3), rng.normal(size=12)
+    y = masks @ (2 * prior + rng.normal(size=12)) - 30 + rng.normal(size=8)
+    scores, interval = sharpened(prior, masks, y)
+    m = np.column_stack([np.ones(8), masks])
+    a = np.linalg.lstsq(np.column_stack([np.ones(8), masks @ prior]), y, rcond=None)[0][1]
+    assert a > 0
+    penalty = np.diag([0.0] + [RIDGE] * 12)
+    target = m.T @ y + penalty @ np.array([0, *(a * prior)])
+    np.testing.assert_allclose(scores, np.linalg.solve(m.T @ m + penalty, target)[1:], atol=1e-9)
+    assert (interval[:, 0] <= scores).all()
+    assert (scores <= interval[:, 1]).all()
+    wrong, _ = sharpened(-prior, masks, masks @ prior * 5.0)  # a is not negative
+    still, _ = sharpened(np.zeros(12), masks, masks @ prior * 5.0)
+    np.testing.assert_allclose(wrong, still)
+    same, width = sharpened(prior, masks, np.full(8, -4.0))
+    np.testing.assert_allclose(same, 0)
+    np.testing.assert_allclose(width, 0)
+
+
+def test_intervals_hold_what_many_subsets_say():
+    """Scores drawn around their prior, answers with noise: about 95 % are inside."""
+    rng = np.random.default_rng(1)
+    inside = []
+    for _ in range(200):
+        prior = rng.normal(size=10)
+        real = 1.5 * prior + rng.normal(size=10)
+        masks = rng.random((16, 10)) < 0.5
+        y = masks @ real + 2 * rng.normal(size=16)  # λ = 4 is this noise
+        _, interval = sharpened(prior, masks, y)
+        inside += list((interval[:, 0] <= real) & (real <= interval[:, 1]))
+    assert 0.88 < np.mean(inside) < 0.98
+
+
+def test_ablations_sharpen(smollm2, citation):
+    sharp = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence", ablations=8, seed=2)
+    np.testing.assert_allclose(sharp.contributions, citation.scores, atol=1e-6)
+    assert sharp.interval.shape == (6, 2)
+    assert sharp.scores.argmax() in (2, 3)  # which say what the answer says
+    assert {"low", "high"} <= {*sharp.to_pandas().columns}
+    again = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence", ablations=8, seed=2)
+    assert again == sharp
+
+
+def test_every_way_to_split(smollm2, citation):
+    for by, count in (("paragraph", 3), ("document", 3)):
+        other = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by=by)
+        assert len(other.sources) == count
+        sums = citation.scores.reshape(3, 2).sum(1)
+        np.testing.assert_allclose(other.scores, sums, atol=1e-4)
+    assert smollm2.cite(QUESTION, DOCUMENTS, ANSWER).sources == DOCUMENTS
+    tokens = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="token", parts="document")
+    assert "".join(DOCUMENTS[0].split()) == "".join(tokens.sources[: tokens.documents.count(0)])
+    space = [place for place, token in enumerate(tokens.tokens) if token == "␣"]
+    assert len(space) == 1  # before 1889; white space between sources is nobody's
+    total = tokens.scores.sum() + tokens.token_scores[:, space].sum()
+    assert total == pytest.approx(citation.scores.sum(), abs=1e-3)
+    text = " ".join(DOCUMENTS)
+    alone = smollm2.cite(QUESTION, text, ANSWER)
+    assert alone.sources == citation.sources
+    assert text in alone.text
+    spaced = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, separator=" ")
+    assert text in spaced.text
+
+
+def test_parts_of_the_answer_are_the_answer(smollm2, citation):
+    whole = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence", parts="document")
+    assert whole.parts == [ANSWER]
+    np.testing.assert_allclose(whole.scores, citation.scores, atol=2e-4)
+    assert whole.value == pytest.approx(citation.value, rel=1e-5)
+    logits = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, score="logit", parts="token")
+    assert len(logits.parts) == len(logits.raw_tokens) - int((logits.owners > -2).sum())
+    assert logits.value > whole.value
+
+
+def test_the_model_answers_where_no_answer_is_given(smollm2):
+    made = smollm2.cite(QUESTION, DOCUMENTS, generate=12)
+    assert "Lima" in made.answer
+    assert made.provenance["target"] == "generated"
+    given = smollm2.cite(QUESTION, DOCUMENTS, made.answer)
+    np.testing.assert_allclose(given.scores, made.scores, atol=1e-5)
+    longer = smollm2.cite(QUESTION, DOCUMENTS, generate=12, generation={"min_new_tokens": 12})
+    assert (longer.owners == -2).sum() >= (made.owners == -2).sum()
+
+
+def test_one_source_and_the_same_source_twice(smollm2):
+    one = smollm2.cite(QUESTION, [DOCUMENTS[1]], ANSWER, ablations=4)
+    assert len(one.scores) == 1
+    assert one.scores[0] > 0
+    twice = smollm2.cite(QUESTION, [DOCUMENTS[1], DOCUMENTS[0], DOCUMENTS[1]], ANSWER)
+    spans = twice.source_spans
+    assert [twice.text[a:b] for a, b in spans] == twice.sources
+    assert len({*spans[:, 0].tolist()}) == 3
+    assert (twice.scores[[0, 2]] > 0).all()
+
+
+def test_padding_on_the_left_changes_nothing(smollm2, citation):
+    left = changed(smollm2, padding_side="left", pad_token=smollm2.tokenizer.eos_token)
+    again = left.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence")
+    np.testing.assert_allclose(again.scores, citation.scores, atol=1e-6)
+
+
+def test_a_model_without_a_template_reads_plain_text(smollm2):
+    plain = changed(smollm2, chat_template=None)
+    made = plain.cite(QUESTION, DOCUMENTS, "Lima", by="sentence", system="Answer briefly.")
+    assert made.text == f"Answer briefly.\n\n{message(DOCUMENTS)}\n\nAnswer: Lima"
+    assert [made.text[a:b] for a, b in made.source_spans] == made.sources
+    made._check()
+
+
+TEMPLATE = (
+    "{{ '<|im_start|>' }}{% for message in messages %}|{{ message['role'] }}: "
+    "{{ message['content'].split('</think>')[-1].strip() }}{% endfor %}|assistant:"
+)
+
+
+def test_what_a_template_strips_of_an_answer_stays(smollm2):
+    lens = changed(smollm2, chat_template=TEMPLATE)
+    made = lens.cite(QUESTION, DOCUMENTS, "<think>Peru?</think> Lima", system="Be brief.")
+    assert made.text.startswith("<|im_start|>|system: Be brief.|user: Context: The Eiffel")
+    assert made.text.endswith("|assistant:<think>Peru?</think> Lima")
+    assert [made.text[a:b] for a, b in made.source_spans] == DOCUMENTS
+    made._check()
+
+
+def test_a_template_that_changes_sources_is_refused(smollm2):
+    lens = changed(smollm2, chat_template=TEMPLATE.replace(".strip()", ".upper()"))
+    with pytest.raises(InputError, match="chat template changes the message"):
+        lens.cite(QUESTION, DOCUMENTS, ANSWER)
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_encoder_decoders(family):
+    model = with_head(family).double()
+    lens = normlens.load(model, fast_tokenizer())
+    sources = ["the house is small", "and green", "don't stop ."]
+    made = lens.cite("is it small ?", sources, "the house")
+    made._check()
+    assert made.answer == "the house"
+    assert [made.text[0][a:b] for a, b in made.source_spans] == sources
+    prompt = prepared(lens, "is it small ?", sources, "the house", CiteOptions())
+    masks = np.array([[True] * 3, [True, False, True]])
+    (encoded,) = lens.encode_pairs(
+        "Context: the house is small\n\ndon't stop .\n\nQuery: is it small ?", "the house"
+    )
+    answer = [*encoded.ids[1:], encoded.end]
+    answer = answer[: answer.index(lens.tokenizer.eos_token_id)]
+    with torch.no_grad():
+        rows = (
+            model(
+                input_ids=torch.tensor([encoded.source.ids]),
+                decoder_input_ids=torch.tensor([encoded.ids]),
+            )
+            .logits[0]
+            .log_softmax(-1)
+        )
+    first = 1 if answer[0] == lens.tokenizer.bos_token_id else 0
+    expected = sum(float(rows[k, answer[k]]) for k in range(first, len(answer)))
+    found = subset_scores(prompt, masks)
+    assert found[0] == pytest.approx(made.log_probability, rel=1e-9)
+    assert found[1] == pytest.approx(expected, rel=1e-9)
+    assert lens.cite("is it ?", sources, ablations=4, generate=5).scores.shape == (3,)
+
+
+def test_it_is_saved_and_drawn(smollm2, citation, tmp_path):
+    pytest.importorskip("matplotlib")
+    citation.save(tmp_path / "c.safetensors")
+    assert normlens.open(tmp_path / "c.safetensors") == citation
+    sharp = smollm2.cite(QUESTION, "\n".join(20 * DOCUMENTS[:1]), ANSWER, ablations=3)
+    figure = sharp.plot()
+    assert len(figure.axes[0].get_yticklabels()) == 15
+    assert "6 sources, first 2" in repr(citation)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"sources": []}, "there are no sources"),
+        ({"sources": ""}, "the sources are empty"),
+        ({"sources": ["a", " \n"]}, "source 1 is empty"),
+        ({"sources": 3}, "list of texts"),
+        ({"sources": [3]}, "list of texts"),
+        ({"question": " "}, "question is empty"),
+        ({"answer": " "}, "answer is empty"),
+        ({"by": "chapter"}, "sentence"),
+        ({"parts": "chapter"}, "sentence"),
+        ({"score": "p"}, "logit"),
+        ({"ablations": 2}, "0 or at least 3"),
+        ({"ablations": -1}, "at least 3"),
+        ({"prompt": "{context}"}, "question"),
+        ({"generate": 0}, "at least 1"),
+        ({"sourcs": 1}, "did you mean"),
+        ({"sources": 9000 * ["many words"]}, "at most"),
+    ],
+)
+def test_wrong_citations_are_one_line(given, words, smollm2):
+    call = {"question": QUESTION, "sources": DOCUMENTS, "answer": ANSWER} | given
+    with pytest.raises(InputError, match=words) as error:
+        smollm2.cite(call.pop("question"), call.pop("sources"), call.pop("answer"), **call)
+    assert "\n" not in str(error.value)
+
+
+def test_models_that_cannot_answer_say_so(minilm):
+    with pytest.raises(normlens.NormLensError):
+        minilm.cite(QUESTION, DOCUMENTS)
+    lens = normlens.load(with_head("bart"), Letters())
+    with pytest.raises(InputError, match="fast tokenizer"):
+        lens.cite(QUESTION, DOCUMENTS)
