@@ -149,7 +149,9 @@ def _string(value: Any, what: str) -> str:
 
 
 def _plain(value: Any, what: str) -> str:
-    """A further column's value as text; numbers as Python writes them."""
+    """A further column's value as text; numbers as Python writes them, lists as JSON."""
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return _string(value, what).strip()
     return str(value)

@@ -75,7 +75,11 @@ def ablations_of(name: str) -> int:
     """How many random subsets a method takes; raises for a name that is none."""
     for taking in _TAKES:
         start = taking[:-1]
-        if name.startswith(start) and name[len(start) :].isdecimal() and int(name[len(start) :]) > 2:
+        if (
+            name.startswith(start)
+            and name[len(start) :].isdecimal()
+            and int(name[len(start) :]) > 2
+        ):
             return int(name[len(start) :])
     if name in METHODS and not name.endswith(tuple("0123456789")):
         return 0
@@ -325,7 +329,9 @@ class CitationMeasure(ModelMeasure):
 
     def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
         if read_head(lens.adapter).task != CAUSAL:
-            raise InputError(f"{CITATIONS} are for causal language models, which {lens.name} is not")
+            raise InputError(
+                f"{CITATIONS} are for causal language models, which {lens.name} is not"
+            )
         return _Citations(lens, self.methods, self._cite)
 
 

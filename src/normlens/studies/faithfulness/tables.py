@@ -27,7 +27,7 @@ FAITHFULNESS, PASSES = "faithfulness", "method_passes"
 #: Which tokens go first.
 MOST, LEAST = "most", "least"
 
-_METHOD = pa.field("method", LABEL)
+METHOD = pa.field("method", LABEL)
 _PROTOCOL = pa.field("protocol", LABEL)
 _FIRST = pa.field("first", LABEL)
 _SCORES = (
@@ -53,7 +53,7 @@ TABLES: Mapping[str, pa.Schema] = {
     ATTRIBUTIONS: pa.schema(
         [
             *WHOSE,
-            _METHOD,
+            METHOD,
             pa.field("position", pa.int32()),
             pa.field("token", LABEL),
             pa.field("ordinary", pa.bool_()),
@@ -66,16 +66,16 @@ TABLES: Mapping[str, pa.Schema] = {
         [
             *WHOSE,
             _PROTOCOL,
-            _METHOD,
+            METHOD,
             _FIRST,
             pa.field("share", pa.float64()),
             pa.field("removed", pa.int32()),
             *_SCORES,
         ]
     ),
-    FAITHFULNESS: pa.schema([*WHOSE, _PROTOCOL, _METHOD, _FIRST, pa.field("value", pa.float64())]),
+    FAITHFULNESS: pa.schema([*WHOSE, _PROTOCOL, METHOD, _FIRST, pa.field("value", pa.float64())]),
     PASSES: pa.schema(
-        [*WHOSE, _METHOD, pa.field("forward", pa.float64()), pa.field("backward", pa.float64())]
+        [*WHOSE, METHOD, pa.field("forward", pa.float64()), pa.field("backward", pa.float64())]
     ),
 }
 ORDER: Mapping[str, tuple[str, ...]] = {
