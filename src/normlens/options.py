@@ -531,8 +531,8 @@ class CiteOptions:
     )
     separator: str | None = None
     nonlinearity: str = LINEAR_RULE.field(IG)
-    batch_size: int | str = TEXTS.field(AUTO)
-    memory_limit: int | float | str | None = MEMORY.field(None)
+    batch_size: int | str = AUTO
+    memory_limit: int | float | str | None = None
 
     def __post_init__(self) -> None:
         ExplainOptions(
