@@ -18,6 +18,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
+from torch import Tensor
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures.base import WHOSE, BoundMeasure, Item, ModelMeasure, Needs
@@ -134,46 +135,50 @@ def by_source(prompt: Prompt, scores: Scores) -> Scores:
     return totals
 
 
-def _run(prompt: Prompt, entering: Any = None, **options: Any) -> Any:
-    """The model on the prompt with its answer, with eager attention."""
+def _run(prompt: Prompt, work: Callable[[Any], Tensor], **options: Any) -> Tensor:
+    """What `work` makes of the model's output on the prompt with its answer, by eager attention."""
     lens = prompt.lens
-    item = prompt.followed(prompt.read()[0])
-    inputs = model_inputs(lens.adapter, [item], lens.device)
+    inputs = model_inputs(lens.adapter, [prompt.followed(prompt.read()[0])], lens.device)
 
-    def run() -> Any:
+    def run() -> Tensor:
         whole = lens.adapter.whole
-        with reading(whole, lens.adapter, EAGER), Hooks() as hooks:
-            if entering is not None:
-                hooks.behind(lens.model.get_input_embeddings(), entering)
-            return whole(**inputs, **{**plain_options(whole), **options})
+        with reading(whole, lens.adapter, EAGER), torch.inference_mode(False), torch.enable_grad():
+            return work(partial(whole, **inputs, **{**plain_options(whole), **options}))
 
-    return exclusive(lens.adapter.whole, run)
+    return exclusive(lens.adapter.whole, run).detach().double().cpu()
 
 
 def attention(prompt: Prompt) -> Scores:
     """Attention weights from the answer's positions, their mean over layers and heads."""
-    with torch.no_grad():
-        given = _run(prompt, output_attentions=True).attentions
     count = len(prompt.ids)
-    rows = [one[0, :, -count - 1 : -1].double().mean((0, 1)).cpu() for one in given]
-    return by_source(prompt, torch.stack(rows).mean(0).numpy())
+
+    def mean(model: Callable[[], Any]) -> Tensor:
+        with torch.no_grad():
+            weights = model().attentions
+        return torch.stack([one[0, :, -count - 1 : -1].mean((0, 1)) for one in weights]).mean(0)
+
+    return by_source(prompt, _run(prompt, mean, output_attentions=True).numpy())
 
 
 def gradient_x_input(prompt: Prompt) -> Scores:
     """|∂ log p / ∂e_k · e_k|, summed over a source's tokens."""
-    entered: list[torch.Tensor] = []
 
-    def leaf(_: Any, __: Any, ___: Any, output: torch.Tensor) -> torch.Tensor:
-        entered.append(output.detach().requires_grad_())
-        return entered[0]
+    def products(model: Callable[[], Any]) -> Tensor:
+        entered: list[Tensor] = []
 
-    with torch.inference_mode(False), torch.enable_grad():
-        rows = _run(prompt, leaf).logits[0, -len(prompt.ids) - 1 : -1].double()
+        def leaf(_: Any, __: Any, ___: Any, output: Tensor) -> Tensor:
+            entered.append(output.detach().requires_grad_())
+            return entered[0]
+
+        with Hooks() as hooks:
+            hooks.behind(prompt.lens.model.get_input_embeddings(), leaf)  # type: ignore[operator]
+            rows = model().logits[0, -len(prompt.ids) - 1 : -1].double()
         ids = torch.tensor(prompt.ids, device=rows.device)
         log_p = rows.log_softmax(-1).gather(1, ids[:, None]).sum()
         (gradient,) = torch.autograd.grad(log_p, entered[0])
-    products = (gradient.double() * entered[0].detach().double()).sum(-1)[0]
-    return by_source(prompt, products.abs().cpu().numpy())
+        return (gradient * entered[0]).sum(-1)[0].abs()
+
+    return by_source(prompt, _run(prompt, products).numpy())
 
 
 # One question, its answer, and what the model says of the answer with some of the sources.
