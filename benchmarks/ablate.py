@@ -37,7 +37,7 @@ from normlens.options import parse_batch_size
 from normlens.studies.ablation.losses import choose_loss
 from normlens.studies.ablation.measure import Runner
 from normlens.studies.ablation.plan import Plan
-from normlens.studies.ablation.report.reporting import build_report, describe
+from normlens.studies.ablation.report import build_report, describe
 
 REPEATS = 2
 #: Rows of a table that a document still shows.

@@ -19,7 +19,7 @@ import pandas as pd
 
 import normlens
 from normlens.corpus.runs.progress import for_stream
-from normlens.studies.alignment.rates import error_rates, of_maps
+from normlens.studies.alignment.gold import error_rates, of_maps
 from normlens.studies.alignment.report import build_report, describe
 from normlens.studies.reports.words import power
 

@@ -23,8 +23,7 @@ from finetune import finetune
 import normlens
 from normlens.corpus import Run
 from normlens.corpus.runs.progress import Progress
-from normlens.studies.faithfulness.report.build import build_report
-from normlens.studies.faithfulness.report.ranking import (
+from normlens.studies.faithfulness.ranking import (
     NORMLENS,
     Ranking,
     compare_methods,
@@ -32,6 +31,7 @@ from normlens.studies.faithfulness.report.ranking import (
     protocols,
     rank,
 )
+from normlens.studies.faithfulness.report import build_report
 from normlens.studies.reports.contents import Evidence
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "evaluate.md"

@@ -29,7 +29,7 @@ from gpu_calls import CALLS, call_table
 from gpu_corpus import corpus_table
 from gpu_experiment import experiment, spearman_errors
 from gpu_explain import explain_table
-from gpu_stage import BATCH, BERT, LLAMA, stage_table
+from gpu_stage import BERT, LLAMA, stage_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -45,7 +45,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
     torch.set_grad_enabled(False)
-    shapes = BERT[:1] if options.quick else [*BERT, *BATCH, *LLAMA]
+    shapes = BERT[:1] if options.quick else [*BERT, *LLAMA]
     parts: dict[str, Callable[[], list[str]]] = {
         "stage": partial(stage_table, shapes),
         "calls": partial(call_table, CALLS[:2] if options.quick else CALLS),

@@ -78,7 +78,6 @@ class Call:
 
 
 CALLS = [
-    Call("BERT-base", 16, 12),
     Call("BERT-base", 128, 12),
     Call("GPT-2", 1024, 12),
     Call("GPT-2", 4096, 12, times=2),

@@ -68,7 +68,6 @@ class Shape:
 
 BERT = [Shape("BERT-base", n) for n in (128, 512)]
 LLAMA = [Shape("Llama-like", 1024, d=2048, m=8192, heads=32, gated=True, causal=True)]
-BATCH = [Shape("BERT-base, 64 texts", 128, batch=64)]
 
 
 def random_layer(shape: Shape, seed: int = 0) -> tuple[Layer, torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from normlens.scopes import layers_in_words
-from normlens.studies.papers.pair_comparison import ALL, TYPES
+from normlens.studies.papers.related_pairs import ALL, TYPES
 from normlens.studies.reports import words
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
@@ -60,21 +60,6 @@ def markdown(frame: pd.DataFrame) -> str:
 
 def number(value: float) -> str:
     return "–" if value != value else words.fixed(value)
-
-
-def data_table(models: list[Results]) -> str:
-    rows = [
-        {
-            "model": model.label,
-            "data": run["data"],
-            "masked": "–" if run["mask"] is None else f"{run['mask']:.0%}",
-            "sequences": run["sequences"],
-            "completeness error": f"{run['completeness']:.1e}",
-        }
-        for model in models
-        for run in model.runs
-    ]
-    return markdown(pd.DataFrame(rows))
 
 
 def table_1(models: list[Results]) -> str:
@@ -186,7 +171,6 @@ def main() -> None:
         for label, _, folder in (given.partition("=") for given in options.folders)
     ]
     parts = [
-        "### What was run\n\n" + data_table(models),
         "### Table 1: similarity before and after each component\n\n" + table_1(models),
         "### Word-split and named-entity pairs (Figure 7)\n\n" + significance(models),
         "### Special dimensions (section 6.2): similarity to the map before FF\n\n"

@@ -77,14 +77,14 @@ def test_only_what_needs_torch_imports_it() -> None:
     """Rooms that read, draw and report do so without torch."""
     light = [
         "normlens.studies.ablation.options",
-        "normlens.studies.ablation.report.reporting",
+        "normlens.studies.ablation.report",
         "normlens.cli",
         "normlens.corpus.measures",
         "normlens.corpus.runs.results",
         "normlens.results.exports",
         "normlens.figures",
         "normlens.results.maps",
-        "normlens.studies.faithfulness.report.build",
+        "normlens.studies.faithfulness.report",
         "normlens.studies.alignment.report",
         "normlens.studies.reports.compare",
         "normlens.studies.papers.reporting",

@@ -153,6 +153,7 @@ def parse_bytes(value: int | float | str | None) -> int | None:
 
 _KEY = "option"
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,24 @@ def split_keywords(given: Mapping[str, Any], kind: Any) -> tuple[dict[str, Any],
     """The keywords that are fields of a dataclass, and the others."""
     own = {name: value for name, value in given.items() if name in names_of(kind)}
     return own, {name: value for name, value in given.items() if name not in own}
+
+
+def from_json(kind: type[T], written: dict[str, Any]) -> T:
+    """A dataclass of options as a JSON file has it: lists are tuples, other names are left out."""
+    given = {name: value for name, value in written.items() if name in names_of(kind)}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return kind(**given | lists)
+
+
+def check_same(then: object, now: object, names: Iterable[str]) -> None:
+    """Refuse other options than those that the results in a folder were begun with."""
+    for name in names:
+        before, given = getattr(then, name), getattr(now, name)
+        if before != given:
+            raise InputError(
+                f"the folder holds results with {name.replace('_', ' ')} {before!r}, not "
+                f"{given!r}; choose another --out"
+            )
 
 
 def keep_iterators(options: Any) -> None:
@@ -584,6 +603,9 @@ class ScoreOptions(CosineOptions):
     - `truncate_dim` keeps the first numbers of the vectors, as Matryoshka models are used.
     - `query_prompt` and `document_prompt` stand before the texts; by default the model's own, ""
       for none.
+    - `label` is the class whose logit a cross-encoder's score is, where there are several.
+    - `template` is how a model reads both texts as one: "… {query} … {document} …". Of a model that
+      predicts next tokens the score is then the logit of `yes` less that of `no` ("": that alone).
     """
 
     similarity: str | None = Option(
@@ -598,6 +620,17 @@ class ScoreOptions(CosineOptions):
     document_prompt: str | None = Option(
         "Before the documents. Default: the model's own.", metavar="TEXT"
     ).field(None)
+
+    label: str | int | None = Option(
+        "Cross-encoders: the class whose logit is the score.", metavar="LABEL", typed=str
+    ).field(None)
+    template: str | None = Option(
+        "How a model reads both as one text: … {query} … {document} …", metavar="TEXT"
+    ).field(None)
+    yes: str = Option("With a template: the next token that is scored.", metavar="WORD").field(
+        "yes"
+    )
+    no: str = Option("With a template: the next token against it.", metavar="WORD").field("no")
 
     def __post_init__(self) -> None:
         shared = {item.name: getattr(self, item.name) for item in fields(CosineOptions)}

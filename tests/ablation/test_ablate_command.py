@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import run_examples as examples
 
 from normlens.cli import main
 from normlens.errors import InputError
+from normlens.options import check_same, from_json
 from normlens.studies.ablation.options import AblateOptions, parse_layer_choice
 
 
@@ -128,6 +130,6 @@ def test_layers_and_words(text: str, layers: list[int] | None, each: bool, toget
 
 def test_options_survive_a_file() -> None:
     options = AblateOptions("m", "d", components=("FF",), kinds=("zero", "mean"), layers="0-2,all")
-    assert AblateOptions.from_json(options.as_json()) == options
+    assert from_json(AblateOptions, json.loads(json.dumps(vars(options)))) == options
     with pytest.raises(InputError, match="layers 'all', not '0-2,all'"):
-        options.check_continues(AblateOptions("m", "d", ("FF",), ("zero", "mean"), "all"))
+        check_same(AblateOptions("m", "d", ("FF",), ("zero", "mean"), "all"), options, ["layers"])

@@ -8,10 +8,10 @@ import torch
 from ablation_examples import FAMILIES, MaskTokenizer, lens_on, questions, texts
 
 from normlens.lens import Lens
+from normlens.studies.ablation.interventions import gather
 from normlens.studies.ablation.losses import choose_loss
 from normlens.studies.ablation.measure import Runner
 from normlens.studies.ablation.plan import Plan
-from normlens.studies.ablation.statistics import gather
 
 pytestmark = pytest.mark.gpu
 

@@ -14,8 +14,8 @@ from normlens.corpus import Run, resume, run
 from normlens.corpus.runs.folder import RunError, SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import InputError
+from normlens.studies.ablation.interventions import digest_of, gather
 from normlens.studies.ablation.measure import AblationMeasure
-from normlens.studies.ablation.statistics import gather
 
 SHARD = 4
 
@@ -35,7 +35,7 @@ def measure(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -
     statistics = gather(lens, lens.encode(["ab cd ef", "gh ab"]))
     statistics.save(path)
     return AblationMeasure(
-        components=("FF", "ATTN"), layers="each", digest=statistics.digest, statistics=str(path)
+        components=("FF", "ATTN"), layers="each", digest=digest_of(path), statistics=str(path)
     )
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from normlens.studies.ablation.report.evidence import LEAST, taken, ways
-from normlens.studies.ablation.report.sections import (
+from normlens.studies.ablation.evidence import LEAST, taken, ways
+from normlens.studies.ablation.report import (
     _short,
     compared,
     draw_grids,

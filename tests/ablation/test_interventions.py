@@ -15,6 +15,7 @@ from torch import Tensor
 
 from normlens.lens import Lens
 from normlens.models import adapt
+from normlens.studies.ablation.interventions import gather
 from normlens.studies.ablation.losses import choose_loss
 from normlens.studies.ablation.measure import Runner
 from normlens.studies.ablation.options import (
@@ -28,7 +29,6 @@ from normlens.studies.ablation.options import (
     is_norm,
 )
 from normlens.studies.ablation.plan import Plan, draws
-from normlens.studies.ablation.statistics import gather
 
 SEED, RESERVOIR = 11, 6
 CORPUS = (4, 6, 3)

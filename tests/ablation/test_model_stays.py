@@ -10,12 +10,11 @@ import torch
 from ablation_examples import FAMILIES, lens_on, questions, texts
 
 from normlens.lens import Lens
-from normlens.studies.ablation.interventions import Interventions
+from normlens.studies.ablation.interventions import Interventions, gather
 from normlens.studies.ablation.losses import choose_loss
 from normlens.studies.ablation.measure import Runner
 from normlens.studies.ablation.options import Ablation
 from normlens.studies.ablation.plan import Plan
-from normlens.studies.ablation.statistics import gather
 
 HOOKS = [
     "_forward_hooks",

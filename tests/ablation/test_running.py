@@ -12,11 +12,11 @@ from ablation_examples import FAMILIES, lens_on, questions, texts
 from normlens.errors import InputError, MemoryLimitError
 from normlens.lens import Lens
 from normlens.studies.ablation import measure
+from normlens.studies.ablation.interventions import gather
 from normlens.studies.ablation.losses import Outcome, choose_loss
 from normlens.studies.ablation.measure import Runner, layers_to_keep
 from normlens.studies.ablation.options import Ablation
 from normlens.studies.ablation.plan import Plan
-from normlens.studies.ablation.statistics import gather
 
 
 def runner(lens: Lens, **options: Any) -> Runner:

@@ -16,8 +16,8 @@ from normlens.corpus.engines import worker
 from normlens.corpus.runs.folder import AllFailedError, RunError
 from normlens.errors import InputError, NormLensError
 from normlens.inputs import encode
+from normlens.studies.alignment.gold import SUMS, error_rates
 from normlens.studies.alignment.links import pharaoh, word_links
-from normlens.studies.alignment.rates import SUMS, error_rates
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 PAIRS = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import normlens
-from normlens.studies.alignment.rates import error_rates
+from normlens.studies.alignment.gold import error_rates
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 #: AER in per cent by layer, from an implementation of its own that uses no code of the package.

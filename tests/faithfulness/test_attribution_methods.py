@@ -16,16 +16,15 @@ from normlens.explain.search import cosines
 from normlens.explain.whole_vectors import pooled, sentence_parts
 from normlens.models.tiny import tiny_model
 from normlens.options import CosineOptions
-from normlens.studies.faithfulness.lens_methods import explanations, method, place_read
-from normlens.studies.faithfulness.methods import MethodOptions
+from normlens.studies.faithfulness.methods import MethodOptions, explanations, method, place_read
 from normlens.studies.faithfulness.options import NAMES
 from normlens.studies.faithfulness.questions import (
     Question,
+    Scorer,
     class_questions,
     cosine_questions,
     sentence_head,
 )
-from normlens.studies.faithfulness.scoring import Scorer
 
 every_case = pytest.mark.parametrize("case", CASES)
 EVERY_METHOD = [*NAMES, "rollout-LN1", "rollout-ATTN-N"]

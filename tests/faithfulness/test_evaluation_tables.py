@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from normlens.corpus.runs.results import Run
-from normlens.studies.faithfulness.tables import TABLES
+from normlens.studies.faithfulness.measure import TABLES
 
 RUN_TABLES = {"sequences", "failures"}
 

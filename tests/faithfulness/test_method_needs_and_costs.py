@@ -19,10 +19,9 @@ from normlens.errors import (
 )
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
-from normlens.studies.faithfulness.lens_methods import method
-from normlens.studies.faithfulness.methods import MethodOptions
+from normlens.studies.faithfulness.methods import MethodOptions, method
 from normlens.studies.faithfulness.options import NAMES, checked_name
-from normlens.studies.faithfulness.scoring import Passes, counted
+from normlens.studies.faithfulness.questions import Passes, counted
 
 
 def test_names_that_do_not_exist_are_listed():

@@ -11,10 +11,9 @@ import torch
 from method_examples import CASES, asked
 
 import normlens
-from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.methods import method
 from normlens.studies.faithfulness.options import NAMES
-from normlens.studies.faithfulness.questions import cosine_questions
-from normlens.studies.faithfulness.scoring import score_variants
+from normlens.studies.faithfulness.questions import cosine_questions, score_variants
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from evaluate_examples import lens_of, text
 
-from normlens.studies.faithfulness.lens_methods import method
-from normlens.studies.faithfulness.methods import MethodOptions
+from normlens.studies.faithfulness.methods import MethodOptions, method
 from normlens.studies.faithfulness.questions import Question
 
 

@@ -24,9 +24,15 @@ import normlens
 from normlens.errors import InputError
 from normlens.layers import FIRST, LAST, MEAN
 from normlens.loading.sentences import Pooling
-from normlens.studies.faithfulness.lens_methods import method
-from normlens.studies.faithfulness.questions import Question, class_questions, cosine_questions
-from normlens.studies.faithfulness.scoring import NO_PREDICTION, Scorer, score_variants
+from normlens.studies.faithfulness.methods import method
+from normlens.studies.faithfulness.questions import (
+    NO_PREDICTION,
+    Question,
+    Scorer,
+    class_questions,
+    cosine_questions,
+    score_variants,
+)
 
 #: Variants of `IDS`: whole, replaced, and shorter ones.
 PLACES = [[], [2], [2, 4], [1, 3, 5]]

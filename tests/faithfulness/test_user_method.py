@@ -10,8 +10,7 @@ from evaluate_examples import lens_of, text
 
 from normlens.corpus.measures.user_code import module_sources
 from normlens.errors import InputError
-from normlens.studies.faithfulness.lens_methods import method
-from normlens.studies.faithfulness.methods import MethodOptions
+from normlens.studies.faithfulness.methods import MethodOptions, method
 from normlens.studies.faithfulness.questions import Question
 
 MODULE = """

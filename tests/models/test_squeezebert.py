@@ -15,7 +15,7 @@ from normlens.errors import CompletenessError, UnsupportedModelError
 from normlens.explain.rollouts import value_zeroing
 from normlens.models import adapt
 from normlens.models.tiny import scramble, tiny_config, tiny_model
-from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.methods import method
 from normlens.studies.faithfulness.questions import Question
 from normlens.trace.run import reading
 

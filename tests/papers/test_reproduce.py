@@ -19,19 +19,21 @@ import normlens
 from normlens.cli import main
 from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
-from normlens.studies.papers.feed_forward import dimensions, norms, top_pairs
-from normlens.studies.papers.published import Evidence, compare, load_settings, published
-from normlens.studies.papers.reporting import EXPERIMENTS, build_report, describe
+from normlens.options import from_json
+from normlens.studies.papers.feed_forward import (
+    figure_10,
+    figure_11,
+    figure_12,
+    section_6_2,
+    table_1_figure_5,
+    tables_2_3,
+)
+from normlens.studies.papers.published import Evidence, compare, published
+from normlens.studies.papers.reporting import EXPERIMENTS, build_report, describe, load_settings
 from normlens.studies.papers.reproduce import plan, reproduce
 from normlens.studies.papers.settings import KINDS, Settings
-from normlens.studies.papers.similarity import (
-    component_similarity,
-    scope_matrix,
-    special_dimensions,
-)
 from normlens.studies.reports import words
-from normlens.studies.reports.contents import Report, Table
-from normlens.studies.reports.layout import arrange
+from normlens.studies.reports.contents import Report, Table, arrange
 from normlens.studies.reports.words import short_names
 
 FEW = {"resamples": 200}
@@ -93,15 +95,7 @@ def test_more_data_may_join_with_a_limit_of_its_own() -> None:
     joined = Settings(("mixing",), "m", ("b.txt",)).joined(first)
     assert (joined.kinds, joined.data) == (("ff", "mixing"), ("a.txt", "b.txt"))
     assert joined.limits == {"a.txt": 3}
-    assert Settings.from_json(json.loads(json.dumps(joined.as_json()))) == joined
-
-
-def test_a_report_from_before_there_was_a_choice_of_others_stays_as_it_is() -> None:
-    settings = Settings(("ff",), "m", ("a.txt",))
-    assert settings.others == "paper"
-    written = settings.as_json()
-    del written["others"]
-    assert Settings.from_json(written).others == "unrelated"
+    assert from_json(Settings, json.loads(json.dumps(vars(joined)))) == joined
 
 
 def test_the_runs_are_the_papers(results: Path) -> None:
@@ -274,7 +268,7 @@ def test_a_loaded_lens_and_a_users_own_relation(
 
 
 def test_table_1_is_the_mean_over_sequences_and_layers(masked: Evidence) -> None:
-    result = component_similarity(masked)
+    result = table_1_figure_5(masked)
     assert result is not None
     rows = masked.run.table("similarity")
     table = result.tables["similarity"].frame
@@ -294,7 +288,7 @@ def test_table_1_is_the_mean_over_sequences_and_layers(masked: Evidence) -> None
 
 
 def test_the_matrix_of_scopes_is_symmetric(masked: Evidence) -> None:
-    result = scope_matrix(masked)
+    result = figure_12(masked)
     assert result is not None
     square = result.tables["similarity-matrix"].frame.set_index("scope")
     np.testing.assert_array_equal(square, square.T)
@@ -304,7 +298,7 @@ def test_the_matrix_of_scopes_is_symmetric(masked: Evidence) -> None:
 
 
 def test_top_pairs_are_those_with_the_largest_mean(plain: Evidence) -> None:
-    result = top_pairs(plain)
+    result = tables_2_3(plain)
     assert result is not None
     rows = plain.run.table("amplification_pairs")
     types = ["layer", "source_id", "target_id", "source_token", "target_token"]
@@ -328,20 +322,20 @@ def test_top_pairs_are_those_with_the_largest_mean(plain: Evidence) -> None:
 
 
 def test_norms_and_dimensions(masked: Evidence) -> None:
-    result = norms(masked)
+    result = figure_10(masked)
     assert result is not None
     rows = masked.run.table("norms")
     table = result.tables["norms"].frame
     np.testing.assert_allclose(
         table["ff_output_norm"], rows.groupby("layer")["ff_output_norm"].mean(), atol=1e-9
     )
-    result = dimensions(masked)
+    result = figure_11(masked)
     assert result is not None
     own = masked.run.table("norms_dimensions")
     np.testing.assert_allclose(
         result.tables["dimensions"].frame["output"], own["sum_output_abs"] / own["count"]
     )
-    result = special_dimensions(masked)
+    result = section_6_2(masked)
     assert result is not None
     rows = masked.run.table("special_dimensions")
     np.testing.assert_allclose(
@@ -359,11 +353,11 @@ def test_every_experiment_has_an_answer_and_its_pictures_can_be_drawn(
     for experiment in EXPERIMENTS[kind]:
         assert experiment.question.endswith("?")
         assert experiment.method
+        assert experiment.read
         for _, result in sections[experiment.name].results:
             if result is None:
                 assert experiment.absent
                 continue
-            assert result.sentences
             for figure in result.figures.values():
                 assert figure.caption
                 assert figure.draw().axes
@@ -380,19 +374,17 @@ def test_every_layer_of_the_report_says_that_it_is_counted_from_1(described: Rep
     numbered = re.compile(r"\blayers? \d")
     by_layer = set()
     for placed in arrange(described):
-        sentences = [text for finding in placed.findings for text in finding.result.sentences]
-        assert bool(placed.layers_note) == any(map(numbered.search, sentences))
+        assert not numbered.search(placed.section.experiment.read)
         for finding in placed.findings:
-            assert not any("layer" in table.columns for table in finding.tables)
-            for item in finding.figures:
-                drawn = item.figure.draw()
-                texts = [text.get_text() for text in drawn.findobj(Text)]
+            assert not any("layer" in table.columns for table in finding.tables.values())
+            for name, figure in finding.figures.items():
+                texts = [text.get_text() for text in figure.draw().findobj(Text)]
                 assert "layer" not in texts
                 if words.LAYER in texts:
-                    by_layer.add(item.name)
-                for shown in (texts, [item.caption]):
+                    by_layer.add(name)
+                for shown in (texts, [figure.caption]):
                     if any(map(numbered.search, shown)):
-                        assert any("counted from 1" in text for text in shown), item.name
+                        assert any("counted from 1" in text for text in shown), name
     assert by_layer == {
         *("similarity-layers", "similarity-from-before", "relations-ff", "relations-layer"),
         *("norms", "special-dimensions", "mixing", "expansion"),

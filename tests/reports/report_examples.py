@@ -60,6 +60,7 @@ def experiment(name: str = "similarity", **fields: Any) -> Experiment:
         source="Kobayashi et al. 2024, Table 1",
         question="Does </p><script> matter?",
         method="Spearman's ρ with a < b.",
+        read=f"The token {NASTY[0]} & {NASTY[2]} changes most.",
         absent="the model has no such component",
     )
     return Experiment(**(own | fields))
@@ -111,7 +112,6 @@ def result(scale: float = 1.0, layers: int = 2) -> Result:
             "similarity": Figure(lambda: lines(list(rho)), 'A "figure" of <b> & ρ'),
             "again": Figure(lambda: lines(list(rho)), "The same once more"),
         },
-        sentences=[f"The token {NASTY[0]} & {NASTY[2]} changes most.", "FF least."],
         comparisons=[
             Comparison(
                 Published("t/FF", "FF", 0.79, "bert-base-uncased", "wiki", "Wikipedia", "Table 1"),

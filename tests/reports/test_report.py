@@ -31,14 +31,22 @@ from report_examples import (
 
 from normlens.errors import OutputError
 from normlens.results.words import harmless
-from normlens.studies.reports import files, layout, words
+from normlens.studies.reports import files, words
 from normlens.studies.reports import files as markdown
 from normlens.studies.reports import files as pictures
-from normlens.studies.reports.contents import Figure, Header, Model, Report, Result, Section, Table
+from normlens.studies.reports.contents import (
+    Figure,
+    Header,
+    Model,
+    Report,
+    Result,
+    Section,
+    Table,
+    arrange,
+)
 from normlens.studies.reports.drawing import panels
 from normlens.studies.reports.files import write
-from normlens.studies.reports.layout import arrange
-from normlens.studies.reports.words import LAYER, Comparison, Published
+from normlens.studies.reports.words import LAYER, caption, texts
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 
@@ -176,29 +184,12 @@ def test_csv_holds_every_row_at_full_precision(folder: Path) -> None:
     assert layers["rho"].iloc[0] == pytest.approx(0.72, abs=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("sentence", "says"),
-    [("FF most in layer 4.", 1), ("Higher in layers 1–3 and 5.", 1), ("In the last 2 layers.", 0)],
-)
-def test_a_sentence_that_names_a_layer_says_how_it_is_counted(
-    sentence: str, says: int, tmp_path: Path
-) -> None:
-    write(report([("sst2", Result(sentences=[sentence]))]), tmp_path)
+def test_a_question_says_how_its_answer_is_read(folder: Path) -> None:
     for name in ("report.html", "report.md"):
-        text = (tmp_path / name).read_text("utf-8")
-        assert text.count("Layers are counted from 1.") == says
-        assert text.count("counted from 1 in this report, as in the papers") == 1
-
-
-def test_published_figures_of_a_layer_say_how_it_is_counted() -> None:
-    def first_column(label: str) -> str:
-        published = Published("x", label, 0.7, "m", "sst2", None, "Table 1")
-        found = Result(comparisons=[Comparison(published, 0.6, True)])
-        (section,) = arrange(report([("sst2", found)]))
-        return section.findings[0].against[0].columns[0]
-
-    assert first_column("Rate, layer 3") == "layers counted from 1"
-    assert first_column("Rate, mean") == ""
+        text = (folder / name).read_text("utf-8")
+        assert text.count("a|b changes most." if name == "report.html" else "a\\|b changes") == 1
+    found = json.loads((folder / "results.json").read_text("utf-8"))
+    assert found["experiments"][0]["read"].endswith("a|b changes most.")
 
 
 # The page ----------------------------------------------------------------------------------------
@@ -296,14 +287,19 @@ def test_an_experiment_without_results_says_why_in_one_line(tmp_path: Path, page
 
 
 def test_published_figures_of_other_models_are_greyed_and_have_no_difference(page: Page) -> None:
-    shown = " ".join(page.texts)
-    assert (
-        "The published figure is of bert-base-uncased on Wikipedia, not of tiny/bert-<b> on sst2; "
-        "for orientation only."
-    ) in shown
+    assert page.texts.count("Of another model or of other data: for orientation only.") == 2
+    assert "Table 1 (Wikipedia)" in page.texts
     assert "difference" not in page.texts
     classes = [value for tag, name, value in page.attributes if (tag, name) == ("div", "class")]
-    assert classes.count("against other") == 2
+    assert classes.count("other") == 2
+
+
+def test_published_and_measured_values_name_their_models(page: Page, folder: Path) -> None:
+    assert "0.79 (bert-base-uncased)" in page.texts
+    assert "0.50 (tiny/bert-<b>)" in page.texts
+    assert "| 0.79 (bert-base-uncased) | 0.50 (tiny/bert-" in (folder / "report.md").read_text(
+        "utf-8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -486,7 +482,7 @@ def test_code_spans_hold_backticks() -> None:
 
 def test_sections_of_one_part_stand_under_one_heading(tmp_path: Path) -> None:
     sections = [
-        Section(experiment(str(n)), [("sst2", Result(sentences=[f"{n}."]))], part=part)
+        Section(experiment(str(n)), [("sst2", Result())], part=part)
         for n, part in enumerate(("First", "First", "Second"))
     ]
     write(Report("R", Header(MODEL, [RUN]), sections), tmp_path)
@@ -507,8 +503,8 @@ def test_a_model_is_read_from_a_manifest() -> None:
 
 def test_the_largest_completeness_error_counts() -> None:
     runs = [RUN, replace(RUN, completeness=2e-6), replace(RUN, completeness=None)]
-    assert Header(MODEL, runs).completeness == 2e-6
-    assert "no sequence" in layout.completeness(Header(MODEL, [runs[2]]))
+    assert "at most 2.0 × 10⁻⁶" in Header(MODEL, runs).completeness
+    assert "no sequence" in Header(MODEL, [runs[2]]).completeness
 
 
 @pytest.mark.parametrize(
@@ -538,18 +534,38 @@ def test_slugs_are_safe_file_names(name: str, file: str) -> None:
 
 def test_header_of_a_report_that_takes_no_model_apart() -> None:
     header = Header(MODEL, [RUN], notes=[("Task", "two classes")], decomposed=False)
-    labels = [label for label, _ in layout.facts(header)]
+    labels = [label for label, _ in header.facts]
     assert "Task" in labels
     assert "Completeness error" not in labels
-    table = layout.run_table(header)
-    assert table.columns == ("data", "sequences", "tokens", "failures")
-    assert table.rows == [("sst2 (sst2:dev.tsv)", "10", "1,234", "1")]
-    assert len(table.numeric) == 4
-    assert len(layout.run_table(Header(MODEL, [RUN])).rows[0]) == 6
+    columns, rows, numeric = header.run_table
+    assert columns == ["data", "sequences", "tokens", "failures"]
+    assert rows == [["sst2 (sst2:dev.tsv)", "10", "1,234", "1"]]
+    assert numeric == [False, True, True, True]
+    assert len(Header(MODEL, [RUN]).run_table[1][0]) == 6
 
 
 def test_a_table_that_is_to_be_seen_is_never_folded() -> None:
     frame = pd.DataFrame({"row": range(60)})
     tables = {f"t{place}": Table(frame, "", open=place % 2 == 0) for place in range(8)}
     (placed,) = arrange(report([("sst2", Result(tables=tables))]))
-    assert [table.folded for table in placed.findings[0].tables] == [False, True] * 4
+    shown = placed.findings[0].tables.values()
+    assert [table.folded(place) for place, table in enumerate(shown)] == [False, True] * 4
+
+
+@pytest.mark.parametrize("study", ["papers", "faithfulness", "ablation", "alignment"])
+def test_the_words_of_a_study_are_whole(study: str) -> None:
+    every = texts(study)
+    # A protocol's section may leave out what [protocol] has.
+    general = every.get("protocol", {})
+    for name in every.keys() - {"captions"}:
+        own = {**(general if "value" in every[name] else {}), **every[name]}
+        assert {"title", "source", "question", "method"} <= set(own), name
+        assert own["question"].endswith("?")
+    for text in every["captions"].values():
+        assert text.endswith((".", "{figure}."))
+
+
+def test_a_caption_takes_its_facts() -> None:
+    assert caption("papers", "table similarity-from-before", before="LN1").count("between LN1") == 1
+    with pytest.raises(KeyError):
+        caption("papers", "table similarity-from-before")

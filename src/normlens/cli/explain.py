@@ -50,11 +50,11 @@ def show_explanation(why: Explanation) -> None:
     say(completeness_words(why, why.provenance, _OWN_SCORE))
     if why.provenance.get("note"):
         say(str(why.provenance["note"]))
-    console, largest = console_for(), float(abs(why.contributions).max())
+    console = console_for()
     for part in why.sequences if console.is_terminal else ():
         if part.name:
             say(part.name, style="bold")
-        console.print(token_strip(part.tokens, part.contributions, largest))
+        console.print(token_strip(part.tokens, part.contributions))
     _print_contributions(why)
     _print_components(why)
 
@@ -113,12 +113,14 @@ def _print_shares(several: Explanations) -> None:
     print_table(title, (*columns, ""), rows, left=(0, 1, -1))
 
 
-def token_strip(tokens: Sequence[str], values: NDArray[np.floating], largest: float) -> Text:
-    """A text's tokens, each on the colour of its number; the strongest colour is for `largest`."""
-    strip = Text()
+def token_strip(tokens: Sequence[str], values: NDArray[np.floating]) -> Text:
+    """A text's tokens, each on the colour of its number, on the clipped scale of pictures."""
+    from normlens.figures.colours import clipped_end
+
+    strip, largest = Text(), clipped_end(abs(values))
     for token, value in zip(tokens, values, strict=True):
         share, end = abs(float(value)) / (largest or 1.0), _POSITIVE if value > 0 else _NEGATIVE
-        colour = blend_rgb(_PALE, end, share)
+        colour = blend_rgb(_PALE, end, min(1.0, share) ** 0.5)
         light = 0.3 * colour.red + 0.59 * colour.green + 0.11 * colour.blue
         strip.append(token, f"{'white' if light < 128 else 'black'} on {colour.rgb}").append(" ")
     return strip
@@ -312,7 +314,7 @@ def show_cosine(pair: Cosine) -> None:
     console, margins = console_for(), pair.margins
     texts = (("A", pair.tokens_a, margins.a), ("B", pair.tokens_b, margins.b))
     for name, tokens, own in texts if console.is_terminal else ():
-        strip = token_strip(tokens, own, float(abs(own).max()))
+        strip = token_strip(tokens, own)
         console.print(Text(f"{name} ").append_text(strip))
     for name, tokens, own in texts:
         remainder = in_words.no_token_row(pair.value - float(own.sum()))

@@ -40,8 +40,7 @@ _WorkDone = Annotated[
 def _print_alignment(run: Run) -> None:
     """Error rates in per cent with their intervals, the best marked; without gold links, where the
     links are."""
-    from normlens.studies.alignment.gold import FOLDER
-    from normlens.studies.alignment.rates import error_rates
+    from normlens.studies.alignment.gold import FOLDER, error_rates
 
     if run.manifest.options.settings["alignment"].get("gold") is None:
         print(f"{run.folder}/{FOLDER}")
@@ -218,7 +217,7 @@ def _of_folders(what: str, folders: list[Path], out: Path | None) -> None:
     check_installed(REPORT, extra="reproduce")
 
     from normlens.studies.reports.compare import write_comparison
-    from normlens.studies.reports.registry import builder
+    from normlens.studies.reports.files import builder
 
     if what == _COMPARE:
         out = out or Path("comparison")

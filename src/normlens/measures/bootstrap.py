@@ -55,6 +55,16 @@ def mean_intervals(
     return percentile_interval(mean, drawn, np.where(number > 1, level, np.nan))
 
 
+def ratio_intervals(total: Array, count: Array, resamples: int = 10_000, seed: int = 0) -> Means:
+    """Take R = Σs / Σc of every column with its percentile interval over rows; (n, k) × 2.
+
+    R's linear form ``R + (s − R c) / mean(c)``, whose mean is R, is resampled: long and short rows
+    then weigh as in R itself. Davison and Hinkley 1997, section 2.7.
+    """
+    ratio = total.sum(axis=0) / count.sum(axis=0)
+    return mean_intervals(ratio + (total - ratio * count) / count.mean(axis=0), resamples, seed)
+
+
 def compare_means(
     first: ArrayLike, second: ArrayLike, resamples: int = 10_000, seed: int = 0, level: float = 0.95
 ) -> MeanComparison:

@@ -71,6 +71,19 @@ def spearman_matrix(values: NDArray[Any]) -> NDArray[np.float64]:
     return np.clip(products / np.sqrt(squares[..., :, None] * squares[..., None, :]), -1, 1)
 
 
+def grouped_spearman(rank: Array, counts: Array, places: Array, squares: float) -> float:
+    """Spearman's ρ over single values, of which each of `counts` has one of the `rank`s; or NaN.
+
+    `places` are sums over a rank's values of their average ranks by the other quantity, less the
+    mean, and `squares` is the sum of these squared, over all values.
+    """
+    _, inverse = np.unique(rank, return_inverse=True)
+    tied = np.bincount(inverse, weights=counts)
+    place = (np.cumsum(tied) - (tied + counts.sum()) / 2)[inverse]  # average rank, less the mean
+    product = float((counts * place**2).sum()) * squares
+    return float((place * places).sum()) / product**0.5 if product else float("nan")
+
+
 # The similarity of two maps: Spearman's ρ.
 
 

@@ -369,8 +369,8 @@ def _ranked(score: Score) -> dict[str, Any]:
         "pairs": digits(score.matrix) if score.has_pairs else None,
         "by_query": digits(score.by_query),
         "by_document": digits(score.by_document),
-        "no_query": score.value - float(score.by_query.sum()),
-        "no_document": score.value - float(score.by_document.sum()),
+        "rest_query": list(score.rest("query").items()),
+        "rest_document": list(score.rest("document").items()),
         "rest": f"No pair owns: {rest}" if score.has_pairs else rest,
         "terms": ", ".join(terms),
     }

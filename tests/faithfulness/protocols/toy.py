@@ -9,8 +9,7 @@ import numpy as np
 
 from normlens.inputs.text import Encoded
 from normlens.studies.faithfulness.protocols import Example, Protocol
-from normlens.studies.faithfulness.questions import Question, Variant
-from normlens.studies.faithfulness.scoring import Scored
+from normlens.studies.faithfulness.questions import Question, Scored, Variant
 
 CLS, SEP, MASK, END = 1, 2, 3, 4
 

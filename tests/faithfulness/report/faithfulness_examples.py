@@ -19,7 +19,7 @@ import run_examples as examples
 from normlens.corpus.measures import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import run
-from normlens.studies.faithfulness.tables import ORDER, TABLES
+from normlens.studies.faithfulness.measure import ORDER, TABLES
 
 #: Mean values: normlens leads clearly.
 METHODS = {

@@ -20,10 +20,7 @@ from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import run
 from normlens.errors import InputError
 from normlens.measures.bootstrap import holm, mean_intervals, sign_flip_p
-from normlens.studies.faithfulness.report import build, curves
-from normlens.studies.faithfulness.report.build import choose_examples
-from normlens.studies.faithfulness.report.curves import averaged_curves
-from normlens.studies.faithfulness.report.ranking import (
+from normlens.studies.faithfulness.ranking import (
     FLIPS,
     HOLM,
     RESAMPLES,
@@ -32,6 +29,13 @@ from normlens.studies.faithfulness.report.ranking import (
     comparisons_of,
     intact,
     rank,
+)
+from normlens.studies.faithfulness.report import (
+    averaged_curves,
+    build_report,
+    choose_examples,
+    describe,
+    relative_times,
 )
 from normlens.studies.reports.contents import Evidence
 
@@ -51,7 +55,7 @@ def evidence(finished: Run) -> Evidence:
 
 @pytest.fixture(scope="module")
 def written(finished: Run) -> Path:
-    return build.build_report(finished.folder.url).parent
+    return build_report(finished.folder.url).parent
 
 
 # Numbers -----------------------------------------------------------------------------------------
@@ -137,7 +141,7 @@ def test_curves_of_deletions_are_given_their_beginning(evidence: Evidence, tmp_p
 
 def test_times_are_against_the_whole_texts_pass(evidence: Evidence) -> None:
     stages = evidence.run.status().stages  # type: ignore[union-attr]
-    times = curves.relative_times(evidence)
+    times = relative_times(evidence)
     assert times["alti"] == stages["method alti"] / stages["intact"]
     assert set(times) == set(METHODS)
 
@@ -174,7 +178,7 @@ def test_examples_without_values_are_not_chosen() -> None:
 
 def tables_of(folder: Path, protocol: str = "aopc", **options: object) -> dict[str, pd.DataFrame]:
     made = made_up_run(folder, protocols=[protocol], **options)  # type: ignore[arg-type]
-    (_, result) = build.describe(made).sections[0].results[0]
+    (_, result) = describe(made).sections[0].results[0]
     return {name: table.frame for name, table in result.tables.items()}  # type: ignore[union-attr]
 
 
@@ -259,7 +263,7 @@ def test_a_report_is_the_same_every_time_and_no_stray_of_its_run(
     finished: Run, written: Path
 ) -> None:
     before = {path: path.read_bytes() for path in written.rglob("*") if path.is_file()}
-    assert build.build_report(finished.folder.url).parent == written
+    assert build_report(finished.folder.url).parent == written
     assert {path: path.read_bytes() for path in written.rglob("*") if path.is_file()} == before
     assert finished.check().sound
 
@@ -268,7 +272,7 @@ def test_without_labels_and_probabilities_there_is_a_score(tmp_path: Path) -> No
     made = made_up_run(
         tmp_path, protocols=["cosine-aopc"], labels=False, probabilities=False, methods=FEW
     )
-    folder = build.build_report(made.folder.url, tmp_path / "page").parent
+    folder = build_report(made.folder.url, tmp_path / "page").parent
     results = json.loads((folder / "results.json").read_text("utf-8"))
     assert results["experiments"][0]["name"] == "cosine-aopc"
     frame = pd.read_csv(folder / "tables" / "cosine-aopc-curves.csv")
@@ -279,9 +283,9 @@ def test_without_labels_and_probabilities_there_is_a_score(tmp_path: Path) -> No
 
 def test_too_few_examples_are_said_to_be_too_few(tmp_path: Path) -> None:
     made = made_up_run(tmp_path, sequences=6, methods=FEW)
-    folder = build.build_report(made.folder.url).parent
+    folder = build_report(made.folder.url).parent
     text = (folder / "report.md").read_text("utf-8")
-    assert "6 examples are too few for intervals (at least 10)" in text
+    assert "over 6 examples (10 or more are enough for intervals)" in text
     for name in ("report.md", "report.html"):
         assert not re.search(r"\bnan\b", (folder / name).read_text("utf-8"), re.IGNORECASE)
     assert pd.read_csv(folder / "tables" / "aopc.csv")["low"].isna().all()
@@ -290,7 +294,7 @@ def test_too_few_examples_are_said_to_be_too_few(tmp_path: Path) -> None:
 
 def test_a_protocol_of_ones_own_has_a_section(tmp_path: Path) -> None:
     made = made_up_run(tmp_path, protocols=["it's mine"])
-    report = build.describe(made)
+    report = describe(made)
     assert report.sections[0].experiment.title == "it's mine"
     assert "it's mine" in report.sections[0].results[0][1].tables  # type: ignore[union-attr]
 
@@ -302,12 +306,12 @@ def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
     made = made_up_run(tmp_path)
     forget(tmp_path / "run", 1)
     with pytest.raises(InputError, match=r"not finished \(16 of 24 sequences\)"):
-        build.build_report(made.folder.url)
+        build_report(made.folder.url)
 
 
 def test_a_run_without_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no value of any protocol"):
-        build.describe(made_up_run(tmp_path, only=0))
+        describe(made_up_run(tmp_path, only=0))
 
 
 def test_report_command_knows_a_run(
@@ -327,4 +331,4 @@ def test_a_run_of_other_measures_has_no_report(
     error = Shell(capsys).error("reproduce", "report", tmp_path / "run")
     assert "no report for the run" in error
     with pytest.raises(InputError, match="measures no faithfulness"):
-        build.build_report(tmp_path / "run")
+        build_report(tmp_path / "run")

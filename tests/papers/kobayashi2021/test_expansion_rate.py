@@ -13,13 +13,13 @@ from normlens.lens import Lens
 from normlens.measures.tensors import expansion_rates
 from normlens.models.tiny import tiny_families
 from normlens.studies.papers import published as experiments
-from normlens.studies.papers.mixing import EXPANSION_RATE, FILE
+from normlens.studies.papers.mixing import EXPANSION, expansion_rate
 from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.reproduce import write_expansion
 from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.words import LAYER, Published
 
-WORK = EXPANSION_RATE.work
+WORK = expansion_rate
 
 
 def linear(module: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +160,7 @@ def saved(folder: Path, rates: list[float], published: list[float] | None = None
     frame = pd.DataFrame(
         {LAYER: range(1, len(rates) + 1), "rate": rates, "as_published": published or rates}
     )
-    frame.to_csv(folder / FILE, index=False)
+    frame.to_csv(folder / EXPANSION, index=False)
     return folder
 
 

@@ -17,11 +17,16 @@ from normlens.corpus import run
 from normlens.corpus.measures.tokens import GROUPS
 from normlens.errors import InputError
 from normlens.studies.papers import published
-from normlens.studies.papers.feed_forward import top_pairs
-from normlens.studies.papers.pair_comparison import ALL, OCCURRENCES, TYPES, verdicts
 from normlens.studies.papers.pair_samples import LayerPairs, compared
 from normlens.studies.papers.published import Evidence
-from normlens.studies.papers.related_pairs import FIGURES_7_8, histogram
+from normlens.studies.papers.related_pairs import (
+    ALL,
+    OCCURRENCES,
+    TYPES,
+    figures_7_8,
+    histogram,
+    verdicts,
+)
 from normlens.studies.papers.related_pairs import RELATED as RELATED_COLOUR
 from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.contents import Result
@@ -70,7 +75,7 @@ def evidence(run: Any, **settings: Any) -> Evidence:
 
 
 def work(run: Any, **settings: Any) -> Result:
-    found = FIGURES_7_8.work(evidence(run, **settings))
+    found = figures_7_8(evidence(run, **settings))
     assert found is not None
     return found
 
@@ -187,7 +192,7 @@ def test_tables_tell_the_layers_and_the_direction(planted: Result) -> None:
     caption = planted.tables["relations-ff-same_word"].caption
     assert caption.startswith("FF-amp (")
     assert "of word-split pairs" in caption
-    assert "p < 0.05 after Benjamini–Hochberg over 4 layers" in caption
+    assert "p < 0.05 after Benjamini–Hochberg over the layers" in caption
     caption = planted.tables["relations-layer-same_word"].caption
     assert caption.startswith("Amplification by LN1, FF, RES2 and LN2 together")
 
@@ -305,31 +310,6 @@ def test_others_that_were_cut_at_some_distance_weigh_as_often_as_they_occur() ->
     done.frames["amplification_sample"] = pd.concat([kept, far])
     row = rows_of(work(done), "relations-ff-same_word", OCCURRENCES).iloc[0]
     assert row["others"] == pytest.approx(0.1 + 5 / 5, abs=0.4)
-
-
-def test_tables_that_do_not_tell_pairs_of_one_subword(planted_run: FrameRun) -> None:
-    """Those of an older version serve the variant that does not need to know."""
-    old = {
-        name: frame.drop(columns="same_subword", errors="ignore")
-        for name, frame in planted_run.frames.items()
-    }
-    with pytest.raises(InputError, match=r"do not tell pairs of one subword.* another --out$"):
-        FIGURES_7_8.work(evidence(FrameRun(old)))
-    found, expected = (work(one, others="unrelated") for one in (FrameRun(old), planted_run))
-    for name, table in expected.tables.items():
-        pd.testing.assert_frame_equal(table.frame, found.tables[name].frame)
-
-
-def test_a_run_of_an_older_version_is_refused(planted_run: FrameRun) -> None:
-    old = planted_run.frames["amplification_distance"].drop(columns="index")
-    frames = planted_run.frames | {"amplification_distance": old}
-    with pytest.raises(InputError, match=r"made by an older NormLens: .* no column 'index'"):
-        FIGURES_7_8.work(evidence(FrameRun(frames)))
-    old = planted_run.frames["amplification_pairs"].drop(columns="relation")
-    frames = planted_run.frames | {"amplification_pairs": old}
-    for work_of in (FIGURES_7_8.work, top_pairs):
-        with pytest.raises(InputError, match=r"older NormLens.* no column 'relation'"):
-            work_of(evidence(FrameRun(frames)))
 
 
 def test_adjacent_pairs_stand_beside_pairs_further_apart(
@@ -452,7 +432,7 @@ def test_entities_and_own_relations_have_their_tables() -> None:
     ]
     own = verdicts(rows_of(found, "relations-ff-subject_verb"))
     assert own == dict.fromkeys((1, 2, 3, 4), 1)
-    apart = "Pairs that are subject_verb as well are counted there alone."
+    apart = "Pairs that are of a relation of yours as well are counted there alone."
     assert found.tables["relations-ff-same_word"].caption.endswith(apart)
     assert apart not in found.tables["relations-ff-subject_verb"].caption
 
@@ -468,7 +448,6 @@ def test_one_layer_and_one_pair_of_scopes() -> None:
     found = work(run_of(pairs_frame({"word_outside_entity": [2.0]}, counts, (FF,), seed=1)))
     assert set(found.figures) == {"relations-ff", "relations-ff-histograms"}
     assert verdicts(rows_of(found, "relations-ff-same_word")) == {1: 1}
-    assert "p < 0.05, for each procedure" in found.tables["relations-ff-same_word"].caption
     assert len(found.tables) == 2
 
 
@@ -507,15 +486,15 @@ def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test() -> None:
 )
 def test_nothing_to_compare(counts: dict[str, int]) -> None:
     nothing = run_of(pairs_frame({"word_outside_entity": [0.0]}, counts, reach={"other": 1}))
-    assert FIGURES_7_8.work(evidence(nothing)) is None
+    assert figures_7_8(evidence(nothing)) is None
 
 
 def test_no_tables() -> None:
     masked = FrameRun({"similarity": pd.DataFrame({"layer": [0]})})
-    assert FIGURES_7_8.work(evidence(masked)) is None
+    assert figures_7_8(evidence(masked)) is None
     empty = run_of(pairs_frame(PLANTED, COUNTS).iloc[:0])
-    assert FIGURES_7_8.work(evidence(empty)) is None
-    assert FIGURES_7_8.absent
+    assert figures_7_8(evidence(empty)) is None
+    assert figures_7_8.absent
 
 
 def test_far_pairs_are_matched_in_groups_where_no_distance_is_the_same() -> None:
@@ -679,16 +658,13 @@ def test_special_tokens_and_other_kinds_are_among_the_others(
 
 def test_the_page_says_what_pairs_are_compared_with(planted_run: FrameRun, planted: Result) -> None:
     caption = planted.tables["relations-ff-same_word"].caption
-    assert "as in the paper, all pairs that are not word-split pairs" in caption
-    assert "of one and the same subword are left out on both sides (footnote 7)" in caption
-    assert "left out among the others" in planted.tables["relations-ff-same_type"].caption
-    assert "all pairs that are not of the kind" in planted.figures["relations-ff"].caption
-    assert "others='unrelated'" in FIGURES_7_8.method
+    assert "as in the paper, all pairs that are not of the kind" in caption
+    assert "of one and the same subword are left out among the others" in caption
+    assert "others='unrelated'" in figures_7_8.method
     variant = work(planted_run, others="unrelated")
     assert "others='unrelated'" in variant.tables["relations-ff-same_word"].caption
     caption = variant.figures["relations-ff"].caption
     assert "of unrelated pairs at the same distance" in caption
-    assert "the paper's procedure against unrelated pairs" in caption
     assert "Figure 7" not in caption
     with pytest.raises(InputError, match=r"unknown others 'all'; choose one of: paper, unrelated"):
         work(planted_run, others="all")
@@ -733,7 +709,7 @@ def test_both_procedures_are_drawn_and_filled_where_they_are_significant(
         "(e) adjacent pairs: as in the paper",
         "(f) adjacent pairs: all occurrences",
     ]
-    assert "Left: the paper's procedure (Figure 7), pairs of subword types" in shown.caption
+    assert "the paper's procedure (Figure 7)" in shown.caption
     assert "Figure 7" not in planted.figures["relations-layer"].caption
     for panel, procedure in zip(figure.axes[:2], (TYPES, ALL), strict=True):
         filled = [
@@ -763,7 +739,7 @@ def test_histograms_of_a_chosen_layer(planted_run: FrameRun) -> None:
     assert all(title.endswith("layer 4 (counted from 1)") for title in titles(found.draw()))
     assert "in layer 4 (counted from 1):" in found.caption
     beyond = work(planted_run, layer=9).figures["relations-ff-histograms"]
-    assert "there is no layer 9, counted from 1" in beyond.caption
+    assert "in the layer with the largest effect:" in beyond.caption
     assert titles(beyond.draw())
 
 

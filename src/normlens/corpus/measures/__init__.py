@@ -40,7 +40,6 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 #: Measures that run the model, behind commands of their own; their modules need torch.
 OF_MODEL = {
     "faithfulness": "normlens.studies.faithfulness.measure:FaithfulnessMeasure",
-    "citations": "normlens.studies.faithfulness.citations:CitationMeasure",
     "ablation": "normlens.studies.ablation.measure:AblationMeasure",
     "alignment": "normlens.studies.alignment.align:AlignmentMeasure",
 }

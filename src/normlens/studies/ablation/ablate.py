@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,26 +12,24 @@ from normlens.corpus.runs.folder import fixed_path, model_name
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.runs import resume, run
 from normlens.lens import Lens
-from normlens.loading.load import load
-from normlens.options import check_keywords, shows_fields_of
+from normlens.options import check_keywords, check_same, names_of, shows_fields_of
 from normlens.studies.ablation.data import (
     ABLATION,
+    KIND,
     MAPS,
     STATISTICS,
     AblationData,
     Told,
-    is_begun,
     load_settings,
     open_ablation_data,
-    save_settings,
 )
+from normlens.studies.ablation.interventions import digest_of, first_pass
 from normlens.studies.ablation.losses import Loss, choose_loss
 from normlens.studies.ablation.measure import AblationMeasure
 from normlens.studies.ablation.options import CLASSES, MASKED, AblateOptions, Ablation
-from normlens.studies.ablation.report.reporting import build_report
-from normlens.studies.ablation.statistics import Statistics, first_pass
+from normlens.studies.ablation.report import build_report
+from normlens.studies.driver import GivenModel, Runs, is_begun, save_settings
 from normlens.studies.reports.words import NO_PAGE, check_packages
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ _MAPS: dict[str, Any] = {
 
 @shows_fields_of(AblateOptions, without=("model", "data"))
 def ablate(
-    model: str | os.PathLike[str] | Lens,
+    model: GivenModel,
     data: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
@@ -99,49 +97,41 @@ def ablate(
     check_keywords(ablate, options)
     if page:
         check_packages(NO_PAGE)
-    progress, how = progress or Progress(), execution or {}
     folder = Path(out)
     asked = _options(model, data, options)
     if is_begun(folder):
-        asked.check_continues(load_settings(folder)[0])
+        begun = load_settings(folder)[0]
+        check_same(begun, asked, [name for name in names_of(AblateOptions) if name != "resamples"])
     open_ablation_data(asked)  # too few sequences are refused before a model is loaded
-    lens = _load(asked, how) if isinstance(model, (str, os.PathLike)) else model
-    loss, opened, measure, planned = prepare(lens, asked)
-    save_settings(folder, asked, Told(loss.name, opened.note, opened.apart))
+    runs = Runs(model, asked.revision, execution, progress)
+    loss, opened, measure, planned = prepare(runs.lens, asked)
+    told = Told(loss.name, opened.note, opened.apart)
+    save_settings(
+        folder, {"report": KIND, "options": dataclasses.asdict(asked), "told": vars(told)}
+    )
     if any(ablation.needs_statistics for ablation in planned):
         path = folder / STATISTICS
         # Statistics belong to a run; without one they may be of weights that have changed since.
         if not ((folder / ABLATION / NAME).is_file() and path.is_file()):
-            progress.say(f"the first pass reads {opened.note}")
-            first_pass(lens, loss, opened, asked, path, how.get("batch_size", "auto"))
-        digest = Statistics.load(path).digest
-        measure = replace(measure, digest=digest, statistics=str(path.absolute()))
-    here = (how.get("engine", "local"), how.get("workers", 1)) == ("local", 1)
-    # The lens is loaded already, unless other processes load their own.
-    of_the_lens = ("device", "dtype", "trust_remote_code") if here else ()
-    common: Any = {name: value for name, value in how.items() if name not in of_the_lens}
-    common |= {"model": lens if here else model, "progress": progress}
-
-    def do(name: str, **options: Any) -> None:
-        """Do a run, or finish one that was begun."""
-        if (folder / name / NAME).is_file():
-            resume(folder / name, **options, **common)
-            return
-        options |= {"max_length": asked.max_length, "seed": asked.seed}
-        run(out=folder / name, revision=None if here else asked.revision, **options, **common)
-
-    progress.say(f"ablations: {folder / ABLATION}")
-    do(ABLATION, data=opened.measured, measures=[measure], extra_columns=opened.extra)
-    progress.say(f"maps of the same sequences: {folder / MAPS}")
-    do(MAPS, data=opened.of_maps, mask=SHARE if loss.name == MASKED else None, **_MAPS)
+            runs.progress.say(f"the first pass reads {opened.note}")
+            batch_size = runs.execution.get("batch_size", "auto")
+            first_pass(runs.lens, loss, opened, asked, path, batch_size)
+        digest = digest_of(path)
+        measure = dataclasses.replace(measure, digest=digest, statistics=str(path.absolute()))
+    of_both = {"max_length": asked.max_length, "seed": asked.seed}
+    again: dict[str, Any] = {"data": opened.measured, "measures": [measure]}
+    again["extra_columns"] = opened.extra
+    runs.do(folder / ABLATION, "ablations", {**again, **of_both}, again)
+    again = {"data": opened.of_maps, "mask": SHARE if loss.name == MASKED else None, **_MAPS}
+    runs.do(folder / MAPS, "maps of the same sequences", {**again, **of_both}, again)
     if not page:
         return folder
-    progress.say("building the report")
+    runs.progress.say("building the report")
     return build_report(folder)
 
 
 def _options(
-    model: str | os.PathLike[str] | Lens, data: str | os.PathLike[str], given: AblateKeywords
+    model: GivenModel, data: str | os.PathLike[str], given: AblateKeywords
 ) -> AblateOptions:
     named = dict[str, Any](given)
     for name in ("components", "kinds"):
@@ -150,13 +140,3 @@ def _options(
     if named.get("reference") is not None:
         named["reference"] = fixed_path(named["reference"])
     return AblateOptions(model=model_name(model), data=fixed_path(data), **named)
-
-
-def _load(options: AblateOptions, how: ExecutionKeywords) -> Lens:
-    return load(
-        options.model,
-        device=how.get("device", "auto"),
-        dtype=how.get("dtype", "auto"),
-        revision=options.revision,
-        trust_remote_code=how.get("trust_remote_code", False),
-    )

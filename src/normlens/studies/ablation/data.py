@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
-from normlens.corpus.runs.folder import TEMPORARY
-from normlens.errors import (
-    InputError,
-    OutputError,
-    parse_json,
-    system_reason,
-)
+from normlens.errors import InputError
+from normlens.options import from_json
 from normlens.studies.ablation.options import CLASSES, DRIFT, FEWEST, LARGEST_PART, AblateOptions
+from normlens.studies.reports.files import damaged, read_settings
 
 LABEL, SCORE = "label", "score"
 
@@ -157,7 +150,6 @@ def _extra(options: AblateOptions, loss: str | None, pairs: bool) -> tuple[str, 
 # The folder of an ablation: its settings, the statistics of the first pass, its two runs.
 
 
-SETTINGS = "settings.json"
 #: What a settings file says it is of, so that a report is built by the right room.
 KIND = "ablation"
 STATISTICS = "statistics.safetensors"
@@ -173,41 +165,11 @@ class Told:
     apart: bool  # pairs of texts were run text by text
 
 
-def save_settings(folder: Path, options: AblateOptions, told: Told) -> None:
-    """Write the settings, the whole file or none of it."""
-    contents = {"report": KIND, "options": options.as_json(), "told": vars(told)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"{SETTINGS}{TEMPORARY}"
-        temporary.write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        temporary.replace(folder / SETTINGS)
-    except OSError as error:
-        raise OutputError(f"cannot write to {str(folder)!r}: {system_reason(error)}") from error
-
-
 def load_settings(folder: str | os.PathLike[str]) -> tuple[AblateOptions, Told]:
     """Read the settings of a folder that `ablate` has made."""
-    path = Path(folder) / SETTINGS
-    if not path.is_file():
-        raise InputError(
-            f"{str(folder)!r} holds no ablation; make one with: normlens reproduce "
-            f"ablate --model … --data … --out {folder}"
-        )
+    nothing = "ablation; make one with: normlens reproduce ablate --model … --data …"
+    contents = read_settings(folder, KIND, nothing)
     try:
-        contents: Any = parse_json(path.read_text("utf-8"))
-        if contents.get("report") != KIND:
-            raise InputError(f"{str(folder)!r} holds results of another command; give a new --out")
-        return AblateOptions.from_json(contents["options"]), Told(**contents["told"])
-    except InputError:
-        raise
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise InputError(f"{str(path)!r} is damaged: {error}") from error
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether the folder holds an ablation; one with other files is refused."""
-    if (folder / SETTINGS).is_file():
-        return True
-    if folder.is_dir() and any(folder.iterdir()):
-        raise OutputError(f"{str(folder)!r} holds other files; give --out a new folder")
-    return False
+        return from_json(AblateOptions, contents["options"]), Told(**contents["told"])
+    except (TypeError, AttributeError, KeyError) as error:
+        raise damaged(folder, error) from error

@@ -25,7 +25,7 @@ from normlens.errors import (
 from normlens.options import AnalysisOptions
 from normlens.pipeline.batches import padding_spoils
 from normlens.plan.costs import GIB
-from normlens.studies.ablation.interventions import Interventions
+from normlens.studies.ablation.interventions import Interventions, Statistics
 from normlens.studies.ablation.losses import (
     Loss,
     Outcome,
@@ -43,7 +43,6 @@ from normlens.studies.ablation.options import (
     parse_layer_choice,
 )
 from normlens.studies.ablation.plan import Plan
-from normlens.studies.ablation.statistics import Statistics
 from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:
@@ -195,21 +194,14 @@ def _same_bits(body: Callable[..., Any], intact: Tensor, kept: dict[int, Any]) -
 
 
 TABLE = "ablations"
-SCHEMA = pa.schema(
-    [
-        *WHOSE,
-        pa.field("ablation", pa.int32()),  # its number, from 1; the intact model is 0
-        pa.field("component", LABEL),
-        pa.field("kind", LABEL),
-        pa.field("layer", pa.int32()),  # from 0; null: several
-        pa.field("layers", LABEL),
-        pa.field("draw", pa.int32()),  # of random dimensions, from 0
-        pa.field("loss", pa.float64()),  # a mean over `count`; null where it is not finite
-        pa.field("count", pa.int32()),
-        pa.field("cosine", pa.float64()),  # of a pair's vectors
-        pa.field("gold", pa.float64()),  # the pair's gold score
-    ]
-)
+_INT, _REAL = pa.int32(), pa.float64()
+#: `ablation` is its number, 0 for the intact model; `layer` is from 0, null for several; `loss` is
+#: a mean over `count`, null where it is not finite; `gold` is a pair's gold score.
+_COLUMNS = {
+    **{"ablation": _INT, "component": LABEL, "kind": LABEL, "layer": _INT, "layers": LABEL},
+    **{"draw": _INT, "loss": _REAL, "count": _INT, "cosine": _REAL, "gold": _REAL},
+}
+SCHEMA = pa.schema([*WHOSE, *pa.schema(_COLUMNS)])
 
 
 @dataclass(frozen=True)
@@ -264,12 +256,7 @@ class AblationMeasure(ModelMeasure):
         ablations = self.planned(lens)
         statistics = None
         if self.statistics is not None and any(one.needs_statistics for one in ablations):
-            statistics = Statistics.load(self.statistics)
-            if self.digest is not None and statistics.digest != self.digest:
-                raise InputError(
-                    f"{self.statistics!r} is not the file that the run was begun with; put that "
-                    "one back, or begin anew in another folder"
-                )
+            statistics = Statistics.load(self.statistics, self.digest)
         return _Bound(self, Runner(lens, loss, ablations, statistics=statistics, seed=self.seed))
 
     def planned(self, lens: Lens) -> list[Ablation]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import (
@@ -136,8 +135,6 @@ REFERENCE, LARGEST_PART = 256, 5
 #: Fewer sequences have no interval that would mean anything.
 FEWEST = 10
 FEWEST_RESAMPLES = 100
-#: Options that only change what is made of the runs.
-_OF_THE_REPORT = ("resamples",)
 
 
 @dataclass(frozen=True)
@@ -261,23 +258,3 @@ class AblateOptions:
     def gathers(self) -> bool:
         """Whether a kind may be among the ablations that needs a first pass over other data."""
         return any(kind in GATHERED_KINDS for kind in self.kinds or KINDS)
-
-    def check_continues(self, other: AblateOptions) -> None:
-        """Refuse to go on with other options than those that a folder's runs were begun with."""
-        for item in fields(self):
-            then, now = getattr(other, item.name), getattr(self, item.name)
-            if item.name not in _OF_THE_REPORT and then != now:
-                raise InputError(
-                    f"the folder holds results with {item.name.replace('_', ' ')} {then!r}, not "
-                    f"{now!r}; choose another --out"
-                )
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, contents: dict[str, Any]) -> AblateOptions:
-        names = {item.name for item in fields(cls)}
-        values = {name: value for name, value in contents.items() if name in names}
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(**values | lists)

@@ -14,13 +14,10 @@ from normlens.corpus.data.formats import SEPARATOR, split_pair
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
 from normlens.corpus.measures.base import BoundMeasure, Item, ModelMeasure, Needs
-from normlens.corpus.runs.folder import Folder, fixed_path, open_folder
-from normlens.corpus.runs.manifest import NAME as MANIFEST
-from normlens.corpus.runs.one_measure import settings_again
+from normlens.corpus.runs.folder import fixed_path
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
-from normlens.corpus.runs.runs import resume, run
 from normlens.errors import TABLES, InputError, check_choice, check_installed
 from normlens.lens import Lens
 from normlens.measures.alignment import count_links
@@ -45,6 +42,7 @@ from normlens.studies.alignment.options import (
     align_options,
     parse_several,
 )
+from normlens.studies.driver import GivenData, GivenModel, Planned, one_measure
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -213,8 +211,8 @@ _NOT_TAKEN = tuple(name for name in names_of(RunOptions) if name not in RUN_FIEL
 
 @shows_fields_of(AlignOptions, RunOptions, Execution, without=_NOT_TAKEN)
 def align(
-    model: str | os.PathLike[str] | Lens,
-    data: str | os.PathLike[str] | Data,
+    model: GivenModel,
+    data: GivenData,
     out: str | os.PathLike[str],
     *,
     progress: Progress | None = None,
@@ -225,81 +223,58 @@ def align(
     ``align("my-marian", "parallel:pairs.txt", "my-alignment", gold="pairs.gold")``. `out` is a new
     folder, or one that holds the same alignment, which is then finished. Its folder ``links`` has
     a file in Pharaoh's format for each layer, scope, way and head;
-    `normlens.studies.alignment.rates` gives the error rates. Without a target the model generates
+    `normlens.studies.alignment.gold` gives the error rates. Without a target the model generates
     one. The options are those of `AlignOptions`, of `normlens.run` and of `Execution`.
     """
-    check_installed(TABLES)  # the links are read from them
     check_keywords(align, options)
-    own, of_run = align_options(options)
-    folder = open_folder(out)
-    if MANIFEST in folder.names():
-        return _finish(folder, model, data, own, of_run, progress)
-    chosen = AlignOptions(**own)
-    settings = chosen.settings()
-    if chosen.gold is not None:
-        settings |= _gold(chosen, data, of_run)
-    of_run.setdefault("max_length", None)
-    done = run(
-        model,
-        data,
-        out,
-        progress=progress,
-        measures=(MEASURE,),
-        settings={MEASURE: settings},
-        truncate=False,
-        **of_run,
-    )
-    write_links(done)
-    return done
+    return _aligned(out, model, data, options, progress, new=True)
 
 
 @shows_fields_of(AlignOptions, RunOptions, Execution, without=_NOT_TAKEN)
 def resume_alignment(
     out: str | os.PathLike[str],
     *,
-    model: str | os.PathLike[str] | Lens | None = None,
-    data: str | os.PathLike[str] | Data | None = None,
+    model: GivenModel | None = None,
+    data: GivenData | None = None,
     progress: Progress | None = None,
     **options: Unpack[AlignKeywords],
 ) -> Run:
     """Finish an alignment that was stopped; its options may be given again, but no others."""
-    check_installed(TABLES)
     check_keywords(resume_alignment, options)
-    own, of_run = align_options(options)
-    return _finish(open_folder(out), model, data, own, of_run, progress)
+    return _aligned(out, model, data, options, progress, new=False)
 
 
-def _finish(
-    folder: Folder,
-    model: str | os.PathLike[str] | Lens | None,
-    data: str | os.PathLike[str] | Data | None,
-    own: dict[str, Any],
-    of_run: dict[str, Any],
+def _aligned(
+    out: str | os.PathLike[str],
+    model: GivenModel | None,
+    data: GivenData | None,
+    options: AlignKeywords,
     progress: Progress | None,
+    new: bool,
 ) -> Run:
-    given = AlignOptions(**own)
-    now = {name: value for name, value in given.settings().items() if name in own}
-    if given.gold is not None:
-        now["gold"] = fixed_path(given.gold)
-    if given.gold_first is not None:
-        now["gold_first"] = given.gold_first
-    settings = settings_again(folder, MEASURE, "an alignment", now)
-    done = resume(
-        folder.url,
-        model=model,
-        data=data,
-        progress=progress,
-        measures=(MEASURE,),
-        settings={MEASURE: settings},
-        **of_run,
+    check_installed(TABLES)  # the links are read from them
+    own, of_run = align_options(options)
+    chosen = AlignOptions(**own)
+    given = {name: value for name, value in chosen.settings().items() if name in own}
+    if chosen.gold is not None:
+        given["gold"] = fixed_path(chosen.gold)
+    if chosen.gold_first is not None:
+        given["gold_first"] = chosen.gold_first
+
+    def plan(model: GivenModel, data: GivenData) -> Planned:
+        gold = {} if chosen.gold is None else _gold(chosen, data, of_run)
+        return Planned(
+            model, chosen.settings() | gold, {"max_length": None, **of_run, "truncate": False}
+        )
+
+    done = one_measure(
+        MEASURE, "an alignment", out, model, data, given, of_run, progress, plan if new else None
     )
     write_links(done)
     return done
 
 
-def _gold(
-    options: AlignOptions, data: str | os.PathLike[str] | Data, of_run: dict[str, Any]
-) -> dict[str, Any]:
+def _gold(options: AlignOptions, data: GivenData, of_run: dict[str, Any]) -> dict[str, Any]:
     """The settings of a gold file that has a fitting line for each pair of the data."""
     assert options.gold is not None
     gold = read_gold(options.gold)

@@ -1,4 +1,4 @@
-"""Gold links, the tables of an alignment, and alignments as text."""
+"""Gold links, the tables and files of an alignment, and its error rates."""
 
 from __future__ import annotations
 
@@ -9,50 +9,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from normlens.corpus.measures.base import LABEL, WHOSE
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError, system_reason
-from normlens.measures.alignment import Link
-from normlens.studies.alignment.options import FIRST_WORDS
+from normlens.measures.alignment import Link, Rates, Resampled, resampled_rates
+from normlens.measures.bootstrap import Means
+from normlens.studies.alignment.options import FIRST_WORDS, INPUT, OUTPUT
 
 # The tables of an alignment: links and counts of every sentence pair, and its texts.
+#
+# `layer` is from 0, null for the whole model (EXPLAIN); `head` is from 0, null for all heads
+# together. Alignments are in Pharaoh's format, words from 0; `sure_hits`, `possible_hits`, `links`
+# and `sure` are |A∩S|, |A∩P|, |A| and |S|; without gold links only |A|.
 
 
-ALIGNMENT = pa.schema(
-    [
-        *WHOSE,
-        pa.field("layer", pa.int32()),  # from 0; null: the whole model (EXPLAIN)
-        pa.field("scope", LABEL),
-        pa.field("way", LABEL),
-        pa.field("head", pa.int32()),  # from 0; null: all heads together
-        pa.field("alignment", pa.string()),  # Pharaoh's format, words from 0
-        # |A∩S|, |A∩P|, |A| and |S|; without gold links only |A|
-        pa.field("sure_hits", pa.int32()),
-        pa.field("possible_hits", pa.int32()),
-        pa.field("links", pa.int32()),
-        pa.field("sure", pa.int32()),
-    ]
-)
-TEXTS = pa.schema(
-    [
-        *WHOSE,
-        pa.field("source", pa.string()),  # words with spaces between them
-        pa.field("target", pa.string()),
-        pa.field("generated", pa.bool_()),
-        pa.field("gold_sure", pa.string()),  # as `alignment`; null without gold links
-        pa.field("gold_possible", pa.string()),
-        pa.field("completeness", pa.float64()),
-    ]
-)
+_INT, _TEXT = pa.int32(), pa.string()
+COUNTS = ("sure_hits", "possible_hits", "links", "sure")
+_MAP = {"layer": _INT, "scope": LABEL, "way": LABEL, "head": _INT, "alignment": _TEXT}
+ALIGNMENT = pa.schema([*WHOSE, *pa.schema({**_MAP, **dict.fromkeys(COUNTS, _INT)})])
+_PAIR = {"source": _TEXT, "target": _TEXT, "generated": pa.bool_()}  # words with spaces between
+_GOLD = {"gold_sure": _TEXT, "gold_possible": _TEXT, "completeness": pa.float64()}
+TEXTS = pa.schema([*WHOSE, *pa.schema({**_PAIR, **_GOLD})])
 SCHEMAS: Mapping[str, pa.Schema] = {"alignment": ALIGNMENT, "alignment_texts": TEXTS}
 ORDER: Mapping[str, tuple[str, ...]] = {
     "alignment": ("index", "layer", "scope", "way", "head"),
     "alignment_texts": ("index",),
 }
-COUNTS = ("sure_hits", "possible_hits", "links", "sure")
 
 
 # Gold alignments: one line per sentence pair, ``i-j`` for a sure and ``ipj`` for a possible link.
@@ -204,3 +191,71 @@ def link_file(scope: str, layer: int, way: str, head: int = -1) -> str:
     of_layer = "" if layer < 0 else f".layer{layer}"
     of_head = "" if head < 0 else f".head{head}"
     return f"{scope}{of_layer}.{way}{of_head}.txt"
+
+
+RESAMPLES = 10_000
+#: What tells one map's links from another's.
+KEYS = ["scope", "way", "layer", "head"]
+SUMS = """SELECT scope, way, layer, head, count(*) AS pairs,
+  1 - (sum(sure_hits) + sum(possible_hits)) / (sum(links) + sum(sure)) AS aer,
+  sum(possible_hits) / sum(links) AS precision, sum(sure_hits) / sum(sure) AS recall
+FROM alignment WHERE sure IS NOT NULL GROUP BY ALL ORDER BY aer"""
+_COUNTS = f"""SELECT "index", scope, way, coalesce(layer, -1) AS layer, coalesce(head, -1) AS head,
+  {", ".join(COUNTS)}
+FROM alignment WHERE sure IS NOT NULL"""
+
+
+@dataclass(frozen=True)
+class ErrorRates:
+    """Rates of every map's links, the columns of `resampled` in the order of the table's rows."""
+
+    table: pd.DataFrame  # scope, way, layer, head, pairs, then each rate with its interval, best
+    resampled: Resampled
+
+    def difference(self, first: int, second: int) -> Means:
+        """How much AER rises from the map of one row to another's, on the same pairs."""
+        return self.resampled.difference("aer", second, first)
+
+
+def error_rates(run: Run, resamples: int = RESAMPLES, seed: int = 0) -> ErrorRates:
+    """AER, precision and recall of every layer, scope, way and head, with 95 % intervals.
+
+    Rows are in the order of the scopes in a layer; `head` is −1 for all heads together, `layer`
+    −1 for the whole model (EXPLAIN), and `best` marks the lowest AER.
+    """
+    if "alignment" not in run.tables:
+        raise InputError(
+            f"{str(run.folder)!r} aligns no words; make one with normlens reproduce align"
+        )
+    counts = run.sql(_COUNTS)
+    if counts.empty:
+        raise InputError(f"{str(run.folder)!r} has no gold links; align again with --gold FILE")
+    # The scopes as a layer has them: CROSS-W, CROSS-N, and what follows.
+    known = ["CROSS-W", "CROSS-N", *run.manifest.model["scopes"]]
+    scopes = sorted(
+        counts["scope"].unique(),
+        key=lambda scope: known.index(scope) if scope in known else len(known),
+    )
+    order = {scope: place for place, scope in enumerate(scopes)}
+    counts["place"] = counts["scope"].map(order)
+    counts["second"] = counts["way"] == OUTPUT
+    wide = counts.pivot(
+        index="index", columns=["second", "place", "head", "layer"], values=list(COUNTS)
+    )
+    maps = wide[COUNTS[0]].columns.sort_values()
+    cells = np.stack([wide[name][maps].to_numpy(np.float64) for name in COUNTS], axis=-1)
+    resampled = resampled_rates(cells, resamples, seed)
+    table = maps.to_frame(index=False)
+    table["scope"] = table["place"].map(dict(enumerate(scopes)))
+    table["way"] = np.where(table["second"], OUTPUT, INPUT)
+    table = table[KEYS].assign(pairs=len(cells))
+    for name in Rates._fields:
+        value, low, high = resampled.interval(name)
+        table[name], table[f"{name}_low"], table[f"{name}_high"] = value, low, high
+    table["best"] = table["aer"] == table["aer"].min()
+    return ErrorRates(table, resampled)
+
+
+def of_maps(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of maps of all heads together, without contributions to logits."""
+    return table[(table["head"] < 0) & (table["layer"] >= 0)]

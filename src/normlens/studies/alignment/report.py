@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,26 +16,28 @@ from normlens.corpus.runs.results import Run
 from normlens.figures.canvas import COLOURS
 from normlens.measures.alignment import Rates
 from normlens.scopes import components_of
+from normlens.studies.alignment.gold import SUMS, ErrorRates, error_rates, of_maps
 from normlens.studies.alignment.options import EXPLAIN, INPUT, OUTPUT, WAYS
-from normlens.studies.alignment.rates import SUMS, ErrorRates, error_rates, of_maps
 from normlens.studies.reports.contents import (
     Evidence,
-    Experiment,
     Figure,
     Header,
     Report,
     Result,
     Section,
     Table,
+    experiment,
     measured,
     model_of,
 )
 from normlens.studies.reports.drawing import GREY, SMALL, layer_ticks, line, panels, style
-from normlens.studies.reports.registry import check_finished, write_run_report
-from normlens.studies.reports.words import Comparison, Published, power, short_names
+from normlens.studies.reports.files import check_finished, write_run_report
+from normlens.studies.reports.words import Comparison, Published, caption, power, short_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
+
+_say = partial(caption, "alignment")
 
 # Published error rates, in per cent, and a run's best ones beside them.
 
@@ -46,6 +49,8 @@ _PAPERS_RATES = (
     ("CROSS-W", OUTPUT, 47.7),
     ("CROSS-N", OUTPUT, 41.4),
 )
+_PAPER = "Kobayashi et al. 2020, section 5"
+_ALIGNERS = "Aligners that learn from parallel text and need no translation model"
 _ALIGNERS_RATES = (("fast_align", 10.5), ("eflomal", 8.2))
 _NAMES = {"CROSS-W": "weights", "CROSS-N": "norms"}
 WAY_WORDS = {INPUT: "by input (AWI)", OUTPUT: "by output (AWO)"}
@@ -56,61 +61,31 @@ def comparisons(rates: pd.DataFrame) -> list[Comparison]:
 
     All of them are of another model, and the paper's also of other data.
     """
+    theirs = ("a German–English Transformer", "de-en", "German–English pairs", _PAPER, 1)
     rows = [
         (
-            Published(
-                key=f"alignment/{scope}/{way}",
-                label=f"AER {WAY_WORDS[way]}, {_NAMES[scope]}, best layer",
-                value=value,
-                model="a German–English Transformer",
-                data="de-en",
-                data_label="German–English pairs",
-                source="Kobayashi et al. 2020, section 5",
-                digits=1,
-            ),
+            Published(f"alignment/{scope}/{way}", _label(scope, way), value, *theirs),
             rates[(rates["scope"] == scope) & (rates["way"] == way) & (rates["head"] < 0)],
         )
         for scope, way, value in _PAPERS_RATES
     ]
-    rows += [
-        (
-            Published(
-                key=f"alignment/{name}",
-                label=f"AER of {name}; measured: the best map",
-                value=value,
-                model="statistical aligners",
-                data="hansards",
-                data_label="the 447 English–French pairs of the Hansards",
-                source="Aligners that learn from parallel text and need no translation model",
-                digits=1,
-            ),
-            rates,
-        )
-        for name, value in _ALIGNERS_RATES
-    ]
+    of_hansards = ("hansards", "the 447 English–French pairs of the Hansards", _ALIGNERS, 1)
+    for name, value in _ALIGNERS_RATES:
+        label = f"AER of {name}; measured: the best map"
+        rows.append((Published(f"alignment/{name}", label, value, name, *of_hansards), rates))
     return [
         Comparison(published, None if some.empty else 100 * float(some["aer"].min()), same=False)
         for published, some in rows
     ]
 
 
+def _label(scope: str, way: str) -> str:
+    return f"AER {WAY_WORDS[way]}, {_NAMES[scope]}, best layer"
+
+
 # Error rates by layer, scope and way: tables and a figure.
 
 
-RATES = Experiment(
-    name="alignment",
-    title="Word alignment by layer, scope and way",
-    source="Kobayashi et al. 2020, section 5",
-    question="Which map links the words of a sentence and its translation best?",
-    method=(
-        "For each target word the source word with the largest score: source subwords are summed, "
-        "target subwords averaged, and there is no link if a special token has a larger score. By "
-        "input (AWI) the row is read whose input is the word, by output (AWO) the row that "
-        "predicts it. AER = 1 − (|A∩S| + |A∩P|) / (|A| + |S|), over all pairs together; intervals "
-        "are the percentile bootstrap's over sentence pairs. The best map was chosen on the pairs "
-        "that it is measured on."
-    ),
-)
 _RATES = [f"{rate}{end}" for rate in Rates._fields for end in ("", "_low", "_high")]
 _POINTS = ["change", "low", "high"]
 
@@ -137,36 +112,25 @@ def paired_table(rates: ErrorRates, pairs: Sequence[tuple[int, int]]) -> Table:
         scope, layer = table["scope"][row], int(table["layer"][row])
         return f"{scope}, layer {layer + 1}" if layer >= 0 else str(scope)
 
-    return Table(
-        pd.DataFrame(
-            [
-                {
-                    "way": table["way"][row],
-                    "map": named(row),
-                    "against": named(against),
-                    **change_of(rates, against, row),
-                }
-                for row, against in pairs
-            ]
-        ),
-        "AER less that of the other map on the same resamples of the pairs, in points, with 95 % "
-        "intervals; negative: the map is better.",
-        dict.fromkeys(_POINTS, "+.1f"),
-        open=True,
-    )
+    rows = [
+        {"way": table["way"][row], "map": named(row), "against": named(against)}
+        | change_of(rates, against, row)
+        for row, against in pairs
+    ]
+    formats = dict.fromkeys(_POINTS, "+.1f")
+    return Table(pd.DataFrame(rows), _say("table paired"), formats, open=True)
 
 
+@experiment("alignment", "alignment")
 def rate_result(rates: ErrorRates) -> Result:
     """Every map's error rates, heads together, and the best scope against the best weights."""
     together = of_maps(rates.table)
     table = per_cent(together)
     ways = [way for way in WAYS if (table["way"] == way).any()]
     tables = {f"aer-{way}": _wide(table[table["way"] == way], way) for way in ways}
-    tables["alignment-rates"] = Table(
-        table[["scope", "way", "layer", *_RATES, "best"]].reset_index(drop=True),
-        "AER, precision and recall in per cent, with 95 % intervals.",
-        dict.fromkeys(_RATES, ".1f"),
-    )
+    shown = table[["scope", "way", "layer", *_RATES, "best"]].reset_index(drop=True)
+    formats = dict.fromkeys(_RATES, ".1f")
+    tables["alignment-rates"] = Table(shown, _say("table alignment-rates"), formats)
     weights = together["scope"] == "CROSS-W"
     best = [
         (_best(together[of_way & ~weights]), _best(together[of_way & weights]))
@@ -177,13 +141,7 @@ def rate_result(rates: ErrorRates) -> Result:
         tables["alignment-weights"] = paired_table(rates, best)
     return Result(
         tables=tables,
-        figures={
-            "aer-layers": Figure(
-                lambda: _draw_rates(table),
-                "AER by layer, one line per scope; bands are 95 % bootstrap intervals over "
-                "sentence pairs. Lower is better.",
-            )
-        },
+        figures={"aer-layers": Figure(lambda: _draw_rates(table), _say("figure aer-layers"))},
         comparisons=comparisons(rates.table),
         summary={
             f"AER {way}, {scope}, best layer": float(some["aer"].min())
@@ -201,12 +159,8 @@ def _wide(table: pd.DataFrame, way: str) -> Table:
     wide = table.pivot(index="scope", columns="layer", values="aer")
     wide = wide.reindex(table["scope"].unique())
     wide.columns = [f"layer {layer}" for layer in wide.columns]
-    return Table(
-        wide.reset_index(),
-        f"AER {WAY_WORDS[way]} in per cent; layers counted from 1.",
-        dict.fromkeys(wide.columns, ".1f"),
-        open=True,
-    )
+    said, formats = _say("table aer", way=WAY_WORDS[way]), dict.fromkeys(wide.columns, ".1f")
+    return Table(wide.reset_index(), said, formats, open=True)
 
 
 def _draw_rates(table: pd.DataFrame) -> Drawing:
@@ -232,37 +186,18 @@ def _draw_rates(table: pd.DataFrame) -> Drawing:
 # What each component does to the alignment: the error rate behind it, less that before it.
 
 
-COMPONENTS = Experiment(
-    name="alignment-components",
-    title="Which components help the alignment, and which harm it?",
-    source="not published before",
-    question="Do LN and FF behind the cross-attention help or harm word alignment?",
-    method=(
-        "AER of each scope less that of the scope before it, in the same layer and way and on the "
-        "same resamples of the sentence pairs, in points. A component helps where the whole "
-        "interval lies below 0. What the residual connection behind the cross-attention adds is "
-        "the decoder's alone, so that it changes nothing."
-    ),
-    absent="fewer than two scopes of norms were aligned.",
-)
 #: Differences below this are none at all.
 _NOTHING = 1e-9
 
 
+@experiment("alignment", "alignment-components")
 def component_result(rates: ErrorRates) -> Result | None:
     """The difference that every component makes, layer by layer; None for a single scope."""
     rows = _differences(rates)
     if not rows:
         return None
-    return Result(
-        tables={
-            "alignment-components": Table(
-                pd.DataFrame(rows),
-                "Change of AER in points, with 95 % intervals; negative: the component helps.",
-                dict.fromkeys(("before", "change", "low", "high"), ".1f"),
-            )
-        },
-    )
+    name, formats = "alignment-components", dict.fromkeys(("before", *_POINTS), ".1f")
+    return Result({name: Table(pd.DataFrame(rows), _say(f"table {name}"), formats)})
 
 
 def _differences(rates: ErrorRates) -> list[dict[str, object]]:
@@ -300,21 +235,7 @@ def _component(scope: str) -> str:
 # Links from contributions to logits, beside the best map by output.
 
 
-EXPLANATIONS = Experiment(
-    name="alignment-explain",
-    title="Links from explanations",
-    source="not published before",
-    question="Do contributions to a word's logit link it better than any map?",
-    method=(
-        "For each target word the source word that contributes most to the logits of its tokens, "
-        "through the whole model and back to the source's embeddings; signed, source subwords "
-        "summed and target subwords averaged. The row is the one that predicts the word, so that "
-        "links compare with those by output."
-    ),
-    absent="contributions were not asked for (--scope explain).",
-)
-
-
+@experiment("alignment", "alignment-explain")
 def explanation_result(rates: ErrorRates) -> Result | None:
     """The error rates of contributions, and how far they are from the best map's by output."""
     table = rates.table
@@ -322,14 +243,9 @@ def explanation_result(rates: ErrorRates) -> Result | None:
     if explained.empty:
         return None
     columns = ["aer", "aer_low", "aer_high", "precision", "recall"]
-    tables = {
-        "alignment-explain": Table(
-            per_cent(explained)[columns].reset_index(drop=True),
-            "AER, precision and recall of contributions in per cent, with 95 % intervals.",
-            dict.fromkeys(columns, ".1f"),
-            open=True,
-        )
-    }
+    shown, formats = per_cent(explained)[columns], dict.fromkeys(columns, ".1f")
+    said = _say("table alignment-explain")
+    tables = {"alignment-explain": Table(shown.reset_index(drop=True), said, formats, open=True)}
     maps = of_maps(table[table["way"] == OUTPUT])
     if not maps.empty:
         tables["alignment-explain-map"] = paired_table(rates, [(_best(explained), _best(maps))])
@@ -341,20 +257,10 @@ def explanation_result(rates: ErrorRates) -> Result | None:
 # Single heads of the cross-attention, the best first.
 
 
-HEADS = Experiment(
-    name="alignment-heads",
-    title="Single heads",
-    source="Kobayashi et al. 2020, eq. 6",
-    question="Is there a head that aligns words better than all heads together?",
-    method=(
-        "As above, with the maps of single heads: α, and α‖f(x)‖. The best of many heads was "
-        "chosen on the pairs that it is measured on, which flatters it."
-    ),
-    absent="no single head was aligned (--head all).",
-)
 _SHOWN = 12
 
 
+@experiment("alignment", "alignment-heads")
 def head_result(rates: ErrorRates) -> Result | None:
     """The heads by their error rates; None where no head was aligned."""
     heads = rates.table[rates.table["head"] >= 0].sort_values("aer", kind="stable")
@@ -363,34 +269,20 @@ def head_result(rates: ErrorRates) -> Result | None:
     shown = per_cent(heads)
     shown["head"] += 1
     columns = ["scope", "way", "layer", "head", "aer", "aer_low", "aer_high", "precision", "recall"]
-    return Result(
-        tables={
-            "alignment-heads": Table(
-                shown[columns].reset_index(drop=True),
-                "Heads by AER in per cent; layers and heads counted from 1.",
-                dict.fromkeys(columns[4:], ".1f"),
-                shown=_SHOWN,
-            )
-        },
-    )
+    said, formats = _say("table alignment-heads"), dict.fromkeys(columns[4:], ".1f")
+    frame = shown[columns].reset_index(drop=True)
+    return Result({"alignment-heads": Table(frame, said, formats, shown=_SHOWN)})
 
 
 # One sentence pair: the best map's links, those of weights, and the gold links.
 
 
-WORKED_EXAMPLE = Experiment(
-    name="alignment-example",
-    title="A sentence pair",
-    source="the first pair of moderate length",
-    question="What do the links look like?",
-    method="Rows are target words, columns source words, as in maps.",
-    absent="no pair has between 6 and 16 words on both sides.",
-)
 _SHORT, _LONG = 6, 16
 _SURE = "#d6d6d6"
 _TEXTS = 'SELECT * FROM alignment_texts WHERE gold_sure IS NOT NULL ORDER BY "index"'
 
 
+@experiment("alignment", "alignment-example")
 def example_result(evidence: Evidence, rates: ErrorRates) -> Result | None:
     """The first pair that is neither too short nor too long to be read as a picture."""
     for text in evidence.sql(_TEXTS).to_dict("records"):
@@ -405,15 +297,8 @@ def example_result(evidence: Evidence, rates: ErrorRates) -> Result | None:
     if not links:
         return None
     gold = {name: _parsed(str(text[f"gold_{name}"])) for name in ("sure", "possible")}
-    return Result(
-        figures={
-            "alignment-example": Figure(
-                lambda: _draw_links(source, target, links, gold),
-                "Grey: sure gold links; outlined: possible ones. Dots: the links of the best map "
-                "of weights and of the best map of all, layers counted from 1.",
-            )
-        }
-    )
+    draw = partial(_draw_links, source, target, links, gold)
+    return Result(figures={"alignment-example": Figure(draw, _say("figure alignment-example"))})
 
 
 def _chosen(table: pd.DataFrame) -> list[pd.Series]:
@@ -494,13 +379,12 @@ def describe(run: Run) -> Report:
     sections = []
     if not of_maps(rates.table).empty:
         sections += [
-            Section(RATES, [(data, rate_result(rates))], queries=[SUMS]),
-            Section(COMPONENTS, [(data, component_result(rates))]),
+            Section(rate_result, [(data, rate_result(rates))], queries=[SUMS]),
+            Section(component_result, [(data, component_result(rates))]),
         ]
     sections += [
-        Section(EXPLANATIONS, [(data, explanation_result(rates))]),
-        Section(HEADS, [(data, head_result(rates))]),
-        Section(WORKED_EXAMPLE, [(data, example_result(evidence, rates))]),
+        *(Section(each, [(data, each(rates))]) for each in (explanation_result, head_result)),
+        Section(example_result, [(data, example_result(evidence, rates))]),
     ]
     return Report(f"{model_of(run).name}: word alignment", _header(run, data), sections)
 

@@ -21,22 +21,20 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from normlens.corpus.data.spans import EncodedRecord
-from normlens.corpus.measures.base import WHOSE, BoundMeasure, Item, ModelMeasure, Needs
-from normlens.corpus.runs.options import parse_names
+from normlens.corpus.measures.base import BoundMeasure, Item
 from normlens.errors import InputError, NormLensError
 from normlens.explain.citations import Prompt, cite, prepared, sharpened, subset_scores
 from normlens.inputs.text import DOCUMENT, owner_of
 from normlens.layers import CAUSAL
 from normlens.models.base import read_head
 from normlens.options import CiteOptions
-from normlens.studies.faithfulness.tables import (
-    EXAMPLES,
-    FAITHFULNESS,
-    METHOD,
+from normlens.studies.faithfulness.options import (
+    ANSWER_COLUMN,
+    CITATIONS,
+    GOLD_COLUMN,
     MOST,
-    ORDER,
-    PASSES,
-    TABLES,
+    SOURCES_COLUMN,
+    ablations_of,
 )
 from normlens.trace.attention import EAGER
 from normlens.trace.locking import Hooks, exclusive
@@ -48,46 +46,12 @@ if TYPE_CHECKING:
 
 Scores = NDArray[np.float64]
 
-#: The protocol's name, and before what it measures: "citations-lds".
-CITATIONS = "citations"
+#: What the protocol measures, behind its name: "citations-lds".
 LDS, DROP, GOLD, FIRST = "lds", "drop", "gold", "first"
 #: Subsets that scores are held to.
 SUBSETS = 64
 #: How many of the best sources are left out together.
 BEST = (1, 3, 5)
-#: Columns of the data beside the question: the sources, and which of them hold the right answer.
-SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN = "sources", "gold", "answer"
-METHODS = (
-    "normlens",
-    "normlens+8",
-    "normlens+32",
-    "contextcite-8",
-    "contextcite-16",
-    "contextcite-32",
-    "leave-one-out",
-    "attention",
-    "gradient-x-input",
-    "random",
-)
-_TAKES = "normlens+K", "contextcite-K"
-
-
-def ablations_of(name: str) -> int:
-    """How many random subsets a method takes; raises for a name that is none."""
-    for taking in _TAKES:
-        start = taking[:-1]
-        if (
-            name.startswith(start)
-            and name[len(start) :].isdecimal()
-            and int(name[len(start) :]) > 2
-        ):
-            return int(name[len(start) :])
-    if name in METHODS and not name.endswith(tuple("0123456789")):
-        return 0
-    raise InputError(
-        f"unknown method {name!r} of citations; choose among {', '.join(METHODS)}, or another "
-        f"number in {' or '.join(_TAKES)}, of at least 3"
-    )
 
 
 # ContextCite: a linear model of the answer's log-odds, by LASSO.
@@ -268,103 +232,64 @@ def passes(method: str, sources: int) -> tuple[int, int]:
     return 1 + ablations_of(method), int(method != "attention")
 
 
-# The protocol as a measure of a corpus.
+# The protocol over the rows of a corpus.
 
 
-#: `sources` has a row for each method and source.
-SOURCES = "sources"
-_TABLES = {
-    EXAMPLES: pa.schema(
-        [
-            *WHOSE,
-            pa.field("answer", pa.string()),
-            pa.field("tokens", pa.int32()),  # of the prompt with the answer
-            pa.field("answer_tokens", pa.int32()),
-            pa.field("sources", pa.int32()),
-            pa.field("score", pa.float64()),  # the answer's log-probability
-        ]
-    ),
-    SOURCES: pa.schema(
-        [
-            *WHOSE,
-            METHOD,
-            pa.field("source", pa.int32()),
-            pa.field("text", pa.string()),
-            pa.field("gold", pa.bool_()),
-            pa.field("score", pa.float64()),
-        ]
-    ),
-    FAITHFULNESS: TABLES[FAITHFULNESS],
-    PASSES: TABLES[PASSES],
-}
-
-
-class CitationMeasure(ModelMeasure):
-    """How well the scores of `methods` say which sources made an answer.
-
-    A text is a question; its row's `sources` are a list of texts, `gold` the places of those that
-    hold the right answer, and `answer` the answer, which the model gives where there is none.
-    """
-
-    name = CITATIONS
-    tables = _TABLES
-    order: Mapping[str, tuple[str, ...]] = {
-        **{name: ORDER[name] for name in (EXAMPLES, FAITHFULNESS, PASSES)},
-        SOURCES: ("index", "method", "source"),
-    }
-
-    def __init__(
-        self, methods: str | Sequence[str] | None = None, generate: int = 40, separator: str = " "
-    ):
-        self.methods = METHODS if methods is None else tuple(parse_names(methods))
-        for name in self.methods:
-            ablations_of(name)
-        self._cite = CiteOptions(
-            by=DOCUMENT, parts=DOCUMENT, generate=generate, separator=separator
-        )
-
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]
-        return Needs(scopes=(), arrays=False)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        given = {"generate": self._cite.generate, "separator": self._cite.separator}
-        return {"methods": list(self.methods), **given}
-
-    def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
-        if read_head(lens.adapter).task != CAUSAL:
-            raise InputError(
-                f"{CITATIONS} are for causal language models, which {lens.name} is not"
-            )
-        return _Citations(lens, self.methods, self._cite)
+def check_answers(lens: Lens) -> None:
+    """Refuse models that do not answer."""
+    if read_head(lens.adapter).task != CAUSAL:
+        raise InputError(f"citations need a causal language model, which {lens.name} is not")
 
 
 @dataclass(frozen=True)
-class _Citations(BoundMeasure):
+class Citations(BoundMeasure):
+    """How well the scores of `methods` say which sources made an answer.
+
+    A row's text is a question; its `sources` are a list of texts, `gold` the places of those that
+    hold the right answer, and `answer` the answer, which the model gives where there is none. In
+    the tables a source stands where a token stands in those of other protocols.
+    """
+
     lens: Lens
     methods: Sequence[str]
     options: CiteOptions
+    tables: Mapping[str, pa.Schema]
+
+    @classmethod
+    def of(
+        cls,
+        lens: Lens,
+        methods: Sequence[str],
+        batch_size: int | str,
+        tables: Mapping[str, pa.Schema],
+    ) -> Citations:
+        """The protocol as ContextCite set it up: whole sources, answers of at most 40 tokens."""
+        check_answers(lens)
+        options = CiteOptions(
+            by=DOCUMENT, parts=DOCUMENT, generate=40, separator=" ", batch_size=batch_size
+        )
+        return cls(lens, methods, options, tables)
 
     def batch_rows(self, items: Sequence[Item], clock: Clock) -> list[dict[str, pa.Table] | str]:
-        return [self._rows(item, clock) for item in items]
+        return [self._tables(item, clock) for item in items]
 
-    def _rows(self, item: Item, clock: Clock) -> dict[str, pa.Table] | str:
+    def _tables(self, item: Item, clock: Clock) -> dict[str, pa.Table] | str:
         assert isinstance(item.encoded, EncodedRecord)
-        row, question = item.encoded.extra, item.encoded.text
+        row = item.encoded.extra
         try:
             sources, gold = (
                 json.loads(row.get(name, "[]")) for name in (SOURCES_COLUMN, GOLD_COLUMN)
             )
-            if len(sources) < 2:
+            if not isinstance(sources, list) or len(sources) < 2:
                 return "it has fewer than two sources, so that there is nothing to choose"
-            with clock.on("answer"):
-                answer = row.get(ANSWER_COLUMN)
-                prompt = prepared(self.lens, str(question), sources, answer, self.options)
+            with clock.on("questions"):
+                question, answer = str(item.encoded.text), row.get(ANSWER_COLUMN)
+                prompt = prepared(self.lens, question, sources, answer, self.options)
         except (NormLensError, ValueError) as error:
             return str(error)
-        most = max(map(ablations_of, self.methods))
-        trial = Trial(prompt, (item.seed, item.index), most)
+        trial = Trial(prompt, (item.seed, item.index), max(map(ablations_of, self.methods)))
+        with clock.on("intact"):
+            whole = trial.whole
         with clock.on("subsets"):
             trial.log_p(np.concatenate([trial.held, trial.masks]))
         scores: dict[str, Scores] = {}
@@ -373,39 +298,28 @@ class _Citations(BoundMeasure):
                 scores[name] = trial.scores(name)
         with clock.on("protocols"):
             values = {name: trial.values(scores[name], gold) for name in self.methods}
-        return self._tables(item, trial, scores, values, gold)
-
-    def _tables(
-        self,
-        item: Item,
-        trial: Trial,
-        scores: Mapping[str, Scores],
-        values: Mapping[str, Mapping[str, float | None]],
-        gold: Sequence[int],
-    ) -> dict[str, pa.Table]:
-        prompt = trial.prompt
-        whole = prompt.followed(prompt.read()[0])
         assert prompt.answer is not None
         example = {
-            "answer": prompt.answer.text,
-            "tokens": len(whole),
-            "answer_tokens": len(prompt.ids),
-            "sources": trial.count,
-            "score": trial.whole,
+            "tokens": len(prompt.followed(prompt.read()[0])),
+            "ordinary": trial.count,
+            "target": prompt.answer.text,
+            "score": whole,
+            "probability": float(np.exp(whole)),
         }
-        rows = {
-            EXAMPLES: [example],
-            SOURCES: [
-                {"method": name, "source": k, "text": text, "gold": k in gold, "score": score}
+        rows: dict[str, list[dict[str, Any]]] = {
+            "examples": [example],
+            "attributions": [
+                {"method": name, "position": k, "token": prompt.sources[k], "ordinary": True}
+                | {"evidence": k in gold if gold else None, "score": score}
                 for name, given in scores.items()
-                for k, (text, score) in enumerate(zip(prompt.sources, given.tolist(), strict=True))
+                for k, score in enumerate(given.tolist())
             ],
-            FAITHFULNESS: [
+            "faithfulness": [
                 {"protocol": f"{CITATIONS}-{what}", "method": name, "first": MOST, "value": value}
                 for name, of in values.items()
                 for what, value in of.items()
             ],
-            PASSES: [
+            "method_passes": [
                 {"method": name, "forward": forward, "backward": backward}
                 for name in self.methods
                 for forward, backward in [passes(name, trial.count)]
@@ -413,6 +327,6 @@ class _Citations(BoundMeasure):
         }
         of = {"index": item.index, "sequence": item.sequence}
         return {
-            name: pa.Table.from_pylist([{**of, **row} for row in some], schema=_TABLES[name])
-            for name, some in rows.items()
+            name: pa.Table.from_pylist([{**of, **row} for row in rows.get(name, [])], schema=schema)
+            for name, schema in self.tables.items()
         }

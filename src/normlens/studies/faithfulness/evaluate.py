@@ -4,45 +4,49 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
-from normlens.corpus.runs.folder import Folder, LocalFolder, model_name, open_folder
-from normlens.corpus.runs.manifest import NAME as MANIFEST
-from normlens.corpus.runs.merging import code_named
-from normlens.corpus.runs.one_measure import settings_again
+from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.refusals import check_free
 from normlens.corpus.runs.results import Run
-from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.loading.load import load
 from normlens.options import AUTO, check_keywords, names_of, shows_fields_of
-from normlens.studies.faithfulness.choosing import (
+from normlens.studies.driver import GivenData, GivenModel, Planned, is_here, loaded, one_measure
+from normlens.studies.faithfulness.citations import check_answers
+from normlens.studies.faithfulness.measure import (
     Asking,
     choose_protocols,
     default_kind,
     default_methods,
 )
-from normlens.studies.faithfulness.lens_methods import method
+from normlens.studies.faithfulness.methods import method
 from normlens.studies.faithfulness.options import (
+    ANSWER_COLUMN,
     BLIMP_BAD,
     BLIMP_EVIDENCE,
     BLIMP_GOOD,
     BLIMP_TEXT,
+    CITATION_METHODS,
+    CITATIONS,
+    GOLD_COLUMN,
+    QUESTION_COLUMN,
     RUN_FIELDS,
+    SOURCES_COLUMN,
     Columns,
     EvaluateOptions,
+    ablations_of,
     evaluate_options,
 )
 from normlens.studies.faithfulness.protocols import kind_of
 from normlens.studies.faithfulness.questions import COSINE, NEXT_TOKEN
-from normlens.studies.faithfulness.report.build import build_report
-from normlens.studies.reports.registry import FOLDER
+from normlens.studies.faithfulness.report import build_report
+from normlens.studies.reports.files import FOLDER
 from normlens.studies.reports.words import NO_PAGE, check_packages
 
 if TYPE_CHECKING:
@@ -87,11 +91,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of the measure, and how the data is read for it."""
+    """The settings of the measure, and how the data is read for it, with which further columns."""
 
     settings: dict[str, Any]
-    columns: Columns
     reading: Reading
+    extra: tuple[str, ...]
+    whole: bool = False  # whether a text must not be cut
 
 
 def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: Progress) -> Plan:
@@ -101,9 +106,11 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
     columns = Columns(
         options.label_column, options.good_column, options.bad_column, options.evidence_column
     )
+    if kind == CITATIONS:
+        return _plan_of_citations(lens, options, columns, reading)
     if kind == NEXT_TOKEN and columns == Columns():
         reading, columns = _recognised(reading)
-    first = _first(reading, columns)
+    first = _first(reading, columns.names)
     if kind == COSINE and not isinstance(first.text, tuple):
         if named:
             raise InputError(f"{named[0]} needs pairs of texts; give --pair-column")
@@ -120,7 +127,34 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
         for name in methods:
             method(name).needs(lens)
     settings = {"methods": list(methods), "protocols": list(protocols), "steps": options.steps}
-    return Plan({**settings, **columns.settings}, columns, reading)
+    whole = columns.good is not None  # the next words follow all of it
+    return Plan({**settings, **columns.settings}, reading, columns.names, whole)
+
+
+def _plan_of_citations(
+    lens: Lens, options: EvaluateOptions, columns: Columns, reading: Reading
+) -> Plan:
+    """Questions with their sources; the model answers where the data does not."""
+    if columns != Columns():
+        raise InputError(
+            "citations read the columns question, sources, gold and answer; leave the others out"
+        )
+    check_answers(lens)
+    reading = replace(reading, column=reading.column or QUESTION_COLUMN)
+    known = (SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN)
+    extra = tuple(name for name in known if reading.has((name,)))
+    if SOURCES_COLUMN not in extra:
+        raise InputError(
+            f"citations need rows with a {reading.column!r} and its {SOURCES_COLUMN!r}, a list of "
+            f"texts: JSON lines, for example; and, where they are known, {GOLD_COLUMN!r} (the "
+            f"places of those that hold the right answer) and {ANSWER_COLUMN!r}"
+        )
+    _first(reading, extra)
+    methods = options.methods or CITATION_METHODS
+    for name in methods:
+        ablations_of(name)
+    settings = {"methods": list(methods), "protocols": [CITATIONS], "steps": options.steps}
+    return Plan(settings, reading, extra, whole=True)
 
 
 def _recognised(reading: Reading) -> tuple[Reading, Columns]:
@@ -134,9 +168,9 @@ def _recognised(reading: Reading) -> tuple[Reading, Columns]:
     return reading, Columns()
 
 
-def _first(reading: Reading, columns: Columns) -> Record:
+def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
     """The first text of data that is enough for an interval."""
-    data = reading.open(columns.names)
+    data = reading.open(extra)
     first: Record | None = None
     count = 0
     for record in data:
@@ -148,7 +182,7 @@ def _first(reading: Reading, columns: Columns) -> Record:
             f"an interval needs at least {LEAST_SEQUENCES} sequences, and {data.name} gives "
             f"{count}; give more data, or a larger --limit"
         )
-    for name in columns.names:
+    for name in extra:
         if name not in first.extra:
             raise InputError(
                 f"the data is open already and comes without the column {name!r}; pass "
@@ -166,8 +200,8 @@ _NOT_TAKEN = tuple(name for name in names_of(RunOptions) if name not in RUN_FIEL
 
 @shows_fields_of(EvaluateOptions, RunOptions, Execution, without=_NOT_TAKEN)
 def evaluate(
-    model: str | os.PathLike[str] | Lens,
-    data: str | os.PathLike[str] | Data,
+    model: GivenModel,
+    data: GivenData,
     out: str | os.PathLike[str],
     *,
     page: bool = True,
@@ -183,113 +217,80 @@ def evaluate(
     columns), of `normlens.run` and of `Execution`. What the model or the data does not allow is
     refused before the run begins.
     """
-    if page:
-        check_packages(NO_PAGE, "evaluate")
     check_keywords(evaluate, options)
-    own, of_run = evaluate_options(options)
-    folder = open_folder(out)
-    progress = progress or Progress()
-    if MANIFEST in folder.names():
-        return _finish(folder, model, data, own, of_run, page, progress)
-    check_free(folder)
-    here = (of_run.get("engine", "local"), of_run.get("workers", 1)) == ("local", 1)
-    # The model that runs here, or one on the CPU to be asked what it allows.
-    lens = (
-        model
-        if isinstance(model, Lens)
-        else load(
-            model_name(model),
-            device=of_run.get("device", "auto") if here else "cpu",
-            dtype=of_run.get("dtype", "auto"),
-            revision=of_run.get("revision"),
-            trust_remote_code=of_run.get("trust_remote_code", False),
-        )
-    )
-    progress.say(f"choosing methods and protocols for {lens.name}")
-    reading = Reading(data, **{name: of_run[name] for name in READING if name in of_run})
-    plan = make_plan(lens, EvaluateOptions(**own), reading, progress)
-    if plan.columns.good is not None and of_run.setdefault("truncate", False):
-        raise InputError(
-            "the next words follow the whole text, so that a text cannot be cut; leave --truncate "
-            "out, or raise --max-length"
-        )
-    of_run["extra_columns"] = plan.columns.names
-    if not isinstance(data, Data):
-        of_run["column"] = plan.reading.column
-    done = run(
-        lens if here else model,
-        data,
-        out,
-        progress=progress,
-        measures=(MEASURE,),
-        settings={MEASURE: plan.settings},
-        **of_run,
-    )
-    return _with_page(done, progress) if page else done
+    return _evaluated(out, model, data, options, page, progress or Progress(), new=True)
 
 
 @shows_fields_of(EvaluateOptions, RunOptions, Execution, without=_NOT_TAKEN)
 def resume_evaluation(
     out: str | os.PathLike[str],
     *,
-    model: str | os.PathLike[str] | Lens | None = None,
-    data: str | os.PathLike[str] | Data | None = None,
+    model: GivenModel | None = None,
+    data: GivenData | None = None,
     page: bool = True,
     progress: Progress | None = None,
     **options: Unpack[EvaluateKeywords],
 ) -> Run:
     """Finish an evaluation that was stopped; its options may be given again, but no others."""
-    if page:
-        check_packages(NO_PAGE, "evaluate")
     check_keywords(resume_evaluation, options)
-    own, of_run = evaluate_options(options)
-    return _finish(open_folder(out), model, data, own, of_run, page, progress or Progress())
+    return _evaluated(out, model, data, options, page, progress or Progress(), new=False)
 
 
-def _finish(
-    folder: Folder,
-    model: str | os.PathLike[str] | Lens | None,
-    data: str | os.PathLike[str] | Data | None,
-    own: dict[str, Any],
-    of_run: dict[str, Any],
+def _evaluated(
+    out: str | os.PathLike[str],
+    model: GivenModel | None,
+    data: GivenData | None,
+    options: EvaluateKeywords,
     page: bool,
     progress: Progress,
+    new: bool,
 ) -> Run:
+    if page:
+        check_packages(NO_PAGE, "evaluate")
+    own, of_run = evaluate_options(options)
     # None is whatever was chosen when the evaluation began.
     given = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in own.items()
         if value is not None
     }
-    settings = settings_again(folder, MEASURE, "an evaluation", given)
-    if code_named(settings) and "methods" not in given:
+    plan = partial(_planned, EvaluateOptions(**own), of_run, progress) if new else None
+    done = one_measure(MEASURE, "an evaluation", out, model, data, given, of_run, progress, plan)
+    if not page:
+        return done
+    if isinstance(done.folder, LocalFolder):
+        progress.say("building the page")
+        build_report(done.folder.url)
+    else:
+        progress.say(f"note: {done.folder} is not on this machine, so that it has no page yet")
+    return done
+
+
+def _planned(
+    options: EvaluateOptions,
+    of_run: dict[str, Any],
+    progress: Progress,
+    model: GivenModel,
+    data: GivenData,
+) -> Planned:
+    here = is_here(of_run)
+    # The model that runs here, or one on the CPU to be asked what it allows.
+    lens = loaded(model, of_run, of_run.get("revision"), **({} if here else {"device": "cpu"}))
+    progress.say(f"choosing methods and protocols for {lens.name}")
+    reading = Reading(data, **{name: of_run[name] for name in READING if name in of_run})
+    plan = make_plan(lens, options, reading, progress)
+    if plan.whole and of_run.setdefault("truncate", False):
         raise InputError(
-            f"{str(folder)!r} takes code of your own, which is imported only if you name it: add "
-            f"--methods {','.join(settings['methods'])}"
+            "what is asked follows the whole text, so that a text cannot be cut; leave --truncate "
+            "out, or raise --max-length"
         )
-    done = resume(
-        folder.url,
-        model=model,
-        data=data,
-        progress=progress,
-        measures=(MEASURE,),
-        settings={MEASURE: settings},
-        **of_run,
-    )
-    return _with_page(done, progress) if page else done
+    of_run["extra_columns"] = plan.extra
+    if not isinstance(data, Data):
+        of_run["column"] = plan.reading.column
+    return Planned(lens if here else model, plan.settings, of_run)
 
 
 def page_of(done: Run) -> Path | None:
     """The page of an evaluation, if it has one."""
     page = Path(done.folder.url) / FOLDER / "report.html"
     return page if page.is_file() else None
-
-
-def _with_page(done: Run, progress: Progress) -> Run:
-    """The run, with its page where there is a disk to write it to."""
-    if not isinstance(done.folder, LocalFolder):
-        progress.say(f"note: {done.folder} is not on this machine, so that it has no page yet")
-        return done
-    progress.say("building the page")
-    build_report(done.folder.url)
-    return done

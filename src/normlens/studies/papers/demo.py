@@ -14,8 +14,8 @@ from normlens.loading.embedded import EMBEDDED
 from normlens.loading.load import load
 from normlens.results.exports import save_figure
 from normlens.scopes import thinned
-from normlens.studies.papers.published import SETTINGS
 from normlens.studies.papers.reproduce import reproduce
+from normlens.studies.reports.files import SETTINGS
 from normlens.viewer import to_html
 
 SENTENCES = [

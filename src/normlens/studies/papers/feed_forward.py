@@ -1,67 +1,196 @@
-"""What the feed-forward block does: Kobayashi et al. 2024, Figures 9 to 11, Tables 2 and 3."""
+"""What each component and the feed-forward block do to the maps: Kobayashi et al. 2024.
+
+Figures 7 and 8 are in `related_pairs`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
-from normlens.corpus.measures.tokens import feed_forward_pair, whole_block_pair
+from normlens.corpus.measures.tokens import ScopePair, feed_forward_pair, whole_block_pair
+from normlens.errors import listed
 from normlens.figures.canvas import COLOURS
-from normlens.scopes import layers_in_words, shortest, thinned
+from normlens.measures.bootstrap import mean_intervals
+from normlens.scopes import consecutive, layers_in_words, shortest, thinned
 from normlens.studies.papers.pair_samples import has_pairs
-from normlens.studies.papers.published import Evidence, Experiment
-from normlens.studies.papers.similarity import (
-    FORMATS,
-    RHO,
-    curves_of,
-    layer_means,
-    similarities,
+from normlens.studies.papers.published import Evidence, compare
+from normlens.studies.reports import words
+from normlens.studies.reports.contents import Figure, Result, Table, experiment
+from normlens.studies.reports.drawing import (
+    SMALL,
+    bars,
+    correlation_limits,
+    heat_map,
+    layer_lines,
+    layer_ticks,
+    legend,
+    line,
+    panels,
+    style,
 )
-from normlens.studies.reports.contents import Figure, Result, Table
-from normlens.studies.reports.drawing import correlation_limits, layer_lines, legend, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-# Figure 9: what becomes of the feed-forward block's change. Kobayashi et al. 2024.
+_say = partial(words.caption, "papers")
+
+# Means over sequences from a run's tables, with bootstrap intervals.
 
 
-def cancellation(evidence: Evidence) -> Result | None:
+RHO = "Spearman's ρ"
+FORMATS = dict.fromkeys(("rho", "low", "high"), ".3f")
+
+
+def with_intervals(evidence: Evidence, wide: pd.DataFrame) -> pd.DataFrame:
+    """Take each column's mean over sequences, with its 95 % bootstrap interval."""
+    settings = evidence.settings
+    mean, low, high = mean_intervals(
+        wide.to_numpy(np.float64), resamples=settings.resamples, seed=settings.seed
+    )
+    return pd.DataFrame({"mean": mean, "low": low, "high": high}, index=wide.columns)
+
+
+def similarities(
+    evidence: Evidence, pairs: Sequence[ScopePair]
+) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
+    """Average ρ between the scopes of each pair: over layers, and for each pair by layer (from 1).
+
+    The first has a row per pair, the others one per layer; all have columns rho, low and high.
+    """
+    ordered = [(a, b) for pair in pairs for a, b in [sorted(pair, key=evidence.scopes.index)]]
+    named = ", ".join(f"('{a}', '{b}')" for a, b in ordered)
+    means = []
+    for layer in ([], ["layer"]):
+        rows = evidence.sql(
+            f'SELECT "index", scope_a, scope_b, {"layer + 1 AS layer," if layer else ""} '
+            f"avg(rho) AS rho FROM similarity WHERE (scope_a, scope_b) IN ({named}) GROUP BY ALL"
+        )
+        keys = ["scope_a", "scope_b", *layer]
+        wide = rows.pivot_table(index="index", columns=keys, values="rho", dropna=False)
+        means.append(with_intervals(evidence, wide).rename(columns={"mean": "rho"}))
+    overall, by_layer = means
+    per_pair = [by_layer.loc[pair].reset_index() for pair in ordered]
+    return overall.loc[ordered].reset_index(drop=True), per_pair
+
+
+def layer_means(evidence: Evidence, table: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Average columns of a table over sequences, per layer (from 1), with bootstrap intervals."""
+    rows = evidence.sql(f'SELECT "index", layer + 1 AS layer, {", ".join(columns)} FROM {table}')
+    if rows.empty:
+        return pd.DataFrame()
+    wide = rows.pivot_table(index="index", columns="layer", values=list(columns), dropna=False)
+    means = with_intervals(evidence, wide)
+    return pd.DataFrame(
+        {
+            name + end: means.loc[name, column]
+            for name in columns
+            for end, column in (("", "mean"), ("_low", "low"), ("_high", "high"))
+        }
+    ).rename_axis("layer")
+
+
+def curves_of(means: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+    """Choose the curves of columns of `layer_means`, by the labels given for them."""
+    layers = means.reset_index()
+    return {
+        label: layers[["layer", name, f"{name}_low", f"{name}_high"]]
+        for name, label in labels.items()
+    }
+
+
+# Table 1 and Figure 5: how much each component changes the map.
+
+
+@experiment("papers", "similarity", needs="masked")
+def table_1_figure_5(evidence: Evidence) -> Result | None:
+    """Compare each scope's map with that of the scope before it."""
+    chain = consecutive(evidence.scopes)
+    if not chain:
+        return None
+    overall, by_layer = similarities(evidence, [(step.before, step.after) for step in chain])
+    table = pd.DataFrame(chain)[["component", "before", "after"]].join(overall)
+    labelled = zip(chain, by_layer, strict=True)
+    layers = pd.concat([frame.assign(component=step.component) for step, frame in labelled])
+    layers = layers[["component", "layer", "rho", "low", "high"]].reset_index(drop=True)
+    pair = feed_forward_pair(evidence.scopes)
+    begin = [step.after for step in chain].index(pair[1]) if pair else 0
+    late = [step.component for step in chain[begin:]]
+    measured = {f"table1/{row.component}": row.rho for row in table.itertuples()}
+    for component, rho in layers.groupby("component")["rho"]:
+        measured |= {f"figure5/{component}/min": rho.min(), f"figure5/{component}/max": rho.max()}
+    return Result(
+        tables={
+            "similarity": Table(table, _say("table similarity"), FORMATS),
+            "similarity-layers": Table(layers, _say("table similarity-layers"), FORMATS),
+        },
+        figures={
+            "similarity": Figure(lambda: _draw_table_1(table), _say("figure similarity")),
+            "similarity-layers": Figure(
+                lambda: _draw_figure_5(layers, late),
+                _say("figure similarity-layers", components=listed(late)),
+            ),
+        },
+        comparisons=[
+            *compare("table1/", measured, evidence.model, evidence.data),
+            *compare("figure5/", measured, evidence.model, evidence.data),
+        ],
+        summary={f"ρ before and after {row.component}": row.rho for row in table.itertuples()},
+    )
+
+
+def _draw_table_1(table: pd.DataFrame) -> Drawing:
+    figure, (axes,) = panels(width=3.6, height=2.4)
+    bars(axes, table.index, table, width=0.62, color=COLOURS[0])
+    for place, value in table["rho"].items():
+        axes.text(place, max(value, 0) + 0.03, f"{value:.2f}", ha="center", fontsize=SMALL)
+    axes.set_xticks(table.index, table["component"])
+    axes.set_ylim(min(0.0, table["rho"].min() - 0.05), 1.1)
+    style(axes, x="component", y=f"{RHO} before / after")
+    return figure
+
+
+def _draw_figure_5(layers: pd.DataFrame, components: list[str]) -> Drawing:
+    figure, axes = panels(columns=len(components), width=2.3, height=2.2, sharey=True)
+    for place, (panel, component) in enumerate(zip(axes, components, strict=True)):
+        rows = layers[layers["component"] == component]
+        line(panel, rows["layer"], rows["rho"], rows["low"], rows["high"], place)
+        layer_ticks(panel, int(layers["layer"].max()))
+        correlation_limits(panel, layers["low"].min())
+        title = f"({'abcdefgh'[place]}) {component}"
+        style(panel, x=words.LAYER, y=RHO if not place else "", title=title)
+    return figure
+
+
+# Figure 9: what becomes of the feed-forward block's change.
+
+
+@experiment("papers", "cancellation", needs="masked")
+def figure_9(evidence: Evidence) -> Result | None:
     """Compare the map before the feed-forward block with every later one."""
     pair = feed_forward_pair(evidence.scopes)
     if pair is None:
         return None
     chain = [scope for scope in evidence.scopes if scope.endswith("-N")]
-    later = chain[chain.index(pair[1]) :]
-    names = shortest(evidence.scopes)
+    later, names = chain[chain.index(pair[1]) :], shortest(evidence.scopes)
     overall, by_layer = similarities(evidence, [(pair[0], scope) for scope in later])
+    labelled = zip(later, by_layer, strict=True)
     layers = pd.concat(
-        [
-            frame.assign(scope=scope, through=names[scope])
-            for scope, frame in zip(later, by_layer, strict=True)
-        ],
+        [frame.assign(scope=scope, through=names[scope]) for scope, frame in labelled],
         ignore_index=True,
     )[["through", "scope", "layer", "rho", "low", "high"]]
+    name = "similarity-from-before"
     return Result(
-        tables={
-            "similarity-from-before": Table(
-                layers,
-                f"{RHO} between {pair[0]} and every later scope, per layer (Figure 9).",
-                FORMATS,
-            )
-        },
+        tables={name: Table(layers, _say(f"table {name}", before=pair[0]), FORMATS)},
         figures={
-            "similarity-from-before": Figure(
-                lambda: _draw_cancellation(layers, pair[0]),
-                f"Similarity of the map before the feed-forward block ({pair[0]}) with the maps "
-                "behind each later component, per layer, with 95 % intervals (Figure 9).",
+            name: Figure(
+                lambda: _draw_figure_9(layers, pair[0]), _say(f"figure {name}", before=pair[0])
             )
         },
-        sentences=[
-            "Where ρ rises behind a later component, that component undoes part of the block's "
-            "change."
-        ],
         summary={
             f"ρ of the map before FF and behind {names[scope]}": rho
             for scope, rho in zip(later, overall["rho"].tolist(), strict=True)
@@ -69,7 +198,7 @@ def cancellation(evidence: Evidence) -> Result | None:
     )
 
 
-def _draw_cancellation(layers: pd.DataFrame, before: str) -> Drawing:
+def _draw_figure_9(layers: pd.DataFrame, before: str) -> Drawing:
     curves = {
         f"behind {through}": rows[["layer", "rho", "low", "high"]]
         for through, rows in layers.groupby("through", sort=False)
@@ -80,194 +209,74 @@ def _draw_cancellation(layers: pd.DataFrame, before: str) -> Drawing:
     return figure
 
 
-FIGURE_9 = Experiment(
-    name="cancellation",
-    title="What becomes of the feed-forward block's change",
-    source="Kobayashi et al. 2024, section 4, Figure 9",
-    question="Do the residual connection and the normalisation behind FF cancel its effect?",
-    method="Spearman's ρ between the map before the block and the map behind each later part.",
-    needs="masked",
-    work=cancellation,
-    absent="the feed-forward block stands beside the attention, so it mixes no tokens",
-)
+# Figure 12: the similarity of every two scopes.
 
 
-# Figure 10: the feed-forward block's output beside what bypasses it. Kobayashi et al. 2024.
-
-
-def norms(evidence: Evidence) -> Result | None:
-    """Compare ‖FF(x′)‖ with the norm of the vector that bypasses the block, per layer."""
-    means = layer_means(evidence, "norms", ("ff_output_norm", "bypassed_norm"))
-    if means.empty:
-        return None
-    ratio = means["ff_output_norm"] / means["bypassed_norm"]
+@experiment("papers", "scopes", needs="masked")
+def figure_12(evidence: Evidence) -> Result | None:
+    """Compare the maps of every two scopes."""
+    pairs = evidence.sql("SELECT scope_a, scope_b, avg(rho) AS rho FROM similarity GROUP BY ALL")
+    scopes, summary, comparisons = evidence.scopes, {}, []
+    square = pd.DataFrame(np.eye(len(scopes)), index=scopes, columns=scopes)
+    for row in pairs.itertuples():
+        square.loc[row.scope_a, row.scope_b] = square.loc[row.scope_b, row.scope_a] = row.rho
+    if (pair := whole_block_pair(scopes)) is not None:
+        rho = float(square.loc[pair[0], pair[1]])
+        summary = {"ρ of ATTNRES and the whole layer": rho}
+        measured = {"figure12/RES1~LN2": rho}
+        comparisons = compare("figure12/", measured, evidence.model, evidence.data)
+    table = square.rename_axis("scope").reset_index()
+    name, formats = "similarity-matrix", dict.fromkeys(scopes, ".2f")
     return Result(
-        tables={
-            "norms": Table(
-                means.reset_index(),
-                "Mean norm of the feed-forward block's output and of the vector that bypasses it, "
-                "per layer (Figure 10), with 95 % intervals over sequences.",
-                dict.fromkeys(means.columns, ".2f"),
-            )
-        },
-        figures={
-            "norms": Figure(
-                lambda: _draw_norms(means),
-                "Mean norm of the feed-forward block's output and of the bypassed vector, per "
-                "layer (Figure 10).",
-            )
-        },
-        sentences=["The longer of two vectors that are added counts for more in their sum."],
-        summary={"‖FF output‖ ÷ ‖bypassed‖, mean over layers": float(ratio.mean())},
+        tables={name: Table(table, _say(f"table {name}"), formats)},
+        figures={name: Figure(lambda: _draw_figure_12(square), _say(f"figure {name}"))},
+        comparisons=comparisons,
+        summary=summary,
     )
 
 
-def _draw_norms(means: pd.DataFrame) -> Drawing:
-    labels = {"ff_output_norm": "FF's output", "bypassed_norm": "bypassed vector"}
-    figure, axes = layer_lines(curves_of(means, labels), "mean norm")
-    values = means[list(labels)]
-    if values.max(axis=None) > 50 * values.min(axis=None) > 0:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    legend(axes)
+def _draw_figure_12(square: pd.DataFrame) -> Drawing:
+    side = 1.9 + 0.36 * len(square)
+    figure, (axes,) = panels(width=side + 0.5, height=side)
+    image = heat_map(axes, square, vmin=np.floor(10 * square.min(axis=None)) / 10, vmax=1)
+    axes.set_xticks(range(len(square)), square.columns, rotation=45, ha="right")
+    style(axes, grid=False)
+    bar = figure.colorbar(image, ax=axes, shrink=0.7)
+    bar.ax.tick_params(labelsize=SMALL)
+    bar.set_label(RHO, fontsize=SMALL)
     return figure
 
 
-FIGURE_10 = Experiment(
-    name="norms",
-    title="The block's output beside what bypasses it",
-    source="Kobayashi et al. 2024, section 6, Figure 10",
-    question="Is the feed-forward block's output small beside the bypassed vector?",
-    method="Mean norm over the tokens of a sequence, then over sequences.",
-    needs="masked",
-    work=norms,
-    absent="the run has no norms of the feed-forward block",
-)
+# Tables 2 and 3: the pairs of subwords that are amplified most.
 
 
-# Figure 11: the dimensions that the feed-forward block writes into. Kobayashi et al. 2024.
-
-
-_SHOWN = 3  # layers whose dimensions are drawn
-
-
-def dimensions(evidence: Evidence) -> Result | None:
-    """Average |value| per dimension of FF's input and output, with γ of the norm behind it."""
-    values = evidence.sql(
-        """
-        SELECT layer + 1 AS layer, dimension, sum_input_abs / count AS input,
-               sum_output_abs / count AS output, gamma, special
-        FROM norms_dimensions ORDER BY layer, dimension
-        """
-    )
-    if values.empty:
-        return None
-    layers = sorted(values["layer"].unique())
-    has_gamma = values["gamma"].notna().any()
-    columns = ["layer", "dimension", "input", "output", "gamma", "special"]
-    shown = thinned(layers, _SHOWN)
-    return Result(
-        tables={
-            "dimensions": Table(
-                values[columns],
-                "Mean |value| of the feed-forward block's input and output per dimension, and γ "
-                "of the normalisation behind it (Figure 11).",
-                {"input": ".4f", "output": ".4f", "gamma": ".4f"},
-                shown=20,
-            )
-        },
-        figures={
-            "dimensions": Figure(
-                lambda: _draw_dimensions(values[values["layer"].isin(shown)], has_gamma),
-                "Mean |value| per dimension of FF's input and output"
-                + (", γ of LN behind FF, and the special dimensions" if has_gamma else "")
-                + f", in {layers_in_words(shown)}, counted from 1 (Figure 11).",
-            )
-        },
-        sentences=["A dimension with a large output and a low γ is one that LN shrinks again."],
-    )
-
-
-def _draw_dimensions(values: pd.DataFrame, has_gamma: bool) -> Drawing:
-    rows = [("input", "mean |FF input|"), ("output", "mean |FF output|")]
-    rows += [("gamma", "γ of LN")] if has_gamma else []
-    layers = sorted(values["layer"].unique())
-    figure, axes = panels(columns=len(layers), rows=len(rows), width=2.4, height=1.5)
-    for place, panel in enumerate(axes):
-        (column, label), layer = rows[place // len(layers)], layers[place % len(layers)]
-        layer_values = values[values["layer"] == layer]
-        panel.vlines(layer_values["dimension"], 0, layer_values[column], color="#b8b8b8", lw=0.5)
-        special = layer_values[layer_values["special"]]
-        panel.vlines(special["dimension"], 0, special[column], color=COLOURS[1], lw=0.9)
-        panel.plot(special["dimension"], special[column], "o", color=COLOURS[1], ms=2)
-        panel.margins(x=0.01)
-        style(
-            panel,
-            x="dimension" if place // len(layers) == len(rows) - 1 else "",
-            y=label if place % len(layers) == 0 else "",
-            title=f"layer {layer} (counted from 1)" if place < len(layers) else "",
-        )
-    return figure
-
-
-FIGURE_11 = Experiment(
-    name="dimensions",
-    title="Special dimensions",
-    source="Kobayashi et al. 2024, section 6, Figure 11",
-    question="Does FF write into few dimensions, and does the normalisation shrink those?",
-    method=(
-        "Mean |value| over all tokens of the corpus. Special dimensions are the 1 % with the "
-        "lowest γ of the normalisation behind the block."
-    ),
-    needs="masked",
-    work=dimensions,
-    absent="the run has no statistics of dimensions",
-)
-
-
-# Tables 2 and 3: the pairs of subwords that are amplified most. Kobayashi et al. 2024.
-
-
-def top_pairs(evidence: Evidence) -> Result | None:
+@experiment("papers", "amplified-pairs", needs="plain")
+def tables_2_3(evidence: Evidence) -> Result | None:
     """List the most amplified pairs per layer, by FF and by all behind the first residual."""
     if not has_pairs(evidence):
         return None
     scopes, settings = evidence.scopes, evidence.settings
-    tables: dict[str, Table] = {}
-    for name, pair, what, source in (
-        ("amplified-by-ff", feed_forward_pair(scopes), "the feed-forward block", "Table 2"),
-        (
-            "amplified-by-layer",
-            whole_block_pair(scopes),
-            "everything behind the first residual",
-            "Table 3",
-        ),
-    ):
-        if pair is None or (frame := _top(evidence, pair)).empty:
-            continue
+    around = {
+        "amplified-by-ff": feed_forward_pair(scopes),
+        "amplified-by-layer": whole_block_pair(scopes),
+    }
+    every = {name: _top(evidence, pair) for name, pair in around.items() if pair is not None}
+    frames = {name: frame for name, frame in every.items() if not frame.empty}
+    if not frames:
+        return None
+    pairs = [frame.set_index(["layer", "source", "target"]).index for frame in frames.values()]
+    tables = {}
+    for (name, frame), own in zip(frames.items(), pairs, strict=True):
+        frame["in both"] = len(frames) == 2 and own.isin(pairs[0]) & own.isin(pairs[1])
+        before, after = around[name] or ("", "")
+        facts = {"top": settings.top, "min_count": settings.min_count}
         tables[name] = Table(
             frame,
-            f"The {settings.top} ordered pairs of subwords that {what} amplifies most, per layer "
-            f"({source}): mean amplification, how often the pair occurs (at least "
-            f"{settings.min_count} times), and its mean share of the source's column before "
-            f"({pair[0]}) and after ({pair[1]}).",
+            _say(f"table {name}", before=before, after=after, **facts),
             {"amplification": ".4f", "before": ".4f", "after": ".4f"},
             shown=3 * settings.top,
         )
-    if not tables:
-        return None
-    frames = [table.frame for table in tables.values()]
-    pairs = [frame.set_index(["layer", "source", "target"]).index for frame in frames]
-    for frame, own in zip(frames, pairs, strict=True):
-        frame["in both"] = len(frames) == 2 and own.isin(pairs[0]) & own.isin(pairs[1])
-    return Result(
-        tables=tables,
-        sentences=[
-            "A source is what a target draws from; “in both” marks pairs that are among the most "
-            "amplified of their layer in both tables."
-        ],
-    )
+    return Result(tables=tables)
 
 
 def _top(evidence: Evidence, pair: tuple[str, str]) -> pd.DataFrame:
@@ -299,20 +308,113 @@ def _top(evidence: Evidence, pair: tuple[str, str]) -> pd.DataFrame:
     )
 
 
-TABLES_2_3 = Experiment(
-    name="amplified-pairs",
-    title="Which pairs are amplified most",
-    source="Kobayashi et al. 2024, section 5, Tables 2 and 3",
-    question="Which pairs of subwords does the feed-forward block bring together?",
-    method=(
-        "FF-amp: both maps scaled so that each column (one source) sums to 1, then after minus "
-        "before, averaged over all occurrences of an ordered pair of subwords; a token's "
-        "relation to itself is left out, special tokens stay in."
-    ),
-    needs="plain",
-    work=top_pairs,
-    absent=(
-        "the run has no amplification tables, no pair occurs often enough, or the feed-forward "
-        "block stands beside the attention"
-    ),
-)
+# Figure 10: the feed-forward block's output beside what bypasses it.
+
+
+@experiment("papers", "norms", needs="masked")
+def figure_10(evidence: Evidence) -> Result | None:
+    """Compare ‖FF(x′)‖ with the norm of the vector that bypasses the block, per layer."""
+    means = layer_means(evidence, "norms", ("ff_output_norm", "bypassed_norm"))
+    if means.empty:
+        return None
+    ratio = means["ff_output_norm"] / means["bypassed_norm"]
+    formats = dict.fromkeys(means.columns, ".2f")
+    return Result(
+        tables={"norms": Table(means.reset_index(), _say("table norms"), formats)},
+        figures={"norms": Figure(lambda: _draw_figure_10(means), _say("figure norms"))},
+        summary={"‖FF output‖ ÷ ‖bypassed‖, mean over layers": float(ratio.mean())},
+    )
+
+
+def _draw_figure_10(means: pd.DataFrame) -> Drawing:
+    labels = {"ff_output_norm": "FF's output", "bypassed_norm": "bypassed vector"}
+    figure, axes = layer_lines(curves_of(means, labels), "mean norm")
+    values = means[list(labels)]
+    if values.max(axis=None) > 50 * values.min(axis=None) > 0:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    legend(axes)
+    return figure
+
+
+# Figure 11: the dimensions that the feed-forward block writes into.
+
+
+_SHOWN = 3  # layers whose dimensions are drawn
+
+
+@experiment("papers", "dimensions", needs="masked")
+def figure_11(evidence: Evidence) -> Result | None:
+    """Average |value| per dimension of FF's input and output, with γ of the norm behind it."""
+    values = evidence.sql(
+        """
+        SELECT layer + 1 AS layer, dimension, sum_input_abs / count AS input,
+               sum_output_abs / count AS output, gamma, special
+        FROM norms_dimensions ORDER BY layer, dimension
+        """
+    )
+    if values.empty:
+        return None
+    shown = thinned(sorted(values["layer"].unique()), _SHOWN)
+    drawn = values[values["layer"].isin(shown)]
+    said = _say("figure dimensions", layers=layers_in_words(shown))
+    formats = dict.fromkeys(("input", "output", "gamma"), ".4f")
+    return Result(
+        tables={"dimensions": Table(values, _say("table dimensions"), formats, shown=20)},
+        figures={"dimensions": Figure(lambda: _draw_figure_11(drawn), said)},
+    )
+
+
+def _draw_figure_11(values: pd.DataFrame) -> Drawing:
+    rows = [("input", "mean |FF input|"), ("output", "mean |FF output|")]
+    rows += [("gamma", "γ of LN")] if values["gamma"].notna().any() else []
+    layers = sorted(values["layer"].unique())
+    figure, axes = panels(columns=len(layers), rows=len(rows), width=2.4, height=1.5)
+    for place, panel in enumerate(axes):
+        (column, label), layer = rows[place // len(layers)], layers[place % len(layers)]
+        some = values[values["layer"] == layer]
+        panel.vlines(some["dimension"], 0, some[column], color="#b8b8b8", lw=0.5)
+        special = some[some["special"]]
+        panel.vlines(special["dimension"], 0, special[column], color=COLOURS[1], lw=0.9)
+        panel.plot(special["dimension"], special[column], "o", color=COLOURS[1], ms=2)
+        panel.margins(x=0.01)
+        style(
+            panel,
+            x="dimension" if place // len(layers) == len(rows) - 1 else "",
+            y=label if place % len(layers) == 0 else "",
+            title=f"layer {layer} (counted from 1)" if place < len(layers) else "",
+        )
+    return figure
+
+
+# Section 6.2: the map without the special dimensions.
+
+
+@experiment("papers", "special-dimensions", needs="masked")
+def section_6_2(evidence: Evidence) -> Result | None:
+    """Compare ρ of the maps before and behind FF with and without the special dimensions."""
+    means = layer_means(evidence, "special_dimensions", ("rho_with", "rho_without"))
+    if means.empty:
+        return None
+    gain = means["rho_without"] - means["rho_with"]
+    measured = {
+        f"special/layer-{layer}/{which}": float(means.loc[layer, f"rho_{which}"])
+        for layer in means.index
+        for which in ("with", "without")
+    }
+    name, formats = "special-dimensions", dict.fromkeys(means.columns, ".3f")
+    return Result(
+        tables={name: Table(means.reset_index(), _say(f"table {name}"), formats)},
+        figures={name: Figure(lambda: _draw_section_6_2(means), _say(f"figure {name}"))},
+        comparisons=compare("special/", measured, evidence.model, evidence.data),
+        summary={"gain in ρ without special dimensions, mean over layers": float(gain.mean())},
+    )
+
+
+def _draw_section_6_2(means: pd.DataFrame) -> Drawing:
+    labels = {"rho_with": "all dimensions", "rho_without": "without special dimensions"}
+    figure, axes = layer_lines(curves_of(means, labels), "Spearman's ρ before / behind FF")
+    correlation_limits(axes, float(means.min(axis=None)))
+    legend(axes, loc="lower left")
+    return figure

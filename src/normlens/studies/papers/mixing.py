@@ -1,23 +1,47 @@
-"""Mixing ratios and the expansion rate: Kobayashi et al. 2021, section 4 and their notebook."""
+"""How tokens are mixed: Kobayashi et al. 2021, sections 4 and 5, their notebook and example."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from normlens.corpus.measures.tokens import CATEGORIES
-from normlens.figures.canvas import COLOURS, INK
-from normlens.measures.bootstrap import mean_intervals
-from normlens.scopes import components_of
-from normlens.studies.papers.published import Evidence, Experiment, compare
+from normlens.errors import InputError, listed, quoted
+from normlens.figures.canvas import COLOURS, FRAME, INK, cut_labels
+from normlens.figures.heat_maps import Panel, draw_panel, label_tokens
+from normlens.measures.bootstrap import ratio_intervals
+from normlens.measures.maps import normalise
+from normlens.measures.ranks import average_ranks, grouped_spearman, spearman_matrix
+from normlens.results.maps import Maps
+from normlens.scopes import components_of, layers_in_words, thinned
+from normlens.studies.papers.published import Evidence, compare
+from normlens.studies.papers.settings import Settings
 from normlens.studies.reports import words
-from normlens.studies.reports.contents import Figure, Result, Table
-from normlens.studies.reports.drawing import SMALL, TEXT, heat_map, layer_ticks, panels, style
+from normlens.studies.reports.contents import Figure, Result, Table, experiment
+from normlens.studies.reports.drawing import (
+    SMALL,
+    TEXT,
+    fonts_for,
+    heat_map,
+    layer_ticks,
+    legend_outside,
+    panels,
+    style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
+
+    from normlens.inputs.text import Text
+    from normlens.lens import Lens
+
+_say = partial(words.caption, "papers")
 
 # Shared by the experiments on mixing ratios: categories of tokens, and scopes to name.
 
@@ -31,9 +55,6 @@ _NAMES = {
 }
 #: A decoder's sequence is framed by its beginning and its end.
 _CAUSAL_NAMES = {**_NAMES, "cls": "BOS", "sep": "EOS"}
-FIRST_TOKEN = (
-    "The model is causal: the first token of a sequence sees only itself, so its ratio is 0."
-)
 
 
 def has_mixing(evidence: Evidence) -> bool:
@@ -60,10 +81,86 @@ def attention_block(scopes: list[str]) -> str:
     return before[-1] if len(before) > 1 else chain[-1]
 
 
-# The heat maps of mixing ratios: layer by category of tokens, a panel per method.
+# Section 4: how much of a token's vector comes from other tokens.
 
 
-def draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
+MEAN, LOW, HIGH = "mean", "95 % low", "95 % high"
+LAYER_MAX, LAYER_MIN = "highest layer mean", "lowest layer mean"
+TOKEN_MAX, TOKEN_MIN = "highest token", "lowest token"
+_COLUMNS = ("method", MEAN, LOW, HIGH, LAYER_MAX, LAYER_MIN, TOKEN_MAX, TOKEN_MIN)
+
+
+@experiment("papers", "mixing", needs="masked")
+def section_4(evidence: Evidence) -> Result | None:
+    """Take mean, maximum and minimum per method, and means per layer and category of tokens."""
+    if not has_mixing(evidence):
+        return None
+    cells = evidence.sql(
+        "SELECT scope, layer + 1 AS layer, category, count(*) AS tokens, sum(ratio) AS total, "
+        "min(ratio) AS low, max(ratio) AS high FROM mixing WHERE NOT isnan(ratio) GROUP BY ALL"
+    )
+    scopes = in_model_order(evidence, set(cells["scope"]))
+    if not scopes:
+        return None
+    layers = _means(cells, ["scope", "layer"]).unstack("layer").loc[scopes]
+    table = _mixing_table(evidence, cells, layers, scopes)
+    grid = _grid(cells, scopes, category_names(evidence))
+    means = dict(zip(table["method"], table[MEAN], strict=True))
+    groups = ("mixing", "mixing-poster")
+    measured = {f"{group}/{scope}": mean for scope, mean in means.items() for group in groups}
+    formats = dict.fromkeys(_COLUMNS[1:], ".2f"), dict.fromkeys(list(grid)[2:], ".1f")
+    return Result(
+        tables={
+            "mixing": Table(table, _say("table mixing"), formats[0]),
+            "mixing-layers": Table(grid, _say("table mixing-layers"), formats[1]),
+        },
+        figures={"mixing": Figure(lambda: _draw_grid(grid, scopes), _say("figure mixing"))},
+        comparisons=[
+            item
+            for group in groups
+            for item in compare(f"{group}/", measured, evidence.model, evidence.data)
+        ],
+        summary={f"Mean mixing ratio, {scope} (%)": value for scope, value in means.items()},
+    )
+
+
+def _means(cells: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """Average the ratio, in per cent, over the tokens of each group."""
+    sums = cells.groupby(keys)[["total", "tokens"]].sum()
+    return 100 * sums["total"] / sums["tokens"]
+
+
+def _mixing_table(
+    evidence: Evidence, cells: pd.DataFrame, layers: pd.DataFrame, scopes: list[str]
+) -> pd.DataFrame:
+    single = cells.groupby("scope").agg(low=("low", "min"), high=("high", "max")).loc[scopes]
+    sums = evidence.sql(
+        'SELECT "index", scope, 100 * sum(ratio) AS total, count(*) AS tokens FROM mixing '
+        "WHERE NOT isnan(ratio) GROUP BY ALL"
+    )
+    total, tokens = (
+        sums.pivot(index="index", columns="scope", values=name)[scopes].fillna(0).to_numpy(float)
+        for name in ("total", "tokens")
+    )
+    settings = evidence.settings
+    means = ratio_intervals(total, tokens, settings.resamples, settings.seed)
+    ends = (layers.max(axis=1), layers.min(axis=1), 100 * single["high"], 100 * single["low"])
+    columns = [scopes, *means, *(end.to_numpy() for end in ends)]
+    return pd.DataFrame(dict(zip(_COLUMNS, columns, strict=True)))
+
+
+def _grid(cells: pd.DataFrame, scopes: list[str], names: dict[str, str]) -> pd.DataFrame:
+    """Build the grid: rows by method and layer, columns for all tokens and each category."""
+    present = [name for name in CATEGORIES if name in set(cells["category"])]
+    wide = _means(cells, ["scope", "layer", "category"]).unstack("category")[present]
+    wide = wide.rename(columns=names)
+    if len(present) > 1:
+        wide.insert(0, "all", _means(cells, ["scope", "layer"]))
+    wide.columns.name = None
+    return wide.reindex(scopes, level="scope").rename_axis(["method", "layer"]).reset_index()
+
+
+def _draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
     """Draw layer × category heat maps, one panel per method; with one category, layer × method."""
     categories = list(grid)[2:]
     if len(categories) == 1:
@@ -106,205 +203,282 @@ def draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
     return figure
 
 
-# Section 4: how much of a token's vector comes from other tokens. Kobayashi et al. 2021.
+# How frequent a subword is: ranks from the user's file, or from the corpus itself.
 
 
-MEAN, LOW, HIGH = "mean", "95 % low", "95 % high"
-LAYER_MAX, LAYER_MIN = "highest layer mean", "lowest layer mean"
-TOKEN_MAX, TOKEN_MIN = "highest token", "lowest token"
+#: A copy of the user's file, so that a report can be built again without it.
+RANKS = "ranks.txt"
 
 
-def mixing(evidence: Evidence) -> Result | None:
-    """Take mean, maximum and minimum per method, and means per layer and category of tokens."""
+def read_ranks(path: str | Path) -> dict[int, int]:
+    """Read each subword id's rank from a file of `rank count id` lines (rank 1: most frequent)."""
+    path = Path(path)
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"cannot read the ranks in {str(path)!r}: {reason}") from error
+    ranks: dict[int, int] = {}
+    for place, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rank, _, token = (int(field) for field in line.split())
+        except ValueError:
+            shown = line.strip() if len(line.strip()) <= 40 else line.strip()[:39] + "…"
+            raise InputError(
+                f"line {place} of {str(path)!r} is {shown!r}; it must hold three whole numbers, "
+                "rank count id"
+            ) from None
+        if rank < 1 or token < 0:
+            raise InputError(f"line {place} of {str(path)!r} has a rank below 1 or an id below 0")
+        if token in ranks:
+            raise InputError(f"line {place} of {str(path)!r} gives id {token} a second rank")
+        ranks[token] = rank
+    if not ranks:
+        raise InputError(f"{str(path)!r} has no line `rank count id`")
+    return ranks
+
+
+def subword_ranks(evidence: Evidence, groups: pd.DataFrame) -> tuple[pd.Series, int]:
+    """Rank each subword of the run; return the ranks and how many subwords the file lacks.
+
+    As in the authors' program, subwords without a rank come behind all that have one.
+    """
+    counts = groups[groups["scope"] == groups["scope"].iloc[0]].set_index("token_id")["occurrences"]
+    if evidence.settings.ranks is None:
+        return pd.Series(average_ranks(-counts.to_numpy()), index=counts.index), 0
+    kept = evidence.folder / RANKS
+    ranked = read_ranks(kept if kept.is_file() else evidence.settings.ranks)
+    ranks = pd.Series([ranked.get(token, math.nan) for token in counts.index], index=counts.index)
+    unranked = int(ranks.isna().sum())
+    if unranked == len(ranks):
+        raise InputError(
+            f"{str(evidence.settings.ranks)!r} has no rank for any subword of this run; its ids "
+            "must be those of the model's vocabulary"
+        )
+    return ranks.fillna(max(ranked.values()) + 1), unranked
+
+
+# The scatter plot of mixing ratio against frequency rank.
+
+
+#: What the correlations are taken over: SQL for the categories of tokens.
+KINDS = {"all": "category <> 'mask'", "ordinary": "category = 'ordinary'"}
+COLUMNS = {
+    ("all", "occurrences"): "all tokens",
+    ("ordinary", "occurrences"): "without special tokens",
+    ("all", "types"): "all types",
+    ("ordinary", "types"): "types without special tokens",
+}
+
+
+def drawn_scopes(scopes: list[str]) -> list[str]:
+    """Choose the scopes to draw: ATTN-N, with the residual, with all before FF, the whole layer."""
+    chain = [scope for scope in scopes if scope.endswith("-N")]
+    if not chain:
+        return scopes[:1]
+    residual = [scope for scope in chain if "RES" in components_of(scope)]
+    wanted = {chain[0], *residual[:1], attention_block(scopes), chain[-1]}
+    return [scope for scope in chain if scope in wanted]
+
+
+def _draw_frequency(
+    evidence: Evidence, scopes: list[str], ranks: pd.Series, table: pd.DataFrame, share: float
+) -> Drawing:
+    listed = ", ".join(f"'{scope}'" for scope in scopes)
+    chosen = "" if share == 1 else f'AND hash("index", position) % 1000000 < {round(share * 1e6)}'
+    points = evidence.sql(
+        "SELECT scope, any_value(token_id) AS token_id, any_value(category) AS category, "
+        f"100 * avg(ratio) AS ratio FROM mixing WHERE {KINDS['all']} AND NOT isnan(ratio) "
+        f'AND scope IN ({listed}) {chosen} GROUP BY scope, "index", position '
+        'ORDER BY scope, "index", position'
+    )
+    points["rank"] = ranks.loc[points["token_id"]].to_numpy()
+    columns = min(2, len(scopes))
+    figure, axes = panels(columns, -(-len(scopes) // columns), width=3.4, height=2.5, sharex=True)
+    names = category_names(evidence)
+    rho = table.set_index("method")
+    for place, panel in enumerate(axes):
+        if place >= len(scopes):
+            panel.set_axis_off()
+            continue
+        scope = scopes[place]
+        _draw_points(panel, points[points["scope"] == scope], names)
+        panel.set_xscale("log")
+        panel.set_xlim(left=0.8)
+        lowest = place + columns >= len(scopes)
+        values = [words.fixed(rho.loc[scope, COLUMNS[kind, "occurrences"]]) for kind in KINDS]
+        beside = f", ordinary {values[1]}" if values[0] != values[1] else ""
+        style(
+            panel,
+            x="frequency rank" if lowest else "",
+            y="" if place % columns else "mixing ratio (%)",
+            title=f"{scope}   ρ = {values[0]}{beside}",
+        )
+        panel.tick_params(which="minor", length=1.5, width=0.4)
+    handles, labels = axes[0].get_legend_handles_labels()
+    if len(labels) > 1:
+        named = dict(zip(labels, handles, strict=True))
+        legend_outside(figure, named, "lower", markerscale=1.6, handletextpad=0.1)
+    return figure
+
+
+def _draw_points(panel: Any, points: pd.DataFrame, names: dict[str, str]) -> None:
+    colours = dict(zip(CATEGORIES, (COLOURS[0], "", *COLOURS[1:4]), strict=True))
+    ordinary = points[points["category"] == "ordinary"]
+    alpha = float(np.clip(800 / max(1, len(ordinary)), 0.08, 0.6))
+    for category in CATEGORIES:
+        group = points[points["category"] == category]
+        if not len(group):
+            continue
+        faint = alpha if category == "ordinary" else min(0.5, 3 * alpha)
+        dots: Any = {"lw": 0, "color": colours[category]}
+        panel.scatter(group["rank"], group["ratio"], s=4, alpha=faint, rasterized=True, **dots)
+        panel.scatter([], [], s=8, label=names[category], **dots)
+    if ordinary["rank"].nunique() > 1:
+        ends = np.log10([ordinary["rank"].min(), ordinary["rank"].max()])
+        bins = np.unique(np.logspace(*ends, 13))
+        bins[-1] *= 1 + 1e-9
+        median = ordinary.groupby(np.digitize(ordinary["rank"], bins))[["rank", "ratio"]].median()
+        panel.plot(median["rank"], median["ratio"], color=INK, lw=1.2)
+
+
+# Section 5: mixing ratio against the frequency of the subword.
+
+
+#: Occurrences in the scatter plot, about.
+_POINTS = 20_000
+
+
+@experiment("papers", "frequency", needs="masked")
+def section_5(evidence: Evidence) -> Result | None:
+    """Correlate mixing ratio and frequency rank per method, over occurrences and over types."""
     if not has_mixing(evidence):
         return None
-    cells = evidence.sql(
-        "SELECT scope, layer + 1 AS layer, category, count(*) AS tokens, sum(ratio) AS total, "
-        "min(ratio) AS low, max(ratio) AS high FROM mixing WHERE NOT isnan(ratio) GROUP BY ALL"
-    )
-    scopes = in_model_order(evidence, set(cells["scope"]))
+    groups = {kind: _groups(evidence, where) for kind, where in KINDS.items()}
+    scopes = in_model_order(evidence, set(groups["ordinary"]["scope"]))
     if not scopes:
         return None
-    names = category_names(evidence)
-    layers = _means(cells, ["scope", "layer"]).unstack("layer").loc[scopes]
-    table = _table(evidence, cells, layers, scopes)
-    grid = _grid(cells, scopes, names)
-    means = dict(zip(table["method"], table[MEAN], strict=True))
+    ranks, unranked = subword_ranks(evidence, groups["all"])
+    table = _frequency_table(groups, scopes, ranks)
+    occurrences = int(groups["all"].loc[groups["all"]["scope"] == scopes[0], "occurrences"].sum())
     measured = {
-        f"{group}/{scope}": value
-        for scope, value in means.items()
-        for group in ("mixing", "mixing-poster")
+        f"frequency/{kind}/{row['method']}": float(row[COLUMNS[kind, "occurrences"]])
+        for _, row in table.iterrows()
+        for kind in KINDS
     }
-    per_cent = dict.fromkeys(list(table)[1:], ".2f")
+    given = evidence.settings.ranks
+    origin = f"ranks from {Path(given).name}" if given else "ranks of the subwords in this corpus"
+    drawn, share = drawn_scopes(scopes), min(1.0, _POINTS / occurrences)
+    said = _say("table frequency", origin=origin, unranked=unranked)
+    ordinary = table[COLUMNS["ordinary", "occurrences"]].astype(float)
     return Result(
-        tables={
-            "mixing": Table(
-                table,
-                "Mixing ratio per method in per cent: the mean over all tokens and layers with "
-                "its 95 % bootstrap interval over sequences; the highest and lowest of the layers' "
-                "means; the highest and lowest value of a single token in a layer.",
-                per_cent,
-            ),
-            "mixing-layers": Table(
-                grid,
-                "Mixing ratio per method and layer in per cent, for each category of tokens.",
-                dict.fromkeys(list(grid)[2:], ".1f"),
-            ),
-        },
+        tables={"frequency": Table(table, said, dict.fromkeys(COLUMNS.values(), ".3f"))},
         figures={
-            "mixing": Figure(
-                lambda: draw_grid(grid, scopes),
-                "Mixing ratio (per cent) per layer and "
-                + (
-                    "category of tokens, one panel per method."
-                    if len(grid.columns) > 3
-                    else "method."
-                ),
+            "frequency": Figure(
+                lambda: _draw_frequency(evidence, drawn, ranks, table, share),
+                _say("figure frequency", origin=origin, points=_POINTS),
             )
         },
-        sentences=[
-            "The share of other tokens in a token's vector: 0 % is the token alone.",
-            *([FIRST_TOKEN] if evidence.model["causal"] else []),
-        ],
+        # The published figures have ranks from BERT's training data.
         comparisons=[
-            *compare("mixing/", measured, evidence.model, evidence.data),
-            *compare("mixing-poster/", measured, evidence.model, evidence.data),
+            replace(comparison, same=comparison.same and given is not None)
+            for part in KINDS
+            for comparison in compare(f"frequency/{part}/", measured, evidence.model, evidence.data)
         ],
-        summary={f"Mean mixing ratio, {scope} (%)": value for scope, value in means.items()},
+        summary={
+            f"ρ of mixing ratio and frequency rank, {scope}": rho
+            for scope, rho in zip(table["method"], ordinary.tolist(), strict=True)
+        },
     )
 
 
-def _means(cells: pd.DataFrame, keys: list[str]) -> pd.Series:
-    """Average the ratio, in per cent, over the tokens of each group."""
-    sums = cells.groupby(keys)[["total", "tokens"]].sum()
-    return 100 * sums["total"] / sums["tokens"]
+def _groups(evidence: Evidence, where: str) -> pd.DataFrame:
+    """Count each method's subwords, with their mean ratio and sums of the occurrences' ranks.
 
-
-def _table(
-    evidence: Evidence, cells: pd.DataFrame, layers: pd.DataFrame, scopes: list[str]
-) -> pd.DataFrame:
-    single = cells.groupby("scope").agg(low=("low", "min"), high=("high", "max")).loc[scopes]
-    mean, low, high = _intervals(evidence, scopes)
-    return pd.DataFrame(
-        {
-            "method": scopes,
-            MEAN: mean,
-            LOW: low,
-            HIGH: high,
-            LAYER_MAX: layers.max(axis=1).to_numpy(),
-            LAYER_MIN: layers.min(axis=1).to_numpy(),
-            TOKEN_MAX: 100 * single["high"].to_numpy(),
-            TOKEN_MIN: 100 * single["low"].to_numpy(),
-        }
-    )
-
-
-def _intervals(evidence: Evidence, scopes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Average over all tokens and layers (per cent), with the bootstrap interval over sequences.
-
-    With s and c a sequence's sum and count, the mean is R = Σs / Σc, a ratio of two sums. Its
-    linear form ``R + (s − R c) / mean(c)``, whose mean is R, is resampled: long and short sequences
-    then weigh as in R itself. Davison and Hinkley 1997, section 2.7.
+    `place` is an occurrence's average rank by its ratio among all of its method, less their mean.
+    Spearman's ρ with anything that depends on the subword alone follows from these sums. Ratios are
+    rounded to ten digits: the order in which a mean over layers was summed must not break ties.
     """
-    sums = evidence.sql(
-        'SELECT "index", scope, sum(ratio) AS total, count(*) AS tokens FROM mixing '
-        "WHERE NOT isnan(ratio) GROUP BY ALL"
+    return evidence.sql(
+        f"""
+        WITH occurrence AS (
+            SELECT scope, any_value(token_id) AS token_id, round(avg(ratio), 10) AS ratio
+            FROM mixing WHERE {where} AND NOT isnan(ratio) GROUP BY scope, "index", position
+        ), placed AS (
+            SELECT scope, token_id, ratio,
+                rank() OVER (PARTITION BY scope ORDER BY ratio)
+                + (count(*) OVER (PARTITION BY scope, ratio) - 1) / 2.0
+                - (count(*) OVER (PARTITION BY scope) + 1) / 2.0 AS place
+            FROM occurrence
+        )
+        SELECT scope, token_id, count(*) AS occurrences, round(avg(ratio), 10) AS ratio,
+            sum(place) AS place, sum(place * place) AS square
+        FROM placed GROUP BY scope, token_id ORDER BY scope, token_id
+        """
     )
-    total, tokens = (
-        sums.pivot(index="index", columns="scope", values=name)[scopes].fillna(0).to_numpy(float)
-        for name in ("total", "tokens")
-    )
-    ratio = total.sum(axis=0) / tokens.sum(axis=0)
-    linear = ratio + (total - ratio * tokens) / tokens.mean(axis=0)
-    settings = evidence.settings
-    return mean_intervals(100 * linear, resamples=settings.resamples, seed=settings.seed)
 
 
-def _grid(cells: pd.DataFrame, scopes: list[str], names: dict[str, str]) -> pd.DataFrame:
-    """Build the grid: rows by method and layer, columns for all tokens and each category."""
-    present = [name for name in CATEGORIES if name in set(cells["category"])]
-    wide = _means(cells, ["scope", "layer", "category"]).unstack("category")[present]
-    wide = wide.rename(columns=names)
-    if len(present) > 1:
-        wide.insert(0, "all", _means(cells, ["scope", "layer"]))
-    wide.columns.name = None
-    return wide.reindex(scopes, level="scope").rename_axis(["method", "layer"]).reset_index()
-
-
-SECTION_4 = Experiment(
-    name="mixing",
-    title="Mixing ratio",
-    source="Kobayashi et al. 2021, section 4",
-    question="How much of a token's vector comes from other tokens, and how much from itself?",
-    method=(
-        "Mixing ratio ‖Σ_{j≠i} F_i(x_j)‖ / (‖Σ_{j≠i} F_i(x_j)‖ + ‖F_i(x_i)‖) of every token in "
-        "every layer: the norm of the other tokens' sum, not a sum of norms. ATTN-W: one minus "
-        "the head mean of the token's weight on itself; ATTNRES-W: half of that. Every token "
-        "of every layer counts the same in the mean. Intervals: percentile bootstrap over "
-        "sequences of the (linearised) mean over tokens."
-    ),
-    needs="masked",
-    work=mixing,
-    absent="the run has no mixing ratios; add the measure mixing",
-)
+def _frequency_table(
+    groups: dict[str, pd.DataFrame], scopes: list[str], ranks: pd.Series
+) -> pd.DataFrame:
+    rows = []
+    for scope in scopes:
+        row: dict[str, Any] = {"method": scope}
+        for (kind, over), name in COLUMNS.items():
+            subwords = groups[kind][groups[kind]["scope"] == scope]
+            rank = ranks.loc[subwords["token_id"]].to_numpy()
+            if over == "occurrences":
+                counts, places = subwords["occurrences"].to_numpy(), subwords["place"].to_numpy()
+                row[name] = grouped_spearman(rank, counts, places, float(subwords["square"].sum()))
+            else:
+                row[name] = spearman_matrix(np.stack([subwords["ratio"].to_numpy(), rank]))[0, 1]
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 # The authors' notebook: how much the attention's transformation expands vectors.
 
 
-FILE = "expansion.csv"
+EXPANSION = "expansion.csv"
 _AS_PUBLISHED = "as published"
 _DIGITS = 3  # of the published rates
 
 
-def expansion(evidence: Evidence) -> Result | None:
+@experiment("papers", "expansion", needs="model")
+def expansion_rate(evidence: Evidence) -> Result | None:
     """Show the expansion rate of every layer."""
-    if not (evidence.folder / FILE).is_file():
+    if not (evidence.folder / EXPANSION).is_file():
         return None
-    rows = pd.read_csv(evidence.folder / FILE)
-    layers, rates = rows[words.LAYER], rows["rate"]
+    rows = pd.read_csv(evidence.folder / EXPANSION)
+    layers, rates, theirs = rows[words.LAYER], rows["rate"], rows["as_published"]
     columns = {"layer": layers.astype(str), "rate": rates}
-    as_published = rows["as_published"] if "as_published" in rows else pd.Series(dtype=float)
     # Models without an output bias, or of another width, have only the one form.
-    both = as_published.notna().all() and (as_published - rates).abs().max() >= 0.5 * 10**-_DIGITS
-    if both:
-        columns[_AS_PUBLISHED] = as_published
+    if theirs.notna().all() and (theirs - rates).abs().max() >= 0.5 * 10**-_DIGITS:
+        columns[_AS_PUBLISHED] = theirs
     table = pd.DataFrame(columns)
-    mean = {name: table[name].mean() for name in list(columns)[1:]}
-    table = pd.concat([table, pd.DataFrame([{"layer": "mean", **mean}])], ignore_index=True)
-    theirs = as_published if both else rates
-    measured = {f"expansion/layer-{n}": float(v) for n, v in zip(layers, theirs, strict=True)} | {
-        "expansion/mean": float(theirs.mean())
+    measured = {
+        f"expansion/layer-{n}": float(v) for n, v in zip(layers, table.iloc[:, -1], strict=True)
     }
+    measured["expansion/mean"] = float(table.iloc[:, -1].mean())
+    mean = {"layer": "mean", **table.drop(columns="layer").mean()}
+    table = pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
+    formats = dict.fromkeys(("rate", _AS_PUBLISHED), f".{_DIGITS}f")
     return Result(
-        tables={
-            "expansion": Table(
-                table,
-                "Expansion rate of the attention's transformation x ↦ (xW_V + b_V)W_O + b_O, per "
-                "layer, from the weights alone."
-                + (
-                    " “As published”: with b_O placed as in the authors' program, which is what "
-                    "the published rates are."
-                    if both
-                    else ""
-                ),
-                {"rate": f".{_DIGITS}f", _AS_PUBLISHED: f".{_DIGITS}f"},
-            )
-        },
+        tables={"expansion": Table(table, _say("table expansion"), formats)},
         figures={
             "expansion": Figure(
-                lambda: _draw(layers.to_numpy(), rates.to_numpy()),
-                "Expansion rate of the attention's transformation per layer. Above 1 it makes "
-                "vectors longer on average over all directions, below 1 (dashed) shorter.",
+                lambda: _draw_expansion(layers.to_numpy(), rates.to_numpy()),
+                _say("figure expansion"),
             )
         },
-        sentences=["A rate below 1 makes vectors shorter, a rate above 1 longer."],
         comparisons=compare("expansion/", measured, {"name": evidence.settings.model}, ""),
         summary={"Expansion rate, mean over layers": float(rates.mean())},
     )
 
 
-def _draw(layers: np.ndarray, rates: np.ndarray) -> Drawing:
+def _draw_expansion(layers: np.ndarray, rates: np.ndarray) -> Drawing:
     figure, (axes,) = panels(width=max(3.0, min(6.8, 0.9 + 0.27 * len(layers))), height=2.3)
     axes.bar(layers, rates, width=0.62, color=COLOURS[0])
     axes.axhline(1, color="black", lw=0.8, ls=(0, (4, 2)))
@@ -319,22 +493,123 @@ def _draw(layers: np.ndarray, rates: np.ndarray) -> Drawing:
     return figure
 
 
-EXPANSION_RATE = Experiment(
-    name="expansion",
-    title="Expansion rate of the attention's transformation",
-    source="Kobayashi et al. 2021, the authors' notebook",
-    question="Does the attention's transformation of vectors make them longer or shorter?",
-    method=(
-        "From the weights, in float64: the Frobenius norm of the homogeneous matrix of "
-        "x ↦ (xW_V + b_V)W_O + b_O, [[W_V W_O, 0], [b_V W_O + b_O, 1]] for row vectors (x, 1), "
-        "divided by sqrt(d + 1): the root mean square of its singular values. All heads "
-        "together, each with the values of its group. A norm before the attention, whose gain "
-        "scales what it reads, is no part of it: rates of pre-LN and post-LN models are not "
-        "alike. The authors' program has b_O in the last column of the second factor, so that "
-        "the product is [[W_V W_O, W_V b_O], [b_V W_O, b_V·b_O + 1]]; published rates are "
-        "compared with that form."
-    ),
-    needs="model",
-    work=expansion,
-    absent="the expansion rates were not computed; run normlens reproduce mixing",
-)
+# The authors' example: maps of one sentence pair under four methods.
+
+
+SENTENCE = "sentence.safetensors"
+PAIR = ("The clock stopped at noon.", "Nobody noticed it.")
+SINGLE = "The clock stopped at noon, and nobody noticed it."
+_LAYERS = 12  # in the figure, at most
+_ROWS = 6  # layers below each other; more stand in a second block beside the first
+_AXES = "rows: target i (output), columns: source j (input); layers counted from 1"
+
+
+def methods(scopes: list[str]) -> list[str]:
+    """Choose the four methods of the example: α, with half a residual, norms, all before FF.
+
+    ATTN-W, ATTNRES-W, ATTN-N and, in BERT, ATTNRESLN-N.
+    """
+    wanted = {"ATTN-W", "ATTNRES-W", "ATTN-N", attention_block(scopes)}
+    return [scope for scope in scopes if scope in wanted]
+
+
+def chosen_text(lens: Lens, sentence: str | None) -> Text:
+    """Choose the user's text ("first|second" is a pair), else a pair if the model takes pairs."""
+    if sentence is None:
+        return PAIR if _takes_pairs(lens) else SINGLE
+    first, bar, second = sentence.partition("|")
+    return (first.strip(), second.strip()) if bar else sentence
+
+
+def _takes_pairs(lens: Lens) -> bool:
+    """Whether the tokenizer puts special tokens between two texts."""
+    added = getattr(lens.tokenizer, "num_special_tokens_to_add", None)
+    return not lens.causal and added is not None and added(pair=True) > added(pair=False)
+
+
+def write_sentence(lens: Lens, settings: Settings, folder: Path) -> Path:
+    """Write the maps of the sentence (or pair) under the four methods, all layers."""
+    text = chosen_text(lens, settings.sentence)
+    maps = lens.maps(text, scopes=methods(lens.scopes))
+    # Where layers differ, those that all methods can be compared in.
+    maps = maps.choose(maps.layers_of(*maps.scopes))
+    return maps.save(folder / SENTENCE, overwrite=True)
+
+
+@experiment("papers", "sentence", needs="model")
+def example_sentence(evidence: Evidence) -> Result | None:
+    """Show the maps, and where their mass lies."""
+    if not (evidence.folder / SENTENCE).is_file():
+        return None
+    maps = Maps.load(evidence.folder / SENTENCE)
+    table, shown = shares(maps), thinned(maps.layers, _LAYERS)
+    said = {
+        "text": listed(quoted(maps.text)) or "a text",
+        "scopes": listed(maps.scopes),
+        "layers": f"{layers_in_words(layer + 1 for layer in shown)} of {len(maps.layers)}, counted "
+        "from 1",
+    }
+    formats = dict.fromkeys(list(table)[1:], ".1f")
+    return Result(
+        tables={"sentence": Table(table, _say("table sentence"), formats)},
+        figures={
+            "sentence": Figure(lambda: _draw_sentence(maps, shown), _say("figure sentence", **said))
+        },
+    )
+
+
+def shares(maps: Maps) -> pd.DataFrame:
+    """Per cent of each map's mass on the diagonal, and from special tokens off the diagonal."""
+    special = np.array(maps.special, dtype=bool)
+    columns: dict[str, object] = {"layer": [layer + 1 for layer in maps.layers]}
+    for scope in maps.scopes:
+        mass = normalise(maps[scope].astype(np.float64), "target")  # (layer, i, j)
+        total = mass.sum(axis=(1, 2))
+        diagonal = np.diagonal(mass, axis1=1, axis2=2)  # (layer, i)
+        columns[f"{scope} diagonal"] = 100 * diagonal.sum(axis=1) / total
+        if special.any():
+            from_special = mass[..., special].sum(axis=(1, 2)) - diagonal[:, special].sum(axis=1)
+            columns[f"{scope} special"] = 100 * from_special / total
+    return pd.DataFrame(columns)
+
+
+def _draw_sentence(maps: Maps, layers: list[int]) -> Drawing:
+    """Draw layers below each other and methods side by side; deep models in two blocks."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
+
+    tokens = cut_labels(maps.tokens, 12)
+    blocks = 1 if len(layers) <= _ROWS else 2
+    rows = -(-len(layers) // blocks)
+    side = min(max(0.07 * len(tokens), 1.2 if blocks == 1 else 0.95), 1.9)
+    norm = PowerNorm(0.5, 0, 1)
+    with fonts_for(tokens):
+        columns = blocks * len(maps.scopes)
+        figure, grid = panels(columns, rows, width=side + 0.3, height=side + 0.15)
+        for axes in grid:
+            axes.set_visible(False)
+        for place, layer in enumerate(layers):
+            block, row = divmod(place, rows)
+            lowest = row == rows - 1 or place == len(layers) - 1
+            for number, scope in enumerate(maps.scopes):
+                axes = grid[row * columns + block * len(maps.scopes) + number]
+                axes.set_visible(True)
+                k = maps.layers.index(layer)
+                values = normalise(maps[scope][k].astype(np.float64), "target")
+                draw_panel(axes, Panel(np.ma.masked_where(~maps.allowed[k], values), norm, "Blues"))
+                axes.set(facecolor="#e9e4dc", xticks=[], yticks=[])
+                axes.spines[:].set(linewidth=0.5, color=FRAME)
+                if row == 0:
+                    axes.set_title(scope, fontsize=TEXT, color=INK, loc="left", pad=3)
+                if number == 0:
+                    label_tokens(axes.yaxis, tokens, side, SMALL)
+                    axes.set_ylabel(f"layer {layer + 1}", fontsize=TEXT, color=INK)
+                if lowest:
+                    label_tokens(axes.xaxis, tokens, side, SMALL)
+        bar = figure.colorbar(ScalarMappable(norm, "Blues"), ax=grid, aspect=30, fraction=0.02)
+        bar.set_ticks([0, 0.05, 0.2, 0.5, 1], labels=["0", "0.05", "0.2", "0.5", "1"])
+        bar.set_label("share of the target's row", fontsize=SMALL, color=INK)
+        bar.ax.tick_params(labelsize=SMALL - 0.5, length=1.5, width=0.5, pad=1.5, colors=INK)
+        bar.outline.set_linewidth(0.4)
+        figure.supxlabel(_AXES, fontsize=SMALL, color=INK)
+    return figure

@@ -12,7 +12,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from normlens.corpus.measures.tokens import EDGES, GROUPS, RELATIONS, UNRELATED, ScopePair
-from normlens.errors import InputError
 from normlens.measures.reweighting import DistanceSums
 from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.settings import PAPER
@@ -117,42 +116,12 @@ def proportional(distance: NDArray[np.int64], counts: NDArray[Any], limit: int) 
 
 
 _SAME_SUBWORD = "same_subword"
-#: columns without which a question about pairs would get the wrong answer
-_NEEDED = {
-    "amplification_distance": ("index", "relation", "distance", "count", "sum", "sum_squares"),
-    "amplification_pairs": ("relation", "sum_distance"),
-    "amplification_sample": ("relation", "distance", "priority", "score"),
-}
+_NEEDED = {"amplification_distance", "amplification_pairs", "amplification_sample"}
 
 
 def has_pairs(evidence: Evidence) -> bool:
-    """Whether a run has FF-amp's tables; tables of an older NormLens are refused."""
-    run = evidence.run
-    if run is None or not set(_NEEDED) <= set(run.tables):
-        return False
-    for table, columns in _NEEDED.items():
-        there = set(evidence.sql(f"SELECT * FROM {table} LIMIT 0").columns)
-        if not there >= set(columns):
-            raise InputError(
-                f"the run over {evidence.data!r} was made by an older NormLens: its table {table} "
-                f"has no column {next(name for name in columns if name not in there)!r}, without "
-                "which pairs cannot be compared; make the run again with another --out"
-            )
-    if evidence.settings.others == PAPER and not _tells_subwords(evidence):
-        raise InputError(
-            f"the run over {evidence.data!r} was made by an older NormLens: its tables do not tell "
-            "pairs of one subword, which the paper leaves out; make the run again with another "
-            "--out"
-        )
-    return True
-
-
-def _tells_subwords(evidence: Evidence) -> bool:
-    """Whether the tables say which pairs are of one subword; those of older runs do not."""
-    return all(
-        _SAME_SUBWORD in evidence.sql(f"SELECT * FROM {table} LIMIT 0").columns
-        for table in ("amplification_distance", "amplification_sample")
-    )
+    """Whether a run has FF-amp's tables."""
+    return evidence.run is not None and set(evidence.run.tables) >= _NEEDED
 
 
 @dataclass(frozen=True)
@@ -213,7 +182,6 @@ class LayerPairs:
     def read(cls, evidence: Evidence, layer: int, scope_pairs: list[ScopePair]) -> LayerPairs:
         settings, k = evidence.settings, len(scope_pairs)
         of_paper = settings.others == PAPER
-        same = _SAME_SUBWORD if _tells_subwords(evidence) else f"FALSE AS {_SAME_SUBWORD}"
         place = "CASE {} END AS place".format(
             " ".join(
                 f"WHEN before = '{before}' AND after = '{after}' THEN {number}"
@@ -222,12 +190,12 @@ class LayerPairs:
         )
         where = f"WHERE layer = {layer}" + ("" if of_paper else " AND relation <> 'special'")
         sums = evidence.sql(
-            f'SELECT "index", relation, {same}, distance, count, sum, sum_squares, {place} '
-            f"FROM amplification_distance {where} "
+            f'SELECT "index", relation, {_SAME_SUBWORD}, distance, count, sum, sum_squares, '
+            f"{place} FROM amplification_distance {where} "
             f'ORDER BY "index", relation, {_SAME_SUBWORD}, distance, place'
         )
         drawn = evidence.sql(
-            f"SELECT relation, {same}, distance, priority, score, {place} "
+            f"SELECT relation, {_SAME_SUBWORD}, distance, priority, score, {place} "
             f'FROM amplification_sample {where} ORDER BY priority, "index", target, source, place'
         )
         # Rarer ones cannot be compared, whatever the relations that are taken together.

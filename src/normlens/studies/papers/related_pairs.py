@@ -2,37 +2,241 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from normlens.corpus.measures.tokens import EDGES, ScopePair, feed_forward_pair, whole_block_pair
+from normlens.corpus.measures.tokens import (
+    EDGES,
+    GROUPS,
+    ScopePair,
+    feed_forward_pair,
+    whole_block_pair,
+)
 from normlens.errors import listed
 from normlens.figures.canvas import COLOURS, FAINT
+from normlens.measures.bootstrap import MeanComparison, benjamini_hochberg, compare_means
+from normlens.measures.reweighting import Reweighted, compare_reweighted
 from normlens.scopes import consecutive
-from normlens.studies.papers.pair_comparison import (
-    ALL,
-    ALPHA,
-    COLUMNS,
-    OCCURRENCES,
-    TYPES,
-    Finding,
-    capital,
-    findings,
-    strongest,
-    verdicts,
+from normlens.studies.papers.pair_samples import (
+    UNRELATED_PAIRS,
+    Groups,
+    LayerPairs,
+    Pairs,
+    compared,
+    has_pairs,
+    layers_of,
+    matched_groups,
+    near_and_far,
+    stratum_counts,
+    user_relation_groups,
 )
-from normlens.studies.papers.pair_samples import OF_PAPER, has_pairs, user_relation_groups
-from normlens.studies.papers.published import Evidence, Experiment, compare
+from normlens.studies.papers.published import Evidence, compare
+from normlens.studies.papers.settings import PAPER, Settings
 from normlens.studies.reports import words
-from normlens.studies.reports.contents import Figure, Result, Table
+from normlens.studies.reports.contents import Figure, Result, Table, experiment
 from normlens.studies.reports.drawing import SMALL, TEXT, layer_ticks, legend_outside, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
+
+_say = partial(words.caption, "papers")
+
+# The result of comparing related pairs with others, by layer and procedure.
+
+
+ALPHA = 0.05
+#: Procedures: the paper's, the same with every occurrence as a pair of its own, and the one
+#: that depends on no draw and takes no two pairs of a sequence as independent.
+TYPES, OCCURRENCES, ALL = "subword pairs, one draw", "occurrences, one draw", "all occurrences"
+_MEANS = ["mean", "others", "difference"]
+COLUMNS = ["layer", "procedure", "pairs", *_MEANS, "g", "p", "p adjusted", "significant"]
+COLUMNS += [f"{name} {end}" for name in _MEANS for end in ("low", "high")]
+ADJACENT = "adjacent"
+_LABELS = {
+    "same_word": "word-split pairs",
+    "same_entity": "named-entity pairs",
+    "entity_across_words": "entity pairs across words",
+    "same_type": "same-subword pairs",
+    ADJACENT: "adjacent pairs",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The comparison of one kind of pairs with others under one pair of scopes.
+
+    `frames` has a row per layer for each procedure that could be applied; `related` and `others`
+    hold the scores that `TYPES` compares.
+    """
+
+    name: str
+    frames: dict[str, pd.DataFrame]
+    related: NDArray[np.float64]  # (pairs, layers)
+    others: NDArray[np.float64]
+    left_out: int  # pairs at distances where there are no others
+    sequences: int  # that hold such pairs
+    near: bool  # adjacent tokens, to which no distance can be matched
+
+    @property
+    def label(self) -> str:
+        return _LABELS.get(self.name, f"{self.name} pairs")
+
+    @property
+    def robust(self) -> pd.DataFrame:
+        """The rows of `ALL`; layers without an answer have no p."""
+        return self.frames[ALL]
+
+    @property
+    def paper(self) -> pd.DataFrame | None:
+        """The rows of the paper's procedure, if it could be applied."""
+        return self.frames.get(TYPES)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """All procedures, layer by layer."""
+        together = pd.concat(self.frames.values(), ignore_index=True)
+        return together.sort_values("layer", kind="stable", ignore_index=True)
+
+
+def strongest(frame: pd.DataFrame) -> int | None:
+    """Find the row of the largest effect in either direction."""
+    effect = frame["g"].abs()
+    return None if effect.isna().all() else int(effect.to_numpy().argmax())
+
+
+def verdicts(frame: pd.DataFrame) -> dict[int, int]:
+    """Map each tested layer to its significant direction: +1, −1, or 0 where there is none."""
+    tested = frame[frame["p"].notna()]
+    signs = np.where(tested["significant"], np.sign(tested["difference"]), 0)
+    return dict(zip(tested["layer"].tolist(), signs.astype(int).tolist(), strict=True))
+
+
+# The procedures that compare related pairs with others: on one draw of them, and on all.
+
+
+def findings(evidence: Evidence, scope_pairs: list[ScopePair]) -> dict[ScopePair, list[Finding]]:
+    """Compare every kind of pairs that occurs with other pairs, for each pair of scopes."""
+    user_groups = user_relation_groups(evidence)
+    near: dict[str, None] = {} if ADJACENT in user_groups else {ADJACENT: None}
+    groups: dict[str, tuple[str, ...] | None] = {**GROUPS, **near, **user_groups}
+    settings = evidence.settings
+    collected = {name: _PairsByLayer({}, {}, {}) for name in groups}
+    for layer in layers_of(evidence):
+        pairs = LayerPairs.read(evidence, layer, scope_pairs)
+        for name, relations in groups.items():
+            kinds = None if relations is None else compared(name, relations, settings.others)
+            collected[name].add(layer + 1, pairs, kinds, settings)
+    by_scopes: dict[ScopePair, list[Finding]] = {}
+    for name, relations in groups.items():
+        for pair, finding in zip(
+            scope_pairs, collected[name].findings(name, relations is None, settings), strict=False
+        ):
+            by_scopes.setdefault(pair, []).append(finding)
+    return by_scopes
+
+
+@dataclass(frozen=True)
+class _PairsByLayer:
+    """The pairs that each procedure compares, by layer (from 1)."""
+
+    robust: dict[int, Reweighted]
+    types: dict[int, Groups]
+    occurrences: dict[int, Groups]
+
+    def add(
+        self, layer: int, pairs: LayerPairs, kinds: tuple[Pairs, Pairs] | None, settings: Settings
+    ) -> None:
+        """Add one layer's related pairs and others; without kinds, unrelated pairs near and far."""
+        if kinds is None:
+            others = pairs.drawable(UNRELATED_PAIRS)
+            sums = [pairs.distance_sums(UNRELATED_PAIRS, ends) for ends in ((1, 1), (2, np.inf))]
+            counts = [stratum_counts(others[0].distance), pairs.other_counts()]
+            drawn = [near_and_far(*given) for given in zip(others, counts, strict=True)]
+        else:
+            sums = [pairs.distance_sums(kind) for kind in kinds]
+            by_kind = map(pairs.drawable, kinds)
+            drawn = [matched_groups(*given) for given in zip(*by_kind, strict=True)]
+        if sums[0].count.any():
+            self.robust[layer] = compare_reweighted(
+                sums[0], sums[1], resamples=settings.resamples, seed=settings.seed
+            )
+        for kept, groups in zip((self.types, self.occurrences), drawn, strict=True):
+            if len(groups[0]) > 1:
+                kept[layer] = groups
+
+    def findings(self, name: str, near: bool, settings: Settings) -> list[Finding]:
+        """Compare for each pair of scopes; nothing where no procedure has pairs."""
+        if not (self.types or self.occurrences or any(r.pairs > 1 for r in self.robust.values())):
+            return []
+        robust = list(self.robust.values())
+        scope_pairs = robust[0].comparison.p.size
+        frames: list[dict[str, pd.DataFrame]] = [{} for _ in range(scope_pairs)]
+        compared = [np.empty((0, 0, scope_pairs))] * 2  # by `TYPES`: (pairs, layers, scope pairs)
+        for procedure, groups in ((TYPES, self.types), (OCCURRENCES, self.occurrences)):
+            if not groups:
+                continue
+            # One draw of others, as many as there are related pairs in every layer.
+            size = min(len(related) for related, _ in groups.values())
+            scores = [
+                np.stack([group[side].score[:size] for group in groups.values()], axis=1)
+                for side in (0, 1)
+            ]
+            if procedure == TYPES:
+                compared = scores
+            related, others = (side.reshape(size, -1) for side in scores)
+            tested = compare_means(
+                related, others, resamples=settings.resamples, seed=settings.seed
+            )
+            for place, of_scopes in enumerate(frames):
+                rows = _rows(tested, slice(place, None, scope_pairs))
+                of_scopes[procedure] = _adjusted(rows, procedure, groups, size)
+        for place, of_scopes in enumerate(frames):
+            rows = [_rows(result.comparison, slice(place, place + 1)) for result in robust]
+            of_scopes[ALL] = _adjusted(
+                pd.concat(rows, ignore_index=True),
+                ALL,
+                self.robust,
+                [result.pairs for result in robust],
+            )
+        return [
+            Finding(
+                name=name,
+                frames=of_scopes,
+                related=compared[0][:, :, place],
+                others=compared[1][:, :, place],
+                left_out=max(result.left_out for result in robust),
+                sequences=max(result.sequences for result in robust),
+                near=near,
+            )
+            for place, of_scopes in enumerate(frames)
+        ]
+
+
+def _rows(tested: MeanComparison, columns: slice) -> pd.DataFrame:
+    values = {}
+    for name, means in zip(_MEANS, (tested.first, tested.second, tested.difference), strict=True):
+        values[name] = means.mean[columns]
+        values[f"{name} low"], values[f"{name} high"] = means.low[columns], means.high[columns]
+    return pd.DataFrame({**values, "g": tested.effect[columns], "p": tested.p[columns]})
+
+
+def _adjusted(
+    rows: pd.DataFrame, procedure: str, layers: Iterable[int], pairs: int | list[int]
+) -> pd.DataFrame:
+    adjusted = benjamini_hochberg(rows["p"])
+    return rows.assign(
+        layer=list(layers),
+        procedure=procedure,
+        pairs=pairs,
+        **{"p adjusted": adjusted, "significant": adjusted < ALPHA},
+    )[COLUMNS]
+
 
 # What Figures 7 and 8 share: colours, letters of panels and the legend.
 
@@ -68,39 +272,22 @@ def legend(figure: Drawing, significance: bool) -> None:
     legend_outside(figure, named, "lower", handlelength=1.8)
 
 
-# Figure 7: mean FF-amp of related pairs and of others, layer by layer. Kobayashi et al. 2024.
+def _shown(amp: str, others: str, figure: str) -> dict[str, str]:
+    """What captions call the others, and which figure of the paper it is, if it is one."""
+    is_papers = amp == FF_AMP and others == PAPER
+    named = "other pairs" if others == PAPER else "unrelated pairs"
+    return {"others": named, "figure": f" (Figure {figure})" if is_papers else ""}
+
+
+# Figure 7: mean FF-amp of related pairs and of others, layer by layer.
 
 
 _DEEP = 16  # layers, above which markers are smaller
 
 
-def lines_figure(rows: Sequence[Finding], pair: ScopePair, amp: str) -> Figure:
-    """Draw means per layer of each kind of pairs and of others, as in the paper and over all."""
-    names = listed([relation.label for relation in rows])
-    near = any(relation.near for relation in rows)
-    of_paper = rows[0].of_paper
-    return Figure(
-        lambda: _draw_lines(rows, amp),
-        f"Mean {amp} ({pair[0]} to {pair[1]}) of {names}, and of "
-        + ("other pairs" if of_paper else "unrelated pairs")
-        + " at the same distance"
-        + (" (for adjacent pairs: of pairs further apart)" if near else "")
-        + (
-            ". Others are all pairs that are not of the kind, special tokens included, less those "
-            "of one subword, as in the paper"
-            if of_paper
-            else ""
-        )
-        + f". Left: {rows[0].procedure}"
-        + (" (Figure 7)" if amp == FF_AMP and of_paper else "")
-        + ", pairs of subword types and one draw of others, with 95 % bootstrap intervals over "
-        "pairs. Right: all occurrences against all others, reweighted by distance, with 95 % "
-        f"bootstrap intervals over sequences. Filled: significant, p < {rows[0].threshold}.",
-    )
-
-
-def _draw_lines(rows: Sequence[Finding], amp: str) -> Drawing:
-    sides = ("as in the paper" if rows[0].of_paper else "one draw", "all occurrences")
+def _draw_figure_7(rows: Sequence[Finding], amp: str, of_paper: bool) -> Drawing:
+    sides = ("as in the paper" if of_paper else "one draw", "all occurrences")
+    axis = f"mean {amp}" if amp.endswith("-amp") else "mean amplification"
     depth = max(int(relation.robust["layer"].max()) for relation in rows)
     figure, axes = panels(2, len(rows), width=WIDTH / 2, height=1.9, sharey="row")
     for place, relation in enumerate(rows):
@@ -111,7 +298,7 @@ def _draw_lines(rows: Sequence[Finding], amp: str) -> Drawing:
             style(
                 panel,
                 x=words.LAYER,
-                y="" if side else _axis(amp),
+                y="" if side else axis,
                 title=f"({letter(2 * place + side)}) {relation.label}: {sides[side]}",
             )
     legend(figure, significance=True)
@@ -121,16 +308,9 @@ def _draw_lines(rows: Sequence[Finding], amp: str) -> Drawing:
 def _draw_panel(panel: Any, frame: pd.DataFrame | None, small: bool) -> None:
     panel.axhline(0, color=FAINT, lw=0.6)
     if frame is None:
-        panel.text(
-            0.5,
-            0.5,
-            "too few subword pairs occur often enough",
-            transform=panel.transAxes,
-            ha="center",
-            va="center",
-            fontsize=SMALL,
-            color=FAINT,
-        )
+        centred: Any = {"transform": panel.transAxes, "ha": "center", "va": "center"}
+        said = "too few subword pairs occur often enough"
+        panel.text(0.5, 0.5, said, fontsize=SMALL, color=FAINT, **centred)
         return
     for name, colour, marker in (("others", OTHERS, "s"), ("mean", RELATED, "o")):
         low, high = frame[f"{name} low"], frame[f"{name} high"]
@@ -138,50 +318,29 @@ def _draw_panel(panel: Any, frame: pd.DataFrame | None, small: bool) -> None:
         panel.plot(frame["layer"], frame[name], color=colour, lw=1.2)
         for filled in (True, False):
             some = frame[frame["significant"] == filled]
-            panel.plot(
-                some["layer"],
-                some[name],
-                ls="none",
-                marker=marker,
-                ms=3 if small else 4,
-                mew=0.9,
-                mec=colour,
-                mfc=colour if filled else "white",
-            )
+            dots: Any = {"ls": "none", "marker": marker, "ms": 3 if small else 4, "mew": 0.9}
+            fill = colour if filled else "white"
+            panel.plot(some["layer"], some[name], mec=colour, mfc=fill, **dots)
 
 
-def _axis(amp: str) -> str:
-    return f"mean {amp}" if amp.endswith("-amp") else "mean amplification"
-
-
-# Figure 8: the distribution of FF-amp in one layer. Kobayashi et al. 2024.
+# Figure 8: the distribution of FF-amp in one layer.
 
 
 BINS = (10, 40)  # of a histogram, at least and at most
 
 
-def histograms_figure(rows: Sequence[Finding], amp: str, layer: int | None) -> Figure | None:
-    """Draw the scores that the paper's procedure compares, in `layer` or the largest effect's."""
+def figure_8(rows: Sequence[Finding], amp: str, settings: Settings) -> Figure | None:
+    """Draw the scores that the paper's procedure compares, in one layer or the largest effect's."""
+    layer = settings.layer
     tested = [relation for relation in rows if _row(relation, None) is not None]
     if not tested:
         return None
-    shown = [relation for relation in tested if _row(relation, layer) is not None]
-    if layer is None or len(shown) < len(tested):
-        which = "the layer with the largest effect"
-        shown = tested
-        if layer is not None:
-            which += f" (there is no layer {layer}, counted from 1)"
-        layer = None
-    else:
-        which = f"layer {layer} (counted from 1)"
-    return Figure(
-        lambda: _draw_histograms(shown, amp, layer),
-        f"Distribution of {amp} in {which}: related pairs of subword types and "
-        f"{'others' if shown[0].of_paper else 'unrelated ones'} at the same distance"
-        + (" (for adjacent pairs: further apart)" if any(row.near for row in shown) else "")
-        + ", one draw, each group's shares adding up to 1; the central 99 % of both together are "
-        "shown" + (" (Figure 8)." if amp == FF_AMP and shown[0].of_paper else "."),
-    )
+    which = f"layer {layer} (counted from 1)"
+    if layer is None or any(_row(relation, layer) is None for relation in tested):
+        layer, which = None, "the layer with the largest effect"
+    facts = {"amp": amp, "which": which, **_shown(amp, settings.others, "8")}
+    said = _say("figure histograms", **facts)
+    return Figure(lambda: _draw_figure_8(tested, amp, layer), said)
 
 
 def _row(relation: Finding, layer: int | None) -> int | None:
@@ -205,7 +364,7 @@ def histogram(
     return edges, shares[0], shares[1]
 
 
-def _draw_histograms(rows: Sequence[Finding], amp: str, layer: int | None) -> Drawing:
+def _draw_figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> Drawing:
     columns = len(rows) if len(rows) < 4 else 2
     width = WIDTH / (2 if len(rows) == 1 else columns)
     figure, axes = panels(columns, -(-len(rows) // columns), width=width, height=2.2)
@@ -232,20 +391,15 @@ def _draw_histograms(rows: Sequence[Finding], amp: str, layer: int | None) -> Dr
     return figure
 
 
-# Figures 7 and 8: are related pairs amplified more than others? Kobayashi et al. 2024.
+# Figures 7 and 8: are related pairs amplified more than others?
 
 
-_FORMATS = {
-    **dict.fromkeys(COLUMNS[3:], ".5f"),
-    "pairs": "d",
-    "g": ".3f",
-    "p": ".4f",
-    "p adjusted": ".4f",
-    "significant": "",
-}
+_FORMATS = {**dict.fromkeys(COLUMNS, ".5f"), "g": ".3f", "p": ".4f", "p adjusted": ".4f"}
+_FORMATS |= {"layer": "", "procedure": "", "pairs": "d", "significant": ""}
 
 
-def relations(evidence: Evidence) -> Result | None:
+@experiment("papers", "ff-relations", needs="plain")
+def figures_7_8(evidence: Evidence) -> Result | None:
     """Compare the amplification of related pairs with that of other pairs, per layer."""
     if not has_pairs(evidence):
         return None
@@ -253,33 +407,30 @@ def relations(evidence: Evidence) -> Result | None:
     by_scopes = findings(evidence, scope_pairs) if scope_pairs else {}
     if not by_scopes:
         return None
-    user_relations = list(user_relation_groups(evidence))
-    tables, figures = {}, {}
-    for number, (pair, rows) in enumerate(by_scopes.items()):
+    tables, figures, others = {}, {}, evidence.settings.others
+    for pair, rows in by_scopes.items():
         amp, slug = _amp(evidence, pair), _slug(evidence, pair)
+        facts = {"amp": amp, "before": pair[0], "after": pair[1], "alpha": ALPHA}
         for relation in rows:
-            tables[f"relations-{slug}-{relation.name}"] = _table(
-                relation, pair, amp, evidence.settings.min_count, user_relations
-            )
-        figures[f"relations-{slug}"] = lines_figure(rows, pair, amp)
-        if number == 0:
-            histograms = histograms_figure(rows, amp, evidence.settings.layer)
-            if histograms is not None:
-                figures[f"relations-{slug}-histograms"] = histograms
-    main = next(iter(by_scopes.values()))
-    amp = _amp(evidence, next(iter(by_scopes)))
+            tables[f"relations-{slug}-{relation.name}"] = _table(relation, evidence, facts)
+        kinds = listed([relation.label for relation in rows])
+        figures[f"relations-{slug}"] = Figure(
+            partial(_draw_figure_7, rows, amp, others == PAPER),
+            _say("figure relations", kinds=kinds, **facts, **_shown(amp, others, "7")),
+        )
+    main = next(iter(by_scopes))
+    amp, slug = _amp(evidence, main), _slug(evidence, main)
+    if (histograms := figure_8(by_scopes[main], amp, evidence.settings)) is not None:
+        figures[f"relations-{slug}-histograms"] = histograms
+    measured = _measured(by_scopes[main])
+    is_ff = feed_forward_pair(evidence.scopes) in by_scopes
     return Result(
         tables=tables,
         figures=figures,
-        sentences=[
-            "The rows “all occurrences” are the ones to rest on; a positive difference means that "
-            "the pairs are amplified more than others. Layers without a p have too few sequences "
-            "with such pairs to be tested."
-        ],
-        comparisons=compare("significance/", _measured(main), evidence.model, evidence.data)
-        if feed_forward_pair(evidence.scopes) in by_scopes
+        comparisons=compare("significance/", measured, evidence.model, evidence.data)
+        if is_ff
         else [],
-        summary=_summary(main, amp),
+        summary=_summary(by_scopes[main], amp),
     )
 
 
@@ -339,87 +490,17 @@ def _slug(evidence: Evidence, pair: ScopePair) -> str:
     return "-".join(pair).lower()
 
 
-def _table(
-    relation: Finding, pair: ScopePair, amp: str, min_count: int, user_relations: list[str]
-) -> Table:
-    if relation.near:
-        others = (
-            "Others are unrelated pairs at distances of 2 and more, as often as each occurs: "
-            "adjacent pairs cannot be matched by distance."
-        )
-        drawn, every = "one draw of as many others", "all others"
-    else:
-        others = _others(relation)
-        drawn = (
-            f"one draw of as many others, matched by distance (above {EDGES[-3]} in groups; a "
-            "subword pair's distance is its mean, rounded)"
-        )
-        every = "all others, reweighted to the targets' distances"
-        if relation.left_out:
-            every += (
-                f" (left out: {relation.left_out} pair{'s' * (relation.left_out != 1)} per layer "
-                "at distances where there are no others)"
-            )
-    caption = (
-        f"{capital(amp)} ({pair[0]} to {pair[1]}) of {relation.label} and of others, per layer and "
-        f"procedure. {others} “{TYPES}” is {relation.procedure}: a pair is an ordered pair of "
-        f"subword types with its mean over its occurrences of this kind, of which there are at "
-        f"least {min_count}; {drawn}. “{OCCURRENCES}”: the same with every occurrence as a pair. "
-        f"Both take pairs as independent. “{ALL}”: every occurrence in the data against {every}; "
-        f"bootstrap over sequences ({relation.sequences} hold such pairs). Means, 95 % intervals "
-        f"(low, high), effect size (Hedges' g), p. Significant: p < {relation.threshold}, for each "
-        "procedure."
-    )
-    if user_relations and relation.name not in user_relations:
-        caption += f" Pairs that are {listed(user_relations)} as well are counted there alone."
-    return Table(relation.frame, caption, _FORMATS)
-
-
-def _others(relation: Finding) -> str:
-    """Say what a kind of pairs is compared with."""
-    if not relation.of_paper:
-        return (
-            "Others are unrelated pairs with the same distribution of |i − j|: of two ordinary "
-            "tokens that have no word, entity or subword in common (others='unrelated')."
-        )
-    where = "on both sides" if relation.name in OF_PAPER else "among the others"
-    return (
-        f"Others are, as in the paper, all pairs that are not {relation.label}, with the same "
-        "distribution of |i − j|: those with special tokens and those related in another way are "
-        f"among them. Pairs of one and the same subword are left out {where} (footnote 7)."
-    )
-
-
-FIGURES_7_8 = Experiment(
-    name="ff-relations",
-    title="Which kinds of pairs are amplified",
-    source="Kobayashi et al. 2024, section 5, Figures 7 and 8",
-    question=(
-        "Does the feed-forward block amplify the subwords of one word, the tokens of one named "
-        "entity and other related pairs more than other pairs?"
-    ),
-    method=(
-        "The other pairs are the paper's: all that are not of the kind in question, special "
-        "tokens and pairs of another kind included, and without pairs of one and the same subword "
-        "(footnote 7). With others='unrelated' they are pairs of two ordinary tokens that have no "
-        "word, entity or subword in common; captions say which were taken. "
-        "The answer rests on all pairs: the mean FF-amp of related pairs against that of all "
-        "others, reweighted to the related pairs' distances |i − j|; whole sequences "
-        "are resampled, because pairs of one sequence are not independent (two-sided "
-        "studentised bootstrap, weights computed anew in each resample). Beside it stands the "
-        "paper's procedure: ordered pairs of subword types, each with its mean over its "
-        "occurrences of that kind, those that occur once left out, and one seeded draw of as "
-        "many others at the same distances; unpaired two-sided bootstrap test of the "
-        "studentised difference of means (Efron and Tibshirani 1993, algorithm 16.2), which "
-        "takes pairs as independent and depends on the draw. Named-entity pairs are all pairs "
-        "of one entity expression, those inside its words included; those across words are "
-        "shown as well. p adjusted over the layers by Benjamini and Hochberg's method; effect "
-        "size: Hedges' g."
-    ),
-    needs="plain",
-    work=relations,
-    absent=(
-        "the run has no amplification tables, or no two tokens of its data are related or "
-        "adjacent in a layer whose feed-forward block mixes tokens"
-    ),
-)
+def _table(relation: Finding, evidence: Evidence, facts: dict[str, Any]) -> Table:
+    """All procedures' rows; the caption says which pairs the others are."""
+    settings, own = evidence.settings, list(user_relation_groups(evidence))
+    amp = facts["amp"]
+    facts = {**facts, "title": amp[0].upper() + amp[1:], "label": relation.label}
+    facts |= {"left_out": relation.left_out, "sequences": relation.sequences}
+    others = "near" if relation.near else settings.others
+    parts = [
+        _say("table relations", min_count=settings.min_count, longest=EDGES[-3], **facts),
+        _say(f"others {others}"),
+    ]
+    if own and relation.name not in own:
+        parts.append(_say("others user"))
+    return Table(relation.frame, " ".join(parts), _FORMATS)

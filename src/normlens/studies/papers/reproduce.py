@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,8 @@ from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
-from normlens.corpus.runs.runs import resume, run
-from normlens.errors import OptionError, OutputError, UnsupportedModelError
+from normlens.errors import OptionError, UnsupportedModelError
 from normlens.lens import Lens
-from normlens.loading.load import load
 from normlens.measures.tensors import expansion_rates
 from normlens.options import check_keywords, shows_fields_of
 from normlens.results.store import writing
@@ -29,12 +27,11 @@ from normlens.studies.ablation.ablate import ablate, prepare
 from normlens.studies.ablation.data import open_ablation_data
 from normlens.studies.ablation.losses import choose_loss
 from normlens.studies.ablation.options import CLASSES, AblateOptions
+from normlens.studies.driver import GivenModel, Runs, is_begun, save_settings
 from normlens.studies.faithfulness.evaluate import Reading, evaluate, make_plan
 from normlens.studies.faithfulness.options import EvaluateOptions
-from normlens.studies.papers import frequency, mixing
-from normlens.studies.papers.example_sentence import write_sentence
-from normlens.studies.papers.published import MODEL, RUNS, SETTINGS, load_settings, save_settings
-from normlens.studies.papers.reporting import build_report
+from normlens.studies.papers import mixing
+from normlens.studies.papers.reporting import MODEL, RUNS, build_report, load_settings
 from normlens.studies.papers.settings import (
     ABLATE,
     EVALUATE,
@@ -59,18 +56,18 @@ def read_ranks_file(settings: Settings) -> bytes | None:
     """Read and check the file of frequency ranks, before hours are spent on runs."""
     if settings.ranks is None or "mixing" not in settings.kinds:
         return None
-    frequency.read_ranks(settings.ranks)
+    mixing.read_ranks(settings.ranks)
     return Path(settings.ranks).read_bytes()
 
 
 def write_from_model(lens: Lens, settings: Settings, ranks: bytes | None, folder: Path) -> None:
     """Write the expansion rates, the maps of one sentence pair, and a copy of the ranks."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / frequency.FILE).unlink(missing_ok=True)
+    (folder / mixing.RANKS).unlink(missing_ok=True)
     if ranks is not None:
-        (folder / frequency.FILE).write_bytes(ranks)
+        (folder / mixing.RANKS).write_bytes(ranks)
     write_expansion(lens, folder)
-    write_sentence(lens, settings, folder)
+    mixing.write_sentence(lens, settings, folder)
 
 
 def write_expansion(lens: Lens, folder: Path) -> Path:
@@ -83,9 +80,9 @@ def write_expansion(lens: Lens, folder: Path) -> Path:
             "as_published": expansion_rates(lens, published=True),
         }
     )
-    with writing(folder / mixing.FILE, overwrite=True) as temporary:
+    with writing(folder / mixing.EXPANSION, overwrite=True) as temporary:
         write_csv(frame, temporary)
-    return folder / mixing.FILE
+    return folder / mixing.EXPANSION
 
 
 # The runs of a reproduction's optional parts, and whether model and data allow them.
@@ -118,36 +115,19 @@ def check_model(lens: Lens, settings: Settings, folder: Path) -> None:
             prepare(lens, AblateOptions(settings.model, data, **_of_ablation(settings, data)))
 
 
-def do_parts(
-    model: str | os.PathLike[str] | Lens,
-    settings: Settings,
-    folder: Path,
-    execution: ExecutionKeywords,
-    progress: Progress,
-) -> None:
-    """Do the runs of every part on every data set, or finish those that were begun.
-
-    A `Lens` is a model that was loaded as `execution` says.
-    """
-    for kind in PARTS:
-        if kind not in settings.kinds:
-            continue
+def do_parts(runs: Runs, settings: Settings, folder: Path) -> None:
+    """Do the runs of every part on every data set, or finish those that were begun."""
+    for kind in (kind for kind in PARTS if kind in settings.kinds):
         for data, short in short_names(settings.data).items():
             place = folder / kind / short
-            progress.say(f"{short}, {kind}: {place}")
+            runs.progress.say(f"{short}, {kind}: {place}")
+            common: dict[str, Any] = {"page": False, "progress": runs.progress}
             if kind == EVALUATE:
-                how = _of_evaluation(settings, data, execution, isinstance(model, Lens))
-                evaluate(model, data, place, page=False, progress=progress, **how)
+                options = _of_evaluation(settings, data, isinstance(runs.model, Lens))
+                evaluate(runs.model, data, place, **common, **options, **runs.how)
             else:
-                ablate(
-                    model,
-                    data,
-                    place,
-                    page=False,
-                    progress=progress,
-                    execution=execution,
-                    **_of_ablation(settings, data),
-                )
+                options = {"execution": runs.execution, **_of_ablation(settings, data)}
+                ablate(runs.model, data, place, **common, **options)
 
 
 def _reading(settings: Settings, data: str) -> dict[str, Any]:
@@ -160,40 +140,19 @@ def _reading(settings: Settings, data: str) -> dict[str, Any]:
     }
 
 
-def _of_evaluation(
-    settings: Settings, data: str, execution: ExecutionKeywords, loaded: bool
-) -> dict[str, Any]:
+def _of_evaluation(settings: Settings, data: str, loaded: bool) -> dict[str, Any]:
     """The keywords of `evaluate`; what is left open is chosen there."""
-    options = {
-        **_reading(settings, data),
-        "methods": settings.methods,
-        "label_column": settings.label_column,
-        "max_length": settings.max_length,
-        "seed": settings.seed,
-        "revision": None if loaded else settings.revision,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    return given | _how(execution, loaded)
+    names = ("methods", "label_column", "max_length", "seed", *(() if loaded else ("revision",)))
+    options = {**_reading(settings, data), **{name: getattr(settings, name) for name in names}}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _of_ablation(settings: Settings, data: str) -> dict[str, Any]:
     """The keywords of `ablate`, which are fields of `AblateOptions`."""
-    return {
-        **_reading(settings, data),
-        "components": settings.components,
-        "kinds": settings.ablation_kinds,
-        "label": settings.label_column,
-        "max_length": settings.max_length,
-        "seed": settings.seed,
-        "resamples": settings.resamples,
-        "revision": settings.revision,
-    }
-
-
-def _how(execution: ExecutionKeywords, loaded: bool) -> dict[str, Any]:
-    """How a run is done; what is of the model is left out where it is loaded."""
-    of_the_lens = ("device", "dtype", "trust_remote_code") if loaded else ()
-    return {name: value for name, value in execution.items() if name not in of_the_lens}
+    names = ("components", "max_length", "seed", "resamples", "revision")
+    named = {"kinds": settings.ablation_kinds, "label": settings.label_column}
+    own = {name: getattr(settings, name) for name in names}
+    return {**_reading(settings, data), **named, **own}
 
 
 # From a model and data to a report: plan the runs that the experiments need, and do them.
@@ -236,7 +195,7 @@ def plan(settings: Settings, causal: bool) -> list[Planned]:
 @shows_fields_of(Settings, without=("kinds", "model", "data", "limits"))
 def reproduce(
     kinds: str | Sequence[str],
-    model: str | os.PathLike[str] | Lens,
+    model: GivenModel,
     data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
@@ -258,7 +217,6 @@ def reproduce(
     check_keywords(reproduce, options)
     parsed = parse_kinds(kinds)
     check_packages(extra="evaluate" if EVALUATE in parsed else "reproduce")
-    progress = progress or Progress()
     folder = Path(out)
     listed = [data] if isinstance(data, (str, os.PathLike)) else list(data)
     named = model if isinstance(model, (str, os.PathLike)) else model.source
@@ -270,26 +228,23 @@ def reproduce(
         limits={} if limit is None else dict.fromkeys(data_names, limit),
         **_with_names(options),
     )
-    if (folder / SETTINGS).is_file():
+    if is_begun(folder):
         settings = settings.joined(load_settings(folder))
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise OutputError(f"{str(folder)!r} holds other files; give --out a new folder")
     else:
         reading = ReadOptions(settings.column, settings.pair_column, settings.paragraphs)
         for name in data_names:
             find_data(name, reading)
-    how = execution or {}
     ranks = read_ranks_file(settings)
     check_data(settings)
-    lens = _lens(model, settings, how)
-    check_model(lens, settings, folder)
-    save_settings(folder, settings)
-    for planned in plan(settings, lens.causal):
-        _do(planned, folder / RUNS / planned.name, settings, lens, model, how, progress)
+    runs = Runs(model, settings.revision, execution, progress)
+    check_model(runs.lens, settings, folder)
+    save_settings(folder, asdict(settings))
+    for planned in plan(settings, runs.lens.causal):
+        _do(planned, folder / RUNS / planned.name, settings, runs)
     if "mixing" in settings.kinds:
-        write_from_model(lens, settings, ranks, folder / MODEL)
-    do_parts(lens if _here(how) else model, settings, folder, how, progress)
-    progress.say("building the report")
+        write_from_model(runs.lens, settings, ranks, folder / MODEL)
+    do_parts(runs, settings, folder)
+    runs.progress.say("building the report")
     return build_report(folder)
 
 
@@ -301,59 +256,24 @@ def _with_names(options: SettingsKeywords) -> dict[str, Any]:
     }
 
 
-def _here(execution: ExecutionKeywords) -> bool:
-    """Whether this process computes everything, with the lens that it has loaded."""
-    return (execution.get("engine", "local"), execution.get("workers", 1)) == ("local", 1)
-
-
-def _lens(
-    model: str | os.PathLike[str] | Lens, settings: Settings, execution: ExecutionKeywords
-) -> Lens:
-    if not isinstance(model, (str, os.PathLike)):
-        return model
-    return load(
-        settings.model,
-        device=execution.get("device", "auto"),
-        dtype=execution.get("dtype", "auto"),
-        revision=settings.revision,
-        trust_remote_code=execution.get("trust_remote_code", False),
-    )
-
-
-def _do(
-    planned: Planned,
-    folder: Path,
-    settings: Settings,
-    lens: Lens,
-    model: str | os.PathLike[str] | Lens,
-    execution: ExecutionKeywords,
-    progress: Progress,
-) -> Run:
+def _do(planned: Planned, folder: Path, settings: Settings, runs: Runs) -> None:
     """Do the run, or finish one that was begun."""
-    here = _here(execution)
-    how = _how(execution, here)
-    progress.say(f"{planned.short}, {'masked' if planned.masked else 'unmasked'}: {folder}")
     amplified = "amplification" in planned.measures
     relations = {"relations": list(settings.relations)} if settings.relations else {}
-    if (folder / NAME).is_file():
-        named = {}
-        if amplified and relations:
-            recorded = Run.open(folder).manifest.options.settings.get("amplification", {})
-            named = {"settings": {"amplification": {**recorded, **relations}}}
-        return resume(folder, model=lens if here else model, progress=progress, **named, **how)
+    again = {}
+    if amplified and relations and (folder / NAME).is_file():
+        recorded = Run.open(folder).manifest.options.settings.get("amplification", {})
+        again = {"settings": {"amplification": {**recorded, **relations}}}
     # Tables 2 and 3 choose among all pairs that occur often enough.
     pairs = {"keep_pairs": None, **({"min_count": 1} if settings.min_count == 1 else {})}
-    return run(
-        lens if here else model,
-        planned.data,
-        folder,
-        measures=planned.measures,
-        settings={"amplification": {**pairs, **relations}} if amplified else None,
-        mask=settings.mask if planned.masked else None,
-        max_length=settings.max_length,
-        seed=settings.seed,
-        revision=None if here else settings.revision,
-        progress=progress,
+    new = {
+        "data": planned.data,
+        "measures": planned.measures,
+        "settings": {"amplification": {**pairs, **relations}} if amplified else None,
+        "mask": settings.mask if planned.masked else None,
+        "max_length": settings.max_length,
+        "seed": settings.seed,
         **_reading(settings, planned.data),
-        **how,
-    )
+    }
+    said = f"{planned.short}, {'masked' if planned.masked else 'unmasked'}"
+    runs.do(folder, said, new, again)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normlens.corpus.runs.merging import code_named
@@ -16,7 +16,7 @@ from normlens.errors import (
     listed,
     valid_choice,
 )
-from normlens.options import REVISION, Option, options_of
+from normlens.options import REVISION, Option, check_same, options_of
 from normlens.studies.ablation.options import AblateOptions
 from normlens.studies.faithfulness.options import EvaluateOptions
 
@@ -144,10 +144,8 @@ class Settings:
 
     def joined(self, other: Settings) -> Settings:
         """Merge these settings into a folder begun with `other`; refuse to mix two kinds."""
-        for item in fields(self):
-            then, now = getattr(other, item.name), getattr(self, item.name)
-            if item.name in _OF_RUNS and then != now:
-                raise _other_results(item.name, then, now)
+        # What only changes what is made of the runs may differ.
+        check_same(other, self, _OF_RUNS)
         of_parts = {name: self._of_part(name, other) for name in OF_PARTS}
         for data in self.data:
             then, now = other.limits.get(data), self.limits.get(data)
@@ -171,23 +169,9 @@ class Settings:
                     f"name it: add {EVALUATE} to the experiments, and --methods {','.join(then)}"
                 )
             return then
-        if then != now and set(OF_PARTS[name]) & set(other.kinds):
-            raise _other_results(name, then, now)
+        if set(OF_PARTS[name]) & set(other.kinds):
+            check_same(other, self, [name])
         return now
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, contents: dict[str, Any]) -> Settings:
-        names = {item.name for item in fields(cls)}
-        values = {name: value for name, value in contents.items() if name in names}
-        tuples = {name: tuple(values.get(name, ())) for name in ("kinds", "data", "relations")}
-        for name in LISTS_OF_PARTS:
-            if values.get(name) is not None:
-                tuples[name] = tuple(values[name])
-        # Reports were made before there was a choice, and the tables of their runs allow no other.
-        return cls(**{"others": UNRELATED, **values, **tuples})
 
 
 def parse_kinds(kinds: str | Sequence[str]) -> tuple[str, ...]:
@@ -196,13 +180,6 @@ def parse_kinds(kinds: str | Sequence[str]) -> tuple[str, ...]:
     every = [kind for name in named for kind in (KINDS if name == ALL else (name,))]
     order = {name: place for place, name in enumerate((*KINDS, *PARTS))}
     return tuple(sorted(dict.fromkeys(every), key=lambda name: order.get(name, len(order))))
-
-
-def _other_results(name: str, then: object, now: object) -> InputError:
-    return InputError(
-        f"the folder holds results with {name.replace('_', ' ')} {then!r}, not {now!r}; choose "
-        "another --out"
-    )
 
 
 def _sequences(limit: int | None) -> str:

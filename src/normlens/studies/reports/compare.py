@@ -15,19 +15,9 @@ import pandas as pd
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.errors import InputError, listed, parse_json, reason_of
 from normlens.figures.canvas import COLOURS, drawable
-from normlens.studies.reports.contents import Figure
+from normlens.studies.reports.contents import Figure, is_numeric
 from normlens.studies.reports.drawing import bars, fonts_for, legend_outside, line, panels, style
-from normlens.studies.reports.files import (
-    FORMAT,
-    RESULTS,
-    VERSION,
-    Writer,
-    escaped,
-    grid,
-    linked,
-    rendered,
-)
-from normlens.studies.reports.layout import is_numeric
+from normlens.studies.reports.files import FORMAT, RESULTS, VERSION, Writer, rendered
 from normlens.studies.reports.words import DASH, LAYER, number, shortened, slug, unique
 
 if TYPE_CHECKING:
@@ -54,6 +44,11 @@ class ReportTable:
     frame: pd.DataFrame
     caption: str
 
+    @property
+    def subject(self) -> str:
+        """The caption's first sentence; the rest may be about one report alone."""
+        return re.split(r"(?<!\bal)\. (?=[A-Z])", self.caption)[0].rstrip(".") + "."
+
 
 def curves_of(tables: Sequence[ReportTable]) -> dict[tuple[str, str], dict[str, Curve]]:
     """Collect the curves that several reports share, by series and column."""
@@ -72,38 +67,35 @@ def _table_curves(table: ReportTable) -> dict[tuple[str, str], Curve]:
     """
     frame = table.frame.assign(layer=pd.to_numeric(table.frame["layer"], errors="coerce"))
     frame = frame.dropna(subset=["layer"])
+    layers = frame["layer"].nunique()
     rest = [name for name in frame if name != "layer"]
     words = [name for name in rest if not is_numeric(frame[name])]
-    keys = [name for name in words if frame[name].nunique() > 1 and not _varies(frame, name)][:1]
-    if frame["layer"].nunique() < 2 or frame.duplicated([*keys, "layer"]).any():
+    # A series is there in every layer, unlike the words of a text.
+    keys = [
+        name
+        for name in words
+        if frame[name].nunique() > 1 and frame.groupby(name)["layer"].nunique().eq(layers).all()
+    ][:1]
+    if layers < 2 or frame.duplicated([*keys, "layer"]).any():
         return {}
-    groups = list(frame.groupby(keys[0], sort=False)) if keys else [("", frame)]
     values = [name for name in rest if name not in words and not _BOUND.search(str(name))]
-    certain = [name for name in values if _bounds(frame, name)]
+    bounds = {name: _bounds(frame, name, name == values[0]) for name in values}
+    certain = [name for name in values if bounds[name]]
     curves: dict[tuple[str, str], Curve] = {}
-    for key, rows in groups:
+    for key, rows in frame.groupby(keys[0], sort=False) if keys else [("", frame)]:
         rows = rows.sort_values("layer")
         for name in certain or (values[:1] if keys else values):
-            bounds = _bounds(frame, name)
-            curves[str(key), str(name)] = (
-                rows["layer"].to_numpy(float) / table.layers,
-                rows[name].to_numpy(float),
-                *((rows[end].to_numpy(float) for end in bounds) if bounds else (None, None)),
-            )
+            ends = [rows[end].to_numpy(float) for end in bounds[name]] or [None, None]
+            depth = rows["layer"].to_numpy(float) / table.layers
+            curves[str(key), str(name)] = (depth, rows[name].to_numpy(float), *ends)
     return curves
 
 
-def _varies(frame: pd.DataFrame, name: str) -> bool:
-    """Whether some of a column's words occur in some layers only, as words of a text do."""
-    return bool(frame.groupby(name)["layer"].nunique().lt(frame["layer"].nunique()).any())
-
-
-def _bounds(frame: pd.DataFrame, name: str) -> tuple[str, str] | None:
+def _bounds(frame: pd.DataFrame, name: str, first: bool) -> tuple[str, ...]:
     """Find a value's interval: columns "x low" and "x high", or "low" and "high" of the first."""
-    first = next(column for column in frame if column != "layer" and is_numeric(frame[column]))
     pairs = [(f"{name} low", f"{name} high"), (f"{name}_low", f"{name}_high")]
-    pairs += [("low", "high"), ("95 % low", "95 % high")] if name == first else []
-    return next((pair for pair in pairs if set(pair) <= set(frame)), None)
+    pairs += [("low", "high"), ("95 % low", "95 % high")] if first else []
+    return next((pair for pair in pairs if set(pair) <= set(frame)), ())
 
 
 def draw_curves(
@@ -111,23 +103,20 @@ def draw_curves(
 ) -> Drawing:
     with fonts_for([*labels, *(word for what in curves for word in what)]):
         columns = min(COLUMNS, len(curves))
-        rows = -(-len(curves) // columns)
-        alike = len({name for _, name in curves}) == 1
+        alike, several = (len({what[place] for what in curves}) == 1 for place in (1, 0))
         width = 2.4 if columns > 1 else 4.0
+        rows = -(-len(curves) // columns)
         figure, axes = panels(columns, rows, width=width, height=2.1, sharey=alike)
-        series = {series for series, _ in curves}
         for place, ((key, name), by_label) in enumerate(curves.items()):
-            panel = axes[place]
             for label, curve in by_label.items():
-                line(panel, *curve, labels.index(label), drawable(label))
-            panel.set_xlim(0, 1.03)
+                line(axes[place], *curve, labels.index(label), drawable(label))
+            axes[place].set_xlim(0, 1.03)
+            label = _LABELS.get(name, drawable(name.replace("_", " ")))
             style(
-                panel,
+                axes[place],
                 x="layer (counted from 1) ÷ layers" if place >= len(curves) - columns else "",
-                y=_LABELS.get(name, drawable(name.replace("_", " ")))
-                if not alike or place % columns == 0
-                else "",
-                title=drawable(key) if len(series) > 1 else "",
+                y=label if not alike or place % columns == 0 else "",
+                title="" if several else drawable(key),
             )
         for panel in axes[len(curves) :]:
             panel.set_visible(False)
@@ -167,57 +156,43 @@ def overlay_figures(reports: Sequence[OpenedReport]) -> dict[str, Figure]:
     for name, tables in _shared_tables(reports):
         data = tables[0].data if len({table.data for table in tables}) == 1 else ""
         file = unique(slug(f"compare-{name}-{data}" if data else f"compare-{name}"), taken)
-        on = f" On {data}." if data else ""
+        said = tables[0].subject + (f" On {data}." if data else "")
         if "layer" in tables[0].frame:
-            curves = curves_of(tables)
-            if curves:
-                figures[file] = Figure(
-                    partial(draw_curves, curves, [table.label for table in tables]),
-                    "By depth (layer, counted from 1, ÷ number of layers): "
-                    f"{_beginning(tables[0].caption)}{on}",
-                )
+            if curves := curves_of(tables):
+                draw = partial(draw_curves, curves, [table.label for table in tables])
+                by_depth = "By depth (layer, counted from 1, ÷ number of layers): "
+                figures[file] = Figure(draw, by_depth + said)
         elif all({"component", "rho"} <= set(table.frame) for table in tables):
-            figures[file] = Figure(
-                partial(draw_bars, tables), f"{_beginning(tables[0].caption)}{on}"
-            )
+            figures[file] = Figure(partial(draw_bars, tables), said)
     return figures
-
-
-def _beginning(caption: str) -> str:
-    """Take a caption's first sentence; the rest may be about one report alone."""
-    return re.split(r"(?<!\bal)\. (?=[A-Z])", caption)[0].rstrip(".") + "."
 
 
 def _shared_tables(reports: Sequence[OpenedReport]) -> list[tuple[str, list[ReportTable]]]:
     """Read the tables that several reports share, on the same data if any data set is the same."""
-    tables: dict[tuple[str, str], dict[str, list[ReportTable]]] = {}
+    tables: dict[tuple[str, str], list[ReportTable]] = {}
     for report in reports:
         for experiment in report.results["experiments"]:
             for result in experiment["results"]:
                 for name, table in result["tables"].items():
-                    columns = table["columns"]
-                    if not {LAYER, "component"} & set(columns):
-                        continue
-                    shared = ReportTable(
-                        report.label,
-                        result["data"],
-                        report.layers,
-                        _read_table(report.folder / table["csv"]),
-                        table["caption"],
-                    )
-                    by_data = tables.setdefault((experiment["name"], name), {})
-                    by_data.setdefault(result["data"], []).append(shared)
+                    if {LAYER, "component"} & set(table["columns"]):
+                        frame = _read_table(report.folder / table["csv"])
+                        of_report = (report.label, result["data"], report.layers)
+                        shared = ReportTable(*of_report, frame, table["caption"])
+                        tables.setdefault((experiment["name"], name), []).append(shared)
     shared_tables: list[tuple[str, list[ReportTable]]] = []
-    for (_, name), by_data in tables.items():
-        same = [(name, of_data) for of_data in by_data.values() if len(of_data) > 1]
-        first: dict[str, ReportTable] = {}
-        for one in (one for of_data in by_data.values() for one in of_data):
-            first.setdefault(one.label, one)
+    for (_, name), every in tables.items():
+        by_data = [[one for one in every if one.data == data] for data in _unique("data", every)]
+        same = [(name, of_data) for of_data in by_data if len(of_data) > 1]
+        first = [next(one for one in every if one.label == it) for it in _unique("label", every)]
         if not same and len(first) > 1:
-            mixed = [replace(one, label=f"{one.label} on {one.data}") for one in first.values()]
+            mixed = [replace(one, label=f"{one.label} on {one.data}") for one in first]
             same = [(name, mixed)]
         shared_tables += same
     return shared_tables
+
+
+def _unique(name: str, tables: Sequence[ReportTable]) -> list[str]:
+    return list(dict.fromkeys(getattr(table, name) for table in tables))
 
 
 def _read_table(path: Path) -> pd.DataFrame:
@@ -241,10 +216,8 @@ def draw_bars(tables: Sequence[ReportTable]) -> Drawing:
                 for name in frame.index
             ]
             lowest = min(lowest, float(frame["rho"].min()) - 0.05)
-            colour = COLOURS[place % len(COLOURS)]
-            bars(
-                axes[0], places, frame, width=0.9 * width, color=colour, label=drawable(table.label)
-            )
+            shown = {"color": COLOURS[place % len(COLOURS)], "label": drawable(table.label)}
+            bars(axes[0], places, frame, width=0.9 * width, **shown)
         axes[0].set_xticks(range(len(components)), map(drawable, components))
         axes[0].set_ylim(lowest, 1.03)
         style(axes[0], x="component", y="Spearman's ρ before / after")
@@ -269,38 +242,28 @@ def write_comparison(folders: Sequence[str | Path], out: str | Path) -> list[Pat
         raise InputError(
             "these reports hold no numbers to compare; run normlens reproduce report on each"
         )
-    groups: list[Group] = [
-        (
-            str(title),
-            str(source),
-            [
-                (quantity, data or DASH, *map(number, values))
-                for _, _, quantity, data, *values in rows.itertuples(index=False, name=None)
-            ],
-        )
-        for (title, source), rows in numbers.groupby(["experiment", "source"], sort=False)
-    ]
+    groups: list[Group] = []
+    for (title, source), rows in numbers.groupby(["experiment", "source"], sort=False):
+        every = rows.drop(columns=["experiment", "source"]).itertuples(index=False, name=None)
+        cells = [(quantity, data or DASH, *map(number, own)) for quantity, data, *own in every]
+        groups.append((str(title), str(source), cells))
     figures = overlay_figures(reports)
     writer = Writer(out)
     drawn = {name: writer.put_figure(name, figure) for name, figure in figures.items()}
     labels = [report.label for report in reports]
     title = f"{listed(labels) if len(labels) < 5 else f'{len(labels)} models'} side by side"
-    captions = [(name, figure.caption) for name, figure in figures.items()]
-    models = [_model_row(report) for report in reports]
+    shown: dict[str, Any] = {
+        "title": title,
+        "model_columns": _MODEL_COLUMNS,
+        "models": [_model_row(report) for report in reports],
+        "right": _RIGHT,
+        "labels": labels,
+        "groups": groups,
+        "drawings": [(name, figure.caption) for name, figure in figures.items()],
+    }
     writer.put_table("comparison.csv", numbers.drop(columns="source"))
-    writer.put("comparison.md", _markdown(title, models, labels, groups, captions))
-    page = rendered(
-        "comparison.html.j2",
-        drawn,
-        title=title,
-        model_columns=_MODEL_COLUMNS,
-        models=models,
-        right=_RIGHT,
-        labels=labels,
-        groups=groups,
-        drawings=captions,
-    )
-    writer.put("comparison.html", page)
+    writer.put("comparison.md", rendered("comparison.md.j2", **shown))
+    writer.put("comparison.html", rendered("comparison.html.j2", drawn, **shown))
     return writer.paths
 
 
@@ -351,25 +314,22 @@ def _read(folder: Path) -> dict[str, Any]:
 def _numbers(reports: Sequence[OpenedReport]) -> pd.DataFrame:
     """Collect the summary numbers: a row per experiment, quantity and data, a column per report."""
     titles: dict[str, tuple[str, str]] = {}
-    cells: dict[tuple[str, str, str], dict[str, float | None]] = {}
+    cells: dict[tuple[str, str], dict[str, dict[str, float | None]]] = {}
     for report in reports:
-        for experiment in report.results["experiments"]:
-            titles.setdefault(experiment["name"], (experiment["title"], experiment["source"]))
-            for result in experiment["results"]:
+        for it in report.results["experiments"]:
+            titles.setdefault(it["name"], (it["title"], it["source"]))
+            for result in it["results"]:
                 for quantity, value in result["summary"].items():
-                    row = cells.setdefault((experiment["name"], quantity, result["data"]), {})
-                    row[report.label] = value
+                    by_data = cells.setdefault((it["name"], quantity), {})
+                    by_data.setdefault(result["data"], {})[report.label] = value
     # Experiments and quantities in their order, each quantity with its data sets below each other.
-    experiments = list(dict.fromkeys(name for name, _, _ in cells))
-    quantities = list(dict.fromkeys((name, quantity) for name, quantity, _ in cells))
-    ordered = sorted(
-        cells, key=lambda row: (experiments.index(row[0]), quantities.index((row[0], row[1])))
-    )
+    experiments = list(dict.fromkeys(name for name, _ in cells))
     labels = [report.label for report in reports]
     return pd.DataFrame(
         [
-            (*titles[name], quantity, data, *map(cells[name, quantity, data].get, labels))
-            for name, quantity, data in ordered
+            (*titles[name], quantity, data, *map(values.get, labels))
+            for name, quantity in sorted(cells, key=lambda cell: experiments.index(cell[0]))
+            for data, values in cells[name, quantity].items()
         ],
         columns=["experiment", "source", "quantity", "data", *labels],
         dtype=object,
@@ -387,19 +347,3 @@ def _model_row(report: OpenedReport) -> tuple[str, ...]:
         shortened(model.get("weights") or "–"),
         ", ".join(data),
     )
-
-
-def _markdown(
-    title: str,
-    models: Sequence[tuple[str, ...]],
-    labels: Sequence[str],
-    groups: Sequence[Group],
-    captions: Sequence[tuple[str, str]],
-) -> str:
-    lines = [f"# {escaped(title)}", "", *grid(_MODEL_COLUMNS, models, _RIGHT)]
-    for heading, source, rows in groups:
-        lines += ["", f"## {escaped(heading)}", "", f"*{escaped(source)}*", ""]
-        lines += grid(("quantity", "data", *labels), rows, [False, False] + [True] * len(labels))
-    for name, caption in captions:
-        lines += ["", *linked(name, caption)]
-    return "\n".join(lines) + "\n"

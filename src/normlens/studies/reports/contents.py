@@ -1,9 +1,10 @@
-"""The contents of a report: a section's question, tables, figures and sentences, and its header."""
+"""The contents of a report: header, sections with tables and figures, and how they are laid out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,14 @@ import pandas as pd
 from normlens.corpus.runs.folder import shown_data
 from normlens.corpus.runs.results import Run
 from normlens.loading.hub import shown_name
-from normlens.studies.reports.words import Comparison
+from normlens.studies.reports import words
+from normlens.studies.reports.words import Comparison, count, fixed, power, shortened, signed, slug
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure as Drawing
 
-# The parts of a section: its question, its evidence, and its tables, figures and sentences.
+# The parts of a section: its question, its evidence, and its tables and figures.
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Evidence:
         return self.run.sql(query)
 
 
+FOLD, FOLD_FIRST = 14, 40  # tables with more rows are folded; the second: if it comes first
+FOLD_FROM = 4  # tables behind so many others (figures count as two) are folded
+DENSE = 100  # letters; wider tables are set smaller
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of a report. `formats` are format specifications (".2f") of columns."""
@@ -57,21 +64,48 @@ class Table:
 
     def text(self) -> pd.DataFrame:
         """Format every cell as text; missing values become a dash."""
-        return pd.DataFrame(
-            {
-                name: [self._cell(str(name), value) for value in self.frame[name]]
-                for name in self.frame
-            },
-            dtype=object,
-        )
+        columns = {
+            name: [self._cell(str(name), value) for value in self.frame[name]]
+            for name in self.frame
+        }
+        return pd.DataFrame(columns, dtype=object)
 
     def _cell(self, column: str, value: Any) -> str:
         if pd.isna(value):
-            return "–"
+            return words.DASH
         if isinstance(value, bool):
             return "yes" if value else "no"
         text = format(value, self.formats.get(column, ""))
         return text if isinstance(value, str) else text.replace("-", "−")
+
+    @property
+    def columns(self) -> list[str]:
+        return [str(name) for name in self.frame]
+
+    @property
+    def numeric(self) -> list[bool]:
+        return [is_numeric(self.frame[name]) for name in self.frame]
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The rows that a report shows, as text."""
+        shown = replace(self, frame=self.frame.head(self.shown or len(self.frame))).text()
+        return list(shown.itertuples(index=False, name=None))
+
+    @property
+    def more(self) -> int:
+        """Rows that only the files hold."""
+        return max(0, len(self.frame) - (self.shown or len(self.frame)))
+
+    def folded(self, place: int) -> bool:
+        """Whether it is folded on a page where `place` other things of its finding come first."""
+        many = len(self.frame) - self.more > (FOLD if place else FOLD_FIRST)
+        return not self.open and (many or place >= FOLD_FROM)
+
+    @property
+    def dense(self) -> bool:
+        rows = [self.columns, *self.rows]
+        return sum(max(map(len, cells)) + 3 for cells in zip(*rows, strict=True)) > DENSE
 
 
 @dataclass(frozen=True)
@@ -88,15 +122,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Result:
-    """An experiment's tables, figures and sentences on one data set.
-
-    Names of tables and figures are file names without their endings. Sentences say how to read
-    them.
-    """
+    """An experiment's tables and figures on one data set, by their file names without endings."""
 
     tables: Mapping[str, Table] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    sentences: Sequence[str] = ()
     comparisons: Sequence[Comparison] = ()
     #: numbers to set beside those of other models: name → value
     summary: Mapping[str, float] = field(default_factory=dict)
@@ -104,9 +133,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment in words: what it asks, where the question comes from, and how it is answered.
+    """One experiment: its words, and the function that makes a result of the evidence.
 
-    `absent` says why there is no answer where it does not apply.
+    Calling it calls `work`, which gives None where the experiment does not apply; `absent` says
+    why. `needs` says which of several runs it looks at.
     """
 
     name: str
@@ -114,7 +144,32 @@ class Experiment:
     source: str  # paper, table, figure
     question: str
     method: str  # how the answer was obtained
+    read: str = ""  # how tables and figures are read
     absent: str = ""
+    needs: str = ""
+    work: Callable[..., Result | None] | None = field(default=None, repr=False)
+
+    def __call__(self, *evidence: Any) -> Result | None:
+        assert self.work is not None
+        return self.work(*evidence)
+
+
+def experiment(
+    study: str, name: str, needs: str = ""
+) -> Callable[[Callable[..., Result | None]], Experiment]:
+    """Decorator: make an experiment of a function, with the words of this name in `texts.ini`."""
+
+    def make(work: Callable[..., Result | None]) -> Experiment:
+        return worded(study, name, needs=needs, work=work)
+
+    return make
+
+
+def worded(study: str, name: str, **more: Any) -> Experiment:
+    """The experiment of this name with its words."""
+    own = words.texts(study)[name]
+    texts = {key: own[key] for key in Experiment.__dataclass_fields__ if key in own}
+    return Experiment(name, **texts, **more)
 
 
 # A run as a report's header describes it: its model, its data and how much was analysed.
@@ -140,9 +195,6 @@ def measured(run: Run, data: str, folder: str = "") -> Measured:
         date=manifest.created,
         folder=folder,
     )
-
-
-# The contents of a report: a header with model and runs, and a section per experiment.
 
 
 @dataclass(frozen=True)
@@ -196,11 +248,62 @@ class Header:
     decomposed: bool = True
 
     @property
-    def completeness(self) -> float | None:
-        """The largest completeness error of all runs."""
-        return max(
-            (run.completeness for run in self.runs if run.completeness is not None), default=None
-        )
+    def completeness(self) -> str:
+        """The largest completeness error of all runs, in words."""
+        errors = [run.completeness for run in self.runs if run.completeness is not None]
+        if not errors:
+            return "not measured: no sequence was analysed"
+        return f"at most {power(max(errors))} (parts + bias against the model's own vectors)"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """Label and text of each fact above the experiments, without the table of runs."""
+        model = self.model
+        attention = "causal" if model.causal else "bidirectional"
+        dates = sorted({run.date[:10] for run in self.runs if run.date})
+        every = [
+            ("Model", f"{model.name} ({model.type}, {attention}, {count(model.layers, 'layer')})"),
+            ("Layer", model.components),
+            ("Scopes", ", ".join(model.scopes)),
+            ("Computed in", f"{model.dtype} on {model.device}"),
+            ("Revision", model.revision or ""),
+            ("Weights", shortened(model.weights or "")),
+            *self.notes,
+            ("Completeness error", self.completeness if self.decomposed else ""),
+            ("Settings", " · ".join(_settings(self.settings))),
+            ("Versions", " · ".join(f"{name} {text}" for name, text in self.versions.items())),
+            ("Date of the runs", " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))),
+        ]
+        return [(label, text) for label, text in every if text]
+
+    @property
+    def run_table(self) -> tuple[list[str], list[list[str]], list[bool]]:
+        """The runs as a table: columns, rows of text, and which columns are numbers."""
+        columns = ["data", "", "sequences", "tokens", "failures", "completeness error"]
+        shown = [self.decomposed or name not in ("", "completeness error") for name in columns]
+        rows = [list(compress(_run_row(run), shown)) for run in self.runs]
+        return list(compress(columns, shown)), rows, list(compress([False] * 2 + [True] * 4, shown))
+
+
+def _settings(settings: Mapping[str, Any]) -> Iterable[str]:
+    for name, value in settings.items():
+        if name in ("model", "data", "revision") or value is None or value == () or value == []:
+            continue
+        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        yield f"{name.replace('_', ' ')} {text}"
+
+
+def _run_row(run: Measured) -> list[str]:
+    masked = "" if run.mask is None else f"{100 * run.mask:g} % masked"
+    return [
+        run.data if run.source in ("", run.data) else f"{run.data} ({run.source})",
+        ", ".join(filter(None, (run.purpose, masked))) or "unmasked",
+        *(f"{number:,}" for number in (run.sequences, run.tokens, run.failures)),
+        power(run.completeness),
+    ]
+
+
+# The layout of a report: order, file names, and published numbers beside measured ones.
 
 
 @dataclass(frozen=True)
@@ -227,7 +330,6 @@ class Report:
     title: str
     header: Header
     sections: Sequence[Section]
-    style: str = ""  # CSS for what only this report's figures have on the page
 
     @property
     def data(self) -> list[str]:
@@ -235,3 +337,124 @@ class Report:
         names = [run.data for run in self.header.runs]
         names += [data for section in self.sections for data, _ in section.results if data]
         return list(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class Against:
+    """Published numbers of one source beside the measured ones, each with its model's name."""
+
+    source: str
+    same: bool  # whether they are of this model and data, and may be compared
+    rows: Sequence[tuple[str, ...]]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("", "published", "measured", *(("difference",) if self.same else ()))
+
+    @property
+    def numeric(self) -> list[bool]:
+        return [False] + [True] * (len(self.columns) - 1)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An experiment's result on one data set; tables and figures by the names of their files."""
+
+    data: str
+    result: Result
+    figures: Mapping[str, Figure]
+    tables: Mapping[str, Table]
+    against: Sequence[Against]
+
+
+@dataclass(frozen=True)
+class PlacedSection:
+    number: int
+    anchor: str
+    section: Section
+    findings: Sequence[Finding]
+    absent: Sequence[str]  # data sets on which the experiment does not apply
+    part: str  # a heading above this section; empty inside a part
+
+    @property
+    def files(self) -> list[str]:
+        """The section's files, relative to the report's folder."""
+        return [
+            f"{folder}/{name}.{ending}"
+            for finding in self.findings
+            for folder, names, endings in (
+                ("figures", finding.figures, ("svg", "png")),
+                ("tables", finding.tables, ("csv", "tex")),
+            )
+            for name in names
+            for ending in endings
+        ]
+
+    @property
+    def absent_note(self) -> str:
+        """Why there is no result on some or on all data."""
+        if not self.absent and self.findings:
+            return ""
+        reason = self.section.experiment.absent or "the experiment does not apply here"
+        where = ", ".join(filter(None, self.absent))
+        what = f"Not on {where}" if where and self.findings else "No result"
+        return f"{what}: {reason.rstrip('.')}."
+
+
+def arrange(report: Report) -> list[PlacedSection]:
+    """Give every section its number, its anchor and the names of its files."""
+    several, model = len(report.data) > 1, report.header.model.name
+    figures, tables, anchors = set[str](), set[str](), set[str]()
+
+    def file(name: str, data: str, taken: set[str]) -> str:
+        return words.unique(slug(f"{name}-{data}" if several and data else name), taken)
+
+    def finding(data: str, result: Result) -> Finding:
+        named = {file(name, data, figures): figure for name, figure in result.figures.items()}
+        # Their headers say how layers are counted.
+        labelled = {
+            file(name, data, tables): replace(
+                table, frame=table.frame.rename(columns={"layer": words.LAYER})
+            )
+            for name, table in result.tables.items()
+        }
+        return Finding(data, result, named, labelled, _against(result.comparisons, model))
+
+    placed: list[PlacedSection] = []
+    for position, section in enumerate(report.sections, start=1):
+        before = report.sections[position - 2].part if position > 1 else ""
+        placed.append(
+            PlacedSection(
+                number=position,
+                anchor=words.unique("experiment-" + slug(section.experiment.name), anchors),
+                section=section,
+                findings=[finding(data, it) for data, it in section.results if it is not None],
+                absent=[data for data, result in section.results if result is None],
+                part=section.part if section.part != before else "",
+            )
+        )
+    return placed
+
+
+def _against(comparisons: Sequence[Comparison], model: str) -> list[Against]:
+    """Group comparisons that follow each other and share where they stand."""
+
+    def origin(item: Comparison) -> tuple[str, bool]:
+        data = item.published.data_label or item.published.data
+        return item.published.source + (f" ({data})" if data else ""), item.same
+
+    def row(item: Comparison) -> tuple[str, ...]:
+        digits, theirs = item.published.digits, item.published.model
+        published = f"{fixed(item.published.value, digits)} ({theirs})"
+        cells = (item.published.label, published, f"{fixed(item.measured, digits)} ({model})")
+        return (*cells, signed(item.difference, digits)) if item.same else cells
+
+    return [
+        Against(source, same, [row(item) for item in items])
+        for (source, same), items in groupby(comparisons, key=origin)
+    ]
+
+
+def is_numeric(column: pd.Series) -> bool:
+    """Whether all values of a column are numbers."""
+    return pd.api.types.infer_dtype(column) in ("integer", "floating", "mixed-integer-float")

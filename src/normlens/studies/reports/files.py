@@ -1,14 +1,16 @@
-"""A report's folder: the page, the Markdown, figures, tables and every number as JSON."""
+"""The folders of studies: what a report writes, settings, and which room builds which page."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,20 +19,20 @@ from xml.sax.saxutils import quoteattr
 import pandas as pd
 
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.errors import MissingDependencyError, parse_json
+from normlens.corpus.runs.manifest import NAME as MANIFEST
+from normlens.corpus.runs.results import Run
+from normlens.errors import InputError, MissingDependencyError, listed, parse_json
 from normlens.results.axes import plain
 from normlens.results.words import write_csv
-from normlens.studies.reports.contents import Figure, Report, Table
-from normlens.studies.reports.layout import (
+from normlens.studies.reports.contents import (
     FOLD,
-    JOINED,
+    Figure,
     Finding,
     PlacedSection,
-    PlacedTable,
+    Report,
+    Table,
     arrange,
-    facts,
     is_numeric,
-    run_table,
 )
 from normlens.studies.reports.words import Comparison, count
 
@@ -99,37 +101,18 @@ def _saved(figure: Drawing, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-# A report as one HTML page that needs nothing beside it.
+# A report as one HTML page that needs nothing beside it, and as Markdown, for GitHub and for notes.
 
 
-def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[str, bytes]) -> str:
-    """Write the whole report; `pictures` are the figures' SVG files by their names."""
-    return rendered(
-        "report.html.j2",
-        title=report.title,
-        header=report.header,
-        facts=facts(report.header),
-        runs=run_table(report.header),
-        sections=sections,
-        joined=JOINED,
-        fold=FOLD,
-        pictures=pictures,
-        further_style=report.style,
-    )
-
-
-def rendered(
-    template: str, pictures: Mapping[str, bytes], further_style: str = "", **values: Any
-) -> str:
-    """Fill a template, with everything escaped but the style sheet and the pictures."""
+def rendered(template: str, pictures: Mapping[str, bytes] | None = None, **values: Any) -> str:
+    """Fill a template. In HTML everything is escaped but the style sheet and the pictures."""
     from markupsafe import Markup
 
     def picture(name: str, caption: str) -> Markup:
-        return Markup(embedded(pictures[name], caption))
+        return Markup(embedded((pictures or {})[name], caption))
 
-    style = Markup(_read("style.css") + further_style)
-    text = _environment().get_template(template).render(picture=picture, style=style, **values)
-    return text.rstrip() + "\n"
+    values |= {"picture": picture, "style": Markup(_read("style.css")), "fold": FOLD}
+    return _environment().get_template(template).render(**values).rstrip() + "\n"
 
 
 def _read(name: str) -> str:
@@ -146,24 +129,22 @@ def _environment() -> Any:
         ) from error
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_read),
-        autoescape=True,
+        autoescape=lambda name: ".html" in (name or ""),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["count"] = count
+    environment.filters |= {"count": count, "md": escaped, "code": code}
     return environment
 
 
-# A report as Markdown, for GitHub and for notes.
-
-
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|$~&#@:])")
+# A colon is a sign only in :emoji: and in addresses.
+_SIGN = re.compile(r":(//|[\w+-]+:)")
 
 
 def escaped(text: str) -> str:
     """Escape text for Markdown, in a table's cell too."""
-    # A colon is a sign only in :emoji: and in addresses.
     return _SPECIAL.sub(
         lambda match: (
             match[0]
@@ -174,110 +155,11 @@ def escaped(text: str) -> str:
     )
 
 
-_SIGN = re.compile(r":(//|[\w+-]+:)")
-
-
 def code(text: str) -> str:
-    """Write text as a code span, whatever backticks it holds."""
+    """Write text as a code span of Markdown, whatever backticks it holds."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     padding = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{padding}{text}{padding}{fence}"
-
-
-def grid(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[bool]
-) -> list[str]:
-    """Write a GitHub table of plain texts."""
-    marks = ("---:" if right else ":---" for right in numeric)
-    lines = [map(escaped, columns), marks, *(map(escaped, row) for row in rows)]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
-
-
-def markdown(report: Report, sections: Sequence[PlacedSection]) -> str:
-    """Write the whole report; figures are links to files beside it."""
-    lines = [f"# {escaped(report.title)}", ""]
-    lines += [f"- **{label}:** {escaped(text)}" for label, text in facts(report.header)]
-    if report.header.runs:
-        runs = run_table(report.header)
-        lines += ["", *grid(runs.columns, runs.rows, runs.numeric)]
-    lines += ["", "## Contents", ""]
-    for placed in sections:
-        title = escaped(placed.section.experiment.title)
-        lines.append(f"{placed.number}. [{title}](#{placed.anchor})")
-    for placed in sections:
-        lines += _section(placed)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _section(placed: PlacedSection) -> list[str]:
-    experiment = placed.section.experiment
-    lines = _part(placed) if placed.part else []
-    lines += ["", f'<a id="{placed.anchor}"></a>', ""]
-    lines += [f"## {placed.number}. {escaped(experiment.title)}", ""]
-    lines += [f"*{escaped(experiment.source)}*", "", f"**{escaped(experiment.question)}**", ""]
-    several = len(placed.findings) > 1
-    for finding in placed.findings:
-        if finding.result.sentences:
-            name = f"**{escaped(finding.data)}:** " if several and finding.data else ""
-            if len(finding.result.sentences) > JOINED:
-                lines += [name.strip(), ""] if name else []
-                lines += [f"- {escaped(sentence)}" for sentence in finding.result.sentences]
-                lines += [""]
-            else:
-                lines += [name + escaped(" ".join(finding.result.sentences)), ""]
-    if placed.layers_note:
-        lines += [placed.layers_note, ""]
-    if placed.absent_note:
-        lines += [escaped(placed.absent_note), ""]
-    for finding in placed.findings:
-        if several and finding.data:
-            lines += [f"### {escaped(finding.data)}", ""]
-        lines += _finding(finding)
-    lines += [f"How it was obtained: {escaped(experiment.method)}", ""]
-    if placed.section.runs:
-        lines += ["Runs: " + ", ".join(map(code, placed.section.runs)), ""]
-    for query in placed.section.queries:
-        lines += ["````sql", query.strip(), "````", ""]
-    return lines
-
-
-def _part(placed: PlacedSection) -> list[str]:
-    lines = ["", f"# {escaped(placed.part)}"]
-    if placed.section.of_part:
-        lines += [
-            "",
-            *(f"- **{escaped(label)}:** {escaped(text)}" for label, text in placed.section.of_part),
-        ]
-    return lines
-
-
-def _finding(finding: Finding) -> list[str]:
-    lines = []
-    for figure in finding.figures:
-        lines += [*linked(figure.name, figure.caption), ""]
-    for table in finding.tables:
-        lines += [*_table(table), ""]
-    for against in finding.against:
-        lines += ["**Against the papers**", ""]
-        lines += [escaped(against.note), ""] if against.note else []
-        for source, rows in against.tables:
-            lines += [f"*{escaped(source)}*", ""]
-            lines += [*grid(against.columns, rows, against.numeric), ""]
-    return lines
-
-
-def linked(name: str, caption: str) -> list[str]:
-    """Write a link to a figure's file, with its caption below."""
-    text = escaped(caption)
-    return [f"![{text}](figures/{name}.svg)", "", f"*{text}*"]
-
-
-def _table(table: PlacedTable) -> list[str]:
-    lines = [f"**{escaped(table.caption)}**", "", *grid(table.columns, table.rows, table.numeric)]
-    if table.more:
-        path = f"tables/{table.name}.csv"
-        lines += ["", f"{count(table.more, 'more row')} in [{path}]({path})."]
-    return lines
 
 
 # Tables for LaTeX: pandas writes them, with booktabs, over several pages if they are long.
@@ -287,29 +169,14 @@ LONG = 45  # rows that fit on a page
 _PACKAGES = (
     "% \\usepackage{booktabs,longtable}; scripts other than Latin need LuaLaTeX or XeLaTeX\n"
 )
+_NAMED = "backslash asciitilde asciicircum bar less greater"
+_SIGNS = "times rightarrow geq neq pm alpha beta gamma rho"
 #: LaTeX's own signs, and letters of the reports that pdfLaTeX's fonts lack.
 _LATEX = str.maketrans(
     {letter: f"\\{letter}" for letter in "{}#$%&_"}
-    | {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "[": "{[}",  # an option, at the beginning of a row
-        "*": "{*}",
-        "–": "--",
-        "−": "$-$",
-        "×": r"$\times$",
-        "→": r"$\rightarrow$",
-        "≥": r"$\geq$",
-        "≠": r"$\neq$",
-        "±": r"$\pm$",
-        "‖": r"$\|$",
-        "′": "$'$",
-        "|": r"\textbar{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-    }
-    | {"α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "ρ": r"$\rho$"}
+    | {"[": "{[}", "*": "{*}", "–": "--", "−": "$-$", "‖": r"$\|$", "′": "$'$"}  # [: an option
+    | dict(zip("\\~^|<>", (rf"\text{name}{{}}" for name in _NAMED.split()), strict=True))
+    | dict(zip("×→≥≠±αβγρ", (rf"$\{name}$" for name in _SIGNS.split()), strict=True))
 )
 
 
@@ -337,6 +204,7 @@ def latex(table: Table, name: str) -> str:
 
 
 FORMAT, VERSION = "normlens-report", 1
+_OF_EXPERIMENT = ("name", "title", "source", "question", "read")
 RESULTS = "results.json"
 
 
@@ -379,13 +247,14 @@ def write(report: Report, folder: str | Path) -> list[Path]:
     sections = arrange(report)
     drawn: dict[str, bytes] = {}
     for finding in (finding for placed in sections for finding in placed.findings):
-        for item in finding.figures:
-            drawn[item.name] = writer.put_figure(item.name, item.figure)
-        for table in finding.tables:
-            writer.put_table(f"tables/{table.name}.csv", table.table.frame)
-            writer.put(f"tables/{table.name}.tex", latex(table.table, table.name))
-    writer.put("report.md", markdown(report, sections))
-    writer.put("report.html", page(report, sections, drawn))
+        for name, figure in finding.figures.items():
+            drawn[name] = writer.put_figure(name, figure)
+        for name, table in finding.tables.items():
+            writer.put_table(f"tables/{name}.csv", table.frame)
+            writer.put(f"tables/{name}.tex", latex(table, name))
+    shown = {"title": report.title, "header": report.header, "sections": sections}
+    writer.put("report.md", rendered("report.md.j2", **shown))
+    writer.put("report.html", rendered("report.html.j2", drawn, **shown))
     contents = results(report, sections, [*writer.names, RESULTS])
     writer.put(RESULTS, json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False))
     for name in earlier.difference(writer.names):
@@ -409,10 +278,7 @@ def results(
         "versions": dict(header.versions),
         "experiments": [
             {
-                "name": placed.section.experiment.name,
-                "title": placed.section.experiment.title,
-                "source": placed.section.experiment.source,
-                "question": placed.section.experiment.question,
+                **{name: getattr(placed.section.experiment, name) for name in _OF_EXPERIMENT},
                 "absent": placed.absent_note or None,
                 "results": [_result(finding) for finding in placed.findings],
             }
@@ -425,30 +291,30 @@ def results(
 
 def _result(finding: Finding) -> dict[str, Any]:
     result = finding.result
+    figures = zip(result.figures, finding.figures.items(), strict=True)
+    tables = zip(result.tables, finding.tables.items(), strict=True)
     return {
         "data": finding.data,
-        "sentences": list(result.sentences),
         "summary": dict(result.summary),
         "comparisons": [_comparison(item) for item in result.comparisons],
         "figures": {
-            name: {
-                "caption": item.caption,
-                "svg": f"figures/{item.name}.svg",
-                "png": f"figures/{item.name}.png",
-            }
-            for name, item in zip(result.figures, finding.figures, strict=True)
+            name: {"caption": figure.caption, **_paths("figures", file, "svg", "png")}
+            for name, (file, figure) in figures
         },
         "tables": {
             name: {
-                "caption": item.caption,
-                "columns": item.columns,
-                "rows": len(item.table.frame),
-                "csv": f"tables/{item.name}.csv",
-                "tex": f"tables/{item.name}.tex",
+                "caption": table.caption,
+                "columns": table.columns,
+                "rows": len(table.frame),
+                **_paths("tables", file, "csv", "tex"),
             }
-            for name, item in zip(result.tables, finding.tables, strict=True)
+            for name, (file, table) in tables
         },
     }
+
+
+def _paths(folder: str, name: str, *endings: str) -> dict[str, str]:
+    return {ending: f"{folder}/{name}.{ending}" for ending in endings}
 
 
 def _comparison(item: Comparison) -> dict[str, Any]:
@@ -468,3 +334,102 @@ def _earlier(place: LocalFolder) -> set[str]:
         }
     except (ValueError, AttributeError, TypeError, KeyError):
         return set()
+
+
+#: Where the report of a single run goes, in the run's own folder.
+FOLDER = "report"
+#: The settings of a study of several runs, beside its page.
+SETTINGS = "settings.json"
+PAPERS = "normlens.studies.papers.reporting:build_report"
+#: The function that builds a report, by what the settings of a folder say that it is of.
+BUILDERS = {"ablation": "normlens.studies.ablation.report:build_report"}
+#: The function that builds the report of a single run, by a table that the run has.
+RUN_BUILDERS = {
+    "faithfulness": "normlens.studies.faithfulness.report:build_report",
+    "alignment": "normlens.studies.alignment.report:build_report",
+}
+
+
+def write_run_report(
+    run: str | os.PathLike[str],
+    describe: Callable[[Run], Report],
+    out: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write what `describe` makes of a run to `out`, by default to the folder `FOLDER`.
+
+    Gives the page's path.
+    """
+    opened = Run.open(run)
+    if out is None and not isinstance(opened.folder, LocalFolder):
+        raise InputError(f"{str(run)!r} is not on this machine; give the report a folder (out=…)")
+    folder = Path(run) / FOLDER if out is None else Path(out)
+    write(describe(opened), folder)
+    return folder / "report.html"
+
+
+def check_finished(run: Run, again: str = "resume it before its report is made") -> None:
+    """Refuse to describe a run that is not complete."""
+    status = run.status()
+    if not status.complete:
+        raise InputError(
+            f"{str(run.folder)!r} is not finished ({status.done} of {status.sequences} sequences); "
+            + again
+        )
+
+
+def finished_run(path: Path, command: str) -> Run:
+    """Open a run of a study's folder; one that is not there or not finished is refused."""
+    again = f"run the same normlens {command} again to go on"
+    if not (path / MANIFEST).is_file():
+        raise InputError(f"{str(path)!r} holds no run yet; {again}")
+    run = Run.open(path)
+    check_finished(run, again)
+    return run
+
+
+def read_settings(folder: str | os.PathLike[str], kind: str, nothing: str) -> dict[str, Any]:
+    """Read the settings of a study's folder; `nothing` says what to do where there are none."""
+    path = Path(folder) / SETTINGS
+    if not path.is_file():
+        raise InputError(f"{str(folder)!r} holds no {nothing} --out {folder}")
+    try:
+        settings = parse_json(path.read_text("utf-8"))
+        if settings.get("report", "") != kind:
+            raise InputError(f"{str(folder)!r} holds results of another command; give a new --out")
+    except InputError:
+        raise
+    except (ValueError, AttributeError) as error:
+        raise damaged(folder, error) from error
+    return settings
+
+
+def damaged(folder: str | os.PathLike[str], error: Exception) -> InputError:
+    """What is raised where settings cannot be read."""
+    return InputError(f"{str(Path(folder) / SETTINGS)!r} is damaged: {error}")
+
+
+def builder(folder: str | os.PathLike[str]) -> Callable[[str | os.PathLike[str]], Path]:
+    """The function that builds a folder's report; that of the papers unless its contents say."""
+    place = Path(folder)
+    module, _, name = (
+        _of_run(place) if (place / MANIFEST).is_file() else BUILDERS.get(_kind(place), PAPERS)
+    ).partition(":")
+    return getattr(import_module(module), name)
+
+
+def _of_run(folder: Path) -> str:
+    tables = Run.open(folder).tables
+    for table, function in RUN_BUILDERS.items():
+        if table in tables:
+            return function
+    raise InputError(
+        f"there is no report for the run in {str(folder)!r}, whose tables are {listed(tables)}; "
+        "ask it with normlens query"
+    )
+
+
+def _kind(folder: Path) -> str:
+    try:
+        return str(parse_json((folder / SETTINGS).read_text("utf-8"))["report"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""

@@ -5,13 +5,36 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from configparser import ConfigParser
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 from normlens.errors import REPORT, check_installed
 
-# Numbers in sentences.
+# The fixed words of a study's page: titles, questions, methods, and captions.
+
+
+@cache
+def texts(study: str) -> Mapping[str, Mapping[str, str]]:
+    """The words in the file `texts.ini` of a study's folder, by section and key."""
+    parser = ConfigParser(interpolation=None, delimiters=("=",))
+    parser.optionxform = str
+    parser.read_string((files("normlens.studies") / study / "texts.ini").read_text("utf-8"))
+    return {
+        section: {key: " ".join(text.split()) for key, text in parser[section].items()}
+        for section in parser.sections()
+    }
+
+
+def caption(study: str, key: str, **facts: object) -> str:
+    """A caption of the section [captions]; `facts` are what its {fields} stand for."""
+    return texts(study)["captions"][key].format(**facts)
+
+
+# Numbers, hashes, names of data and of files as a reader of a report sees them.
 
 
 #: Layers as the papers count them; the label of every axis and column of layers in a report.
@@ -24,9 +47,6 @@ def fixed(value: float | None, digits: int = 2) -> str:
     if value is None or not math.isfinite(value):
         return DASH
     return f"{value:.{digits}f}".replace("-", "−")
-
-
-# Numbers, hashes, names of data and of files as a reader of a report sees them.
 
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from normlens.measures.bootstrap import LEAST_EXAMPLES, holm, mean_intervals, paired_differences
-from normlens.studies.faithfulness.tables import LEAST, MOST
+from normlens.studies.faithfulness.options import LEAST, MOST
 from normlens.studies.reports.contents import Evidence, Table
-from normlens.studies.reports.words import count
+from normlens.studies.reports.words import caption, count, texts
 
 # The SQL queries that a faithfulness report shows, and what the model says of the whole texts.
 
@@ -22,7 +23,7 @@ FROM method_passes GROUP BY method"""
 def protocols(evidence: Evidence) -> list[str]:
     """List the protocols that a run holds values of; those that are not described come last."""
     rows = evidence.sql("SELECT DISTINCT protocol FROM faithfulness WHERE value IS NOT NULL")
-    order = list(PROTOCOLS)
+    order = list(texts("faithfulness"))
     names = sorted(rows["protocol"])
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
@@ -50,129 +51,46 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-# What each protocol asks, where it comes from, and which way its values are better.
+# The words of a protocol, and which way its values are better.
 
 
 NORMLENS = "normlens"
 #: Methods that do not look at the model: what every other has to beat.
 PRIORS = ("first-token", "random")
+_say = partial(caption, "faithfulness")
 
 
 @dataclass(frozen=True)
 class ProtocolWords:
-    """A protocol in words."""
+    """A protocol in words, from the section of its name in `texts.ini`."""
 
     title: str
     question: str
     source: str
     method: str
+    compared: str  # how methods are compared, behind the method
+    read: str
     value: str  # what its number is called
-    axis: str = ""  # what happens to the tokens that a curve's share is of; empty: nothing does
-    falls: str = "score"  # the column that drops: score or probability
-    label: str = "score"  # of that column on an axis
-    lower_is_better: bool = False
-    starts_intact: bool = True  # whether the curves begin with the whole text
+    axis: str  # what happens to the tokens that a curve's share is of; empty: nothing does
+    falls: str  # the column that drops: score or probability
+    label: str  # of that column on an axis
+    better: str  # higher or lower values
+    begins: str  # whether curves begin with the whole text: whole or changed
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.better == "lower"
 
     def better_with(self, first: str) -> str:
         """The direction of better values: with the least important first it is the other one."""
         return "lower" if self.lower_is_better != (first == LEAST) else "higher"
 
 
-_PREDICTION = "probability of the prediction"
-_MASKED = (
-    "Tokens are put in the order of their scores and masked, from 0 to 90 % of the ordinary ones "
-    "in steps of 10 %; special tokens stay. "
-)
-_DELETED = "1, 5, 10, 20 and 50 % of the ordinary tokens (at least one) are {}. "
-_REPLACED = (
-    "Tokens are put in the order of their scores and replaced by {}, step by step. The value is "
-    "the mean drop of logit(target) − logit(contrast)."
-)
-
-PROTOCOLS = {
-    "aopc": ProtocolWords(
-        title="Masking: AOPC",
-        question="Whose most important tokens, masked, cost the prediction most?",
-        source="Area over the perturbation curve: Samek et al. 2017; as in Modarressi et al. 2023",
-        method=_MASKED + "The value is the mean drop of the predicted class's probability.",
-        value="AOPC",
-        axis="masked",
-        falls="probability",
-        label=_PREDICTION,
-    ),
-    "comprehensiveness": ProtocolWords(
-        title="Deletion: comprehensiveness",
-        question="Whose most important tokens, deleted, does the prediction miss most?",
-        source="ERASER: DeYoung et al. 2020",
-        method=_DELETED.format("deleted")
-        + "The value is the mean drop of the predicted class's probability.",
-        value="comprehensiveness",
-        axis="deleted",
-        falls="probability",
-        label=_PREDICTION,
-    ),
-    "sufficiency": ProtocolWords(
-        title="Deletion: sufficiency",
-        question="Whose most important tokens, alone, are enough for the prediction?",
-        source="ERASER: DeYoung et al. 2020",
-        method=_DELETED.format("kept and all others deleted")
-        + "The value is the mean drop of the predicted class's probability: the lower, the better.",
-        value="sufficiency",
-        axis="kept",
-        falls="probability",
-        label=_PREDICTION,
-        lower_is_better=True,
-        starts_intact=False,
-    ),
-    "evidence": ProtocolWords(
-        title="Evidence: rank of the word that decides",
-        question="Who gives the deciding word the highest rank?",
-        source="BLiMP's minimal pairs: Warstadt et al. 2020; indirect objects: Wang et al. 2023",
-        method="Words are ranked by the sum of their tokens' scores. The value is the mean "
-        "reciprocal rank of the deciding word; of several occurrences the best counts.",
-        value="MRR",
-    ),
-    "cosine-aopc": ProtocolWords(
-        title="Masking: the cosine's AOPC",
-        question="Whose most important tokens, masked, cost the similarity of two texts most?",
-        source="AOPC (Samek et al. 2017) of the cosine with the other text's vector",
-        method=_MASKED + "The value is the mean drop of the cosine.",
-        value="AOPC of the cosine",
-        axis="masked",
-        label="cosine",
-    ),
-    "contrast-drop-end": ProtocolWords(
-        title="Replacement by the end-of-text token: contrast drop",
-        question="Whose most important tokens, replaced by the end-of-text token, cost the "
-        "contrast most?",
-        source="AOPC (Samek et al. 2017) of a causal model's contrast",
-        method=_REPLACED.format("the end-of-text token"),
-        value="contrast drop",
-        axis="replaced",
-        label="logit(target) − logit(contrast)",
-    ),
-    "contrast-drop-random": ProtocolWords(
-        title="Replacement by random tokens: contrast drop",
-        question="Whose most important tokens, replaced by random ones, cost the contrast most?",
-        source="AOPC (Samek et al. 2017) of a causal model's contrast",
-        method=_REPLACED.format("random tokens (the same for every method)"),
-        value="contrast drop",
-        axis="replaced",
-        label="logit(target) − logit(contrast)",
-    ),
-}
-
-
 def words_of(protocol: str) -> ProtocolWords:
-    """The words of a protocol; of one that is not listed, general ones."""
-    return PROTOCOLS.get(protocol) or ProtocolWords(
-        title=protocol,
-        question="Whose values are the highest?",
-        source="a protocol of the run",
-        method="As the run's measure defines it.",
-        value="value",
-        axis="removed",
-    )
+    """The words of a protocol; what its section leaves out is that of [protocol]."""
+    sections = texts("faithfulness")
+    known = sections.get(protocol, {"title": protocol})
+    return ProtocolWords(**{**sections["protocol"], **known})
 
 
 # A protocol's methods from the best to the worst, with intervals over examples.
@@ -255,37 +173,24 @@ def averages(values: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Average each column over examples, with intervals where there are enough of them."""
     means = mean_intervals(values.to_numpy(float), RESAMPLES, seed)
     examples = values.notna().sum()
-    few = examples < LEAST_EXAMPLES
-    return pd.DataFrame(
-        {
-            "value": means.mean,
-            "low": np.where(few, np.nan, means.low),
-            "high": np.where(few, np.nan, means.high),
-            "examples": examples,
-        },
-        index=values.columns,
-    )
+    low, high = (np.where(examples < LEAST_EXAMPLES, np.nan, end) for end in means[1:])
+    columns = {"value": means.mean, "low": low, "high": high, "examples": examples}
+    return pd.DataFrame(columns, index=values.columns)
 
 
 def ranking_table(ranking: Ranking) -> Table:
     """Write the ranking as the report's table."""
     words, table = ranking.words, ranking.table
-    better = words.better_with(MOST)
-    about = f"{words.value[0].upper()}{words.value[1:]} of every method ({better} is better)"
-    about += (
-        f", with 95 % bootstrap intervals over {ranking.examples} examples."
-        if ranking.examples >= LEAST_EXAMPLES
-        else f"; {ranking.examples} examples are too few for intervals (at least {LEAST_EXAMPLES})."
+    said = _say(
+        "table ranking",
+        value=words.value[0].upper() + words.value[1:],
+        better=words.better_with(MOST),
+        worse=words.better_with(LEAST),
+        examples=ranking.examples,
+        least=LEAST_EXAMPLES,
     )
-    if "least first" in table:
-        about += (
-            " Least first: the same with the least important tokens first "
-            f"({words.better_with(LEAST)} is better)."
-        )
-    if "accuracy" in table:
-        about += " Accuracy: of the changed texts, averaged over all shares."
-    formats = {name: ".3f" for name in table if name not in ("method", "examples")}
-    return Table(table, about, formats, open=True)
+    formats = {str(name): ".3f" for name in table if name not in ("method", "examples")}
+    return Table(table, said, formats, open=True)
 
 
 # Paired differences between methods: the winner and NormLens against every other.
@@ -313,19 +218,10 @@ def compare_methods(ranking: Ranking) -> pd.DataFrame:
         ranking.seed,
     )
     few = compared.examples < LEAST_EXAMPLES
-    p = np.where(few, np.nan, compared.p)
-    return pd.DataFrame(
-        {
-            "method": first,
-            "against": second,
-            "difference": compared.mean,
-            "low": np.where(few, np.nan, compared.low),
-            "high": np.where(few, np.nan, compared.high),
-            "p": p,
-            HOLM: holm(p),
-            "examples": compared.examples,
-        }
-    )
+    low, high, p = (np.where(few, np.nan, end) for end in (compared.low, compared.high, compared.p))
+    named = {"method": first, "against": second, "difference": compared.mean}
+    ends = {"low": low, "high": high, "p": p, HOLM: holm(p), "examples": compared.examples}
+    return pd.DataFrame({**named, **ends})
 
 
 def comparisons_of(method: str, differences: pd.DataFrame) -> pd.DataFrame:
@@ -348,15 +244,15 @@ def difference_tables(ranking: Ranking) -> dict[str, Table]:
         return {}
     shown = {"winner": winner} | ({NORMLENS: NORMLENS} if NORMLENS in others else {})
     differences = compare_methods(ranking)
-    family = count(len(differences), "comparison")
-    better = "below" if ranking.words.lower_is_better else "above"
     formats = {"difference": "+.3f", "low": "+.3f", "high": "+.3f", "p": ".5f", HOLM: ".5f"}
+    facts = {
+        "family": count(len(differences), "comparison"),
+        "side": "below" if ranking.words.lower_is_better else "above",
+    }
     return {
         f"{ranking.protocol}-{name}": Table(
             comparisons_of(method, differences).drop(columns="method"),
-            f"{method} against every other method on the same examples ({better} 0: {method} is "
-            "better), with 95 % bootstrap intervals; p by flipping signs, and adjusted by Holm "
-            f"over this protocol's {family}.",
+            _say("table differences", method=method, **facts),
             formats,
             open=True,
         )

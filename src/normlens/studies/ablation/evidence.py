@@ -60,6 +60,11 @@ class Cost:
     draws: Array
     suffix: str = ""  # of names of tables and figures
 
+    @property
+    def words(self) -> str:
+        """What captions call it."""
+        return f"{self.name} ({self.unit})"
+
 
 @dataclass(frozen=True)
 class AblationEvidence:

@@ -1,8 +1,10 @@
-"""The questions of an ablation's page, each answered by tables and figures of its evidence."""
+"""The page of an ablation: its questions, each answered by tables and figures of its evidence."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,18 +12,13 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from normlens.corpus.measures.tokens import feed_forward_pair
+from normlens.errors import InputError
 from normlens.figures.canvas import COLOURS, FAINT, INK, MARKERS
 from normlens.figures.colours import SignedColours
 from normlens.measures.bootstrap import place_among
 from normlens.measures.ranks import cell_correlation, mean_draws
-from normlens.studies.ablation.options import (
-    CONTROLS,
-    LOWEST_GAMMA,
-    NORM_KINDS,
-    OUTLIERS,
-    VECTOR_KINDS,
-)
-from normlens.studies.ablation.report.evidence import (
+from normlens.studies.ablation.data import ABLATION, MAPS, load_settings
+from normlens.studies.ablation.evidence import (
     IN_WORDS,
     SHORT,
     AblationEvidence,
@@ -29,7 +26,24 @@ from normlens.studies.ablation.report.evidence import (
     taken,
     ways,
 )
-from normlens.studies.reports.contents import Experiment, Figure, Result, Table
+from normlens.studies.ablation.options import (
+    CONTROLS,
+    LOWEST_GAMMA,
+    NORM_KINDS,
+    OUTLIERS,
+    VECTOR_KINDS,
+)
+from normlens.studies.reports.contents import (
+    Figure,
+    Header,
+    Report,
+    Result,
+    Section,
+    Table,
+    experiment,
+    measured,
+    model_of,
+)
 from normlens.studies.reports.drawing import (
     GREY,
     SMALL,
@@ -40,15 +54,16 @@ from normlens.studies.reports.drawing import (
     panels,
     style,
 )
-from normlens.studies.reports.words import LAYER, fixed, signed
+from normlens.studies.reports.files import finished_run, write
+from normlens.studies.reports.words import LAYER, caption, fixed, signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
+_say = partial(caption, "ablation")
 #: The format of changes and of the ends of their intervals.
 _CHANGE = "+.3f"
 _ENDS = dict.fromkeys(("change", "low", "high"), _CHANGE)
-_BEYOND = "beyond the papers: no published figures exist to compare with"
 #: From here on the largest value hides the middle one on a linear axis.
 _SKEWED = 25
 
@@ -89,31 +104,12 @@ def _scale_changes(axes: Any, values: ArrayLike, signed: bool = True) -> None:
 # What each component is worth: the change of the loss beside the change of the map.
 
 
-WORTH = Experiment(
-    name="worth",
-    title="What each component is worth",
-    source=_BEYOND,
-    question="How much worse does the model get without a component of one layer, and how much "
-    "does that component change the map?",
-    method=(
-        "One component of one layer of the real model is replaced while everything else stays; "
-        "the loss of every sequence is compared with the intact model's on the same sequence. "
-        "Changes are weighted by scored tokens; intervals (95 %) resample whole sequences. The "
-        "change of the map is 1 − Spearman's ρ between the maps before and behind the component, "
-        "the mean over the same sequences."
-    ),
-    absent="no ablation takes a component of one layer away",
-)
-_READ_WORTH = (
-    "An interval above 0 is harm beyond chance, but for a drift, which can only grow; with fewer "
-    "than ten sequences intervals mean nothing. A change without a number is one whose loss is "
-    "not finite because values overflow, or of cosines that are all alike."
-)
 #: More layers leave no room for numbers in the cells.
 _NUMBERED = 16
 _ABSENT = "#f2f2f2"
 
 
+@experiment("ablation", "worth")
 def worth(evidence: AblationEvidence) -> Result | None:
     """Heat maps of Δ loss and 1 − ρ, and a table of every ablation."""
     loss, *_ = evidence.costs
@@ -128,21 +124,16 @@ def worth(evidence: AblationEvidence) -> Result | None:
         listed = cost.changes[cost.changes["draw"].isna()]
         ranges = ["–".join(_first_and_last(text)) for text in listed["layers"]]
         frame = listed[["component", "kind", "layers", *_ENDS]].assign(layers=ranges)
-        tables[f"ablations{cost.suffix}"] = Table(
-            frame.reset_index(drop=True),
-            f"Every ablation but random draws: the change of the {cost.name} ({cost.unit}; the "
-            f"intact model has {fixed(cost.intact, 3)}), with its 95 % interval over sequences. "
-            "Layers are counted from 1; a range is ablated at once.",
-            _ENDS,
-            shown=60,
-        )
+        said = _say("table ablations", cost=cost.words, intact=fixed(cost.intact, 3))
+        frame = frame.reset_index(drop=True)
+        tables[f"ablations{cost.suffix}"] = Table(frame, said, _ENDS, shown=60)
     means = taken(loss.changes, way).groupby("component", sort=False)["change"].mean()
     summary = {
         f"Δ loss of {name} ({SHORT[way]}), mean over layers": float(mean)
         for name, mean in means.items()
         if np.isfinite(mean)
     }
-    return Result(tables, figures, [_READ_WORTH], summary=summary)
+    return Result(tables, figures, summary=summary)
 
 
 def _first_and_last(layers: str) -> list[str]:
@@ -156,12 +147,8 @@ def _worth_figure(evidence: AblationEvidence, cost: Cost, rows: pd.DataFrame, wa
     worths = worths.reindex(range(1, evidence.layers + 1), columns=rows["component"].unique())
     changed = evidence.map_changes.mean().unstack("component").reindex_like(worths)
     grids = {f"{cost.symbol}, {SHORT[way]}": worths, "1 − ρ of the maps": changed}
-    return Figure(
-        partial(draw_grids, grids, [cost.unit, "before / behind the component"]),
-        f"Left: the change of the {cost.name} ({cost.unit}) where a component of one layer is "
-        f"{IN_WORDS[way]}. Right: how much the component changes the map, 1 − Spearman's ρ of the "
-        "maps before and behind it. Grey: the component has no such number.",
-    )
+    draw = partial(draw_grids, grids, [cost.unit, "before / behind the component"])
+    return Figure(draw, _say("figure worth", cost=cost.words, way=IN_WORDS[way]))
 
 
 def draw_grids(grids: dict[str, pd.DataFrame], labels: list[str]) -> Drawing:
@@ -218,31 +205,11 @@ def _short(value: float) -> str:
 # Does the change of the map predict the change of the loss? Correlations over cells.
 
 
-PREDICTION = Experiment(
-    name="prediction",
-    title="Does the change of the map predict the change of the loss?",
-    source=_BEYOND,
-    question="Over layers and components: is what changes the map most also what the model can "
-    "spare least? And what do the strength of FF-amp and the norms of FF's output say?",
-    method=(
-        "Spearman's ρ over (layer, component) cells between 1 − ρ of the maps before and behind a "
-        "component (ATTN's is that of weights and norms, as in Table 1 of Kobayashi et al. 2024) "
-        "and the change of the loss where it is taken away. The first interval resamples "
-        "sequences, and computes both quantities anew from the same ones; the second resamples "
-        "cells. FF-amp's strength is the root mean square of its scores, norms are the ratio of "
-        "‖FF output‖ to the norm of what bypasses the block; both exist for FF alone, so that "
-        "their cells are layers. With few cells an interval over cells is wide, and rightly so."
-    ),
-    absent="there are fewer than four cells with both a map's change and a loss's",
-)
-_READ_PREDICTION = (
-    "ρ above 0: the model can spare least what is largest in the quantity; below 0: it can spare "
-    "that best. Where one of the two intervals includes 0, the quantity does not tell."
-)
 _CORRELATION = ("rho", "low", "high", "cells_low", "cells_high")
-MAPS, AMP, NORMS = "1 − ρ of the maps", "strength of FF-amp", "‖FF output‖ ÷ ‖bypassed‖"
+RHO, AMP, NORMS = "1 − ρ of the maps", "strength of FF-amp", "‖FF output‖ ÷ ‖bypassed‖"
 
 
+@experiment("ablation", "prediction")
 def prediction(evidence: AblationEvidence) -> Result | None:
     """Correlations of 1 − ρ, of FF-amp's strength and of norms with the change of the loss."""
     rows = _correlations(evidence)
@@ -252,7 +219,7 @@ def prediction(evidence: AblationEvidence) -> Result | None:
     main = [
         row
         for row in rows
-        if row["ablation"] == SHORT[way] and (row["over"] == "all" or row["quantity"] != MAPS)
+        if row["ablation"] == SHORT[way] and (row["over"] == "all" or row["quantity"] != RHO)
     ]
     figures = {}
     means = evidence.map_changes.mean().to_dict()
@@ -260,24 +227,19 @@ def prediction(evidence: AblationEvidence) -> Result | None:
         points = taken(cost.changes, way)
         points = points.assign(map=[means.get(key, np.nan) for key in _cells_of(points)])
         points = points.dropna(subset=["map", "change"])
-        found = next(row for row in main if (row["quantity"], row["with"]) == (MAPS, cost.name))
+        found = next(row for row in main if (row["quantity"], row["with"]) == (RHO, cost.name))
         figures[f"prediction{cost.suffix}"] = Figure(
             partial(_draw_scatter, points, cost, found),
-            f"Every (layer, component): the change of its map against the change of the "
-            f"{cost.name}, {SHORT[way]} ablation; bars are 95 % intervals over sequences.",
+            _say("figure prediction", cost=cost.name, way=SHORT[way]),
         )
-    table = Table(
-        pd.DataFrame(rows),
-        "Spearman's ρ over cells with the change of the loss, with its 95 % intervals over "
-        "sequences (low, high) and over cells.",
-        dict.fromkeys(_CORRELATION, "+.2f"),
-    )
+    formats = dict.fromkeys(_CORRELATION, "+.2f")
+    table = Table(pd.DataFrame(rows), _say("table correlations"), formats)
     summary = {
         f"ρ of {row['quantity']} with the {row['with']} ({row['ablation']})": row["rho"]
         for row in main
         if row["rho"] == row["rho"]
     }
-    return Result({"correlations": table}, figures, [_READ_PREDICTION], summary=summary)
+    return Result({"correlations": table}, figures, summary=summary)
 
 
 def _cells_of(rows: pd.DataFrame) -> list[tuple[str, int]]:
@@ -293,7 +255,7 @@ def _correlations(evidence: AblationEvidence) -> list[dict[str, Any]]:
     if "ATTN" in components:
         groups["all but ATTN"] = [name for name in components if name != "ATTN"]
     groups |= {name: [name] for name in components}
-    quantities = [(MAPS, over, changes[names]) for over, names in groups.items()]
+    quantities = [(RHO, over, changes[names]) for over, names in groups.items()]
     quantities += [(AMP, "FF", evidence.strengths), (NORMS, "FF", evidence.norm_ratios)]
     seed = evidence.options.seed
     found: list[dict[str, Any]] = []
@@ -343,58 +305,36 @@ def _draw_scatter(points: pd.DataFrame, cost: Cost, found: dict[str, Any]) -> Dr
 # Zero, mean and resample side by side, and the kinds of norms: how a component is taken away.
 
 
-BY_KIND = Experiment(
-    name="kinds",
-    title="Zero, mean and resample side by side",
-    source=_BEYOND,
-    question="Does it matter how a component is taken away?",
-    method=(
-        "Zero: the output (of a residual connection: what it adds) is 0. Mean: its mean over the "
-        "first pass's tokens. Resample: its vector at a random position of the first pass. Norms: "
-        "σ frozen at its mean, γ → 1 and β → 0, or left out. Zero alone overstates, because "
-        "nothing behind a component has ever seen 0 in its place; so several are reported."
-    ),
-    absent="only one kind of ablation was taken",
-)
-_READ_KINDS = (
-    "A component is worth no more than the least of its changes: zero is strange to all that "
-    "follows, a mean over all tokens is far from each of them where a few, such as the first, have "
-    "very long vectors, and resampling brings in what other tokens say."
-)
 #: Kinds that are alternatives of each other, by what they replace.
 _GROUPS = {"components": VECTOR_KINDS, "norms": NORM_KINDS}
 
 
+@experiment("ablation", "kinds")
 def by_kind(evidence: AblationEvidence) -> Result | None:
     """A table per group of kinds with all kinds side by side, and lines over the layers."""
     tables, figures = {}, {}
     for cost in evidence.costs:
         means = means_table(cost.changes)
         if means.shape[1] > 1:
+            said, formats = (
+                _say("table kinds-means", cost=cost.words),
+                dict.fromkeys(map(str, means), _CHANGE),
+            )
             tables[f"kinds-means{cost.suffix}"] = Table(
-                means.reset_index(),
-                f"The mean change of the {cost.name} ({cost.unit}) over single layers.",
-                dict.fromkeys(means.columns, _CHANGE),
-                open=True,
+                means.reset_index(), said, formats, open=True
             )
         for name, kinds in _GROUPS.items():
             rows = cost.changes[cost.changes["kind"].isin(kinds)]
             there = [kind for kind in kinds if kind in set(rows["kind"])]
             if len(there) < 2:
                 continue
-            tables[f"kinds-{name}{cost.suffix}"] = Table(
-                side_by_side(rows, there),
-                f"The change of the {cost.name} ({cost.unit}) of {name}, by how they are taken "
-                "away, with 95 % intervals over sequences.",
-            )
+            key, facts = f"kinds-{name}{cost.suffix}", {"cost": cost.words, "what": name}
+            tables[key] = Table(side_by_side(rows, there), _say("table kinds", **facts))
             single = rows[rows["layer"].notna()]
             if single["layer"].nunique() > 1:
-                figures[f"kinds-{name}{cost.suffix}"] = Figure(
-                    partial(_draw_kinds, single, there, cost),
-                    f"The change of the {cost.name} per layer of {name}, by how they are taken "
-                    "away, with 95 % intervals.",
-                )
-    return Result(tables, figures, [_READ_KINDS]) if tables else None
+                draw = partial(_draw_kinds, single, there, cost)
+                figures[key] = Figure(draw, _say("figure kinds", **facts))
+    return Result(tables, figures) if tables else None
 
 
 def side_by_side(rows: pd.DataFrame, kinds: list[str]) -> pd.DataFrame:
@@ -436,26 +376,10 @@ def _draw_kinds(rows: pd.DataFrame, kinds: list[str], cost: Cost) -> Drawing:
 # Special dimensions of the norm behind FF against as many random ones.
 
 
-SPECIAL = Experiment(
-    name="special-dimensions",
-    title="Special dimensions against random ones",
-    source="the dimensions of Kobayashi et al. 2024, section 6; no published losses exist",
-    question="Do the few dimensions with the lowest γ (and the outliers of γ) of the norm behind "
-    "FF matter more for the loss than as many random ones?",
-    method=(
-        "γ and β of the dimensions are set to 0 in the real model: the 1 % with the lowest γ, "
-        "those beyond 3σ, and seeded draws of as many others. p is that of the rank among the "
-        "draws, (1 + draws that do as much harm) / (1 + draws)."
-    ),
-    absent="no layer has a norm with a γ behind its feed-forward block, or none was ablated",
-)
-_READ_SPECIAL = (
-    "The fewer draws do as much harm as the special dimensions, the more these matter; p cannot be "
-    "less than 1 / (1 + draws)."
-)
 _NAMES = {LOWEST_GAMMA: "lowest γ", OUTLIERS: "outlying γ"}
 
 
+@experiment("ablation", "special-dimensions")
 def special(evidence: AblationEvidence) -> Result | None:
     """Where special dimensions stand among random draws, per layer and in all at once."""
     cost = evidence.costs[0]
@@ -463,20 +387,11 @@ def special(evidence: AblationEvidence) -> Result | None:
     if frame.empty:
         return None
     numbers = ("change", "low", "high", "random mean", "random largest")
-    table = Table(
-        frame,
-        f"The change of the {cost.name} ({cost.unit}) without special dimensions, with its "
-        "95 % interval over sequences, beside draws of random dimensions, and the p of its "
-        "rank among them. Layers are counted from 1.",
-        {**dict.fromkeys(numbers, "+.4f"), "p": ".3f"},
-    )
-    figure = Figure(
-        partial(_draw_special, frame, cost),
-        f"The change of the {cost.name} without special dimensions (large dots, with 95 % "
-        "intervals) and without as many random ones (small dots, one per draw).",
-    )
-    name = SPECIAL.name
-    return Result({name: table}, {name: figure}, [_READ_SPECIAL])
+    formats, facts = {**dict.fromkeys(numbers, "+.4f"), "p": ".3f"}, {"cost": cost.words}
+    name = "special-dimensions"
+    table = Table(frame, _say(f"table {name}", **facts), formats)
+    figure = Figure(partial(_draw_special, frame, cost), _say(f"figure {name}", **facts))
+    return Result({name: table}, {name: figure})
 
 
 def compared(changes: pd.DataFrame) -> pd.DataFrame:
@@ -491,9 +406,7 @@ def compared(changes: pd.DataFrame) -> pd.DataFrame:
                 {
                     "dimensions": _NAMES[kind],
                     "layer": _layer_label(row.layer),
-                    "change": row.change,
-                    "low": row.low,
-                    "high": row.high,
+                    **{name: getattr(row, name) for name in _ENDS},
                     "random mean": draws.mean(),
                     "random largest": draws.max(),
                     "draws": len(draws),
@@ -527,28 +440,7 @@ def _draw_special(table: pd.DataFrame, cost: Cost) -> Drawing:
 # FF's change of the map is cancelled behind it: what does FF cost there?
 
 
-REDUNDANCY = Experiment(
-    name="redundancy",
-    title="Cancelled, so redundant?",
-    source="the “redundancy” of Kobayashi et al. 2024, sections 4 and 6; no published losses exist",
-    question="Where RES2 and LN2 cancel FF's change of the map: can FF go?",
-    method=(
-        "FF's change of the map is cancelled in a layer where the map at the layer's end is "
-        "nearer to the one before FF than FF's own output is; the undone share is "
-        "1 − (1 − ρ at the end) / (1 − ρ behind FF). If cancelled meant redundant, taking FF away "
-        "there would cost nothing: the 95 % interval of its cost would include 0. The cost is that "
-        "of the least harmful way of taking FF away (nothing, its mean, or another token's vector "
-        "in its place). ATTN in the same layers is the yardstick."
-    ),
-    absent="the layers have no FF with a map before and behind it, or FF was not ablated by layer",
-)
-_READ_REDUNDANCY = (
-    "Look at layers whose undone share is above 0: where the interval of FF's cost lies above 0, "
-    "FF is needed although its change of the map is cancelled. A drift can only grow, so that its "
-    "interval alone does not say so."
-)
-
-
+@experiment("ablation", "redundancy")
 def redundancy(evidence: AblationEvidence) -> Result | None:
     """FF's cancelled change beside what FF is worth, layer by layer."""
     pair = feed_forward_pair(evidence.scopes)
@@ -564,23 +456,12 @@ def redundancy(evidence: AblationEvidence) -> Result | None:
     )
     if frame.empty:
         return None
-    table = Table(
-        frame,
-        "Per layer: ρ with the map before FF, the share of FF's change that is undone, and "
-        f"the cost ({cost.name}, {cost.unit}; {SHORT[way]} ablation) of FF with its 95 % "
-        "interval, and of ATTN.",
-        {
-            **dict.fromkeys(("FF", "low", "high", "ATTN"), _CHANGE),
-            **dict.fromkeys(("ρ behind FF", "ρ at the end", "undone share"), ".2f"),
-        },
-    )
-    figure = Figure(
-        partial(_draw_redundancy, frame, cost),
-        "Left: the share of FF's change of the map that is undone at the end of the layer. "
-        f"Right: what taking FF away costs ({cost.unit}), and ATTN for comparison.",
-    )
-    name = REDUNDANCY.name
-    return Result({name: table}, {name: figure}, [_READ_REDUNDANCY])
+    facts = {"cost": cost.words, "way": SHORT[way]}
+    formats = dict.fromkeys(("FF", "low", "high", "ATTN"), _CHANGE)
+    formats |= dict.fromkeys(("ρ behind FF", "ρ at the end", "undone share"), ".2f")
+    table = Table(frame, _say("table redundancy", **facts), formats)
+    figure = Figure(partial(_draw_redundancy, frame, cost), _say("figure redundancy", **facts))
+    return Result({"redundancy": table}, {"redundancy": figure})
 
 
 def layer_table(behind: pd.Series, end: pd.Series | None, rows: pd.DataFrame) -> pd.DataFrame:
@@ -611,3 +492,50 @@ def _draw_redundancy(table: pd.DataFrame, cost: Cost) -> Drawing:
         panel.axhline(0, color=FAINT, lw=0.6)
         layer_ticks(panel, int(table["layer"].max()))
     return figure
+
+
+# Build the page of an ablation from its two runs' tables alone.
+
+
+#: In the page's order.
+SECTIONS = (worth, prediction, by_kind, special, redundancy)
+_HIDDEN = ("model", "data", "revision", "loss", "reference")
+
+
+def build_report(folder: str | os.PathLike[str]) -> Path:
+    """Write the tables, figures and page of a folder that `ablate` has made; gives the page."""
+    folder = Path(folder)
+    write(describe(folder), folder)
+    return folder / "report.html"
+
+
+def describe(folder: Path) -> Report:
+    """Describe the page of a folder, from its tables alone."""
+    options, told = load_settings(folder)
+    runs = {name: finished_run(folder / name, "reproduce ablate") for name in (ABLATION, MAPS)}
+    evidence = AblationEvidence(options, told, runs[ABLATION], runs[MAPS])
+    if evidence.losses.empty:
+        raise InputError(
+            f"no sequence of {str(folder / ABLATION)!r} has a loss; see: normlens query "
+            f'{folder / ABLATION} "SELECT * FROM failures"'
+        )
+    shown = {
+        name.replace("_", " "): value
+        for name, value in vars(options).items()
+        if name not in _HIDDEN and value not in (None, (), False)
+    }
+    header = Header(
+        model=model_of(runs[ABLATION]),
+        runs=[measured(run, name.rpartition("/")[2], name) for name, run in runs.items()],
+        settings=shown,
+        versions=dict(runs[ABLATION].manifest.versions),
+        notes=[
+            ("Loss", told.loss),
+            ("Ablations", f"{len(evidence.plan) - 1} of the real model, beside the intact one"),
+            ("First pass", f"reads {told.reference}"),
+            ("Layers", "counted from 1 in this report, as in the papers"),
+            ("Published numbers", "none exist, so nothing here is compared with a paper"),
+        ],
+    )
+    answered = [Section(each, [("", each(evidence))], runs=list(runs)) for each in SECTIONS]
+    return Report(f"What {header.model.name}’s components are worth", header, answered)

@@ -1,1 +1,0 @@
-"""The page of an ablation, made of its two runs' tables alone."""

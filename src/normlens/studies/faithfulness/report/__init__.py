@@ -1,1 +1,0 @@
-"""The page of a faithfulness run, from its tables alone."""
