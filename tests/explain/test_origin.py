@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from heads import tried_families
+from one_case import in_one_case
 from reference import largest_error
 from whole_examples import everything, frozen_network
 
@@ -26,7 +27,7 @@ every_family = pytest.mark.parametrize("family", tried_families())
 
 
 @every_family
-@pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
+@in_one_case("rule", ["ig", "ig-bias", "gradient"])
 def test_maps_are_the_norms_of_the_whole_vectors(family, rule, tiny):
     model = tiny(family)
     lens = normlens.load(model)
@@ -131,7 +132,7 @@ def test_a_layer_that_does_not_add_up_is_an_error(tiny, monkeypatch):
         normlens.load(tiny("bert")).maps(input_ids=IDS, origin="input")
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("options", "line"),
     [
         ({"scopes": "ATTN-W"}, "ATTN-W shows one layer's attention weights"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from crafted_files import save_crafted
+from one_case import in_one_case
 from pair_examples import Letters, fast_tokenizer, with_head
 from pair_models import IDS, TARGET, generating, source_of
 
@@ -129,7 +130,7 @@ def test_lists_give_lists(lens):
 # What is refused ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("asked", "message"),
     [
         (dict(position=1), "token=…, not with position"),
@@ -276,7 +277,7 @@ def test_a_file_keeps_both_sequences(lens, tmp_path):
     assert normlens.open(words.save(tmp_path / "words.safetensors")) == words
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("change", "message"),
     [
         (lambda s: s.update(encoder_tokens=10**4), "'encoder_tokens' is 10000"),

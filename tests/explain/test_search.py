@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from search_models import DOCUMENT, QUERY, frozen_parts, tiny_of
 from test_loading import save_tiny, tiny_tokenizer
 
@@ -61,9 +62,9 @@ def check_sums(score: normlens.Score, tolerance: float) -> None:
 # Dense models -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", EXACT)
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
-@pytest.mark.parametrize(
+@in_one_case("dtype", EXACT)
+@in_one_case("similarity", ["cosine", "dot"])
+@in_one_case(
     ("reads", "normalized", "width"), [(MEAN, False, None), (FIRST, True, 7), (LAST, True, None)]
 )
 def test_pooled_vectors(reads, normalized, width, similarity, dtype, tiny):
@@ -112,7 +113,7 @@ def test_two_towers_each_read_their_texts(tiny):
     assert score.provenance["document_model"] == document.name
 
 
-@pytest.mark.parametrize("kind", ["plain", "dense", "dot", "short"])
+@in_one_case("kind", ["plain", "dense", "dot", "short"])
 def test_a_dense_model_scores_as_its_library_does(kind, sentences, folder, tmp_path):
     modules = sentences.models
     parts = [modules.Transformer(str(folder)), modules.Pooling(16)]
@@ -498,7 +499,7 @@ def test_words_sum_their_tokens_and_files_hold_everything(minilm, tmp_path):
 # What is refused ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("given", "options", "line"),
     [
         ((QUERY, []), {}, "there are no documents"),

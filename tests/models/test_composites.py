@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import transformers
+from one_case import in_one_case
 
 import normlens
 from normlens.errors import UnsupportedModelError
@@ -34,7 +35,7 @@ def refusal_of(model) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("kind", "path"),
     [
         (transformers.AutoModel, "model.language_model"),

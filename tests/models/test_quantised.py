@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from reference import largest_error
 from safetensors.torch import save_file
 from torch import nn
@@ -59,9 +60,7 @@ def dequantised(model: nn.Module) -> nn.Module:
     return plain
 
 
-@pytest.mark.parametrize(
-    "kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig", "Float8WeightOnlyConfig"]
-)
+@in_one_case("kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig", "Float8WeightOnlyConfig"])
 def test_maps_of_the_weights_that_it_computes_with(kind, torchao):
     model = quantised(torchao, kind)
     lens = normlens.load(model)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_case import in_one_case
 
 import normlens
 from normlens import cli
@@ -32,8 +33,8 @@ def needed(lens: normlens.Lens, **options: Any) -> int:
     return parse_bytes(found[1]) or 0
 
 
-@pytest.mark.parametrize("rule", ["ig", "shapley"])
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@in_one_case("rule", ["ig", "shapley"])
+@in_one_case("family", ["bert", "llama"])
 def test_what_is_named_suffices_and_less_does_not(family: str, rule: str) -> None:
     lens = normlens.load(tiny_model(family, dtype=torch.float32))
     options = {"nonlinearity": rule, "samples": 2}

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from crafted_files import save_crafted
+from one_case import in_one_case
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -115,7 +116,7 @@ def test_files_hold_everything(pair, tmp_path):
         normlens.Maps.load(path)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "change",
     [
         lambda meta: meta.pop("value"),

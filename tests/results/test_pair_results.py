@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from crafted_files import save_crafted
+from one_case import in_one_case
 from pair_examples import fast_tokenizer, with_head
 from safetensors import safe_open
 from scipy.stats import spearmanr
@@ -49,7 +50,7 @@ def assert_identical(found: normlens.Maps, expected: normlens.Maps) -> None:
 # Files --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "changed",
     [
         lambda maps: maps,
@@ -93,7 +94,7 @@ def rewritten(maps, path, change) -> None:
     save_crafted(tensors, path, metadata=header)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "change",
     [
         lambda tensors, both, meta: tensors.pop("encoder/allowed"),
@@ -153,7 +154,7 @@ def test_both_stacks_are_cut_down_alike(maps):
     assert by_stack(maps, "decoder") == [maps.decoder]
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("arguments", "error", "message"),
     [
         ({"layers": 5}, InputError, r"layer 5 is not among .* 0, 1, 2$"),
@@ -195,7 +196,7 @@ def test_similarity_is_over_the_pairs_that_either_scope_has_parts_of(maps):
             assert found[layer] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("axis", ["source", "target", "none"])
+@in_one_case("axis", ["source", "target", "none"])
 def test_amplification_is_over_all_columns(axis, maps):
     found = maps.amplification("LN2", "FF", axis)
     sums = {"source": 1, "target": 2}
@@ -236,7 +237,7 @@ def test_mixing_counts_the_tokens_of_both_sequences(lens):
 # Rollout ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("scope", "of_encoder"),
     [("ATTNRESLNCROSSRES-N", "ATTNRES-N"), ("FF", "ATTNRESLNFF-N"), (DEEPEST, "LN2")],
 )
@@ -263,7 +264,7 @@ def test_a_rollout_goes_through_both_stacks(scope, of_encoder, maps):
     )
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("rolled", "message"),
     [
         (lambda lens, maps: maps.rollout("ATTN-N"), "parts of one sequence alone"),
@@ -342,7 +343,7 @@ def test_csv_and_json_have_both_stacks(maps):
     np.testing.assert_array_equal(np.array(document["maps"]["ATTN-N"], np.float32), maps["ATTN-N"])
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".csv", ".json", ".png", ".svg", ".pdf"])
+@in_one_case("suffix", [".safetensors", ".csv", ".json", ".png", ".svg", ".pdf"])
 def test_every_file_but_a_page_holds_both(suffix, maps, tmp_path):
     path = export.write(maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "CROSS-N"])
     assert path.stat().st_size > 1000
