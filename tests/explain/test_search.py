@@ -315,12 +315,13 @@ def test_a_cross_encoder_scores_as_its_library_does(labels, sentences, tmp_path)
             normlens.load(folder, device="cpu").score(QUERY, DOCUMENT)
 
 
+@pytest.mark.filterwarnings("ignore:.*which is another token")
 def test_a_decoder_answers_by_a_template(smollm2):
     template = "Query: {query}\nDocument: {document}\nRelevant:"
     query, document = "soap opera", "She teaches soap opera history."
-    score = smollm2.score(query, document, template=template, yes=" yes", no=" no")
+    score = smollm2.score(query, document, template=template, yes=" Yes", no=" No")
     text = template.format(query=query, document=document)
-    why = smollm2.explain(text, target=" yes", contrast=" no")
+    why = smollm2.explain(text, target=" Yes", contrast=" No")
     assert score.value == pytest.approx(why.value, abs=1e-4)
     check_parts(score, 1e-4)
     assert "".join(score.tokens_a).replace("␣", " ").strip() == query
@@ -328,9 +329,9 @@ def test_a_decoder_answers_by_a_template(smollm2):
     ids = smollm2.tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         logits = smollm2.adapter.whole(**ids).logits[0, -1]
-    yes, no = (smollm2.tokenizer(word)["input_ids"][0] for word in (" yes", " no"))
+    yes, no = (smollm2.tokenizer(word)["input_ids"][0] for word in (" Yes", " No"))
     assert score.value == pytest.approx(float(logits[yes] - logits[no]), abs=1e-3)
-    alone = smollm2.score(query, document, template=template, yes=" yes", no="")
+    alone = smollm2.score(query, document, template=template, yes=" Yes", no="")
     assert alone.value == pytest.approx(float(logits[yes]), rel=1e-4)
     with pytest.raises(InputError, match="once each"):
         smollm2.score(query, document, template="{query}")
