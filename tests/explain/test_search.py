@@ -424,6 +424,38 @@ def test_a_late_score_is_that_of_the_frozen_copy(normalized, dtype, tiny):
     check_against(score, sides, dtype)
 
 
+@pytest.mark.parametrize("dtype", EXACT)
+def test_a_cross_encoders_score_is_that_of_the_frozen_copy(dtype):
+    model = tiny_of("BertForSequenceClassification", num_labels=1)
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # all are of one type
+    own = tiny_of("BertForSequenceClassification", dtype, num_labels=1)
+    score = normlens.Lens(own, tokenizer).score(QUERY, DOCUMENT)
+    check_parts(score, EXACT[dtype])
+
+    ids = tokenizer(QUERY, DOCUMENT)["input_ids"]
+    pooler, classifier = model.bert.pooler.dense, model.classifier
+    with torch.no_grad():
+        z = pooler(model.bert(input_ids=torch.tensor([ids])).last_hidden_state[0, 0])
+
+    def read(y):
+        return classifier(pooler(y[0]) * (z.tanh() / z))
+
+    parts, bias = frozen_parts(model.bert, ids, read)
+    m, places = len(score.a), np.arange(len(ids))
+    query, document = places[1 : 1 + m], places[2 + m : -1]
+    others = np.setdiff1d(places, [*query, *document])
+    parts = parts.numpy()
+    for found, expected in (
+        (score.by_query, parts[query, 0]),
+        (score.by_document, parts[document, 0]),
+        (score.others_values, parts[others, 0]),
+        (score.remainder["no token"], float(bias)),
+        (score.value, float(parts.sum() + bias)),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=50 * EXACT[dtype])
+
+
 def check_against(score: normlens.Score, sides: Any, dtype: torch.dtype) -> None:
     (u, b_u), (v, b_v) = sides
     for found, expected in (
