@@ -110,7 +110,7 @@ def assert_components_and_heads_of_both_stacks(why):
     )
 
 
-@pytest.mark.parametrize("family", ["bart", "t5", "m2m_100"])
+@in_one_case("family", ["bart", "t5", "m2m_100"])
 def test_padding_of_either_side_changes_nothing(family):
     lens = normlens.load(generating(family), tokenizer=False)
     pad = lens.adapter.config.pad_token_id
@@ -139,7 +139,7 @@ def test_padding_of_either_side_changes_nothing(family):
             np.testing.assert_allclose(found.flow, alone.flow, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "settings"),
     [
         ("t5", dict(tie_word_embeddings=False)),  # whose last vectors are not scaled
@@ -179,7 +179,7 @@ def test_what_is_explained_does_not_depend_on_what_comes_later():
     assert within.shares.source_share == pytest.approx(cut.shares.source_share)
 
 
-@pytest.mark.parametrize("scope", ["FF", "CROSS", "ATTN"])
+@in_one_case("scope", ["FF", "CROSS", "ATTN"])
 def test_flows_behind_scopes_cover_the_layers_that_have_them(scope):
     with in_float64():
         why = explain("bart", scopes=[scope])
