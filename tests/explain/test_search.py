@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from frozen_copies import frozen_outputs
 from one_case import in_one_case
-from search_models import DOCUMENT, QUERY, frozen_parts, tiny_of
+from search_models import DOCUMENT, QUERY, tiny_of
 from test_loading import save_tiny, tiny_tokenizer
+from torch import Tensor
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
@@ -41,6 +44,24 @@ def sentences() -> Any:
         )
         importlib.import_module("sentence_transformers.models")
     return package
+
+
+def frozen_parts(
+    model: Any, ids: list[int], read: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What each token (k, …) and no token (…) give to a vector, linear in a text's last ones."""
+    layers = len(list(normlens.load(model).adapter.blocks()))
+    tokens, outputs = frozen_outputs(model, ids, "ig", [{} for _ in range(layers)])
+    vector = read(outputs[-1][-1])
+    parts = torch.stack(
+        [
+            (torch.autograd.grad(one, tokens, retain_graph=True)[0] * tokens).sum(-1)
+            for one in vector.flatten()
+        ],
+        dim=-1,
+    )
+    parts = parts.reshape(len(ids), *vector.shape).detach()
+    return parts, vector.detach() - parts.sum(0)
 
 
 def lens_of(model: Any, **pooling: Any) -> Any:
@@ -525,6 +546,23 @@ def test_models_of_other_inputs_are_refused(tiny):
     for family, line in (("vit", "reads pictures or sound"), ("t5", "is an encoder–decoder")):
         with pytest.raises(InputError, match=line):
             normlens.Lens(tiny(family), tokenizer=False).score(QUERY, DOCUMENT)
+
+
+def test_options_that_mean_nothing_for_a_model_are_refused(tiny):
+    dense = lens_of(tiny("bert"))
+    late = lens_of(tiny("bert"), reads="any", search=TokenVectors())
+    cross = normlens.Lens(tiny_of("BertForSequenceClassification"), tiny_tokenizer())
+    for lens, option in (
+        (dense, {"label": 1}),
+        (late, {"similarity": "dot"}),
+        (late, {"truncate_dim": 4}),
+        (cross, {"similarity": "dot"}),
+        (cross, {"document_prompt": "a"}),
+    ):
+        with pytest.raises(InputError, match=f"so leave {next(iter(option))} out"):
+            lens.score(QUERY, DOCUMENT, **option)
+    with pytest.raises(InputError, match="leave document_lens out"):
+        cross.score(QUERY, DOCUMENT, document_lens=dense)
 
 
 def test_towers_of_other_widths_and_prompts_that_are_not_pooled_are_refused(tiny):

@@ -111,9 +111,10 @@ def test_flow_is_tidy(tokens, layers):
     figure = why.plot_flow()
     assert_tidy(figure)
     axes = figure.axes[0]
-    labels = [label.get_text() for label in axes.get_xticklabels()]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[-1] == "no token"
-    assert [label.get_text() for label in axes.get_yticklabels()][-1] == "end"
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first token stands on top
+    assert [label.get_text() for label in axes.get_xticklabels()][-1] == "end"
 
 
 def test_every_edge_of_a_small_picture_is_drawn_as_wide_as_what_it_carries():
