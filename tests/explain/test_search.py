@@ -206,8 +206,8 @@ def check_parts(score: normlens.Score, tolerance: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
-@pytest.mark.parametrize("pools", ["max", "sum"])
+@in_one_case("activation", ["relu", "log1p_relu"])
+@in_one_case("pools", ["max", "sum"])
 def test_a_sparse_model_scores_as_its_library_does(pools, activation, sentences, tmp_path):
     sparse = importlib.import_module("sentence_transformers.sparse_encoder.modules")
     modules = importlib.import_module("sentence_transformers.base.modules")
@@ -247,7 +247,7 @@ def test_an_inference_free_query_has_its_words_weights(sentences, tmp_path):
     assert ranking[0].bias == pytest.approx(0)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("expansion", "similarity"),
     [
         (None, "maxsim"),
@@ -285,7 +285,7 @@ def test_a_multi_vector_model_scores_as_its_library_does(
         assert not {"on", "a"} & {first.tokens_b[place] for place in first.term_places[:, 1]}
 
 
-@pytest.mark.parametrize("labels", [1, 3])
+@in_one_case("labels", [1, 3])
 def test_a_cross_encoder_scores_as_its_library_does(labels, sentences, tmp_path):
     folder = save_kind(tmp_path / "plain", "BertForSequenceClassification", num_labels=labels)
     whole = sentences.CrossEncoder(str(folder), device="cpu")
@@ -357,8 +357,8 @@ def test_a_decoders_chat_template_reads_both_texts(sentences, tmp_path):
 # Against a frozen copy with autograd --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", EXACT)
-@pytest.mark.parametrize("pools", ["max", "sum"])
+@in_one_case("dtype", EXACT)
+@in_one_case("pools", ["max", "sum"])
 def test_a_sparse_score_is_that_of_the_frozen_copy(pools, dtype):
     model = tiny_of("BertForMaskedLM")
     lens = lens_of(
@@ -396,8 +396,8 @@ def frozen_words(model: Any, ids: list[int], pools: str) -> tuple[Any, Any]:
     return frozen_parts(model.bert, ids, read)
 
 
-@pytest.mark.parametrize("dtype", EXACT)
-@pytest.mark.parametrize("normalized", [True, False])
+@in_one_case("dtype", EXACT)
+@in_one_case("normalized", [True, False])
 def test_a_late_score_is_that_of_the_frozen_copy(normalized, dtype, tiny):
     weight = torch.randn(16, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     model = tiny("bert", dtype)

@@ -187,16 +187,17 @@ def explain_command(
     score: str | None = None,
     by: str | None = None,
     generate: int | None = None,
-    options: Annotated[ExplainOptions, Fields(only=("heads", "first_piece"))],
+    options: Annotated[ExplainOptions, Fields(only=("first_piece",))],
     words: bool = False,
     loading: Annotated[LoadOptions, Fields(without=("part",))],
     truncate: bool = False,
     output: common.Output,
     picture: str | None = None,
 ) -> None:
-    """Which tokens made the model say this: its score, traced back to every token, exactly. Without
-    --out it prints the tokens with what each contributes, what no token owns, and the strongest
-    components. A model that sees takes an --image; its tokens are patches.
+    """Which tokens made the model say this: its score, traced back to every token, exactly for the
+    frozen network (attention weights, deviations of norms and slopes of activations as they are for
+    this text). Without --out it prints the tokens with what each contributes, what no token owns,
+    and the strongest components. A model that sees takes an --image; its tokens are patches.
 
     In the list: Which tokens made the model say this: printed here, or written to a file.
 
@@ -278,7 +279,7 @@ def cite_command(
     answer: str | None = None,
     model: str = DEFAULT,
     options: Annotated[CiteOptions, Fields(without=("score", "system", "nonlinearity", "seed"))],
-    loading: Annotated[LoadOptions, Fields(without=("part",))],
+    loading: Annotated[LoadOptions, Fields(only=("device", "dtype", "trust_remote_code"))],
     output: common.Output,
 ) -> None:
     """Which sources made a model's answer to a question: each file is a source, or its sentences
@@ -360,7 +361,7 @@ def cosine_command(
     inputs: Annotated[common.Inputs, Fields(only=("file", "lines"))],
     model: str | None = None,
     words: bool = False,
-    loading: Annotated[LoadOptions, Fields(without=("part", "revision"))],
+    loading: Annotated[LoadOptions, Fields(only=("device",))],
     truncate: bool = False,
     output: common.Output,
 ) -> None:
