@@ -105,9 +105,9 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes are forked from one that has imported what they need."""
     from forking import MULTIPROCESSING
 
-    from normlens.corpus.engines import processes
+    from normlens.corpus.engines import local
 
-    monkeypatch.setattr(processes, "multiprocessing", MULTIPROCESSING)
+    monkeypatch.setattr(local, "multiprocessing", MULTIPROCESSING)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from shell import Shell
 from tokenizers import processors
 
 import normlens
-from normlens.corpus.engines import worker
+from normlens.corpus.engines import shard_rows
 from normlens.corpus.runs.folder import AllFailedError, RunError
 from normlens.errors import InputError, NormLensError
 from normlens.inputs import encode
@@ -198,16 +198,16 @@ def test_a_generated_target_is_aligned_by_its_words(lens, tmp_path, monkeypatch)
 def test_an_alignment_goes_on_where_it_was_stopped(lens, data, gold, tmp_path, monkeypatch):
     options: dict[str, Any] = {"gold": gold, "shard_size": 1}
     whole = normlens.align(lens, data, tmp_path / "whole", **options)
-    finish, calls = worker.Worker.finish, []
+    add, calls = shard_rows.Gatherer.add, []
 
-    def once(self: worker.Worker, prepared: Any) -> Any:
+    def once(self: shard_rows.Gatherer, prepared: Any, alone: bool) -> Any:
         calls.append(prepared.shard.number)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return finish(self, prepared)
+        return add(self, prepared, alone)
 
     out = tmp_path / "stopped"
-    monkeypatch.setattr(worker.Worker, "finish", once)
+    monkeypatch.setattr(shard_rows.Gatherer, "add", once)
     with pytest.raises(KeyboardInterrupt):
         normlens.align(lens, data, out, **options)
     monkeypatch.undo()

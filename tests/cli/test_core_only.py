@@ -85,7 +85,6 @@ WORKING: dict[str, tuple[str, ...]] = {
     "status": ("status", "MADE"),
     "check": ("check", "MADE"),
     "query": ("query", "MADE"),
-    "compact": ("compact", "MADE"),
     "help": ("help", "glossary"),
 }
 

@@ -38,7 +38,7 @@ def test_a_stopped_evaluation_goes_on_with_the_same_bits(
 ) -> None:
     out = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
-        again(places, out, progress=Interrupting())
+        again(places, out, progress=Interrupting(), file_size=0)
     assert not Run.open(out).status().complete
     assert not (out / "report").exists()
     # The same call, and one that says nothing but the folder, both finish it.

@@ -131,7 +131,6 @@ query run ''
 query run 'DROP TABLE mixing'
 query run "SELECT * FROM read_csv('table.csv')"
 query run 'SELECT 1' --out answer.docx
-compact nowhere
 reproduce report nowhere
 reproduce report run
 reproduce compare run --out new

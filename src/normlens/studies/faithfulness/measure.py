@@ -19,8 +19,17 @@ from normlens.explain.questions import column_of, label_of
 from normlens.layers import CAUSAL, SEQUENCES, Head
 from normlens.models.base import NoHead, read_head
 from normlens.scopes import shortest
+from normlens.studies.faithfulness.citations import Citations
 from normlens.studies.faithfulness.methods import Method, MethodOptions, method
-from normlens.studies.faithfulness.options import NAMES, ROLLOUT, Columns, checked_name
+from normlens.studies.faithfulness.options import (
+    CITATION_METHODS,
+    CITATIONS,
+    NAMES,
+    ROLLOUT,
+    Columns,
+    ablations_of,
+    checked_name,
+)
 from normlens.studies.faithfulness.protocols import (
     PROTOCOLS,
     Evidence,
@@ -449,10 +458,10 @@ class FaithfulnessMeasure(ModelMeasure):
         self.protocols = None if protocols is None else _listed(protocols, "protocol")
         self.steps = MethodOptions(steps=steps).steps
         self.columns = Columns(label_column, good_column, bad_column, evidence_column)
-        for name in self.methods or ():
-            checked_name(name)
         self.kind = None if self.protocols is None else kind_of(self.protocols)
-        if self.kind is not None:
+        for name in self.methods or ():
+            ablations_of(name) if self.kind == CITATIONS else checked_name(name)
+        if self.kind not in (None, CITATIONS):
             check_columns(self.kind, self.protocols or (), self.columns)
 
     @property
@@ -467,6 +476,8 @@ class FaithfulnessMeasure(ModelMeasure):
 
     def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
         kind = self.kind or default_kind(lens)
+        if kind == CITATIONS:
+            return Citations.of(lens, self.methods or CITATION_METHODS, batch_size, TABLES)
         protocols = choose_protocols(lens, kind, self.protocols, self.columns)
         methods = [method(name) for name in self.methods or default_methods(lens)[0]]
         for one in methods:

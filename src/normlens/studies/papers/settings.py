@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normlens.corpus.runs.merging import code_named
-from normlens.corpus.runs.options import parse_names
+from normlens.corpus.runs.options import code_named, parse_names
 from normlens.errors import (
     InputError,
     OptionError,
