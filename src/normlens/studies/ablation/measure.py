@@ -214,8 +214,8 @@ class AblationMeasure(ModelMeasure):
     run goes on with the same numbers wherever the file lies.
     """
 
-    components: tuple[str, ...] | None = None
-    kinds: tuple[str, ...] | None = None
+    components: str | Sequence[str] | None = None
+    kinds: str | Sequence[str] | None = None
     layers: str = EACH
     draws: int = DRAWS
     loss: str = AUTO

@@ -21,7 +21,13 @@ from normlens.corpus.runs.results import Run
 from normlens.errors import TABLES, InputError, check_choice, check_installed
 from normlens.lens import Lens
 from normlens.measures.alignment import count_links
-from normlens.options import AnalysisOptions, check_keywords, names_of, shows_fields_of
+from normlens.options import (
+    AnalysisOptions,
+    check_keywords,
+    names_of,
+    shows_fields_of,
+    split_keywords,
+)
 from normlens.scopes import components_of
 from normlens.studies.alignment.gold import (
     ALIGNMENT,
@@ -39,7 +45,6 @@ from normlens.studies.alignment.options import (
     RUN_FIELDS,
     WAYS,
     AlignOptions,
-    align_options,
     parse_several,
 )
 from normlens.studies.driver import GivenData, GivenModel, Planned, one_measure
@@ -253,9 +258,9 @@ def _aligned(
     new: bool,
 ) -> Run:
     check_installed(TABLES)  # the links are read from them
-    own, of_run = align_options(options)
+    own, of_run = split_keywords(options, AlignOptions)
     chosen = AlignOptions(**own)
-    given = {name: value for name, value in chosen.settings().items() if name in own}
+    given = {name: value for name, value in chosen.settings.items() if name in own}
     if chosen.gold is not None:
         given["gold"] = fixed_path(chosen.gold)
     if chosen.gold_first is not None:
@@ -264,7 +269,7 @@ def _aligned(
     def plan(model: GivenModel, data: GivenData) -> Planned:
         gold = {} if chosen.gold is None else _gold(chosen, data, of_run)
         return Planned(
-            model, chosen.settings() | gold, {"max_length": None, **of_run, "truncate": False}
+            model, chosen.settings | gold, {"max_length": None, **of_run, "truncate": False}
         )
 
     done = one_measure(

@@ -14,7 +14,6 @@ from normlens.corpus.data.readers import find_data
 from normlens.corpus.data.records import ReadOptions
 from normlens.corpus.runs.folder import fixed_path, model_name
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.errors import OptionError, UnsupportedModelError
@@ -36,7 +35,6 @@ from normlens.studies.papers.settings import (
     ABLATE,
     EVALUATE,
     KINDS,
-    LISTS_OF_PARTS,
     PARTS,
     Settings,
     parse_kinds,
@@ -226,7 +224,7 @@ def reproduce(
         model=model_name(os.fspath(named)),
         data=data_names,
         limits={} if limit is None else dict.fromkeys(data_names, limit),
-        **_with_names(options),
+        **options,
     )
     if is_begun(folder):
         settings = settings.joined(load_settings(folder))
@@ -246,14 +244,6 @@ def reproduce(
     do_parts(runs, settings, folder)
     runs.progress.say("building the report")
     return build_report(folder)
-
-
-def _with_names(options: SettingsKeywords) -> dict[str, Any]:
-    """The options with lists of names as tuples; they may be given as "first,second"."""
-    return {
-        name: parse_names(value) if name in LISTS_OF_PARTS and value is not None else value
-        for name, value in dict[str, Any](options).items()
-    }
 
 
 def _do(planned: Planned, folder: Path, settings: Settings, runs: Runs) -> None:
