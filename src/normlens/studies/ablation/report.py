@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,6 +48,7 @@ from normlens.studies.reports.drawing import (
     GREY,
     SMALL,
     TEXT,
+    Drawing,
     layer_ticks,
     legend,
     line,
@@ -56,9 +57,6 @@ from normlens.studies.reports.drawing import (
 )
 from normlens.studies.reports.files import finished_run, write
 from normlens.studies.reports.words import LAYER, caption, fixed, signed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 _say = partial(caption, "ablation")
 #: The format of changes and of the ends of their intervals.

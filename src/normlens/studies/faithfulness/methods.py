@@ -36,10 +36,11 @@ from normlens.studies.faithfulness.questions import (
     COSINE,
     Passes,
     Question,
-    Scorer,
     affordable,
     by_batches,
     check_gradients,
+    differentiable,
+    embeddings,
     head_of,
     mask_token,
     same_kind,
@@ -233,13 +234,12 @@ def integrals(lens: Lens, questions: Sequence[Question], options: MethodOptions)
 
 
 def _integral(lens: Lens, question: Question, options: MethodOptions) -> Scores:
-    scorer = Scorer(lens, question)
-    e = scorer.embeddings()[None]  # (1, k, d)
+    e = embeddings(lens, question)[None]  # (1, k, d)
     size = options.batch_size
     at_once = affordable(lens, len(question), gradients=True) if size == AUTO else int(size)
     attributions = (
         _captum()
-        .IntegratedGradients(scorer.differentiable)
+        .IntegratedGradients(partial(differentiable, lens, question))
         .attribute(
             e,
             baselines=torch.zeros_like(e),

@@ -27,6 +27,7 @@ from normlens.studies.reports.contents import Figure, Result, Table, experiment
 from normlens.studies.reports.drawing import (
     SMALL,
     TEXT,
+    Drawing,
     fonts_for,
     heat_map,
     layer_ticks,
@@ -36,8 +37,6 @@ from normlens.studies.reports.drawing import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
     from normlens.inputs.text import Text
     from normlens.lens import Lens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,10 +40,15 @@ from normlens.studies.papers.published import Evidence, compare
 from normlens.studies.papers.settings import PAPER, Settings
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table, experiment
-from normlens.studies.reports.drawing import SMALL, TEXT, layer_ticks, legend_outside, panels, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
+from normlens.studies.reports.drawing import (
+    SMALL,
+    TEXT,
+    Drawing,
+    layer_ticks,
+    legend_outside,
+    panels,
+    style,
+)
 
 _say = partial(words.caption, "papers")
 

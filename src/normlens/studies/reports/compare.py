@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,12 +16,17 @@ from normlens.corpus.runs.folder import LocalFolder
 from normlens.errors import InputError, listed, parse_json, reason_of
 from normlens.figures.canvas import COLOURS, drawable
 from normlens.studies.reports.contents import Figure, is_numeric
-from normlens.studies.reports.drawing import bars, fonts_for, legend_outside, line, panels, style
+from normlens.studies.reports.drawing import (
+    Drawing,
+    bars,
+    fonts_for,
+    legend_outside,
+    line,
+    panels,
+    style,
+)
 from normlens.studies.reports.files import FORMAT, RESULTS, VERSION, Writer, rendered
 from normlens.studies.reports.words import DASH, LAYER, number, shortened, slug, unique
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 # Tables by layer as curves over depth, one colour per report.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from normlens.studies.reports.words import LAYER
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Drawing: TypeAlias = "Figure"
 GREY = "#8c8c8c"
 TEXT, SMALL = 8.0, 7.0  # points
 
