@@ -549,11 +549,7 @@ def first_pass(
     if not texts:
         raise InputError(f"the first pass can read none of its sequences ({data.note})")
     statistics = gather(
-        lens,
-        texts,
-        keys=[text.id for text in texts],
-        seed=options.seed,
-        batch_size=batch_size,
+        lens, texts, keys=[text.id for text in texts], seed=options.seed, batch_size=batch_size
     )
     temporary = path.with_name(path.name + TEMPORARY)
     statistics.save(temporary)

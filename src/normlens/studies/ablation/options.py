@@ -6,18 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normlens.corpus.runs.options import parse_names
-from normlens.errors import (
-    InputError,
-    OptionError,
-    check_choice,
-)
-from normlens.options import (
-    FROM_ZERO,
-    LayerRanges,
-    at_least_one,
-    parse_layers,
-    whole,
-)
+from normlens.errors import InputError, OptionError, check_choice
+from normlens.options import FROM_ZERO, LayerRanges, at_least_one, parse_layers, whole
 from normlens.scopes import layers_in_words
 
 # The vocabulary of ablations: which component, replaced in what way, in which layers.
@@ -225,8 +215,7 @@ class AblateOptions:
         whole(self.seed, "seed")
         if whole(self.resamples, "resamples") < FEWEST_RESAMPLES:
             raise OptionError(
-                "resamples",
-                f"{{option}} must be at least {FEWEST_RESAMPLES}, not {self.resamples}",
+                "resamples", f"{{option}} must be at least {FEWEST_RESAMPLES}, not {self.resamples}"
             )
 
     @property

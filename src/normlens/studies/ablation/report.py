@@ -18,14 +18,7 @@ from normlens.figures.colours import SignedColours
 from normlens.measures.bootstrap import place_among
 from normlens.measures.ranks import cell_correlation, mean_draws
 from normlens.studies.ablation.data import ABLATION, MAPS, load_settings
-from normlens.studies.ablation.evidence import (
-    IN_WORDS,
-    SHORT,
-    AblationEvidence,
-    Cost,
-    taken,
-    ways,
-)
+from normlens.studies.ablation.evidence import IN_WORDS, SHORT, AblationEvidence, Cost, taken, ways
 from normlens.studies.ablation.options import (
     CONTROLS,
     LOWEST_GAMMA,

@@ -305,11 +305,7 @@ def explanations(
     """Each score traced back; of a cosine u·v is, which ‖u‖, given beside it, divides."""
     cosine = questions[0].kind == COSINE
     head = sentence_head(lens) if cosine else read_head(lens.adapter)
-    chosen = ExplainOptions(
-        nonlinearity=rule,
-        flow=False,
-        batch_size=options.batch_size,
-    )
+    chosen = ExplainOptions(nonlinearity=rule, flow=False, batch_size=options.batch_size)
     asked = [
         Asked(
             number,
@@ -359,10 +355,7 @@ def lengths(lens: Lens, questions: Sequence[Question], options: MethodOptions) -
     if None in places:  # all of one head, which reads the mean
         return _pooled(lens, Head(SENTENCES, MEAN), encoded, options)
     chosen = AnalysisOptions(
-        scopes=lens.layers[-1].scopes[-1],
-        layers=-1,
-        origin=INPUT,
-        batch_size=options.batch_size,
+        scopes=lens.layers[-1].scopes[-1], layers=-1, origin=INPUT, batch_size=options.batch_size
     )
     maps = lens.analyse(encoded, chosen)
     rows = (one[one.scopes[-1]][-1][place] for one, place in zip(maps, places, strict=True))

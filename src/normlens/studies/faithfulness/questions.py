@@ -536,10 +536,7 @@ def differentiable(lens: Lens, question: Question, vectors: Tensor) -> Tensor:
 
 
 def score_variants(
-    lens: Lens,
-    asked: Sequence[tuple[Question, Sequence[Variant]]],
-    *,
-    batch_size: int | str = AUTO,
+    lens: Lens, asked: Sequence[tuple[Question, Sequence[Variant]]], *, batch_size: int | str = AUTO
 ) -> list[Scored]:
     """Score variants of several texts, which share batches; a repeated variant runs once."""
     rows: dict[tuple[int, Variant], int] = {}

@@ -31,14 +31,7 @@ from normlens.studies.faithfulness.evaluate import Reading, evaluate, make_plan
 from normlens.studies.faithfulness.options import EvaluateOptions
 from normlens.studies.papers import mixing
 from normlens.studies.papers.reporting import MODEL, RUNS, build_report, load_settings
-from normlens.studies.papers.settings import (
-    ABLATE,
-    EVALUATE,
-    KINDS,
-    PARTS,
-    Settings,
-    parse_kinds,
-)
+from normlens.studies.papers.settings import ABLATE, EVALUATE, KINDS, PARTS, Settings, parse_kinds
 from normlens.studies.reports import words
 from normlens.studies.reports.words import check_packages, short_names
 

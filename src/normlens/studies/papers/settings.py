@@ -8,13 +8,7 @@ from typing import Any
 
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import parse_names
-from normlens.errors import (
-    InputError,
-    OptionError,
-    check_choice,
-    listed,
-    valid_choice,
-)
+from normlens.errors import InputError, OptionError, check_choice, listed, valid_choice
 from normlens.options import REVISION, Option, check_same, options_of
 from normlens.studies.faithfulness.options import EvaluateOptions
 
