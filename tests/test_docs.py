@@ -109,6 +109,17 @@ def test_the_code_that_explains_runs(document, place, smollm2, minilm, tmp_path,
     assert isinstance(names["why"], normlens.Explanation)
 
 
+def test_the_code_that_cites_runs(smollm2, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(normlens, "load", lambda name: smollm2)
+    names: dict[str, Any] = {}
+    for code in fences(ROOT / "docs/cite.md", "python"):
+        exec(compile(code, "docs/cite.md", "exec"), names)
+    assert "Lima" in names["cited"].answer
+    assert names["cited"].top(1)["document"].tolist() == [1]
+    assert (tmp_path / "cite.html").is_file()
+
+
 @pytest.mark.skipif(
     "NORMLENS_TEST_MARIAN" not in os.environ,
     reason="set NORMLENS_TEST_MARIAN to a folder with opus-mt-en-fr",

@@ -64,8 +64,10 @@ def anchors(path: Path) -> set[str]:
     return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.M)}
 
 
-def test_there_are_pages_and_notebooks():
-    assert len(PAGES) > 20
+def test_there_are_pages_and_notebooks_but_not_too_many():
+    tutorials = [path for path in PAGES if path.parent.name == "tutorials"]
+    assert 5 <= len(tutorials) <= 7
+    assert 15 <= len(PAGES) - len(tutorials) <= 20
     assert len(NOTEBOOKS) >= 8
     assert not [path for path in DOCS.rglob("*.ipynb") if "_build" not in path.parts]
 

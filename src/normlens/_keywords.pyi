@@ -196,6 +196,10 @@ class ScoreKeywords(TypedDict, total=False):
     truncate_dim: int | None
     query_prompt: str | None
     document_prompt: str | None
+    label: str | int | None
+    template: str | None
+    yes: str
+    no: str
 
 class EncodeKeywords(TypedDict, total=False):
     input_ids: Ids | None

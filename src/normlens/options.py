@@ -603,6 +603,9 @@ class ScoreOptions(CosineOptions):
     - `truncate_dim` keeps the first numbers of the vectors, as Matryoshka models are used.
     - `query_prompt` and `document_prompt` stand before the texts; by default the model's own, ""
       for none.
+    - `label` is the class whose logit a cross-encoder's score is, where there are several.
+    - `template` is how a model reads both texts as one: "… {query} … {document} …". Of a model that
+      predicts next tokens the score is then the logit of `yes` less that of `no` ("": that alone).
     """
 
     similarity: str | None = Option(
@@ -617,6 +620,17 @@ class ScoreOptions(CosineOptions):
     document_prompt: str | None = Option(
         "Before the documents. Default: the model's own.", metavar="TEXT"
     ).field(None)
+
+    label: str | int | None = Option(
+        "Cross-encoders: the class whose logit is the score.", metavar="LABEL", typed=str
+    ).field(None)
+    template: str | None = Option(
+        "How a model reads both as one text: … {query} … {document} …", metavar="TEXT"
+    ).field(None)
+    yes: str = Option("With a template: the next token that is scored.", metavar="WORD").field(
+        "yes"
+    )
+    no: str = Option("With a template: the next token against it.", metavar="WORD").field("no")
 
     def __post_init__(self) -> None:
         shared = {item.name: getattr(self, item.name) for item in fields(CosineOptions)}

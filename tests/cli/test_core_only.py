@@ -34,6 +34,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], set[str]]] = {
         {"PIL", "matplotlib"},
     ),
     "explain": (("explain", TEXT, "--model", "MODEL", "--out", "m.pdf"), {"matplotlib"}),
+    "cite": (
+        ("cite", "-q", TEXT, "--sources", "a.txt", "--model", "MODEL", "--out", "m.png"),
+        {"matplotlib"},
+    ),
     "cosine": (("cosine", TEXT, TEXT, "--model", "MODEL", "--out", "m.png"), {"matplotlib"}),
     "serve": (("serve", "--port", "0", "--model", "MODEL"), {"fastapi", "uvicorn"}),
     "run ray": (("run", "--model", "MODEL", *RUN, "--engine", "ray", "--out", "r"), {"ray"}),

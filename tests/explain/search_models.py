@@ -33,11 +33,13 @@ def frozen_parts(
     return parts, vector.detach() - parts.sum(0)
 
 
-def tiny_of(kind: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Any:
+def tiny_of(
+    kind: str, dtype: torch.dtype = torch.float64, of: str = "bert", **settings: Any
+) -> Any:
     """A tiny transformers model of a class, with random weights."""
     import transformers
 
-    config = tiny_config("bert")
+    config = tiny_config(of)
     for name, value in settings.items():
         setattr(config, name, value)
     model = getattr(transformers, kind)._from_config(config, attn_implementation="eager")

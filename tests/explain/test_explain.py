@@ -10,7 +10,7 @@ import torch
 from heads import headed
 
 import normlens
-from normlens.errors import CompletenessError, InputError, UnsupportedModelError
+from normlens.errors import CompletenessError, InputError, NormLensWarning, UnsupportedModelError
 from normlens.explain.network import FrozenNetwork
 
 TEXT = "The keys to the cabinet"
@@ -55,6 +55,38 @@ def test_flows_meet_their_neighbours(why):
         why.head_flow.sum(-1), why.heads, atol=2e-5 * scale
     )  # no norm in front of the attention has a β
     np.testing.assert_allclose(why.head_flow.sum(1), why.flow_behind("ATTN"), atol=2e-5 * scale)
+
+
+def test_the_mean_over_layers_and_its_biases_are_the_score(why):
+    layers = len(why.nodes)
+    np.testing.assert_array_equal(why.read("embeddings"), why.contributions)
+    mean = why.read("layers")
+    np.testing.assert_allclose(mean, sum(why.nodes[k] for k in range(layers)) / layers, rtol=1e-5)
+    assert float(mean.sum()) + why.remainder_of("layers") == pytest.approx(why.value, rel=1e-5)
+    # The first token is this model's sink; on the way the score is the noun's.
+    by_token = dict(zip(why.tokens, mean, strict=True))
+    assert max(by_token, key=by_token.get) == "␣keys"
+    with pytest.raises(InputError, match="unknown reading 'depth'; choose one of: embeddings, la"):
+        why.read("depth")
+
+
+def test_biases_of_a_reading_count_where_they_are_yet_to_come():
+    explained = normlens.load(headed("gpt2", "CausalLM")).explain(input_ids=IDS[0])
+    total = float(explained.read("layers").sum()) + explained.remainder_of("layers")
+    assert total == pytest.approx(explained.value, abs=1e-5)
+    assert abs(explained.remainder - explained.remainder_of("layers")) > 1e-6
+
+
+def test_a_likelier_spelling_is_said(smollm2):
+    with pytest.warns(NormLensWarning) as said:
+        smollm2.explain(TEXT, target="are", contrast="is", flow=False)
+    lines = [str(each.message) for each in said]
+    assert len(lines) == 2
+    assert "'are' is explained" in lines[0]
+    assert "' are' likelier" in lines[0]
+    assert "' is' likelier" in lines[1]
+    with pytest.warns(NormLensWarning, match="finds ' the' likelier"):
+        smollm2.explain(TEXT, target=" The", flow=False)
 
 
 def test_what_a_layer_lacks_is_named(why, smollm2):

@@ -47,6 +47,14 @@ def test_the_last_token_of_the_text_is_explained_by_default(lens):
     assert why.provenance["target"] == "given"
 
 
+def test_the_mean_over_layers_of_both_stacks_adds_up(lens):
+    why = lens.explain(SOURCE, target=TEXT)
+    parts = why.parts("layers")
+    assert [part.name for part in parts] == ["source", "prefix"]
+    total = sum(part.total for part in parts) + why.remainder_of("layers")
+    assert total == pytest.approx(why.value, abs=1e-5)
+
+
 def test_a_place_counts_the_targets_tokens_from_0(lens):
     (pair,) = lens.encode_pairs(SOURCE, TEXT)
     for place, token in enumerate([*pair.ids[1:], pair.end]):

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from search_models import DOCUMENT, QUERY, frozen_parts
+from search_models import DOCUMENT, QUERY, frozen_parts, tiny_of
 from test_loading import save_tiny, tiny_tokenizer
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.layers import FIRST, LAST, MEAN
-from normlens.loading.sentences import Pooling
+from normlens.layers import FIRST, LAST, MEAN, Dense, Linear
+from normlens.loading.sentences import BothTexts, Pooling, SparseVectors, TokenVectors
 
 DOCUMENTS = (DOCUMENT, "a mat", "the cats sat on a mat", "on the cats")
 EXACT = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -144,6 +144,310 @@ def test_a_dense_model_scores_as_its_library_does(kind, sentences, folder, tmp_p
         assert bare.query == QUERY
         u, v = whole.encode(QUERY), whole.encode(DOCUMENT)
         assert bare.value == pytest.approx(float(whole.similarity(u, v)), rel=1e-5, abs=1e-6)
+
+
+# Sparse, multi-vector and cross-encoders ----------------------------------------------------------
+
+
+def save_kind(folder: Path, kind: str, **settings: Any) -> Path:
+    tiny_of(kind, torch.float32, **settings).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def check_ranking(source: Any, expected: Any, kind: str, **options: Any) -> normlens.Ranking:
+    """Every score is the library's own, and its parts are the score."""
+    ranking = normlens.load(source, device="cpu").rank(QUERY, DOCUMENTS, **options)
+    for score, place in zip(ranking, ranking.places, strict=True):
+        assert score.value == pytest.approx(float(expected[place]), rel=1e-5, abs=1e-5)
+        assert score.kind == kind
+        check_parts(score, 1e-5)
+    above = ranking.why_above()
+    assert above.by_query()["difference"].sum() == pytest.approx(above.value, abs=1e-5)
+    assert above.by_document()["difference"].sum() == pytest.approx(above.value, abs=1e-5)
+    return ranking
+
+
+def check_parts(score: normlens.Score, tolerance: float) -> None:
+    if score.has_pairs:
+        check_sums(score, tolerance)
+    total = score.matrix.sum() + sum(score.remainder.values())
+    assert total == pytest.approx(score.value, rel=tolerance, abs=tolerance)
+    largest = tolerance * max(1.0, abs(score.value))
+    if score.term_values is not None:
+        assert score.term_values.sum() == pytest.approx(score.value, rel=tolerance, abs=tolerance)
+        np.testing.assert_allclose(score.term_query.sum(0), score.by_query, atol=largest)
+        np.testing.assert_allclose(score.term_document.sum(0), score.by_document, atol=largest)
+        assert score.terms()["value"].is_monotonic_decreasing
+    rebuilt = score.words()
+    assert rebuilt.by_query.sum() == pytest.approx(score.by_query.sum(), abs=largest)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("pools", ["max", "sum"])
+def test_a_sparse_model_scores_as_its_library_does(pools, activation, sentences, tmp_path):
+    sparse = importlib.import_module("sentence_transformers.sparse_encoder.modules")
+    modules = importlib.import_module("sentence_transformers.base.modules")
+    folder = save_kind(tmp_path / "mlm", "BertForMaskedLM")
+    encoder = modules.Transformer(str(folder), transformer_task="fill-mask")
+    parts = [encoder, sparse.SpladePooling(pools, activation)]
+    whole = sentences.SparseEncoder(modules=parts, device="cpu")
+    query, documents = whole.encode_query(QUERY), whole.encode_document(list(DOCUMENTS))
+    expected = whole.similarity(query, documents)[0].numpy()
+    whole.save(str(tmp_path / "saved"))
+    for source in (whole, tmp_path / "saved"):
+        ranking = check_ranking(source, expected, "sparse")
+        assert (ranking[0].term_places >= 0).all() == (pools == "max")
+        path = ranking.save(tmp_path / "ranking.safetensors")
+        assert normlens.open(path) == ranking
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_an_inference_free_query_has_its_words_weights(sentences, tmp_path):
+    sparse = importlib.import_module("sentence_transformers.sparse_encoder.modules")
+    modules = importlib.import_module("sentence_transformers.base.modules")
+    folder = save_kind(tmp_path / "mlm", "BertForMaskedLM")
+    encoder = modules.Transformer(str(folder), transformer_task="fill-mask")
+    torch.manual_seed(1)
+    weights = torch.rand(encoder.tokenizer.vocab_size + 20)
+    static = sparse.SparseStaticEmbedding(encoder.tokenizer, weights[: len(encoder.tokenizer)])
+    router = modules.Router.for_query_document(
+        query_modules=[static], document_modules=[encoder, sparse.SpladePooling()]
+    )
+    whole = sentences.SparseEncoder(modules=[router], device="cpu")
+    query = whole.encode_query(QUERY).to_dense()
+    documents = whole.encode_document(list(DOCUMENTS)).to_dense()
+    expected = (documents[:, : len(query)] @ query).detach().numpy()
+    ranking = check_ranking(whole, expected, "sparse")
+    special = np.array(ranking[0].a.is_special)
+    assert (ranking[0].by_query[special] == 0).all()
+    assert ranking[0].bias == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    ("expansion", "similarity"),
+    [
+        (None, "maxsim"),
+        ({"strategy": "fixed", "length": 12, "attend": False, "token": "the"}, "maxsim"),
+        ({"strategy": "fixed", "length": 12, "attend": True, "token": "the"}, "meanmaxsim"),
+        ({"strategy": "min", "length": 12, "attend": False, "token": "the"}, "meanmaxsim"),
+    ],
+)
+def test_a_multi_vector_model_scores_as_its_library_does(
+    expansion, similarity, sentences, folder, tmp_path
+):
+    modules = importlib.import_module("sentence_transformers.base.modules")
+    late = importlib.import_module("sentence_transformers.multi_vector_encoder.modules")
+    torch.manual_seed(2)
+    of_tokens = {"module_input_name": "token_embeddings"}
+    identity = torch.nn.Identity()
+    parts = [
+        modules.Transformer(str(folder), query_expansion=expansion),
+        modules.Dense(16, 8, bias=False, activation_function=identity, **of_tokens),
+        late.MultiVectorMask(skiplist_words=["on", "a"]),
+        modules.Normalize(**of_tokens),
+    ]
+    prompts = {"query": "a cat : ", "document": "on a mat : "}
+    whole = sentences.MultiVectorEncoder(
+        modules=parts, device="cpu", prompts=prompts, similarity_fn_name=similarity
+    )
+    query, documents = whole.encode_query(QUERY), whole.encode_document(list(DOCUMENTS))
+    expected = whole.similarity([query], documents)[0].numpy()
+    whole.save(str(tmp_path))
+    for source in (whole, tmp_path):
+        ranking = check_ranking(source, expected, "late interaction")
+        first = ranking[0]
+        assert len(first.term_names) == len(query) == len(first.a)
+        assert (first.term_places[:, 0] == np.arange(len(query))).all()
+        assert not {"on", "a"} & {first.tokens_b[place] for place in first.term_places[:, 1]}
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_cross_encoder_scores_as_its_library_does(labels, sentences, tmp_path):
+    folder = save_kind(tmp_path / "plain", "BertForSequenceClassification", num_labels=labels)
+    whole = sentences.CrossEncoder(str(folder), device="cpu")
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    logits = whole.predict(pairs, activation_fn=torch.nn.Identity()).reshape(len(pairs), labels)
+    whole.save(str(tmp_path / "saved"))
+    options = {} if labels == 1 else {"label": "LABEL_2"}
+    for source in (whole, folder, tmp_path / "saved"):
+        ranking = check_ranking(source, logits[:, -1], "cross-encoder", **options)
+        score = ranking[0]
+        assert score.others.tokens == ["[CLS]", "[SEP]", "[SEP]"]
+        assert score.query == QUERY
+        assert score.words().tokens_a == QUERY.split()
+        lens = normlens.load(source, device="cpu")
+        why = lens.explain((QUERY, score.document), target=options.get("label", 0))
+        order = np.concatenate([score.by_query, score.by_document, score.others_values])
+        assert sorted(order) == pytest.approx(sorted(why.contributions), abs=1e-6)
+        assert score.remainder["no token"] == pytest.approx(why.remainder, abs=1e-6)
+        with pytest.raises(InputError, match="parts of tokens and not of pairs"):
+            score.pairs  # noqa: B018
+        path = score.save(tmp_path / "score.safetensors")
+        assert normlens.open(path) == score
+        page = ranking.to_html(tmp_path / "ranking.html").read_text(encoding="utf-8")
+        assert "(neither text)" in page
+    if labels == 3:
+        with pytest.raises(InputError, match="several labels; say which with label=…: LABEL_0"):
+            normlens.load(folder, device="cpu").score(QUERY, DOCUMENT)
+
+
+def test_a_decoder_answers_by_a_template(smollm2):
+    template = "Query: {query}\nDocument: {document}\nRelevant:"
+    query, document = "soap opera", "She teaches soap opera history."
+    score = smollm2.score(query, document, template=template, yes=" yes", no=" no")
+    text = template.format(query=query, document=document)
+    why = smollm2.explain(text, target=" yes", contrast=" no")
+    assert score.value == pytest.approx(why.value, abs=1e-4)
+    check_parts(score, 1e-4)
+    assert "".join(score.tokens_a).replace("␣", " ").strip() == query
+    assert "".join(score.tokens_b).replace("␣", " ").strip() == document
+    ids = smollm2.tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        logits = smollm2.adapter.whole(**ids).logits[0, -1]
+    yes, no = (smollm2.tokenizer(word)["input_ids"][0] for word in (" yes", " no"))
+    assert score.value == pytest.approx(float(logits[yes] - logits[no]), abs=1e-3)
+    alone = smollm2.score(query, document, template=template, yes=" yes", no="")
+    assert alone.value == pytest.approx(float(logits[yes]), rel=1e-4)
+    with pytest.raises(InputError, match="once each"):
+        smollm2.score(query, document, template="{query}")
+
+
+def test_a_decoders_chat_template_reads_both_texts(sentences, tmp_path):
+    modules = importlib.import_module("sentence_transformers.base.modules")
+    cross = importlib.import_module("sentence_transformers.cross_encoder.modules")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [SEP] {% endfor %}"
+    tiny_of("GPT2LMHeadModel", torch.float32, of="gpt2").save_pretrained(tmp_path / "decoder")
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    encoder = modules.Transformer(str(tmp_path / "decoder"), transformer_task="text-generation")
+    whole = sentences.CrossEncoder(modules=[encoder, cross.LogitScore(7, 9)], device="cpu")
+    pairs, identity = [(QUERY, document) for document in DOCUMENTS], torch.nn.Identity()
+    # GPT-2 counts padding on the left among its positions.
+    expected = whole.predict(pairs, activation_fn=identity, batch_size=1)
+    whole.save(str(tmp_path / "saved"))
+    for source in (whole, tmp_path / "saved"):
+        check_ranking(source, expected, "cross-encoder")
+
+
+# Against a frozen copy with autograd --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("pools", ["max", "sum"])
+def test_a_sparse_score_is_that_of_the_frozen_copy(pools, dtype):
+    model = tiny_of("BertForMaskedLM")
+    lens = lens_of(
+        tiny_of("BertForMaskedLM", dtype), reads="any", search=SparseVectors(pools=pools)
+    )
+    score = lens.score(QUERY, DOCUMENT)
+    check_parts(score, EXACT[dtype])
+    sides = [frozen_words(model, lens.encode(text)[0].ids, pools) for text in (QUERY, DOCUMENT)]
+    check_against(score, sides, dtype)
+
+
+def frozen_words(model: Any, ids: list[int], pools: str) -> tuple[Any, Any]:
+    """The parts (k, words) of a text's sparse vector, by a frozen copy of the model and head."""
+    with torch.no_grad():
+        own = model.bert(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        transform = model.cls.predictions.transform
+        dense = transform.dense(own)
+        active = transform.transform_act_fn(dense)
+        centred = active - active.mean(-1, keepdim=True)
+        deviation = (centred.square().mean(-1, keepdim=True) + transform.LayerNorm.eps).sqrt()
+        z = model.cls(own[None])[0]
+        squeezed = torch.log1p(z.relu())
+        kept = squeezed / z.where(z != 0, 1)
+        if pools == "max":
+            kept = kept * (torch.arange(len(ids))[:, None] == squeezed.argmax(0))
+
+    def read(y):
+        y = (y @ transform.dense.weight.T + transform.dense.bias) * (active / dense)
+        y = (y - y.mean(-1, keepdim=True)) / deviation * transform.LayerNorm.weight
+        y = y + transform.LayerNorm.bias
+        return (
+            (y @ model.cls.predictions.decoder.weight.T + model.cls.predictions.bias) * kept
+        ).sum(0)
+
+    return frozen_parts(model.bert, ids, read)
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_late_score_is_that_of_the_frozen_copy(normalized, dtype, tiny):
+    weight = torch.randn(16, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    model = tiny("bert", dtype)
+    search = TokenVectors(skipped=("on",))
+    dense = Dense(Linear(weight.to(dtype)))
+    lens = lens_of(model, reads="any", steps=(dense,), normalized=normalized, search=search)
+    score = lens.score(QUERY, DOCUMENT)
+    check_parts(score, EXACT[dtype])
+
+    def vectors(text: str) -> Any:
+        ids = lens.encode(text)[0].ids
+        own = tiny("bert")(input_ids=torch.tensor([ids])).last_hidden_state[0].detach() @ weight
+        size = own.norm(dim=-1, keepdim=True) if normalized else 1.0
+        return own / size, frozen_parts(tiny("bert"), ids, lambda y: y @ weight / size)
+
+    (q, (u, b_u)), (d, (v, b_v)) = vectors(QUERY), vectors(DOCUMENT)
+    products = q @ d.T
+    skipped = [place for place, token in enumerate(score.tokens_b) if token == "on"]
+    products[:, skipped] = -torch.inf
+    best = products.argmax(1)
+    assert score.term_places[:, 1].tolist() == best.tolist()
+    np.testing.assert_allclose(score.term_values, products.max(1).values, atol=20 * EXACT[dtype])
+    sides = [(u.flatten(1), b_u.flatten()), (v[:, best].flatten(1), b_v[best].flatten())]
+    check_against(score, sides, dtype)
+
+
+def check_against(score: normlens.Score, sides: Any, dtype: torch.dtype) -> None:
+    (u, b_u), (v, b_v) = sides
+    for found, expected in (
+        (score.pairs, u @ v.T),
+        (score.by_query, u @ (v.sum(0) + b_v)),
+        (score.by_document, v @ (u.sum(0) + b_u)),
+        (score.bias, b_u @ b_v),
+        (score.value, (u.sum(0) + b_u) @ (v.sum(0) + b_v)),
+    ):
+        expected = expected.detach().numpy()
+        atol = 50 * EXACT[dtype] * max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+
+
+def test_tokens_that_nobody_attends_to_change_no_other(tiny):
+    """A query's expansion is read behind it, and gives nothing to the query's own vectors."""
+    search = TokenVectors(expansion={"length": 9, "attend": False, "token": "sat"})
+    lens = lens_of(tiny("bert"), reads="any", search=search, normalized=True)
+    plain = lens_of(tiny("bert"), reads="any", search=TokenVectors(), normalized=True)
+    expanded, alone = (one.score(QUERY, DOCUMENT) for one in (lens, plain))
+    n = len(alone.a)
+    assert len(expanded.a) == 9
+    assert expanded.tokens_a[n:] == ["sat"] * (9 - n)
+    np.testing.assert_allclose(expanded.term_values[:n], alone.term_values, atol=1e-9)
+    assert np.abs(expanded.term_query[:n, n:]).max() == 0
+
+
+def test_texts_without_a_common_word_have_no_score(tiny):
+    model = tiny_of("BertForMaskedLM")
+    with torch.no_grad():
+        model.cls.predictions.bias.fill_(-1e4)
+    score = lens_of(model, reads="any", search=SparseVectors()).score(QUERY, DOCUMENT)
+    assert score.value == 0
+    assert not score.by_query.any()
+    with pytest.raises(InputError, match="has no terms"):
+        score.terms()
+
+
+def test_a_cosine_of_other_search_models_is_refused(tiny):
+    for search in (SparseVectors(), TokenVectors(), BothTexts()):
+        lens = lens_of(tiny("bert"), search=search)
+        with pytest.raises(UnsupportedModelError, match="query and a document"):
+            lens.cosine(QUERY, DOCUMENT)
+    with pytest.raises(InputError, match="two kinds"):
+        lens_of(tiny("bert")).score(
+            QUERY, DOCUMENT, document_lens=lens_of(tiny("bert"), search=SparseVectors())
+        )
 
 
 # Rankings -----------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from tidy import assert_tidy, colour_at, words
 import normlens
 from normlens import figures
 from normlens.errors import InputError
-from normlens.figures.colours import beyond_colour, clipped_end, scale_end
+from normlens.figures.colours import SignedColours, beyond_colour, clipped_end, scale_end
+from normlens.figures.explanations import folded
 from normlens.models.tiny import tiny_model
 from normlens.results.maps import Maps
 from normlens.scopes import resolve
@@ -191,3 +192,25 @@ def test_patches_have_the_same_rule(line: str) -> None:
     assert_tidy(whole)
     bar = next(axes for axes in whole.axes if not axes.images)
     assert bar.get_ylim()[1] == pytest.approx(clipped_end(others))
+
+
+def test_numbers_of_both_signs_have_the_scale_of_maps():
+    values = np.array([*np.full(20, 0.1), -50.0])
+    colours = SignedColours(values)
+    assert colours.end == clipped_end(np.abs(values)) == pytest.approx(0.4)
+    assert colours.words == "clipped square-root scale up to ±0.4 (1 beyond it, up to 50)"
+    assert float(colours.norm(0.1)) == pytest.approx(0.75)  # a square root, from the middle
+    assert colours.of(-50.0) == colours.of(-0.4) == colours.palette(0.0)[:3]
+    assert SignedColours(values, scale="linear").end == 50
+
+
+def test_long_texts_fold_runs_of_tokens_that_contribute_next_to_nothing():
+    values = np.where(np.arange(1000) % 100 == 50, 1.0, 0.001)
+    runs = folded(values, 1.0, 7)
+    assert runs[:3] == [(0, 7), (8, 50), (51, 150)]
+    assert runs[-1] == (951, 1000)
+    hidden = sum(end - first for first, end in runs)
+    assert len(values) - hidden == 11
+    assert folded(values[:200], 1.0) == []
+    # However alike the numbers, about as many fields are left as tokens that are shown.
+    assert sum(b - a for a, b in folded(np.linspace(1, 2, 1000), 2.0)) == 800

@@ -12,7 +12,7 @@ import {
 } from "d3-scale-chromatic";
 
 import { Mask, allowedValues, centredRanks } from "./measures";
-import { beyond, beyondWord, isShown, SCALE_WORDS, type Pairs, type Scale } from "./scale";
+import { beyond, beyondWord, clippedEnd, isShown, SCALE_WORDS, type Pairs, type Scale } from "./scale";
 
 export type Palette = "viridis" | "cividis" | "magma" | "greys";
 
@@ -71,6 +71,7 @@ export interface Colouring {
   ticks: { t: number; label: string }[];
   what: string;
   scale?: string; // in words
+  top?: number; // where the scale ends
   beyond?: boolean; // whether anything is beyond the scale
   packed: Uint32Array; // 256 colours for image data
 }
@@ -304,17 +305,19 @@ export function signed(value: number): string {
   return (value > 0 ? "+" : "") + number(value);
 }
 
-/** Colours for numbers of both signs, by the square root of their size beside the largest of them.
+/** Colours for numbers of both signs, by their size on the clipped scale of maps.
  *
- * `others` come behind them and share the scale; where one is larger it has the scale's last colour.
+ * `others` come behind them and share the scale. What is beyond it has the scale's last colour.
  */
 export function signedColours(values: ArrayLike<number>, others: ArrayLike<number>, what: string, dark: boolean): Colouring {
-  const largest = (of: ArrayLike<number>) => Array.from(of).reduce((most, value) => Math.max(most, Math.abs(value) || 0), 0);
-  const top = largest(values) || largest(others) || 1;
-  const beyond = largest(others) > top ? " (dashed: beyond the scale)" : "";
+  const sizes = Float32Array.from([...Array.from(values), ...Array.from(others)], Math.abs);
+  const largest = sizes.reduce((most, value) => (value < Infinity ? Math.max(most, value) : most), 0);
+  const top = clippedEnd(sizes.slice(0, values.length)) || largest || 1;
+  const over = sizes.filter((value) => value > top).length;
   const map = Float32Array.from([...Array.from(values), ...Array.from(others)]);
-  const colours = diverging(map, null, { scale: "sqrt", top, what: `${what}${beyond}`, dark });
-  return { ...colours, ticks: spaced(colours.ticks) };
+  const colours = diverging(map, null, { scale: "clipped", top, what, dark });
+  const beyond = over === 0 ? "" : `; ${over} ${over === 1 ? "is" : "are"} beyond it, up to ${number(largest)}`;
+  return { ...colours, top, scale: `${SCALE_WORDS.clipped} up to ±${number(top)}${beyond}`, ticks: spaced(colours.ticks) };
 }
 
 /** Ticks without those whose labels would touch: from the ends inwards, on both sides alike. */

@@ -132,7 +132,7 @@ export class CosinePage extends ResultPage<CosineItem, CosineState> {
     lone.draw(none, colours, 0, rest, rows[0].labels.length + rows[1].labels.length);
     replace(this.rest, ...lone.el.children);
     this.sum.textContent = this.total();
-    replace(this.key_, legend(colours, this.chrome.ink));
+    replace(this.key_, legend(colours, this.chrome.ink, this.chrome.width));
     this.drawPicture();
     this.listPairs();
     this.chrome.root.dataset.view = state.view;

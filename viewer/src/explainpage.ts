@@ -19,6 +19,7 @@ import { facts, questionOf, sumOf } from "./verdict";
 
 const VIEWS = ["flow", "components", "shares"] as const;
 const LEVELS = ["subwords", "words"] as const;
+const READINGS = ["embeddings", "layers"] as const;
 const SHARES = ["80", "50", "95"] as const;
 const MOST = 1200; // edges that can still be told apart
 const LISTED = 12;
@@ -27,6 +28,7 @@ export interface ExplainState {
   item: number;
   view: (typeof VIEWS)[number];
   level: (typeof LEVELS)[number];
+  reading: (typeof READINGS)[number];
   share: (typeof SHARES)[number];
   heads: boolean;
   token: number | null;
@@ -52,7 +54,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   constructor(chrome: Chrome) {
     super(chrome);
     this.controls = this.makeControls();
-    const { item, view, level, share, heads } = this.controls;
+    const { item, view, level, reading, share, heads } = this.controls;
     this.el.append(
       this.missing,
       h("div", { class: "toolbar" }, item.el),
@@ -60,7 +62,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       this.strip.el,
       this.sum,
       this.key_,
-      h("div", { class: "toolbar" }, view.el, level.el, share.el, heads.el),
+      h("div", { class: "toolbar" }, view.el, level.el, reading.el, share.el, heads.el),
       this.note,
       h("div", { class: "mapview" }, this.stage, this.aside),
     );
@@ -77,6 +79,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       item,
       view: view === "shares" && !this.hasShares ? VIEWS[0] : view,
       level,
+      reading: choice(words.reading, READINGS),
       share: choice(words.share, SHARES),
       heads: words.heads === "1",
       token: place(words.token, header.tokens.length),
@@ -88,6 +91,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     if (state.item > 0) words.item = String(state.item);
     if (state.view !== VIEWS[0]) words.view = state.view;
     if (state.level !== LEVELS[0]) words.level = state.level;
+    if (state.reading !== READINGS[0]) words.reading = state.reading;
     if (state.share !== SHARES[0]) words.share = state.share;
     if (state.heads) words.heads = "1";
     if (state.token !== null) words.token = String(state.token);
@@ -101,8 +105,8 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     if (step !== undefined && n > 0) {
       const next = token === null ? (step > 0 ? 0 : n - 1) : Math.max(0, Math.min(n - 1, token + step));
       this.update({ token: next });
-      const { labels, nodes } = this.explained;
-      this.chrome.say(`${labels[next]}, contributes ${signed(nodes[next])}`);
+      const values = this.contributions();
+      this.chrome.say(`${this.explained.labels[next]}, contributes ${signed(values[next])}`);
       if (from.dataset.token !== undefined) this.strip.focus(next);
       return true;
     }
@@ -126,8 +130,8 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     replace(this.facts, ...facts(header).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
     const { colours, tokens, rest } = this.row(this.chrome.ink.dark);
     this.strip.draw(tokens, colours, 0, rest, tokens.labels.length);
-    this.sum.textContent = sumOf(header, contributionsOf(explained));
-    replace(this.key_, legend(colours, this.chrome.ink));
+    this.sum.textContent = this.sumWords();
+    replace(this.key_, legend(colours, this.chrome.ink, this.chrome.width));
     if (this.state.view === "flow") this.drawFlow();
     else if (this.state.view === "components") this.drawComponents();
     else this.drawShares();
@@ -143,18 +147,42 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const shares = controls.view.el.querySelector<HTMLElement>('[data-value="shares"]');
     if (shares !== null) shares.hidden = !this.hasShares;
     controls.level.set(state.level, header.words !== null);
+    controls.reading.set(state.reading);
     controls.share.set(state.share);
     controls.heads.set(state.heads ? "1" : "0");
     controls.share.el.hidden = state.view !== "flow" || header.flow === null;
     controls.heads.el.hidden = state.view !== "components";
   }
 
+  /** What each token contributes, at the embeddings or on average over the inputs of all layers. */
+  private contributions(): Float32Array {
+    const { nodes, labels, layers } = this.explained;
+    const n = labels.length;
+    if (this.state.reading === "embeddings") return nodes.subarray(0, n);
+    return Float32Array.from(labels, (_, k) => {
+      let sum = 0;
+      for (let layer = 0; layer < layers; layer++) sum += nodes[layer * n + k];
+      return sum / layers;
+    });
+  }
+
+  /** What no token owns of it; over layers, biases count where they are yet to come. */
+  private get remainder(): number {
+    const { header } = this.item;
+    if (this.state.reading === "embeddings") return header.remainder;
+    const share = (layer: number | "head") => (layer === "head" ? 1 : (layer + 1) / header.layers);
+    return header.biases.reduce((sum, [layer, , value]) => sum + share(layer) * value, 0);
+  }
+
+  private sumWords(): string {
+    return sumOf(this.item.header, this.contributions(), this.remainder, this.explained.sequences?.source_tokens);
+  }
+
   /** The tokens with what they contribute, and what none of them owns. */
   private row(dark: boolean): { tokens: Tokens; rest: Rest[]; colours: Colouring } {
     const { explained } = this;
-    const { header } = this.item;
-    const values = contributionsOf(explained);
-    const rest = [{ label: "no token", value: header.remainder, title: "The remainder: what the model’s biases add, which no token owns." }];
+    const values = this.contributions();
+    const rest = [{ label: "no token", value: this.remainder, title: "The remainder: what the model’s biases add, which no token owns." }];
     return {
       tokens: { name: "Tokens and what they contribute", labels: explained.labels, special: explained.special, values, chosen: this.state.token, beginnings: beginnings(explained) },
       rest,
@@ -371,6 +399,15 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
         (level) => this.update({ level, token: null }),
         "level",
       ),
+      reading: buttons<ExplainState["reading"]>(
+        "Read",
+        [
+          { value: "embeddings", label: "at the embeddings", title: "What each input token contributes: with the biases, exactly the score" },
+          { value: "layers", label: "over all layers", title: "The mean over the inputs of all layers: which position carries the score, fair to a first token that layers only pass it through" },
+        ],
+        (reading) => this.update({ reading }),
+        "reading",
+      ),
       share: buttons<ExplainState["share"]>(
         "Drawn",
         [
@@ -403,10 +440,9 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   async figure(): Promise<SVGElement> {
     const { header } = this.item;
     const { tokens, rest, colours } = this.row(false);
-    const values = contributionsOf(this.explained);
     return composed({
       title: questionOf(header),
-      lines: [facts(header).map(([name, value]) => `${name} ${value}`).join(" · "), sumOf(header, values)],
+      lines: [facts(header).map(([name, value]) => `${name} ${value}`).join(" · "), this.sumWords()],
       caption: [...this.provenance(header), this.version].join(" · "),
       colours,
       strip: (into, at, ink) => drawStrip(into, tokens, colours, 0, rest, tokens.labels.length, at, ink),
@@ -424,7 +460,6 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const { explained, state } = this;
     const { labels, flow } = explained;
     const n = labels.length;
-    const { header } = this.item;
     if (state.view === "shares") {
       const rows: Row[] = [["token", "score", "source", "prefix", "bias", "source_share", "source_share_absolute"]];
       for (const { header: one } of this.items) {
@@ -453,8 +488,8 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       return rows;
     }
     const rows: Row[] = [["layer", "target", "target_token", "source", "source_token", "value"]];
-    contributionsOf(explained).forEach((value, k) => rows.push(["contribution", "", "", k, labels[k], value]));
-    rows.push(["remainder", "", "", "", "", header.remainder]);
+    this.contributions().forEach((value, k) => rows.push(["contribution", "", "", k, labels[k], value]));
+    rows.push(["remainder", "", "", "", "", this.remainder]);
     flow?.forEach((map, layer) =>
       map.forEach((value, k) => {
         const [target, source] = [Math.floor(k / n), k % n];
@@ -470,10 +505,10 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const { labels, layers } = this.explained;
     const { task, question, value, target, target_value, probability, contrast, contrast_value, contrast_probability } = header;
     return {
-      model: header.model, text: header.text, task, question, value, remainder: header.remainder,
+      model: header.model, text: header.text, task, question, value, reading: this.state.reading, remainder: this.remainder,
       target, target_value, probability, contrast, contrast_value, contrast_probability,
       position: header.position, layer: header.layer, completeness: header.completeness, layers, sequences: header.sequences,
-      tokens: Array.from(contributionsOf(this.explained), (contribution, k) => ({ position: k, token: labels[k], contribution })),
+      tokens: Array.from(this.contributions(), (contribution, k) => ({ position: k, token: labels[k], contribution })),
       biases: header.biases.map(([layer, component, share]) => ({ layer, component, value: share })),
       components: barsOf({ ...this.componentPicture(), token: null }).slice(0, -1).map(({ name, values }) => ({ component: name, by_layer: values })),
       provenance: header.provenance,
@@ -483,9 +518,4 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   protected packed(): Uint8Array {
     return packedExplanations(this.items);
   }
-}
-
-/** What each token contributes: what enters the first layer. */
-function contributionsOf(explained: Explained): Float32Array {
-  return explained.nodes.subarray(0, explained.labels.length);
 }

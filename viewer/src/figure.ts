@@ -89,7 +89,7 @@ const LONGEST_BAR = 320;
 
 /** What the colours measure and how, in lines below the bar. */
 function barLines({ what, scale }: Colouring, width: number): string[] {
-  return [what, ...(scale ? [scale] : [])].flatMap((text) => wrapped(text, WORDS, Math.max(width, 180)));
+  return [what, ...(scale ? [scale] : [])].flatMap((text) => wrapped(text, WORDS, Math.max(width, 180), Infinity));
 }
 
 /** The height of a bar with its words. */

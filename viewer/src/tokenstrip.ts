@@ -3,7 +3,7 @@
 import { isolate } from "./bidi";
 import { readableOn, signed, signedBrief, signedColours, type Colouring, type Ink } from "./colours";
 import { h, replace, svg } from "./dom";
-import { cut, drawBar, textWidth } from "./figure";
+import { barRoom, cut, drawBar, textWidth } from "./figure";
 
 export interface Tokens {
   name: string; // of the group, for screen readers
@@ -26,10 +26,38 @@ export function coloursOf(rows: ArrayLike<number>[], rest: Rest[], what: string,
   return signedColours(all, rest.map(({ value }) => value), what, dark);
 }
 
+const MOST = 200; // tokens of a long text that are shown whatever stands beside them
+const FAINT = 0.05; // of the scale: what is less is near nothing
+const FEWEST = 4; // tokens that a fold hides
+
+/** Runs of a long text's tokens that contribute next to nothing, as [first, behind the last]. */
+export function folds({ labels, values, chosen, beginnings }: Tokens, colours: Colouring): [number, number][] {
+  const n = labels.length;
+  if (n <= MOST) return [];
+  const sizes = Array.from({ length: n }, (_, k) => Math.abs(values[k]));
+  const least = Math.max(FAINT * (colours.top ?? 0), [...sizes].sort((a, b) => b - a)[MOST]);
+  const runs: [number, number][] = [];
+  for (let first = 0, k = 0; k <= n; k++) {
+    if (k < n && sizes[k] <= least && k !== chosen && !beginnings?.has(k)) continue;
+    if (k - first >= FEWEST) runs.push([first, k]);
+    first = k + 1;
+  }
+  return runs;
+}
+
+/** What a fold says: how many tokens it hides, and what they contribute together. */
+function foldWords({ values }: Tokens, [first, end]: [number, number]): [string, string] {
+  let sum = 0;
+  for (let k = first; k < end; k++) sum += values[k];
+  return [`… ${end - first} tokens`, signedBrief(sum)];
+}
+
 export class TokenStrip {
   readonly el: HTMLElement;
   private readonly row = h("div", { class: "tokens", role: "group" });
   private buttons: HTMLButtonElement[] = [];
+  private opened = new Set<number>(); // first tokens of the runs that are shown
+  private of: string[] = [];
 
   constructor(
     private readonly choose: (token: number | null) => void,
@@ -43,6 +71,8 @@ export class TokenStrip {
     const { labels, values, chosen } = tokens;
     const hadFocus = this.buttons.findIndex((button) => button.matches(":focus"));
     this.row.setAttribute("aria-label", tokens.name);
+    if (this.of !== labels) [this.of, this.opened] = [labels, new Set()];
+    const hidden = new Map(folds(tokens, colours).filter(([from]) => !this.opened.has(from)));
     this.buttons = labels.map((label, k) => {
       const colour = colours.colour(colours.at(first + k));
       const button = h(
@@ -66,7 +96,21 @@ export class TokenStrip {
       button.style.color = readableOn(colour);
       return button;
     });
+    let shown = 0; // from which token on
     const marked = this.buttons.flatMap((button, k) => {
+      const end = hidden.get(k);
+      if (end !== undefined) {
+        shown = end;
+        const [text, share] = foldWords(tokens, [k, end]);
+        const open = () => {
+          this.opened.add(k);
+          this.draw(tokens, colours, first, rest, restAt);
+        };
+        const label = `${text} that contribute ${share} together; show them`;
+        return [h("button", { type: "button", class: "token fold", "data-fold": k, "aria-label": label, title: "Show them", onclick: open },
+          h("span", { class: "text" }, text), h("span", { class: "share" }, share))];
+      }
+      if (k < shown) return [];
       const name = tokens.beginnings?.get(k);
       return name === undefined ? [button] : [h("span", { class: "sequence", "data-sequence": name }, name), button];
     });
@@ -109,12 +153,12 @@ export function drawStrip(
   const { x: left, width } = place;
   let [x, y] = [left, place.y];
   const chip = (label: string, value: number, at: number, dashed: boolean, marked: boolean) => {
-    const text = cut(label, 24);
-    const share = signedBrief(value);
+    const fill = colours.colour(colours.at(at));
+    write(cut(label, 24), signedBrief(value), fill, readableOn(fill), dashed, marked);
+  };
+  const write = (text: string, share: string, fill: string, colour: string, dashed: boolean, marked: boolean) => {
     const wide = Math.max(textWidth(text, 13), textWidth(share, 10)) + 14;
     if (x + wide > left + width && x > left) [x, y] = [left, y + CHIP + GAP];
-    const fill = colours.colour(colours.at(at));
-    const colour = readableOn(fill);
     into.append(
       svg("rect", {
         x, y, width: wide, height: CHIP, rx: 4, fill,
@@ -127,7 +171,16 @@ export function drawStrip(
     );
     x += wide + GAP;
   };
+  const hidden = new Map(folds(tokens, colours));
+  let shown = 0;
   tokens.labels.forEach((label, k) => {
+    const end = hidden.get(k);
+    if (end !== undefined) {
+      shown = end;
+      const [text, share] = foldWords(tokens, [k, end]);
+      write(text, share, ink.paper, ink.muted, true, false);
+    }
+    if (k < shown) return;
     const name = tokens.beginnings?.get(k);
     if (name !== undefined) {
       if (x > left) [x, y] = [left, y + CHIP + GAP];
@@ -140,11 +193,13 @@ export function drawStrip(
   return y + CHIP - place.y;
 }
 
-/** The colours' key as a small figure of its own. */
-export function legend(colours: Colouring, ink: Ink): SVGElement {
-  const width = Math.max(300, Math.ceil(textWidth(colours.what, 10.5)) + 16);
-  const figure = svg("svg", { class: "legend", width, height: 42, viewBox: `-6 0 ${width} 42`, role: "img" });
+/** The colours' key as a small figure of its own, at most `room` wide. */
+export function legend(colours: Colouring, ink: Ink, room: number): SVGElement {
+  const longest = Math.max(...[colours.what, colours.scale ?? ""].map((text) => textWidth(text, 10.5)));
+  const width = Math.min(room, Math.max(300, Math.ceil(longest) + 16));
+  const height = barRoom(colours, width - 12) + 4;
+  const figure = svg("svg", { class: "legend", width, height, viewBox: `-6 0 ${width} ${height}`, role: "img" });
   figure.setAttribute("aria-label", `Colours: ${colours.what}, from ${colours.ticks[0]?.label ?? ""} to ${colours.ticks.at(-1)?.label ?? ""}`);
-  drawBar(figure, colours, 0, 2, 280, ink);
+  drawBar(figure, colours, 0, 2, width - 12, ink);
   return figure;
 }

@@ -36,13 +36,13 @@ function share(p: number): string {
 }
 
 /** Tokens and remainder add up to the score. */
-export function sumOf(header: ExplanationHeader, contributions: Float32Array): string {
+export function sumOf(header: ExplanationHeader, contributions: Float32Array, remainder: number, sources?: number): string {
   const added = (value: number) => `${value < 0 ? "−" : "+"} ${number(Math.abs(value))}`;
-  const end = `${added(header.remainder)} from no token = ${number(header.value)}`;
-  if (header.sequences !== null) {
-    const { source, prefix } = header.sequences.shares;
+  const end = `${added(remainder)} from no token = ${number(header.value)}`;
+  const total = (values: Float32Array) => values.reduce((sum, value) => sum + value, 0);
+  if (sources !== undefined) {
+    const [source, prefix] = [contributions.subarray(0, sources), contributions.subarray(sources)].map(total);
     return `${number(source)} from the source ${added(prefix)} from the prefix ${end}`;
   }
-  const tokens = contributions.reduce((sum, value) => sum + value, 0);
-  return `${number(tokens)} from ${contributions.length} tokens ${end}`;
+  return `${number(total(contributions))} from ${contributions.length} tokens ${end}`;
 }

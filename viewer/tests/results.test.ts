@@ -11,6 +11,7 @@ import { openExplanations, packedExplanations } from "../src/explanation";
 import { crossings, onTheWay, picked, strongest } from "../src/flow";
 import { unit } from "../src/scopes";
 import { beginnings, layerName, type Sequences } from "../src/sequences";
+import { folds } from "../src/tokenstrip";
 import { facts, questionOf, sumOf } from "../src/verdict";
 
 const { explanation, cosine } = fixture;
@@ -145,7 +146,7 @@ test("the question, its numbers and their sum are said in words", async () => {
   assert.deepEqual(facts(header), [
     ["difference", "1.25"], ["soap", "3, p = 50.0 %"], ["opera", "1.75, p = 10.0 %"], ["remainder", "+1.38"],
   ]);
-  assert.equal(sumOf(header, Float32Array.from([1, -2])), "−1 from 2 tokens + 1.38 from no token = 1.25");
+  assert.equal(sumOf(header, Float32Array.from([1, -2]), header.remainder), "−1 from 2 tokens + 1.38 from no token = 1.25");
   assert.deepEqual(facts({ ...header, contrast: null, probability: null })[0], ["score", "1.25"]);
 });
 
@@ -158,8 +159,22 @@ test("colours of both signs have ticks on both sides, and say what is beyond the
     assert.equal(what, "part");
     near([at(0), at(1)], [1, 0.25], 1e-6, "places");
   }
-  assert.match(signedColours([1], [-2], "part", false).what, /beyond the scale/);
+  assert.match(signedColours([1], [-2], "part", false).scale ?? "", /up to ±1; 1 is beyond it, up to 2$/);
+  // A sink does not stretch the scale: 20 small numbers keep their colours.
+  const sink = signedColours([...Array(20).fill(0.1), 50], [], "part", false);
+  assert.equal(sink.top, Math.fround(0.4));
+  near([sink.at(0), sink.at(20)], [0.75, 1], 1e-6, "places");
   assert.deepEqual(signedColours([0], [0], "part", true).at(0), 0.5);
+});
+
+test("long texts fold runs of tokens that contribute next to nothing", () => {
+  const values = Array.from({ length: 1000 }, (_, k) => (k % 100 === 50 ? 1 : 0.001));
+  const row = { name: "", labels: values.map(String), special: [], values, chosen: 7 };
+  const colours = signedColours(values, [], "part", false);
+  const runs = folds(row, colours);
+  assert.deepEqual(runs.slice(0, 3), [[0, 7], [8, 50], [51, 150]]);
+  assert.equal(runs.at(-1)?.[1], 1000);
+  assert.deepEqual(folds({ ...row, labels: row.labels.slice(0, 200) }, colours), []);
 });
 
 test("maps from the input tokens say what their values are", () => {
@@ -187,7 +202,7 @@ test("an encoder–decoder’s tokens and layers are told apart, and what each s
     const wanted = translation.shares[k];
     assert.deepEqual(Object.keys(shares).sort(), Object.keys(wanted).sort());
     near(Object.values(shares) as number[], Object.values(wanted), 1e-7, "shares");
-    assert.match(sumOf(header, explained.nodes), /from the source [+−] .* from the prefix [+−] .* from no token = /);
+    assert.match(sumOf(header, explained.nodes, header.remainder, 3), /from the source [+−] .* from the prefix [+−] .* from no token = /);
     assert.match(questionOf(header), /after “.*” \([13]\)\?$/);
   }
   const whole = await second.tokens();

@@ -345,5 +345,11 @@ def _read(name: str, lines: bool) -> Iterator[Given]:
         raise InputError(f"{which} not UTF-8 text{where}; convert it") from error
 
 
+def read_text(name: str) -> str:
+    """A file, or stdin, as one text."""
+    ((_, text),) = _read(name, lines=False)
+    return str(text)
+
+
 def _called(name: str) -> str:
     return "standard input" if name == STDIN else repr(name)

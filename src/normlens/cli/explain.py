@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from normlens.cli.common import console_for, print_table, say
 from normlens.cli.map import completeness_words
 from normlens.cli.parameters import Fields
 from normlens.errors import InputError, require, valid_choice
-from normlens.options import ExplainOptions, LoadOptions
+from normlens.options import CiteOptions, ExplainOptions, LoadOptions
 from normlens.results import words as in_words
 from normlens.results.words import PLACES, decimals, percent, signed_number
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from normlens.results.citation import Citation
     from normlens.results.explanation import Cosine, Explanation, Explanations
 
 
@@ -50,11 +51,11 @@ def show_explanation(why: Explanation) -> None:
     say(completeness_words(why, why.provenance, _OWN_SCORE))
     if why.provenance.get("note"):
         say(str(why.provenance["note"]))
-    console, largest = console_for(), float(abs(why.contributions).max())
+    console = console_for()
     for part in why.sequences if console.is_terminal else ():
         if part.name:
             say(part.name, style="bold")
-        console.print(token_strip(part.tokens, part.contributions, largest))
+        console.print(token_strip(part.tokens, part.contributions))
     _print_contributions(why)
     _print_components(why)
 
@@ -113,12 +114,14 @@ def _print_shares(several: Explanations) -> None:
     print_table(title, (*columns, ""), rows, left=(0, 1, -1))
 
 
-def token_strip(tokens: Sequence[str], values: NDArray[np.floating], largest: float) -> Text:
-    """A text's tokens, each on the colour of its number; the strongest colour is for `largest`."""
-    strip = Text()
+def token_strip(tokens: Sequence[str], values: NDArray[np.floating]) -> Text:
+    """A text's tokens, each on the colour of its number, on the clipped scale of pictures."""
+    from normlens.figures.colours import clipped_end
+
+    strip, largest = Text(), clipped_end(abs(values))
     for token, value in zip(tokens, values, strict=True):
         share, end = abs(float(value)) / (largest or 1.0), _POSITIVE if value > 0 else _NEGATIVE
-        colour = blend_rgb(_PALE, end, share)
+        colour = blend_rgb(_PALE, end, min(1.0, share) ** 0.5)
         light = 0.3 * colour.red + 0.59 * colour.green + 0.11 * colour.blue
         strip.append(token, f"{'white' if light < 128 else 'black'} on {colour.rgb}").append(" ")
     return strip
@@ -259,6 +262,89 @@ def _place(typed: str | None) -> int | str | None:
         return typed
 
 
+# ``normlens cite``: which sources made an answer.
+
+
+_SOURCES_LISTED, _LONGEST_SOURCE = 12, 72
+
+
+def cite_command(
+    files: list[str] | None = None,
+    *,
+    question: str | None = None,
+    sources: list[str] | None = None,
+    answer: str | None = None,
+    model: str = DEFAULT,
+    options: Annotated[CiteOptions, Fields(without=("score", "system", "nonlinearity", "seed"))],
+    loading: Annotated[LoadOptions, Fields(without=("part",))],
+    output: common.Output,
+) -> None:
+    """Which sources made a model's answer to a question: each file is a source, or its sentences
+    are. Without --answer the model answers itself. Without --out it prints the sources with their
+    scores, which sum to the score with what everything else did.
+
+    In the list: Which sources made an answer: printed here, or written to a file.
+
+    Example: normlens cite --question "What is the capital of Peru?" --sources docs/*.txt
+    --ablations 8 --out cite.html
+
+    Often: question sources answer ablations by model out as_json device
+
+    Options:
+        files FILE: The sources, as after --sources; - is standard input.
+        question TEXT (--question, -q): The question.
+        sources FILE: A text file; more files may follow, or the option again; - is standard input.
+        answer TEXT: The answer. Default: what the model says.
+        model NAME (--model, -m): Hub name, local folder, or embedded model, with its head.
+    """
+    if question is None or not question.strip():
+        raise InputError('give a question: --question "…"')
+    output.check(model, common.Inputs())
+    names = [*(sources or []), *(files or [])] or [common.STDIN] * common.is_piped()
+    require(names, "give sources: --sources FILE …, or a text through a pipe")
+    require(names.count(common.STDIN) < 2, "standard input is one source; give - once")
+    texts = [common.read_text(name) for name in names]
+    for name, text in zip(names, texts, strict=True):
+        require(text.strip(), f"{name!r} holds no text")
+    lens = common.load_lens(model, loading)
+    given: Any = texts[0] if len(texts) == 1 else texts
+    call = partial(lens.cite, question, answer=answer, **_shallow(options))
+    citation = output.compute("citing", (None, given), call)
+    output.deliver(citation, None, partial(show_citation, names=names))
+
+
+def _shallow(options: Any) -> dict[str, Any]:
+    return {each.name: getattr(options, each.name) for each in fields(options)}
+
+
+def show_citation(citation: Citation, names: Sequence[str] = ()) -> None:
+    """Print a citation: the answer, the strongest sources, and what else made it."""
+    from normlens.results.citation import REST
+
+    say(f"{citation.provenance.get('model')}: {citation.question}", style="bold")
+    said = citation.provenance.get("target", "given")
+    say(f"answer ({said}): {' '.join(citation.answer.split())}")
+    say(f"log-probability {citation.log_probability:.4g}")
+    say(completeness_words(citation, citation.provenance, _OWN_SCORE))
+    order = sorted(range(len(citation.scores)), key=lambda k: -citation.scores[k])
+    places, sharp = decimals(float(abs(citation.scores).max())), citation.interval is not None
+    rows = []
+    for place in order[:_SOURCES_LISTED]:
+        row = [str(place), signed_number(float(citation.scores[place]), places)]
+        if citation.interval is not None:
+            low, high = citation.interval[place]
+            row.append(f"{signed_number(low, places)} to {signed_number(high, places)}")
+        row += [f"{citation.shares[place]:.0%}", names[citation.documents[place]] if names else ""]
+        rows.append([*row, in_words.cut(citation.sources[place], _LONGEST_SOURCE)])
+    title = f"Sources, the strongest first ({len(rows)} of {len(order)})"
+    columns = ("source", "score", *(["95 %"] if sharp else []), "share", "file", "text")
+    print_table(title, columns, rows, left=(0, -1, -2))
+    parts = [("sources", float(citation.contributions.sum()))]
+    parts += [*zip(REST, citation.rest.sum(0).tolist(), strict=True), ("score", citation.value)]
+    cells = ([name, signed_number(value, places)] for name, value in parts)
+    print_table("The score of the exact pass", ("", "part"), cells)
+
+
 # ``normlens cosine``: which tokens made the cosine of two texts.
 
 
@@ -312,7 +398,7 @@ def show_cosine(pair: Cosine) -> None:
     console, margins = console_for(), pair.margins
     texts = (("A", pair.tokens_a, margins.a), ("B", pair.tokens_b, margins.b))
     for name, tokens, own in texts if console.is_terminal else ():
-        strip = token_strip(tokens, own, float(abs(own).max()))
+        strip = token_strip(tokens, own)
         console.print(Text(f"{name} ").append_text(strip))
     for name, tokens, own in texts:
         remainder = in_words.no_token_row(pair.value - float(own.sum()))

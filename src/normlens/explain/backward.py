@@ -10,6 +10,8 @@ through the encoder's end and its layers, and the tokens of both sequences own t
 from __future__ import annotations
 
 import inspect
+import math
+import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from normlens.errors import NormLensWarning
 from normlens.explain.network import FrozenHead, FrozenNetwork, answer_score
 from normlens.explain.questions import Question
 from normlens.explain.whole_vectors import text_vector
@@ -31,7 +34,7 @@ from normlens.layers import OF_CLASSES, OF_TOKENS, SENTENCES, Head
 from normlens.options import LOG_PROBABILITY
 from normlens.pipeline.batches import Progress, check_completeness, check_scores
 from normlens.results.explanation import WHOLE
-from normlens.results.words import RES
+from normlens.results.words import RES, percent
 
 # Scores as the model itself returns them.
 
@@ -114,6 +117,7 @@ def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str
         value = float(row.double() @ question.direction.to(row.device, torch.float64))
         return Seed(question, value, *frozen.score(direction), by_algebra)
     row = row.double()
+    _warn_of_spellings(question, row)
     if question.target is None:
         question = replace(question, target=int(row.argmax()))
     weight, bias, columns = frozen.columns(question.columns)
@@ -127,6 +131,26 @@ def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str
     value, by_algebra = (float(np.dot(signs, each)) for each in (scores, columns))
     bias_part = {"OUT": bias, **bias_part}
     return Seed(question, value, gradient, bias_part, by_algebra, columns, scores, probabilities)
+
+
+def _warn_of_spellings(question: Question, row: Tensor) -> None:
+    """Say so where a word is another token, with a space or in another case, that is likelier."""
+    likely = torch.log_softmax(row, 0)
+    by_word: dict[str, tuple[float, str, float]] = {}
+    for word, column, other, place in question.spellings:
+        if max(column, place) >= len(row):
+            continue
+        before, found = float(likely[column]), float(likely[place])
+        if found > max(before, by_word.get(word, (before,))[0]):
+            by_word[word] = found, other, before
+    for word, (found, other, before) in by_word.items():
+        warnings.warn(
+            f"{word!r} is explained ({percent(math.exp(before))}), and the model finds {other!r} "
+            f"likelier ({percent(math.exp(found))}), which is another token; give {other!r} if "
+            "that was meant",
+            NormLensWarning,
+            stacklevel=2,
+        )
 
 
 def _answer_seed(question: Question, head: Head, last: Tensor, rows: Tensor, rule: str) -> Seed:

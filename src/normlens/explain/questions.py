@@ -45,6 +45,8 @@ class Question:
     answer: tuple[int, ...] = ()
     score: str = LOG_PROBABILITY  # of an answer
     label: str | None = None  # what people call the answer
+    #: words as they were given, their columns, and other spellings with theirs
+    spellings: tuple[tuple[str, int, str, int], ...] = ()
 
     @property
     def positions(self) -> slice:
@@ -255,7 +257,13 @@ class QuestionReader:
                 f"{'target' if item.source is None else 'token'} and contrast are the same, so "
                 "there is no difference to explain"
             )
-        return Question(index, place, columns[0], columns[1])
+        spellings = [
+            (word, column, *other)
+            for word, column in zip((target, contrast), columns, strict=True)
+            if isinstance(word, str) and column is not None
+            for other in _other_spellings(word, column, self.head, lens.tokenizer, item, place)
+        ]
+        return Question(index, place, columns[0], columns[1], spellings=tuple(spellings))
 
     def _token_place(self, item: Encoded, token: Any) -> int:
         """The position that predicts the token of the target that `token` names."""
@@ -402,6 +410,22 @@ def column_of(
     if pieces[0] >= count:
         raise InputError(f"{what} {target!r} has id {pieces[0]} and the model predicts {count} ids")
     return pieces[0]
+
+
+def _other_spellings(
+    word: str, column: int, head: Head, tokenizer: Any, sequence: Encoded, position: int | None
+) -> list[tuple[str, int]]:
+    """The same word with or without a space before it and with its other case, as other tokens."""
+    if head.task not in OF_TOKENS:
+        return []
+    bare = word.lstrip()
+    other_case = bare[:1].swapcase() + bare[1:]
+    found: dict[int, str] = {}
+    for spelling in (f" {bare}", bare, f" {other_case}", other_case):
+        pieces = _pieces(spelling, head, tokenizer, sequence, position) if bare else []
+        if len(pieces) == 1 and pieces[0] not in (column, getattr(tokenizer, "unk_token_id", None)):
+            found.setdefault(pieces[0], spelling)
+    return [(spelling, other) for other, spelling in found.items()]
 
 
 def _label(target: str, count: int, head: Head, what: str) -> int:

@@ -1,10 +1,14 @@
-"""Scores of two texts: cosines, and what dense search models compute of a query and a document.
+"""Scores of two texts: cosines, and what search models compute of a query and a document.
 
-With u = Σ_k u_k + b_u and v = Σ_l v_l + b_v every such score is one bilinear form,
+With u = Σ_k u_k + b_u and v = Σ_l v_l + b_v every score but a cross-encoder's is one bilinear form,
 
     s · u·v = s · ( Σ_kl u_k·v_l + Σ_k u_k·b_v + Σ_l b_u·v_l + b_u·b_v ),
 
-and s holds the vectors' lengths as a LayerNorm's is held.
+where s holds the vectors' lengths as a LayerNorm's is held. The vectors of a dense model are its
+pooled ones. A sparse model's have a number for each vocabulary term t that both texts have,
+``u_t = s_t z_t`` at the position of the largest ``z_t``, with the secant ``log(1 + z_t) / z_t``.
+Those of late interaction are the query's tokens q_i, one behind the other, and the document's
+tokens that match them best, ``d_{j(i)}``. A cross-encoder's logit is a sum over both texts' tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +27,16 @@ from normlens.errors import (
     check_choice,
     require,
 )
-from normlens.explain.whole_vectors import SentenceParts, parts_of_texts, pooled
+from normlens.explain.matching import Matches, expanded, joined, late_matches, sparse_matches
+from normlens.explain.reranking import cross_scores, reads_both
+from normlens.explain.whole_vectors import (
+    SentenceParts,
+    parts_of_texts,
+    pooled,
+)
 from normlens.inputs.text import Encoded
 from normlens.layers import Head
-from normlens.loading.sentences import Pooling
+from normlens.loading.sentences import Pooling, SparseVectors
 from normlens.models.parts import SignalEncoder
 from normlens.options import SIMILARITIES, CosineOptions, ScoreOptions
 from normlens.pipeline import batches
@@ -117,6 +127,9 @@ def scores(
     towers = lens, lens if document_lens is None else document_lens
     for tower in towers:
         check_search(tower)
+    if (both := reads_both(lens, options)) is not None:
+        require(document_lens is None, "a cross-encoder reads both texts; leave document_lens out")
+        return cross_scores(lens, both, query, documents, options, truncate, progress)
     poolings = lens.pooling, towers[1].pooling
     given = (options.query_prompt, options.document_prompt)
     own = (poolings[0].query_prompt, poolings[1].document_prompt)
@@ -131,7 +144,17 @@ def scores(
                 "document_prompt='', or compare without"
             )
     (a,), bs = (t.encode(some, truncate=truncate) for t, some in zip(towers, texts, strict=True))
-    return dense_scores(towers, poolings, a, bs, options, progress)
+    search = poolings[0].search
+    if type(search) is not type(poolings[1].search):
+        raise InputError(f"{towers[0].name} and {towers[1].name} are search models of two kinds")
+    if search is None:
+        return dense_scores(towers, poolings, a, bs, options, progress)
+    if isinstance(search, SparseVectors):
+        matches = sparse_matches(towers, poolings, a, bs)
+    else:
+        a = expanded(lens, a, search)
+        matches = late_matches(towers, poolings, a, bs)
+    return _matched_scores(towers, poolings, a, bs, matches, options, progress)
 
 
 def dense_scores(
@@ -180,6 +203,53 @@ def dense_scores(
     return results
 
 
+# Scores of sparse and multi-vector models: sums over what is matched.
+
+
+def _matched_scores(
+    towers: tuple[Lens, Lens],
+    poolings: tuple[Pooling, Pooling],
+    query: Encoded,
+    documents: Sequence[Encoded],
+    matches: Sequence[Matches],
+    options: ScoreOptions,
+    progress: Progress | None,
+) -> list[Score]:
+    """The score of each document, by its matches with the query."""
+    found = [place for place, one in enumerate(matches) if one.names]
+    readings = [matches[place].document for place in found]
+    some = [documents[place] for place in found]
+    parts_of = parts_of_texts(towers[1], readings, some, options, progress)
+    of_document = dict(zip(found, parts_of, strict=True))
+    # All of the query's readings are of the same tokens, which pass the model once.
+    asked = {
+        one: len(match.names) * match.width for match in matches if callable(one := match.query)
+    }
+    asked = {one: width for one, width in asked.items() if width}
+    pieces: dict[Any, SentenceParts] = {}
+    if asked:
+        (joint,) = parts_of_texts(towers[0], [joined([*asked])], [query], options, progress)
+        places = np.cumsum([*asked.values()])[:-1].tolist()
+        pieces = dict(zip(asked, joint.split(places), strict=True))
+    results = []
+    for place, (document, match) in enumerate(zip(documents, matches, strict=True)):
+        u = match.query if isinstance(match.query, SentenceParts) else pieces.get(match.query)
+        v = of_document.get(place)
+        if u is None or v is None:  # nothing is matched
+            u, v = (SentenceParts.empty(len(text)) for text in (query, document))
+        parts = _shared_out(query, document, u, v, match.size, towers[1].dtype, match.width)
+        texts = list(zip(poolings, (query, document), strict=True))
+        terms = match.shares(u, v) if match.names else {}
+        said = _provenance(towers[0], options, parts["completeness"], texts)
+        if towers[0] is not towers[1]:
+            said["document_model"] = towers[1].name
+        results.append(Score(**parts, **terms, kind=match.kind, provenance=said))
+    return results
+
+
+# What they share.
+
+
 def _key(text: Encoded) -> Hashable:
     return tuple(text.ids), tuple(text.type_ids or ())
 
@@ -209,16 +279,29 @@ def _lengths(u: SentenceParts, v: SentenceParts) -> float:
 
 
 def _shared_out(
-    a: Encoded, b: Encoded, u: SentenceParts, v: SentenceParts, size: float, dtype: torch.dtype
+    a: Encoded,
+    b: Encoded,
+    u: SentenceParts,
+    v: SentenceParts,
+    size: float,
+    dtype: torch.dtype,
+    width: int | None = None,
 ) -> dict[str, Any]:
-    """The fields of a score u · v / size; its error is relative to the largest of such vectors."""
+    """The fields of a score u · v / size; its error is relative to the largest of such vectors.
+
+    With `width` the vectors are made of several of this width, and so is the largest score.
+    """
     value = float(u.vector @ v.vector) / size
     matrix = u.tokens @ v.tokens.T / size
     a_with_bias, b_with_bias = u.tokens @ v.bias / size, v.tokens @ u.bias / size
     bias = float(u.bias @ v.bias) / size
     total = float(matrix.sum() + a_with_bias.sum() + b_with_bias.sum()) + bias
     error, tolerance = abs(total - value), batches.SCORE_TOLERANCE[dtype]
-    error *= size / _lengths(u, v)
+    if width is None:
+        error *= size / _lengths(u, v)
+    else:
+        each = (np.linalg.norm(x.vector.reshape(-1, width), axis=-1) for x in (u, v))
+        error *= size / max(float(np.prod(list(each), axis=0).sum()), 1e-12)
     if not error <= tolerance:
         raise CompletenessError(
             f"the parts of the cosine miss the model's own by {error:.1e}, tolerance "

@@ -191,6 +191,16 @@ class SentenceParts:
         """The same with every number of the vector multiplied."""
         return SentenceParts(self.tokens * factor, self.bias * factor, self.vector * factor)
 
+    @classmethod
+    def empty(cls, tokens: int) -> SentenceParts:
+        """A vector of no numbers."""
+        return cls(np.zeros((tokens, 0)), np.zeros(0), np.zeros(0))
+
+    def split(self, places: list[int]) -> list[SentenceParts]:
+        """Parts of the vector that begin at these places, and at 0."""
+        each = (np.split(array, places, -1) for array in (self.tokens, self.bias, self.vector))
+        return [SentenceParts(*one) for one in zip(*each, strict=True)]
+
     def cut(self, width: int | None) -> SentenceParts:
         """The first numbers of the vector, as Matryoshka models are truncated."""
         kept = (..., slice(width))

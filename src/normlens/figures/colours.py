@@ -15,10 +15,9 @@ from normlens.figures.canvas import INK, NOTE, number_axis
 # ``viewer/src/scale.ts`` has the same definition for the viewer; tests compare both.
 
 
-#: Scales for numbers of both signs, as an option and in words.
-SIGNED_SCALES = {"linear": "linear", "sqrt": "square-root"}
-#: Scales for maps. "clipped" is a square root, too; outliers and i = j do not stretch it.
-COLOUR_SCALES = {"clipped": "clipped square-root", **SIGNED_SCALES}
+#: Scales as an option and in words. "clipped" is a square root, too; outliers and i = j do not
+#: stretch it.
+COLOUR_SCALES = {"clipped": "clipped square-root", "linear": "linear", "sqrt": "square-root"}
 
 #: Palettes that have red, so that what is beyond them is blue.
 BLUE_ON = ("magma", "inferno", "plasma")
@@ -127,16 +126,25 @@ NO_TOKEN = "#8a8a8a"  # what no token owns
 class SignedColours:
     """A diverging colour map, white at 0 and alike on both sides of it.
 
-    The "sqrt" scale brings out small values beside large ones of either sign.
+    The scales are those of maps, of the values' sizes: "clipped" is a square root that outliers do
+    not stretch. What is beyond its end has the last colour of its sign.
     """
 
-    def __init__(self, values: Any, cmap: str = DIVERGING, scale: str = "linear"):
+    def __init__(self, values: Any, cmap: str = DIVERGING, scale: str = "clipped"):
         from matplotlib.colors import FuncNorm, Normalize
 
-        valid_choice(scale, tuple(SIGNED_SCALES), "colour scale")
+        valid_choice(scale, tuple(COLOUR_SCALES), "colour scale")
         self.cmap, self.palette = cmap, palette_named(cmap)
-        self.largest = largest(np.abs(values))
-        limits = -self.largest, self.largest
+        sizes = np.ma.masked_invalid(np.abs(values))
+        self.largest = largest(sizes)
+        end = clipped_end(np.ma.compressed(sizes)) if scale == "clipped" else self.largest
+        self.end = end if end > 0 else self.largest
+        over = int((sizes > self.end).sum())
+        #: the scale in words, and what is beyond its end
+        self.words = f"{COLOUR_SCALES[scale]} scale up to ±{self.end:.3g}"
+        if over:
+            self.words += f" ({over} beyond it, up to {self.largest:.3g})"
+        limits = -self.end, self.end
         roots = lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x)
         self.norm: Any = Normalize(*limits) if scale == "linear" else FuncNorm(roots, *limits)
 

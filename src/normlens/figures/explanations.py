@@ -32,8 +32,11 @@ from normlens.figures.heat_maps import (
     shape_of,
 )
 from normlens.results.words import (
+    EMBEDDINGS,
+    LONGEST,
     NO_TOKEN_WORDS,
     PREFIX,
+    READING_WORDS,
     RES,
     SOURCE,
     Row,
@@ -59,6 +62,9 @@ if TYPE_CHECKING:
 # A strip of tokens, each on the colour of its number, broken into lines like a text.
 
 
+#: Tokens of a long text that have a field each; runs of this length of others, which are less than
+#: this share of the scale, are folded into one field. As in ``viewer/src/tokenstrip.ts``.
+_MOST, _RUN, _FAINT = 200, 4, 0.05
 _PAD, _GAP, _HEIGHT, _LINE = 0.045, 0.025, 0.19, 0.235  # inches
 
 
@@ -79,19 +85,26 @@ def draw_strip(
     from matplotlib.patches import Rectangle
 
     size = 8.5 if len(tokens) <= 400 else 6.5
-    labels = list(tokens)
+    labels, runs = list(tokens), folded(values, colours.end, read_at)
+    for first, end in runs:
+        total = float(np.sum(values[first:end], dtype=np.float64))
+        labels[first] = f"… {end - first} tokens {signed_number(total, decimals(colours.largest))}"
+    hidden = {place for first, end in runs for place in range(first + 1, end)}
+    folds = {first for first, _ in runs}
     if remainder is not None:
         places = decimals(max(colours.largest, abs(remainder)))
         labels.append(f"{NO_TOKEN_WORDS} {signed_number(remainder, places)}")
     x, y = 0.0, 0.18 if name else 0.02
     for place, label in enumerate(labels):
+        if place in hidden:
+            continue
         [shown] = canvas.wrap(label, size, room - 2 * _PAD, 1)
         width = canvas.text_width(shown, size) + 2 * _PAD
         if x and x + width > room:
             x, y = 0.0, y + _LINE
         fill: Any = "white"
         ink, edge, thick, dashes = canvas.INK, canvas.FAINT, 0.6, "--"
-        if place < len(tokens):
+        if place < len(tokens) and place not in folds:
             value = float(values[place])
             fill, ink, dashes = colours.of(value), colours.ink(value), "-"
             edge, thick = (canvas.INK, 1.1) if place == read_at else (canvas.FRAME, 0.3)
@@ -106,6 +119,21 @@ def draw_strip(
     axes.set(xlim=(0, room), ylim=(height, 0), xticks=[], yticks=[])
     axes.axis("off")
     return height
+
+
+def folded(
+    values: NDArray[np.floating], end: float, read_at: int | None = None
+) -> list[tuple[int, int]]:
+    """Runs of a long text's tokens that contribute next to nothing, as (first, behind the last)."""
+    sizes = np.abs(values)
+    if len(sizes) <= _MOST:
+        return []
+    shown = sizes > max(_FAINT * end, float(np.sort(sizes)[-_MOST - 1]))
+    if read_at is not None:
+        shown[read_at] = True
+    edges = np.flatnonzero(np.diff(np.concatenate([[True], shown, [True]])))
+    runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    return [(first, end) for first, end in runs if end - first >= _RUN]
 
 
 # Bars of signed contributions: one per token, and always one for what no token owns.
@@ -136,19 +164,26 @@ def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
 
 
 def plot_explanation(
-    why: Explanation, *, cmap: str = DIVERGING, max_label: int = 24, ax: Axes | None = None
+    why: Explanation,
+    *,
+    reading: str = EMBEDDINGS,
+    cmap: str = DIVERGING,
+    max_label: int = 24,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw what each token contributes to the score: a strip of tokens, and bars below it.
 
     The bars sum to the score, with what no token owns among them. A long text has bars for its
-    strongest tokens, and one for all others together. `cmap` is a diverging colour map of
-    matplotlib; labels longer than `max_label` characters are cut. `ax` takes the bars into axes of
-    yours. Of a picture the contributions of its patches are laid over it.
+    strongest tokens, and one for all others together. `reading` is "embeddings", or "layers" for
+    the mean over the inputs of all layers, which is fair to attention sinks. `cmap` is a diverging
+    colour map of matplotlib; labels longer than `max_label` characters are cut. `ax` takes the bars
+    into axes of yours. Of a picture the contributions of its patches are laid over it.
     """
     canvas.require_matplotlib()
-    colours = SignedColours(why.contributions, cmap)
+    contributions = why.read(reading)
+    colours = SignedColours(contributions, cmap)
     patches = ax is None and why.grid is not None
-    rows = explained_rows(why, 18) if patches else explained_rows(why)
+    rows = explained_rows(why, 18 if patches else LONGEST, reading)
     labels = canvas.cut_labels((row.label for row in rows), max_label)
     rows = [
         row if row.token is None else replace(row, label=label)
@@ -158,13 +193,14 @@ def plot_explanation(
         draw_bars(ax, rows, colours)
         return canvas.finish_axes(ax, title=why.question, xlabel="contribution to the score")
 
-    about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
+    about = [score_words(why), f"{place_words(why)}; {total_words(why, reading)}"]
+    about += [READING_WORDS[reading]] if reading in READING_WORDS else []
     tall = 0.165 * len(rows)  # inches
     if why.grid is not None:
         width, height = (3.4 * share for share in shape_of(why.grid))
         widths = [width, canvas.BAR, 3.0]
         page = canvas.Page(why, why.question, widths, [max(height, tall)], about)
-        values = why.grid.of(why.contributions)
+        values = why.grid.of(contributions)
         draw_patches(page.axes(), why.grid, Panel(values, colours.norm, cmap))
         bar = page.axes(0, 1)
         colour_bar(bar, colours.norm, cmap, height, alpha=COVER)
@@ -174,10 +210,11 @@ def plot_explanation(
     else:
         shares = [share_words(why)] if why.has_two_sequences else []
         page = canvas.Page(why, why.question, [5.1], [tall], [*about, *shares])
-        for part in why.sequences:
-            last = part is why.sequences[-1]
+        *_, ending = parts = why.parts(reading)
+        for part in parts:
+            last = part is ending
             read_at = why.read_at - part.first if last and why.read_at is not None else None
-            rest = why.remainder if last else None
+            rest = why.remainder_of(reading) if last else None
             fields = part.name, part.tokens, part.contributions, rest, colours
             page.add_strip(partial(draw_strip, *fields, read_at=read_at))
         bars = page.axes()
@@ -189,7 +226,7 @@ def plot_explanation(
     bars.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
     bars.spines[["left", "right", "top"]].set_visible(False)
     first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
-    return page.finish([first, *notes], narrowest=6.3)
+    return page.finish([f"{first} Colours: {colours.words}.", *notes], narrowest=6.3)
 
 
 # A citation: the strongest sources as bars.
@@ -495,7 +532,7 @@ def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None 
             "Left: how much of the score passes each block of a layer first, over all positions; "
             "the rest passes none of them (RES, not drawn). Biases of all layers and what the "
             f"tokens contribute sum to the score. Right: the part of the attention ({attentions}) "
-            "by head, red above 0, blue below."
+            f"by head, red above 0, blue below; {colours.words}."
         ],
         narrowest=5.8,
     )

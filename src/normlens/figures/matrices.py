@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import quoted, valid_choice
 from normlens.figures import canvas
-from normlens.figures.colours import DIVERGING, SIGNED_SCALES, SignedColours, colour_bar
+from normlens.figures.colours import DIVERGING, SignedColours, colour_bar
 from normlens.figures.explanations import draw_strip
 from normlens.figures.heat_maps import (
     Panel,
@@ -135,7 +135,7 @@ def plot_amplification(
     allowed = chosen.pairs_of(first, last)[0][:, view.places]
     left_out = view.same_token & (not diagonal)
     values = np.ma.masked_where(~allowed | left_out, difference)
-    colours = SignedColours(values.compressed(), cmap)
+    colours = SignedColours(values.compressed(), cmap, "linear")
     title = f"{last} − {first}"
     panel = Panel(values, colours.norm, cmap, title, grey=left_out, divided=view.divided)
     if ax is not None:
@@ -201,7 +201,7 @@ def _mark_pairs(
 def plot_cosine(
     pair: Cosine,
     *,
-    colour: str = "sqrt",
+    colour: str = "clipped",
     cmap: str = DIVERGING,
     max_label: int = 14,
     ax: Axes | None = None,
@@ -210,8 +210,8 @@ def plot_cosine(
 
     A token's colour in a strip is what it has with all of the other text. The matrix's last row and
     column are what a token has with the other text's biases, and their corner what the biases have
-    with each other, so that all cells sum to the cosine. `colour` "sqrt" brings out small parts of
-    the matrix; the other choice is "linear". `ax` takes the matrix alone into axes of yours.
+    with each other, so that all cells sum to the cosine. `colour` is "clipped", "sqrt" or "linear",
+    as of maps. `ax` takes the matrix alone into axes of yours.
     """
     canvas.require_matplotlib()
     values = with_biases(pair)
@@ -227,8 +227,8 @@ def plot_cosine(
     ]
     note = (
         "Strips: what a token has of the cosine with all of the other text. Matrix: the pairs "
-        f"of tokens, on a {SIGNED_SCALES[colour]} scale; last row and column: with the other "
-        "text's biases; all cells sum to the cosine. Red above 0, blue below."
+        f"of tokens, on a {colours.words}; last row and column: with the other text's biases; "
+        "all cells sum to the cosine. Red above 0, blue below."
     )
     panel = Panel(values, colours.norm, cmap, cosine_words(pair))
     lines = [*about, parts_words(pair)]
@@ -247,15 +247,15 @@ def with_biases(pair: Cosine) -> NDArray[np.float64]:
 def plot_explanations(
     explanations: Explanations,
     *,
-    colour: str = "sqrt",
+    colour: str = "clipped",
     cmap: str = DIVERGING,
     max_label: int = 14,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw what each token (columns) contributes to the score of each next token (rows).
 
-    The last column is what no token owns; tokens that come later stay blank. `colour` "sqrt" brings
-    out small contributions beside large ones; the other choice is "linear". `ax` takes the matrix
+    The last column is what no token owns; tokens that come later stay blank. `colour` is
+    "clipped", "sqrt" or "linear", as of maps. `ax` takes the matrix
     alone into axes of yours.
     """
     canvas.require_matplotlib()
@@ -276,7 +276,7 @@ def plot_explanations(
     tokens = explanations.predicted, explanations.tokens
     note = (
         "Colour: contribution to the predicted token's score, red above 0, blue below, on "
-        f"a {SIGNED_SCALES[colour]} scale; each row sums to the score. Last column: what no "
+        f"a {colours.words}; each row sums to the score. Last column: what no "
         "token owns (biases). Blank: tokens that come later."
     )
     result = replace(first, completeness=explanations.completeness)

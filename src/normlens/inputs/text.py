@@ -87,6 +87,8 @@ class Encoded:
     #: of a dialogue, the characters of its text that each message's content takes
     contents: list[Span | None] | None = field(default=None, compare=False)
     answer: Answer | None = field(default=None, compare=False)  # the last tokens, which answer
+    #: the last tokens that no token attends to, as multi-vector models expand their queries
+    unattended: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -605,7 +607,10 @@ def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str
     width = max(map(len, batch))
     rows = {
         "input_ids": ([sequence.ids for sequence in batch], pad_id),
-        "attention_mask": ([[1] * len(sequence) for sequence in batch], 0),
+        "attention_mask": (
+            [[1] * (len(each) - each.unattended) + [0] * each.unattended for each in batch],
+            0,
+        ),
     }
     kinds = [sequence.type_ids for sequence in batch if sequence.type_ids is not None]
     if kinds:

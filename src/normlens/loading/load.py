@@ -42,7 +42,7 @@ from normlens.loading.hub import (
     shown_name,
     tokenizer_of,
 )
-from normlens.loading.sentences import Pooling, pooling_of, read_pooling
+from normlens.loading.sentences import Pooling, pooling_of, read_pooling, route
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families, head_method
 from normlens.models.parts import ImageEncoder, SignalEncoder
@@ -506,13 +506,14 @@ def held_by(source: Any) -> Held | None:
     if "sentence_transformers.CrossEncoder" in kinds:
         model = source.model
         limit = getattr(source, "max_seq_length", None) or getattr(source, "max_length", None)
-        if isinstance(source, nn.Sequential) and len(source) > 1:
+        modules = [type(module).__name__ for module in route(source)]
+        if modules[1:] not in ([], ["LogitScore"]):
             # Other modules make the score, so it is not the one of the model's own head.
             model = getattr(model, "base_model", model)
-        held = Held(model, source.tokenizer, max_tokens=limit)
+        held = Held(model, source.tokenizer, partial(pooling_of, source), limit)
     elif {"sentence_transformers.SentenceTransformer", "sentence_transformers.BaseModel"} & kinds:
-        # A Transformer module, then what makes one vector of it.
-        model = getattr(next(iter(source), None), "auto_model", None)
+        # A Transformer module, then what makes one vector of it, or several.
+        model = getattr(route(source)[0], "auto_model", None) if len(source) else None
         held = Held(model, getattr(source, "tokenizer", None), partial(pooling_of, source))
     elif "transformers.Pipeline" in kinds:
         held = _pipeline(source)

@@ -1,23 +1,38 @@
-"""Sentence encoders: how a model's vectors become one, as sentence-transformers' files say.
+"""Search models: what is made of a model's vectors, as sentence-transformers' files say.
 
 ``modules.json`` lists what stands behind the model: Pooling, Dense maps with an activation, and
-Normalize, which a cosine does anyway; the files beside it name prompts and a similarity.
+Normalize, which a cosine does anyway; SpladePooling of a sparse model, MultiVectorMask of one with
+a vector per token. The files beside it name prompts and a similarity. An object of
+sentence-transformers or pylate says the same by its modules.
 """
 
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from normlens.errors import ModelLoadError, UnsupportedModelError
-from normlens.layers import FIRST, LAST, MEAN, SENTENCES, Dense, Elementwise, Head, HeadStep, Linear
+from normlens.layers import (
+    ANY,
+    FIRST,
+    LAST,
+    MEAN,
+    SENTENCES,
+    Dense,
+    Elementwise,
+    Head,
+    HeadStep,
+    Linear,
+)
 from normlens.loading.hub import Origin, explained
 from normlens.models.reading import linear
 
@@ -34,11 +49,41 @@ _NOT_SAID = (
 )
 #: Parts of a description that a cosine passes by: it divides by the length itself.
 _PASSED = ("Transformer", "Normalize")
+_POOLED = "sentence_embedding"
+
+
+@dataclass(frozen=True)
+class SparseVectors:
+    """Vectors over the vocabulary, as SPLADE makes them: ``max_i log(1 + relu(z_i))``."""
+
+    pools: str = "max"  # or "sum"
+    twice: bool = False  # whether the logarithm is taken twice
+    #: of an inference-free query side: each word's weight, instead of what the model says
+    query_weights: torch.Tensor | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """A vector per token, as ColBERT makes them; each token of a query takes its best match."""
+
+    skipped: tuple[str, ...] = ()  # tokens that are not scored
+    skipped_in: tuple[str, ...] = ("document",)
+    expansion: Mapping[str, Any] | None = None  # of queries: length, attend, token, strategy
+    mean: bool = False  # whether the score is divided by the number of the query's tokens
+
+
+@dataclass(frozen=True)
+class BothTexts:
+    """One score of both texts at once: a classifier's, or that of two next tokens."""
+
+    true_id: int | None = None  # the next token whose logit is the score
+    false_id: int | None = None  # another one, whose logit is taken away
+    chat: Mapping[str, Any] = field(default_factory=dict)  # options of the chat template
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """From the vectors of a text to its one vector."""
+    """From the vectors of a text to its one vector, or to what `search` says."""
 
     reads: str = MEAN
     steps: tuple[HeadStep, ...] = ()
@@ -51,6 +96,7 @@ class Pooling:
     query_prompt: str = ""
     document_prompt: str = ""
     pools_prompt: bool = True  # whether a prompt's tokens are pooled, too
+    search: SparseVectors | TokenVectors | BothTexts | None = None  # None: one vector
 
     @property
     def truncate_dim(self) -> int | None:
@@ -59,6 +105,15 @@ class Pooling:
 
     def head(self, end: Sequence[HeadStep], device: torch.device) -> Head:
         """The same as a head behind a body that ends with the steps `end`."""
+        if self.search is not None:
+            raise UnsupportedModelError(
+                "this search model does not make one vector of a text, so there is no cosine; ask "
+                "for the score of a query and a document: lens.score(query, document)"
+            )
+        return Head(SENTENCES, self.reads, tuple(end), self.steps_on(device), note=self.note)
+
+    def steps_on(self, device: torch.device) -> tuple[HeadStep, ...]:
+        """The steps behind the model, on its device."""
         steps: list[HeadStep] = []
         for step in (*self.steps, self.cut):
             if isinstance(step, Dense):
@@ -66,7 +121,7 @@ class Pooling:
                 step = Dense(Linear(weight.to(device), None if bias is None else bias.to(device)))
             if step is not None:
                 steps.append(step)
-        return Head(SENTENCES, self.reads, tuple(end), tuple(steps), note=self.note)
+        return tuple(steps)
 
 
 def read_pooling(origin: Origin) -> Pooling:
@@ -78,29 +133,49 @@ def read_pooling(origin: Origin) -> Pooling:
     with explained(origin, unread):
         for one in _json(origin, "modules.json"):
             folder, kind = str(one.get("path", "")), str(one.get("type", "")).rpartition(".")[2]
-            settings = {} if kind in _PASSED else _json(origin, f"{folder}/config.json")
+            plain = kind == "Transformer" or (kind == "Normalize" and not _has(origin, folder))
+            settings = {} if plain else _json(origin, f"{folder}/config.json")
             modules.append((kind, settings, partial(_weights, origin, folder)))
     settings = _json(origin, "sentence_bert_config.json", {})
-    return _described(
-        modules,
-        "modules.json",
-        settings | _json(origin, "config_sentence_transformers.json", {}),
-    )
+    settings |= _json(origin, "config_sentence_transformers.json", {})
+    return _described(modules, "modules.json", settings)
+
+
+def route(sentences: Any, task: str = "document") -> list[Any]:
+    """The modules that a text passes, by its side where the sides have modules of their own."""
+    first, *behind = sentences if isinstance(sentences, nn.Sequential) else [sentences.model]
+    sides = getattr(first, "sub_modules", None)
+    if type(first).__name__ != "Router" or sides is None:
+        return [first, *behind]
+    if task not in sides:
+        raise _undescribed(f"a Router without a route for {task!r}")
+    return [*sides[task], *behind]
 
 
 def pooling_of(sentences: Any) -> Pooling:
-    """What a `SentenceTransformer` does with the vectors of its model."""
-    first, *behind = sentences
-    modules: list[Module] = []
+    """What an object of sentence-transformers or pylate does with the vectors of its model."""
+    first, *behind = route(sentences)
+    names = [kind.__name__ for kind in type(sentences).__mro__]
+    whose = next((name for name in names if name in _KINDS), names[0])
+    modules: list[Module] = [(type(first).__name__, {}, partial(linear, None))]
     for module in behind:
         settings = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
+        settings = {"pooling_mode": getattr(module, "pooling_mode", None)} | settings
         modules.append(
             (type(module).__name__, settings, partial(linear, getattr(module, "linear", None)))
         )
-    names = ("max_seq_length", "default_prompt_name", "prompts", "similarity_fn_name")
-    settings = {name: getattr(sentences, name, None) for name in names}
-    settings["do_lower_case"] = getattr(first, "do_lower_case", False)
-    pooling = _described(modules, type(sentences).__name__, settings)
+    held = {name: getattr(sentences, name, None) for name in (*_SAID, *_EXPANSION)}
+    held |= {name: getattr(first, name, None) for name in _OF_FIRST}
+    settings = {name: value for name, value in held.items() if value is not None}
+    pooling = _described(modules, whose, {"model_type": whose} | settings)
+    if (query := route(sentences, "query"))[0] is not first:
+        weights = getattr(query[0], "weight", None)
+        if type(query[0]).__name__ != "SparseStaticEmbedding" or len(query) > 1 + len(behind):
+            raise _undescribed(
+                "a Router with two models; load each and compare with document_lens=…: a Router"
+            )
+        assert isinstance(pooling.search, SparseVectors)
+        pooling = replace(pooling, search=replace(pooling.search, query_weights=weights))
     if (width := getattr(sentences, "truncate_dim", None)) is not None:
         dense = [step.linear.weight.shape[1] for step in pooling.steps if isinstance(step, Dense)]
         whole = (dense or [first.auto_model.config.hidden_size])[-1]
@@ -108,45 +183,106 @@ def pooling_of(sentences: Any) -> Pooling:
     return pooling
 
 
+#: What objects and files say of a model beside its modules; the second line is pylate's.
+_SAID = (
+    *("max_seq_length", "default_prompt_name", "prompts", "similarity_fn_name"),
+    *("query_prefix", "document_prefix", "skiplist_words", "do_query_expansion"),
+)
+_OF_FIRST = ("do_lower_case", "query_expansion", "processing_kwargs")
+#: What pylate calls the settings of a query's expansion.
+_EXPANSION = ("query_length", "attend_to_expansion_tokens")
+
+
 def _described(modules: Sequence[Module], whose: str, settings: Mapping[str, Any]) -> Pooling:
     """The pooling that modules and the settings beside them describe."""
-    reads, steps = _behind(modules, whose)
-    prompts = settings.get("prompts") or {}
-    default = settings.get("default_prompt_name")
-    pooling = next(own for kind, own, _ in modules if kind == "Pooling")
+    kinds = {kind: own for kind, own, _ in modules}
+    search = _search(kinds, settings)
+    reads, steps = (MEAN, ()) if isinstance(search, BothTexts) else _behind(modules, whose, search)
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    # As encode_query and encode_document choose them: a saved "passage" is not among these.
+    query, document = (str(prompts.get(side) or "") for side in ("query", "document"))
+    if isinstance(search, BothTexts):
+        query, document = str(prompts.get(default) or ""), ""
+    elif isinstance(search, TokenVectors):
+        # Prefixes of pylate, which stand before any prompt.
+        marks = [settings.get(f"{side}_prefix") or "" for side in ("query", "document")]
+        query, document = (
+            mark + text.removeprefix(mark)
+            for mark, text in zip(marks, (query, document), strict=True)
+        )
     return Pooling(
         reads,
         steps,
         settings.get("max_seq_length"),
         bool(settings.get("do_lower_case")),
-        _about_prompt(default if prompts.get(default) else None),
-        normalized=any(kind == "Normalize" for kind, *_ in modules),
+        _about_prompt(default if search is None and prompts.get(default) else None),
+        normalized="Normalize" in kinds or settings.get("model_type") == _PYLATE,
         similarity=str(settings.get("similarity_fn_name") or "cosine"),
-        # As encode_query and encode_document choose them: a saved "passage" is not among these.
-        query_prompt=str(prompts.get("query") or ""),
-        document_prompt=str(prompts.get("document") or ""),
-        pools_prompt=bool(pooling.get("include_prompt", True)),
+        query_prompt=query,
+        document_prompt=document,
+        pools_prompt=bool(kinds.get("Pooling", {}).get("include_prompt", True)),
+        search=search,
     )
 
 
-def _behind(modules: Iterable[Module], whose: str) -> tuple[str, tuple[HeadStep, ...]]:
+_PYLATE = "ColBERT"  # as it calls its models
+_KINDS = ("CrossEncoder", "MultiVectorEncoder", "SparseEncoder", _PYLATE)
+
+
+def _search(
+    kinds: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]
+) -> SparseVectors | TokenVectors | BothTexts | None:
+    """What stands behind a model that does not make one vector of a text."""
+    if (sparse := kinds.get("SpladePooling")) is not None:
+        twice = sparse.get("activation_function") == "log1p_relu"
+        return SparseVectors(str(sparse.get("pooling_strategy") or "max"), twice)
+    model_type = settings.get("model_type")
+    if model_type == "CrossEncoder":
+        others = [kind for kind in kinds if kind not in ("Transformer", "LogitScore")]
+        if others:
+            raise _undescribed(f"a module {others[0]!r} in this place")
+        score = kinds.get("LogitScore", {})
+        chat = (settings.get("processing_kwargs") or {}).get("chat_template") or {}
+        return BothTexts(score.get("true_token_id"), score.get("false_token_id"), chat)
+    if model_type not in ("MultiVectorEncoder", _PYLATE):
+        return None
+    mask, expansion = kinds.get("MultiVectorMask", {}), settings.get("query_expansion")
+    skipped, is_pylate = mask.get("skiplist_words"), model_type == _PYLATE
+    if mask.get("keep_only_token_ids"):
+        raise _undescribed("a MultiVectorMask with keep_only_token_ids")
+    if is_pylate:
+        skipped = settings.get("skiplist_words", list(string.punctuation))
+        if not isinstance(expansion, Mapping) and settings.get("do_query_expansion") is not False:
+            length, attend = (settings.get(name) for name in _EXPANSION)
+            expansion = {"length": length or 32, "attend": bool(attend)}
+    mean = str(settings.get("similarity_fn_name")).lower() in ("meanmaxsim", "mean_maxsim")
+    tasks = mask.get("skiplist_tasks") or ("document",)
+    return TokenVectors(tuple(skipped or ()), tuple(tasks), expansion or None, mean)
+
+
+def _behind(
+    modules: Iterable[Module], whose: str, search: object = None
+) -> tuple[str, tuple[HeadStep, ...]]:
     """Which vectors are read, and the steps behind; what a cosine does anyway is left out."""
     reads: str | None = None
     steps: list[HeadStep] = []
     passed: list[str] = []
+    each = isinstance(search, TokenVectors)
     for kind, settings, linear_map in modules:
-        if kind == "Pooling":
+        if kind == "Pooling" and not each:
             reads = _mode(settings)
-        elif kind == "Dense" and reads is not None:
+        elif kind == "Dense" and (reads is not None or each):
             if "Normalize" in passed:
                 raise _undescribed("Normalize before Dense")
-            steps += _dense(settings, linear_map)
+            steps += _dense(settings, linear_map, "token_embeddings" if each else _POOLED)
+        elif kind == "SpladePooling" or (kind == "MultiVectorMask" and each):
+            reads = ANY
         elif kind not in _PASSED:
             raise _undescribed(f"a module {kind!r} in this place")
         passed.append(kind)
-    if reads is None:
+    if reads is None and not each:
         raise UnsupportedModelError(f"{whose} names no Pooling, so the model gives no one vector")
-    return reads, tuple(steps)
+    return reads or ANY, tuple(steps)
 
 
 def _mode(settings: Mapping[str, Any]) -> str:
@@ -162,12 +298,14 @@ def _mode(settings: Mapping[str, Any]) -> str:
     return _MODES[modes[0]]
 
 
-def _dense(settings: Mapping[str, Any], linear_map: Callable[[], Linear]) -> list[HeadStep]:
-    """A Dense module as a map and its activation."""
+def _dense(
+    settings: Mapping[str, Any], linear_map: Callable[[], Linear], of: str
+) -> list[HeadStep]:
+    """A Dense module of these vectors as a map and its activation."""
     if settings.get("use_residual"):
         raise _undescribed("a Dense module with a residual connection")
-    reads = settings.get("module_input_name") or "sentence_embedding"
-    if reads != "sentence_embedding":
+    reads = settings.get("module_input_name") or of
+    if reads != of:
         raise _undescribed(f"a Dense module that reads {reads!r}")
     name = str(settings.get("activation_function", "")).rpartition(".")[2]
     if name not in (*_ACTIVATIONS, "Identity"):
@@ -191,6 +329,11 @@ def _weights(origin: Origin, folder: str) -> Linear:
         is_safe = path.suffix == ".safetensors"
         weights = load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True)
         return Linear(weights["linear.weight"].T, weights.get("linear.bias"))
+
+
+def _has(origin: Origin, folder: str) -> bool:
+    """Whether a module's folder holds its settings."""
+    return origin.file(f"{folder}/config.json") is not None
 
 
 def _about_prompt(name: str | None) -> str | None:

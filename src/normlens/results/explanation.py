@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens import figures
-from normlens.errors import InputError, require
+from normlens.errors import InputError, check_choice, require
 from normlens.measures import maps as measures
 from normlens.options import cost_in_words
 from normlens.results.axes import (
@@ -26,7 +26,15 @@ from normlens.results.axes import (
     strongest_rows,
 )
 from normlens.results.store import Result, TokenResult
-from normlens.results.words import DECODER, ENCODER, PREFIX, SOURCE, cut
+from normlens.results.words import (
+    DECODER,
+    EMBEDDINGS,
+    ENCODER,
+    PREFIX,
+    READINGS,
+    SOURCE,
+    cut,
+)
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -209,10 +217,30 @@ class Explanation(Explained, TokenResult):
         """What each input token contributes to the score, [source]; it may be negative."""
         return self.nodes[0]
 
+    def read(self, reading: str = EMBEDDINGS) -> NDArray[np.floating]:
+        """What each token contributes, [source], by where it is read.
+
+        At the "embeddings" it is `contributions`. The mean over "layers" is fair to a first token
+        that later layers only pass the score through (an attention sink): it says which position
+        carries the score on its way, and near the end that is the last one.
+        """
+        check_choice(reading, READINGS, "reading")
+        return self.nodes[0] if reading == EMBEDDINGS else self.nodes.mean(axis=0)
+
     @property
     def remainder(self) -> float:
         """What no token owns: all biases together."""
         return float(sum(share for _, _, share in self.biases))
+
+    def remainder_of(self, reading: str = EMBEDDINGS) -> float:
+        """What no token owns of a reading; over layers, biases count where they are yet to come."""
+        if reading == EMBEDDINGS:
+            return self.remainder
+        layers = len(self.nodes)
+        shares = (
+            1.0 if layer == "head" else (int(layer) + 1) / layers for layer, *_ in self.biases
+        )
+        return float(sum(s * share for s, (*_, share) in zip(shares, self.biases, strict=True)))
 
     @property
     def bias(self) -> pd.Series:
@@ -293,7 +321,11 @@ class Explanation(Explained, TokenResult):
     @cached_property
     def sequences(self) -> list[SequencePart]:
         """The source and the prefix, or the one text; a prefix ends where the score is read."""
-        axis, contributions = self.axis, self.contributions
+        return self.parts()
+
+    def parts(self, reading: str = EMBEDDINGS) -> list[SequencePart]:
+        """The same, with contributions as they are read at the embeddings or over the layers."""
+        axis, contributions = self.axis, self.read(reading)
         if self.encoder_tokens is None:
             return [SequencePart("", axis, contributions)]
         m, end = self.encoder_tokens, self.seen

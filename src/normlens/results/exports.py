@@ -15,6 +15,7 @@ from normlens import figures
 from normlens.errors import InputError, valid_choice
 from normlens.results import store, words
 from normlens.results.axes import BY_SCOPE, EXPLANATION, PatchGrid, long_table, plain
+from normlens.results.citation import REST, Citation
 from normlens.results.explanation import (
     COSINE,
     WHOLE,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Explained: TypeAlias = Explanation | Explanations
-Result: TypeAlias = Maps | Explained | Cosine
+Result: TypeAlias = Maps | Explained | Cosine | Citation
 
 PICTURES = (".png", ".svg", ".pdf")
 #: Endings of file names that `write` accepts.
@@ -109,6 +110,8 @@ def table(result: Result) -> pd.DataFrame:
     """One row per number, with what it belongs to."""
     if isinstance(result, Maps):
         return _maps_table(result)
+    if isinstance(result, Citation):
+        return result.to_pandas()
     return _cosine_table(result) if isinstance(result, Cosine) else _explanation_table(result)
 
 
@@ -118,6 +121,8 @@ def document(result: Result) -> dict[str, Any]:
     first = each[0]
     if isinstance(first, Maps):
         name, fields = "maps", _maps_document(first)
+    elif isinstance(first, Citation):
+        name, fields = "citation", _citation_document(first)
     elif isinstance(first, Cosine):
         name, fields = "cosine", _cosine_document(first)
     else:
@@ -162,7 +167,7 @@ def _draw(result: Result, path: str, paged: bool, drawing: dict[str, Any]) -> No
     import matplotlib
     from matplotlib.backends.backend_pdf import PdfPages
 
-    if isinstance(result, Cosine):
+    if isinstance(result, (Cosine, Citation)):
         return save_figure(result.plot(**drawing), path)
     if isinstance(result, Maps):
         pages, title = _draw_maps(result, paged, drawing), "NormLens maps of {}"
@@ -331,6 +336,25 @@ def _draw_explanation(
         kinds = [valid_choice(picture, tuple(drawers), "picture")]
     for kind in kinds:
         yield getattr(result, drawers[kind])()
+
+
+# Citations.
+
+
+def _citation_document(cited: Citation) -> dict[str, Any]:
+    return {
+        **_named(cited, "question", "answer", "log_probability", "value", "score", "ablations"),
+        "positions_counted_from": 0,
+        "sources": cited.to_pandas().to_dict("records"),
+        "parts": cited.parts,
+        **_named(cited, "values", "log_probabilities"),
+        "axes": {"matrix": ("part", "source"), "rest": ("part", "owner")},
+        "matrix": cited.matrix,
+        "rest": cited.rest,
+        "rest_names": REST,
+        **_named(cited, "tokens", "token_ids", "owners", "token_scores"),
+        **_named(cited, "completeness", "provenance"),
+    }
 
 
 # Cosines.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from normlens.viewer.notebook import RankingPage
 
 #: What a score is: of pooled vectors, of a sparse or a multi-vector model, or of a cross-encoder.
-COSINE, DOT, SPARSE, LATE, CROSS = "cosine", "dot product", "sparse", "late interaction", "cross"
+COSINE, DOT, SPARSE, LATE, CROSS = (
+    "cosine",
+    "dot product",
+    "sparse",
+    "late interaction",
+    "cross-encoder",
+)
+#: What tables call what no token of a text owns.
+NO_TOKEN = "(no token)"
 #: The arrays of a score beside a cosine's, by name; `term` is what is matched.
 TERMS: Mapping[str, tuple[str, ...]] = {
     "term_values": ("term",), "term_query": ("term", "a"), "term_document": ("term", "b"),
@@ -117,6 +125,16 @@ class Score(Cosine):
             return parts | {"no token": bias - others}
         query, document = "query × bias of document", "bias of query × document"
         return {query: of_a, document: of_b, "bias × bias": bias}
+
+    def rest(self, side: Literal["query", "document"]) -> dict[str, float]:
+        """What of the score is not in ``by_query`` or ``by_document``, by its parts."""
+        own, other = (self.by_query, self.by_document)[:: 1 if side == "query" else -1]
+        if self.has_pairs:
+            return {NO_TOKEN: self.value - float(own.sum())}
+        name = "(document)" if side == "query" else "(query)"
+        others = self.remainder["tokens of neither"]
+        rest = {name: float(other.sum()), "(neither text)": others}
+        return rest | {NO_TOKEN: self.value - float(own.sum()) - sum(rest.values())}
 
     def terms(self, count: int | None = None) -> pd.DataFrame:
         """What a sparse or multi-vector model matched: what it adds, and the tokens that did it.
@@ -287,10 +305,11 @@ class Above:
 
         sides = {"higher": self.higher, "lower": self.lower}
         columns = {
-            name: [*score.by_query, score.value - float(score.by_query.sum())]
-            for name, score in sides.items()
+            name: [*score.by_query, *score.rest("query").values()] for name, score in sides.items()
         }
-        table = pd.DataFrame({"token": [*self.higher.tokens_a, NO_TOKEN], **columns})
+        table = pd.DataFrame(
+            {"token": [*self.higher.tokens_a, *self.higher.rest("query")], **columns}
+        )
         return table.assign(difference=table["higher"] - table["lower"])
 
     def by_document(self) -> pd.DataFrame:
@@ -299,8 +318,9 @@ class Above:
 
         frames = []
         for name, score, sign in (("higher", self.higher, 1), ("lower", self.lower, -1)):
-            own = [*score.by_document, score.value - float(score.by_document.sum())]
-            values = {"token": [*score.tokens_b, NO_TOKEN], "difference": sign * np.array(own)}
+            rest = score.rest("document")
+            own = [*score.by_document, *rest.values()]
+            values = {"token": [*score.tokens_b, *rest], "difference": sign * np.array(own)}
             frames.append(pd.DataFrame({"document": name, **values}))
         return pd.concat(frames, ignore_index=True)
 
@@ -317,7 +337,3 @@ class Above:
             f"Above({self.higher.value:.4f} − {self.lower.value:.4f} = {self.value:.4f}: {parts}, "
             f"completeness {max(self.higher.completeness, self.lower.completeness):.1e})"
         )
-
-
-#: What tables call what no token of a text owns.
-NO_TOKEN = "(no token)"

@@ -127,6 +127,11 @@ def map_rows(maps: Maps, *groups: str) -> pd.DataFrame:
 # Tokens of two sequences stand below a heading each.
 
 
+#: Where contributions are read (`Explanation.read`): at the vectors that enter the first layer, or
+#: at the input of every layer, on average.
+READINGS = EMBEDDINGS, LAYERS = ("embeddings", "layers")
+#: What pictures say of a reading that is not at the embeddings.
+READING_WORDS = {LAYERS: "mean over the inputs of all layers, by position"}
 #: Tokens that have a row each; of a longer text the strongest have, and the others share one.
 LONGEST = 24
 NO_TOKEN_WORDS = "no token (biases)"
@@ -143,15 +148,17 @@ class Row:
     is_heading: bool = False  # the name of the sequence below it; its value, 0, is not shown
 
 
-def explained_rows(why: Explanation, longest: int = LONGEST) -> list[Row]:
+def explained_rows(
+    why: Explanation, longest: int = LONGEST, reading: str = EMBEDDINGS
+) -> list[Row]:
     """The rows of an explanation, whose sum is the score."""
     rows: list[Row] = []
-    for part in why.sequences:
+    for part in why.parts(reading):
         rows += [Row(part.name, 0.0, is_heading=True)] if part.name else []
         # Every patch has a name of its own.
         numbered = why.grid is None
         rows += token_rows(part.tokens, part.contributions, part.first, longest, numbered)
-    return [*rows, no_token_row(why.remainder)]
+    return [*rows, no_token_row(why.remainder_of(reading))]
 
 
 def no_token_row(remainder: float) -> Row:
@@ -243,10 +250,10 @@ def place_words(why: Explanation) -> str:
     return f"read at position {why.position} ({why.tokens[why.position]!r}){behind}"
 
 
-def total_words(why: Explanation) -> str:
+def total_words(why: Explanation, reading: str = EMBEDDINGS) -> str:
     """What the tokens and the biases sum to, and how exactly."""
-    parts = [(part.name or "tokens", part.total) for part in why.sequences]
-    parts += [("no token (biases)", why.remainder), ("sum", why.value)]
+    parts = [(part.name or "tokens", part.total) for part in why.parts(reading)]
+    parts += [("no token (biases)", why.remainder_of(reading)), ("sum", why.value)]
     places = decimals(max(abs(value) for _, value in parts))
     return ", ".join(f"{name} {signed_number(value, places)}" for name, value in parts)
 

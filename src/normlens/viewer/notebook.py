@@ -6,6 +6,8 @@ import base64
 import html
 import io
 import json
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from normlens.errors import InputError, MissingDependencyError, NormLensError, c
 from normlens.figures.canvas import made
 from normlens.results import store
 from normlens.results.axes import plain
+from normlens.results.citation import REST
 from normlens.results.words import OTHER_SEQUENCE, PLACES, STACKS, signed_number
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
@@ -27,6 +30,7 @@ from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from normlens.results.citation import Citation
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
     from normlens.results.search import Ranking, Score
@@ -309,18 +313,56 @@ def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any
     )
 
 
-# A ranking to look at: a page of its own, with the query on top and the documents below.
+# Rankings and citations to look at: pages of their own, which hold their numbers as JSON.
 
 
-@dataclass(frozen=True)
-class RankingPage:
-    """Scores as one HTML file: words shaded by what they bring, and why one is above another."""
+class OwnPage:
+    """A result as one HTML file, which needs nothing beside it."""
 
-    ranking: Ranking
+    template: str  # the page's file
+    to_file: str  # the call that writes the same to a file
+    fewer: str  # of what to give, where the page would be too large
+
+    def facts(self) -> tuple[str, dict[str, Any]]:
+        """The page's title, and what it shows."""
+        raise NotImplementedError
 
     @property
     def document(self) -> str:
-        """The page, which needs nothing beside it."""
+        """The page."""
+        title, facts = self.facts()
+        # Inside a script element only "<" could mean something to an HTML parser.
+        data = json.dumps(plain(facts), allow_nan=False).replace("<", "\\u003c")
+        page = pages.static(self.template).replace("{{title}}", html.escape(title), 1)
+        return page.replace("{{data}}", data, 1)
+
+    def write(
+        self, path: str | Path, largest: float | None = LARGEST, overwrite: bool | None = None
+    ) -> Path:
+        """Write one self-contained HTML file of at most so many MB, whole or not at all."""
+        document = self.document
+        if largest is not None and len(document) > largest * 1e6:
+            raise InputError(f"this page is larger than {largest:g} MB; give fewer {self.fewer}")
+        return write_page(path, document, overwrite)
+
+    def show(self) -> Frame:
+        """The page for a notebook's cell."""
+        return Frame(self.document, "", self.to_file, {})
+
+    def mimebundle(self, text: str, **options: Any) -> Any:
+        """What a notebook shows for the last expression of a cell; `text` is its plain form."""
+        return {"text/plain": text, "text/html": self.show()._repr_html_()}
+
+
+@dataclass(frozen=True)
+class RankingPage(OwnPage):
+    """A query on top and documents below: words shaded by what they bring, and why one is above."""
+
+    ranking: Ranking
+    template, fewer, to_file = "ranking.html", "documents", "ranking.to_html('ranking.html')"
+
+    def facts(self) -> tuple[str, dict[str, Any]]:
+        """The page's title, and what it shows."""
         ranking = self.ranking
         with suppress(InputError):  # tokens, where words are not known
             ranking = ranking.words()
@@ -333,28 +375,63 @@ class RankingPage:
             "query": {"tokens": first.tokens_a, "special": first.a.is_special},
             "documents": [_ranked(score) for score in ranking],
         }
-        # Inside a script element only "<" could mean something to an HTML parser.
-        data = json.dumps(plain(facts), allow_nan=False).replace("<", "\\u003c")
-        title = html.escape(pages.title(str(first.query), [first]))
-        page = pages.static("ranking.html").replace("{{title}}", title, 1)
-        return page.replace("{{data}}", data, 1)
+        return pages.title(str(first.query), [first]), facts
 
-    def write(
-        self, path: str | Path, largest: float | None = LARGEST, overwrite: bool | None = None
-    ) -> Path:
-        """Write one self-contained HTML file of at most so many MB, whole or not at all."""
-        document = self.document
-        if largest is not None and len(document) > largest * 1e6:
-            raise InputError(f"these scores are larger than {largest:g} MB; give fewer documents")
-        return write_page(path, document, overwrite)
 
-    def show(self) -> Frame:
-        """The page for a notebook's cell."""
-        return Frame(self.document, "", "ranking.to_html('ranking.html')", {})
+@dataclass(frozen=True)
+class CitationPage(OwnPage):
+    """The answer and its sources side by side: a click on either shows what it did or owes."""
 
-    def mimebundle(self, text: str, **options: Any) -> Any:
-        """What a notebook shows for the last expression of a cell; `text` is its plain form."""
-        return {"text/plain": text, "text/html": self.show()._repr_html_()}
+    citation: Citation
+    template, fewer, to_file = "citation.html", "sources", "citation.to_html('cite.html')"
+
+    def facts(self) -> tuple[str, dict[str, Any]]:
+        """The page's title, and what it shows."""
+        cited, digits = self.citation, partial(np.round, decimals=5)
+        likely = signed_number(cited.log_probability, 2)
+        about = f"log-probability of the answer {likely}"
+        if cited.ablations:
+            about += (
+                f" · scores: one exact pass and {cited.ablations} ablations, with 95 % intervals"
+            )
+        facts = {
+            "heading": f"{cited.provenance.get('model', 'model')}: which sources made this answer",
+            "question": cited.question,
+            "about": about,
+            "made": made(cited),
+            "parts": cited.parts,
+            "sources": [self._source(place) for place in range(len(cited.sources))],
+            "scores": digits(cited.scores),
+            "interval": None if cited.interval is None else digits(cited.interval),
+            "matrix": digits(cited.matrix),
+            "rest": digits(cited.rest),
+            "names": REST,
+            "values": digits(cited.values),
+        }
+        return pages.title(cited.question, [cited]), facts
+
+    def _source(self, place: int) -> dict[str, Any]:
+        """One source: its words, the white space behind them, and what each word did, by part."""
+        cited = self.citation
+        text = cited.sources[place]
+        matches = [*re.finditer(r"\S+", text)]
+        begins, ends = ([*map(of, matches)] for of in (re.Match.start, re.Match.end))
+        values = np.zeros((len(cited.parts), len(matches)))
+        first = int(cited.source_spans[place, 0])
+        for token in np.flatnonzero(cited.owners == place):
+            start, stop = (int(end) - first for end in cited.spans[token])
+            start += len(text[max(0, start) : stop]) - len(text[max(0, start) : stop].lstrip())
+            word = max(0, bisect_right(begins, max(0, start)) - 1)
+            values[:, word] += cited.token_scores[:, token]
+        gaps = (text[end:begin] for end, begin in zip(ends, begins[1:], strict=False))
+        document = cited.documents[place]
+        several = len({*cited.documents}) not in (1, len(cited.sources))
+        return {
+            "name": f"Source {place}" + (f" (document {document})" if several else ""),
+            "words": [match[0] for match in matches],
+            "gaps": {str(k): gap for k, gap in enumerate(gaps) if gap != " "},
+            "values": np.round(values, 5),
+        }
 
 
 def _ranked(score: Score) -> dict[str, Any]:
@@ -369,8 +446,8 @@ def _ranked(score: Score) -> dict[str, Any]:
         "pairs": digits(score.matrix) if score.has_pairs else None,
         "by_query": digits(score.by_query),
         "by_document": digits(score.by_document),
-        "no_query": score.value - float(score.by_query.sum()),
-        "no_document": score.value - float(score.by_document.sum()),
+        "rest_query": list(score.rest("query").items()),
+        "rest_document": list(score.rest("document").items()),
         "rest": f"No pair owns: {rest}" if score.has_pairs else rest,
         "terms": ", ".join(terms),
     }

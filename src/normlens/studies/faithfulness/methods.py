@@ -30,6 +30,7 @@ from normlens.layers import FIRST, MEAN, SENTENCES, Head
 from normlens.models.base import read_head
 from normlens.options import AUTO, IG, INPUT, AnalysisOptions, CosineOptions, ExplainOptions
 from normlens.results.explanation import Explanation
+from normlens.results.words import EMBEDDINGS, LAYERS
 from normlens.scopes import resolve
 from normlens.studies.faithfulness.options import checked_name
 from normlens.studies.faithfulness.questions import (
@@ -290,11 +291,16 @@ def place_read(lens: Lens, question: Question) -> int | None:
 
 
 def contributions(
-    lens: Lens, questions: Sequence[Question], options: MethodOptions, *, rule: str
+    lens: Lens,
+    questions: Sequence[Question],
+    options: MethodOptions,
+    *,
+    rule: str,
+    reading: str = EMBEDDINGS,
 ) -> list[Scores]:
-    """The contributions c_k (k,) of each text."""
+    """The contributions c_k (k,) of each text, read at the embeddings or over all layers."""
     return [
-        explained.contributions.astype(np.float64) / scale
+        explained.read(reading).astype(np.float64) / scale
         for explained, scale in explanations(lens, questions, options, rule=rule)
     ]
 
@@ -480,6 +486,12 @@ _METHODS = {
     one.name: one
     for one in (
         Method("normlens", partial(contributions, rule=IG), check_network, _adjoint),
+        Method(
+            "normlens-layers",
+            partial(contributions, rule=IG, reading=LAYERS),
+            check_network,
+            _adjoint,
+        ),
         Method(
             "normlens-gradient", partial(contributions, rule="gradient"), check_network, _adjoint
         ),

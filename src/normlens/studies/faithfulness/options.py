@@ -135,6 +135,7 @@ ROLLOUT = "rollout-"
 #: Methods that have a name of their own, in the order of reports.
 NAMES = (
     "normlens",
+    "normlens-layers",
     "normlens-gradient",
     "normlens-ig-bias",
     "vectors",
