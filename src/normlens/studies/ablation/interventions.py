@@ -26,6 +26,7 @@ from normlens.errors import InputError, OutputError, UnsupportedModelError, reas
 from normlens.frozen.parts import FrozenNorm
 from normlens.inputs.text import Encoded
 from normlens.layers import cast
+from normlens.measures.bootstrap import draws
 from normlens.models.base import Adapter
 from normlens.pipeline.batches import TOLERANCE, batches
 from normlens.studies.ablation.data import AblationData
@@ -49,7 +50,6 @@ from normlens.studies.ablation.plan import (
     Place,
     Plan,
     ResidualPlace,
-    draws,
 )
 from normlens.trace.locking import Change, Hooks, other_forwards
 from normlens.trace.run import model_inputs

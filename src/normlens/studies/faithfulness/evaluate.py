@@ -16,7 +16,7 @@ from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.options import AUTO, check_keywords, names_of, shows_fields_of
+from normlens.options import AUTO, check_keywords, names_of, shows_fields_of, split_keywords
 from normlens.studies.driver import GivenData, GivenModel, Planned, is_here, loaded, one_measure
 from normlens.studies.faithfulness.measure import (
     Asking,
@@ -33,7 +33,6 @@ from normlens.studies.faithfulness.options import (
     RUN_FIELDS,
     Columns,
     EvaluateOptions,
-    evaluate_options,
 )
 from normlens.studies.faithfulness.protocols import kind_of
 from normlens.studies.faithfulness.questions import COSINE, NEXT_TOKEN
@@ -94,9 +93,7 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
     """Choose what was left open, and refuse what the model or the data does not allow."""
     named = options.protocols
     kind = kind_of(named) if named else default_kind(lens, pairs=True)
-    columns = Columns(
-        options.label_column, options.good_column, options.bad_column, options.evidence_column
-    )
+    columns = options.columns
     if kind == NEXT_TOKEN and columns == Columns():
         reading, columns = _recognised(reading)
     first = _first(reading, columns)
@@ -209,14 +206,15 @@ def _evaluated(
 ) -> Run:
     if page:
         check_packages(NO_PAGE, "evaluate")
-    own, of_run = evaluate_options(options)
+    own, of_run = split_keywords(options, EvaluateOptions)
+    chosen = EvaluateOptions(**own)
     # None is whatever was chosen when the evaluation began.
     given = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in own.items()
-        if value is not None
+        for name, value in vars(chosen).items()
+        if name in own and value is not None
     }
-    plan = partial(_planned, EvaluateOptions(**own), of_run, progress) if new else None
+    plan = partial(_planned, chosen, of_run, progress) if new else None
     done = one_measure(MEASURE, "an evaluation", out, model, data, given, of_run, progress, plan)
     if not page:
         return done
