@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError, valid_choice
 from normlens.inputs.text import Encoded
+from normlens.measures.bootstrap import numbers_of_text
 from normlens.measures.ranks import places_by_score
 from normlens.studies.faithfulness.options import LEAST, MOST
 from normlens.studies.faithfulness.questions import (
