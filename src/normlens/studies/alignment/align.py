@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -219,25 +219,19 @@ def align(
     return _aligned(out, model, data, options, progress, new=True)
 
 
-@shows_fields_of(AlignOptions, RunOptions, Execution, without=_NOT_TAKEN)
-def resume_alignment(
-    out: str | os.PathLike[str],
-    *,
-    model: GivenModel | None = None,
-    data: GivenData | None = None,
-    progress: Progress | None = None,
-    **options: Unpack[AlignKeywords],
-) -> Run:
+def resume_alignment(out: str | os.PathLike[str], **given: Any) -> Run:
     """Finish an alignment that was stopped; its options may be given again, but no others."""
-    check_keywords(resume_alignment, options)
-    return _aligned(out, model, data, options, progress, new=False)
+    own = {"model": None, "data": None, "progress": None} | given
+    model, data, progress = (own.pop(name) for name in ("model", "data", "progress"))
+    check_keywords(align, own)
+    return _aligned(out, model, data, own, progress, new=False)
 
 
 def _aligned(
     out: str | os.PathLike[str],
     model: GivenModel | None,
     data: GivenData | None,
-    options: AlignKeywords,
+    options: Mapping[str, Any],
     progress: Progress | None,
     new: bool,
 ) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -154,6 +155,7 @@ def _first(reading: Reading, columns: Columns) -> Record:
 
 
 MEASURE = "faithfulness"
+_OF_CALL = ("model", "data", "page", "progress")
 _NOT_TAKEN = tuple(name for name in names_of(RunOptions) if name not in RUN_FIELDS)
 
 
@@ -180,26 +182,19 @@ def evaluate(
     return _evaluated(out, model, data, options, page, progress or Progress(), new=True)
 
 
-@shows_fields_of(EvaluateOptions, RunOptions, Execution, without=_NOT_TAKEN)
-def resume_evaluation(
-    out: str | os.PathLike[str],
-    *,
-    model: GivenModel | None = None,
-    data: GivenData | None = None,
-    page: bool = True,
-    progress: Progress | None = None,
-    **options: Unpack[EvaluateKeywords],
-) -> Run:
+def resume_evaluation(out: str | os.PathLike[str], **given: Any) -> Run:
     """Finish an evaluation that was stopped; its options may be given again, but no others."""
-    check_keywords(resume_evaluation, options)
-    return _evaluated(out, model, data, options, page, progress or Progress(), new=False)
+    own = {"model": None, "data": None, "page": True, "progress": None} | given
+    model, data, page, progress = (own.pop(name) for name in _OF_CALL)
+    check_keywords(evaluate, own)
+    return _evaluated(out, model, data, own, page, progress or Progress(), new=False)
 
 
 def _evaluated(
     out: str | os.PathLike[str],
     model: GivenModel | None,
     data: GivenData | None,
-    options: EvaluateKeywords,
+    options: Mapping[str, Any],
     page: bool,
     progress: Progress,
     new: bool,
