@@ -43,7 +43,7 @@ from normlens.studies.reports.contents import (
     Table,
     experiment,
 )
-from normlens.studies.reports.drawing import GREY, SMALL, Drawing, panels, style
+from normlens.studies.reports.drawing import GREY, SMALL, Drawing, bare, panels, style
 from normlens.studies.reports.files import check_finished, rendered, write_run_report
 from normlens.studies.reports.words import caption, fixed, short_names
 
@@ -341,9 +341,7 @@ def draw_matrix(text: ColouredText) -> Drawing:
             tick.set_weight("bold" if decides else "normal")
         for tick in panel.get_yticklabels():
             tick.set_parse_math(False)
-        panel.tick_params(length=0)
-        for spine in panel.spines.values():
-            spine.set_visible(False)
+        bare(panel)
         panel.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
         panel.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
         panel.grid(which="minor", color="white", lw=1)

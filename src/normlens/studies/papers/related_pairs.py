@@ -48,6 +48,7 @@ from normlens.studies.reports.drawing import (
     legend_outside,
     panels,
     style,
+    tiles,
 )
 
 _say = partial(words.caption, "papers")
@@ -372,10 +373,8 @@ def histogram(
 def _draw_figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> Drawing:
     columns = len(rows) if len(rows) < 4 else 2
     width = WIDTH / (2 if len(rows) == 1 else columns)
-    figure, axes = panels(columns, -(-len(rows) // columns), width=width, height=2.2)
-    for spare in axes[len(rows) :]:
-        spare.set_visible(False)
-    for place, (panel, relation) in enumerate(zip(axes, rows, strict=False)):
+    figure, axes = tiles(len(rows), columns, width, 2.2)
+    for place, (panel, relation) in enumerate(zip(axes, rows, strict=True)):
         row = _row(relation, layer) or 0
         groups = relation.related[:, row], relation.others[:, row]
         edges, *shares = histogram(*groups)

@@ -24,6 +24,7 @@ from normlens.studies.reports.drawing import (
     line,
     panels,
     style,
+    tiles,
 )
 from normlens.studies.reports.files import FORMAT, RESULTS, VERSION, Writer, rendered
 from normlens.studies.reports.words import DASH, LAYER, number, shortened, slug, unique
@@ -110,8 +111,7 @@ def draw_curves(
         columns = min(COLUMNS, len(curves))
         alike, several = (len({what[place] for what in curves}) == 1 for place in (1, 0))
         width = 2.4 if columns > 1 else 4.0
-        rows = -(-len(curves) // columns)
-        figure, axes = panels(columns, rows, width=width, height=2.1, sharey=alike)
+        figure, axes = tiles(len(curves), columns, width, 2.1, sharey=alike)
         for place, ((key, name), by_label) in enumerate(curves.items()):
             for label, curve in by_label.items():
                 line(axes[place], *curve, labels.index(label), drawable(label))
@@ -123,8 +123,6 @@ def draw_curves(
                 y=label if not alike or place % columns == 0 else "",
                 title="" if several else drawable(key),
             )
-        for panel in axes[len(curves) :]:
-            panel.set_visible(False)
         legend_above(figure, axes)
     return figure
 
