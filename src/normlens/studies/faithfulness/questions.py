@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from normlens.errors import InputError, MemoryLimitError, is_out_of_memory, process_limit
+from normlens.errors import InputError
 from normlens.explain.backward import ask_for_places, chooses_positions, rows_read
 from normlens.explain.questions import column_of, label_of, place_of
 from normlens.explain.search import check_texts
@@ -22,7 +22,7 @@ from normlens.inputs.text import Encoded
 from normlens.layers import ANY, CAUSAL, LAST, MASKED, SEQUENCES, Head
 from normlens.models.base import read_head
 from normlens.options import AUTO, DEFAULT_LIMIT
-from normlens.pipeline.batches import batches
+from normlens.pipeline.batches import batches, halves
 from normlens.plan.costs import SHARE, device_memory
 from normlens.trace.checks import check_chunks, check_weights
 from normlens.trace.locking import Hooks, exclusive
@@ -105,27 +105,15 @@ def by_batches(
     runs out, the halves go one after the other.
     """
     rows: dict[int, Tensor] = {}
-
-    def halved(places: list[int]) -> None:
+    waiting = list(_batches(lens, head, variants, batch_size, gradients))
+    while waiting:
+        places = waiting.pop(0)
         try:
-            done = alone(lens, lambda: work(places), gradients=gradients)
+            done = alone(lens, partial(work, places), gradients=gradients)
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
-                raise
-            if len(places) == 1:
-                raise MemoryLimitError(
-                    f"{len(variants[places[0]])} tokens do not fit into the memory of "
-                    f"{lens.device}; use a shorter text or another device{process_limit()}"
-                ) from None
-        else:
-            rows.update(zip(places, done.double().cpu(), strict=True))
-            return
-        half = len(places) // 2
-        halved(places[:half])
-        halved(places[half:])
-
-    for places in _batches(lens, head, variants, batch_size, gradients):
-        halved(places)
+            waiting[:0] = halves(lens, [variant.encoded for variant in variants], places, error)
+            continue
+        rows |= zip(places, done.double().cpu(), strict=True)
     return torch.stack([rows[place] for place in range(len(variants))])
 
 
