@@ -613,7 +613,7 @@ def test_estimate_of_an_unsupported_model(tmp_path: Path, shell: Shell) -> None:
 def test_demo(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
-        "normlens.cli.demo.run_demo",
+        "normlens.studies.papers.demo.run_demo",
         lambda out, *, force=False: asked.append((out, force)),
     )
     shell("reproduce", "demo", "--out", tmp_path / "demo", "--force")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import normlens
-from normlens.cli import demo
-from normlens.cli.demo import SENTENCES, run_demo, show_model
 from normlens.errors import ModelLoadError, OutputError
 from normlens.loading.embedded import EMBEDDED
 from normlens.results import exports
+from normlens.studies.papers import demo
+from normlens.studies.papers.demo import SENTENCES, run_demo, show_model
 
 needs_minilm = pytest.mark.skipif(
     not EMBEDDED["minilm"].installed,

@@ -158,7 +158,7 @@ def reproduce_command(
         return
     require(not folders, f"only {_REPORT} and {_COMPARE} take folders, not {experiments!r}")
     if experiments == _DEMO:
-        from normlens.cli.demo import run_demo
+        from normlens.studies.papers.demo import run_demo
 
         run_demo(out or Path("normlens-demo"), force=force)
         return
