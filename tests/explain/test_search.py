@@ -315,6 +315,7 @@ def test_a_cross_encoder_scores_as_its_library_does(labels, sentences, tmp_path)
             normlens.load(folder, device="cpu").score(QUERY, DOCUMENT)
 
 
+@pytest.mark.filterwarnings("ignore:' yes' is explained")  # " Yes" is likelier
 def test_a_decoder_answers_by_a_template(smollm2):
     template = "Query: {query}\nDocument: {document}\nRelevant:"
     query, document = "soap opera", "She teaches soap opera history."
