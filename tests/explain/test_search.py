@@ -315,13 +315,13 @@ def test_a_cross_encoder_scores_as_its_library_does(labels, sentences, tmp_path)
             normlens.load(folder, device="cpu").score(QUERY, DOCUMENT)
 
 
-@pytest.mark.filterwarnings("ignore:' yes' is explained")  # " Yes" is likelier
+@pytest.mark.filterwarnings("ignore:.*which is another token")
 def test_a_decoder_answers_by_a_template(smollm2):
     template = "Query: {query}\nDocument: {document}\nRelevant:"
     query, document = "soap opera", "She teaches soap opera history."
-    score = smollm2.score(query, document, template=template, yes=" yes", no=" no")
+    score = smollm2.score(query, document, template=template, yes=" Yes", no=" No")
     text = template.format(query=query, document=document)
-    why = smollm2.explain(text, target=" yes", contrast=" no")
+    why = smollm2.explain(text, target=" Yes", contrast=" No")
     assert score.value == pytest.approx(why.value, abs=1e-4)
     check_parts(score, 1e-4)
     assert "".join(score.tokens_a).replace("␣", " ").strip() == query
@@ -329,9 +329,9 @@ def test_a_decoder_answers_by_a_template(smollm2):
     ids = smollm2.tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         logits = smollm2.adapter.whole(**ids).logits[0, -1]
-    yes, no = (smollm2.tokenizer(word)["input_ids"][0] for word in (" yes", " no"))
+    yes, no = (smollm2.tokenizer(word)["input_ids"][0] for word in (" Yes", " No"))
     assert score.value == pytest.approx(float(logits[yes] - logits[no]), abs=1e-3)
-    alone = smollm2.score(query, document, template=template, yes=" yes", no="")
+    alone = smollm2.score(query, document, template=template, yes=" Yes", no="")
     assert alone.value == pytest.approx(float(logits[yes]), rel=1e-4)
     with pytest.raises(InputError, match="once each"):
         smollm2.score(query, document, template="{query}")
@@ -422,6 +422,38 @@ def test_a_late_score_is_that_of_the_frozen_copy(normalized, dtype, tiny):
     np.testing.assert_allclose(score.term_values, products.max(1).values, atol=20 * EXACT[dtype])
     sides = [(u.flatten(1), b_u.flatten()), (v[:, best].flatten(1), b_v[best].flatten())]
     check_against(score, sides, dtype)
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+def test_a_cross_encoders_score_is_that_of_the_frozen_copy(dtype):
+    model = tiny_of("BertForSequenceClassification", num_labels=1)
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # all are of one type
+    own = tiny_of("BertForSequenceClassification", dtype, num_labels=1)
+    score = normlens.Lens(own, tokenizer).score(QUERY, DOCUMENT)
+    check_parts(score, EXACT[dtype])
+
+    ids = tokenizer(QUERY, DOCUMENT)["input_ids"]
+    pooler, classifier = model.bert.pooler.dense, model.classifier
+    with torch.no_grad():
+        z = pooler(model.bert(input_ids=torch.tensor([ids])).last_hidden_state[0, 0])
+
+    def read(y):
+        return classifier(pooler(y[0]) * (z.tanh() / z))
+
+    parts, bias = frozen_parts(model.bert, ids, read)
+    m, places = len(score.a), np.arange(len(ids))
+    query, document = places[1 : 1 + m], places[2 + m : -1]
+    others = np.setdiff1d(places, [*query, *document])
+    parts = parts.numpy()
+    for found, expected in (
+        (score.by_query, parts[query, 0]),
+        (score.by_document, parts[document, 0]),
+        (score.others_values, parts[others, 0]),
+        (score.remainder["no token"], float(bias)),
+        (score.value, float(parts.sum() + bias)),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=50 * EXACT[dtype])
 
 
 def check_against(score: normlens.Score, sides: Any, dtype: torch.dtype) -> None:
