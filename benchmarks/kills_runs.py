@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from normlens.corpus.runs.folder import TEMPORARY, LocalFolder
-from normlens.corpus.runs.log_files import ROOT as LOG
-from normlens.corpus.runs.log_reading import read_state
+from normlens.corpus.runs.ledger import TABLES, State, read_state, strays
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.shards import PARTS, ROOT
-from normlens.corpus.runs.watching import read_activity
+from normlens.corpus.runs.options import parse_settings
+from normlens.corpus.runs.status import read_activity
+
+#: A run, or one that goes on, with options that the command line does not have.
+_RUN = """
+import json, sys, normlens
+given = json.loads(sys.argv[1])
+try:
+    (normlens.run if "model" in given else normlens.resume)(**given)
+except normlens.NormLensError as error:
+    sys.exit(print(error, file=sys.stderr) or 2)
+"""
+
+
+def command(given: dict[str, Any]) -> list[str]:
+    """The command of a process that does a run; without a model it goes on with one."""
+    return [sys.executable, "-c", _RUN, json.dumps(given)]
 
 
 class Driver:
@@ -25,19 +41,17 @@ class Driver:
     def __init__(self, out: Path, options: argparse.Namespace):
         self.out, self.started = out, time.monotonic()
         self._left, self._begun = half_written(out), len(done_numbers(out))  # by those before it
-        how = [f"--workers={options.workers}", f"--batch-size={options.batch_size}"]
-        how += [f"--file-size={options.file_size}", f"--device={options.device}"]
-        if (out / MANIFEST).exists():
-            what = ["--resume", str(out)]
-        else:
-            what = ["--model=minilm", f"--data=sst2:{options.data}", f"--out={out}"]
-            what += [f"--measures={options.measures}", f"--shard-size={options.shard_size}"]
-            what += [f"--set={setting}" for setting in options.set]
-            what += [f"--limit={options.sequences}"] if options.sequences else []
+        given: dict[str, Any] = {"out": str(out), "device": options.device}
+        given |= {"workers": options.workers, "batch_size": options.batch_size}
+        given |= {"file_size": options.file_size, "file_minutes": options.file_minutes}
+        if not (out / MANIFEST).exists():
+            given |= {"model": "minilm", "data": f"sst2:{options.data}"}
+            given |= {"measures": options.measures, "shard_size": options.shard_size}
+            given |= {"settings": parse_settings(options.set), "limit": options.sequences or None}
         self.said = out.with_suffix(".log")
         with self.said.open("ab") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "normlens", "run", *what, *how],
+                command(given),
                 stdout=said,
                 stderr=said,
                 start_new_session=True,
@@ -48,7 +62,7 @@ class Driver:
         return self.process.poll() is not None
 
     @property
-    def is_compacting(self) -> bool:
+    def is_writing(self) -> bool:
         return not half_written(self.out) <= self._left
 
     @property
@@ -95,27 +109,28 @@ def is_worker(place: Path, group: int) -> bool:
     return int(its_group) == group and state != "Z" and b"spawn_main" in command
 
 
-def done_numbers(out: Path) -> set[int]:
-    """The shards that are done, as the log says; none before the run has begun."""
+def state_of(out: Path) -> State | None:
+    """What the run's records say; None before the run has begun."""
     if not (out / MANIFEST).exists():
-        return set()
+        return None
     folder = LocalFolder(out)
-    return set(read_state(folder, Manifest.load(folder), salvage=True).numbers.tolist())
+    return read_state(folder, Manifest.load(folder), salvage=True)
+
+
+def done_numbers(out: Path) -> set[int]:
+    """The shards that are done, as the records say; none before the run has begun."""
+    state = state_of(out)
+    if state is None:
+        return set()
+    return {number for record in state.records.values() for number in record.shards}
 
 
 def unvouched(out: Path) -> list[str]:
-    """Files of tables, and half-written ones, that no record vouches for."""
-    if not (out / MANIFEST).exists():
-        return []
-    folder = LocalFolder(out)
-    manifest = Manifest.load(folder)
-    state = read_state(folder, manifest, salvage=True)
-    listed = {file.name for table in manifest.tables for file in state.files(table)}
-    names = [*folder.names(ROOT), *folder.names(PARTS)]
-    names += [name for name in folder.names(LOG) if name.endswith(TEMPORARY)]
-    return [name for name in names if name not in listed]
+    """Files of tables and records, and half-written ones, that nothing vouches for."""
+    state = state_of(out)
+    return [] if state is None else strays(state, LocalFolder(out).names(), state.epoch)
 
 
 def half_written(out: Path) -> set[Path]:
-    """Compacted files that are not complete."""
-    return set(out.glob(f"{PARTS}/*/.*{TEMPORARY}"))
+    """Files of tables that are not complete."""
+    return set(out.glob(f"{TABLES}/*/.*{TEMPORARY}"))

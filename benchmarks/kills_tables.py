@@ -9,15 +9,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from kills_runs import unvouched
 
 from normlens.corpus import Run
-from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.log_files import ROOT as LOG
-from normlens.corpus.runs.log_files import log_file
-from normlens.corpus.runs.log_reading import read_state
-from normlens.corpus.runs.merging import merging_sql
 
 #: Rows that are hashed together.
 BLOCK = 1 << 16
@@ -41,25 +35,15 @@ def digest(run: Run, name: str) -> tuple[int, str]:
 
 
 def blocks(run: Run, name: str) -> Iterator[pa.Table]:
-    """A table in blocks of the same numbers of rows, however many files it lies in."""
-    if merging_sql(run.manifest, name) is not None:  # files hold parts, which are summed
-        yield pa.Table.from_pandas(run.table(name), preserve_index=False)
-        return
-    folder = LocalFolder(run.folder.url)
-    rest: pa.Table | None = None
-    for file in read_state(folder, run.manifest).files(name):
-        table = pq.ParquetFile(folder.path / file.name).read()
-        table = pa.table([plain(column) for column in table.columns], table.column_names)
-        rest = table if rest is None else pa.concat_tables([rest, table])
-        while len(rest) >= BLOCK:
-            yield rest[:BLOCK]
-            rest = rest[BLOCK:]
-    if rest is not None:
-        yield rest
+    """A table in its own order, in blocks; what a file holds depends on when it was written."""
+    table = pa.Table.from_pandas(run.table(name), preserve_index=False)
+    for start in range(0, max(1, len(table)), BLOCK):
+        block = table[start : start + BLOCK]
+        yield pa.table([plain(column) for column in block.columns], block.column_names)
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values instead of numbers in a dictionary, which each file has its own of."""
+    """Values instead of numbers in a dictionary."""
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
     return column
@@ -96,9 +80,6 @@ def problems(out: Path, sequences: int) -> list[str]:
     run = Run.open(out)
     wrong = [str(problem) for problem in run.check().problems]
     wrong += [f"{name}: no record vouches for it" for name in unvouched(out)]
-    files = [log_file(name) for name in run.folder.names(LOG)]
-    epoch = max(file.epoch for file in files if file is not None)
-    wrong += [f"{file.name}: left" for file in files if file is not None and file.epoch < epoch]
     both = "SELECT index FROM sequences UNION ALL SELECT index FROM failures"
     counts = run.sql(f"SELECT count(*), count(DISTINCT index), max(index) FROM ({both})")
     if counts.iloc[0].tolist() != [sequences, sequences, sequences - 1]:

@@ -73,9 +73,7 @@ class CountingStore(AbstractFileSystem):
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         key = self._strip_protocol(path)
         self._count("PUT", key)
-        if mode == "create" and self._file(key).exists():
-            raise FileExistsError(key)
-        self._keep(key, value)
+        self._keep(key, value, os.link if mode == "create" else os.replace)
 
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
         key, size = self._strip_protocol(rpath), os.path.getsize(lpath)
@@ -83,12 +81,15 @@ class CountingStore(AbstractFileSystem):
         self._count("PUT", key, 1 if size <= PIECE else 2 + -(-size // PIECE))
         self._keep(key, Path(lpath).read_bytes())
 
-    def _keep(self, key: str, value: bytes) -> None:
+    def _keep(self, key: str, value: bytes, name: Any = os.replace) -> None:
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
-        whole = file.with_name(f"{file.name}.{threading.get_ident()}~")
+        whole = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}~")
         whole.write_bytes(value)
-        os.replace(whole, file)
+        try:
+            name(whole, file)  # `os.link` raises where there is such a file
+        finally:
+            whole.unlink(missing_ok=True)
 
     def rm_file(self, path: str) -> None:
         key = self._strip_protocol(path)

@@ -1,15 +1,14 @@
 """What a run of up to ten million sequences costs its driver, with maps that cost nothing.
 
-The run is a real one: its data is a file that is read, its engine hands shards to a hundred workers
+The run is a real one: its data is a file that is read, its pool hands shards to a hundred workers
 and takes in what they finish, its log, its compaction and its folder are those of any run. Only the
 workers are simulated: they live in another process, and write made-up tables instead of computing
 maps. They and the driver share the processor; CPU times are those of the driver's own threads, and
 memory is that of the driver's process.
 
-    driver      the thread that hands out shards and commits them, milliseconds of CPU per shard
-    compaction  the thread that joins files, the same
+    driver      the thread that hands out shards and commits files, milliseconds of CPU per shard
     memory      resident MiB of the driver at a tenth of the run and at its end, and its peak
-    requests    to an object store, per shard; compaction's and the rest
+    requests    to an object store, per 1,000 sequences
     status, query, resume
                 seconds of CPU in a process of its own, after its imports: the state of the finished
                 run, an aggregate of it (norms_dimensions), and resuming it, which finds it finished
@@ -39,7 +38,6 @@ from scale_report import ASKED, Results, report, write_docs
 from scale_workers import LAYERS, WIDTH, simulate
 
 from normlens.corpus import Run, resume, run
-from normlens.corpus.runs import background_compaction
 from normlens.corpus.runs.folder import open_folder
 from normlens.corpus.runs.progress import Progress
 
@@ -82,22 +80,9 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def timed_compaction() -> list[float]:
-    """Make the thread that compacts tell its CPU time at its end."""
-    spent: list[float] = []
-    work = background_compaction.BackgroundCompaction._work
-
-    def timed(self: Any) -> None:
-        work(self)
-        spent.append(time.thread_time())
-
-    background_compaction.BackgroundCompaction._work = timed  # type: ignore[method-assign]
-    return spent
-
-
 def measure_run(sequences: int, workers: int, out: str, corpus: Path) -> dict[str, Any]:
     """Run the simulation with this process as its driver."""
-    compaction, watching = timed_compaction(), Watching()
+    watching = Watching()
     begin, reading = time.perf_counter(), time.thread_time()
     done = run("a-stand-in", corpus, out, measures="norms", workers=workers, progress=watching)
     driver = time.thread_time() - watching.cpu
@@ -112,7 +97,6 @@ def measure_run(sequences: int, workers: int, out: str, corpus: Path) -> dict[st
         "wall": time.perf_counter() - begin,
         "reading": watching.cpu - reading,
         "driver": 1e3 * driver / shards,
-        "compaction": 1e3 * sum(compaction) / shards,
         "memory": watching.memory,
         "peak": peak(),
         "files": len(names),
@@ -177,16 +161,10 @@ def opened_place(given: argparse.Namespace) -> str:
     return str(given.scratch / "run") if local else f"{CountingStore.at(given.scratch)}/run"
 
 
-def requests_of(shards: int) -> dict[str, Any]:
-    """Requests per shard: those of reading and replacing what workers wrote, and all others."""
+def requests_of(sequences: int) -> dict[str, Any]:
+    """Requests per thousand sequences, and of which kinds they were."""
     asked = CountingStore.requests
-    replacing = ("GET shards", "GET tables", "PUT tables", "DELETE shards", "DELETE tables")
-    compaction = sum(asked[kind] for kind in replacing)
-    return {
-        "run": (sum(asked.values()) - compaction) / shards,
-        "compaction": compaction / shards,
-        "kinds": dict(asked),
-    }
+    return {"run": 1e3 * sum(asked.values()) / sequences, "kinds": dict(asked)}
 
 
 def main() -> None:
@@ -205,7 +183,7 @@ def main() -> None:
         place = opened_place(given)
         result = measure_run(given.run, given.workers, place, given.corpus)
         if given.store == "objects":
-            result["requests"] = requests_of(result["shards"])
+            result["requests"] = requests_of(given.run)
         print(json.dumps(result))
         return
     if given.ask:

@@ -18,7 +18,6 @@ Results = dict[str, list[dict[str, Any]]]
 #: What each plot shows: lines by their names.
 DRAWN: dict[str, dict[str, Callable[[dict[str, Any]], float]]] = {
     "driver (ms CPU per shard)": {"": lambda row: row["driver"]},
-    "compaction (ms CPU per shard)": {"": lambda row: row["compaction"]},
     "memory of the driver (MiB)": {
         "at a tenth": lambda row: row["memory"][0],
         "at the end": lambda row: row["memory"][-1],
@@ -30,10 +29,7 @@ DRAWN: dict[str, dict[str, Callable[[dict[str, Any]], float]]] = {
         "query": lambda row: row["query"]["seconds"],
         "resume": lambda row: row["resume"]["seconds"],
     },
-    "requests per shard": {
-        "run": lambda row: row["requests"]["run"],
-        "compaction": lambda row: row["requests"]["compaction"],
-    },
+    "requests per 1,000 sequences": {"": lambda row: row["requests"]["run"]},
 }
 
 
@@ -50,25 +46,22 @@ def report(results: Results, workers: int) -> str:
             f"{titles[store]}: sequences",
             "shards",
             "driver, ms CPU per shard",
-            "compaction, ms CPU per shard",
             "MiB at a tenth, at the end, at most",
             *(f"`{what}`, s CPU" for what in ASKED),
             "files at the end",
         ]
         if store == "objects":
-            heads.append("requests per shard: run, compaction")
+            heads.append("requests per 1,000 sequences")
         lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for row in rows:
             seconds = " | ".join(f"{row[what]['seconds']:.2f}" for what in ASKED)
             line = (
                 f"| {row['sequences']:,} | {row['shards']:,} | {row['driver']:.2f} "
-                f"| {row['compaction']:.2f} "
                 f"| {row['memory'][0]:.0f}, {row['memory'][-1]:.0f}, {row['peak']:.0f} "
                 f"| {seconds} | {row['files']} |"
             )
             if store == "objects":
-                asked = row["requests"]
-                line += f" {asked['run']:.2f}, {asked['compaction']:.2f} |"
+                line += f" {row['requests']['run']:.2f} |"
             lines.append(line)
     return "\n".join(lines)
 
@@ -85,9 +78,9 @@ def write_docs(results: Results, workers: int) -> None:
 
 def plot(results: Results, path: Path) -> None:
     """Draw how each number grows with the sequences."""
-    figure = Figure(figsize=(10, 6), layout="constrained")
+    figure = Figure(figsize=(16, 3.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 3).ravel()
+    axes = figure.subplots(1, 5).ravel()
     styles = {"local": "o-", "objects": "s--"}
     for axis, (title, lines) in zip(axes, DRAWN.items(), strict=True):
         for store, rows in results.items():

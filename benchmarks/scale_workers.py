@@ -10,8 +10,8 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 from object_store import CountingStore
 
-from normlens.corpus.engines.base import Answered, Attempts, Call, Crew, Engine, Event, Joined
-from normlens.corpus.engines.dispatch import opened
-from normlens.corpus.engines.shard_rows import FAILURES, SEQUENCES, parquet, write_tables
+from normlens.corpus.engines.pool import Answered, Call, Crew, Event, Joined, Pool
+from normlens.corpus.engines.shard_rows import FAILURES, SEQUENCES, Clock, Gatherer, Prepared
 from normlens.corpus.engines.worker import Task
+from normlens.corpus.measures import get
 from normlens.corpus.measures.base import build
 from normlens.corpus.measures.rows import TABLES
 from normlens.corpus.runs import identity, runs
 from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.shards import Done, Shard
+from normlens.corpus.runs.ledger import Shard, Written
 
 LAYERS, WIDTH = 2, 16
 #: Processes that the workers share, and threads of each; more would only wait for the same cores.
@@ -37,7 +37,7 @@ PROCESSES, THREADS = 4, 4
 
 
 class StandIn:
-    """Makes the tables of a shard out of nothing, and writes them as a worker does."""
+    """Makes the tables of shards out of nothing, and gathers them as a worker does."""
 
     def __init__(self, task: Task):
         self.folder = open_folder(task.folder)
@@ -59,18 +59,19 @@ class StandIn:
             "gamma": 1.0,
             "special": dimensions == 3,
         }
-        # The same in every shard, so they are encoded once.
+        # The same in every shard.
         self.constant = {
-            "failures": parquet(FAILURES.empty_table()),
-            "special_dimensions": parquet(TABLES["special_dimensions"].empty_table()),
-            "norms_dimensions": parquet(
-                build(
-                    TABLES["norms_dimensions"], {"layer": layers, "dimension": dimensions, **sums}
-                )
+            "failures": FAILURES.empty_table(),
+            "special_dimensions": TABLES["special_dimensions"].empty_table(),
+            "norms_dimensions": build(
+                TABLES["norms_dimensions"], {"layer": layers, "dimension": dimensions, **sums}
             ),
         }
+        measures, size = [get("norms")], (task.file_size, task.file_minutes)
+        self._new = lambda: Gatherer(self.folder, measures, self.by, *size)
+        self.gatherers: dict[int, Gatherer] = {}
 
-    def compute(self, shard: Shard, worker: int) -> Done:
+    def compute(self, worker: int, shard: Shard, alone: bool) -> Written | None:
         started, n = time.time(), len(shard.records)
         index = np.arange(shard.first, shard.first + n)
         names = pa.array([record.id for record in shard.records])
@@ -83,26 +84,38 @@ class StandIn:
             "ff_output_norm": np.repeat(index * 0.1, LAYERS),
             "bypassed_norm": np.repeat(index * 0.3, LAYERS),
         }
-        tables = {
-            "sequences": parquet(
-                pa.Table.from_arrays(list(map(pa.array, columns)), schema=SEQUENCES)
-            ),
-            "norms": parquet(build(TABLES["norms"], norms)),
-            **self.constant,
-        }
-        return Done(
-            number=shard.number,
-            epoch=shard.epoch,
-            attempt=shard.attempt,
-            sequences=n,
-            failures=0,
-            tokens=10 * n,
-            started=started,
-            finished=time.time(),
-            seconds={"reading": shard.seconds},
-            tables=write_tables(self.folder, shard, tables),
-            by={**self.by, "pid": worker},
+        rows = MadeUp(
+            {
+                "sequences": pa.Table.from_arrays(list(map(pa.array, columns)), schema=SEQUENCES),
+                "norms": build(TABLES["norms"], norms),
+                **self.constant,
+            },
+            n,
         )
+        prepared: Any = Prepared(replace(shard, records=()), [], rows, Clock(), started)  # type: ignore[arg-type]
+        return self.gatherer(worker).add(prepared, alone)
+
+    def gatherer(self, worker: int) -> Gatherer:
+        return self.gatherers.setdefault(worker, self._new())
+
+    def write(self, worker: int) -> Written | None:
+        return self.gatherer(worker).write()
+
+
+@dataclass
+class MadeUp:
+    """The rows of a shard as a worker counts them."""
+
+    _tables: dict[str, pa.Table]
+    sequences: int
+    failures: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return 10 * self.sequences
+
+    def tables(self) -> dict[str, pa.Table]:
+        return self._tables
 
 
 class SimulatedCrew(Crew):
@@ -172,9 +185,12 @@ def _serve(task: Task, pipe: Connection, store: Path | None) -> None:
     pipe.send((stand_in.identity, stand_in.by))
 
     def answer(worker: int, number: int, call: Call) -> None:
-        (shard,) = call.arguments
         try:
-            finished: Any = (worker, number, stand_in.compute(shard, worker))
+            finished: Any = (
+                worker,
+                number,
+                getattr(stand_in, call.method)(worker, *call.arguments),
+            )
         except BaseException as error:
             finished = error
         with turn:
@@ -186,23 +202,6 @@ def _serve(task: Task, pipe: Connection, store: Path | None) -> None:
     pipe.send(CountingStore.requests)
 
 
-class SimulatedEngine(Engine):
-    """The dispatcher of every engine with several workers, and a crew that costs nothing."""
-
-    def __init__(self, task: Task, workers: int, store: Path | None):
-        self.crew = SimulatedCrew(task, workers, store)
-        self._dispatcher, self.identity, self.by = opened(self.crew, 3)
-
-    def compute(self, shards: Iterable[Shard], attempts: Attempts | None = None) -> Iterator[Done]:
-        return self._dispatcher.compute(shards, attempts or Attempts())
-
-    def has_result(self) -> bool:
-        return bool(self._dispatcher.results)
-
-    def close(self) -> None:
-        self.crew.close()
-
-
 def simulate(workers: int, store: Path | None) -> None:
-    """From now on, engines of this process are simulated; `store` is where objects lie, if any."""
-    runs.open_engine = lambda task, *_: SimulatedEngine(task, workers, store)  # type: ignore[attr-defined]
+    """From now on, workers of this process are simulated; `store` is where objects lie, if any."""
+    runs.open_pool = lambda task, *_: Pool(SimulatedCrew(task, workers, store))  # type: ignore[attr-defined]

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from normlens.corpus.engines import processes
+from normlens.corpus.engines import local
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # They are imported and nothing else is done: a torch that has computed cannot be forked.
 _CONTEXT.set_forkserver_preload(
     [
         "normlens.cli",
-        "normlens.corpus.engines.processes",
+        "normlens.corpus.engines.local",
         "normlens.corpus.runs.runs",
         "normlens.loading.load",
         "transformers.models.auto.modeling_auto",
@@ -77,7 +77,7 @@ def _run(source: str | Path, words: list[str], path: Path | None, said: list[str
     for number, file in enumerate(said, 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     torch.set_num_threads(1)
-    processes.multiprocessing = MULTIPROCESSING  # type: ignore[attr-defined]
+    local.multiprocessing = MULTIPROCESSING  # type: ignore[attr-defined]
     sys.path[:0] = [] if path is None else [str(path)]
     sys.argv = [str(source), *words]
     if isinstance(source, Path):

@@ -120,6 +120,20 @@ def test_the_code_that_cites_runs(smollm2, tmp_path, monkeypatch):
     assert (tmp_path / "cite.html").is_file()
 
 
+@pytest.mark.filterwarnings("ignore:.*which is another token")
+def test_the_code_that_ranks_runs(smollm2, minilm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(normlens, "load", lambda name: {"smollm2": smollm2, "minilm": minilm}[name])
+    names: dict[str, Any] = {}
+    for code in fences(ROOT / "docs/search.md", "python"):
+        exec(compile(code, "docs/search.md", "exec"), names)
+    assert names["ranking"].places == [0, 1, 2]
+    assert names["above"].by_query()["difference"].sum() == pytest.approx(names["above"].value)
+    assert normlens.open(tmp_path / "score.safetensors") == names["score"]
+    assert len(names["reranked"]) == 3
+    assert (tmp_path / "ranking.html").is_file()
+
+
 @pytest.mark.skipif(
     "NORMLENS_TEST_MARIAN" not in os.environ,
     reason="set NORMLENS_TEST_MARIAN to a folder with opus-mt-en-fr",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_case import in_one_case
 
 from normlens.errors import parse_json
 
@@ -23,7 +24,7 @@ def test_white_space_may_stand_behind_a_value(value: Any, end: str) -> None:
     assert parse_json(json.dumps(value) + end) == value
 
 
-@pytest.mark.parametrize("end", ["\x0c\n", "\u00a0", "}", " {}"])
+@in_one_case("end", ["\x0c\n", "\u00a0", "}", " {}"])
 def test_nothing_else_may(end: str) -> None:
     with pytest.raises(ValueError, match="Extra data"):
         parse_json('{"text": "a"}' + end)

@@ -9,6 +9,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import largest_error, references
 
 import normlens
@@ -51,9 +52,7 @@ def test_properties(lens):
     assert "bert, 2 layers of ATTN RES LN FF RES LN, float32 on cpu" in repr(lens)
 
 
-@pytest.mark.parametrize(
-    ("family", "longest"), [("bert", 48), ("roberta", 46), ("mpnet", 46), ("gpt2", 48)]
-)
+@in_one_case(("family", "longest"), [("bert", 48), ("roberta", 46), ("mpnet", 46), ("gpt2", 48)])
 def test_the_longest_sequence_is_one_that_runs(family, longest, tiny):
     lens = normlens.load(tiny(family, torch.float32))
     assert lens.max_tokens == longest
@@ -68,7 +67,7 @@ def test_no_limit_where_there_are_no_positions(tiny):
     assert len(lens.maps(input_ids=[5] * 60, scopes="ATTN-N", layers=0).tokens) == 60
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@in_one_case("value", [float("nan"), float("inf"), float("-inf")])
 def test_weights_that_are_not_finite_are_refused(value):
     model = tiny_model("bert")
     with torch.no_grad():
@@ -100,7 +99,7 @@ def test_maps_of_one_sequence(lens):
     assert not maps.standard_error
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "ids",
     [
         np.array(IDS),
@@ -113,7 +112,7 @@ def test_ids_in_any_container(ids, lens):
     assert_equal(lens.maps(input_ids=ids), lens.maps(input_ids=IDS))
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "ids",
     [[IDS], np.array([IDS]), torch.tensor([IDS]), [torch.tensor(IDS)], [np.array(IDS)]],
     ids=["list", "numpy", "torch", "tensors", "arrays"],
@@ -124,7 +123,7 @@ def test_a_batch_gives_a_list(ids, lens):
     assert_equal(found[0], lens.maps(input_ids=IDS))
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 100, "auto"])
+@in_one_case("batch_size", [1, 2, 3, 100, "auto"])
 def test_the_order_of_a_list_is_kept(batch_size, lens):
     batch = [IDS, IDS[:2], IDS[1:], IDS[:4], IDS[3:4]]
     found = lens.maps(input_ids=batch, batch_size=batch_size)
@@ -184,7 +183,7 @@ def test_segments_are_padded_away(lens):
     assert_equal(found, lens.maps(input_ids=IDS, token_type_ids=[0, 0, 0, 1, 1, 1, 1]))
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+@in_one_case("family", ["bert", "gpt2", "llama"])
 def test_a_batch_moves_an_entry_by_little_of_its_maps_largest_one(family, tiny):
     """What docs/corpus.md says of batches; of a small entry itself it can be more."""
     lens = normlens.load(tiny(family, torch.float32))
@@ -200,7 +199,7 @@ def test_a_batch_moves_an_entry_by_little_of_its_maps_largest_one(family, tiny):
 # Choosing -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("layers", "expected"),
     [
         (None, [0, 1, 2]),
@@ -222,7 +221,7 @@ def test_layers(layers, expected, tiny):
     assert len(maps["FF"]) == len(maps.allowed) == len(expected)
 
 
-@pytest.mark.parametrize("layers", [2, -3, [0, 5], "first", 1.5, [0.0]])
+@in_one_case("layers", [2, -3, [0, 5], "first", 1.5, [0.0]])
 def test_layers_that_are_not_there(layers, lens):
     with pytest.raises(InputError, match=r"has layers 0 to 1 \(layers are counted from 0\)$"):
         lens.maps(input_ids=IDS, layers=layers)
@@ -233,7 +232,7 @@ def test_no_layer(lens):
         lens.maps(input_ids=IDS, layers=[])
 
 
-@pytest.mark.parametrize("options", [{}, {"origin": "input"}])
+@in_one_case("options", [{}, {"origin": "input"}])
 def test_no_scope(options, lens):
     with pytest.raises(InputError, match=r"^no scope is chosen; leave `scopes` out to take all$"):
         lens.maps(input_ids=IDS, scopes=[], **options)
@@ -244,12 +243,12 @@ def test_no_scope_of_either_stack():
         normlens.load(tiny_model("bart")).maps(input_ids=IDS, decoder_input_ids=IDS, scopes=[])
 
 
-@pytest.mark.parametrize("options", [{"heads": True}, {"statistics": True}])
+@in_one_case("options", [{"heads": True}, {"statistics": True}])
 def test_heads_and_statistics_need_no_scope(options, lens):
     assert lens.maps(input_ids=IDS, scopes=[], **options).scopes == []
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("call", "wrong", "right"),
     [
         ("maps", "scope", "scopes"),
@@ -269,7 +268,7 @@ def test_scopes_by_short_name(lens):
     assert maps.scopes == ["ATTN-W", "ATTNRESLNFF-N", "ATTNRESLNFFRESLN-N"]
 
 
-@pytest.mark.parametrize("name", ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2", "ATTNRES"])
+@in_one_case("name", ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2", "ATTNRES"])
 def test_a_scope_keeps_the_short_name_it_was_asked_for_by(name, lens):
     maps = lens.maps(input_ids=IDS, scopes=[name])
     np.testing.assert_array_equal(maps[name], lens.maps(input_ids=IDS)[name])
@@ -285,14 +284,14 @@ def test_an_unknown_rule(lens):
         lens.maps(input_ids=IDS, nonlinearity="lrp")
 
 
-@pytest.mark.parametrize("option", ["samples", "batch_size"])
+@in_one_case("option", ["samples", "batch_size"])
 def test_numbers_below_one(option, lens):
     with pytest.raises(InputError, match=option):
         lens.maps(input_ids=IDS, nonlinearity="shapley", **{option: 0})
 
 
-@pytest.mark.parametrize("option", ["samples", "seed"])
-@pytest.mark.parametrize("value", [2.5, 2.0, "3", True, None])
+@in_one_case("option", ["samples", "seed"])
+@in_one_case("value", [2.5, 2.0, "3", True, None])
 def test_numbers_that_are_not_whole(option, value, lens):
     with pytest.raises(InputError, match=f"{option} must be a whole number, not {value!r}"):
         lens.maps(input_ids=IDS, nonlinearity="shapley", **{option: value})
@@ -313,7 +312,7 @@ def test_a_memory_limit_that_is_no_size(lens):
         lens.maps(input_ids=IDS, memory_limit="a lot")
 
 
-@pytest.mark.parametrize("arguments", [{}, {"text": "a", "input_ids": IDS}])
+@in_one_case("arguments", [{}, {"text": "a", "input_ids": IDS}])
 def test_text_or_ids(arguments, lens):
     with pytest.raises(InputError, match="one of the two"):
         lens.maps(**arguments)
@@ -352,7 +351,7 @@ BEHIND = {  # scope just behind the block, and the one that is bypassed
 }
 
 
-@pytest.mark.parametrize("family", BEHIND)
+@in_one_case("family", BEHIND)
 def test_statistics_are_of_the_real_vectors(family, tiny):
     model = tiny(family)
     lens = normlens.load(model)
@@ -372,8 +371,8 @@ def test_statistics_are_of_the_real_vectors(family, tiny):
             assert largest_error(found[name][layer], values) < 1e-9, name
 
 
-@pytest.mark.parametrize("rule", ["ig", "shapley"])
-@pytest.mark.parametrize("family", ["bert", "gemma2"])
+@in_one_case("rule", ["ig", "shapley"])
+@in_one_case("family", ["bert", "gemma2"])
 def test_the_map_without_special_dimensions(family, rule, tiny):
     """They are the 1 % (here one) with the lowest γ in the norm behind the block."""
     model = tiny(family)
@@ -395,7 +394,7 @@ def test_the_map_without_special_dimensions(family, rule, tiny):
     assert_equal(maps, lens.maps(input_ids=IDS, **options), 1e-12)
 
 
-@pytest.mark.parametrize("scopes", [["FF"], ["ATTNRESLN-N", "RES2"], ["ATTN-N"]])
+@in_one_case("scopes", [["FF"], ["ATTNRESLN-N", "RES2"], ["ATTN-N"]])
 def test_statistics_do_not_depend_on_the_scopes_asked_for(scopes, lens):
     expected = lens.maps(input_ids=IDS, statistics=True).statistics
     found = lens.maps(input_ids=IDS, statistics=True, scopes=scopes).statistics
@@ -506,8 +505,8 @@ def assert_close(found: normlens.Maps, expected: normlens.Maps) -> None:
         np.testing.assert_allclose(found[scope], expected[scope], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@in_one_case("dtype", [torch.bfloat16, torch.float16])
+@in_one_case("family", ["bert", "llama"])
 def test_autocast_around_the_call_changes_nothing(family, dtype, tiny):
     lens = normlens.load(tiny(family, torch.float32))
     expected = lens.maps(input_ids=IDS, statistics=True)
@@ -519,7 +518,7 @@ def test_autocast_around_the_call_changes_nothing(family, dtype, tiny):
     assert found.completeness < 1e-5
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@in_one_case("family", ["bert", "llama"])
 def test_a_model_made_under_inference_mode(family):
     expected = normlens.load(tiny_model(family)).maps(input_ids=IDS)
     with torch.inference_mode():
@@ -550,7 +549,7 @@ def test_analysing_encoded_sequences_is_what_maps_does(lens):
     assert len(lens.encode(input_ids=[IDS, IDS[:3]])) == 2
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("wrong", "message"),
     [
         ({"nonlinearity": "lrp"}, "ig-bias"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from one_case import in_one_case
 
 from normlens.errors import InputError
 from normlens.options import parse_batch_size, parse_bytes, parse_layers, parse_scopes
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("given", "expected"),
     [
         (None, None),
@@ -30,7 +31,7 @@ def test_sizes(given, expected):
     assert parse_bytes(given) == expected
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "given", ["", "much", "GB", "-1", -1, 0, "0MB", "1.2.3 GB", "5 apples", "1 PB", "nan", "inf"]
 )
 def test_what_is_not_a_size(given):
@@ -38,13 +39,13 @@ def test_what_is_not_a_size(given):
         parse_bytes(given)
 
 
-@pytest.mark.parametrize("given", [float("nan"), float("inf"), "1e400", "9" * 400])
+@in_one_case("given", [float("nan"), float("inf"), "1e400", "9" * 400])
 def test_sizes_that_are_not_finite(given):
     with pytest.raises(InputError, match="512MB"):
         parse_bytes(given)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("typed", "layers"), [("2", [2]), ("0,2-4", [0, 2, 3, 4]), (" 1, 0-1", [0, 1]), ("3-3", [3])]
 )
 def test_layers(typed, layers):
@@ -57,7 +58,7 @@ def test_a_long_range_is_not_counted_through():
     assert next(iter(parse_layers("1-999999999999"))) == 999999999999
 
 
-@pytest.mark.parametrize("typed", ["one", "3-1", "1,,2", "-1", "", "1-", "1.5"])
+@in_one_case("typed", ["one", "3-1", "1,,2", "-1", "", "1-", "1.5"])
 def test_what_are_no_layers(typed):
     with pytest.raises(InputError, match=r"--layers .*0,2-4"):
         parse_layers(typed)

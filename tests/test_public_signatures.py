@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_case import in_one_case
 
 import normlens
 from normlens.studies.papers.reporting import build_report
@@ -126,20 +127,20 @@ def test_the_functions_are_there():
     assert len(FUNCTIONS) > 60
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@in_one_case("name", FUNCTIONS)
 def test_no_any(name):
     hints = hints_of(FUNCTIONS[name])
     assert [place for what, hint in hints.items() for place in places_of_any(hint, what)] == []
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@in_one_case("name", FUNCTIONS)
 def test_every_parameter_has_a_type(name):
     hints = hints_of(FUNCTIONS[name])
     assert parameters_of(FUNCTIONS[name])[0] <= hints.keys()
     assert name.endswith("__init__") or "return" in hints
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@in_one_case("name", FUNCTIONS)
 def test_keywords_are_named_by_a_typed_dictionary(name):
     keywords = parameters_of(FUNCTIONS[name])[1]
     if keywords is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from one_case import in_one_case
 
 from normlens.errors import NormLensError, UnknownScopeError
 from normlens.scopes import (
@@ -30,7 +31,7 @@ GPT2 = BERT[:-1]
 NEOX = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNFF-N", "ATTNFFRES-N"]
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("scope", "components"),
     [
         ("ATTN-W", ["ATTN"]),
@@ -42,7 +43,7 @@ def test_components(scope, components):
     assert components_of(scope) == components
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("short", "scope"),
     [
         ("ATTN", "ATTN-N"),
@@ -69,12 +70,12 @@ def test_a_component_that_comes_once_needs_no_number():
     assert resolve("LN1", GPT2) == "ATTNRESLN-N"
 
 
-@pytest.mark.parametrize("scopes", [BERT, GPT2, NEOX], ids=["bert", "gpt2", "neox"])
+@in_one_case("scopes", [BERT, GPT2, NEOX], ids=["bert", "gpt2", "neox"])
 def test_every_scope_but_the_weights_has_a_short_name(scopes):
     assert set(aliases(scopes).values()) == {scope for scope in scopes if scope.endswith("-N")}
 
 
-@pytest.mark.parametrize("name", ["FFN", "LN3", "", "ATTN-X", "LN", "ATTNLN-N"])
+@in_one_case("name", ["FFN", "LN3", "", "ATTN-X", "LN", "ATTNLN-N"])
 def test_an_unknown_scope_is_answered_with_the_known_ones(name):
     with pytest.raises(UnknownScopeError) as raised:
         resolve(name, BERT)
@@ -94,7 +95,7 @@ def test_several_come_in_the_order_of_the_layer():
     assert resolve_all("FF", BERT) == ["ATTNRESLNFF-N"]
 
 
-@pytest.mark.parametrize("everything", [None, "all"])
+@in_one_case("everything", [None, "all"])
 def test_all_of_them(everything):
     assert resolve_all(everything, BERT) == BERT
 
@@ -104,7 +105,7 @@ def test_one_wrong_name_among_several():
         resolve_all(["FF", "LN9"], BERT)
 
 
-@pytest.mark.parametrize("number", range(2, len(BERT)))
+@in_one_case("number", range(2, len(BERT)))
 def test_a_numbered_name_means_the_same_among_fewer_scopes(number):
     for short, scope in {"RES1": BERT[3], "LN1": BERT[4], "FF": BERT[5], "RES2": BERT[6]}.items():
         some = BERT[: number + 1]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -108,7 +109,7 @@ def test_words_of_byte_level_bpe():
     ]
 
 
-@pytest.mark.parametrize("text", ["hé wo", "日本 wo", "👩‍🚀 wo", "naïve wo"])
+@in_one_case("text", ["hé wo", "日本 wo", "👩‍🚀 wo", "naïve wo"])
 def test_a_letter_of_several_tokens_is_in_one_word(text):
     """Bytes of one letter all point at the same place of the text."""
     encoded = encode(text, byte_level(), None)
@@ -131,8 +132,8 @@ def test_words_of_sentencepiece():
     assert words_of(encode("Hello world! new", unigram(split=False))) == expected
 
 
-@pytest.mark.parametrize("prepend", ["always", "never", "first"])
-@pytest.mark.parametrize(
+@in_one_case("prepend", ["always", "never", "first"])
+@in_one_case(
     "text",
     ["Hello", "Hello world!", "new Hello world", "HelloHello new", " Hello  world", "Hello\tworld"],
 )
@@ -228,14 +229,14 @@ def test_a_pair_is_refused_where_nothing_would_stand_between_its_texts():
     assert lens.maps("hello world").text == "hello world"
 
 
-@pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
+@in_one_case("name", ["attention_mask", "token_type_ids"])
 def test_masks_and_types_of_a_text_are_refused(lens, name):
     """A text has no padding that a mask could leave out, and its tokenizer gives its types."""
     with pytest.raises(InputError, match=f"{name} belongs to token ids; give input_ids="):
         lens.maps("the dogs", **{name: [1, 1, 1, 1]})
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
+@in_one_case("batch_size", [1, 4])
 def test_a_list_of_texts_and_pairs(lens, batch_size):
     texts = ["the dogs", ("the dog", "unaffable"), "the"]
     found = lens.maps(texts, batch_size=batch_size)
@@ -257,13 +258,13 @@ def test_no_tokenizer(tiny):
         normlens.load(tiny("bert", torch.float32)).maps("the dog")
 
 
-@pytest.mark.parametrize("text", ["", "   ", "\n\t", ("the dog", ""), ("", "the dog")])
+@in_one_case("text", ["", "   ", "\n\t", ("the dog", ""), ("", "the dog")])
 def test_an_empty_text(text, lens):
     with pytest.raises(InputError, match="empty; give at least one word"):
         lens.maps(text)
 
 
-@pytest.mark.parametrize("text", ["a \ud800", ("the dog", "\udce4"), ["the dog", "\udce4"]])
+@in_one_case("text", ["a \ud800", ("the dog", "\udce4"), ["the dog", "\udce4"]])
 def test_half_a_character(text, lens):
     with pytest.raises(InputError, match="not valid Unicode"):
         lens.maps(text)
@@ -283,9 +284,7 @@ def test_a_text_that_makes_no_token():
         encode("xx", tokenizer)
 
 
-@pytest.mark.parametrize(
-    "text", [("a", "b", "c"), (), ("a", 3), 5, [5], [None], [["a", "b", "c"]], {"a": 1}]
-)
+@in_one_case("text", [("a", "b", "c"), (), ("a", 3), 5, [5], [None], [["a", "b", "c"]], {"a": 1}])
 def test_what_is_not_a_text(text, lens):
     with pytest.raises(InputError, match="expected a text or a pair of texts"):
         lens.maps(text)
@@ -327,21 +326,19 @@ def test_a_long_text_is_read_without_a_warning(minilm, recwarn, caplog):
 # Token ids ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [64, 1000, -1])
+@in_one_case("wrong", [64, 1000, -1])
 def test_an_id_out_of_vocabulary(wrong, lens):
     with pytest.raises(InputError, match=f"token id {wrong} is out of vocabulary.*0 to 63"):
         lens.maps(input_ids=[3, wrong, 5])
 
 
-@pytest.mark.parametrize("ids", [[], [[]], [[3], []]])
+@in_one_case("ids", [[], [[]], [[3], []]])
 def test_no_ids(ids, lens):
     with pytest.raises(InputError, match="empty sequence"):
         lens.maps(input_ids=ids)
 
 
-@pytest.mark.parametrize(
-    "ids", [[1.5, 2.0], ["a"], [[[3]]], torch.tensor([0.5]), 5, torch.tensor(5)]
-)
+@in_one_case("ids", [[1.5, 2.0], ["a"], [[[3]]], torch.tensor([0.5]), 5, torch.tensor(5)])
 def test_ids_that_are_not_integers(ids, lens):
     with pytest.raises(InputError, match="integers"):
         lens.maps(input_ids=ids)
@@ -352,7 +349,7 @@ def test_a_mask_that_masks_everything(lens):
         lens.maps(input_ids=[[3, 4]], attention_mask=[[0, 0]])
 
 
-@pytest.mark.parametrize("mask", [[1, 0, 1], [0, 1, 0, 1, 1, 0], [1, 1, 0, 0, 1]])
+@in_one_case("mask", [[1, 0, 1], [0, 1, 0, 1, 1, 0], [1, 1, 0, 0, 1]])
 def test_a_mask_with_a_hole_is_refused(mask, lens):
     """Leaving the token out would move all that follow it to other positions."""
     ids = [5, 6, 7, 8, 9, 10][: len(mask)]
@@ -363,7 +360,7 @@ def test_a_mask_with_a_hole_is_refused(mask, lens):
         lens.maps(input_ids=[ids, ids], attention_mask=[[1] * len(mask), mask])
 
 
-@pytest.mark.parametrize("mask", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])
+@in_one_case("mask", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])
 def test_padding_may_stand_at_either_end(mask, lens):
     ids = iter([7, 8, 9])
     padded = [next(ids) if flag else 0 for flag in mask]
@@ -372,13 +369,13 @@ def test_padding_may_stand_at_either_end(mask, lens):
     np.testing.assert_array_equal(found["FF"], lens.maps(input_ids=[7, 8, 9])["FF"])
 
 
-@pytest.mark.parametrize(("mask", "words"), [([1, 2], "has 2"), ([-1, 1], "has -1")])
+@in_one_case(("mask", "words"), [([1, 2], "has 2"), ([-1, 1], "has -1")])
 def test_a_mask_of_other_numbers_is_refused(mask, words, lens):
     with pytest.raises(InputError, match=words):
         lens.maps(input_ids=[[3, 4]], attention_mask=[mask])
 
 
-@pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
+@in_one_case("name", ["attention_mask", "token_type_ids"])
 def test_what_is_not_an_integer_is_named(name, lens):
     with pytest.raises(InputError, match=f"{name} must be integers"):
         lens.maps(input_ids=[3, 4], **{name: [0.5, 1.0]})
@@ -407,10 +404,8 @@ def traced_output(lens: normlens.Lens, **given: Any) -> torch.Tensor:
     return seen[0][0]
 
 
-@pytest.mark.parametrize("types", [TYPES, [0, 0, 0, 0]])
-@pytest.mark.parametrize(
-    "family", ["bert", "albert", "electra", "roberta", "gpt2", "gpt_neo", "gptj"]
-)
+@in_one_case("types", [TYPES, [0, 0, 0, 0]])
+@in_one_case("family", ["bert", "albert", "electra", "roberta", "gpt2", "gpt_neo", "gptj"])
 def test_token_types_reach_the_model(family, types):
     """GPT-2 and its kin add a word's vector for them, so that zeros are something, too."""
     model = tiny_model(family)
@@ -431,7 +426,7 @@ def test_types_that_a_tokenizer_gives_reach_the_model():
     torch.testing.assert_close(traced_output(lens, text=text), expected)
 
 
-@pytest.mark.parametrize("family", ["distilbert", "opt", "llama", "modernbert", "deberta-v2"])
+@in_one_case("family", ["distilbert", "opt", "llama", "modernbert", "deberta-v2"])
 def test_types_for_a_model_without_them_are_refused(family):
     lens = normlens.load(tiny_model(family))
     with pytest.raises(InputError, match=r"token_type_ids holds 1.*has no token types; leave"):
@@ -440,7 +435,7 @@ def test_types_for_a_model_without_them_are_refused(family):
     np.testing.assert_array_equal(zeros["ATTN-N"], lens.maps(input_ids=[5, 6, 7, 8])["ATTN-N"])
 
 
-@pytest.mark.parametrize(("family", "wrong"), [("bert", 2), ("bert", -1), ("gpt2", 64)])
+@in_one_case(("family", "wrong"), [("bert", 2), ("bert", -1), ("gpt2", 64)])
 def test_types_out_of_range_are_refused(family, wrong):
     with pytest.raises(InputError, match=rf"token_type_ids holds {wrong}.*knows types 0 to"):
         normlens.load(tiny_model(family)).maps(input_ids=[5, 6], token_type_ids=[0, wrong])
@@ -454,8 +449,8 @@ def test_types_for_some_sequences_of_a_batch_only():
         pad([with_types, without], 0, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
-@pytest.mark.parametrize("shape", [[[1]], [[1, 1], [1, 1]], [[1, 1, 1]]])
+@in_one_case("name", ["attention_mask", "token_type_ids"])
+@in_one_case("shape", [[[1]], [[1, 1], [1, 1]], [[1, 1, 1]]])
 def test_shapes_that_differ(name, shape, lens):
     with pytest.raises(InputError, match="same shape"):
         lens.maps(input_ids=[[3, 4]], **{name: shape})

@@ -231,6 +231,7 @@ class ExecutionKeywords(TypedDict, total=False):
     trust_remote_code: bool
     verify: bool
     file_size: float
+    file_minutes: float
 
 class RunKeywords(TypedDict, total=False):
     measures: str | Sequence[str | Measure] | None
@@ -261,6 +262,7 @@ class RunKeywords(TypedDict, total=False):
     trust_remote_code: bool
     verify: bool
     file_size: float
+    file_minutes: float
 
 class EvaluateKeywords(TypedDict, total=False):
     methods: str | Sequence[str] | None
@@ -293,6 +295,7 @@ class EvaluateKeywords(TypedDict, total=False):
     trust_remote_code: bool
     verify: bool
     file_size: float
+    file_minutes: float
 
 class AlignKeywords(TypedDict, total=False):
     scopes: str | Sequence[str]
@@ -323,6 +326,7 @@ class AlignKeywords(TypedDict, total=False):
     trust_remote_code: bool
     verify: bool
     file_size: float
+    file_minutes: float
 
 class AblateKeywords(TypedDict, total=False):
     components: str | Sequence[str] | None

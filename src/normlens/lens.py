@@ -333,7 +333,7 @@ class Lens:
         progress: Progress | bool | None = None,
         **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
-        """Trace a score back to every input token, exactly, at the price of one backward pass.
+        """Trace a score back to every input token, exactly for the frozen network, in one way back.
 
         `target` is what the score is about: the next token of a causal model, the token at the
         mask of a masked one, a classifier's label; a word, a label or an index; by default what the
@@ -415,7 +415,7 @@ class Lens:
         progress: Progress | bool | None = None,
         **options: Unpack[CiteKeywords],
     ) -> Citation:
-        """Which sources made the answer to a question, exactly, at the price of one way back.
+        """Which sources made an answer, exactly for the frozen network, in one way back.
 
         `sources` is a list of texts, or one text, which is split; the model answers where no
         `answer` is given. Sources and question are a message of the user in the model's chat

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from quick_reports import rendering_nothing
-from run_logs import forget
+from run_records import forget
 from tokenizers.processors import TemplateProcessing
 
 import normlens

@@ -48,7 +48,7 @@ def whole(
 ) -> Run:
     """A run that nothing disturbed."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    options: Any = {"measures": [measure], "shard_size": SHARD, "device": "cpu"}
+    options: Any = {"measures": [measure], "shard_size": SHARD, "device": "cpu", "file_size": 0}
     return run(models["next-token"], corpora["next-token"], out, **options)
 
 
@@ -60,7 +60,7 @@ def test_a_stopped_run_ends_with_the_same_bits(
     whole: Run,
 ) -> None:
     model, data = models["next-token"], corpora["next-token"]
-    options: Any = {"measures": [measure], "shard_size": SHARD, "device": "cpu"}
+    options: Any = {"measures": [measure], "shard_size": SHARD, "device": "cpu", "file_size": 0}
     with pytest.raises(KeyboardInterrupt):
         run(model, data, tmp_path / "run", progress=Stopping(), **options)
     status = Run.open(tmp_path / "run").status()

@@ -130,8 +130,8 @@ def test_its_help_has_an_example(shell: Shell) -> None:
 
 def test_files_hold_the_explanation(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
     lens = normlens.load(models["causal"])
-    why: Any = lens.explain(TEXT, target="mat", heads=True)
-    asked = ("explain", TEXT, "-m", models["causal"], "--target", "mat", "--heads")
+    why: Any = lens.explain(TEXT, target="mat")
+    asked = ("explain", TEXT, "-m", models["causal"], "--target", "mat")
     for ending in ("safetensors", "csv", "json"):
         out = tmp_path / f"why.{ending}"
         assert shell(*asked, "--out", out).startswith(f"wrote {out}: Explanation(why 'mat'")
@@ -145,7 +145,6 @@ def test_files_hold_the_explanation(models: dict[str, Path], shell: Shell, tmp_p
     (each,) = document["explanations"]
     np.testing.assert_allclose(each["contributions"], why.contributions, rtol=1e-6)
     np.testing.assert_allclose(each["flows"]["whole layer"], why.flow, rtol=1e-6)
-    np.testing.assert_allclose(each["head_flow"], why.head_flow, rtol=1e-6)
     assert each["value"] == why.value
     assert each["remainder"] == pytest.approx(why.remainder)
     assert sum(bias["value"] for bias in each["biases"]) == pytest.approx(why.remainder)

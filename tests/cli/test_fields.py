@@ -204,10 +204,9 @@ def test_docstrings_describe_options() -> None:
     [
         ("map", AnalysisOptions, set()),
         ("map", LoadOptions, set()),
-        ("explain", ExplainOptions, {"nonlinearity"}),
+        ("explain", ExplainOptions, {"nonlinearity", "heads"}),
         ("explain", LoadOptions, {"part"}),
-        ("cosine", LoadOptions, {"part", "revision"}),
-        ("run", RunOptions, {"extra_columns", "precision"}),
+        ("run", RunOptions, {"extra_columns", "precision", "paragraphs"}),
     ],
 )
 def test_commands_have_an_option_for_each_field(command: str, kind: Any, without: set[str]) -> None:

@@ -45,16 +45,14 @@ def test_maps_of_an_image(places, shell, tmp_path):
     assert set(table["target_token"]) == set(saved.tokens)
 
 
-def test_the_row_or_the_column_of_a_token(places, shell, tmp_path):
+def test_a_picture_of_patches_has_a_colour_scale(places, shell, tmp_path):
     given = ("map", "--image", places["image"], "--model", places["vit"], "--scope", "ATTN-W")
     pictures = {}
-    for option in (("--row", "2,2"), ("--colour", "linear"), ()):
+    for option in (("--colour", "linear"), ()):
         out = tmp_path / f"{len(pictures)}.png"
         shell(*given, *option, "--out", out)
         pictures[option] = out.read_bytes()
-    assert len(set(pictures.values())) == 3
-    assert "no token '4,1'" in shell.error(*given, "--row", "4,1", "--out", tmp_path / "x.png")
-    assert "is for pictures" in shell.error(*given, "--row", "1,1", "--out", tmp_path / "x.csv")
+    assert len(set(pictures.values())) == 2
 
 
 def test_explanations_of_an_image(places, shell, tmp_path):

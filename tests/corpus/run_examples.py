@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from run_logs import reseal
+from run_records import reseal
 
 from normlens.corpus import Run
 from normlens.loading.hub import quiet_transformers
@@ -127,14 +127,8 @@ def forge(out: Path, edit: Callable[[dict[str, Any]], None]) -> None:
         rest = {k: v for k, v in found.items() if k not in ("format", "version", "digest")}
         found["digest"] = _sha256(rest)
     path.write_text(json.dumps(found))
-    for path in out.glob("log/*"):
+    for path in (*out.glob("claims/*"), *out.glob("records/*")):
         reseal(path, found["digest"])
-    for record in out.glob("shards/shard-*.json"):  # of an old run
-        told = json.loads(record.read_text())
-        told |= {"manifest": found["digest"]} if "manifest" in told else {}
-        if told.pop("sha256", None):
-            told["sha256"] = _sha256(told)
-        record.write_text(json.dumps(told))
 
 
 def _sha256(found: dict[str, Any]) -> str:

@@ -8,7 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from reference import Routed, differentiate, hidden, mean_slopes, observe, observe_pair
+from reference import (
+    Routed,
+    differentiate,
+    hidden,
+    mean_slopes,
+    model_activation,
+    observe,
+    observe_pair,
+)
 from torch import Tensor
 
 from normlens.layers import (
@@ -250,3 +258,40 @@ def _feed_forward(
     for argument, slope in zip(arguments, slopes, strict=True):
         total = total + argument * slope[0]
     return ff.down(total)
+
+
+def copied_step(
+    step: Any, y: Tensor, v: Tensor, bias: Tensor, rule: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A step of a head: the real vectors, the followed ones, and what no token owns."""
+    kind = type(step).__name__
+    if kind == "Norm":
+        square = y.var(-1, correction=0) if step.centred else y.square().mean(-1)
+        inverse = (square + step.eps).rsqrt().detach()
+        beta = 0 if step.beta is None else step.beta
+        real, image, rest = (_scaled(step, x, inverse) for x in (y, v, bias))
+        return real + beta, image, rest + beta
+    if kind == "Dense":
+        w, b = step.linear.weight, 0 if step.linear.bias is None else step.linear.bias
+        return y @ w + b, v @ w, bias @ w + b
+    g = model_activation(step.activation)
+    slope = mean_slope(rule, g, y, bias)
+    return g(y), v * slope, g(y) - (y - bias) * slope
+
+
+def _scaled(norm: Norm, v: Tensor, inverse_deviation: Tensor) -> Tensor:
+    if norm.centred:
+        v = v - v.mean(-1, keepdim=True)
+    v = v * inverse_deviation[..., None]
+    return v if norm.gamma is None else v * norm.gamma
+
+
+def mean_slope(rule: str, g: Any, z: Tensor, start: Tensor | None = None) -> Tensor:
+    """The slope of g at z, or its mean on the path to z."""
+    z = z.detach()
+    if rule == "gradient":
+        with torch.enable_grad():
+            at = z.clone().requires_grad_()
+            return torch.autograd.grad(g(at).sum(), at)[0]
+    start = torch.zeros_like(z) if start is None or rule == "ig" else start.detach()
+    return (g(z) - g(start)) / (z - start)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
+from heads import tried_families
+from one_case import in_one_case
 from reference import largest_error, references
 from rollout_examples import (
     IDS,
@@ -20,7 +21,6 @@ import normlens
 from normlens.explain.rollouts import alti, globenc, rollout_of_scope, value_zeroing
 from normlens.layers import Norm
 from normlens.models import adapt
-from normlens.models.tiny import tiny_families
 
 EVERY_SCOPE = ["bert", "gpt2", "gptj", "llama", "gemma2", "olmo2", "modernbert"]
 
@@ -30,7 +30,7 @@ def lens_and_ids(model):
     return lens, lens.encode(input_ids=IDS)
 
 
-@pytest.mark.parametrize("family", POST_LN)
+@in_one_case("family", POST_LN)
 def test_globenc(family, tiny):
     model = tiny(family)
     lens, encoded = lens_and_ids(model)
@@ -50,7 +50,7 @@ def test_globenc(family, tiny):
     assert maps.completeness <= 1e-6
 
 
-@pytest.mark.parametrize("family", tiny_families())
+@in_one_case("family", tried_families())
 def test_alti_of_the_whole_layer(family, tiny):
     model = tiny(family)
     lens, encoded = lens_and_ids(model)
@@ -62,8 +62,8 @@ def test_alti_of_the_whole_layer(family, tiny):
         np.testing.assert_allclose(maps[scope].sum(-1), 1)
 
 
-@pytest.mark.parametrize("rule", ["ig-bias", "gradient"])
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@in_one_case("rule", ["ig-bias", "gradient"])
+@in_one_case("family", ["bert", "llama"])
 def test_alti_with_other_rules(family, rule, tiny):
     model = tiny(family)
     lens, encoded = lens_and_ids(model)
@@ -73,7 +73,7 @@ def test_alti_with_other_rules(family, rule, tiny):
     assert maps.provenance["nonlinearity"] == rule
 
 
-@pytest.mark.parametrize("family", EVERY_SCOPE)
+@in_one_case("family", EVERY_SCOPE)
 def test_alti_behind_every_component(family, tiny):
     """The attention block of its authors among them."""
     model = tiny(family)
@@ -85,7 +85,7 @@ def test_alti_behind_every_component(family, tiny):
         assert largest_error(maps[scope], slow_rollout(single, 0.0, True)) <= 1e-9, scope
 
 
-@pytest.mark.parametrize("family", VALUES)
+@in_one_case("family", VALUES)
 def test_value_zeroing(family, tiny):
     model = tiny(family)
     lens, encoded = lens_and_ids(model)
@@ -96,7 +96,7 @@ def test_value_zeroing(family, tiny):
     np.testing.assert_allclose(maps[lens.scopes[-1]].sum(-1), 1)
 
 
-@pytest.mark.parametrize("family", EVERY_SCOPE)
+@in_one_case("family", EVERY_SCOPE)
 def test_rollout_of_every_scope(family, tiny):
     model = tiny(family)
     lens, encoded = lens_and_ids(model)
@@ -110,8 +110,8 @@ def test_rollout_of_every_scope(family, tiny):
         np.testing.assert_allclose(maps[scope].sum(-1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("method", [alti, value_zeroing])
-@pytest.mark.parametrize("family", ["bert", "llama", "gpt_neox"])
+@in_one_case("method", [alti, value_zeroing])
+@in_one_case("family", ["bert", "llama", "gpt_neox"])
 def test_float32_is_close_to_float64(method, family, tiny):
     exact, close = (
         method(*lens_and_ids(tiny(family, dtype)))[0] for dtype in (torch.float64, torch.float32)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frozen_copies import frozen_outputs
+from frozen_copies import copied_step, frozen_outputs, mean_slope
 from heads import assert_every_layer_makes_the_score, every_head, headed, in_float64, tried_families
 
 import normlens
-from normlens.frozen.activations import activation
 from normlens.layers import ANY, MEAN
 from normlens.models.base import read_head
 
@@ -70,13 +69,13 @@ def by_autograd(model: Any, lens: Any, head: Any, rule: str, position: int) -> n
     v = outputs[-1][-1]
     y, bias = v.detach(), torch.zeros_like(v)
     for step in head.body:
-        y, v, bias = _copy_step(step, y, v, bias, rule)
+        y, v, bias = copied_step(step, y, v, bias, rule)
     if head.reads == MEAN:
         y, v, bias = y.mean(0), v.mean(0), bias.mean(0)
     else:
         y, v, bias = y[position], v[position], bias[position]
     for step in head.steps:
-        y, v, bias = _copy_step(step, y, v, bias, rule)
+        y, v, bias = copied_step(step, y, v, bias, rule)
     output = head.output.folded(torch.float64)
     weight = output.weight[:, [TARGET, CONTRAST]]
     scores, parts = y @ weight, v @ weight
@@ -84,40 +83,6 @@ def by_autograd(model: Any, lens: Any, head: Any, rule: str, position: int) -> n
         scores = scores + output.bias[[TARGET, CONTRAST]]
     if head.soft_cap is not None:
         cap = head.soft_cap
-        parts = parts * _slope(rule, lambda z: cap * torch.tanh(z / cap), scores)
+        parts = parts * mean_slope(rule, lambda z: cap * torch.tanh(z / cap), scores)
     (g,) = torch.autograd.grad(parts[0] - parts[1], tokens)
     return (g * tokens).sum(-1).detach().numpy()
-
-
-def _copy_step(step, y, v, bias, rule):
-    """A step of a head: the real vector, the followed one, and what no token owns."""
-    kind = type(step).__name__
-    if kind == "Norm":
-        square = y.var(-1, correction=0) if step.centred else y.square().mean(-1)
-        inverse = (square + step.eps).rsqrt().detach()
-        beta = 0 if step.beta is None else step.beta
-        return tuple(_norm(step, x, inverse) + add for x, add in ((y, beta), (v, 0), (bias, beta)))
-    if kind == "Dense":
-        w, b = step.linear.weight, 0 if step.linear.bias is None else step.linear.bias
-        return y @ w + b, v @ w, bias @ w + b
-    g = activation(step.activation).value
-    slope = _slope(rule, g, y, bias)
-    return g(y), v * slope, g(y) - (y - bias) * slope
-
-
-def _norm(norm, v, inverse_deviation):
-    if norm.centred:
-        v = v - v.mean(-1, keepdim=True)
-    v = v * inverse_deviation[..., None]
-    return v if norm.gamma is None else v * norm.gamma
-
-
-def _slope(rule, g, z, start=None):
-    """The slope of g at z, or its mean on the path to z."""
-    z = z.detach()
-    if rule == "gradient":
-        with torch.enable_grad():
-            at = z.clone().requires_grad_()
-            return torch.autograd.grad(g(at).sum(), at)[0]
-    start = torch.zeros_like(z) if start is None or rule == "ig" else start.detach()
-    return (g(z) - g(start)) / (z - start)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from heads import every_head, headed
+from one_case import in_one_case
 from pair_models import FAMILIES, TARGET, generating, source_of
 
 import normlens
@@ -29,7 +30,7 @@ def explained(model, **asked):
     return lens.explain(input_ids=IDS, target=2, contrast=1, heads=True, **asked)
 
 
-@pytest.mark.parametrize(("family", "task"), every_head())
+@in_one_case(("family", "task"), every_head())
 def test_float32_on_cuda_is_close_to_float64(family, task):
     model = headed(family, task)
     exact = explained(model)
@@ -41,7 +42,7 @@ def test_float32_on_cuda_is_close_to_float64(family, task):
     assert found.completeness < 1e-5
 
 
-@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "gpt_neox", "qwen2"])
+@in_one_case("family", ["llama", "bert", "gpt2", "gpt_neox", "qwen2"])
 def test_bfloat16_on_cuda_is_close_to_the_cpu(family):
     """Weights are exact in bfloat16, so split products lose little beside float32 ones."""
     model = headed(family, "CausalLM", torch.bfloat16)
@@ -53,7 +54,7 @@ def test_bfloat16_on_cuda_is_close_to_the_cpu(family):
     assert found.completeness < 0.1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@in_one_case("family", FAMILIES)
 def test_encoder_decoders_on_cuda_are_close_to_float64(family):
     model = generating(family)
     asked = dict(source_of(family), decoder_input_ids=TARGET, token=3, contrast=1, heads=True)
@@ -110,7 +111,7 @@ def assert_same(found, expected):
     assert found.biases == expected.biases
 
 
-@pytest.mark.parametrize(("family", "task"), every_head())
+@in_one_case(("family", "task"), every_head())
 def test_replayed_passes_have_the_same_bits(family, task):
     lens = normlens.load(headed(family, task).float().cuda(), tokenizer=False)
     head = read_head(lens.adapter)
@@ -123,7 +124,7 @@ def test_replayed_passes_have_the_same_bits(family, task):
             assert_same(lens.explain(input_ids=ids, **asked), expected)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@in_one_case("family", ["bert", "gpt2"])
 def test_plain_models_passes_are_recorded_and_notice_changes(family):
     task = "SequenceClassification"
     model = headed(family, task).float().cuda()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import largest_error
 from rollout_examples import BATCH, IDS
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,7 +35,7 @@ def tried(family: str, name: str) -> bool:
 
 
 CASES = [(family, name) for family in FAMILIES for name in NAMES if tried(family, name)]
-each_case = pytest.mark.parametrize(("family", "name"), CASES)
+each_case = in_one_case(("family", "name"), CASES)
 
 
 def assert_equal(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:
@@ -54,8 +55,8 @@ def test_padded_equals_alone(family, name, tiny):
         assert_equal(maps, alone)
 
 
-@pytest.mark.parametrize("name", ["alti", "value-zeroing"])
-@pytest.mark.parametrize("family", FAMILIES)
+@in_one_case("name", ["alti", "value-zeroing"])
+@in_one_case("family", FAMILIES)
 def test_chunked_equals_whole(family, name, tiny):
     lens, method = normlens.load(tiny(family)), rollouts.method(name)
     encoded = lens.encode(input_ids=BATCH)
@@ -77,14 +78,14 @@ def test_causal_models_look_back_alone(family, name, tiny):
     assert array[maps.allowed].max() > 0
 
 
-@pytest.mark.parametrize("family", [name for name in tiny_families() if name != "bert"])
+@in_one_case("family", [name for name in tiny_families() if name != "bert"])
 def test_value_zeroing_runs_on_every_family(family, tiny):
     lens = normlens.load(tiny(family, torch.float32))
     (maps,) = value_zeroing(lens, lens.encode(input_ids=IDS))
     np.testing.assert_allclose(maps[lens.scopes[-1]].sum(-1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_one_case("name", NAMES)
 def test_texts_and_lists_of_texts(name, minilm):
     method = rollouts.method(name)
     one = method(minilm, "She teaches history.")
@@ -116,7 +117,7 @@ def test_the_code_in_the_document_runs(minilm):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@in_one_case("dtype", [torch.float32, torch.float64])
 @each_case
 def test_on_a_gpu(family, name, dtype):
     method = rollouts.method(name)
@@ -131,7 +132,7 @@ def test_on_a_gpu(family, name, dtype):
 # Names --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["altii", "rollout-", "weights", "LN1"])
+@in_one_case("name", ["altii", "rollout-", "weights", "LN1"])
 def test_unknown_names_give_the_list(name):
     listed = "rollout-weights, globenc, alti, value-zeroing, or rollout-SCOPE"
     with pytest.raises(InputError, match=listed):
@@ -152,7 +153,7 @@ def test_the_package_is_an_attribute():
 # Refusals -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gptj", "modernbert", "olmo2"])
+@in_one_case("family", ["gpt2", "llama", "gptj", "modernbert", "olmo2"])
 def test_globenc_needs_two_norms_behind_residuals(family, tiny):
     lens = normlens.load(tiny(family))
     with pytest.raises(InputError, match="GlobEnc is defined for layers of ATTN RES LN FF RES LN"):
@@ -208,7 +209,7 @@ class Watcher(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("name", ["alti", "globenc"])
+@in_one_case("name", ["alti", "globenc"])
 def test_no_vector_for_every_pair(name):
     model = tiny_model("bert", max_position_embeddings=N, intermediate_size=M)
     lens = normlens.load(model)
@@ -242,7 +243,7 @@ def assert_untouched(model: torch.nn.Module, before: dict[str, Any]) -> None:
         assert torch.equal(after["tensors"][name], value), name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@in_one_case("family", FAMILIES)
 def test_value_zeroing_leaves_the_model_as_it_was(family, tiny):
     model = tiny(family, torch.float32)
     before = snapshot(model)
@@ -251,7 +252,7 @@ def test_value_zeroing_leaves_the_model_as_it_was(family, tiny):
     assert_untouched(model, before)
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("broken"), KeyboardInterrupt()])
+@in_one_case("failure", [RuntimeError("broken"), KeyboardInterrupt()])
 def test_value_zeroing_leaves_the_model_as_it_was_after_an_error(failure, monkeypatch):
     model = tiny_model("gpt2").train()
     before = snapshot(model)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from one_case import in_one_case
 from rollout_examples import IDS, slow_rollout
 
 import normlens
@@ -64,13 +65,13 @@ def test_products_beyond_float32_are_kept():
     assert deep[-1, 0, 0] == pytest.approx(20.0**49 * 10)
 
 
-@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 4), (0, 3, 3)])
+@in_one_case("shape", [(3, 3), (2, 3, 4), (0, 3, 3)])
 def test_what_is_no_stack_of_maps_is_refused(shape):
     with pytest.raises(InputError, match="takes maps"):
         rollout(np.ones(shape))
 
 
-@pytest.mark.parametrize("residual", [-0.1, 1.0])
+@in_one_case("residual", [-0.1, 1.0])
 def test_a_share_that_is_none_is_refused(residual):
     with pytest.raises(InputError, match="share"):
         rollout(np.ones((1, 2, 2)), residual=residual)
@@ -140,7 +141,7 @@ def test_the_viewer_is_told(maps):
     assert b"rollout" not in encode(maps)
 
 
-@pytest.mark.parametrize("layers", [[1], [0, 2]])
+@in_one_case("layers", [[1], [0, 2]])
 def test_some_layers_only_are_refused(layers, tiny):
     maps = normlens.load(tiny("albert", torch.float32)).maps(input_ids=IDS, layers=layers)
     with pytest.raises(InputError, match="all layers from 0 on; these maps have layer"):

@@ -8,6 +8,7 @@ import torch
 import transformers
 from frozen_copies import _through_norms, frozen_outputs
 from heads import headed, in_float64
+from one_case import in_one_case
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
@@ -93,7 +94,7 @@ def given(lens: normlens.Lens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return noise(270), {"input_values": noise(270)[None]}
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_one_case("case", CASES)
 def test_contributions_are_those_of_a_frozen_copy(case):
     make, head = CASES[case]
     model = make()
@@ -158,7 +159,7 @@ def test_pictures_of_several_sizes():
     np.testing.assert_allclose(wide.contributions, alone.contributions, rtol=1e-6)
 
 
-@pytest.mark.parametrize("task", ["CTC", "AudioFrameClassification"])
+@in_one_case("task", ["CTC", "AudioFrameClassification"])
 def test_frames_are_explained_one_by_one(task):
     lens = normlens.load(headed("wav2vec2", task))
     why = lens.explain(noise(270), position=3, target=2)
@@ -184,7 +185,7 @@ def test_convolutions_behind_the_last_layer_are_refused():
         lens.explain(noise(270), direction=np.ones(16), position=0)
 
 
-@pytest.mark.parametrize("family", ["clip_vision_model", "siglip_vision_model", "beit", "hubert"])
+@in_one_case("family", ["clip_vision_model", "siglip_vision_model", "beit", "hubert"])
 def test_a_direction_is_read_at_the_models_own_end(family, tiny):
     """CLIP's last norm acts on its pooled vector alone; SigLIP's on every vector."""
     model = tiny(family)

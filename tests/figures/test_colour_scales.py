@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from matplotlib.colors import to_rgba
+from one_case import in_one_case
 from picture_examples import classifier, processor, scene
 from tidy import assert_tidy, colour_at, words
 
@@ -73,7 +74,7 @@ def test_an_outlier_does_not_move_the_end(values: np.ndarray, times: float) -> N
         assert clipped_end(further) == end
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("values", "end"),
     [
         ([], 0.0),
@@ -105,7 +106,7 @@ def test_the_diagonal_does_not_count_unless_it_is_alone() -> None:
         scale_end(values, same, "log")
 
 
-@pytest.mark.parametrize("place", [(0, 0), (5, 0)])
+@in_one_case("place", [(0, 0), (5, 0)])
 def test_one_outlier_leaves_the_others_their_colours(place: tuple[int, int]) -> None:
     """A sink at the first token, of itself or of a later one."""
     maps = tiny_maps("llama")
@@ -166,7 +167,7 @@ def test_the_diagonal_can_be_left_out() -> None:
     plt.close(drawn)
 
 
-@pytest.mark.parametrize("line", ["target", "source"])
+@in_one_case("line", ["target", "source"])
 def test_patches_have_the_same_rule(line: str) -> None:
     """Of a row over a picture, the token's own patch is what i = j is in a map."""
     maps = normlens.load(classifier(), processor()).maps(scene())

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import model_activation
 
 from normlens.errors import UnsupportedModelError
@@ -15,7 +16,7 @@ from normlens.frozen.activations import ACTIVATIONS, activation
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
 
-every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
+every_activation = in_one_case("name", ACTIVATIONS)
 PANEL = 0.5  # every kink (0, and 6 of relu6) lies between two panels
 HARD = [0.0, 1e-30, -1e-30, 1e-8, -1e-8, 1e-4, -1e-4, 0.05, -0.05, 40.0, -40.0, 1e4, -1e4]
 
@@ -51,7 +52,7 @@ def test_value_at_zero(name):
 
 
 @every_activation
-@pytest.mark.parametrize("sign", [1, -1])
+@in_one_case("sign", [1, -1])
 def test_slope_is_the_mean_derivative_along_the_path(name, sign):
     """``r(z) = ∫₀¹ g′(αz) dα`` with autograd's derivative of the model's activation."""
     edges = 80
@@ -61,7 +62,7 @@ def test_slope_is_the_mean_derivative_along_the_path(name, sign):
 
 
 @every_activation
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@in_one_case("dtype", [torch.float32, torch.float64])
 def test_nothing_breaks_at_extreme_arguments(name, dtype):
     g = activation(name)
     z = torch.tensor(HARD, dtype=dtype)
@@ -79,7 +80,7 @@ def test_slope_in_float32_is_the_float64_slope(name):
 
 
 @every_activation
-@pytest.mark.parametrize("sign", [1, -1])
+@in_one_case("sign", [1, -1])
 def test_slope_at_zero_is_the_one_sided_derivative(name, sign):
     near = torch.tensor([sign * 1e-9], dtype=torch.float64)
     limit = derivative(model_activation(name))(near)
@@ -150,7 +151,7 @@ def test_an_unknown_activation_is_named_beside_the_known_ones():
         activation("swoosh")
 
 
-@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+@in_one_case("name", sorted(ACTIVATIONS))
 def test_mean_slopes_in_float32_are_those_of_the_quadrature(name):
     """Single precision reads J from a table; also at its ends, beyond them, and of NaN."""
     special = [0.0, -0.0, 39.999, 40.0, -40.0, 40.001, 1e4, -1e4, 1e-30]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from one_case import in_one_case
 from reference import largest_error, reference
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,8 +15,8 @@ def frozen(given) -> FrozenAttention:
     return FrozenAttention.at(given.layer.attention, given.x, given.alpha, given.layer.reach)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("biases", [False, True])
+@in_one_case("groups", [1, 2, 4])
+@in_one_case("biases", [False, True])
 def test_attention_gives_the_sums_of_its_parts(groups, biases, problem):
     given = problem("post", groups=groups, biases=biases, batch=2)
     found = frozen(given).on_parts(Parts(given.x))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
+from one_case import in_one_case
 from reference import reference
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -43,8 +43,8 @@ class Watcher(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient", "shapley"])
-@pytest.mark.parametrize("family", SIZES)
+@in_one_case("rule", ["ig", "ig-bias", "gradient", "shapley"])
+@in_one_case("family", SIZES)
 def test_no_tensor_has_a_vector_for_every_pair(family, rule):
     lens = normlens.load(tiny_model(family, **SIZES[family]))
     with Watcher() as watcher:
@@ -54,8 +54,8 @@ def test_no_tensor_has_a_vector_for_every_pair(family, rule):
     assert watcher.largest >= N * N * H  # the weights of every head are there
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-@pytest.mark.parametrize("method", ["tiles", "matrices"])
+@in_one_case("family", ["bert", "llama"])
+@in_one_case("method", ["tiles", "matrices"])
 def test_neither_method_makes_one(family, method, monkeypatch):
     monkeypatch.setattr(plans, "cheaper_method", lambda shape: method)
     used = []
@@ -68,8 +68,8 @@ def test_neither_method_makes_one(family, method, monkeypatch):
     assert watcher.largest < FORBIDDEN, watcher.where
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-@pytest.mark.parametrize("n", [6, 20, 48])
+@in_one_case("family", ["bert", "llama"])
+@in_one_case("n", [6, 20, 48])
 def test_short_texts_are_no_exception(family, n):
     lens = normlens.load(tiny_model(family, **SIZES[family]))
     with Watcher() as watcher:
@@ -85,7 +85,7 @@ def test_a_batch_makes_none_per_sequence():
     assert watcher.largest < FORBIDDEN, watcher.where
 
 
-@pytest.mark.parametrize("order", ["post", "pre"])
+@in_one_case("order", ["post", "pre"])
 def test_the_watcher_sees_an_implementation_that_makes_them(order, problem):
     given = problem(order, n=N, d=D, m=M, heads=H)
     with Watcher() as watcher:
@@ -105,7 +105,7 @@ def test_the_watcher_sees_results_written_in_place():
     assert watcher.largest == 60
 
 
-@pytest.mark.parametrize("family", SIZES)
+@in_one_case("family", SIZES)
 def test_input_tokens_are_pushed_through_in_parts_that_a_limit_holds(family):
     lens = normlens.load(tiny_model(family, **SIZES[family]))
     limit = 200 << 10

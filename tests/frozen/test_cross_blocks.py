@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from one_case import in_one_case
 
 from normlens.frozen.activations import Linearised
 from normlens.frozen.feedforward import FrozenFeedForward
@@ -30,7 +30,7 @@ def factors(n: int, sources: int, lengths: tuple[int, ...]) -> Factors:
     return Factors(weights, scale, values, basis, Reach(), "encoder", lengths)
 
 
-@pytest.mark.parametrize(("n", "lengths"), [(4, (9, 2)), (9, (4, 3)), (5, (5, 1)), (1, (3, 2))])
+@in_one_case(("n", "lengths"), [(4, (9, 2)), (9, (4, 3)), (5, (5, 1)), (1, (3, 2))])
 def test_blocks_have_the_norms_and_sums_of_the_whole(n, lengths):
     given = factors(n, max(lengths), lengths)
     targets = (n, max(1, n - 2))
@@ -46,7 +46,7 @@ def test_blocks_have_the_norms_and_sums_of_the_whole(n, lengths):
     torch.testing.assert_close(given.norms(), parts.norm(dim=-1))
 
 
-@pytest.mark.parametrize(("n", "lengths"), [(4, (9, 2)), (9, (4, 3))])
+@in_one_case(("n", "lengths"), [(4, (9, 2)), (9, (4, 3))])
 def test_a_job_in_blocks_has_the_result_of_the_whole(n, lengths):
     given = factors(n, max(lengths), lengths)
     generator = torch.Generator().manual_seed(1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from one_case import in_one_case
 from reference import largest_error, reference
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,8 +18,8 @@ from normlens.frozen.scores import layer_scores
 from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Residual
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
-every_order = pytest.mark.parametrize("order", ORDERS)
-every_rule = pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
+every_order = in_one_case("order", ORDERS)
+every_rule = in_one_case("rule", ["ig", "ig-bias", "gradient"])
 
 
 def frozen(given, rule: str = "ig"):
@@ -38,7 +39,7 @@ def output_of(given) -> torch.Tensor:
 
 @every_order
 @every_rule
-@pytest.mark.parametrize("gated", [False, True])
+@in_one_case("gated", [False, True])
 def test_the_linear_face_of_the_input_and_what_no_token_owns_are_the_output(
     order, rule, gated, problem
 ):
@@ -76,7 +77,7 @@ def test_the_adjoint_is_autograd_through_the_linear_face(order, problem):
     torch.testing.assert_close(layer_scores(layer, g).arriving, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("order", ["post", "pre", "both"])
+@in_one_case("order", ["post", "pre", "both"])
 def test_parts_are_the_linear_face_of_single_tokens(order, problem):
     """Without biases a token's part is what the layer makes of this token alone."""
     given = problem(order, biases=False)
@@ -108,7 +109,7 @@ def test_steps_behind_the_last_one_asked_for_are_not_computed(problem):
     assert len(layer.steps) == 3
 
 
-@pytest.mark.parametrize("order", ["post", "pre", "bare"])
+@in_one_case("order", ["post", "pre", "bare"])
 def test_maps_do_not_repeat_the_products_of_freezing(order, problem):
     """The block's output, and what it makes of the bias, are there once the layer is frozen."""
     layer = frozen(problem(order))
@@ -186,7 +187,7 @@ def materialised(layer, x, alpha, e, beta):
     return found
 
 
-@pytest.mark.parametrize("order", ["post", "pre"])
+@in_one_case("order", ["post", "pre"])
 def test_a_layer_that_reads_another_sequence(order, problem):
     """Both groups of sources stay factored; columns are the other sequence, then the own tokens."""
     layer, x, alpha, e, beta = decoder_problem(order, problem)
@@ -217,7 +218,7 @@ def sum_of(parts):
     return owned.sum(1) + bias
 
 
-@pytest.mark.parametrize("order", ["post", "pre"])
+@in_one_case("order", ["post", "pre"])
 def test_faces_of_a_layer_that_reads_another_sequence(order, problem):
     layer, x, alpha, e, beta = decoder_problem(order, problem)
     frozen_layer = freeze(layer, x, [alpha, beta], [6, 6], sources={"encoder": e})
@@ -241,8 +242,8 @@ def test_residuals_do_not_add_two_mixtures_of_the_same_tokens(problem):
         replace(given, layer=Layer(steps)).solve()
 
 
-@pytest.mark.parametrize("biased", [None, "gate", "up", "down", "incoming"])
-@pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
+@in_one_case("biased", [None, "gate", "up", "down", "incoming"])
+@in_one_case("rule", ["ig", "ig-bias", "gradient"])
 def test_a_block_without_biases_adds_none_of_its_own(rule, biased):
     draw = torch.Generator().manual_seed(0)
 

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import largest_error, reference
 
 import normlens
@@ -22,7 +23,7 @@ from normlens.layers import FeedForward, Linear, Reach
 from normlens.models.tiny import tiny_model
 
 IDS = list(range(3, 40))
-FAMILIES = pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "albert", "gemma2"])
+FAMILIES = in_one_case("family", ["bert", "gpt2", "llama", "albert", "gemma2"])
 
 
 def prepared(layer, limit: int = 1 << 30) -> ProductStore:
@@ -31,9 +32,9 @@ def prepared(layer, limit: int = 1 << 30) -> ProductStore:
     return store
 
 
-@pytest.mark.parametrize("order", ["post", "pre", "both", "bare"])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("n", [2, 40])
+@in_one_case("order", ["post", "pre", "both", "bare"])
+@in_one_case("gated", [False, True])
+@in_one_case("n", [2, 40])
 def test_kept_or_formed_or_not_at_all(order, gated, n, problem):
     """Whichever order the first two products are taken in, the maps are the reference's."""
     given = problem(order, n=n, d=16, heads=2, gated=gated)
@@ -136,7 +137,7 @@ def calls(seed: int, count: int) -> list[dict]:
 
 
 @FAMILIES
-@pytest.mark.parametrize("prepare", [False, True])
+@in_one_case("prepare", [False, True])
 def test_the_same_call_gives_the_same_bits_whatever_came_before(family, prepare):
     def fresh() -> normlens.Lens:
         lens = normlens.load(model)
@@ -195,7 +196,7 @@ def test_a_block_that_runs_several_times_is_kept_once():
     assert lens._products.size == 16 * 24 * 4
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "gptj", "phi"])
+@in_one_case("family", ["gpt_neox", "gptj", "phi"])
 def test_models_that_have_nothing_to_prepare(family):
     model = tiny_model(family)
     found = normlens.load(model).prepare().maps(input_ids=IDS)
@@ -265,10 +266,10 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-@pytest.mark.parametrize("prepare", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("change", CHANGES)
+@in_one_case("family", ["bert", "llama"])
+@in_one_case("prepare", [False, True])
+@in_one_case("dtype", [torch.float32, torch.bfloat16])
+@in_one_case("change", CHANGES)
 def test_weights_that_change_are_noticed(family, prepare, dtype, change):
     """Bit for bit what a lens gives that has never seen the old weights."""
     model = tiny_model(family).to(dtype)
@@ -292,7 +293,7 @@ def test_a_layer_that_was_not_asked_for_is_as_new_as_the_others():
     assert_same_bits(lens.maps(input_ids=IDS, layers=1), expected)
 
 
-@pytest.mark.parametrize("steady", [False, True])
+@in_one_case("steady", [False, True])
 def test_steady_weights_are_compared_by_their_places(steady, problem, monkeypatch):
     """An edit through torch is noticed either way, one behind its back by content alone."""
     layer = problem("post", d=16, heads=2).layer

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from one_case import in_one_case
 from reference import largest_error, mixing_of, reference
 
 from normlens.frozen.norm_maps import decompose_layer
@@ -25,7 +26,7 @@ from normlens.options import Settings
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
 RULES = ["ig", "ig-bias", "gradient"]
-every_order = pytest.mark.parametrize("order", ORDERS)
+every_order = in_one_case("order", ORDERS)
 
 
 def assert_reference(given, rule: str = "ig", tolerance: float = 1e-9, **settings) -> None:
@@ -44,33 +45,33 @@ def assert_reference(given, rule: str = "ig", tolerance: float = 1e-9, **setting
 
 
 @every_order
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("gated", [False, True])
+@in_one_case("rule", RULES)
+@in_one_case("gated", [False, True])
 def test_every_order_of_components(order, rule, gated, problem):
     assert_reference(problem(order, gated=gated, activation="silu", batch=2), rule)
 
 
 @every_order
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@in_one_case("groups", [1, 2, 4])
 def test_groups(order, groups, problem):
     assert_reference(problem(order, groups=groups))
 
 
 @every_order
-@pytest.mark.parametrize("centred", [False, True])
+@in_one_case("centred", [False, True])
 def test_without_biases(order, centred, problem):
     assert_reference(problem(order, biases=False, centred=centred))
 
 
 @every_order
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 3, 30])
+@in_one_case("causal", [False, True])
+@in_one_case("n", [1, 2, 3, 30])
 def test_lengths(order, causal, n, problem):
     assert_reference(problem(order, n=n, causal=causal))
 
 
-@pytest.mark.parametrize("order", ["post", "both"])
-@pytest.mark.parametrize("causal", [False, True])
+@in_one_case("order", ["post", "both"])
+@in_one_case("causal", [False, True])
 def test_texts_longer_than_a_standard_tile(order, causal, problem):
     assert_reference(problem(order, n=150, causal=causal, gated=order == "both"), "gradient")
 
@@ -80,14 +81,14 @@ def test_float32(order, problem):
     assert_reference(problem(order, n=20, dtype=torch.float32), tolerance=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh", "sigmoid", "relu2"])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("gated", [False, True])
+@in_one_case("activation", ["relu", "gelu", "silu", "tanh", "sigmoid", "relu2"])
+@in_one_case("rule", RULES)
+@in_one_case("gated", [False, True])
 def test_activations_and_rules(activation, rule, gated, problem):
     assert_reference(problem("post", activation=activation, gated=gated), rule)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@in_one_case("rule", RULES)
 def test_large_arguments(rule, problem):
     """Weights so large that the activation is saturated nearly everywhere."""
     assert_reference(problem("post", scale=2.5, gated=True, activation="silu"), rule, 1e-8)
@@ -121,7 +122,7 @@ def test_head_maps_without_any_scope(order, problem):
         assert largest_error(found[scope][0], expected[scope]) < 1e-12
 
 
-@pytest.mark.parametrize("scale", [1.0, 1.01])
+@in_one_case("scale", [1.0, 1.01])
 def test_completeness_is_measured_against_the_real_vectors(scale, problem):
     """It is the worst token's ‖parts + bias − y‖ / ‖y‖, at every step whose vector is known."""
     given = problem("post")
@@ -139,7 +140,7 @@ def test_completeness_is_measured_against_the_real_vectors(scale, problem):
         assert error == pytest.approx(1 - 1 / scale, abs=1e-12)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@in_one_case("value", [float("nan"), float("inf")])
 def test_vectors_that_are_not_finite_are_never_complete(value, problem):
     given = problem("post")
     real = {1: torch.full_like(given.x, value)}
@@ -160,7 +161,7 @@ def test_completeness_looks_at_real_tokens_only(problem):
 
 
 @every_order
-@pytest.mark.parametrize("rule", [*RULES, "shapley"])
+@in_one_case("rule", [*RULES, "shapley"])
 def test_permuting_tokens_permutes_maps(order, rule, problem):
     given = problem(order, n=7)
     order_of_tokens = torch.tensor([3, 0, 6, 1, 5, 2, 4])
@@ -233,7 +234,7 @@ def test_a_larger_output_projection_scales_the_attention(problem):
     torch.testing.assert_close(found, 3 * expected)
 
 
-@pytest.mark.parametrize("centred", [False, True])
+@in_one_case("centred", [False, True])
 def test_a_norm_forgets_the_scale(centred, problem):
     """Without biases, a larger input gives larger parts and, behind the norm, the same ones."""
     given = problem("post", biases=False, centred=centred)
@@ -359,7 +360,7 @@ def test_scopes_follow_the_components(problem):
     assert problem("parallel").layer.component_sequence == "(LN) ATTN ∥ (LN) FF RES"
 
 
-@pytest.mark.parametrize(("back", "ahead"), list(itertools.product([None, 0, 2], repeat=2)))
+@in_one_case(("back", "ahead"), list(itertools.product([None, 0, 2], repeat=2)))
 def test_reach(back, ahead):
     n = 7
     mask = Reach(back, ahead).mask(n)
@@ -370,7 +371,7 @@ def test_reach(back, ahead):
         assert Reach(back, ahead).pairs(length) == int(Reach(back, ahead).mask(length).sum())
 
 
-@pytest.mark.parametrize(("back", "ahead"), list(itertools.product([None, 0, 2], repeat=2)))
+@in_one_case(("back", "ahead"), list(itertools.product([None, 0, 2], repeat=2)))
 def test_reach_of_a_block_of_targets_covers_each_of_them(back, ahead):
     n = 7
     reach = Reach(back, ahead)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
+from one_case import in_one_case
 from reference import reference
 
 from normlens.frozen import parts
@@ -14,8 +14,8 @@ from normlens.frozen.parts import Parts, State
 from normlens.layers import Layer, Linear
 
 
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("biases", [False, True])
+@in_one_case("centred", [False, True])
+@in_one_case("biases", [False, True])
 def test_the_bias_of_parts(centred, biases, problem):
     """Before, between and behind two norms, on the way of parts and when the layer is frozen."""
     given = problem("both", centred=centred, biases=biases, batch=2)
@@ -37,7 +37,7 @@ def test_the_bias_of_parts(centred, biases, problem):
             torch.testing.assert_close(known, bias, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("gap", [1e-1, 1e-2, 1e-3])
+@in_one_case("gap", [1e-1, 1e-2, 1e-3])
 def test_norms_in_float32_where_heads_nearly_cancel(gap, problem):
     """Two heads with opposite outputs: a Gram matrix in float32 would lose half of the digits."""
     given = problem("post", heads=2, d=16, n=8, biases=False, dtype=torch.float32)
@@ -68,7 +68,7 @@ def test_parts_that_cancel_entirely_are_zero_not_nan(problem):
     assert norms.max() < 1e-6
 
 
-@pytest.mark.parametrize("elements", [1, 100, 1000])
+@in_one_case("elements", [1, 100, 1000])
 def test_norms_in_chunks(elements, problem, monkeypatch):
     given = problem("post", n=9, batch=2)
     expected = given.solve()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import RULES as REFERENCE_RULES
 from reference import hidden as reference_hidden
 from reference import model_activation
@@ -22,9 +23,9 @@ from normlens.options import LINEAR_RULES
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
 
-every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
-every_rule = pytest.mark.parametrize("rule", LINEAR_RULES)
-some_activations = pytest.mark.parametrize(
+every_activation = in_one_case("name", ACTIVATIONS)
+every_rule = in_one_case("rule", LINEAR_RULES)
+some_activations = in_one_case(
     "name",
     ["gelu", "gelu_new", "silu", "quick_gelu", "relu", "relu2", "leaky_relu", "mish", "tanh"],
 )
@@ -83,7 +84,7 @@ def test_shares_add_up(name, rule):
 
 
 @every_activation
-@pytest.mark.parametrize("rule", LINEAR_RULES)
+@in_one_case("rule", LINEAR_RULES)
 def test_gated_shares_add_up(name, rule):
     total, bias = points(QUADRUPLES)
     worst, where = rest(gated(name), total, bias, rule).flatten().max(0)
@@ -115,7 +116,7 @@ def test_slopes_and_bias_equal_the_reference(name, rule):
 
 
 @some_activations
-@pytest.mark.parametrize("rule", LINEAR_RULES)
+@in_one_case("rule", LINEAR_RULES)
 def test_gated_slopes_and_bias_equal_the_reference(name, rule):
     """The two arguments' shares, told apart by giving the token only one of them."""
     moderate = QUADRUPLES[(QUADRUPLES.abs() < 5).all(1)]
@@ -187,7 +188,7 @@ def test_slopes_in_float32_are_the_float64_slopes(name, rule):
 
 
 @some_activations
-@pytest.mark.parametrize("rule", LINEAR_RULES)
+@in_one_case("rule", LINEAR_RULES)
 def test_gated_shares_in_float32_are_the_float64_shares(name, rule):
     total, bias = points(QUADRUPLES.float())
     found = linearise(gated(name, torch.float32), total, bias, rule)

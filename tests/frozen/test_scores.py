@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from one_case import in_one_case
 
 from normlens.errors import InputError
 from normlens.frozen.attention import FrozenAttention
@@ -18,8 +19,8 @@ from normlens.frozen.scores import (
 from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Residual
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
-every_order = pytest.mark.parametrize("order", ORDERS)
-every_rule = pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
+every_order = in_one_case("order", ORDERS)
+every_rule = in_one_case("rule", ["ig", "ig-bias", "gradient"])
 
 
 def frozen(given, rule: str = "ig", parts: bool = False):
@@ -34,7 +35,7 @@ def gradient(given, *many: int) -> torch.Tensor:
 
 @every_order
 @every_rule
-@pytest.mark.parametrize("has", ["biases", "betas", "biases betas"])
+@in_one_case("has", ["biases", "betas", "biases betas"])
 def test_what_arrives_and_what_no_token_owns_are_the_score(order, rule, has, problem):
     owners = {name: name in has for name in ("biases", "betas")}
     given = problem(order, batch=2, groups=2, gated=True, activation="silu", **owners)
@@ -205,7 +206,7 @@ def decoder(order: str) -> tuple[FrozenLayer, torch.Tensor]:
     return freeze(Layer(steps), x, weights, [5, 5], sources={"encoder": e}, parts=False), e
 
 
-@pytest.mark.parametrize("order", ["post", "pre"])
+@in_one_case("order", ["post", "pre"])
 def test_what_arrives_at_both_sequences_and_biases_are_the_score(order):
     layer, e = decoder(order)
     generator = torch.Generator().manual_seed(3)
@@ -218,7 +219,7 @@ def test_what_arrives_at_both_sequences_and_biases_are_the_score(order):
     torch.testing.assert_close(total, (g * output).sum((-1, -2)), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("order", ["post", "pre"])
+@in_one_case("order", ["post", "pre"])
 def test_both_flows_of_a_layer_lose_nothing(order):
     layer, e = decoder(order)
     g = torch.randn(layer.x.shape, generator=torch.Generator().manual_seed(3)).double()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
+from one_case import in_one_case
 from reference import hidden, largest_error, mixing_of, reference
 
 import normlens
 from normlens.frozen import shapley
 from normlens.models.tiny import tiny_model
 
-GATES = pytest.mark.parametrize("gated", [False, True])
+GATES = in_one_case("gated", [False, True])
 BEHIND = ["ATTNRESLNFF-N", "ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N"]
 IDS = [3, 9, 27, 14, 5, 33, 8]
 
@@ -76,7 +76,7 @@ def test_standard_error_is_that_of_a_mean_over_orders(gated, problem):
     torch.testing.assert_close(found, (variance / samples).sqrt(), rtol=0.15, atol=1e-6)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("order", "gated", "causal"),
     [("post", False, False), ("pre", True, True), ("both", False, False)],
 )
@@ -120,8 +120,8 @@ def test_standard_error_belongs_to_scopes_behind_the_block(problem):
     assert not given.solve(rule="ig").standard_error
 
 
-@pytest.mark.parametrize("samples", [1, 2, 7])
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "modernbert"])
+@in_one_case("samples", [1, 2, 7])
+@in_one_case("family", ["bert", "gpt2", "llama", "modernbert"])
 def test_completeness_holds_however_few_orders_there_are(family, samples):
     lens = normlens.load(tiny_model(family))
     maps = lens.maps(input_ids=IDS, nonlinearity="shapley", samples=samples)
@@ -153,7 +153,7 @@ def test_the_global_random_state_is_left_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@in_one_case("family", ["bert", "llama"])
 def test_a_batch_draws_what_each_sequence_draws_alone(family):
     lens = normlens.load(tiny_model(family))
     batch = [IDS, IDS[:3], IDS[2:]]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_case import in_one_case
 from reference import largest_error, mixing_of, reference
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,9 +26,7 @@ LAYERS = [
     {"order": "both", "gated": True, "activation": "silu", "centred": False, "groups": 2},
     {"order": "bare"},
 ]
-every_layer = pytest.mark.parametrize(
-    "settings", LAYERS, ids=[str(settings["order"]) for settings in LAYERS]
-)
+every_layer = in_one_case("settings", LAYERS, ids=[str(settings["order"]) for settings in LAYERS])
 
 
 def use_plan(monkeypatch, method: str, sources: int, targets: int) -> None:
@@ -42,8 +41,8 @@ def assert_equal(found, expected, tolerance: float) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize("method", ["tiles", "matrices"])
-@pytest.mark.parametrize(
+@in_one_case("method", ["tiles", "matrices"])
+@in_one_case(
     ("sources", "targets"), [(1, 1), (1, 7), (7, 1), (2, 3), (3, 2), (5, 4), (11, 11), (64, 64)]
 )
 def test_every_tile_size_and_method_gives_the_reference(
@@ -60,7 +59,7 @@ def test_every_tile_size_and_method_gives_the_reference(
 
 
 @every_layer
-@pytest.mark.parametrize(("sources", "targets"), [(1, 1), (3, 2), (8, 8)])
+@in_one_case(("sources", "targets"), [(1, 1), (3, 2), (8, 8)])
 def test_the_size_of_standard_tiles_is_free(settings, sources, targets, problem, monkeypatch):
     given = problem(n=17, **settings)
     expected = given.solve()
@@ -71,7 +70,7 @@ def test_the_size_of_standard_tiles_is_free(settings, sources, targets, problem,
 
 
 @every_layer
-@pytest.mark.parametrize("limit", [1, 5_000, 100_000])
+@in_one_case("limit", [1, 5_000, 100_000])
 def test_a_memory_limit_changes_no_number(settings, limit, problem):
     given = problem(n=17, dtype=torch.float32, **settings)
     assert_equal(given.solve(memory_limit=limit), given.solve(), 1e-6)
@@ -128,9 +127,9 @@ class Peak(TorchDispatchMode):
             self.now -= self.live.pop(key)[1]
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("d", "m", "heads"), [(64, 256, 8), (64, 64, 2)])
-@pytest.mark.parametrize(
+@in_one_case("gated", [False, True])
+@in_one_case(("d", "m", "heads"), [(64, 256, 8), (64, 64, 2)])
+@in_one_case(
     "chosen",
     [
         Plan("tiles", 32, 16),
@@ -189,8 +188,8 @@ def failing_tiles(monkeypatch):
 
 
 @every_layer
-@pytest.mark.parametrize("method", ["tiles", "matrices"])
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError, MemoryError])
+@in_one_case("method", ["tiles", "matrices"])
+@in_one_case("error", [torch.OutOfMemoryError, RuntimeError, MemoryError])
 def test_tiles_are_halved_until_they_fit(
     settings, method, error, problem, failing_tiles, monkeypatch
 ):

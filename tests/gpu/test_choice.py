@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from one_case import in_one_case
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
@@ -48,8 +49,8 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32"])
-@pytest.mark.parametrize(
+@in_one_case("precision", ["float32", "tf32"])
+@in_one_case(
     ("name", "n", "batch", "causal", "stored"),
     [  # as they took less time on an H200
         ("BERT-base", 13, 512, False, True),
@@ -81,7 +82,7 @@ def test_hidden_rows_are_stored_where_that_takes_less_time(
     assert stores_hidden_rows(texts, shape, PRECISIONS[precision]) == stored
 
 
-@pytest.mark.parametrize("n", [1, 5, 64, 100, 128, 200, 512])
+@in_one_case("n", [1, 5, 64, 100, 128, 200, 512])
 def test_blocks_of_targets_are_those_of_the_kernel(n):
     for targets in (64, 128):
         starts = range(0, n, targets)

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from one_case import in_one_case
 
 import normlens
 from normlens.errors import InputError
@@ -17,8 +18,8 @@ from normlens.options import PRECISIONS
 IDS = [3, 9, 27, 14]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@in_one_case("precision", PRECISIONS)
+@in_one_case("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_on_a_cpu_tiles_run_in_the_precision_of_the_weights(dtype, precision):
     lens = normlens.load(tiny_model("bert").to(dtype), device="cpu")
     maps = lens.maps(input_ids=IDS, precision=precision)
@@ -56,7 +57,7 @@ def test_a_missing_triton_is_mentioned_once(no_triton):
         assert not memory.has_triton()
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("device", "dtype", "expected"),
     [
         ("cuda", torch.float32, True),
@@ -73,7 +74,7 @@ def test_a_gpu_that_is_not_here_is_taken_for_one_that_runs_kernels(
     assert memory.kernels_run_on(torch.device(device), dtype) == expected
 
 
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True)])
+@in_one_case(("capability", "expected"), [((7, 5), False), ((8, 0), True)])
 def test_a_gpu_that_is_here_is_asked(capability, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from one_case import in_one_case
 
 pytest.importorskip("triton")
 
@@ -14,7 +15,7 @@ from normlens.gpu.split_products import halves
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
+@in_one_case("name", ["silu", "gelu_pytorch_tanh"])
 def test_slopes_in_one_pass(name):
     """Also beyond the table, at its ends, and of NaN."""
     g = activation(name)
@@ -41,7 +42,7 @@ def test_which_activations_the_kernel_computes():
     assert activation("bloom_gelu").logistic is None  # whose constant has eight digits
 
 
-@pytest.mark.parametrize("scaled", [False, True])
+@in_one_case("scaled", [False, True])
 def test_numbers_are_the_sum_of_their_halves(scaled):
     v = torch.randn(3, 7, 129, generator=torch.Generator().manual_seed(0)) * 1e3
     scale = torch.linspace(-2, 2, 7 * 129).view(7, 129) if scaled else None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_case import in_one_case
 from torch import nn
 
 from normlens.gpu.graphs import ModelState
@@ -67,7 +68,7 @@ def test_changes_are_noticed(model: Any, change: Any) -> None:
     assert not state.holds()
 
 
-@pytest.mark.parametrize("change", [_hook, _forward])
+@in_one_case("change", [_hook, _forward])
 def test_a_model_that_may_do_more_has_no_state(model: Any, change: Any) -> None:
     change(model)
     assert ModelState.of(model) is None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from one_case import in_one_case
 
 from normlens.gpu.lazy_tensor import LazyTensor, formed, lazy_tensor
 
@@ -33,7 +33,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@in_one_case("name", VIEWS)
 def test_views_and_sums_stay_late(name):
     recipe = Recipe(4, 6)
     view = VIEWS[name](recipe.lazy_tensor())

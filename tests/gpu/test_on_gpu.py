@@ -17,6 +17,7 @@ from fused_examples import (
     force_storing,
     on,
 )
+from one_case import in_one_case
 from reference import reference, references
 
 import normlens
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.gpu
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
-every_precision = pytest.mark.parametrize("precision", TOLERANCE)
+every_precision = in_one_case("precision", TOLERANCE)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def exactly(given):
 
 
 @every_precision
-@pytest.mark.parametrize("family", tiny_families())
+@in_one_case("family", tiny_families())
 def test_every_family_gives_the_reference(family, precision):
     model = tiny_model(family)
     expected = references(copy.deepcopy(model).double(), IDS)
@@ -66,7 +67,7 @@ def test_every_family_gives_the_reference(family, precision):
 
 
 @every_precision
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gemma2"])
+@in_one_case("family", ["bert", "gpt2", "llama", "gemma2"])
 def test_ragged_batches_give_the_reference(family, precision):
     model = tiny_model(family)
     lens = normlens.load(copy.deepcopy(model), device="cuda")
@@ -79,8 +80,8 @@ def test_ragged_batches_give_the_reference(family, precision):
 
 
 @every_precision
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize(
+@in_one_case("name", LAYERS)
+@in_one_case(
     "sizes",
     [
         {"n": 1, "d": 12, "m": 20, "heads": 4},
@@ -91,7 +92,7 @@ def test_ragged_batches_give_the_reference(family, precision):
     ],
     ids=lambda sizes: f"n{sizes['n']}-d{sizes['d']}",
 )
-@pytest.mark.parametrize("stored", [False, True], ids=["anew", "stored"])
+@in_one_case("stored", [False, True], ids=["anew", "stored"])
 def test_odd_sizes(stored, sizes, name, precision, problem, monkeypatch):
     force_storing(stored, monkeypatch)
     settings = {**LAYERS[name], **sizes}
@@ -105,8 +106,8 @@ def test_odd_sizes(stored, sizes, name, precision, problem, monkeypatch):
 
 
 @every_precision
-@pytest.mark.parametrize("name", [*LAYERS, "gated-relu"])
-@pytest.mark.parametrize(
+@in_one_case("name", [*LAYERS, "gated-relu"])
+@in_one_case(
     "sizes",
     [
         {"n": 19, "d": 21, "m": 37, "heads": 3},
@@ -129,7 +130,7 @@ def test_matrices(sizes, name, precision, problem, monkeypatch):
 
 
 @every_precision
-@pytest.mark.parametrize("name", ["relu", "gelu", "gated"])
+@in_one_case("name", ["relu", "gelu", "gated"])
 def test_ways_agree_at_full_size(name, precision, problem, monkeypatch):
     """Where every stage of every pipeline is in use, which tiny sizes leave out."""
     settings = LAYERS["gated"] if name == "gated" else {"order": "post", "activation": name}

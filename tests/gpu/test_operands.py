@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from one_case import in_one_case
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
@@ -19,9 +20,9 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-@pytest.mark.parametrize("precision", list(PRECISIONS))
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", [(16, 32), (70, 130), (5, 3)])
+@in_one_case("precision", list(PRECISIONS))
+@in_one_case("turned", [False, True])
+@in_one_case("shape", [(16, 32), (70, 130), (5, 3)])
 def test_down_is_divided_rounded_and_padded(
     shape: tuple[int, int], turned: bool, precision: str
 ) -> None:
@@ -42,8 +43,8 @@ def test_down_is_divided_rounded_and_padded(
         assert torch.equal(made.high[:m, :d], (weight / size).to(kind.operand))
 
 
-@pytest.mark.parametrize("precision", list(PRECISIONS))
-@pytest.mark.parametrize("shapes", [[(3, 8, 20)], [(3, 8, 32), (3, 8, 32)], [(24, 40)]])
+@in_one_case("precision", list(PRECISIONS))
+@in_one_case("shapes", [[(3, 8, 20)], [(3, 8, 32), (3, 8, 32)], [(24, 40)]])
 def test_projections_share_one_size(shapes: list[tuple[int, ...]], precision: str) -> None:
     kind = PRECISIONS[precision]
     given = [random(*shape) * (1 + number) for number, shape in enumerate(shapes)]

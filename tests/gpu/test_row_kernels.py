@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from one_case import in_one_case
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
@@ -27,9 +28,9 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("centred", [True, False])
-@pytest.mark.parametrize("given", [(True, True), (True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("shape", [(2, 3, 20), (4, 2, 3, 33)])
+@in_one_case("centred", [True, False])
+@in_one_case("given", [(True, True), (True, False), (False, True), (False, False)])
+@in_one_case("shape", [(2, 3, 20), (4, 2, 3, 33)])
 def test_normalised_rows(shape: tuple[int, ...], given: tuple[bool, bool], centred: bool) -> None:
     """Also of several vectors for each target, with the deviation of that target."""
     d, (stretched, shifted) = shape[-1], given
@@ -47,8 +48,8 @@ def test_normalised_rows(shape: tuple[int, ...], given: tuple[bool, bool], centr
     torch.testing.assert_close(found.cpu().double(), exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [None, (1,), (2, 3, 1)])
-@pytest.mark.parametrize("d", [20, 1100])
+@in_one_case("shape", [None, (1,), (2, 3, 1)])
+@in_one_case("d", [20, 1100])
 def test_measured_rows(shape: tuple[int, ...] | None, d: int) -> None:
     """With and without a bias, in one piece and in two, and not of padding."""
     bias = None if shape is None else random(*shape[:-1], d)
@@ -100,7 +101,7 @@ def test_a_vector_for_several_targets_is_left_to_pytorch(monkeypatch: pytest.Mon
     torch.testing.assert_close(step.linear(v), v * deviation[..., None])
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+@in_one_case("family", ["bert", "gpt2", "llama"])
 def test_maps_are_those_of_float64(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every norm and every scope passes the kernels."""
     passed = []

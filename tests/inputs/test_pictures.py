@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from picture_examples import classifier, processor, saved_classifier, scene
 
 import normlens
@@ -73,7 +74,7 @@ def test_pictures_are_kept_small():
     assert abs(picture.mean() - 127.5) < 2
 
 
-@pytest.mark.parametrize("values", [torch.full((3, 8, 8), 4.0), torch.zeros(5, 8, 8)])
+@in_one_case("values", [torch.full((3, 8, 8), 4.0), torch.zeros(5, 8, 8)])
 def test_values_that_are_no_picture_give_none(values):
     assert picture_of(values, processor()) is None
 
@@ -86,7 +87,7 @@ def test_without_a_processor_there_is_no_picture():
         bare.maps(scene())
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("given", "message"),
     [
         (np.zeros((3, 12, 12), np.uint8), r"not \(3, 12, 12\)"),

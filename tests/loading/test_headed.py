@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from safetensors.torch import load_file, save_file
 
 import normlens
@@ -30,7 +31,7 @@ def without(folder: Path, part: str) -> None:
     save_file(tensors, weights, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("kind", "family"),
     [
         ("BertForMaskedLM", "bert"),

@@ -12,6 +12,7 @@ from typing import Any
 import picture_examples
 import pytest
 import transformers
+from one_case import in_one_case
 from shell import Shell
 from test_loading import SENTENCE, save_tiny
 
@@ -34,7 +35,7 @@ def lens(folder: Path) -> normlens.Lens:
     return normlens.load(folder, device="cpu")
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("name", "shown"),
     [
         ("bert-base-uncased", "bert-base-uncased"),
@@ -105,7 +106,7 @@ WRITTEN: dict[str, tuple[tuple[str, ...], Callable[[normlens.Lens, Path], Any]]]
 }
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("kind", "ending"),
     [(kind, ending) for kind in WRITTEN for ending in WRITTEN[kind][0]],
 )

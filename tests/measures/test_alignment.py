@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from one_case import in_one_case
 
 from normlens.measures.alignment import (
     NO_WORD,
@@ -78,7 +79,7 @@ def test_counts_and_rates_by_hand():
     assert found.recall == pytest.approx(1 / 2)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("links", "aer"),
     [
         ({(0, 0), (1, 1)}, 0.0),  # all sure links

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from one_case import in_one_case
 from scipy import stats
 
 from normlens.measures import bootstrap
@@ -69,7 +70,7 @@ def slow_comparison(a: np.ndarray, b: np.ndarray, resamples: int, seed: int) -> 
     return (1 + extreme) / (1 + resamples), *np.quantile(differences, [0.025, 0.975])
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.4])
+@in_one_case("shift", [0.0, 0.4])
 def test_comparison_agrees_with_an_obvious_loop(shift: float) -> None:
     chance = np.random.default_rng(7)
     a, b = chance.lognormal(size=40) + shift, chance.lognormal(size=25)
@@ -95,7 +96,7 @@ def test_columns_are_tested_as_if_each_were_alone() -> None:
         assert together.difference.low[column] == pytest.approx(alone.difference.low[0])
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("draw", "sizes"),
     [("normal", (20, 20)), ("normal", (100, 100)), ("lognormal", (20, 60)), ("normal", (15, 90))],
 )
@@ -167,7 +168,7 @@ def test_weights_are_held_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert all((weights.sum(axis=1) == 300).all() for _, weights in chunks)
 
 
-@pytest.mark.parametrize("sizes", [(0, 5), (1, 5), (5, 1), (0, 0), (1, 1)])
+@in_one_case("sizes", [(0, 5), (1, 5), (5, 1), (0, 0), (1, 1)])
 def test_tiny_groups_have_no_p(sizes: tuple[int, int]) -> None:
     a, b = (np.arange(float(size)) for size in sizes)
     found = compare_means(a, b, resamples=100)
@@ -175,7 +176,7 @@ def test_tiny_groups_have_no_p(sizes: tuple[int, int]) -> None:
     assert np.isnan(found.first.mean[0]) == (sizes[0] == 0)
 
 
-@pytest.mark.parametrize("size", [0, 1])
+@in_one_case("size", [0, 1])
 def test_tiny_samples_have_no_interval(size: int) -> None:
     (mean,), (low,), (high,) = mean_intervals(np.full((size, 1), 3.0), resamples=100)
     assert np.isnan([low, high]).all()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
+from one_case import in_one_case
 
 from normlens.measures import tensors
 from normlens.measures.ranks import spearman_matrix
@@ -24,8 +24,8 @@ def masks(n: int = 6) -> torch.Tensor:
     return ragged
 
 
-@pytest.mark.parametrize("values", [1000, 5, 2])
-@pytest.mark.parametrize("at_once", [1, 1 << 20])
+@in_one_case("values", [1000, 5, 2])
+@in_one_case("at_once", [1, 1 << 20])
 def test_ragged_batches_with_ties(values, at_once, monkeypatch):
     monkeypatch.setattr(tensors, "AT_ONCE", at_once)
     maps, allowed = drawn(values=values), masks()
@@ -54,7 +54,7 @@ def test_constant_maps_and_nan_have_no_correlation():
     assert not found[1][keep][:, keep].isnan().any()
 
 
-@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+@in_one_case("value", [torch.inf, -torch.inf])
 def test_infinite_entries_have_ranks_beside_what_is_not_allowed(value):
     maps, allowed = drawn(values=5), masks()
     maps[:, 1, :2, 0] = value

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from one_case import in_one_case
 
 from normlens.measures.bootstrap import loss_changes, place_among
 
@@ -48,7 +49,7 @@ def test_sequences_that_were_not_scored_do_not_count() -> None:
     assert np.isfinite(drawn).all()
 
 
-@pytest.mark.parametrize("broken", [np.nan, np.inf])
+@in_one_case("broken", [np.nan, np.inf])
 def test_a_loss_that_is_not_finite_is_not_left_out(broken: float) -> None:
     losses, intact, counts = example()
     losses[4, 1] = broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from one_case import in_one_case
 from scipy import stats
 
 from normlens.measures import bootstrap
@@ -14,7 +15,7 @@ def drawn(n: int, k: int = 1, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0.3, 1, (n, k))
 
 
-@pytest.mark.parametrize("n", [2, 3, 7, 11])
+@in_one_case("n", [2, 3, 7, 11])
 def test_few_examples_take_every_flip_as_scipy_does(n: int) -> None:
     differences = drawn(n, seed=n)[:, 0]
     zeros = np.zeros(n)
@@ -87,13 +88,13 @@ def test_two_sides_swap_signs() -> None:
     assert there.low[0] == pytest.approx(-back.high[0])
 
 
-@pytest.mark.parametrize("n", [0, 1])
+@in_one_case("n", [0, 1])
 def test_too_few_examples_have_no_p(n: int) -> None:
     compared = paired_differences(np.ones((n, 1)), np.zeros((n, 1)))
     assert np.isnan([compared.low[0], compared.high[0], compared.p[0]]).all()
 
 
-@pytest.mark.parametrize("skew", [False, True])
+@in_one_case("skew", [False, True])
 def test_level_under_the_null(skew: bool) -> None:
     """Of 600 samples without a difference about 5 % are called different."""
     chance = np.random.default_rng(11)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from one_case import in_one_case
 from packaging.version import Version
 from reference import largest_error, reference
 from torch import nn
@@ -50,7 +51,7 @@ def test_an_unknown_model_type_is_named_with_what_to_do():
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("model_type", sorted(refusals.REASONS))
+@in_one_case("model_type", sorted(refusals.REASONS))
 def test_a_type_that_cannot_be_supported_says_why(model_type):
     with pytest.raises(UnsupportedModelError) as raised:
         adapter_class(SimpleNamespace(model_type=model_type))
@@ -88,7 +89,7 @@ def test_an_adapter_takes_precedence_over_a_refusal():
     assert adapter_class(SimpleNamespace(model_type="mamba")) is ToyAdapter
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("model_type", "settings"),
     [
         ("prophetnet", {"hidden_size": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}),
@@ -280,7 +281,7 @@ class WrongResidual(ToyAdapter):
         return [steps[0], *steps[:4], *steps[5:]]
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("adapter", "layer", "component", "scope"),
     [
         (WrongValue, 0, "ATTN", "ATTN-N"),
@@ -308,7 +309,7 @@ class WrongActivation(ToyAdapter):
         return steps
 
 
-@pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient", "shapley"])
+@in_one_case("rule", ["ig", "ig-bias", "gradient", "shapley"])
 def test_a_wrong_activation_is_seen_under_every_rule(rule):
     normlens.register("toy")(WrongActivation)
     with pytest.raises(CompletenessError, match="layer 0 at its FF"):

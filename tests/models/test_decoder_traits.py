@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import assert_maps_match, largest_error, references
 from test_traits import IDS, assert_only_weights_differ, band, check, with_other
 from torch import nn
@@ -25,7 +26,7 @@ IN_TURN = "(LN) ATTN RES LN FF RES"
 # Side by side or one after the other ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "overrides", "sequence"),
     [
         ("falcon", {}, PARALLEL),
@@ -61,7 +62,7 @@ def test_falcon_reads_its_second_norm():
 # Values in fused projections ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "overrides", "groups"),
     [
         ("falcon", {}, 2),
@@ -83,7 +84,7 @@ def test_groups(family, overrides, groups):
 # Factors ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.3, -2.0])
+@in_one_case("factor", [1.0, 0.3, -2.0])
 def test_granites_factor_is_that_of_its_weights(factor):
     """A model with the factor inside its matrices and biases has the same maps."""
     model = tiny_model("granite", residual_multiplier=factor).double()
@@ -108,7 +109,7 @@ def test_granites_factor_is_checked_where_it_stands():
         lens.maps(input_ids=IDS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@in_one_case("dtype", [torch.float16, torch.bfloat16])
 def test_a_factor_in_half_precision_is_not_rounded_into_the_weights(dtype):
     model = tiny_model("granite").to(dtype)
     layer = normlens.load(model).layers[0]
@@ -146,7 +147,7 @@ def test_the_expansion_rate_counts_the_factor():
     )
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "setting", "factor"),
     [("granite", "logits_scaling", 0.25), ("cohere", "logit_scale", 4.0)],
 )
@@ -179,7 +180,7 @@ def test_nemotron_multiplies_by_one_plus_gamma():
     assert all(maps[scope].max() > 0.1 for scope in maps.scopes)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "sequence"),
     [
         ("glm4", "(LN) ATTN LN RES LN FF LN RES"),
@@ -191,7 +192,7 @@ def test_norms_behind_a_branch(family, sequence):
     assert check(family).component_sequence == sequence
 
 
-@pytest.mark.parametrize("family", ["cohere", "olmo3", "exaone4", "stablelm"])
+@in_one_case("family", ["cohere", "olmo3", "exaone4", "stablelm"])
 def test_query_and_key_norms_act_on_the_weights(family):
     overrides = {} if family in ("cohere", "stablelm") else {"sliding_window": 48}
     model = tiny_model(family, **overrides).double()
@@ -199,7 +200,7 @@ def test_query_and_key_norms_act_on_the_weights(family):
     assert_only_weights_differ(model, with_other(model, *names))
 
 
-@pytest.mark.parametrize("family", ["stablelm", "cohere"])
+@in_one_case("family", ["stablelm", "cohere"])
 def test_without_query_and_key_norms(family):
     check(family, **{"qk_layernorm" if family == "stablelm" else "use_qk_norm": False})
 
@@ -207,7 +208,7 @@ def test_without_query_and_key_norms(family):
 # How far a target sees --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "overrides", "windows"),
     [
         ("smollm3", {}, [3, None]),
@@ -228,7 +229,7 @@ def test_sliding_windows(family, overrides, windows):
         np.testing.assert_array_equal(allowed, band(len(IDS), back, 0))
 
 
-@pytest.mark.parametrize("family", ["mpt", "falcon"])
+@in_one_case("family", ["mpt", "falcon"])
 def test_alibi_sees_the_order(family):
     overrides = {} if family == "mpt" else {"alibi": True, "new_decoder_architecture": False}
     model = tiny_model(family, **overrides).double()
@@ -247,7 +248,7 @@ def test_positions():
 # Limits of values -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["olmo", "mpt"])
+@in_one_case("family", ["olmo", "mpt"])
 def test_clipped_values(family):
     """A limit that no value reaches changes nothing; one that cuts values off is noticed."""
 
@@ -263,7 +264,7 @@ def test_clipped_values(family):
 # Half precision -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
+@in_one_case("family", ["gemma", "gemma2", "gemma3_text"])
 def test_one_plus_gamma_keeps_the_digits_of_gamma(family):
     """Gemma's code multiplies by 1 + γ in float32; in bfloat16 1.01 would be 1.0078125."""
     model = tiny_model(family).bfloat16()

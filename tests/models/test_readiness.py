@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from reference import largest_error
 
 import normlens
@@ -30,8 +31,8 @@ def refusal(model: torch.nn.Module) -> str:
 # Where the weights are ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "bert"])
-@pytest.mark.parametrize("place", ["cpu", "disk"])
+@in_one_case("family", ["llama", "bert"])
+@in_one_case("place", ["cpu", "disk"])
 def test_offloaded_weights(place, family, tmp_path):
     """A module's weights are in memory while they are read, and away again afterwards."""
     accelerate = pytest.importorskip("accelerate", reason="offloading: pip install accelerate")
@@ -107,7 +108,7 @@ def mixed(part: str) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("part", ["block", "layers", "norms"])
+@in_one_case("part", ["block", "layers", "norms"])
 def test_several_precisions(part):
     message = refusal(mixed(part))
     assert "the weights of LlamaModel are of several precisions (bfloat16, float32)" in message
@@ -129,7 +130,7 @@ def test_norms_in_a_higher_precision_are_welcome_where_the_model_takes_them():
 # How it runs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["bert", "albert"])
+@in_one_case("family", ["bert", "albert"])
 def test_chunks_that_do_not_divide_the_tokens(family):
     lens = normlens.load(tiny_model(family, chunk_size_feed_forward=3))
     lens.maps(input_ids=IDS[:6])
@@ -140,9 +141,9 @@ def test_chunks_that_do_not_divide_the_tokens(family):
 WINDOWED = ["mistral", "qwen2", "gemma2", "gemma3_text", "phi3", "modernbert", "gpt_neo"]
 
 
-@pytest.mark.parametrize("both_ways", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-@pytest.mark.parametrize("family", WINDOWED)
+@in_one_case("both_ways", [False, True])
+@in_one_case("dtype", [torch.float64, torch.float16], ids=str)
+@in_one_case("family", WINDOWED)
 def test_padding_that_no_window_reaches_over(family, dtype, both_ways):
     """The model's own mask would give NaN on real tokens; the numbers are those of each alone."""
     lens = normlens.load(tiny_model(family, is_causal=not both_ways).to(dtype))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from reference import largest_error
 from torch import nn
 
@@ -94,7 +95,7 @@ def assert_maps_of_sum(model: nn.Module, tolerance: float = 1e-5) -> None:
     assert [module.training for module in model.modules()] == modes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@in_one_case("kind", KINDS)
 def test_an_adapter_is_part_of_the_maps(kind):
     peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
     config = peft.LoraConfig(target_modules=PROJECTIONS, r=4, **KINDS[kind])
@@ -125,7 +126,7 @@ def test_an_adapter_that_is_not_linear_is_noticed():
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@in_one_case("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_an_adapter_in_half_precision(dtype):
     """Were it left out, a small one would pass for rounding."""
     model = lora(with_head().to(dtype), *PROJECTIONS, size=1e-2)
@@ -136,7 +137,7 @@ def test_an_adapter_in_half_precision(dtype):
     assert error < 0.3 * largest_error(base["ATTN-N"][0], exact["ATTN-N"][0])
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "inside",
     [
         lambda: lora(tiny_model("llama"), "v_proj", added=True),
@@ -151,7 +152,7 @@ def test_an_adapter_is_read_however_it_came_in(inside):
     assert_same(normlens.load(inside()).maps(input_ids=IDS), expected)
 
 
-@pytest.mark.parametrize("names", [["c_attn"], ["c_proj", "c_fc"]])
+@in_one_case("names", [["c_attn"], ["c_proj", "c_fc"]])
 def test_an_adapter_on_gpt_2s_transposed_modules(names):
     assert_maps_of_sum(lora(with_head("gpt2"), *names))
 
@@ -216,7 +217,7 @@ def test_explanations_with_adapters():
     assert largest_error(why.contributions, expected.contributions) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@in_one_case("family", ["llama", "gpt2"])
 def test_a_merged_adapter_is_part_of_the_weight(family):
     names = ["v_proj", "down_proj"] if family == "llama" else ["c_attn", "c_proj"]
     model = lora(with_head(family), *names)
@@ -278,7 +279,7 @@ class Int8Tensor(torch.Tensor):
     """As in torchao: a tensor that says it is float32 and holds int8."""
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("weight", "words"),
     [
         (
@@ -320,7 +321,7 @@ class PackedLinear(nn.Module):
         return nn.functional.linear(x, weight, self.bias)
 
 
-@pytest.mark.parametrize("family", ["bert", "phi3"])
+@in_one_case("family", ["bert", "phi3"])
 def test_weights_that_only_the_module_can_read(family):
     """They are what it makes of unit vectors, whatever the bias is."""
     model, plain = tiny_model(family), tiny_model(family)
@@ -354,7 +355,7 @@ def test_a_forward_that_somebody_has_replaced():
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")  # torch, of the old one
-@pytest.mark.parametrize(
+@in_one_case(
     "norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm], ids=["new", "old"]
 )
 def test_weights_that_are_computed(norm):

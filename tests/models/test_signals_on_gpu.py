@@ -6,6 +6,7 @@ import copy
 
 import numpy as np
 import pytest
+from one_case import in_one_case
 from reference import assert_maps_match, largest_error, references
 from signal_examples import call, example, noise, other_example
 
@@ -14,7 +15,7 @@ from normlens.models.tiny import scramble, tiny_config, tiny_model, tiny_signal_
 
 pytestmark = pytest.mark.gpu
 
-every_family = pytest.mark.parametrize("family", tiny_signal_families())
+every_family = in_one_case("family", tiny_signal_families())
 
 
 @every_family
@@ -39,7 +40,7 @@ def test_batches_on_cuda_equal_one_by_one(family):
             assert largest_error(found[scope], alone[scope]) < 1e-5, scope
 
 
-@pytest.mark.parametrize("family", ["vit", "dinov3_vit", "wav2vec2"])
+@in_one_case("family", ["vit", "dinov3_vit", "wav2vec2"])
 def test_half_precision_on_cuda(family):
     lens = normlens.load(tiny_model(family), device="cuda", dtype="bfloat16")
     maps = lens.maps(example(family))

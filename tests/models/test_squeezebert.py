@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from reference import assert_maps_match, references
 
 import normlens
@@ -95,7 +96,7 @@ def test_nothing_stays_behind():
     assert {name: set(vars(module)) for name, module in model.named_modules()} == before
 
 
-@pytest.mark.parametrize("groups", [1, 2])
+@in_one_case("groups", [1, 2])
 def test_other_numbers_of_groups_equal_the_reference(groups, tiny):
     names = ("q", "k", "v", "post_attention", "intermediate", "output")
     settings = {f"{name}_groups": groups for name in names}
@@ -145,7 +146,7 @@ def test_value_zeroing_is_that_of_the_plain_model(tiny):
     np.testing.assert_allclose(maps[lens.scopes[-1]][0], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("part", ["query", "key"])
+@in_one_case("part", ["query", "key"])
 def test_hooks_that_could_change_the_weights_are_refused(part):
     model = tiny_model("squeezebert")
     lens = normlens.load(model)

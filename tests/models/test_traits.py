@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import assert_maps_match, largest_error, references
 
 import normlens
@@ -60,21 +61,21 @@ def assert_only_weights_differ(model: torch.nn.Module, other: torch.nn.Module) -
 # Heads and groups -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi"])
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@in_one_case("family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi"])
+@in_one_case("groups", [1, 2, 4])
 def test_grouped_and_multi_query_attention(family, groups):
     lens = check(family, num_key_value_heads=groups)
     attention = adapt(lens.model).layer(lens.model.layers[0]).attention
     assert (attention.heads, attention.groups) == (4, groups)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3"])
+@in_one_case("family", ["gemma2", "gemma3_text", "phi3"])
 def test_multi_query_attention_with_windows(family):
     check(family, num_key_value_heads=1)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma"])
-@pytest.mark.parametrize("head_dim", [2, 6])
+@in_one_case("family", ["llama", "qwen3", "gemma"])
+@in_one_case("head_dim", [2, 6])
 def test_heads_that_are_not_a_share_of_the_width(family, head_dim):
     lens = check(family, head_dim=head_dim)
     weight = adapt(lens.model).layer(lens.model.layers[0]).attention.output.weight
@@ -84,7 +85,7 @@ def test_heads_that_are_not_a_share_of_the_width(family, head_dim):
 # Side by side or one after the other ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "gptj", "phi"])
+@in_one_case("family", ["gpt_neox", "gptj", "phi"])
 def test_parallel_blocks_belong_to_the_diagonal(family, tiny):
     maps = normlens.load(tiny(family)).maps(input_ids=IDS)
     assert maps.scopes == ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNFF-N", "ATTNFFRES-N"]
@@ -117,7 +118,7 @@ def test_bloom_residual_behind_the_norm():
 # What changes the attention weights alone --------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "names"),
     [
         ("mpnet", ["relative_attention_bias"]),
@@ -129,7 +130,7 @@ def test_relative_positions_act_on_the_weights(family, names, tiny):
     assert_only_weights_differ(model, with_other(model, *names))
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "overrides"),
     [("qwen3", {}), ("gemma3_text", {"sliding_window": 48}), ("olmo2", {}), ("phi", {})],
 )
@@ -155,7 +156,7 @@ def band(n: int, back: int, ahead: int) -> np.ndarray:
     return np.array([[i - back <= j <= i + ahead for j in range(n)] for i in range(n)])
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "overrides", "windows"),
     [
         ("gpt_neo", {}, [None, 3]),
@@ -206,7 +207,7 @@ def test_windowed_maps_are_the_same_for_every_tile(monkeypatch):
 # Norms ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
+@in_one_case("family", ["gemma", "gemma2", "gemma3_text"])
 def test_gemma_norms_multiply_by_one_plus_gamma(family):
     """With γ = 0 these norms still pass everything on."""
     model = tiny_model(family).double()
@@ -219,7 +220,7 @@ def test_gemma_norms_multiply_by_one_plus_gamma(family):
     assert all(maps[scope].max() > 0.1 for scope in maps.scopes)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+@in_one_case("family", ["gemma2", "gemma3_text"])
 def test_norms_on_both_sides_of_a_branch(family, tiny):
     lens = normlens.load(tiny(family))
     assert lens.component_sequence == "(LN) ATTN LN RES LN FF LN RES"
@@ -240,7 +241,7 @@ def test_norms_behind_a_branch_only(tiny):
     assert lens.scopes[-1] == "ATTNLNRESFFLNRES-N"
 
 
-@pytest.mark.parametrize("before", [True, False])
+@in_one_case("before", [True, False])
 def test_opt_norms_without_weights(before):
     lens = check("opt", layer_norm_elementwise_affine=False, do_layer_norm_before=before)
     assert lens.model.decoder.layers[0].final_layer_norm.weight is None
@@ -249,14 +250,14 @@ def test_opt_norms_without_weights(before):
 # Embeddings and shared layers --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", [True, False])
+@in_one_case("before", [True, False])
 def test_opt_with_projected_embeddings(before):
     lens = check("opt", word_embed_proj_dim=8, do_layer_norm_before=before)
     expected = "(LN) ATTN RES LN FF RES" if before else "ATTN RES LN FF RES LN"
     assert lens.component_sequence == expected
 
 
-@pytest.mark.parametrize("family", ["albert", "electra"])
+@in_one_case("family", ["albert", "electra"])
 def test_embeddings_narrower_than_the_layers(family):
     lens = check(family)
     assert lens.model.get_input_embeddings().weight.shape[1] == 8
@@ -333,8 +334,8 @@ def test_bert_as_a_decoder():
     np.testing.assert_array_equal(lens.maps(input_ids=IDS).allowed[0], band(len(IDS), len(IDS), 0))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3])
-@pytest.mark.parametrize("family", ["bert", "albert"])
+@in_one_case("chunk", [1, 2, 3])
+@in_one_case("family", ["bert", "albert"])
 def test_feed_forward_in_chunks(family, chunk):
     ids = IDS[:6]
     whole = normlens.load(tiny_model(family).double()).maps(input_ids=ids)
@@ -345,7 +346,7 @@ def test_feed_forward_in_chunks(family, chunk):
     assert found.completeness < 1e-9
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "activation",
     ["relu", "gelu", "silu", "quick_gelu", "relu2", "tanh", "gelu_new", "mish", "sigmoid"],
 )
@@ -353,7 +354,7 @@ def test_gpt2_with_another_activation(activation):
     check("gpt2", activation_function=activation)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "relu", "relu2", "tanh"])
+@in_one_case("activation", ["gelu", "gelu_pytorch_tanh", "relu", "relu2", "tanh"])
 def test_a_gate_with_another_activation(activation):
     check("llama", hidden_act=activation)
 
@@ -378,7 +379,7 @@ def test_gemma3_that_looks_both_ways():
         np.testing.assert_array_equal(maps.allowed[position], (expected.maps["ATTN-W"] > 0).numpy())
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gptj", "gemma2"])
+@in_one_case("family", ["bert", "gpt2", "llama", "gptj", "gemma2"])
 def test_one_token(family):
     check(family, [5])
 
@@ -386,7 +387,7 @@ def test_one_token(family):
 # Padding ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pad", [None, -1])
+@in_one_case("pad", [None, -1])
 def test_a_batch_without_a_padding_token(pad):
     """Some checkpoints name no padding token, or −1, which is not a row of the embeddings."""
     model = tiny_model("llama")
@@ -401,8 +402,8 @@ def test_a_batch_without_a_padding_token(pad):
 # Half precision ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "opt", "bloom", "llama", "gemma2", "phi"])
-@pytest.mark.parametrize(
+@in_one_case("family", ["bert", "gpt2", "opt", "bloom", "llama", "gemma2", "phi"])
+@in_one_case(
     ("dtype", "tolerance"), [(torch.float16, 1e-2), (torch.bfloat16, 8e-2)], ids=["fp16", "bf16"]
 )
 def test_half_precision(family, dtype, tolerance):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from reference import largest_error
 from torch import nn
 
@@ -28,7 +29,7 @@ class Wrapper(nn.Module):
         return self.inner["encoder"](**inputs)
 
 
-@pytest.mark.parametrize("family", ["bert", "llama", "gpt2"])
+@in_one_case("family", ["bert", "llama", "gpt2"])
 def test_a_wrapper_is_told_what_to_pass(family):
     with pytest.raises(UnsupportedModelError) as raised:
         normlens.load(Wrapper(tiny_model(family)))
@@ -53,7 +54,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+@in_one_case("name", WRAPPERS)
 def test_heads_and_wrappers_are_taken_off(name):
     wrap = WRAPPERS[name]
     model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
@@ -62,7 +63,7 @@ def test_heads_and_wrappers_are_taken_off(name):
     assert adapt(wrap(model.model)).model is model.model
 
 
-@pytest.mark.parametrize("how", ["each block", "each block in place", "each projection"])
+@in_one_case("how", ["each block", "each block in place", "each projection"])
 def test_compiled_parts(how):
     model, plain = tiny_model("llama"), tiny_model("llama")
     for index, block in enumerate(model.layers):

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import run_examples as examples
 import torch
-from run_logs import forget
+from run_records import forget
 from test_light_commands import packages_of
 
 sys.path.append(str(Path(__file__).parents[1] / "explain"))

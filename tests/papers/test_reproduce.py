@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import run_examples as examples
 from matplotlib.text import Text
-from run_logs import forget
+from run_records import forget
 
 import normlens
 from normlens.cli import main

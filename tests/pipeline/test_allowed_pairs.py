@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from one_case import in_one_case
 
 from normlens.layers import Reach
 from normlens.pipeline.collector import allowed_pairs
@@ -11,8 +11,8 @@ from normlens.pipeline.collector import allowed_pairs
 CAUSAL, NEAR, ALL = Reach(ahead=0), Reach(back=1, ahead=1), Reach()
 
 
-@pytest.mark.parametrize("others", [0, 2])
-@pytest.mark.parametrize("reaches", [[CAUSAL] * 3, [CAUSAL, NEAR, ALL], [ALL]])
+@in_one_case("others", [0, 2])
+@in_one_case("reaches", [[CAUSAL] * 3, [CAUSAL, NEAR, ALL], [ALL]])
 def test_masks_are_those_of_the_reaches(reaches: list[Reach], others: int) -> None:
     found = allowed_pairs([(reach, True) for reach in reaches], 5, others)
     assert found.shape == (len(reaches), 5, others + 5)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 
 import normlens
 from normlens.errors import InputError
@@ -41,7 +42,7 @@ def recorded(lens: normlens.Lens) -> int:
     return len(lens.recordings._recorded)
 
 
-@pytest.mark.parametrize("family", tiny_families())
+@in_one_case("family", tiny_families())
 def test_replays_have_the_same_bits(family: str) -> None:
     model = tiny_model(family)
     lens = normlens.load(model, device="cuda")
@@ -59,7 +60,7 @@ def test_plain_models_are_recorded() -> None:
         assert recorded(lens) == 1, family
 
 
-@pytest.mark.parametrize("options", [{}, {"heads": True}])
+@in_one_case("options", [{}, {"heads": True}])
 def test_batches_of_one_call_do_not_write_over_each_other(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +88,7 @@ def test_long_texts_of_large_models_are_not_recorded(monkeypatch: pytest.MonkeyP
     assert recorded(lens) == 0
 
 
-@pytest.mark.parametrize("family", tiny_encoder_decoders()[:3])
+@in_one_case("family", tiny_encoder_decoders()[:3])
 def test_pairs_are_replayed(family: str) -> None:
     lens = normlens.load(tiny_model(family), device="cuda")
     first = lens.maps(input_ids=IDS, decoder_input_ids=[2, 5, 7])
@@ -177,7 +178,7 @@ def test_threads_share_a_recording() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "mistral"])
+@in_one_case("family", ["bert", "gpt2", "mistral"])
 def test_results_that_are_sent_have_the_same_bits(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,8 +196,8 @@ def test_results_that_are_sent_have_the_same_bits(
             assert_same(found, one)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "mistral", "t5"])
-@pytest.mark.parametrize("at_once", [1, collector.SENT_AT_ONCE])
+@in_one_case("family", ["bert", "gpt2", "mistral", "t5"])
+@in_one_case("at_once", [1, collector.SENT_AT_ONCE])
 def test_maps_in_half_precision_are_the_rounded_ones(
     family: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,8 +231,8 @@ def test_a_recorded_map_beyond_half_precision_is_refused() -> None:
         lens.maps(input_ids=IDS, map_dtype="float16")
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "mistral", "t5", "deepseek_v3"])
-@pytest.mark.parametrize("map_dtype", ["auto", "float16"])
+@in_one_case("family", ["bert", "gpt2", "mistral", "t5", "deepseek_v3"])
+@in_one_case("map_dtype", ["auto", "float16"])
 def test_maps_that_go_to_a_file_have_the_same_bits(
     family: str, map_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

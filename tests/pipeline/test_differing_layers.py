@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import largest_error, references
 from scipy.stats import spearmanr
 from unlike_examples import _own_registry, unlike  # noqa: F401
@@ -55,7 +56,7 @@ def test_scopes_are_those_of_any_layer(lens):
     )
 
 
-@pytest.mark.parametrize("rule", ["ig", "gradient"])
+@in_one_case("rule", ["ig", "gradient"])
 def test_every_layer_equals_its_reference(rule, lens):
     maps = lens.maps(input_ids=IDS, nonlinearity=rule, heads=True)
     expected = references(lens.model, IDS, rule)

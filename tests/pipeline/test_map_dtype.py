@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from safetensors.numpy import load_file
 
 import normlens
@@ -56,7 +57,7 @@ def test_maps_are_rounded_and_nothing_else_is(whole: Maps, half: Maps) -> None:
     assert "map_dtype" not in whole.provenance
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "t5", "mixtral"])
+@in_one_case("model_type", ["gpt2", "t5", "mixtral"])
 def test_every_kind_of_model(model_type: str) -> None:
     lens = normlens.load(tiny_model(model_type))
     ids: dict[str, Any] = {"input_ids": [IDS, IDS[:3]]}

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from pair_examples import with_head
 
 import normlens
@@ -43,7 +44,7 @@ def difference(model: Any, given: dict[str, list[list[int]]]) -> float:
     return float(((found - alone).norm(dim=-1) / alone.norm(dim=-1)).max())
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "differs"),
     [
         ("bert", True),  # positions of columns
@@ -95,15 +96,15 @@ def test_one_warning_for_a_batch() -> None:
     assert [len(maps.tokens) for maps in found] == [2, 4, 3]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("family", "differs"), [("gpt2", True), ("llama", False)])
+@in_one_case("dtype", [torch.float16, torch.bfloat16])
+@in_one_case(("family", "differs"), [("gpt2", True), ("llama", False)])
 def test_rounding_is_no_difference(family: str, differs: bool, dtype: torch.dtype) -> None:
     lens = normlens.load(tiny_model(family).to(dtype), False)
     with warned(differs):
         lens.encode(**padded_with(0))
 
 
-@pytest.mark.parametrize(("family", "differs"), [("modernbert", True), ("llama", False)])
+@in_one_case(("family", "differs"), [("modernbert", True), ("llama", False)])
 def test_a_classifier_that_reads_the_first_column_differs(family: str, differs: bool) -> None:
     """Its vectors are the same, and the one that it reads is the padding's."""
     config = tiny_config(family, pad_token_id=0)
@@ -129,7 +130,7 @@ def test_padding_behind_a_text_that_reaches_it() -> None:
         bert.encode(input_ids=[[*TEXT, 1]], attention_mask=[[*[1] * len(TEXT), 0]])
 
 
-@pytest.mark.parametrize("given", [padded_with(0, 60), padded_with(1000)])
+@in_one_case("given", [padded_with(0, 60), padded_with(1000)])
 def test_padding_that_the_model_itself_does_not_take(given: dict[str, Any]) -> None:
     """There is no other value: more positions than it has, or an id out of its vocabulary."""
     lens = normlens.load(tiny_model("gpt2"), False)
@@ -140,7 +141,7 @@ def test_padding_that_the_model_itself_does_not_take(given: dict[str, Any]) -> N
     assert len(found.tokens) == len(TEXT)
 
 
-@pytest.mark.parametrize("error", [ValueError("pad on the right"), RuntimeError("not here")])
+@in_one_case("error", [ValueError("pad on the right"), RuntimeError("not here")])
 def test_padding_that_the_model_refuses_is_told(error: Exception) -> None:
     model = tiny_model("gpt2")
 
@@ -154,7 +155,7 @@ def test_padding_that_the_model_refuses_is_told(error: Exception) -> None:
         lens.encode(**padded_with(0))
 
 
-@pytest.mark.parametrize("error", [InputError("ours"), AttributeError("a fault")])
+@in_one_case("error", [InputError("ours"), AttributeError("a fault")])
 def test_a_fault_is_no_refusal(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     lens = normlens.load(tiny_model("gpt2"), False)
     monkeypatch.setattr(lens.model, "forward", Mock(side_effect=error, spec=lens.model.forward))
@@ -173,8 +174,8 @@ def test_a_model_that_fails_without_padding_is_no_refusal() -> None:
         normlens.load(model, False).encode(**padded_with(0))
 
 
-@pytest.mark.parametrize(("family", "differs"), [("bart", True), ("t5", False)])
-@pytest.mark.parametrize("side", ["", "decoder_"])
+@in_one_case(("family", "differs"), [("bart", True), ("t5", False)])
+@in_one_case("side", ["", "decoder_"])
 def test_either_side_of_an_encoder_decoder(family: str, differs: bool, side: str) -> None:
     lens = normlens.load(with_head(family), False)
     given: dict[str, Any] = {"input_ids": [TEXT], "decoder_input_ids": [[2, 5, 6]]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from one_case import in_one_case
 
 import normlens
 from normlens.pipeline import batches
@@ -35,7 +36,7 @@ def test_a_bar_begins_anew_with_every_batch(lens, capsys):
     assert "layers of batch 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seconds", [0.0, 600.0])
+@in_one_case("seconds", [0.0, 600.0])
 def test_watchers_see_a_bar_of_work_that_takes_long(seconds, lens, capsys, monkeypatch):
     monkeypatch.setattr(batches, "_is_watched", lambda: True)
     monkeypatch.setattr(batches, "DELAY", seconds)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from estimate_counting import LIMIT, MEMORY_FACTOR, OPERATIONS_FACTOR, PeakMemory, within
+from one_case import in_one_case
 from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
@@ -72,7 +73,7 @@ def test_operations_and_memory_are_those_of_the_run(family: str, n: int, which: 
     assert within(working_memory(result), peak, MEMORY_FACTOR), peak
 
 
-@pytest.mark.parametrize("n", [16, 160])
+@in_one_case("n", [16, 160])
 def test_parts_as_vectors_cost_what_the_estimate_says(n: int) -> None:
     """Several feed-forward blocks in a bottleneck; the limit is kept with room to spare."""
     wide = dict(hidden_size=128, intra_bottleneck_size=64, intermediate_size=192)
@@ -93,7 +94,7 @@ def test_parts_as_vectors_cost_what_the_estimate_says(n: int) -> None:
         estimate(lens, n, lens.scopes, nonlinearity="shapley").check()
 
 
-@pytest.mark.parametrize(("family", "n"), [("bert", 16), ("llama", 96), ("bert", 160)])
+@in_one_case(("family", "n"), [("bert", 16), ("llama", 96), ("bert", 160)])
 def test_tiles_are_those_of_the_run(family: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     walked = []
     walk = tiles.scope_norms  # every tile goes through it once
@@ -109,7 +110,7 @@ def test_tiles_are_those_of_the_run(family: str, n: int, monkeypatch: pytest.Mon
     assert len(walked) == result.stages[0].tiles * lens.n_layers
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@in_one_case("family", ["bert", "llama"])
 def test_operations_of_shapley(family: str) -> None:
     lens = normlens.load(tiny_model(family, **WIDE[family]))
     ids = list(range(3, 43))
@@ -139,7 +140,7 @@ def many_requests() -> list[tuple[str, int, int, str]]:
     ]
 
 
-@pytest.mark.parametrize(("family", "n", "limit", "rule"), many_requests())
+@in_one_case(("family", "n", "limit", "rule"), many_requests())
 def test_the_plan_is_that_of_the_lens(
     family: str, n: int, limit: int, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,14 +259,14 @@ def test_what_kernels_cannot_do_is_done_by_tiles(
 REACHES = [Reach(), Reach(None, 0), Reach(2, 0), Reach(3, 3), Reach(0, 0)]
 
 
-@pytest.mark.parametrize("reach", REACHES)
-@pytest.mark.parametrize("n", [1, 2, 7, 20])
+@in_one_case("reach", REACHES)
+@in_one_case("n", [1, 2, 7, 20])
 def test_allowed_pairs(reach: Reach, n: int) -> None:
     assert reach.pairs(n) == int(reach.mask(n).sum())
 
 
-@pytest.mark.parametrize("reach", REACHES)
-@pytest.mark.parametrize("plan", [Plan("tiles", 4, 3), Plan("tiles", 20, 1), Plan("tiles", 1, 20)])
+@in_one_case("reach", REACHES)
+@in_one_case("plan", [Plan("tiles", 4, 3), Plan("tiles", 20, 1), Plan("tiles", 1, 20)])
 def test_tiles_cover_every_pair(reach: Reach, plan: Plan) -> None:
     n = 20
     tiles, pairs = covered(reach, n, plan, n)
@@ -336,7 +337,7 @@ def test_longer_texts_cost_more(bert_base: normlens.Lens) -> None:
         assert shorter.peak_memory < longer.peak_memory
 
 
-@pytest.mark.parametrize("model_type", tiny_families())
+@in_one_case("model_type", tiny_families())
 def test_every_family_has_an_estimate(model_type: str) -> None:
     lens = skeleton(tiny_config(model_type))
     result = estimate(lens, 24, lens.scopes)

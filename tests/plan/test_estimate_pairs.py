@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from estimate_counting import LIMIT, MEMORY_FACTOR, OPERATIONS_FACTOR, PeakMemory, within
+from one_case import in_one_case
 from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
@@ -75,7 +76,7 @@ def test_a_batch_costs_as_much_as_its_pairs(lens: normlens.Lens) -> None:
     assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
 
 
-@pytest.mark.parametrize(("n", "m"), [(24, 9), (160, 120)])
+@in_one_case(("n", "m"), [(24, 9), (160, 120)])
 def test_tiles_are_those_of_the_run(
     lens: normlens.Lens, n: int, m: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +152,7 @@ def test_the_automatic_batch_is_that_of_the_lens(
     assert asked[0] == asked[1]
 
 
-@pytest.mark.parametrize("family", tiny_encoder_decoders())
+@in_one_case("family", tiny_encoder_decoders())
 def test_every_encoder_decoder_has_an_estimate(family: str) -> None:
     lens = skeleton(tiny_config(family))
     result = estimate(lens, 9, 6)

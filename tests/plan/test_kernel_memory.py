@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from one_case import in_one_case
 
 from normlens.gpu.sizes import PRECISIONS, TargetTiling
 from normlens.layers import Reach
@@ -35,15 +36,15 @@ def test_pieces_fit_unless_they_are_the_smallest(n, size, limit):
     assert used <= max(limit, pieces.least_bytes)
 
 
-@pytest.mark.parametrize("method", ["source_memory", "matrix_memory"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@in_one_case("method", ["source_memory", "matrix_memory"])
+@in_one_case("precision", PRECISIONS)
 def test_a_limit_bounds_what_is_beside_sums_and_operands(method, precision):
     roomy = bert_base(2048, precision)
     tight = replace(roomy, memory_limit=16 << 20)
     assert getattr(tight, method) < getattr(roomy, method)
 
 
-@pytest.mark.parametrize("method", ["source_memory", "matrix_memory"])
+@in_one_case("method", ["source_memory", "matrix_memory"])
 def test_more_texts_and_longer_ones_take_more(method):
     sizes = [getattr(bert_base(n), method) for n in (8, 64, 512, 4096)]
     assert sizes == sorted(set(sizes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from one_case import in_one_case
 
 from normlens.plan.costs import COPIES, VectorSizes, group_sources
 
@@ -13,9 +13,9 @@ def sizes_of(n: int, batch: int) -> VectorSizes:
     return VectorSizes(n, batch, kept, COPIES * kept + batch * n * 160)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("n", [1, 7, 96, 513])
-@pytest.mark.parametrize("limit", [1, 1 << 16, 1 << 22, 1 << 40])
+@in_one_case("causal", [False, True])
+@in_one_case("n", [1, 7, 96, 513])
+@in_one_case("limit", [1, 1 << 16, 1 << 22, 1 << 40])
 def test_every_source_passes_once_within_the_limit(n, limit, causal):
     sizes = sizes_of(n, 2)
     groups = group_sources(sizes, limit, causal, n)

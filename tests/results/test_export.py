@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from one_case import in_one_case
 
 import normlens
 from normlens.errors import InputError, MissingDependencyError, OutputError
@@ -39,7 +40,7 @@ def read_csv(path: Path) -> pd.DataFrame:
 # Formats -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", export.FORMATS)
+@in_one_case("suffix", export.FORMATS)
 def test_every_format_is_written_and_nothing_else(
     maps: normlens.Maps, tmp_path: Path, suffix: str
 ) -> None:
@@ -54,7 +55,7 @@ def test_suffix_decides_in_any_case(maps: normlens.Maps, tmp_path: Path) -> None
     assert export.check_format("x/y.Csv") == ".csv"
 
 
-@pytest.mark.parametrize("name", ["maps.xlsx", "maps", "maps.", ".csv"])
+@in_one_case("name", ["maps.xlsx", "maps", "maps.", ".csv"])
 def test_unknown_format_lists_the_known(maps: normlens.Maps, tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError) as caught:
         export.write(maps, tmp_path / name)
@@ -130,7 +131,7 @@ def test_json_writes_null_for_what_is_not_a_number(maps: normlens.Maps, tmp_path
     assert document["provenance"] == {"x": None}
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".csv", ".json"])
+@in_one_case("suffix", [".safetensors", ".csv", ".json"])
 def test_layers_and_scopes_can_be_chosen(maps: normlens.Maps, tmp_path: Path, suffix: str) -> None:
     path = export.write(maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "FF"])
     if suffix == ".safetensors":
@@ -160,7 +161,7 @@ def test_everything_of_a_layer_is_chosen_with_it(maps: normlens.Maps) -> None:
     assert whole.choose([1, 0, 1]).layers == [0, 1]
 
 
-@pytest.mark.parametrize(("layers", "message"), [(7, "0, 1"), ([], "no layer")])
+@in_one_case(("layers", "message"), [(7, "0, 1"), ([], "no layer")])
 def test_layers_must_exist(maps: normlens.Maps, tmp_path: Path, layers: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         export.write(maps, tmp_path / "maps.csv", layers=layers)
@@ -215,8 +216,8 @@ def test_existing_files_are_kept_unless_told(maps: normlens.Maps, tmp_path: Path
     assert strict_json(path)["tokens"] == maps.tokens
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".json", ".png", ".pdf"])
-@pytest.mark.parametrize("error", [RuntimeError, OSError, KeyboardInterrupt])
+@in_one_case("suffix", [".csv", ".json", ".png", ".pdf"])
+@in_one_case("error", [RuntimeError, OSError, KeyboardInterrupt])
 def test_a_failed_write_leaves_nothing(
     maps: normlens.Maps,
     tmp_path: Path,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from scipy.stats import spearmanr
 
 import normlens
@@ -69,7 +70,7 @@ def test_length_and_repr(maps):
 # Measuring ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@in_one_case("causal", [False, True])
 def test_similarity(causal):
     maps = make(causal=causal)
     found = maps.similarity("ATTN", "FF")
@@ -382,9 +383,7 @@ def test_pictures_in_other_axes(maps):
         maps.plot(ax=left)
 
 
-@pytest.mark.parametrize(
-    "picture", ["plot", "plot_overview", "plot_similarity", "plot_amplification"]
-)
+@in_one_case("picture", ["plot", "plot_overview", "plot_similarity", "plot_amplification"])
 def test_every_picture_of_the_command_line_is_a_method(maps, picture):
     pytest.importorskip("matplotlib")
     assert getattr(maps, picture)().axes

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from crafted_files import save_crafted
+from one_case import in_one_case
 from safetensors import safe_open
 
 import normlens
@@ -121,7 +122,7 @@ def test_half_a_character_is_one_line_on_the_command_line(
 # The header ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@in_one_case("field", FIELDS)
 def test_every_field_with_every_kind_of_value(saved: Path, tmp_path: Path, field: str) -> None:
     tensors, header = contents(saved)
     meta = json.loads(header["maps"])
@@ -158,7 +159,7 @@ def test_every_field_with_every_kind_of_value(saved: Path, tmp_path: Path, field
     )
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@in_one_case("field", FIELDS)
 def test_every_field_is_needed(saved: Path, tmp_path: Path, field: str) -> None:
     tensors, header = contents(saved)
     meta = json.loads(header["maps"])
@@ -168,7 +169,7 @@ def test_every_field_is_needed(saved: Path, tmp_path: Path, field: str) -> None:
     assert f"{field!r} is missing" in refused(path)
 
 
-@pytest.mark.parametrize("name", ["scopes", "allowed", "same_token", "tokens", "self", "surprise"])
+@in_one_case("name", ["scopes", "allowed", "same_token", "tokens", "self", "surprise"])
 def test_no_other_field_is_taken(saved: Path, tmp_path: Path, name: str) -> None:
     tensors, header = contents(saved)
     meta = json.loads(header["maps"]) | {name: {}}
@@ -177,7 +178,7 @@ def test_no_other_field_is_taken(saved: Path, tmp_path: Path, name: str) -> None
     assert f"{name!r} is no field" in refused(path)
 
 
-@pytest.mark.parametrize("value", ["", "{", "[]", "null", "3", '"a"', BOMB, "\ud7ff", "{}"])
+@in_one_case("value", ["", "{", "[]", "null", "3", '"a"', BOMB, "\ud7ff", "{}"])
 def test_what_the_header_says_of_itself(saved: Path, tmp_path: Path, value: str) -> None:
     tensors, header = contents(saved)
     path = tmp_path / "crafted.safetensors"
@@ -221,7 +222,7 @@ def test_every_array_in_every_other_form(saved: Path, tmp_path: Path) -> None:
             assert repr(key) in refused(path), (key, what)
 
 
-@pytest.mark.parametrize("group", ["arrays", "mixing", "heads", "standard_error", "other"])
+@in_one_case("group", ["arrays", "mixing", "heads", "standard_error", "other"])
 def test_no_other_array_is_taken(saved: Path, tmp_path: Path, group: str) -> None:
     tensors, header = contents(saved)
     path = tmp_path / "crafted.safetensors"
@@ -248,7 +249,7 @@ def raw(path: Path, header: str, data: bytes = b"") -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "header",
     [
         BOMB,
@@ -268,7 +269,7 @@ def test_headers_that_safetensors_does_not_write(tmp_path: Path, header: str) ->
     refused(raw(tmp_path / "raw.safetensors", header, b"\0" * 4))
 
 
-@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2", "BOOL", "I64", "F64"])
+@in_one_case("dtype", ["BF16", "F8_E4M3", "F8_E5M2", "BOOL", "I64", "F64"])
 def test_arrays_of_types_that_maps_do_not_have(saved: Path, tmp_path: Path, dtype: str) -> None:
     _, header = contents(saved)
     size = {"BF16": 2, "I64": 8, "F64": 8}.get(dtype, 1)

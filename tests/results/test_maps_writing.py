@@ -13,6 +13,7 @@ import pytest
 import torch
 from crafted_files import save_crafted
 from forking import run_python
+from one_case import in_one_case
 from safetensors import safe_open
 from unlike_examples import _own_registry, reader, unlike  # noqa: F401
 
@@ -40,8 +41,8 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name in tiny_families()])
-@pytest.mark.parametrize("map_dtype", ["auto", "float16"])
+@in_one_case("family", [name for name in FAMILIES if name in tiny_families()])
+@in_one_case("map_dtype", ["auto", "float16"])
 def test_the_same_maps(family: str, map_dtype: str, tmp_path: Path) -> None:
     lens = normlens.load(tiny_model(family))
     ids = ids_of(lens)
@@ -73,8 +74,8 @@ def test_the_file_is_what_save_writes(tmp_path: Path) -> None:
         assert np.array_equal(streamed.get_tensor(name), saved.get_tensor(name))
 
 
-@pytest.mark.parametrize("model", [unlike, reader])
-@pytest.mark.parametrize("map_dtype", ["auto", "float32", "float16"])
+@in_one_case("model", [unlike, reader])
+@in_one_case("map_dtype", ["auto", "float32", "float16"])
 def test_layers_that_lack_a_scope_leave_no_gap(model: Any, map_dtype: str, tmp_path: Path) -> None:
     """Room is kept for all layers; arrays of fewer move together in the end."""
     lens = normlens.load(model())
@@ -122,7 +123,7 @@ def test_a_file_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert Maps.load(path) == lens.maps(input_ids=IDS)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("asked", "message"),
     [
         ({"input_ids": [IDS, IDS]}, "one text"),
@@ -330,7 +331,7 @@ def test_masks_of_other_bytes_are_refused(tmp_path: Path) -> None:
 # The command line -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [(), ("--heads",), ("--words",)])
+@in_one_case("more", [(), ("--heads",), ("--words",)])
 def test_the_command_writes_the_same(
     more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

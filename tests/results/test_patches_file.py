@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from crafted_files import save_crafted
+from one_case import in_one_case
 from picture_examples import classifier, processor, scene
 from safetensors import safe_open
 
@@ -20,7 +21,7 @@ def results():
     return {"maps": lens.maps(scene()), "why": lens.explain(scene(), target=1)}
 
 
-@pytest.mark.parametrize("kind", ["maps", "why"])
+@in_one_case("kind", ["maps", "why"])
 def test_the_grid_and_the_picture_come_back(kind, results, tmp_path):
     saved = results[kind]
     found = normlens.open(saved.save(tmp_path / "it.safetensors"))
@@ -36,8 +37,8 @@ def test_maps_without_a_picture_keep_their_grid(results, tmp_path):
     assert found == plain
 
 
-@pytest.mark.parametrize("kind", ["maps", "why"])
-@pytest.mark.parametrize(
+@in_one_case("kind", ["maps", "why"])
+@in_one_case(
     ("change", "message"),
     [
         ({"rows": 4}, "12 patches from token 1 on, of 10"),
@@ -54,8 +55,8 @@ def test_altered_grids_are_refused(kind, change, message, results, tmp_path):
         normlens.open(path)
 
 
-@pytest.mark.parametrize("kind", ["maps", "why"])
-@pytest.mark.parametrize(
+@in_one_case("kind", ["maps", "why"])
+@in_one_case(
     "picture",
     [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((449, 4, 3), np.uint8)],
 )

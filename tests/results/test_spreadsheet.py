@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from one_case import in_one_case
 
 import normlens
 from normlens.models.tiny import tiny_model
@@ -24,17 +25,17 @@ def rows(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text, newline="")))
 
 
-@pytest.mark.parametrize("cell", FORMULAS)
+@in_one_case("cell", FORMULAS)
 def test_a_formula_becomes_text(cell: str) -> None:
     assert harmless(cell) == f"'{cell}"
 
 
-@pytest.mark.parametrize("cell", [*PLAIN, -1.5, -3, None, np.float32(-2)])
+@in_one_case("cell", [*PLAIN, -1.5, -3, None, np.float32(-2)])
 def test_other_cells_stay(cell: object) -> None:
     assert harmless(cell) is cell
 
 
-@pytest.mark.parametrize("kind", [object, "category", "string"])
+@in_one_case("kind", [object, "category", "string"])
 def test_texts_of_every_kind_are_marked_and_numbers_stay(kind: str) -> None:
     texts = [*FORMULAS, *PLAIN]
     numbers = -np.arange(len(texts)) / 3

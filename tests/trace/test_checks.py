@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from one_case import in_one_case
 from torch import nn
 
 import normlens
@@ -45,7 +46,7 @@ def sides(alpha: torch.Tensor, lengths: list[int], reach: Reach = Reach()) -> li
 # What is attended to ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reach", [Reach(), Reach(None, 0), Reach(2, 0), Reach(1, 3)])
+@in_one_case("reach", [Reach(), Reach(None, 0), Reach(2, 0), Reach(1, 3)])
 def test_weights_are_counted_by_distance(reach):
     n = 7
     outside, offsets = attention_support(softmax_weights(reach.mask(n)), reach, [n])
@@ -69,7 +70,7 @@ def test_padding_counts_for_nothing():
     assert not offsets[8:].any()
 
 
-@pytest.mark.parametrize("n", [3, 4, 12])
+@in_one_case("n", [3, 4, 12])
 def test_a_mask_that_nobody_mentioned(n):
     assert sides(softmax_weights(Reach(None, 0).mask(n)), [n]) == [0, None]
 
@@ -79,13 +80,13 @@ def test_a_window_that_nobody_mentioned():
     assert sides(softmax_weights(Reach(4, 2).mask(20)), [20]) == [2, 4]
 
 
-@pytest.mark.parametrize("reach", [Reach(), Reach(None, 0), Reach(3, 0), Reach(3, 3), Reach(40, 0)])
-@pytest.mark.parametrize("n", [1, 2, 3, 20])
+@in_one_case("reach", [Reach(), Reach(None, 0), Reach(3, 0), Reach(3, 3), Reach(40, 0)])
+@in_one_case("n", [1, 2, 3, 20])
 def test_a_reach_that_is_right_is_no_news(reach, n):
     assert sides(softmax_weights(reach.mask(n)), [n], reach) == [None, None]
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@in_one_case("n", [1, 2])
 def test_one_or_two_tokens_are_no_evidence(n):
     assert sides(softmax_weights(Reach(None, 0).mask(n)), [n]) == [None, None]
 
@@ -114,8 +115,8 @@ def test_hard_attention_is_no_mask():
 # What a module computes ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", LINEAR_TOLERANCE, ids=str)
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@in_one_case("dtype", LINEAR_TOLERANCE, ids=str)
+@in_one_case("scale", [1e-3, 1.0, 1e3])
 def test_rounding_is_within_the_tolerance(dtype, scale):
     torch.manual_seed(0)
     module = nn.Linear(300, 200).to(dtype)
@@ -126,7 +127,7 @@ def test_rounding_is_within_the_tolerance(dtype, scale):
     assert linear_errors([linear_sizes(linear, rows, 8)])[0] < LINEAR_TOLERANCE[dtype] / 4
 
 
-@pytest.mark.parametrize("dtype", LINEAR_TOLERANCE, ids=str)
+@in_one_case("dtype", LINEAR_TOLERANCE, ids=str)
 def test_a_change_above_rounding_is_not(dtype):
     torch.manual_seed(0)
     module = nn.Linear(300, 200, bias=False).to(dtype)
@@ -161,8 +162,8 @@ def louder(model: nn.Module, *names: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
+@in_one_case("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@in_one_case(
     ("family", "name", "place"),
     [
         ("llama", "v_proj", "layers.0.self_attn.v_proj"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from torch import Tensor
 
 from normlens.trace import checks
@@ -80,7 +81,7 @@ def replayed(results: Deferred) -> Deferred:
     return others
 
 
-@pytest.mark.parametrize("way", [as_they_are, settled, brought_home, replayed])
+@in_one_case("way", [as_they_are, settled, brought_home, replayed])
 def test_results_come_home(way: Callable[[Deferred], Deferred]) -> None:
     check(way(added()))
 

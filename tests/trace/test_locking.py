@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from test_text import wordpiece
 from transformers import AutoModelForCausalLM
 
@@ -68,8 +69,8 @@ def hammer(lenses: list[normlens.Lens], count: int = 60) -> None:
 # Models -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
-@pytest.mark.parametrize("prepare", [False, True])
+@in_one_case("family", ["bert", "gpt2", "llama"])
+@in_one_case("prepare", [False, True])
 def test_one_lens_in_many_threads(family, prepare):
     lens = normlens.load(tiny_model(family))
     hammer([lens.prepare() if prepare else lens])
@@ -253,7 +254,7 @@ def test_from_inside_an_analysis_another_one_is_refused():
     assert len(lens.maps(input_ids=[3, 4]).tokens) == 2
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+@in_one_case("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_an_exception_lets_go_of_the_model(error):
     model = tiny_model("bert").train()
     lens = normlens.load(model)

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from reference import observe, reference, routed_of
 
 from normlens.models import adapt
@@ -28,7 +29,7 @@ def traced(adapter, layers=None):
     return found
 
 
-@pytest.mark.parametrize("family", tiny_families())
+@in_one_case("family", tiny_families())
 def test_input_and_weights_of_every_layer(family, tiny):
     adapter = adapt(tiny(family))
     expected = observe(adapter.model, list(adapter.blocks()), IDS)
@@ -41,7 +42,7 @@ def test_input_and_weights_of_every_layer(family, tiny):
         assert not layer.alphas[0].requires_grad
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "llama4_text"])
+@in_one_case("family", ["mixtral", "qwen2_moe", "deepseek_v3", "llama4_text"])
 def test_the_routing_is_that_of_the_run(family, tiny):
     adapter = adapt(tiny(family))
     expected = observe(adapter.model, list(adapter.blocks()), IDS).routed
@@ -57,7 +58,7 @@ def test_the_routing_is_that_of_the_run(family, tiny):
             assert found.shared is None or torch.equal(found.shared, routed.shared)
 
 
-@pytest.mark.parametrize("family", tiny_families())
+@in_one_case("family", tiny_families())
 def test_real_vectors_stand_behind_the_right_steps(family, tiny):
     """Each is what parts and bias of its scope add up to, and only few steps have none."""
     for layer in traced(adapt(tiny(family))):
@@ -84,7 +85,7 @@ def test_only_the_wanted_layers(tiny):
     assert torch.equal(traced(adapter, [1])[0].x, whole[1].x)
 
 
-@pytest.mark.parametrize("family", ["bert", "llama", "albert", "deberta-v2"])
+@in_one_case("family", ["bert", "llama", "albert", "deberta-v2"])
 def test_a_layer_is_forgotten_once_it_is_handed_over(family, tiny):
     """No more than one layer's attention weights are ever held."""
     adapter = adapt(tiny(family))
@@ -98,7 +99,7 @@ def test_a_layer_is_forgotten_once_it_is_handed_over(family, tiny):
     assert len(held) > 1
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+@in_one_case("family", ["bert", "gpt2", "llama"])
 def test_dropout_is_off(family):
     """A model in training mode is traced as in evaluation."""
     model = transformers.AutoModel.from_config(tiny_config(family), attn_implementation="eager")
@@ -111,7 +112,7 @@ def test_dropout_is_off(family):
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@in_one_case("implementation", ["eager", "sdpa"])
 def test_everything_is_put_back_when_the_consumer_fails(implementation):
     model = transformers.AutoModel.from_config(
         tiny_config("bert"), attn_implementation=implementation
@@ -138,7 +139,7 @@ def test_hooks_of_others_stay():
     assert len(model.encoder.layer[0]._forward_hooks) == 1
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@in_one_case("family", ["gpt2", "llama"])
 def test_no_cache_of_keys_is_kept(family, tiny):
     """The cache would hold every layer's keys and values for the whole run."""
     adapter = adapt(tiny(family))
@@ -174,7 +175,7 @@ def compiled(model, place: str):
     return model
 
 
-@pytest.mark.parametrize("place", ["block", "linear", "norm", "in place", "whole in place"])
+@in_one_case("place", ["block", "linear", "norm", "in place", "whole in place"])
 def test_compiled_modules_run_as_they_were_written(place):
     """Compiled code may pass by the hooks that read it."""
     expected = traced(adapt(tiny_model("llama")))

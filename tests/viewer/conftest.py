@@ -73,7 +73,10 @@ class Opened:
     def open(self, path: Path, state: str = "") -> Opened:
         self.page.goto("about:blank")
         self.page.goto(f"{path.resolve().as_uri()}#{state}")
-        return self.settled()
+        self.settled()
+        if self.page.locator('[data-action="more"][aria-expanded="false"]:visible').count():
+            self.page.click('[data-action="more"]')
+        return self
 
     def settled(self) -> Opened:
         self.page.wait_for_selector('.normlens[data-busy="false"]')

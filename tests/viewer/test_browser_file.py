@@ -64,7 +64,10 @@ def test_grow(viewer: Any, soap: Maps, soap_html: Path) -> None:
     viewer.open(soap_html, "layer=1")
     nodes = viewer.page.locator(".chain .node")
     labels = viewer.texts(".chain .component")
-    assert labels == ["weights", "ATTN", "RES", "LN", "FF", "RES", "LN", "baseline"]
+    assert labels == [
+        *("weights", "attention", "residual", "norm"),
+        *("feed-forward", "residual", "norm", "baseline"),
+    ]
     scopes = [s for s in soap.scopes if s != "ATTNRES-W"]
     for k in range(1, 7):
         change = float(nodes.nth(k).get_attribute("data-change"))

@@ -105,7 +105,10 @@ def test_measures_count_only_pairs_that_scopes_have(
     change = float(viewer.page.get_attribute(f'.node[data-scope="{CROSS}"]', "data-change"))
     expected = 1 - translated.similarity("CROSS-W", CROSS)[1]
     assert change == pytest.approx(expected, abs=1e-6)
-    names = ["weights", "ATTN", "RES", "LN", "CROSS weights", "CROSS", "RES"]
+    names = [
+        *("weights", "attention", "residual", "norm"),
+        *("cross-attention + weights", "cross-attention", "residual"),
+    ]
     assert viewer.texts(".chain .component")[:7] == names
     viewer.choose("view", "overview")
     cells = viewer.page.locator('[data-grid="similarity-layer"] rect[data-value]')

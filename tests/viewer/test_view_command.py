@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from viewer_examples import hostile_maps
+from viewer_examples import hostile_explanation, hostile_maps
 
+import normlens
 from normlens.cli import main
 from normlens.errors import InputError, OutputError
 from normlens.results import exports as export
@@ -24,6 +25,11 @@ from normlens.viewer import notebook
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     return hostile_maps().save(tmp_path / "maps.safetensors")
+
+
+@pytest.fixture
+def explained(tmp_path: Path) -> Path:
+    return hostile_explanation().save(tmp_path / "why.safetensors")
 
 
 @pytest.fixture
@@ -156,3 +162,43 @@ def test_a_head_that_is_not_there_is_an_error() -> None:
     for head in (3, -1, "first"):
         with pytest.raises(InputError, match=r"count from 0 to 2"):
             replace(maps, heads=heads).show(head=head)
+
+
+def test_results_of_any_kind_stand_in_one_page_with_notes(
+    saved: Path, explained: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "lesson.html"
+    words = ["--title", "A <b>lesson</b>", "--note", "Why are?", "--out", str(out)]
+    assert main(["view", str(explained), str(saved), *words]) == 0
+    assert str(out) in capsys.readouterr().out
+    page = out.read_text("utf-8")
+    assert "<h1>A &lt;b&gt;lesson&lt;/b&gt;</h1>" in page
+    assert page.count("<iframe ") == 2
+    assert page.index("<p>Why are?</p>") < page.index("<iframe ")
+    # Each frame holds the page that the result has alone.
+    frames = [
+        html.unescape(part.partition('"></iframe>')[0]) for part in page.split('srcdoc="')[1:]
+    ]
+    for path, frame in zip((explained, saved), frames, strict=True):
+        alone = normlens.open(path).to_html(tmp_path / f"{path.stem}-alone.html")
+        assert frame == alone.read_text("utf-8")
+    assert main(["view", str(saved), "--note", "a", "--note", "b"]) == 2
+    assert "more notes than files" in capsys.readouterr().err
+
+
+def test_the_frames_of_a_handout_are_as_high_as_what_they_show(
+    saved: Path, explained: Path, tmp_path: Path, viewer: Any
+) -> None:
+    out = tmp_path / "lesson.html"
+    assert main(["view", str(explained), str(saved), "--out", str(out)]) == 0
+    viewer.page.goto(out.as_uri())
+    for frame in viewer.page.frames[1:]:
+        frame.wait_for_selector('.normlens[data-busy="false"]')
+    viewer.page.wait_for_timeout(500)
+    measured = viewer.page.evaluate(
+        "[...document.querySelectorAll('iframe')].map((frame) => "
+        "[frame.clientHeight, frame.contentDocument.documentElement.scrollHeight])"
+    )
+    assert len(measured) == 2
+    for height, content in measured:
+        assert 300 < content <= height + 1 < 3000

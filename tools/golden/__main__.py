@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="items that may differ, such as 'help/commands/normlens compact*'; may be repeated",
+        help="items that may differ, such as 'help/commands/normlens query*'; may be repeated",
     )
     parser.add_argument("--accept-new", action="store_true", help="new items are no difference")
     parser.add_argument("--exact", action="store_true", help="numbers must be bit-equal")

@@ -59,7 +59,6 @@ map a --model bert --out data.txt/maps.csv
 map a --model bert --colour sqrt
 map a --model bert --colour log --out a.png
 map a --model bert --heads-of FF --out a.png
-map a --model bert --row x --out a.png
 map a --model bert --target-text b
 map a --model bert --image nowhere.png
 map a --model bert --lines
@@ -132,7 +131,6 @@ query run ''
 query run 'DROP TABLE mixing'
 query run "SELECT * FROM read_csv('table.csv')"
 query run 'SELECT 1' --out answer.docx
-compact nowhere
 reproduce report nowhere
 reproduce report run
 reproduce compare run --out new

@@ -29,6 +29,12 @@ export class App implements Context, Page {
   readonly extras: HTMLElement[];
   state!: State;
   items: Item[] = [];
+  readonly guide =
+    "A row is a token that the layer writes, a column a token that it reads, and a cell the length of what the one receives from the other. " +
+    "A layer goes through the steps below: attention, what passes by it (residual), norm, feed-forward block; 1−ρ says how much a step changes the map. " +
+    "Choose a token to see its row or column alone, or a cell to follow that pair through all layers.";
+  private readonly second: HTMLElement;
+  private readonly more = h("button", { type: "button", "data-action": "more", "aria-expanded": "true", onclick: () => this.showMore(this.second.hidden) }, "More controls");
   private readonly views: Record<View, Panel & { el: HTMLElement }>;
   private readonly picture: PictureView;
   private readonly routing: RoutingRow;
@@ -63,14 +69,16 @@ export class App implements Context, Page {
       amplification: () => this.amplification(),
     });
     this.extras = [this.controls.palette.el];
+    this.second = this.toolbar();
     this.el.append(
       this.missing,
       this.navigation(),
       this.strip.el,
       this.routing.el,
-      this.toolbar(),
+      this.second,
       this.body,
     );
+    this.more.hidden = chrome.around.kind !== "file";
   }
 
   get root(): HTMLElement {
@@ -88,7 +96,14 @@ export class App implements Context, Page {
     this.kept.clear();
     this.state = read(words, this.headers);
     this.chrome.show(this);
+    const aside = ["direction", "form", "scale", "diagonal", "head", "norm", "range", "sources", "special", "level", "zoom", "pin"];
+    this.showMore(this.more.hidden || this.picturesFirst || aside.some((name) => name in words));
     this.update({});
+  }
+
+  /** Pictures open on the row of a token, which is chosen below them. */
+  private get picturesFirst(): boolean {
+    return this.itemOf(this.state).header.grid !== null;
   }
 
   /** One more analysis beside those at hand. */
@@ -376,10 +391,18 @@ export class App implements Context, Page {
         this.layerRow,
       ),
       this.controls.item.el,
+      this.more,
       this.text,
     );
   }
 
+  /** Shows or hides the second row of controls. */
+  private showMore(shown: boolean): void {
+    this.second.hidden = !shown;
+    this.more.setAttribute("aria-expanded", String(shown));
+  }
+
+  /** The other controls. A page that travels alone opens without them, unless its state is about them. */
   private toolbar(): HTMLElement {
     const { direction, form, head, scale, diagonal, norm, range, sources, special, level, zoom } = this.controls;
     return h(

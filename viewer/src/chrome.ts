@@ -18,6 +18,8 @@ export interface Surroundings {
 /** What is looked at: maps, explanations or cosines. */
 export interface Page {
   readonly el: HTMLElement;
+  /** How to read it, in three sentences, for a page that travels alone. */
+  readonly guide: string;
   /** Controls of its own in the header. */
   readonly extras: HTMLElement[];
   /** Whether there is anything to draw and to save. */
@@ -47,6 +49,7 @@ export class Chrome {
   readonly above = h("div", { class: "above" });
   private readonly stage = h("div", { class: "content", hidden: true });
   private readonly extras = h("div", { class: "row" });
+  private readonly guide = h("p", { class: "note guide" });
   private readonly tip = h("div", { class: "tooltip", hidden: true });
   private readonly live = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
   private readonly trusted = h("p", { class: "trust", "aria-label": "How this was made" });
@@ -69,7 +72,7 @@ export class Chrome {
     readonly around: Surroundings,
   ) {
     this.root = h("div", { class: `normlens ${around.kind}`, "data-lm-suppress-shortcuts": "true" });
-    this.root.append(this.header(), this.problem, this.above, this.stage, this.tip, this.live);
+    this.root.append(this.header(), this.problem, this.above, this.guide, this.stage, this.tip, this.live);
     const shadow = host.attachShadow({ mode: "open" });
     const sheet = new CSSStyleSheet();
     sheet.replaceSync(css);
@@ -84,6 +87,8 @@ export class Chrome {
     this.stage.hidden = false;
     if (this.page === page) return;
     this.page = page;
+    this.guide.hidden = this.around.kind !== "file";
+    this.guide.textContent = page.guide;
     replace(this.stage, page.el);
     replace(this.extras, ...page.extras, this.themeButton);
     this.jsonButton.hidden = page.json() === null;

@@ -29,6 +29,10 @@ export interface CosineState {
 
 export class CosinePage extends ResultPage<CosineItem, CosineState> {
   readonly kind = "cosine";
+  readonly guide =
+    "Each number says how much a token has of the cosine of the two texts’ vectors, together with all of the other text. " +
+    "The lines and the matrix split it into pairs of tokens; what the model’s biases add belongs to no pair and stands apart. " +
+    "All of it is exact for the network with these texts’ attention weights, deviations of norms and slopes of activations held fixed.";
   private readonly title = h("h2", { class: "question" });
   private readonly strips = (["a", "b"] as const).map(
     (side) =>

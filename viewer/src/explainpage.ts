@@ -36,6 +36,10 @@ export interface ExplainState {
 
 export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   readonly kind = "explain";
+  readonly guide =
+    "Each number says how much a token adds to the score, or takes from it; with what no token owns they sum to the score. " +
+    "The picture follows the score through the layers, from the tokens on the left to where it is read on the right; choose a token to see its way. " +
+    "All of it is exact for the network with this text’s attention weights, deviations of norms and slopes of activations held fixed.";
   private readonly question = h("h2", { class: "question" });
   private readonly facts = h("dl", { class: "facts" });
   private readonly sum = h("p", { class: "sum" });

@@ -12,7 +12,7 @@ import { columnShare, extremePairs, rowShare, type Axis } from "./measures";
 import { pairTable } from "./pairtable";
 import type { Row } from "./save";
 import { scaleEnd } from "./scale";
-import { chain, componentsOf, headUnit, shortName } from "./scopes";
+import { chain, componentsOf, headUnit, plain, shortName } from "./scopes";
 import type { Shown } from "./shown";
 import { layerWords } from "./stacks";
 import type { Context, Panel } from "./view";
@@ -64,7 +64,7 @@ export class MapView implements Panel {
     this.heat = {
       name: "map",
       title: `${state.scope}, ${layerWords(header, header.layers[state.layer])}${state.head === null ? "" : `, head ${state.head}`}`,
-      subtitle: `after ${componentsOf(state.scope).join(" → ")}${
+      subtitle: `after ${componentsOf(state.scope).map(plain).join(" → ")}${
         state.scope.endsWith("-W") ? " (weights)" : ""
       } · ${header.model}`,
       map,

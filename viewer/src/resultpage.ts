@@ -37,6 +37,7 @@ export abstract class ResultPage<I extends Result, S extends ResultState> implem
 
   /** What the root says is looked at. */
   abstract readonly kind: string;
+  abstract readonly guide: string;
   protected abstract read(words: Record<string, string>): S;
   protected abstract write(state: S): Record<string, string>;
   /** Draws the state; `stale` says whether a newer one waits. */

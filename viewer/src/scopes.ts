@@ -66,6 +66,15 @@ export function added(scope: string, sequence: string[]): string {
   return componentsOf(scope).slice(known).join(" ") || scope;
 }
 
+const PLAIN: Record<string, string> = {
+  ATTN: "attention", CROSS: "cross-attention", RES: "residual", LN: "norm", "(LN)": "norm", FF: "feed-forward", END: "end",
+};
+
+/** The papers' abbreviations of components in plain words. */
+export function plain(components: string): string {
+  return components.split(" ").map((name) => PLAIN[name.replace(/^(\(?[A-Z]+\)?)\d*$/, "$1")] ?? name).join(" + ");
+}
+
 /** The steps of a layer, as in normlens.scopes.consecutive: of CROSS from its own weights, which alone share its pairs. */
 export function steps(scopes: string[]): Step[] {
   const sequence = chain(scopes);

@@ -1,7 +1,7 @@
 // The layer's components in their order, and how much each of them changed the map.
 
 import { h, replace } from "./dom";
-import { added, chain, steps } from "./scopes";
+import { added, chain, plain, steps } from "./scopes";
 import type { Context } from "./view";
 
 const PERIOD = 1100; // milliseconds between two steps while playing
@@ -136,9 +136,9 @@ export class Strip {
         onclick: () => this.choose(scope),
       },
       follows && h("span", { class: "arrow", "aria-hidden": "true" }, "→"),
-      h("span", { class: "component" }, label),
+      h("span", { class: "component" }, plain(label)),
       h("span", { class: "meter", "aria-hidden": "true" }, h("span", {})),
-      h("span", { class: "change" }, follows ? "…" : scope),
+      h("span", { class: "change", "data-abbreviation": label }, follows ? label : scope),
     );
   }
 
@@ -146,9 +146,9 @@ export class Strip {
     const known = !Number.isNaN(change);
     const text = known ? change.toFixed(3) : "–";
     const meter = button.querySelector<HTMLElement>(".meter > span");
-    const note = button.querySelector(".change");
+    const note = button.querySelector<HTMLElement>(".change");
     if (meter !== null) meter.style.width = `${known ? Math.round(100 * Math.min(1, change)) : 0}%`;
-    if (note !== null) note.textContent = `1−ρ ${text}`;
+    if (note !== null) note.textContent = `${note.dataset.abbreviation} · 1−ρ ${text}`;
     button.dataset.change = String(change);
     button.title = `${scope}: 1 − Spearman’s ρ to ${before} is ${text}`;
     button.setAttribute("aria-label", `${scope}, changed by ${text}`);

@@ -36,8 +36,7 @@ from normlens.loading.hub import hush
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 #: The commands in the order in which --help lists them.
 _COMMANDS = (
-    "map explain cite cosine view serve models help run status check compact query evaluate "
-    "reproduce"
+    "map explain cite cosine rank view serve models help run status check query evaluate reproduce"
 )
 
 
@@ -62,7 +61,9 @@ class Group(_PlainFlags, TyperGroup):
 
 app = typer.Typer(
     name="normlens",
-    help="How every component of a Transformer layer mixes its tokens.",
+    help="How every component of a Transformer layer mixes its tokens, and which tokens made a "
+    "prediction: exactly for the frozen network, whose attention weights, deviations of norms and "
+    "slopes of activations are those of the text.",
     cls=Group,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

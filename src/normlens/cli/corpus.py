@@ -30,7 +30,7 @@ from normlens.cli.common import check_needs, console_for, print_table
 from normlens.cli.parameters import Fields
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.folder import LocalFolder, RunError, SomeFailedWarning
-from normlens.corpus.runs.options import FILE_SIZE, Execution, RunOptions
+from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import TABLES, NormLensError, check_installed, require
 from normlens.loading.embedded import DEFAULT
 from normlens.results.words import write_csv
@@ -97,11 +97,11 @@ SOME_FAILED = 3
 #: takes the others, too.
 _HOW = (
     *("device", "dtype", "engine", "workers", "batch_size", "trust_remote_code"),
-    *("sequence_timeout", "address", "resources"),
+    *("sequence_timeout", "address", "resources", "file_size", "file_minutes"),
 )
 _TABLES = (
     *("measures", "settings", "mask", "seed", "limit", "max_length", "truncate", "column"),
-    *("pair_column", "paragraphs", "revision", "shard_size"),
+    *("pair_column", "revision", "shard_size"),
 )
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
@@ -209,7 +209,7 @@ def report_run(run: Run, quiet: bool) -> None:
 
     status = run.status()
     if not status.complete:
-        raise RunError(f"shards of {run.folder} vanished; compute them again with --resume")
+        raise RunError(f"files of {run.folder} vanished; compute them again with --resume")
     if status.failures:
         print(failures_told(run.folder, status.failures, status.done), file=sys.stderr)
         raise typer.Exit(SOME_FAILED)
@@ -284,21 +284,6 @@ def _check_installation() -> None:
         raise typer.Exit(NOT_SOUND)
 
 
-def compact_command(run: str, *, file_size: float = FILE_SIZE, as_json: bool = False) -> None:
-    """Join the files of a run's finished shards: few large ones instead of many small ones.
-
-    A run does this by itself while it goes on. The tables stay the same, bit for bit.
-
-    Example: normlens compact my-run
-
-    Options:
-        file_size MB: Size of the files; they have from half to twice.
-    """
-    from normlens.corpus.runs.results import Run
-
-    _print(Run.open(run).compact(file_size=file_size), as_json)
-
-
 def query_command(
     run: str,
     sql: str | None = None,
@@ -323,13 +308,15 @@ def query_command(
     """
     from normlens.corpus.runs.results import Run
 
+    named = sql is not None or re.match(r"(select|with|from)\s", run.strip(), re.I) is None
+    require(named, f'query asks a run: normlens query RUN "{run}"')
     if sql is not None:
         check_installed(TABLES)
     opened = Run.open(run, measures=measures)
     if sql is None:
         _print_tables(run, opened.manifest.tables, as_json)
         return
-    tables = opened.snapshot(moves_on=True)
+    tables = opened.snapshot()
     if not tables.complete:
         _note(f"note: only shards that are done answer; see: normlens status {run}")
     if out is not None:

@@ -1,8 +1,9 @@
-"""``normlens explain`` and ``normlens cosine``: which tokens made a prediction or a cosine."""
+"""``normlens explain``, ``cite``, ``cosine`` and ``rank``: which tokens made a number."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from normlens.results.citation import Citation
     from normlens.results.explanation import Cosine, Explanation, Explanations
+    from normlens.results.search import Above, Ranking, Score
 
 
 # Explanations on a terminal: tokens on colours, numbers, and the strongest components.
@@ -185,16 +187,17 @@ def explain_command(
     score: str | None = None,
     by: str | None = None,
     generate: int | None = None,
-    options: Annotated[ExplainOptions, Fields(only=("heads", "first_piece"))],
+    options: Annotated[ExplainOptions, Fields(only=("first_piece",))],
     words: bool = False,
     loading: Annotated[LoadOptions, Fields(without=("part",))],
     truncate: bool = False,
     output: common.Output,
     picture: str | None = None,
 ) -> None:
-    """Which tokens made the model say this: its score, traced back to every token, exactly. Without
-    --out it prints the tokens with what each contributes, what no token owns, and the strongest
-    components. A model that sees takes an --image; its tokens are patches.
+    """Which tokens made the model say this: its score, traced back to every token, exactly for the
+    frozen network (attention weights, deviations of norms and slopes of activations as they are for
+    this text). Without --out it prints the tokens with what each contributes, what no token owns,
+    and the strongest components. A model that sees takes an --image; its tokens are patches.
 
     In the list: Which tokens made the model say this: printed here, or written to a file.
 
@@ -276,7 +279,7 @@ def cite_command(
     answer: str | None = None,
     model: str = DEFAULT,
     options: Annotated[CiteOptions, Fields(without=("score", "system", "nonlinearity", "seed"))],
-    loading: Annotated[LoadOptions, Fields(without=("part",))],
+    loading: Annotated[LoadOptions, Fields(only=("device", "dtype", "trust_remote_code"))],
     output: common.Output,
 ) -> None:
     """Which sources made a model's answer to a question: each file is a source, or its sentences
@@ -358,7 +361,7 @@ def cosine_command(
     inputs: Annotated[common.Inputs, Fields(only=("file", "lines"))],
     model: str | None = None,
     words: bool = False,
-    loading: Annotated[LoadOptions, Fields(without=("part", "revision"))],
+    loading: Annotated[LoadOptions, Fields(only=("device",))],
     truncate: bool = False,
     output: common.Output,
 ) -> None:
@@ -410,3 +413,103 @@ def show_cosine(pair: Cosine) -> None:
     strongest = pair.top(_PAIRS)[["a_token", "b_token", "value"]].itertuples(index=False)
     pairs = ([str(a), str(b), signed_number(value, PLACES)] for a, b, value in strongest)
     print_table("Strongest pairs of tokens", ("A", "B", "part"), pairs, left=(0, 1))
+
+
+# ``normlens rank``: which words made the scores of a search model.
+
+
+_DOCUMENT = 60  # characters of a document in a table
+
+
+def rank_command(
+    query: str,
+    documents: list[str] | None = None,
+    *,
+    model: str | None = None,
+    output: Annotated[common.Output, Fields(only=("out", "as_json"))],
+) -> None:
+    """Rank documents for a query by a search model (dense, SPLADE, ColBERT or a cross-encoder), and
+    say why the first is above the second, word by word. Of one document it prints the score: what
+    each word of either text has of it. Without documents each line of standard input is one.
+
+    In the list: Rank documents for a query by a search model, and say why, word by word.
+
+    Example: normlens rank "flute music" "A man plays a flute." "A man plays chess." --out rank.html
+
+    Options:
+        query QUERY: What is searched for.
+        documents DOCUMENT…: The documents.
+    """
+    given = list(documents or [])
+    if not given and common.is_piped():
+        given = [text for _, text in common.Inputs(file=common.STDIN, lines=True).read(None)]
+    require(given, "rank compares documents: give some behind the query, or one per line in a pipe")
+    output.check(model, common.Inputs())
+    lens = common.load_lens(model, LoadOptions())
+    ranking = output.compute("comparing", (None, given), partial(lens.rank, query))
+    if len(given) == 1:
+        output.deliver(ranking[0], None, show_score)
+    else:
+        output.deliver(ranking, None, show_ranking)
+
+
+def _by_words(result: Any) -> Any:
+    """A result by words, where they are known."""
+    with suppress(InputError):
+        return result.words()
+    return result
+
+
+def show_score(score: Score) -> None:
+    """Print a score: what each word of either text has of it, and what is matched."""
+    score = _by_words(score)
+    say(f"{score.provenance.get('model')}: {in_words.cosine_words(score)}", style="bold")
+    against = "biases against the model's own score"
+    say(in_words.parts_words(score), completeness_words(score, score.provenance, against))
+    if score.note:
+        say(score.note)
+    for name, tokens, own, rest in (
+        ("query", score.tokens_a, score.by_query, score.rest("query")),
+        ("document", score.tokens_b, score.by_document, score.rest("document")),
+    ):
+        rows = [(row.label, row.value) for row in in_words.token_rows(tokens, own)]
+        parts = [*rows, *rest.items(), ("sum", score.value)]
+        cells = ([label, signed_number(value, PLACES)] for label, value in parts)
+        print_table(f"What each word of the {name} has of the score", ("word", "part"), cells)
+    if score.term_values is not None:
+        table = score.terms(_PAIRS)[["term", "value", "query", "document"]]
+        terms = ([str(t), signed_number(v, PLACES), q, d] for t, v, q, d in table.to_numpy())
+        columns = ("term", "adds", "in the query at", "in the document at")
+        print_table("What is matched", columns, terms, left=(0, 2, 3))
+
+
+def show_ranking(ranking: Ranking) -> None:
+    """Print a ranking, and why its first document is above the second."""
+    ranking = _by_words(ranking)
+    first = ranking[0]
+    say(f"{first.provenance.get('model')} ({first.kind}): {first.query}", style="bold")
+    say(completeness_words(ranking, first.provenance, "biases against the model's own scores"))
+    if first.note:
+        say(first.note)
+    rows = [
+        [str(rank), signed_number(score.value, PLACES), str(score.document)[:_DOCUMENT]]
+        for rank, score in enumerate(ranking, start=1)
+    ]
+    print_table("", ("rank", "score", "document"), rows, left=(0, 2))
+    if len(ranking) > 1:
+        _print_above(ranking.why_above())
+
+
+def _print_above(above: Above) -> None:
+    """Print the strongest parts of the difference of two scores."""
+    say(f"\n1 is above 2 by {signed_number(above.value, PLACES)} because", style="bold")
+    sides = (("word of the query", above.by_query()), ("word of a document", above.by_document()))
+    for name, table in sides:
+        strongest = table.sort_values("difference", key=abs, ascending=False).head(_PAIRS)
+        place = {"higher": "1: ", "lower": "2: "}
+        rows = [
+            [place.get(str(row.get("document")), "") + row["token"], row["difference"]]
+            for row in strongest.to_dict("records")
+        ]
+        cells = ([label, signed_number(value, PLACES)] for label, value in rows)
+        print_table("", (name, "adds"), cells)

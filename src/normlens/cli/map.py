@@ -185,13 +185,10 @@ class Drawing:
         colour SCALE: In pictures: clipped (a square root that outliers and i = j do not stretch;
             default), sqrt or linear.
         heads_of SCOPE: In pictures: the single heads of ATTN-N or ATTN-W; adds --heads.
-        row TOKEN: In pictures of an image: what this token receives from each patch, such as
-            \[CLS] or 3,4 (row and column from 1). Default: the first token.
     """
 
     colour: str | None = None
     heads_of: str | None = None
-    row: str | None = None
 
 
 def map_command(
@@ -273,27 +270,35 @@ def view_command(
     files: list[Path],
     *,
     out: Path | None = None,
-    largest: float = 60.0,
+    title: str | None = None,
+    note: list[str] | None = None,
     no_browser: bool = False,
     force: bool = False,
 ) -> None:
-    """A saved result as one HTML page, which works from disk without network. Several files of maps
-    can be compared: two texts, or two models.
+    """Saved results as one HTML page, which works from disk without network: maps, explanations,
+    cosines, citations, rankings. Several files of maps can be compared: two texts, or two models.
+    Results of several kinds, or with notes, stand below each other, as a hand-out.
 
     In the list: Saved results as an interactive page, in the browser or in one HTML file.
 
-    Example: normlens view maps.safetensors --out soap.html
+    Example: normlens view why.safetensors maps.safetensors --title "Agreement" --note "Why are?"
+    --note "And the layers" --out lesson.html
 
     Options:
         files FILE…: Files of results (.safetensors), one or more.
         out FILE (--out, -o): Write this .html and open no browser.
-        largest MB: Layers are left out of a larger file; 0 keeps them all.
+        title TEXT: A heading of your own.
+        note TEXT: A text above a result; repeat it for the next one.
         no_browser: Write the file and say where it is.
     """
     from normlens.results import store
     from normlens.results.maps import Maps
     from normlens.viewer import to_html
+    from normlens.viewer.notebook import write_page
+    from normlens.viewer.pages import handout
 
+    notes = note or []
+    require(len(notes) <= len(files), "there are more notes than files; give one --note for each")
     if out is not None:
         named = out.suffix.lower() in (".html", ".htm")
         require(named, f"{str(out)!r} is not the name of an HTML file; end it in .html")
@@ -303,13 +308,18 @@ def view_command(
         require(not page, f"{str(file)!r} is a page already; open it in a browser")
     results = [store.open(file) for file in files]
     path = out or Path(tempfile.mkdtemp(prefix="normlens-")) / f"{files[0].stem}.html"
-    most = largest or None
     maps = [result for result in results if isinstance(result, Maps)]
-    if len(maps) == len(results):
-        path = to_html(maps, path, largest=most, overwrite=force)
+    if title is not None or notes or len(maps) < len(results) > 1:
+        with tempfile.TemporaryDirectory(prefix="normlens-") as folder:
+            each = [Path(folder) / f"{place}.html" for place in range(len(results))]
+            for result, file in zip(results, each, strict=True):
+                result.to_html(file)
+            document = handout([file.read_text("utf-8") for file in each], title or "", notes)
+        path = write_page(path, document, force)
+    elif len(maps) == len(results):
+        path = to_html(maps, path, overwrite=force)
     else:
-        require(len(results) == 1, "several files are compared only if all of them hold maps")
-        path = results[0].to_html(path, largest=most, overwrite=force)
+        path = results[0].to_html(path, overwrite=force)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if out is None and not no_browser:
         webbrowser.open(path.resolve().as_uri())

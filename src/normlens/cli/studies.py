@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 _DATA, _WORK = "Data, and how it is read", "How the work is done"
-_READ = ("limit", "max_length", "column", "pair_column")
+_READ = ("limit", "column", "pair_column")
 _Reading = Annotated[dict[str, Any], Fields(of=(RunOptions,), only=_READ, panel=_DATA)]
 _WorkDone = Annotated[
     dict[str, Any],
-    Fields(of=(Execution,), only=("device", "dtype", "workers"), panel=_WORK),
+    Fields(of=(Execution,), only=("device", "workers"), panel=_WORK),
 ]
 
 
@@ -107,8 +107,8 @@ def evaluate_command(
 
 #: What is no experiment of a report: a look at the embedded models, and what is made of folders.
 _DEMO, _REPORT, _COMPARE, _ALIGN = "demo", "report", "compare", "align"
-_SETTINGS = ("revision", "mask", "methods", "label_column", "components")
-_HOW = ("device", "dtype", "engine", "workers")
+_SETTINGS = ("mask", "methods", "label_column", "components")
+_HOW = ("device", "engine", "workers")
 
 
 def reproduce_command(

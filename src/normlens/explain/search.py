@@ -129,7 +129,9 @@ def scores(
         check_search(tower)
     if (both := reads_both(lens, options)) is not None:
         require(document_lens is None, "a cross-encoder reads both texts; leave document_lens out")
+        _without(options, lens, "reads both texts", "similarity", "truncate_dim", "document_prompt")
         return cross_scores(lens, both, query, documents, options, truncate, progress)
+    _without(options, lens, "makes vectors of each text", "label")
     poolings = lens.pooling, towers[1].pooling
     given = (options.query_prompt, options.document_prompt)
     own = (poolings[0].query_prompt, poolings[1].document_prompt)
@@ -149,12 +151,20 @@ def scores(
         raise InputError(f"{towers[0].name} and {towers[1].name} are search models of two kinds")
     if search is None:
         return dense_scores(towers, poolings, a, bs, options, progress)
+    _without(options, lens, "does not pool its vectors", "similarity", "truncate_dim")
     if isinstance(search, SparseVectors):
         matches = sparse_matches(towers, poolings, a, bs)
     else:
         a = expanded(lens, a, search)
         matches = late_matches(towers, poolings, a, bs)
     return _matched_scores(towers, poolings, a, bs, matches, options, progress)
+
+
+def _without(options: ScoreOptions, lens: Lens, why: str, *names: str) -> None:
+    """Refuse options that mean nothing for a model."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise InputError(f"{lens.name} {why}, so leave {name} out")
 
 
 def dense_scores(

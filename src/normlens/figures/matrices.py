@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.errors import quoted, valid_choice
+from normlens.errors import InputError, quoted, valid_choice
 from normlens.figures import canvas
 from normlens.figures.colours import DIVERGING, SignedColours, colour_bar
 from normlens.figures.explanations import draw_strip
@@ -216,17 +216,22 @@ def plot_cosine(
     canvas.require_matplotlib()
     values = with_biases(pair)
     colours = SignedColours(values, cmap, colour)
-    texts = {"A": pair.text_a, "B": pair.text_b}
+    kind = getattr(pair, "kind", None)  # a score of a query and a document is such a pair, too
+    if not getattr(pair, "has_pairs", True):
+        raise InputError(f"a {kind}'s score has no pairs to draw; to_html(…) shows its tokens")
+    texts = {"A" if kind is None else "Query": pair.text_a}
+    texts |= {"B" if kind is None else "Document": pair.text_b}
     about = [f"{name}: {line}" for name, text in texts.items() for line in quoted(text)]
-    words = ("text A", "text B")
+    words = ("text A", "text B") if kind is None else ("query", "document")
     tokens, margins = (pair.tokens_a, pair.tokens_b), (pair.margins.a, pair.margins.b)
     shares = SignedColours(np.concatenate(margins), cmap)
     strips = [
         partial(draw_strip, word, names, own, pair.value - float(own.sum()), shares)
         for word, names, own in zip(words, tokens, margins, strict=True)
     ]
+    what = "cosine" if kind is None else "score"
     note = (
-        "Strips: what a token has of the cosine with all of the other text. Matrix: the pairs "
+        f"Strips: what a token has of the {what} with all of the other text. Matrix: the pairs "
         f"of tokens, on a {colours.words}; last row and column: with the other text's biases; "
         "all cells sum to the cosine. Red above 0, blue below."
     )

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from normlens.errors import SMALLER, InputError, reason_of, require, shortage_explained
+from normlens.errors import (
+    SMALLER,
+    InputError,
+    NormLensWarning,
+    listed,
+    reason_of,
+    require,
+    shortage_explained,
+)
 from normlens.inputs import as_list
 from normlens.inputs.signals import Features, encode_features, encode_signals
 from normlens.inputs.text import (
@@ -103,7 +112,7 @@ def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
         for text in texts:
             if isinstance(text, tuple):
                 check_separated(lens)
-        return [reader.read(text, given.truncate) for text in texts], many
+        return [_known(reader, reader.read(text, given.truncate)) for text in texts], many
     encoded, many = reader.read_ids(given.input_ids, given.attention_mask, given.token_type_ids)
     count = lens.adapter.token_types()
     for kind in (kind for sequence in encoded for kind in sequence.type_ids or ()):
@@ -236,7 +245,8 @@ def encode_target(
 ) -> Encoded:
     """A target alone, as the decoder reads it."""
     reader = reader_of(lens, TARGET, max_length)
-    encoded = _shifted(_two_stacks(lens), reader.read(target, truncate), lens.tokenizer)
+    read = _known(reader, reader.read(target, truncate))
+    encoded = _shifted(_two_stacks(lens), read, lens.tokenizer)
     reader.check(encoded.ids, "the target with the token that starts it", "; shorten it")
     return encoded
 
@@ -249,7 +259,8 @@ def _read_source(
             f"{lens.name} hears its source; pass input_features=… as its feature extractor gives "
             "them, and the text as the target"
         )
-    return reader_of(lens, SOURCE, max_length).read(source, truncate)
+    reader = reader_of(lens, SOURCE, max_length)
+    return _known(reader, reader.read(source, truncate))
 
 
 def _two_stacks(lens: Lens) -> TwoStacks:
@@ -268,6 +279,24 @@ def _source_target(entry: Any) -> SourceTarget:
         f"expected a source, or a pair (source, target), got {entry!r}; words stand in lists: "
         '(["The", "house"], ["La", "maison"])'
     )
+
+
+def _known(reader: Reader, encoded: Encoded) -> Encoded:
+    """The same text; a warning says which words of it became the token for unknown ones."""
+    unknown = getattr(reader.tokenizer, "unk_token_id", None)
+    places = [k for k, token in enumerate(encoded.ids) if token == unknown and unknown is not None]
+    if places:
+        owners = [] if encoded.words is None else [encoded.words[k] for k in places]
+        names = dict.fromkeys(encoded.word_labels[word] for word in owners if word is not None)
+        words = f" (of {listed([repr(name) for name in [*names][:5]])})" if names else ""
+        count = "1 token is" if len(places) == 1 else f"{len(places)} tokens are"
+        warnings.warn(
+            f"{count} {reader.tokenizer.unk_token}{words}: the tokenizer has nothing for what "
+            "stands there, and the model does not see it",
+            NormLensWarning,
+            stacklevel=2,
+        )
+    return encoded
 
 
 def _shifted(adapter: TwoStacks, labels: Encoded, tokenizer: Any) -> Encoded:

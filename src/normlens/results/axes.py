@@ -208,7 +208,8 @@ class TokenAxis:
 def readable_tokens(tokens: Sequence[str], special: Sequence[bool] = ()) -> list[str]:
     """Tokens as people read them: byte-level BPE decoded, spaces and line ends made visible.
 
-    ``Ġsoap`` and ``▁soap`` become ``␣soap``; bytes that are no whole character become ``\\xe4``.
+    ``Ġsoap`` and ``▁soap`` become ``␣soap``. A character of several tokens stands in each of them,
+    numbered: ``東₁ 東₂``; bytes that are no whole character become ``\\xe4``.
     """
     flags = special or [False] * len(tokens)
     ordinary = [place for place, flag in enumerate(flags) if not flag]
@@ -228,9 +229,26 @@ def readable_tokens(tokens: Sequence[str], special: Sequence[bool] = ()) -> list
             ordinary + marked,
             [*spelled, *(bytes(letters[c] for c in tokens[k]) for k in marked)],
         )
-    for place, data in zip(ordinary, spelled, strict=False):
-        shown[place] = data.decode("utf-8", errors="backslashreplace").replace(" ", SPACE)
+    for place, text in zip(ordinary, _characters(spelled), strict=False):
+        shown[place] = text.replace(" ", SPACE)
     return [_visible(text) for text in shown]
+
+
+def _characters(pieces: Sequence[bytes]) -> list[str]:
+    """The text of each piece; a character that several share stands in each, with its number."""
+    texts = [""] * len(pieces)
+    owners = [place for place, piece in enumerate(pieces) for _ in piece]
+    begin = 0
+    for character in b"".join(pieces).decode("utf-8", errors="surrogateescape"):
+        byte = ord(character) - 0xDC00  # of one that is no character
+        is_byte = 0x80 <= byte <= 0xFF
+        size = 1 if is_byte else len(character.encode())
+        sharing = list(dict.fromkeys(owners[begin : begin + size]))
+        for number, place in enumerate(sharing, start=1):
+            part = chr(0x2080 + number) if len(sharing) > 1 else ""
+            texts[place] += f"\\x{byte:02x}" if is_byte else character + part
+        begin += size
+    return texts
 
 
 def _visible(text: str) -> str:

@@ -25,6 +25,7 @@ from normlens.results.explanation import (
     rows_of_each,
 )
 from normlens.results.maps import Maps
+from normlens.results.search import Ranking, Score
 from normlens.results.words import NO_TOKEN_WORDS, by_stack, choose_in_stacks, map_rows
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Explained: TypeAlias = Explanation | Explanations
-Result: TypeAlias = Maps | Explained | Cosine | Citation
+Result: TypeAlias = Maps | Explained | Cosine | Ranking | Citation
 
 PICTURES = (".png", ".svg", ".pdf")
 #: Endings of file names that `write` accepts.
@@ -110,17 +111,23 @@ def table(result: Result) -> pd.DataFrame:
     """One row per number, with what it belongs to."""
     if isinstance(result, Maps):
         return _maps_table(result)
-    if isinstance(result, Citation):
+    without_pairs = isinstance(result, Score) and not result.has_pairs
+    if isinstance(result, (Ranking, Citation)) or without_pairs:
         return result.to_pandas()
     return _cosine_table(result) if isinstance(result, Cosine) else _explanation_table(result)
 
 
 def document(result: Result) -> dict[str, Any]:
     """Everything as plain values for strict JSON: NaN and infinity become None."""
-    each: list[Any] = list(result) if isinstance(result, Explanations) else [result]
+    each: list[Any] = list(result) if isinstance(result, (Explanations, Ranking)) else [result]
     first = each[0]
     if isinstance(first, Maps):
         name, fields = "maps", _maps_document(first)
+    elif isinstance(result, Ranking):
+        scores = [_score_document(score) for score in result]
+        name, fields = "ranking", {"scores": scores, "given": result.places}
+    elif isinstance(first, Score):
+        name, fields = "score", _score_document(first)
     elif isinstance(first, Citation):
         name, fields = "citation", _citation_document(first)
     elif isinstance(first, Cosine):
@@ -167,6 +174,8 @@ def _draw(result: Result, path: str, paged: bool, drawing: dict[str, Any]) -> No
     import matplotlib
     from matplotlib.backends.backend_pdf import PdfPages
 
+    if isinstance(result, Ranking):
+        raise InputError("a ranking has no picture; write its page (.html), or one of its scores")
     if isinstance(result, (Cosine, Citation)):
         return save_figure(result.plot(**drawing), path)
     if isinstance(result, Maps):
@@ -381,3 +390,16 @@ def _cosine_document(pair: Cosine) -> dict[str, Any]:
         "margins": asdict(pair.margins),
         **_named(pair, "remainder", "completeness", "provenance"),
     }
+
+
+def _score_document(score: Score) -> dict[str, Any]:
+    """A cosine's fields by the names of a score, and its terms."""
+    fields = _cosine_document(score)
+    names = {"text_a": "query", "text_b": "document", "matrix": "pairs", "tokens_a": "query_tokens"}
+    names |= {"tokens_b": "document_tokens", "a_with_bias": "query_with_bias"}
+    names |= {"b_with_bias": "document_with_bias", "margins": "", "axes": ""}
+    if not score.has_pairs:
+        names |= dict.fromkeys(("matrix", "a_with_bias", "b_with_bias", "bias"), "")
+    kept = {names.get(key, key): value for key, value in fields.items() if names.get(key, key)}
+    terms = [] if score.term_values is None else score.terms().to_dict("records")
+    return {**kept, **_named(score, "kind", "by_query", "by_document"), "terms": terms}

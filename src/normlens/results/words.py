@@ -283,13 +283,14 @@ PLACES = 3  # decimals of a cosine's parts
 
 
 def cosine_words(pair: Cosine) -> str:
-    """The cosine itself."""
-    return f"cosine {signed_number(pair.value, PLACES)}"
+    """The cosine itself, or another score of two texts."""
+    return f"{getattr(pair, 'kind', 'cosine')} {signed_number(pair.value, PLACES)}"
 
 
 def parts_words(pair: Cosine) -> str:
     """What pairs of tokens and biases have of it."""
     parts = [("pairs of tokens", float(pair.matrix.sum())), *pair.remainder.items()]
+    parts = parts if getattr(pair, "has_pairs", True) else parts[1:]
     return ", ".join(f"{name} {signed_number(value, PLACES)}" for name, value in parts)
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from normlens.corpus.data.records import Data
+from normlens.corpus.runs.choice import check_free
 from normlens.corpus.runs.folder import TEMPORARY, model_name, open_folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
-from normlens.corpus.runs.merging import code_named
-from normlens.corpus.runs.one_measure import settings_again
+from normlens.corpus.runs.manifest import settings_again
+from normlens.corpus.runs.options import code_named
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.refusals import check_free
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError, OutputError, system_reason

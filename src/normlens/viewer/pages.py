@@ -103,6 +103,22 @@ def standalone(payload: bytes, title: str, state: str = "") -> str:
     return page
 
 
+def handout(documents: Sequence[str], title: str, notes: Sequence[str] = ()) -> str:
+    """Put whole pages below each other into one, with a title and a note above each of the first.
+
+    A result of any kind keeps the page that it has alone.
+    """
+    sections = []
+    for place, document in enumerate(documents):
+        if place < len(notes):
+            sections.append(f"<p>{html.escape(notes[place])}</p>")
+        name = f"Result {place + 1} of {len(documents)}"
+        sections.append(f'<iframe title="{name}" srcdoc="{html.escape(document)}"></iframe>')
+    page = static("handout.html").replace("{{title}}", html.escape(title or "NormLens"), 1)
+    heading = f"<h1>{html.escape(title)}</h1>" if title else ""
+    return page.replace("{{heading}}", heading, 1).replace("{{sections}}", "\n".join(sections), 1)
+
+
 def static(name: str) -> str:
     """Read a file of the front end."""
     return (resources.files("normlens.viewer") / "static" / name).read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from normlens.corpus.engines import local
-from normlens.corpus.engines.local import open_engine
+from normlens.corpus.engines.local import open_pool
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import InputError
@@ -16,14 +16,15 @@ from normlens.errors import InputError
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was opened: the name of an engine and its arguments beside the task."""
+    """What was opened: the names of crews and their arguments beside the task."""
     calls: list[tuple[Any, ...]] = []
-    for name in ("ThreadEngine", "ProcessEngine", "RayEngine"):
+    for name in ("HerePool", "ProcessCrew", "ray_pool"):
 
-        def engine(task: Task, *given: Any, name: str = name) -> None:
+        def crew(task: Task, *given: Any, name: str = name) -> None:
             calls.append((name, *given))
 
-        monkeypatch.setattr(local, name, engine)
+        monkeypatch.setattr(local, name, crew)
+    monkeypatch.setattr(local, "Pool", lambda crew, *given: calls.append(given))
     return calls
 
 
@@ -50,9 +51,9 @@ def test_auto_takes_what_there_is_room_for(
     workers: int,
 ) -> None:
     machine(monkeypatch, cpus, gpus)
-    open_engine(task(device), Execution(workers="auto", attempts=5))
-    expected = ("ThreadEngine", None, 5) if workers == 1 else ("ProcessEngine", workers, 5)
-    assert opened == [expected]
+    open_pool(task(device), Execution(workers="auto", attempts=5))
+    several = [("ProcessCrew", workers), (5, None)]
+    assert opened == ([("HerePool", None, 5)] if workers == 1 else several)
 
 
 def test_a_loaded_lens_stays_in_its_process(
@@ -60,9 +61,9 @@ def test_a_loaded_lens_stays_in_its_process(
 ) -> None:
     machine(monkeypatch, 16, 8)
     lens: Any = object()
-    open_engine(task(), Execution(workers="auto"), lens)
-    open_engine(task(), Execution(workers=1), lens)
-    assert opened == [("ThreadEngine", lens, 3)] * 2
+    open_pool(task(), Execution(workers="auto"), lens)
+    open_pool(task(), Execution(workers=1), lens)
+    assert opened == [("HerePool", lens, 3)] * 2
     for execution in (Execution(workers=2), Execution(engine="ray")):
         with pytest.raises(InputError, match="loaded lens cannot be sent"):
-            open_engine(task(), execution, lens)
+            open_pool(task(), execution, lens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +16,11 @@ import normlens
 from normlens.corpus import Run, run
 from normlens.corpus.engines import local, worker
 from normlens.corpus.engines.guard import Guard
+from normlens.corpus.engines.pool import EACH
 from normlens.corpus.engines.worker import LARGEST_BATCH, Station, Task, Worker
 from normlens.corpus.measures import measure
+from normlens.corpus.runs.ledger import Shard
 from normlens.corpus.runs.options import RunOptions
-from normlens.corpus.runs.shards import Shard
 
 N, SHARD = 18, 3
 PATIENCE = 60.0
@@ -49,7 +49,7 @@ class Staged:
     def __init__(self) -> None:
         self.reached = {
             (stage, number): threading.Event()
-            for stage in ("prepare", "analyse", "finish")
+            for stage in ("prepare", "analyse", "add")
             for number in range(3)
         }
 
@@ -57,14 +57,17 @@ class Staged:
         self.reached["prepare", shard.number].set()
         return shard.number
 
-    def analyse(self, number: int) -> Iterator[int]:
+    @property
+    def gatherer(self) -> Staged:
+        return self
+
+    def analyse(self, number: int) -> None:
         self.reached["analyse", number].set()
         if number == 0:
             assert self.reached["prepare", 1].wait(PATIENCE)
-        yield 1
 
-    def finish(self, number: int) -> int:
-        self.reached["finish", number].set()
+    def add(self, number: int, alone: bool) -> int:
+        self.reached["add", number].set()
         if number == 0:
             assert self.reached["analyse", 1].wait(PATIENCE)
         return number
@@ -72,7 +75,7 @@ class Staged:
 
 def test_a_worker_tokenises_and_makes_tables_beside_its_model() -> None:
     at_work: Any = Station(Staged())  # type: ignore[arg-type]
-    with ThreadPoolExecutor(worker.EACH) as threads:
+    with ThreadPoolExecutor(EACH) as threads:
         shards = [Shard(number, 0, ()) for number in range(3)]
         assert list(threads.map(at_work.compute, shards)) == [0, 1, 2]
     at_work.close()

@@ -12,7 +12,7 @@ import torch
 from forking import run_python
 
 from normlens.corpus import Run, run
-from normlens.corpus.engines import dispatch
+from normlens.corpus.engines import pool as pools
 from normlens.corpus.runs.folder import RunError
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), examples.some_fail]
@@ -100,7 +100,7 @@ def test_processes_outlive_a_culprit(
 def test_one_process_that_is_resumed_each_time_outlives_a_culprit(
     place: Path, expected: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process cannot outlive its own measure; the log tells the next one what it was at."""
+    """A process cannot outlive its own measure; the records tell the next one what it was at."""
     poisoned(monkeypatch, tmp_path / "visits", CULPRIT)
     out = tmp_path / "run"
     words = ["run", "--model", place / "model", "--data", place / "corpus.txt", "--out", out]
@@ -132,8 +132,8 @@ def test_workers_that_die_at_every_sequence_end_in_one_line(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned(monkeypatch, tmp_path / "visits", *range(N))
-    # Every death costs a start; how many are too many is counted in test_dispatch.py.
-    monkeypatch.setattr(dispatch, "IN_A_ROW", 0)
+    # Every death costs a start; how many are too many is counted in test_pool.py.
+    monkeypatch.setattr(pools, "IN_A_ROW", 0)
     out = tmp_path / "run"
     with pytest.raises(RunError, match="died one after another and none finished") as caught:
         run(place / "model", place / "corpus.txt", out, workers=2, attempts=1, **OPTIONS)

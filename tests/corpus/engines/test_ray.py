@@ -13,14 +13,13 @@ import pytest
 import run_examples as examples
 import torch
 from pair_examples import fast_tokenizer, with_head
-from run_logs import forget
+from run_records import forget, state_of
 
 import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines import ray_engine
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.log_reading import read_state
 from normlens.errors import InputError, ModelLoadError
 
 ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
@@ -175,8 +174,8 @@ def test_nodes_leave_and_join_and_no_row_is_lost(folder: Path, cluster: Any) -> 
     assert exchanging.taken_at is not None
     assert exchanging.taken_at < N - 2 * SHARD
     # Two workers, and a third on the node that joined.
-    shards = read_state(done.folder, done.manifest).done.values()
-    assert len({shard.by["pid"] for shard in shards}) == 3
+    records = state_of(done).records.values()
+    assert len({record.by["pid"] for record in records}) == 3
     assert len(list((folder / "nodes").iterdir())) == 3
     examples.assert_each_once(done)
     assert done.status().failures == 0

@@ -99,7 +99,17 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on(
     monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "run"
     words = ["run", "--model", model, "--data", corpus, "--out", out, "--device", "cpu"]
-    words += ["--workers", 2, "--shard-size", 3, "--measures", "waiting_measure:slow", "--quiet"]
+    words += [
+        "--workers",
+        2,
+        "--shard-size",
+        3,
+        "--file-size",
+        0,
+        "--measures",
+        "waiting_measure:slow",
+        "--quiet",
+    ]
     source = str(Path(normlens.__file__).parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", "import sys; from normlens import cli; sys.exit(cli.main())"]

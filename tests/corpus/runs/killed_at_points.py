@@ -16,42 +16,38 @@ import torch
 from killed_runs import attempt
 
 import normlens
-from normlens.corpus.runs import log
 from normlens.corpus.runs.folder import LocalFolder
 
 #: method of the folder; what the name contains; at which such call; before it, or after
 POINTS = [
-    ("write", "shards/norms/shard-000003", 1, "before"),  # some tables are written, some are not
-    ("append", ".jsonl", 1, "before"),  # the first shard's tables are written, its entry is not
-    ("append", ".jsonl", 2, "half"),
-    ("append", ".jsonl", 2, "after"),
-    ("write", ".fold", 1, "before"),
-    ("write", ".fold", 1, "after"),  # the entries that it covers are still there
-    ("remove_all", ".jsonl", 1, "after"),
-    ("write", ".fold", 3, "before"),  # the first large one
-    ("write", ".fold", 3, "after"),  # the folds that it covers are still there
-    ("write", ".base", 1, "after"),  # there is a log and no manifest
-    ("write", "manifest.json", 1, "after"),
+    ("create", "manifest.json", 1, "before"),
+    ("create", "manifest.json", 1, "after"),  # nobody has claimed the run
+    ("create", "claims/1.json", 1, "after"),  # the claim has no base
+    ("create", "claims/1.base.json", 1, "after"),
+    ("write", "tables/norms/000001", 1, "before"),  # some tables are written, some are not
+    ("create", "records/1-000001", 1, "before"),  # the first tables are written, its record is not
+    ("create", "records/1-000002", 1, "half"),
+    ("create", "records/1-000002", 1, "after"),
+    ("create", "records/1-000011", 1, "after"),  # all is done, but nobody has looked at it
+    ("remove", "activity.json", 1, "before"),
 ]
-#: As many entries as a fold holds, so that a short run has large ones.
-FOLD = 3
 
 
 def kill_at(method: str, contained: str, count: int, when: str) -> None:
     """Make this process end at a point of its writing."""
-    real: Callable[..., None] = getattr(LocalFolder, method)
+    real: Callable[..., Any] = getattr(LocalFolder, method)
     left = [count]
 
-    def call(self: LocalFolder, what: Any, *data: bytes) -> None:
-        names = [what] if isinstance(what, str) else list(what)
-        left[0] -= any(contained in name for name in names)
+    def call(self: LocalFolder, name: str, *data: bytes) -> Any:
+        left[0] -= contained in name
         if left[0] == 0 and when == "half":
-            real(self, what, data[0][: len(data[0]) // 2])
+            real(self, name, data[0][: len(data[0]) // 2])
         if left[0] == 0 and when != "after":
             os.kill(os.getpid(), signal.SIGKILL)
-        real(self, what, *data)
+        done = real(self, name, *data)
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        return done
 
     setattr(LocalFolder, method, call)
 
@@ -73,7 +69,6 @@ def main() -> None:
     out, model, data = sys.argv[1:4]
     options = json.loads(sys.argv[4])
     torch.set_num_threads(1)
-    log.FOLD = FOLD
     normlens.load(model, device="cpu")  # imports what loading needs, once
     from normlens.corpus.engines import worker  # noqa: F401
 

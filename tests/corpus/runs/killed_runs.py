@@ -19,14 +19,13 @@ import torch
 import normlens
 from normlens.corpus import resume, run
 from normlens.corpus.runs import folder as folders
-from normlens.corpus.runs import log
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 
 
 class KillingOs:
     """`os`, except that the process ends at its n-th call that changes the disk."""
 
-    CALLS = ("open", "write", "fsync", "replace")
+    CALLS = ("open", "write", "fsync", "replace", "link", "unlink")
 
     def __init__(self, last: int, torn: bool):
         self.left, self.torn = last, torn
@@ -58,7 +57,6 @@ def main() -> None:
     out, model, data, kills, seed = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
     options = json.loads(sys.argv[6])
     torch.set_num_threads(1)
-    log.FOLD = 3  # a short run has folds, too
     normlens.load(model, device="cpu")  # imports what loading needs, once
     from normlens.corpus.engines import worker  # noqa: F401
 

@@ -13,27 +13,34 @@ from typing import Any
 import pytest
 import run_examples as examples
 import typer
-from run_logs import edit_entry, entries_file, forget
+from run_records import forget, record_file, table_file
 
 from normlens import cli
 from normlens.cli.corpus import NOT_SOUND
 from normlens.corpus import Run, resume, run
-from normlens.corpus.runs import folder, stamps, verified
+from normlens.corpus.runs import check as checks
+from normlens.corpus.runs import folder
 from normlens.errors import NormLensError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 20, 3
-FILE = "shards/mixing/shard-000002.1-1.parquet"
+OPTIONS: dict[str, Any] = {"shard_size": SHARD, "mask": 0.12, "file_size": 0}
 
 
 @pytest.fixture(scope="module")
 def whole(place: Path, lens: Any) -> Run:
-    return run(lens, place / "corpus.txt", place / "run", shard_size=SHARD, mask=0.12)
+    return run(lens, place / "corpus.txt", place / "run", **OPTIONS)
 
 
 @pytest.fixture
 def copy(whole: Run, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole.folder.url, tmp_path / "copy"))
+
+
+@pytest.fixture
+def file(copy: Path) -> str:
+    """The name of a file of the table `mixing`."""
+    return table_file(copy, "mixing", 2).relative_to(copy).as_posix()
 
 
 def command(*arguments: Any) -> int:
@@ -50,9 +57,9 @@ def contents(out: Path) -> dict[str, bytes]:
 # Tables -------------------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_is_no_number(copy: Path, tmp_path: Path, whole: Run) -> None:
+def test_a_flipped_bit_is_no_number(copy: Path, file: str, tmp_path: Path, whole: Run) -> None:
     chance = random.Random(0)
-    path = copy / FILE
+    path = copy / file
     sound, seen = path.read_bytes(), path.stat()
     assert len(Run.open(copy).table("mixing"))
     found = Run.open(copy)
@@ -67,7 +74,7 @@ def test_a_flipped_bit_is_no_number(copy: Path, tmp_path: Path, whole: Run) -> N
         os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
         for ask in questions:
             with pytest.raises(
-                NormLensError, match=f"{FILE} in .*SHA-256.*normlens check"
+                NormLensError, match=f"{file} in .*SHA-256.*normlens check"
             ) as error:
                 ask()
             assert "\n" not in str(error.value)
@@ -79,53 +86,57 @@ def test_a_flipped_bit_is_no_number(copy: Path, tmp_path: Path, whole: Run) -> N
     examples.assert_same_tables(Run.open(copy), whole, tolerance=0)
 
 
-def test_a_missing_file_is_one_line_and_breaks_no_other_table(copy: Path, whole: Run) -> None:
-    (copy / FILE).unlink()
+def test_a_missing_file_is_one_line_and_breaks_no_other_table(
+    copy: Path, file: str, whole: Run
+) -> None:
+    (copy / file).unlink()
     found = Run.open(copy)
     for ask in (lambda: found.table("mixing"), lambda: found.sql("FROM mixing")):
-        with pytest.raises(NormLensError, match=f"{FILE} in .* is missing") as caught:
+        with pytest.raises(NormLensError, match=f"{file} in .* is missing") as caught:
             ask()
         assert "\n" not in str(caught.value)
     examples.assert_same_frames(found.table("norms"), whole.table("norms"), "norms", 0)
     assert len(found.sql("FROM norms")) == len(whole.table("norms"))
 
 
-def test_a_stray_file_changes_no_answer(copy: Path, whole: Run) -> None:
-    shutil.copy(copy / FILE, copy / "shards/mixing/zzz.parquet")
+def test_a_stray_file_changes_no_answer(copy: Path, file: str, whole: Run) -> None:
+    shutil.copy(copy / file, copy / "tables/mixing/zzz.parquet")
     found = Run.open(copy)
     examples.assert_same_frames(found.table("mixing"), whole.table("mixing"), "mixing", 0)
     # Nor does it stand in for one that is missing.
-    (copy / FILE).unlink()
+    (copy / file).unlink()
     for ask in (lambda: found.table("mixing"), lambda: found.sql("FROM mixing")):
-        with pytest.raises(NormLensError, match=f"{FILE} in .* is missing"):
+        with pytest.raises(NormLensError, match=f"{file} in .* is missing"):
             ask()
 
 
 def test_a_damaged_record_is_refused(copy: Path, lens: Any, whole: Run) -> None:
-    edit_entry(copy, 1, lambda line: line.replace('"sequences": 3', '"sequences": 9'))
-    with pytest.raises(NormLensError, match=r"\.jsonl in .* is damaged: line 2"):
+    path = record_file(copy, 2)
+    path.write_text(path.read_text().replace('"sequences": 3', '"sequences": 9'))
+    with pytest.raises(NormLensError, match=r"1-000002\.json in .* is missing or damaged; see all"):
         Run.open(copy).table("mixing")
     examples.assert_same_tables(resume(copy, model=lens), whole, tolerance=0)
 
 
 def test_stores_are_checked_too(lens: Any, place: Path, whole: Run) -> None:
     url = f"memory://damage-{id(place)}/run"
-    done = run(lens, place / "corpus.txt", url, shard_size=SHARD, mask=0.12)
+    done = run(lens, place / "corpus.txt", url, **OPTIONS)
     examples.assert_same_tables(done, whole)
     assert done.check().sound
-    kept = done.folder.read(FILE)
+    [file] = [name for name in done.folder.names() if "tables/mixing/000002-" in name]
+    kept = done.folder.read(file)
     assert kept is not None
-    done.folder.write(FILE, kept[:200] + bytes([kept[200] ^ 1]) + kept[201:])
+    done.folder.write(file, kept[:200] + bytes([kept[200] ^ 1]) + kept[201:])
     with pytest.raises(NormLensError, match="SHA-256"):
         done.table("mixing")
     [problem] = done.check().problems
-    assert problem.file == FILE
-    done.folder.remove(FILE)
+    assert problem.file == file
+    done.folder.remove(file)
     with pytest.raises(NormLensError, match="missing"):
         done.sql("SELECT * FROM mixing")
 
 
-def test_each_file_is_verified_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_is_verified_once(copy: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
     def sha256(self: folder.Folder, name: str) -> str | None:
@@ -134,53 +145,58 @@ def test_each_file_is_verified_once(copy: Path, monkeypatch: pytest.MonkeyPatch)
 
     real = folder.Folder.sha256
     monkeypatch.setattr(folder.Folder, "sha256", sha256)
-    monkeypatch.setattr(stamps, "NEW", -1.0)
+    monkeypatch.setattr(folder, "NEW", -1.0)
     shards = -(-N // SHARD)
     Run.open(copy).sql("SELECT avg(ratio) FROM mixing")
     assert len(read) == shards
-    assert all(name.startswith("shards/mixing/") for name in read)
+    assert all(name.startswith("tables/mixing/") for name in read)
     Run.open(copy).table("mixing")
-    verified._remembered.clear()  # as in another process
+    checks._remembered.clear()  # as in another process
     Run.open(copy).table("mixing")
     assert len(read) == shards
-    (copy / FILE).touch()
+    (copy / file).touch()
     Run.open(copy).table("mixing")
-    assert read[shards:] == [FILE]
+    assert read[shards:] == [file]
     # A file of another size need not be read.
-    with (copy / FILE).open("ab") as file:
-        file.write(b"more")
+    with (copy / file).open("ab") as opened:
+        opened.write(b"more")
     with pytest.raises(NormLensError, match="bytes where its record says"):
         Run.open(copy).table("mixing")
 
 
-def test_what_was_just_written_is_not_remembered(copy: Path) -> None:
-    sound = (copy / FILE).read_bytes()
-    (copy / FILE).write_bytes(sound)
-    assert stamps.local_stamp(os.stat(copy / FILE)).mark is None
+def test_what_was_just_written_is_not_remembered(copy: Path, file: str) -> None:
+    sound = (copy / file).read_bytes()
+    (copy / file).write_bytes(sound)
+    assert folder.local_stamp(os.stat(copy / file)).mark is None
 
 
 # The command --------------------------------------------------------------------------------------
 
+
+def mixing(out: Path) -> Path:
+    return table_file(out, "mixing", 2)
+
+
 HARM: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "flipped": (lambda out: examples.flip(out / FILE, 77), f"{FILE}: damaged"),
-    "cut short": (lambda out: os.truncate(out / FILE, 77), f"{FILE}: damaged: 77 bytes"),
-    "missing": (lambda out: (out / FILE).unlink(), f"{FILE}: missing"),
+    "flipped": (lambda out: examples.flip(mixing(out), 77), "FILE: damaged"),
+    "cut short": (lambda out: os.truncate(mixing(out), 77), "FILE: damaged: 77 bytes"),
+    "missing": (lambda out: mixing(out).unlink(), "FILE: missing"),
     "stray table": (
-        lambda out: shutil.copy(out / FILE, out / "shards/mixing/shard-000077.1-1.parquet"),
-        "shards/mixing/shard-000077.1-1.parquet: stray",
+        lambda out: shutil.copy(mixing(out), out / "tables/mixing/000077-1-a1.parquet"),
+        "tables/mixing/000077-1-a1.parquet: stray",
     ),
     "stray file": (lambda out: (out / "notes.txt").touch(), "notes.txt: stray"),
-    "half a file": (lambda out: (out / "shards/.x.tmp").touch(), "shards/.x.tmp: stray"),
+    "half a file": (lambda out: (out / "tables/.x.tmp").touch(), "tables/.x.tmp: stray"),
     "record": (
-        lambda out: examples.flip(entries_file(out), 50),
-        "log/000001.TOKEN.00000000.jsonl: damaged",
+        lambda out: examples.flip(record_file(out, 3), 50),
+        "records/1-000003.json: missing or damaged",
     ),
 }
 
 
 @pytest.mark.parametrize("harm", HARM)
 def test_check_names_every_problem(
-    copy: Path, harm: str, capsys: pytest.CaptureFixture[str]
+    copy: Path, file: str, harm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("check", copy) == 0
     assert capsys.readouterr().out.startswith("7 of 7 shards are done, ")
@@ -189,7 +205,7 @@ def test_check_names_every_problem(
     before = contents(copy)
     assert command("check", copy) == NOT_SOUND
     problem, summary = capsys.readouterr().out.splitlines()
-    assert problem.startswith(message.replace("TOKEN", entries_file(copy).name.split(".")[1]))
+    assert problem.startswith(message.replace("FILE", file))
     assert "1 problem" in summary
     assert command("check", copy, "--json") == NOT_SOUND
     found = json.loads(capsys.readouterr().out)
@@ -198,11 +214,12 @@ def test_check_names_every_problem(
     assert contents(copy) == before
 
 
-def test_check_reads_again_what_was_remembered(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stamps, "local_stamp", lambda seen: stamps.Stamp(seen.st_size, "same"))
-    monkeypatch.setattr(folder, "local_stamp", stamps.local_stamp)
+def test_check_reads_again_what_was_remembered(
+    copy: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "local_stamp", lambda seen: folder.Stamp(seen.st_size, "same"))
     assert Run.open(copy).check().sound
-    examples.flip(copy / FILE, 99)  # as a disk does, which changes no time
+    examples.flip(copy / file, 99)  # as a disk does, which changes no time
     assert not Run.open(copy).check().sound
     with pytest.raises(NormLensError, match="SHA-256"):
         Run.open(copy).table("mixing")
@@ -210,7 +227,7 @@ def test_check_reads_again_what_was_remembered(copy: Path, monkeypatch: pytest.M
 
 def test_what_a_run_is_writing_is_not_stray(copy: Path) -> None:
     forget(copy, 3)
-    (copy / "shards/mixing/.shard-000004.parquet.0.tmp").touch()
+    (copy / "tables/mixing/.000004-2-0.parquet.0.tmp").touch()
     found = Run.open(copy).check()
     assert found.sound
     assert (found.shards_done, found.shards) == (6, 7)
@@ -271,7 +288,7 @@ def test_sound_shards_are_never_deleted(copy: Path, lens: Any, place: Path) -> N
     (copy / "lock").unlink(missing_ok=True)
     before = contents(copy)
     with pytest.raises(NormLensError, match="holds other files"):
-        run(lens, place / "corpus.txt", copy, shard_size=SHARD, mask=0.12)
+        run(lens, place / "corpus.txt", copy, **OPTIONS)
     assert contents(copy) == before
     # Nor is a run of fewer sequences, even where every digest says so.
     (copy / "manifest.json").write_bytes(kept)
@@ -279,16 +296,14 @@ def test_sound_shards_are_never_deleted(copy: Path, lens: Any, place: Path) -> N
     before = contents(copy)
     with pytest.raises(NormLensError, match=r"number of sequences: then 9, now 20"):
         resume(copy, model=lens)
-    from normlens.corpus.runs.recovery import recover
-
-    found = Run.open(copy)
-    with pytest.raises(NormLensError, match="is sound but not of this run"):
-        recover(found.folder, found.manifest)
+    # Its records hold more than that: those of other shards do not count.
+    problems = Run.open(copy).check().problems
+    assert {problem.file.partition("/")[0] for problem in problems} == {"records", "tables"}
     assert contents(copy) == before
 
 
 def test_a_users_own_files_survive_resuming(copy: Path, lens: Any) -> None:
-    (copy / "shards/notes.txt").write_text("mine")
+    (copy / "tables/notes.txt").write_text("mine")
     forget(copy, 1)
     assert resume(copy, model=lens).status().complete
-    assert (copy / "shards/notes.txt").read_text() == "mine"
+    assert (copy / "tables/notes.txt").read_text() == "mine"

@@ -17,14 +17,20 @@ import normlens
 from normlens.corpus import Record, Run, resume, run
 from normlens.corpus.data import files as indexes
 from normlens.corpus.data.records import Data
-from normlens.corpus.runs import data_index, stamps
+from normlens.corpus.runs import data_index
+from normlens.corpus.runs import folder as folders
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.side_files import DATA_INDEX
+from normlens.corpus.runs.ledger import DATA_INDEX
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 40, 4
 LAST = N // SHARD - 1
-OPTIONS: dict[str, Any] = {"shard_size": SHARD, "measures": "mixing", "max_length": 8}
+OPTIONS: dict[str, Any] = {
+    "shard_size": SHARD,
+    "measures": "mixing",
+    "max_length": 8,
+    "file_size": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,7 @@ def written(folder: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files have a time that counts as old at once."""
-    monkeypatch.setattr(stamps, "NEW", 0.0)
+    monkeypatch.setattr(folders, "NEW", 0.0)
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def whole(lens: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that nothing disturbed, of data that nobody touches."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(stamps, "NEW", 0.0)
+        patched.setattr(folders, "NEW", 0.0)
         return run(lens, written(folder), folder / "run", **OPTIONS)
 
 
@@ -69,7 +75,7 @@ def copy(whole: Run, tmp_path: Path) -> Path:
 
 def lose(out: Path, shard: int) -> None:
     """Remove the tables of a shard, which is then computed again."""
-    for path in out.glob(f"shards/*/shard-{shard:06d}*.parquet"):
+    for path in out.glob(f"tables/*/{shard:06d}-*.parquet"):
         path.unlink()
 
 
@@ -159,7 +165,7 @@ def test_changed_data_is_refused(
     with pytest.raises(RunError, match=r"the contents of the data: then .*, now ") as caught:
         resume(tmp_path / "run", model=lens)
     assert "\n" not in str(caught.value)
-    assert not list(tmp_path.glob(f"run/shards/*/shard-{LAST:06d}*"))
+    assert not list(tmp_path.glob(f"run/tables/*/{LAST:06d}-*"))
 
 
 def test_a_change_that_no_stamp_shows_is_refused_by_the_records(

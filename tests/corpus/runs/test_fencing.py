@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 import run_examples as examples
 from counting_store import URL, CountingStore, counting_store
+from run_records import shards_done, state_of
 
 from normlens.corpus import Run, resume, run
-from normlens.corpus.engines.worker import Task, Worker
-from normlens.corpus.runs import compacting
+from normlens.corpus.engines.worker import Station, Task, Worker
 from normlens.corpus.runs.folder import LocalFolder, RunError
-from normlens.corpus.runs.lock import check_same_folder, locked
-from normlens.corpus.runs.log_reading import read_state
+from normlens.corpus.runs.ledger import Ledger, Shard, State, check_same_folder, locked
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.shards import Shard, placed
 
 N = 16
-OPTIONS: dict[str, Any] = {"shard_size": 2, "measures": "mixing"}
+OPTIONS: dict[str, Any] = {"shard_size": 2, "measures": "mixing", "file_size": 0}
 OUT = f"{URL}/run"
 
 
@@ -75,33 +73,95 @@ def test_a_driver_that_stalled_cannot_commit(
     # Whatever the first one wrote since, nothing of the second one's has changed.
     assert {key: store.objects[key] for key in seen} == seen
     found = Run.open(OUT)
-    state = read_state(found.folder, found.manifest)
+    state = state_of(found)
     assert state.epoch == 2
-    assert len(state.done) == (N // 2 if finishes else 4)
+    assert state.shards_done == (N // 2 if finishes else 4)
     # Of the first driver's shards those count that it had committed before.
-    assert [done.epoch for done in state.done.values()][:2] == [1, 1]
-    assert {done.epoch for number, done in state.done.items() if number > 1} == {2}
+    assert [record.epoch for record in state.records.values()][:3] == [1, 1, 2]
     done = resume(OUT, model=lens)
     examples.assert_each_once(done)
     alone = run(lens, place / "corpus.txt", f"{URL}/alone", **OPTIONS)
     examples.assert_same_tables(done, alone, tolerance=0)
 
 
+def test_a_driver_that_sleeps_through_a_takeover_leaves_nothing_that_counts(
+    store: type[CountingStore], place: Path, lens: Any
+) -> None:
+    """It looks for a newer claim, sleeps, and commits when the run is long complete."""
+    check = Ledger.check
+    slept: list[int] = []
+
+    def sleepy(self: Ledger) -> None:
+        check(self)
+        if self.epoch == 1 and not slept and self._number == 2:
+            slept.append(1)
+            resume(OUT, model=lens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "check", sleepy)
+        with pytest.raises(RunError, match="another process has taken over the run"):
+            run(lens, place / "corpus.txt", OUT, **OPTIONS)
+    found = Run.open(OUT)
+    assert found.status().complete
+    examples.assert_each_once(found)
+    # What it wrote meanwhile is stray, and goes when somebody resumes the run.
+    assert {problem.what for problem in found.check().problems} == {"stray: no record names it"}
+    assert resume(OUT, model=lens).check().sound
+
+
+def test_a_claim_without_a_base_is_passed_over(
+    store: type[CountingStore], place: Path, lens: Any
+) -> None:
+    """A driver is killed, or sleeps, between its claim and its reading."""
+    with pytest.raises(StoppedError):
+        run(lens, place / "corpus.txt", OUT, progress=Stopping(), **OPTIONS)
+    stopped = Run.open(OUT)
+    before = shards_done(stopped)
+    sleeping = Ledger.claim(stopped.folder, stopped.manifest)
+    assert (sleeping.epoch, shards_done(stopped)) == (2, before)
+    done = resume(OUT, model=lens)
+    assert state_of(done).epoch == 3
+    sleeping.begin(State(1))  # it wakes up
+    with pytest.raises(RunError, match="another process has taken over"):
+        sleeping.check()
+    assert Run.open(OUT).status().complete
+    assert Run.open(OUT).check().sound
+
+
+def test_of_two_that_claim_at_once_one_goes_on(
+    store: type[CountingStore], place: Path, lens: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(lens, place / "corpus.txt", OUT, **OPTIONS)
+    create, second = CountingStore.pipe_file, []
+
+    def overtaken(self: CountingStore, path: str, value: bytes, mode: str = "", **_: Any) -> None:
+        if path.endswith("claims/2.json") and not second:
+            second.append(1)
+            Ledger.claim(done.folder, done.manifest)
+        create(self, path, value, mode)
+
+    monkeypatch.setattr(CountingStore, "pipe_file", overtaken)
+    with pytest.raises(RunError, match="another process has taken over the run"):
+        Ledger.claim(done.folder, done.manifest)
+
+
 def test_a_worker_of_a_dead_driver_overwrites_nothing(
     tmp_path: Path, place: Path, lens: Any
 ) -> None:
     done = run(lens, place / "corpus.txt", tmp_path / "run", **OPTIONS)
-    kept = {path: path.read_bytes() for path in (tmp_path / "run/shards").rglob("*.parquet")}
+    kept = {path: path.read_bytes() for path in (tmp_path / "run/tables").rglob("*.parquet")}
     task = Task(done.manifest.options, ("mixing",), folder=str(tmp_path / "run"))
-    # It has other records, so other bytes; an attempt of another driver has other names.
-    late = Worker(task, lens).compute(Shard(3, 6, (), epoch=2, attempt=1))
-    again = Worker(task, lens).compute(Shard(3, 6, (), epoch=1, attempt=2))
-    names = {file.name for record in (late, again) for file in record.tables.values()}
+    station = Station(Worker(task, lens))
+    late = [station.compute(Shard(3, 6, ()), alone=True) for _ in range(2)]
+    names = {file.name for record in late if record for file in record.tables.values()}
     assert len(names) == 2 * len(done.tables)
-    places = [placed(name) for name in names]
-    assert all(place is not None and place.number == 3 for place in places)
     assert {path: path.read_bytes() for path in kept} == kept
     examples.assert_each_once(Run.open(tmp_path / "run"))
+    # One that knows of a newer driver writes nothing at all.
+    Ledger.claim(done.folder, done.manifest)
+    with pytest.raises(RunError, match="another process has taken over"):
+        station.compute(Shard(3, 6, ()), alone=True)
+    station.close()
 
 
 # Workers elsewhere --------------------------------------------------------------------------------
@@ -110,7 +170,7 @@ def test_a_worker_of_a_dead_driver_overwrites_nothing(
 def test_a_worker_that_does_not_see_the_folder_says_so_before_it_computes(
     tmp_path: Path, place: Path, lens: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("normlens.corpus.runs.lock.time.sleep", lambda _: None)
+    monkeypatch.setattr("normlens.corpus.runs.ledger.time.sleep", lambda _: None)
     done = run(lens, place / "corpus.txt", tmp_path / "run", limit=1, measures="mixing")
     with locked(LocalFolder(tmp_path / "run")) as lock:
         task = Task(done.manifest.options, ("mixing",), str(tmp_path / "run"), lock.token)
@@ -181,27 +241,10 @@ def test_a_run_in_a_store_does_not_end_while_files_are_missing(
     whole = run(lens, place / "corpus.txt", f"{URL}/whole", **OPTIONS)
 
     def lose() -> None:
-        del store.objects[next(key for key in store.objects if "/run/shards/mixing/" in key)]
+        del store.objects[next(key for key in store.objects if "/run/tables/mixing/" in key)]
 
     with pytest.raises(RunError, match=r"vanished.*--resume"):
         run(lens, place / "corpus.txt", OUT, progress=Stalling(lose), **OPTIONS)
     again = resume(OUT, model=lens)
     assert again.status().complete
     examples.assert_same_tables(again, whole, tolerance=0)
-
-
-def test_files_that_were_joined_in_a_store_stay_until_the_end(
-    store: type[CountingStore], place: Path, lens: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = run(lens, place / "corpus.txt", OUT, **OPTIONS)
-    before = {key for key in store.objects if "/shards/" in key}
-    with monkeypatch.context() as patched:
-        patched.setattr(compacting, "sweep", lambda *_: None)
-        compacting.compact(done.folder, done.manifest, 64.0)
-    assert before <= store.objects.keys()
-    compacting.compact(done.folder, done.manifest, 64.0)
-    state = read_state(done.folder, done.manifest)
-    assert state.compacted
-    vouched = {file.name for table in state.records.tables for file in state.files(table)}
-    tables = {key for key in store.objects if key.endswith(".parquet")}
-    assert {key.removeprefix("counted/run/") for key in tables} == vouched

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,13 @@ from typing import Any
 import pytest
 import run_examples as examples
 import torch
+from run_records import table_file
 
 import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
-from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.log_reading import read_state
+from normlens.corpus.runs.folder import LocalFolder, open_folder
+from normlens.corpus.runs.ledger import read_state
 from normlens.errors import InputError, NormLensError, OutputError
 
 fsspec = pytest.importorskip("fsspec", reason="URLs need fsspec")
@@ -204,7 +207,7 @@ def test_a_store_that_fails_does_not_cost_finished_shards(
     real = BucketStore.cat_file
 
     def failing(self: BucketStore, path: str, **options: Any) -> bytes:
-        if path.endswith("00000001.jsonl"):
+        if "/records/" in path:
             raise ConnectionRefusedError(111, "Connection refused")
         return real(self, path, **options)
 
@@ -216,10 +219,26 @@ def test_a_store_that_fails_does_not_cost_finished_shards(
     assert set(store.store) == before
 
 
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_a_file_is_created_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "no links on this disk")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    local = LocalFolder(tmp_path)
+    assert local.create("claims/1.json", b"first")
+    assert not local.create("claims/1.json", b"second")
+    assert local.names() == ["claims/1.json"]
+    assert local.read("claims/1.json") == b"first"
+
+
 def test_a_damaged_table_is_one_line(tmp_path: Path, folder: Path, lens: Any) -> None:
     pytest.importorskip("duckdb", reason="queries need DuckDB")
     found = run(lens, folder / "corpus.txt", tmp_path / "run", measures="mixing")
-    (tmp_path / "run/shards/mixing/shard-000000.1-1.parquet").write_bytes(b"PAR1 no more")
+    table_file(tmp_path / "run", "mixing").write_bytes(b"PAR1 no more")
     with pytest.raises(NormLensError) as raised:
         found.sql("SELECT * FROM mixing")
     assert "\n" not in str(raised.value)

@@ -22,15 +22,14 @@ import pytest
 import run_examples as examples
 import torch
 from huggingface_hub import constants
-from run_logs import entries_file
+from run_records import edit_record, table_file
 
 import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
 from normlens.corpus.data import files
-from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.side_files import DATA_INDEX
+from normlens.corpus.runs.ledger import DATA_INDEX
 from normlens.errors import InputError, NormLensError
 from normlens.loading.hub import Origin
 
@@ -67,7 +66,7 @@ def lens(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path, lens: Any) -> Path:
-    run(lens, folder / "corpus.txt", folder / "run", shard_size=4)
+    run(lens, folder / "corpus.txt", folder / "run", shard_size=4, file_size=0)
     return folder / "run"
 
 
@@ -150,7 +149,7 @@ def test_names_of_tables_are_names(copy: Path, tmp_path: Path, name: str) -> Non
     ],
 )
 def test_a_query_writes_only_where_it_is_told_to(copy: Path, tmp_path: Path, query: str) -> None:
-    shard, file = copy / "shards/mixing/shard-000000.1-1.parquet", tmp_path / "file"
+    shard, file = table_file(copy, "mixing"), tmp_path / "file"
     before = shard.read_bytes()
     query = query.replace("SHARD", str(shard)).replace("FILE", str(file))
     with pytest.raises(InputError) as caught:
@@ -173,14 +172,15 @@ def test_a_lock_that_is_a_link_empties_no_file(copy: Path, tmp_path: Path, lens:
 
 
 def test_links_that_lead_out_are_not_followed(copy: Path, tmp_path: Path, lens: Any) -> None:
-    outside = Path(shutil.move(copy / "shards" / "mixing", tmp_path / "outside"))
-    (copy / "shards" / "mixing").symlink_to(outside)
+    outside = Path(shutil.move(copy / "tables" / "mixing", tmp_path / "outside"))
+    (copy / "tables" / "mixing").symlink_to(outside)
     with pytest.raises(NormLensError, match="leads out of the run's folder"):
         Run.open(copy).table("mixing")
-    (outside / "shard-000000.1-1.parquet").write_bytes(b"mine")
+    [file, *_] = outside.iterdir()
+    file.write_bytes(b"mine")
     with pytest.raises(NormLensError, match="leads out of the run's folder"):
         resume(copy, model=lens)
-    assert (outside / "shard-000000.1-1.parquet").read_bytes() == b"mine"
+    assert file.read_bytes() == b"mine"
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -353,18 +353,15 @@ def test_code_of_a_model_is_not_run_because_a_run_says_so(
 
 def put(out: Path, table: str, change: Callable[[bytes], bytes], shards: tuple[int, ...]) -> None:
     """Change files of a table as a stranger would: their records fit what they hold afterwards."""
-    log = entries_file(out)
-    lines = []
-    for line in log.read_bytes().splitlines():
-        told = unsealed(line)
-        if told["kind"] == "shard" and told["number"] in shards:
-            path = out / f"shards/{table}/shard-{told['number']:06d}.1-1.parquet"
-            contents = change(path.read_bytes())
-            path.write_bytes(contents)
-            rows = told["tables"][table][0]
-            told["tables"][table] = [rows, len(contents), hashlib.sha256(contents).hexdigest()]
-        lines.append(sealed(told))
-    log.write_bytes(b"".join(lines))
+    for shard in shards:
+        path = table_file(out, table, shard)
+        contents = change(path.read_bytes())
+        path.write_bytes(contents)
+
+        def edit(told: dict[str, Any], contents: bytes = contents) -> None:
+            told["tables"][table][2:] = [len(contents), hashlib.sha256(contents).hexdigest()]
+
+        edit_record(out, shard + 1, edit)
 
 
 def parquet(change: Callable[[pa.Table], pa.Table]) -> Callable[[bytes], bytes]:
@@ -411,18 +408,17 @@ ASKED: dict[str, Callable[[Path, str], object]] = {
     "table": lambda out, table: Run.open(out).table(table),
     "sql": lambda out, table: Run.open(out).sql(f"SELECT * FROM {table}"),
     "export": lambda out, table: Run.open(out).export(f"FROM {table}", out.parent / "answer.csv"),
-    "compact": lambda out, _: Run.open(out).compact(),
 }
 
 
 def assert_one_line(out: Path, table: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Everything that reads or joins tables gives an answer or one line."""
+    """Everything that reads tables gives an answer or one line."""
     for ask in ASKED.values():
         try:
             ask(out, table)
         except NormLensError as error:
             assert "\n" not in str(error)  # noqa: PT017
-    for command in (["query", str(out), f"FROM {table}"], ["compact", str(out)]):
+    for command in (["query", str(out), f"FROM {table}"], ["status", str(out)]):
         capsys.readouterr()
         status = cli.main(command)
         assert status in (0, 2)
@@ -445,17 +441,6 @@ def test_crafted_files_are_one_line(
 ) -> None:
     put(copy, table, CRAFTED[crafted], shards)
     assert_one_line(copy, table, capsys)
-
-
-def test_files_that_cannot_be_joined_are_named_and_stay(copy: Path) -> None:
-    put(copy, "norms_dimensions", CRAFTED["texts"], (0, 1))
-    put(copy, "mixing", CRAFTED["cut"], (1,))
-    with pytest.raises(RunError, match=r"shard-00000\d\..* cannot be joined.*the other files are"):
-        Run.open(copy).compact()
-    assert len(list(copy.glob("shards/norms_dimensions/*.parquet"))) == 2
-    assert len(list(copy.glob("shards/mixing/*.parquet"))) == 2
-    assert not list(copy.glob("shards/similarity/*.parquet"))  # it was joined
-    assert len(Run.open(copy).table("similarity"))
 
 
 def test_text_that_is_none_in_an_error_of_duckdb(

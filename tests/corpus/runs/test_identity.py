@@ -15,7 +15,7 @@ import pytest
 import run_examples as examples
 import torch
 import transformers
-from run_logs import forget
+from run_records import forget
 
 import normlens
 from normlens.corpus import resume, run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import zlib
 from pathlib import Path
@@ -16,9 +15,8 @@ import run_examples as examples
 import normlens
 from normlens.cli import main
 from normlens.corpus import Run
-from normlens.corpus.runs import first_pass
-from normlens.corpus.runs.entries import sealed, unsealed
-from normlens.corpus.runs.side_files import KEPT_PAIRS
+from normlens.corpus.runs import kept_pairs
+from normlens.corpus.runs.ledger import KEPT_PAIRS, sealed, unsealed
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
@@ -79,13 +77,13 @@ def test_pairs_that_occur_twice_are_kept_and_exact(model: Path, data: Path, tmp_
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What pairs were counted for, from now on."""
     calls: list[Any] = []
-    count = first_pass._counted
+    count = kept_pairs._counted
 
     def watched(*given: Any) -> Any:
         calls.append(given)
         return count(*given)
 
-    monkeypatch.setattr(first_pass, "_counted", watched)
+    monkeypatch.setattr(kept_pairs, "_counted", watched)
     return calls
 
 
@@ -97,7 +95,7 @@ def part(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("normlens.corpus.runs.log.Log.append", stop)
+        patched.setattr("normlens.corpus.runs.ledger.Ledger.commit", stop)
         with pytest.raises(KeyboardInterrupt):
             run(normlens.load(model), data, tmp_path / "part", {}, shard_size=3)
     return tmp_path / "part"
@@ -172,23 +170,6 @@ def test_the_data_is_hashed_once(
 
     monkeypatch.setattr("normlens.corpus.data.files.digest", refused)
     run(model, data, tmp_path / "run", {})
-
-
-def test_a_run_from_before_goes_on_with_all_pairs(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its manifest says nothing of a least count."""
-    out = tmp_path / "old"
-    with monkeypatch.context() as before:
-        before.setattr("normlens.corpus.runs.runs.with_kept_pairs", lambda chosen, *_, **__: chosen)
-        old = run(model, data, out, {}, shard_size=3)
-    written = json.loads((out / "manifest.json").read_text())
-    assert "min_count" not in written["measures"]["amplification"]["options"]
-    table = old.table(PAIRS)
-    assert (table.groupby(PAIR, observed=True)["count"].sum() == 1).any()
-    examples.assert_same_frames(Run.open(out).table(PAIRS), table, PAIRS, 0)
-    (out / "shards").rename(tmp_path / "gone")
-    examples.assert_same_frames(normlens.resume(out).table(PAIRS), table, PAIRS, 0)
 
 
 def test_options_of_the_command_line(

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from normlens.corpus.runs import lock
+from normlens.corpus.runs import ledger
 from normlens.corpus.runs.folder import LocalFolder, RunError, open_folder
-from normlens.corpus.runs.lock import holder, locked
+from normlens.corpus.runs.ledger import holder, locked
 from normlens.errors import OutputError
 
 HOLD = """
 import sys, time
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.lock import locked
+from normlens.corpus.runs.ledger import locked
 with locked(LocalFolder(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)
@@ -92,13 +92,13 @@ def test_a_lock_whose_folder_was_removed_is_worth_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who opened the lock before the folder was removed must not believe to hold it."""
-    take, folder = lock._take, LocalFolder(tmp_path / "run")
+    take, folder = ledger._take, LocalFolder(tmp_path / "run")
 
     def removed_meanwhile(descriptor: int, path: Path) -> bool:
         path.unlink()
         return take(descriptor, path)
 
-    monkeypatch.setattr(lock, "_take", removed_meanwhile)
+    monkeypatch.setattr(ledger, "_take", removed_meanwhile)
     with pytest.raises(OutputError, match="was moved or removed"), locked(folder):
         pass
 

@@ -1,4 +1,4 @@
-"""What a run asks of an object store: one request per table and one per record, and few others."""
+"""What a run asks of an object store: a request per file, three per record, and few others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import run_examples as examples
 from counting_store import URL, CountingStore, counting_store
-from run_logs import forget
+from run_records import forget
 
 from normlens.corpus import Run, resume, run
-from normlens.corpus.engines.local import ThreadEngine
-from normlens.corpus.runs import log as logs
-from normlens.corpus.runs import stamps, work
+from normlens.corpus.runs import folder
 
 N, SHARD = 40, 2
 SHARDS = N // SHARD
@@ -29,58 +27,53 @@ def store() -> Iterator[type[CountingStore]]:
 
 @pytest.fixture
 def done(store: type[CountingStore], place: Path, lens: Any, monkeypatch: Any) -> Run:
-    monkeypatch.setattr(logs, "FOLD", 4)
-    monkeypatch.setattr(stamps, "NEW", 0.0)  # the data's file is not written during the test
-    return run(lens, place / "corpus.txt", OUT, measures="mixing,norms", shard_size=SHARD)
+    monkeypatch.setattr(folder, "NEW", 0.0)  # the data's file is not written during the test
+    options: dict[str, Any] = {"measures": "mixing,norms", "shard_size": SHARD, "file_size": 0}
+    return run(lens, place / "corpus.txt", OUT, **options)
 
 
-def test_one_request_for_each_table_and_one_for_each_record(
+def test_one_request_for_each_table_and_three_for_each_record(
     done: Run, store: type[CountingStore]
 ) -> None:
     tables = len(done.manifest.tables)
-    assert store.count("put", "/shards/") == tables * SHARDS
-    # Folding costs none: a fold is written instead of the record that makes it one.
-    assert store.count("put", "/log/") == SHARDS + 1
-    once = ["claim", "base", "manifest", "data index", "activity"]  # the last once a minute
+    assert store.count("put", "/tables/") == tables * SHARDS
+    assert store.count("put", "/records/") == SHARDS
+    once = ["manifest", "claim", "base", "data index", "activity"]  # the last once a minute
     assert store.count("put") == (tables + 1) * SHARDS + len(once)
-    assert store.repeated("put", "get", "head") == []
-    # No table is read or asked for. The end looks whether all are there.
-    assert store.count("get", "/shards/") == store.count("head", "/shards/") == 0
-    assert store.count("list", "/shards") == 1
-    # Files of the log that were folded go by the dozen; the activity goes at the end.
-    assert store.count("delete") <= SHARDS // 4 + 2
-    assert len([key for key in store.objects if "/log/" in key]) <= 1 + 3 + 3 + SHARDS // 16
+    assert store.repeated("put") == []
+    # The worker looks for a newer claim before it writes, and the driver before it commits.
+    assert store.count("get", "/claims/2.json") == 2 * SHARDS + len(["the end"])
+    # No table is read or asked for. The end looks whether all are there, with one listing.
+    assert store.count("get", "/tables/") == store.count("head", "/tables/") == 0
+    assert store.count("list", "/tables") == 0
+    assert store.count("delete") == len(["activity"])
 
 
-def test_results_that_are_there_are_committed_together(
-    store: type[CountingStore], place: Path, lens: Any, monkeypatch: pytest.MonkeyPatch
+def test_files_of_many_shards_take_few_requests(
+    store: type[CountingStore], place: Path, lens: Any, done: Run
 ) -> None:
-    options: dict[str, Any] = {"measures": "mixing", "shard_size": SHARD}
-    alone = run(lens, place / "corpus.txt", f"{URL}/alone", **options)
-    assert store.count("put", "/alone/log/") == 1 + SHARDS
-    monkeypatch.setattr(ThreadEngine, "has_result", lambda _: True)
-    monkeypatch.setattr(work, "TOGETHER", 8)
+    store.requests.clear()
+    options: dict[str, Any] = {"measures": "mixing,norms", "shard_size": SHARD}
     together = run(lens, place / "corpus.txt", f"{URL}/together", **options)
-    assert store.count("put", "/together/log/") == 1 + 3
-    assert together.status().complete
-    examples.assert_same_tables(together, alone, tolerance=0)
+    assert store.count("put", "/tables/") == len(done.manifest.tables)
+    assert store.count("put", "/records/") == 1
+    examples.assert_same_tables(together, done, tolerance=0)
 
 
-def test_a_finished_run_is_resumed_by_its_log_alone(
+def test_a_finished_run_is_resumed_by_its_records_alone(
     done: Run, store: type[CountingStore], lens: Any
 ) -> None:
     before = dict(store.objects)
     store.requests.clear()
     assert resume(OUT, model=lens).manifest.digest == done.manifest.digest
     assert store.objects == before
-    listed = ["/run/log", "/run/shards", "/run/tables"]
-    assert store.count("list") == sum(store.count("list", each) for each in listed) == 3
-    once = ["manifest", "data index", "activity, which is not there"]
-    assert store.count("get") == len(once) + len([key for key in before if "/log/" in key])
+    assert store.count("list") == 3  # claims, records, and everything for its size
+    once = ["manifest", "data index", "base"]
+    assert store.count("get") == len(once) + SHARDS
     assert store.count("put") == store.count("delete") == store.count("head") == 0
     store.requests.clear()
     assert Run.open(OUT).status().complete
-    assert store.count("list") == store.count("list", "/run/log") == 1
+    assert store.count("list") == 2
 
 
 def test_a_run_that_goes_on_reads_no_table(
@@ -88,18 +81,18 @@ def test_a_run_that_goes_on_reads_no_table(
 ) -> None:
     forget(OUT, 3, 8)
     store.requests.clear()
-    again = resume(OUT, model=lens)
+    again = resume(OUT, model=lens, file_size=0)
     tables = len(done.manifest.tables)
-    assert store.count("put") == 2 * (tables + 1) + len(["base", "activity", "attempt"])
-    assert store.count("get", "/shards/") == store.count("head", "/shards/") == 0
-    assert store.repeated("put", "head") == []
+    once = ["claim", "base", "data index", "activity"]
+    assert store.count("put") <= 2 * (tables + 1) + len(once)
+    assert store.count("get", "/tables/") == store.count("head", "/tables/") == 0
+    assert store.repeated("put") == []
     # What the first driver had written for these two shards is removed at the end.
-    left = {key for key in store.objects if "/shards/" in key}
+    left = [key for key in store.objects if "/tables/" in key]
     assert len(left) == tables * SHARDS
-    assert {key for key in left if ".2-" in key or ".3-" in key} == {
-        f"counted/run/shards/{table}/shard-{number:06d}.3-1.parquet"
-        for table in done.tables
-        for number in (3, 8)
+    new = {key.rpartition("-")[0] for key in left if key.split("-")[1] == "3"}
+    assert new == {
+        f"counted/run/tables/{table}/{number:06d}-3" for table in done.tables for number in (3, 8)
     }
     whole = run(lens, place / "corpus.txt", f"{URL}/whole", measures="mixing,norms")
     examples.assert_same_tables(again, whole, tolerance=0)

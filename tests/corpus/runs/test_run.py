@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import run_examples as examples
 import torch
-from run_logs import forget
+from run_records import forget
 
 import normlens
 from normlens import cli
@@ -92,6 +92,8 @@ def test_rows_are_those_of_the_lens_alone(plain: Run, lens: Any, corpus: Path) -
         {"shard_size": 1000},
         {"shard_size": 5, "batch_size": 4},
         {"shard_size": 7, "batch_size": 3},
+        {"shard_size": 3, "file_size": 0},
+        {"shard_size": 2, "file_size": 0.02},
     ],
     ids=str,
 )
@@ -339,11 +341,12 @@ def test_a_run_needs_a_folder_of_its_own(folder: Path, lens: Any, corpus: Path, 
 
 def test_a_run_may_live_behind_a_url(lens: Any, corpus: Path, plain: Run) -> None:
     url = f"memory://normlens-{id(plain)}/run"
-    done = run(lens, corpus, url, shard_size=6, mask=0.12)
+    done = run(lens, corpus, url, shard_size=6, mask=0.12, file_size=0)
     examples.assert_same_tables(done, plain)
     # Lose two shards, one of them half.
     forget(url, 1)
-    done.folder.write("shards/mixing/shard-000002.1-1.parquet", b"PAR1")
+    [name] = [name for name in done.folder.names() if "tables/mixing/000002-" in name]
+    done.folder.write(name, b"PAR1")
     assert not done.check().sound
     again = resume(url, model=lens)
     examples.assert_same_tables(again, plain)
@@ -384,7 +387,7 @@ def test_measures_take_settings_and_a_users_own_relations(
     sampled = done.sql("SELECT DISTINCT relation, distance FROM amplification_sample")
     assert set(sampled.loc[sampled["distance"] == 2, "relation"]) == {"two_apart"}
 
-    shutil.rmtree(out / "shards" / "amplification_pairs")
+    shutil.rmtree(out / "tables" / "amplification_pairs")
     with pytest.raises(NormLensError, match=r"only if you name it: add .*my_relations:two_apart"):
         normlens.resume(out, model=lens)
     again = normlens.resume(out, model=lens, settings=settings).table("amplification_distance")
@@ -433,7 +436,7 @@ def test_the_precision_belongs_to_the_run(tmp_path: Path, lens: Any, corpus: Pat
 def test_a_byte_that_is_not_utf8_is_a_row_of_failures(tmp_path: Path, lens: Any) -> None:
     path = tmp_path / "corpus.txt"
     path.write_bytes(b"ab cd\nef\xe9 gh\nab\ncd ef\n")
-    done = run(lens, path, tmp_path / "run", measures="mixing", shard_size=2)
+    done = run(lens, path, tmp_path / "run", measures="mixing", shard_size=2, file_size=0)
     examples.assert_each_once(done)
     failures = done.table("failures")
     assert failures["index"].tolist() == [1]
@@ -482,6 +485,6 @@ def test_no_memory_for_tables_is_one_line(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("normlens.corpus.engines.worker.parquet", fail)
+    monkeypatch.setattr("normlens.corpus.engines.shard_rows.parquet", fail)
     with pytest.raises(RunError, match="not enough memory; what is done is kept"):
         run(lens, corpus, tmp_path / "run", measures="mixing")

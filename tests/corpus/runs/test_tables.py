@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,17 @@ import pytest
 import run_examples as examples
 import torch
 import typer
-from run_logs import forget
+from run_records import forget, shards_done
 
 from normlens import cli
 from normlens.cli.corpus import SOME_FAILED
 from normlens.corpus import Run
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.status import _covered
 from normlens.corpus.runs.tables import Tables
 from normlens.errors import InputError, NormLensError, OutputError
 
-pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
+duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N = 11
 
 
@@ -52,7 +52,8 @@ def start(folder: Path, out: Path, *more: Any) -> int:
 
 @pytest.fixture(scope="module")
 def done(folder: Path) -> Run:
-    assert start(folder, folder / "run", "--shard-size", 4, "--quiet") == 0
+    options = ("--shard-size", 4, "--file-size", 0, "--quiet")
+    assert start(folder, folder / "run", *options) == 0
     return Run.open(folder / "run")
 
 
@@ -67,13 +68,40 @@ def test_tables_are_in_their_own_order(done: Run) -> None:
 
 
 def test_aggregates_are_merged_over_shards(done: Run) -> None:
-    parts = pq.read_table(Path(done.folder.url) / "shards" / "amplification_pairs").to_pandas()
+    parts = pq.read_table(Path(done.folder.url) / "tables" / "amplification_pairs").to_pandas()
     table = done.table("amplification_pairs")
     keys = ["before", "after", "layer", "relation", "source_id", "target_id"]
     assert not table.duplicated(keys).any()
     assert parts.duplicated(keys).any()
     assert table["count"].sum() == parts["count"].sum()
     assert table["sum_after"].sum() == pytest.approx(float(parts["sum_after"].sum()))
+
+
+def by_pandas(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder)
+
+
+def by_polars(folder: Path) -> pd.DataFrame:
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    return pd.DataFrame(polars.read_parquet(folder / "*.parquet").to_dict(as_series=False))
+
+
+def by_duckdb(folder: Path) -> pd.DataFrame:
+    return duckdb.sql(f"SELECT * FROM '{folder}/*.parquet'").df()
+
+
+@pytest.mark.parametrize("read", [by_pandas, by_polars, by_duckdb])
+def test_other_tools_read_a_finished_run_by_a_pattern(
+    done: Run, read: Callable[[Path], pd.DataFrame]
+) -> None:
+    for name in ("sequences", "mixing", "similarity", "norms"):
+        table = done.table(name)
+        keys = [*done.manifest.tables[name]["order"], *table.columns]
+        keys = list(dict.fromkeys(keys))
+        rows = read(Path(done.folder.url) / "tables" / name)
+        rows = rows[list(table.columns)].astype(table.dtypes.to_dict())
+        ours, theirs = (f.sort_values(keys, ignore_index=True) for f in (table, rows))
+        examples.assert_same_frames(theirs, ours, name, tolerance=0)
 
 
 def test_queries_see_every_table(done: Run) -> None:
@@ -129,7 +157,7 @@ def test_only_finished_shards_count(done: Run, tmp_path: Path) -> None:
     half = Run.open(copy)
     assert set(half.table("sequences")["index"]) == {0, 1, 2, 3, 8, 9, 10}
     assert set(half.sql('SELECT DISTINCT "index" FROM mixing')["index"]) == {0, 1, 2, 3, 8, 9, 10}
-    forget(copy, *read_state(half.folder, half.manifest).done)
+    forget(copy, *shards_done(half))
     with pytest.raises(InputError, match=r"no shard .* is done yet"):
         half.table("sequences")
 

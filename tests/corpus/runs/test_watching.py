@@ -18,20 +18,17 @@ from rich.console import Console
 import normlens
 from normlens.cli import corpus, main
 from normlens.corpus import Run, run
-from normlens.corpus.runs import watching as activities
-from normlens.corpus.runs import watching as watchings
+from normlens.corpus.runs import status as activities
+from normlens.corpus.runs import status as watchings
 from normlens.corpus.runs.folder import LocalFolder, open_folder
-from normlens.corpus.runs.lock import locked
-from normlens.corpus.runs.log import empty_state
+from normlens.corpus.runs.ledger import ACTIVITY, State, Written, locked
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.shards import Done, Shard
-from normlens.corpus.runs.side_files import ACTIVITY
-from normlens.corpus.runs.watching import Activity, Watching, read_activity
+from normlens.corpus.runs.status import Activity, Watching, read_activity
 from normlens.errors import NormLensError, OutputError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 12, 2
-OPTIONS: dict[str, Any] = {"shard_size": SHARD, "measures": "mixing"}
+OPTIONS: dict[str, Any] = {"shard_size": SHARD, "measures": "mixing", "file_size": 0}
 
 
 @pytest.fixture
@@ -71,50 +68,48 @@ def told(**fields: Any) -> Activity:
 # What the driver notes ----------------------------------------------------------------------------
 
 
-def done(number: int, attempt: int = 1, pid: int = 7) -> Done:
-    return Done(
-        number=number,
+def done(*shards: int, deaths: int = 0, pid: int = 7) -> Written:
+    return Written(
         epoch=1,
-        attempt=attempt,
-        sequences=3,
-        failures=1,
+        shards=shards,
+        sequences=3 * len(shards),
+        failures=len(shards),
         tokens=9,
         started=100.0,
-        finished=102.0,
+        finished=100.0 + 2 * len(shards),
         seconds={},
         tables={},
         by={"host": "node", "pid": pid, "device": "cuda"},
+        deaths={shards[0]: deaths} if deaths else {},
     )
 
 
 def test_what_goes_out_and_comes_back_is_counted(stopped: Run) -> None:
-    state = empty_state(stopped.manifest)
-    watching = Watching(stopped.folder, stopped.manifest, state, epoch=4)
-    taken = [shard.number for shard in watching.handed_out(Shard(n, 0, ()) for n in range(3))]
-    assert taken == [0, 1, 2]
-    watching.finished(done(1))
-    watching.finished(done(0, attempt=3))
+    watching = Watching(stopped.folder, stopped.manifest, State(0), epoch=4)
+    for number in range(4):
+        watching.handed_out(number)
+    watching.finished(done(1, 3))
+    watching.finished(done(0, deaths=2))
     watching.finished(done(2, pid=8))
-    list(watching.handed_out([Shard(5, 0, ())]))
+    watching.handed_out(5)
     activity = watching.activity()
     assert activity.in_flight == 1
     assert list(activity.oldest) == ["5"]
-    assert (activity.sequences, activity.failures, activity.retried) == (12, 3, 2)
+    assert (activity.sequences, activity.failures, activity.retried) == (16, 4, 2)
     assert activity.rate > 0
     last, first = activity.workers  # the last to finish comes first
     assert (last.name, first.name, first.device) == ("node:8", "node:7", "cuda")
-    assert (first.shards, first.sequences, first.failures, first.rate) == (2, 8, 2, 2.0)
+    assert (first.shards, first.sequences, first.failures, first.rate) == (3, 12, 3, 2.0)
     line = watching.heartbeat("running")
-    assert (line["done"], line["failures"], line["shards_done"]) == (12, 3, 3)
-    assert line["workers"]["node:7"] == {"shards": 2, "rate": 2.0}
+    assert (line["done"], line["failures"], line["shards_done"]) == (16, 4, 4)
+    assert line["workers"]["node:7"] == {"shards": 3, "rate": 2.0}
     assert (line["epoch"], line["in_flight"], line["retried"]) == (4, 1, 2)
 
 
 def test_the_rate_is_that_of_late(stopped: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(watchings.time, "time", lambda: clock[0])
-    state = empty_state(stopped.manifest)
-    watching = Watching(stopped.folder, stopped.manifest, state, epoch=1)
+    watching = Watching(stopped.folder, stopped.manifest, State(0), epoch=1)
     for _ in range(100):  # one sequence per second
         clock[0] += 4
         watching.finished(done(0))
@@ -228,7 +223,7 @@ def test_who_holds_the_lock_is_believed(stopped: Run) -> None:
         assert watched.activity is not None
         assert watched.note == ""
         assert watched.rate == 2.0
-        assert watched.seconds_left == (N - SHARD) / 2
+        assert watched.seconds_left == stopped.status().left / 2
         assert "2 shards, shard 3 for 0:00:30" in str(watched)
         assert "node:7 (cpu): 5 shards, 2.5/s, 1 failed, last 0:00:03 ago" in str(watched)
         told(pid=1).write(stopped.folder)  # of the driver before
@@ -318,11 +313,10 @@ def test_a_heartbeat_every_minute(
     stopped: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(watchings, "ACCOUNT_EVERY", 0.02)
-    state = empty_state(stopped.manifest)
     lines: list[str] = []
 
     def interrupted() -> None:
-        with Watching(stopped.folder, stopped.manifest, state, 1, "-"):
+        with Watching(stopped.folder, stopped.manifest, State(0), 1, "-"):
             while len(lines) < 4:
                 time.sleep(0.01)
                 lines.extend(capsys.readouterr().out.splitlines())
@@ -375,11 +369,13 @@ def test_lines_in_a_pipe_until_the_run_ends(
     corpus.watch_run(Played(stopped, *states))  # type: ignore[arg-type]
     assert slept == [10.0, 10.0]
     first, second, last = capsys.readouterr().out.splitlines()
+    done = stopped.status().done
     assert first == (
-        f"2/{N} sequences, 2.0/s, 2 shards in flight, 1 worker so far, 0 failed, 0:00:05 left"
+        f"{done}/{N} sequences, 2.0/s, 2 shards in flight, 1 worker so far, 0 failed, "
+        f"0:00:0{(N - done) // 2} left"
     )
     assert "5.0/s, 1 shard in flight" in second
-    assert last.startswith(f"2/{N} sequences, ")
+    assert last.startswith(f"{done}/{N} sequences, ")
     assert last.endswith("0 failed, stopped")
     corpus.watch_run(Played(stopped, *states), as_json=True)  # type: ignore[arg-type]
     told_states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import run_examples as examples
-from run_logs import forget
+from run_records import forget, table_file
 
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs.folder import LocalFolder
@@ -17,7 +17,7 @@ from normlens.errors import NormLensError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N = 12
-OPTIONS: dict[str, Any] = {"shard_size": 2, "measures": "mixing"}
+OPTIONS: dict[str, Any] = {"shard_size": 2, "measures": "mixing", "file_size": 0}
 
 
 class Meddling(Progress):
@@ -36,13 +36,19 @@ def moved(out: Path) -> None:
     out.rename(out.with_name("elsewhere"))
 
 
+def removed(path: Path) -> None:
+    """Remove a folder, into which a worker may write meanwhile."""
+    while path.exists():
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def replaced(out: Path) -> None:
     moved(out)
     shutil.copytree(out.with_name("elsewhere"), out)
 
 
 @pytest.mark.parametrize("at", [4, N], ids=["in the middle", "at the end"])
-@pytest.mark.parametrize("happens", [moved, shutil.rmtree, replaced], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("happens", [moved, removed, replaced], ids=lambda f: f.__name__)
 def test_a_folder_that_vanishes_is_an_error(
     tmp_path: Path, place: Path, lens: Any, happens: Any, at: int
 ) -> None:
@@ -57,13 +63,13 @@ def test_a_folder_that_vanishes_is_an_error(
 
 
 @pytest.mark.parametrize("at", [4, N], ids=["in the middle", "at the end"])
-@pytest.mark.parametrize("lost", ["shards", "shards/mixing", "log", "manifest.json"])
+@pytest.mark.parametrize("lost", ["tables", "tables/mixing", "records", "claims", "manifest.json"])
 def test_files_that_vanish_are_an_error(
     tmp_path: Path, place: Path, lens: Any, lost: str, at: int
 ) -> None:
     out = tmp_path / "run"
     path = out / lost
-    meddling = Meddling(lambda: shutil.rmtree(path) if path.is_dir() else path.unlink(), at)
+    meddling = Meddling(lambda: removed(path) if path.is_dir() else path.unlink(), at)
     with pytest.raises(NormLensError, match="vanished"):
         run(lens, place / "corpus.txt", out, progress=meddling, **OPTIONS)
 
@@ -85,13 +91,13 @@ def test_a_query_sees_one_state(
     run(lens, place / "corpus.txt", out, **OPTIONS)
     forget(out, 4)
     tables = ("mixing", "sequences", "failures")
-    hidden = {name: out / "shards" / name / "shard-000004.1-1.parquet" for name in tables}
+    hidden = {name: table_file(out, name, 4) for name in tables}
     for name, path in hidden.items():
         path.rename(tmp_path / name)
     real = LocalFolder.names
 
     def names(self: LocalFolder, under: str = "") -> list[str]:
-        """The run writes its next table just after the log was listed."""
+        """The run writes its next table just after its records were listed."""
         found = real(self, under)
         if not hidden["mixing"].exists():
             shutil.copy(tmp_path / "mixing", hidden["mixing"])

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from faithfulness_examples import METHODS, examples, made_up_run
-from run_logs import forget
+from run_records import forget
 from shell import Shell
 
 from normlens.corpus.runs.results import Run

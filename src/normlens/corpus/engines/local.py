@@ -1,209 +1,401 @@
-"""Shards computed on this machine, by this process or by several; the choice of an engine."""
+"""Workers on this machine: this process, or several others; the choice of workers for a run."""
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 import os
+import pickle
+import queue
+import signal
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
-from itertools import islice, takewhile
-from typing import TypeVar
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
 import torch
 
-from normlens.corpus.engines.base import Attempts, Engine
-from normlens.corpus.engines.dispatch import opened
-from normlens.corpus.engines.processes import LOOK, ProcessCrew
-from normlens.corpus.engines.ray_engine import RayEngine
-from normlens.corpus.engines.shard_rows import Prepared
-from normlens.corpus.engines.worker import EACH, Station, Task, Worker, model_threads
-from normlens.corpus.runs.folder import StuckError
+from normlens.corpus.engines.pool import (
+    EACH,
+    LAST_WORD,
+    Answered,
+    Call,
+    Crew,
+    Died,
+    Event,
+    Joined,
+    Pool,
+    Read,
+)
+from normlens.corpus.engines.ray_engine import ray_pool
+from normlens.corpus.engines.worker import Station, Task, Worker, model_threads
+from normlens.corpus.runs.folder import RunError, StuckError
+from normlens.corpus.runs.ledger import Written
 from normlens.corpus.runs.options import Execution
-from normlens.corpus.runs.shards import Finished, Shard
-from normlens.errors import InputError
+from normlens.errors import InputError, reason_of
 from normlens.lens import Lens
+from normlens.loading.hub import hush
 from normlens.options import AUTO
 
-# Shards computed on this machine: by this process, or by several.
+#: Seconds without an event after which the driver looks at its workers.
+LOOK = 1.0
+
+# One worker, in this process.
 
 
-T = TypeVar("T")
+class _Work:
+    """A call that waits for the thread that asks for events."""
+
+    def __init__(self, do: Callable[..., Any], arguments: tuple[Any, ...]):
+        self.future: Future[Any] = Future()
+        self._do, self._arguments = do, arguments
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self._do(*self._arguments))
+        except BaseException as error:
+            self.future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
 
 
-class ThreadEngine(Engine):
-    """One model in this process; other threads read and tokenise, and make tables, beside it.
+class _CallersThread(Executor):
+    """Has work done by the thread that takes it from a queue."""
 
-    Nothing survives the death of this process. So when the run is resumed, the first shard that is
-    not done is suspect; after so many deaths it is tried in a process of its own.
+    def __init__(self, events: queue.SimpleQueue[Any]):
+        self._events = events
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
+        work = _Work(fn, args)
+        self._events.put(work)
+        return work.future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nobody waits for what is still in the queue."""
+
+
+class HereCrew(Crew):
+    """One worker in this process: other threads read, tokenise and make tables beside its model.
+
+    On a CPU the model runs in the thread that asks for events; on a GPU, several threads call it.
     """
 
-    def __init__(self, task: Task, lens: Lens | None = None, attempts: int = 3):
-        self._task, self._given, self._attempts = task, lens is not None, attempts
+    wanted = 1
+
+    def __init__(self, task: Task, lens: Lens | None = None):
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.worker = Worker(task, lens)
-        self.identity, self.by = self.worker.identity, self.worker.by
+        on_gpu = model_threads(self.worker.lens) > 1
+        self.station = Station(self.worker, None if on_gpu else _CallersThread(self._events))
+        self._threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-shard")
+        self._calls = itertools.count()
+
+    def hire(self) -> int:
+        self._events.put(Joined(0, *self.station.describe()))
+        return 0
+
+    def ask(self, worker: int, call: Call) -> int:
+        number = next(self._calls)
+
+        def answer() -> None:
+            try:
+                done = getattr(self.station, call.method)(*call.arguments)
+                self._events.put(Answered(worker, number, done))
+            except BaseException as error:
+                self._events.put(error)
+
+        self._threads.submit(answer)
+        return number
+
+    def events(self) -> list[Event]:
+        try:
+            event = self._events.get(timeout=LOOK)
+        except queue.Empty:
+            self._check_late()
+            return []
+        if isinstance(event, _Work):
+            event.run()
+            return []
+        if isinstance(event, BaseException):
+            raise event
+        return [event]
+
+    def _check_late(self) -> None:
+        if (late := self.worker.guard.late()) is not None:
+            raise StuckError(
+                f"sequence {late.index} hangs in a thread that nothing can end: {late.reason}; "
+                "what is done is kept: resume the run with --workers 2, whose processes can be "
+                "ended"
+            )
+
+    def rest(self) -> Iterator[Written]:
+        """What was written and not yet told, and what was gathered."""
+        while not self._events.empty():
+            event = self._events.get()
+            if isinstance(event, _Work):
+                event.future.cancel()
+            elif isinstance(event, Answered) and isinstance(event.answer, Written):
+                yield event.answer
+        written = self.station.write()
+        if written is not None:
+            yield written
+
+    def dismiss(self, worker: int) -> None:
+        raise NotImplementedError  # nothing can end a thread
+
+    def close(self) -> None:
+        for event in iter(lambda: None if self._events.empty() else self._events.get(), None):
+            if isinstance(event, _Work):
+                event.future.cancel()
+        # A thread that hangs would keep this process waiting for ever.
+        self._threads.shutdown(wait=self.worker.guard.late() is None, cancel_futures=True)
+        self.station.close()
+
+
+class HerePool(Pool):
+    """One worker in this process, and no other: its death is that of the run's driver.
+
+    So when the run is resumed, the first shard that is not done is suspect; after so many deaths it
+    is tried in a process of its own.
+    """
+
+    crew: HereCrew
+    dies_with_workers = True
+
+    def __init__(self, task: Task, lens: Lens | None = None, attempts: int = 3):
+        self._task, self._given = task, lens is not None
+        super().__init__(HereCrew(task, lens), attempts)
+
+    def write_early(self) -> None:
+        """Write after one shard, then after two more, then four: a run that dies again and again
+        comes to the shard that it dies of."""
+        self.crew.worker.gatherer.most = 1
 
     def compute(
-        self, shards: Iterable[Shard], attempts: Attempts | None = None
-    ) -> Iterator[Finished]:
-        attempts = attempts or Attempts()
-        remaining = iter(shards)
-        if attempts.resumed:
-            # Alone, so that its record is there before the next one can do harm.
-            for first in islice(remaining, 1):
-                attempts.add(first.number, "the process that computed it was stopped")
-                yield from self._computed([first], attempts)
-        yield from self._computed(remaining, attempts)
+        self, numbers: Iterable[int], read: Read, deaths: Counter[int] | None = None
+    ) -> Iterator[Written]:
+        deaths = Counter() if deaths is None else deaths
+        remaining, poisonous = iter(numbers), deque[int]()
 
-    def _computed(self, shards: Iterable[Shard], attempts: Attempts) -> Iterator[Finished]:
-        remaining = iter(shards)
-        on_gpu = model_threads(self.worker.lens) > 1
-        compute = self._with_overlap if on_gpu else self._in_turn
-        poisonous: deque[Shard] = deque()
-
-        def harmless(shard: Shard) -> bool:
+        def harmless(number: int) -> bool:
             """Whether a shard can be computed here; one that cannot is put aside."""
             # A model that is no name cannot be loaded elsewhere.
-            if attempts[shard.number] < self._attempts or self._given:
+            if deaths[number] < self.attempts or self._given:
                 return True
-            poisonous.append(shard)
+            poisonous.append(number)
             return False
 
         while True:
             # Up to the next poisonous shard, which waits until those before it are done.
-            yield from compute(takewhile(harmless, remaining))
+            yield from super().compute(takewhile(harmless, remaining), read, deaths)
             if not poisonous:
                 return
-            yield from self._in_a_process(poisonous.popleft(), attempts)
+            number = poisonous.popleft()
+            print(
+                f"shard {number} was at work in {deaths[number]} processes that ended; its "
+                "sequences are tried one by one, in a process of their own",
+                file=sys.stderr,
+            )
+            # The same number of threads, which the last digits may depend on.
+            task = replace(self._task, threads=torch.get_num_threads())
+            with Pool(ProcessCrew(task, 1), self.attempts, task.sequence_timeout) as pool:
+                yield from pool.compute([number], read, deaths)
 
-    def _in_turn(self, shards: Iterable[Shard]) -> Iterator[Finished]:
-        """The model runs in the caller's thread.
+    def rest(self) -> Iterator[Written]:
+        yield from self._results
+        yield from self.crew.rest()
 
-        While it works on one shard, other threads read and tokenise the next and make tables of the
-        last.
-        """
-        remaining = iter(shards)
-        before = ThreadPoolExecutor(1, thread_name_prefix="normlens-read")
-        after = ThreadPoolExecutor(1, thread_name_prefix="normlens-tables")
 
-        def following() -> Prepared | None:
-            shard = next(remaining, None)
-            return None if shard is None else self.worker.prepare(shard)
+# Workers that are processes of this machine.
 
-        try:
-            ahead = before.submit(following)
-            last: Future[Finished] | None = None  # never more than one, so that memory is bounded
-            while (prepared := self._first_of({ahead})[0].pop().result()) is not None:
-                ahead = before.submit(following)
-                for _ in self.worker.analyse(prepared):
-                    if last is not None and last.done():
-                        yield last.result()
-                        last = None
-                if last is not None:
-                    yield last.result()
-                last = after.submit(self.worker.finish, prepared)
-            if last is not None:
-                yield last.result()
-        finally:
-            self._let_go(before)
-            after.shutdown(cancel_futures=True)
 
-    def _with_overlap(self, shards: Iterable[Shard]) -> Iterator[Finished]:
-        """Several shards at once, so that the GPU has work while the CPU measures."""
-        station = Station(self.worker)
-        threads = ThreadPoolExecutor(EACH, thread_name_prefix="normlens-shard")
-        running: set[Future[Finished]] = set()
-        try:
-            for shard in shards:
-                running.add(threads.submit(station.compute, shard))
-                if len(running) == EACH:
-                    # Whichever it is: behind a slow one the GPU would run out of work.
-                    done, running = self._first_of(running)
-                    yield from (each.result() for each in done)
-            while running:
-                done, running = self._first_of(running)
-                yield from (each.result() for each in done)
-        finally:
-            self._let_go(threads)
-            station.close()
+@dataclass(frozen=True)
+class _Child:
+    process: Any
+    connection: Connection
+    place: int  # among the workers, which decides about its GPU
 
-    def _first_of(self, running: set[Future[T]]) -> tuple[set[Future[T]], set[Future[T]]]:
-        """Wait for one of them at least; those that are done, and the others."""
-        while True:
-            done, left = wait(running, LOOK, FIRST_COMPLETED)
-            if done:
-                return done, left
-            if (late := self.worker.guard.late()) is not None:
-                raise StuckError(
-                    f"sequence {late.index} hangs in a thread that nothing can end: {late.reason}; "
-                    "what is done is kept: resume the run with --workers 2, whose processes can be "
-                    "ended"
-                )
 
-    def _let_go(self, threads: ThreadPoolExecutor) -> None:
-        """Wait for threads, unless one would keep this process waiting for ever."""
-        threads.shutdown(wait=self.worker.guard.late() is None, cancel_futures=True)
+class ProcessCrew(Crew):
+    """Processes, each with a model of its own, and a pipe to each.
 
-    def _in_a_process(self, shard: Shard, attempts: Attempts) -> Iterator[Finished]:
-        """Compute a shard that may end the process which does it."""
-        print(
-            f"shard {shard.number} was at work in {attempts[shard.number]} processes that ended; "
-            "its sequences are tried one by one, in a process of their own",
-            file=sys.stderr,
+    A pipe that ends says that its process has died; the other processes go on.
+    """
+
+    def __init__(self, task: Task, workers: int):
+        self._task = replace(task, threads=task.threads or _threads(workers))
+        self._workers = workers
+        self._context = multiprocessing.get_context("spawn")  # a forked torch may hang
+        self._children: dict[int, _Child] = {}
+        self._numbers, self._calls = itertools.count(), itertools.count()
+
+    @property
+    def wanted(self) -> int:
+        return self._workers
+
+    def hire(self) -> int:
+        taken = {child.place for child in self._children.values()}
+        place = next(place for place in itertools.count() if place not in taken)
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_serve, args=(self._task, place, theirs), name=f"normlens-worker-{place}"
         )
-        # The same number of threads, which the last digits may depend on.
-        task = replace(self._task, threads=torch.get_num_threads())
-        with ProcessEngine(task, 1, self._attempts) as engine:
-            yield from engine.compute([shard], attempts)
+        # Ctrl-C reaches every process of a terminal. What to do then is for this one alone to
+        # decide, so workers are born with the signal blocked. Python starts its tracker of
+        # resources beside the first process, and unblocks the signal for it: that comes before.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()  # so that the process holds the only one, and the pipe ends with it
+        number = next(self._numbers)
+        self._children[number] = _Child(process, ours, place)
+        return number
 
-    def close(self) -> None:
-        return
+    def ask(self, worker: int, call: Call) -> int:
+        number = next(self._calls)
+        with suppress(OSError):  # it has died, which is the next event of its pipe
+            self._children[worker].connection.send((number, call.method, call.arguments))
+        return number
 
+    def events(self) -> list[Event]:
+        workers = {child.connection: number for number, child in self._children.items()}
+        ready = wait(list(workers), LOOK)
+        return [self._event(number) for pipe, number in workers.items() if pipe in ready]
 
-class ProcessEngine(Engine):
-    """Several processes of this machine, each with a model of its own."""
+    def _event(self, worker: int) -> Event:
+        try:
+            kind, *content = self._children[worker].connection.recv()
+        except (EOFError, OSError):
+            return Died(worker, self._buried(worker))
+        if kind == "raised":
+            raise content[0]
+        return Joined(worker, *content) if kind == "joined" else Answered(worker, *content)
 
-    def __init__(self, task: Task, workers: int, attempts: int = 3):
-        self._crew = ProcessCrew(task, workers)
-        self._dispatcher, self.identity, self.by = opened(
-            self._crew, attempts, task.sequence_timeout
-        )
+    def _buried(self, worker: int) -> str:
+        """Take leave of a dead process, and say how it ended."""
+        child = self._children.pop(worker)
+        child.connection.close()
+        child.process.join()
+        return ending(child.process.exitcode)
 
-    def compute(
-        self, shards: Iterable[Shard], attempts: Attempts | None = None
-    ) -> Iterator[Finished]:
-        return self._dispatcher.compute(shards, attempts or Attempts())
-
-    def has_result(self) -> bool:
-        return bool(self._dispatcher.results)
+    def dismiss(self, worker: int) -> None:
+        self._children[worker].process.kill()
+        self._buried(worker)
 
     def abandon(self) -> None:
-        self._crew.abandon()
+        for child in self._children.values():
+            child.process.kill()
 
     def close(self) -> None:
-        self._crew.close()
+        for child in self._children.values():
+            child.connection.close()  # at which a process ends
+        for child in self._children.values():
+            child.process.join(LAST_WORD)
+            if child.process.exitcode is None:
+                child.process.kill()
+                child.process.join()
+        self._children.clear()
 
 
-# Choosing the engine that computes a run.
+def ending(status: int) -> str:
+    """How a process ended, from its exit status."""
+    if status >= 0:
+        return f"the process ended with status {status}"
+    name = signal.Signals(-status).name
+    return f"{name}, often for want of memory" if name == "SIGKILL" else name
+
+
+def _threads(workers: int) -> int:
+    return max(1, (os.cpu_count() or 1) // workers)
+
+
+# In a worker process ------------------------------------------------------------------------------
+
+
+def _serve(task: Task, place: int, connection: Connection) -> None:
+    """Answer calls until the pipe ends: the process that asks has stopped, or was killed."""
+    hush()
+    turn = threading.Lock()
+
+    def send(*message: Any) -> None:
+        with turn:
+            connection.send(message)
+
+    station: list[Station] = []
+
+    def load() -> None:
+        try:
+            station.append(Station.load(replace(task, device=_device(task.device, place))))
+            send("joined", *station[0].describe())
+        except BaseException as error:
+            send("raised", _portable(error))
+
+    def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            send("answered", number, getattr(station[0], method)(*arguments))
+        except BaseException as error:
+            send("raised", _portable(error))
+
+    # Each shard has a thread, and the question whether one of them takes too long has another.
+    threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-shard")
+    threads.submit(load)
+    try:
+        while True:
+            threads.submit(answer, *connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)  # whatever other threads are at: nobody waits for it
+
+
+def _device(device: str, place: int) -> str:
+    """Assign the GPUs in turn, where there are several."""
+    if device in ("auto", "cuda") and torch.cuda.device_count() > 1:
+        return f"cuda:{place % torch.cuda.device_count()}"
+    return device
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or one like it where it cannot be sent to another process, or would end it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        portable = isinstance(error, Exception)
+    except Exception:
+        portable = False
+    if portable:
+        return error
+    return RunError(f"a worker failed ({type(error).__name__}: {reason_of(error)})")
+
+
+# Choosing who computes a run.
 
 
 #: CPUs of a worker, where there are no GPUs to count by.
 CPUS_EACH = 4
 
 
-def open_engine(task: Task, execution: Execution, lens: Lens | None = None) -> Engine:
-    """Open the engine that was asked for, and load its model."""
+def open_pool(task: Task, execution: Execution, lens: Lens | None = None) -> Pool:
+    """Open the workers that were asked for, and load their model."""
     if lens is not None and (execution.engine == "ray" or execution.workers not in (1, AUTO)):
         raise InputError(
             "a loaded lens cannot be sent to other processes; pass the model's name or folder"
         )
     if execution.engine == "ray":
-        return RayEngine(task, execution)
+        return ray_pool(task, execution)
     workers = 1 if lens is not None else _workers(task, execution.workers)
     if workers > 1:
-        return ProcessEngine(task, workers, execution.attempts)
-    return ThreadEngine(task, lens, execution.attempts)
+        return Pool(ProcessCrew(task, workers), execution.attempts, task.sequence_timeout)
+    return HerePool(task, lens, execution.attempts)
 
 
 def _workers(task: Task, asked: int | str) -> int:

@@ -8,16 +8,14 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normlens.corpus.engines.base import Answered, Attempts, Call, Crew, Died, Engine, Event, Joined
-from normlens.corpus.engines.dispatch import opened
-from normlens.corpus.engines.worker import EACH, Station, Task
+from normlens.corpus.engines.pool import EACH, Answered, Call, Crew, Died, Event, Joined, Pool
+from normlens.corpus.engines.worker import Station, Task
 from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.options import CPU, GPU, MEMORY, Execution, named, parse_resources
-from normlens.corpus.runs.shards import Finished, Shard
 from normlens.errors import MissingDependencyError, NormLensError, reason_of
 from normlens.options import AUTO
 
@@ -234,8 +232,10 @@ class RayCrew(Crew):
     that dies is not restarted by Ray: another is hired.
     """
 
-    def __init__(self, ray: Any, task: Task, demand: Demand, workers: int | str):
-        self.ray = ray
+    def __init__(
+        self, ray: Any, task: Task, demand: Demand, workers: int | str, started_ray: bool = False
+    ):
+        self.ray, self._started_ray = ray, started_ray
         self._task, self._demand, self._workers = task, demand, workers
         self._actor = ray.remote(
             **demand.options(),
@@ -332,6 +332,9 @@ class RayCrew(Crew):
             )
 
     def close(self) -> None:
+        if self._started_ray:
+            self.ray.shutdown()
+            return
         for actor in self._actors.values():
             self.ray.kill(actor)
         self._actors.clear()
@@ -400,61 +403,43 @@ class unwrapped:
 # Shards on a Ray cluster: Ray places workers and sends shards; workers may join, leave and die.
 
 
-class RayEngine(Engine):
+def ray_pool(task: Task, execution: Execution) -> Pool:
     """Actors that load the model once, and others in their place when a node is lost.
 
-    Workers write the tables to the run's folder, which all of them see; records travel to this
-    process, which commits them.
+    Workers write the tables to the run's folder, which all of them see; what they tell of their
+    files travels to this process, which commits it.
     """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingDependencyError(
+            "--engine ray needs Ray; run: pip install 'normlens[ray]'"
+        ) from error
+    started_ray = not ray.is_initialized()
+    if started_ray:
+        connect(ray, execution.address)
+    try:
+        crew = _hired(ray, task, execution, started_ray)
+    except BaseException:
+        if started_ray:
+            ray.shutdown()
+        raise
+    return Pool(crew, execution.attempts, task.sequence_timeout)
 
-    def __init__(self, task: Task, execution: Execution):
-        try:
-            import ray
-        except ImportError as error:
-            raise MissingDependencyError(
-                "--engine ray needs Ray; run: pip install 'normlens[ray]'"
-            ) from error
-        self.ray: Any = ray
-        self._crew: RayCrew | None = None
-        self._started_ray = not ray.is_initialized()
-        if self._started_ray:
-            connect(ray, execution.address)
-        try:
-            self._crew = self._hired(task, execution)
-            self._dispatcher, self.identity, self.by = opened(
-                self._crew, execution.attempts, task.sequence_timeout
-            )
-        except BaseException:
-            self.close()
-            raise
 
-    def _hired(self, task: Task, execution: Execution) -> RayCrew:
-        resources = self.ray.cluster_resources()
-        demand, nodes = Demand.of(execution, resources, task.device), alive(self.ray)
-        check_room(demand, nodes)
-        if not demand.gpus:
-            device = "cpu" if task.device == AUTO else task.device
-            threads = _threads(demand, execution.workers, nodes)
-            task = replace(task, device=device, threads=threads)
-        crew = RayCrew(self.ray, task, demand, execution.workers)
-        alone = self._started_ray and execution.address in (None, "local")
-        if not alone:  # with this machine, which has the software of this process
-            crew.check_nodes()
-        return crew
-
-    def compute(
-        self, shards: Iterable[Shard], attempts: Attempts | None = None
-    ) -> Iterator[Finished]:
-        return self._dispatcher.compute(shards, attempts or Attempts())
-
-    def has_result(self) -> bool:
-        return bool(self._dispatcher.results)
-
-    def close(self) -> None:
-        if self._started_ray:
-            self.ray.shutdown()
-        elif self._crew is not None:
-            self._crew.close()
+def _hired(ray: Any, task: Task, execution: Execution, started_ray: bool) -> RayCrew:
+    resources = ray.cluster_resources()
+    demand, nodes = Demand.of(execution, resources, task.device), alive(ray)
+    check_room(demand, nodes)
+    if not demand.gpus:
+        device = "cpu" if task.device == AUTO else task.device
+        threads = _threads(demand, execution.workers, nodes)
+        task = replace(task, device=device, threads=threads)
+    crew = RayCrew(ray, task, demand, execution.workers, started_ray)
+    alone = started_ray and execution.address in (None, "local")
+    if not alone:  # with this machine, which has the software of this process
+        crew.check_nodes()
+    return crew
 
 
 def _threads(demand: Demand, workers: int | str, nodes: list[dict[str, Any]]) -> int:

@@ -1,15 +1,19 @@
-"""The rows of a shard, sequence by sequence, in any order, and the files that they become."""
+"""The rows of shards, sequence by sequence, in any order, and the files that they become."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,44 +22,12 @@ import pyarrow.parquet as pq
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.guard import Guard, Unfinished
 from normlens.corpus.measures import Item, Measure
+from normlens.corpus.measures.user_code import sources_of
 from normlens.corpus.runs.folder import Folder, RunError
-from normlens.corpus.runs.shards import File, Shard, table_name
+from normlens.corpus.runs.ledger import File, Shard, Written, claim_name, table_file
 from normlens.errors import InputError, NormLensError, is_out_of_memory, one_line, reason_of
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
-
-# The files of a shard's tables, which its worker writes where they belong.
-
-
-class Encoded(NamedTuple):
-    """A table as the bytes of its file."""
-
-    rows: int
-    data: bytes
-
-
-def write_tables(folder: Folder, shard: Shard, tables: Mapping[str, Encoded]) -> dict[str, File]:
-    """Write each table to the shard's file for it, one request each, and describe the files."""
-    files = {}
-    for table, (rows, data) in tables.items():
-        name = table_name(table, shard.number, shard.epoch, shard.attempt)
-        folder.write(name, data)
-        files[table] = File(name, rows, len(data), hashlib.sha256(data).hexdigest())
-    return files
-
-
-def parquet(table: pa.Table) -> Encoded:
-    """Encode a table as a Parquet file."""
-    # Dictionaries suit text that repeats; numbers they make larger and slower to write.
-    labels = [
-        field.name
-        for field in table.schema
-        if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)
-    ]
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", use_dictionary=labels)
-    return Encoded(table.num_rows, buffer.getvalue())
-
 
 # A shard between its stages: its sequences, the time that they took, and their batches.
 
@@ -91,7 +63,10 @@ class Clock:
         try:
             yield
         finally:
-            spent = time.perf_counter() - start
+            self.add_seconds({stage: time.perf_counter() - start})
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        for stage, spent in seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
 
 
@@ -326,3 +301,144 @@ def _has_nan(column: pa.ChunkedArray) -> bool:
     while isinstance(column.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
         column = pc.list_flatten(column)
     return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
+
+
+# Gathering the rows of finished shards, until a file is worth it.
+
+
+@dataclass
+class Gathered:
+    """The tables of some shards, and what is to be said of them."""
+
+    epoch: int = 0  # of the driver that handed the shards out
+    shards: list[int] = field(default_factory=list)
+    parts: dict[str, list[tuple[int, pa.Table]]] = field(default_factory=dict)  # with their shards
+    bytes: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    clock: Clock = field(default_factory=Clock)
+    started: float = field(default_factory=time.time)
+
+
+class Gatherer:
+    """Joins the tables of finished shards, and writes a set of files when that is worth it.
+
+    A set holds so many `megabytes` of rows, or was begun so many `minutes` ago; or it has as many
+    shards as `most`, which doubles from set to set.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        measures: Iterable[Measure],
+        by: Mapping[str, Any],
+        megabytes: float,
+        minutes: float,
+    ):
+        self.folder, self.by, self.most = folder, dict(by), sys.maxsize
+        self._bytes, self._seconds = megabytes * (1 << 20), 60 * minutes
+        # Sums of a user's own measures may depend on what is summed first: only queries sum them.
+        self._combine = {
+            table: measure
+            for measure in measures
+            for table in measure.sql
+            if sources_of(measure.name, measure) is None
+        }
+        self._turn = Lock()
+        self._open = Gathered()
+
+    def add(self, prepared: Prepared, alone: bool = False) -> Written | None:
+        """Take in a shard; what is written now, the shard by itself if it is `alone`."""
+        with prepared.clock.on("tables"):
+            tables = prepared.rows.tables()
+        with self._turn:
+            now = Gathered() if alone else self._open
+            shard, rows = prepared.shard, prepared.rows
+            now.epoch = shard.epoch
+            now.shards.append(shard.number)
+            now.started = min(now.started, prepared.started)
+            now.counts.update(sequences=rows.sequences, failures=rows.failures, tokens=rows.tokens)
+            now.clock.add_seconds(prepared.clock.seconds)
+            for name, table in tables.items():
+                now.parts.setdefault(name, []).append((shard.number, table))
+                now.bytes += table.nbytes
+            if not alone:
+                if not self._is_due(now):
+                    return None
+                self._open, self.most = Gathered(), min(2 * self.most, sys.maxsize)
+        return self._written(now)
+
+    def write(self) -> Written | None:
+        """Write what there is."""
+        with self._turn:
+            now, self._open = self._open, Gathered()
+        return self._written(now) if now.shards else None
+
+    def _is_due(self, now: Gathered) -> bool:
+        if len(now.shards) >= self.most or time.time() - now.started >= self._seconds:
+            return True
+        if now.bytes < self._bytes:
+            return False
+        # Sums shrink when they are summed; what is left has to be worth a file.
+        with now.clock.on("tables"):
+            for name in self._combine:
+                now.parts[name] = [(now.shards[0], self._joined(name, now))]
+        now.bytes = sum(table.nbytes for parts in now.parts.values() for _, table in parts)
+        return now.bytes >= self._bytes / 2
+
+    def _joined(self, name: str, now: Gathered) -> pa.Table:
+        parts = [table for _, table in sorted(now.parts[name], key=lambda part: part[0])]
+        if len(parts) == 1:
+            return parts[0]
+        joined = pa.concat_tables(parts)
+        if name in self._combine:
+            joined = _without_old_labels(self._combine[name].combine(name, joined))
+        return joined.unify_dictionaries().combine_chunks()
+
+    def _written(self, now: Gathered) -> Written:
+        """Write a set of files, one request each, and describe them."""
+        if self.folder.read(claim_name(now.epoch + 1)) is not None:
+            raise RunError(f"another process has taken over the run in {str(self.folder)!r}")
+        files = {}
+        for table in now.parts:
+            with now.clock.on("tables"):
+                joined = self._joined(table, now)
+                data = parquet(joined)
+            name = table_file(table, min(now.shards), now.epoch)
+            with now.clock.on("writing"):
+                self.folder.write(name, data)
+            digest = hashlib.sha256(data).hexdigest()
+            files[table] = File(name, joined.num_rows, len(data), digest)
+        return Written(
+            epoch=now.epoch,
+            shards=tuple(sorted(now.shards)),
+            sequences=now.counts["sequences"],
+            failures=now.counts["failures"],
+            tokens=now.counts["tokens"],
+            started=now.started,
+            finished=time.time(),
+            seconds=now.clock.seconds,
+            tables=files,
+            by=self.by | {"pid": os.getpid()},
+        )
+
+
+def parquet(table: pa.Table) -> bytes:
+    """Encode a table as a Parquet file."""
+    # Dictionaries suit text that repeats; numbers they make larger and slower to write.
+    labels = [
+        field.name
+        for field in table.schema
+        if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)
+    ]
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=labels)
+    return buffer.getvalue()
+
+
+def _without_old_labels(table: pa.Table) -> pa.Table:
+    """Drop labels that no row has any more, which would gather from sum to sum."""
+    for place, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            texts = table.column(place).cast(column.type.value_type).combine_chunks()
+            table = table.set_column(place, column, texts.dictionary_encode().cast(column.type))
+    return table

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,19 +26,17 @@ from normlens.corpus.engines.shard_rows import (
     Analysed,
     Clock,
     Entry,
+    Gatherer,
     Prepared,
     ShardRows,
     batches,
-    parquet,
-    write_tables,
 )
 from normlens.corpus.measures import Measure, ModelMeasure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.lock import check_same_folder
-from normlens.corpus.runs.options import RunOptions
-from normlens.corpus.runs.shards import Done, Finished, Shard
+from normlens.corpus.runs.ledger import Shard, Written, check_same_folder
+from normlens.corpus.runs.options import FILE_MINUTES, FILE_SIZE, RunOptions
 from normlens.errors import InputError, NormLensError
 from normlens.inputs.text import Encoded
 from normlens.lens import Lens
@@ -73,14 +70,17 @@ class Task:
     trust_remote_code: bool = False
     threads: int | None = None  # of torch; None: as it likes
     sequence_timeout: float | None = None  # seconds; None: none
+    file_size: float = FILE_SIZE  # MB of rows after which they are written,
+    file_minutes: float = FILE_MINUTES  # or minutes
 
 
 class Worker:
     """A model and the measures to take with it.
 
-    A shard passes three stages: `prepare`, `analyse`, `finish`. The first and the last may run in
-    any threads. Only the one that made the worker may `analyse`: OpenMP keeps a team of threads for
-    every thread that calls torch, and two teams on the same cores slow each other down.
+    A shard passes three stages: `prepare`, `analyse`, and its tables being gathered. The first and
+    the last may run in any threads. Only the one that made the worker may `analyse`: OpenMP keeps a
+    team of threads for every thread that calls torch, and two teams on the same cores slow each
+    other down.
     """
 
     def __init__(self, task: Task, lens: Lens | None = None):
@@ -120,28 +120,27 @@ class Worker:
         self.model_rows = ModelRows(
             self.measures, self.lens, task.batch_size, task.options.seed, self.guard
         )
+        self.gatherer = Gatherer(
+            self.folder, self.measures, self.by, task.file_size, task.file_minutes
+        )
 
     # One shard ----------------------------------------------------------------------------------
 
-    def compute(self, shard: Shard) -> Done:
-        """Compute every table of a shard."""
-        prepared = self.prepare(shard)
-        for _ in self.analyse(prepared):
-            pass
-        return self.finish(prepared)
-
     def prepare(self, shard: Shard) -> Prepared:
         """Tokenise and mask a shard's records."""
+        prepared = self.begin(shard)
+        with prepared.clock.on("tokenising"):
+            for index, record in enumerate(shard.records, shard.first):
+                entry = self.encode(index, record, prepared.rows)
+                prepared.entries.extend(() if entry is None else (entry,))
+        return prepared
+
+    def begin(self, shard: Shard) -> Prepared:
+        """A shard before any of its sequences is read."""
         clock, rows = Clock(), ShardRows(self.measures, self.guard)
         clock.seconds["reading"] = shard.seconds
         started = time.time() - shard.seconds
-        with clock.on("tokenising"):
-            encoded = (
-                self.encode(index, record, rows)
-                for index, record in enumerate(shard.records, shard.first)
-            )
-            entries = [entry for entry in encoded if entry is not None]
-        return Prepared(replace(shard, records=()), entries, rows, clock, started)
+        return Prepared(replace(shard, records=()), [], rows, clock, started)
 
     def encode(self, index: int, record: Record, rows: ShardRows) -> Entry | None:
         """Tokenise and mask one record; where that fails, the reason is among the rows."""
@@ -154,8 +153,8 @@ class Worker:
             return None
         return Entry(index, replace(encoded, id=record.id))
 
-    def analyse(self, prepared: Prepared) -> Iterator[int]:
-        """Compute maps and measures, a batch at each step; yield the batch's size."""
+    def analyse(self, prepared: Prepared) -> None:
+        """Compute maps and measures, batch by batch."""
         clock, rows = prepared.clock, prepared.rows
         for batch in self._batches(prepared.entries):
             with clock.on("maps"):
@@ -170,28 +169,6 @@ class Worker:
                         maps, explanations = result
                         seed = self.task.options.seed
                         rows.add(entry.index, entry.encoded, maps, seed, explanations, ready)
-            yield len(batch)
-
-    def finish(self, prepared: Prepared) -> Done:
-        """Build the shard's tables, write them to the run's folder, and give its record."""
-        clock, rows, shard = prepared.clock, prepared.rows, prepared.shard
-        with clock.on("tables"):
-            tables = {name: parquet(table) for name, table in rows.tables().items()}
-        with clock.on("writing"):
-            files = write_tables(self.folder, shard, tables)
-        return Done(
-            number=shard.number,
-            epoch=shard.epoch,
-            attempt=shard.attempt,
-            sequences=rows.sequences,
-            failures=rows.failures,
-            tokens=rows.tokens,
-            started=prepared.started,
-            finished=time.time(),
-            seconds=clock.seconds,
-            tables=files,
-            by=self.by | {"pid": os.getpid()},
-        )
 
     def _batches(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """Cut a shard into batches for the lens."""
@@ -276,9 +253,6 @@ def _load(task: Task) -> Lens:
 # Where a worker works: several shards at different stages, or one shard sequence by sequence.
 
 
-#: Shards that a worker holds: one is tokenised and one becomes tables while the model works on the
-#: third.
-EACH = 3
 #: Threads that call the model on a GPU: one launches its kernels while the other packs up and
 #: measures what has come back.
 ON_GPU = 2
@@ -291,9 +265,9 @@ class Station:
     calls them knows at which sequence the process died.
     """
 
-    def __init__(self, worker: Worker, model: ThreadPoolExecutor | None = None):
+    def __init__(self, worker: Worker, model: Executor | None = None):
         self.worker = worker
-        self._model = model or _executor(model_threads(worker.lens))
+        self._model = model or executor(model_threads(worker.lens))
         self._open: _Opened | None = None
 
     @classmethod
@@ -303,7 +277,7 @@ class Station:
         OpenMP keeps a team of threads for every thread that calls torch, and two teams on the same
         cores slow each other down. A GPU's kernels have no such teams.
         """
-        thread = _executor(1)
+        thread = executor(1)
         worker = thread.submit(Worker, task).result()
         if model_threads(worker.lens) == 1:
             return cls(worker, thread)
@@ -318,23 +292,23 @@ class Station:
         """A sequence that takes too long, and the seconds that what is at work may take."""
         return self.worker.guard.late(), self.worker.guard.longest()
 
-    def compute(self, shard: Shard) -> Finished:
-        """Compute every table of a shard."""
+    def compute(self, shard: Shard, alone: bool = False) -> Written | None:
+        """Compute every table of a shard; what was written thereupon."""
         prepared = self.worker.prepare(shard)
-        self._model.submit(self._analyse, prepared).result()
-        return self.worker.finish(prepared)
+        self._model.submit(self.worker.analyse, prepared).result()
+        return self.worker.gatherer.add(prepared, alone)
+
+    def write(self) -> Written | None:
+        """Write what was gathered of finished shards."""
+        return self.worker.gatherer.write()
 
     # Sequence by sequence -------------------------------------------------------------------------
 
     def begin(self, shard: Shard, culprits: Mapping[int, str]) -> None:
         """Begin with a shard; `culprits` are sequences that fail, with their reasons."""
-        rows = ShardRows(self.worker.measures, self.worker.guard)
+        prepared = self.worker.begin(shard)
         for index, reason in culprits.items():
-            rows.fail(index, shard.records[index - shard.first].id, reason)
-        clock = Clock()
-        clock.seconds["reading"] = shard.seconds
-        begun = time.time() - shard.seconds
-        prepared = Prepared(replace(shard, records=()), [], rows, clock, begun)
+            prepared.rows.fail(index, shard.records[index - shard.first].id, reason)
         self._open = _Opened(shard, prepared, {})
 
     def encode(self, index: int) -> int | None:
@@ -352,12 +326,12 @@ class Station:
         """Compute the maps and measures of a sequence."""
         opened = self._opened()
         alone = replace(opened.prepared, entries=[opened.entries.pop(index)])
-        self._model.submit(self._analyse, alone).result()
+        self._model.submit(self.worker.analyse, alone).result()
 
-    def finish(self) -> Finished:
-        """Build the tables of the shard that was begun."""
+    def finish(self) -> Written | None:
+        """Write the tables of the shard that was begun."""
         opened, self._open = self._opened(), None
-        return self.worker.finish(opened.prepared)
+        return self.worker.gatherer.add(opened.prepared, alone=True)
 
     def close(self) -> None:
         """Let the threads go."""
@@ -367,17 +341,13 @@ class Station:
         assert self._open is not None, "no shard was begun"
         return self._open
 
-    def _analyse(self, prepared: Prepared) -> None:
-        for _ in self.worker.analyse(prepared):
-            pass
-
 
 def model_threads(lens: Lens) -> int:
     """How many threads call the model."""
     return 1 if lens.device.type == "cpu" else ON_GPU
 
 
-def _executor(threads: int) -> ThreadPoolExecutor:
+def executor(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="normlens-model")
 
 

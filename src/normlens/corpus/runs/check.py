@@ -1,20 +1,122 @@
-"""Checking a run's files against its records."""
+"""A run's files against its records, and what belongs to none of them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from normlens.corpus.runs.folder import TEMPORARY, Folder
-from normlens.corpus.runs.lock import holder
-from normlens.corpus.runs.log_files import log_file
-from normlens.corpus.runs.log_reading import read_state
+from normlens.corpus.runs.ledger import SIDE_FILES, File, holder, is_of_run, read_state, strays
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.shards import placed
-from normlens.corpus.runs.side_files import SIDE_FILES
-from normlens.corpus.runs.state import State
-from normlens.corpus.runs.verified import Verified
+
+# Remembering which files match their checksums, so that each is read for that only once.
+
+
+#: Where another place than the user's cache folder is wanted for what is remembered.
+VARIABLE = "NORMLENS_CACHE"
+
+#: What is remembered of a file that was wrong.
+_WRONG = "wrong"
+
+_remembered: dict[str, dict[str, str]] = {}  # folder → file → digest of its stamp and SHA-256
+
+
+class Verified:
+    """Files of a run's folder against the sizes and checksums in their records.
+
+    What matched is remembered with the file's size and time, in this process and in the user's
+    cache folder; never in the run, which may be someone else's or read-only.
+    """
+
+    def __init__(self, folder: Folder):
+        self.folder = folder
+        place = folder.address("")
+        self._path = cache_folder() / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
+        if place not in _remembered:
+            _remembered[place] = _read(self._path)
+        self._verified = _remembered[place]
+
+    def wrong(self, files: Sequence[File], *, again: bool = False) -> dict[str, str]:
+        """List the files that are missing or damaged, with what is wrong; `again` reads them all.
+
+        What is wrong is remembered, too, so that resuming computes it again.
+        """
+        stamps = self.folder.stamps([file.name for file in files])
+        problems: dict[str, str] = {}
+        learnt = False
+        for name, _, size, sha256 in files:
+            stamp = stamps.get(name)
+            if stamp is None:
+                problems[name] = "missing"
+                continue
+            if stamp.size != size:
+                problems[name] = f"damaged: {stamp.size} bytes where its record says {size}"
+                continue
+            seen = None if stamp.mark is None else _digest(f"{size} {stamp.mark} {sha256}")
+            if seen is not None and self._verified.get(name) == seen and not again:
+                continue
+            checksum = self.folder.sha256(name)
+            if checksum == sha256:
+                if seen is not None and self._verified.get(name) != seen:
+                    self._verified[name], learnt = seen, True
+                continue
+            problems[name] = (
+                "missing" if checksum is None else "damaged: its SHA-256 is not the record's"
+            )
+        for name in problems:
+            learnt |= self._verified.get(name) != _WRONG
+            self._verified[name] = _WRONG
+        if learnt:
+            _write(self._path, self._verified)
+        return problems
+
+    def suspects(self) -> frozenset[str]:
+        """The files that were wrong when they were last compared."""
+        return frozenset(name for name, seen in self._verified.items() if seen == _WRONG)
+
+
+def cache_folder() -> Path:
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "normlens" / "verified"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        remembered = json.loads(path.read_bytes())
+        return {str(name): str(seen) for name, seen in remembered.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}  # nothing is remembered; the files are read again
+
+
+def _write(path: Path, verified: dict[str, str]) -> None:
+    """Remember verified files on disk; if that fails, the next process reads them again."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            temporary.write_text(json.dumps(verified))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+# Checking a whole run.
+
 
 #: Folders of what is made of a run, which is no part of it: a report, alignments as text.
 MADE_OF_IT = ("report/", "links/")
@@ -63,67 +165,24 @@ class Check:
 def check(folder: Folder, manifest: Manifest) -> Check:
     """Read every file of the shards that are done, and look for what belongs to none.
 
-    A run may go on meanwhile: what it is writing has a shard that is not done yet, and counts
-    neither as sound nor as stray; neither do files that it has just compacted.
+    While a run goes on, files that it has written and not yet recorded count neither as sound nor
+    as stray.
     """
-    state, wrong = _compared(folder, manifest)
-    names = folder.names()
-    files = [file for table in manifest.tables for file in state.files(table)]
-    problems = [Problem(name, what) for name, what in wrong.items()]
-    problems += [Problem(name, "damaged: it does not match itself") for name in state.damaged]
-    listed = {file.name for file in files}
-    # Whoever works here may be compacting what is complete.
-    unfinished = len(state.done) < manifest.shards or holder(folder) is not None
-    stray = _stray(names, state, manifest, listed, unfinished)
-    problems += [Problem(name, "stray: no shard's file") for name in stray]
+    state, names = read_state(folder, manifest, salvage=True), folder.names()
+    files = state.all_files()
+    problems = Verified(folder).wrong(files, again=True)
+    problems |= dict.fromkeys(state.damaged, "missing or damaged")
+    known = {MANIFEST, *SIDE_FILES, *(file.name for file in files)}
+    may_be_written = state.shards_done < manifest.shards or holder(folder) is not None
+    left = () if may_be_written else strays(state, names, state.epoch)
+    for name in names:
+        is_half = may_be_written and name.endswith(TEMPORARY)
+        foreign = name not in known and not is_of_run(name) and not is_half
+        if name in left or (foreign and not name.startswith(MADE_OF_IT)):
+            problems.setdefault(name, "stray: no record names it")
     return Check(
         shards=manifest.shards,
-        shards_done=len(state.done),
+        shards_done=state.shards_done,
         files=len(files),
-        problems=tuple(sorted(problems, key=lambda problem: problem.file)),
+        problems=tuple(Problem(name, what) for name, what in sorted(problems.items())),
     )
-
-
-def _compared(folder: Folder, manifest: Manifest) -> tuple[State, dict[str, str]]:
-    """Compare every file with its checksum; those that compaction replaced meanwhile do not count.
-
-    Returns the last state that was read, and what is wrong with its files.
-    """
-    verified = Verified(folder)
-    sound: set[str] = set()
-    state = read_state(folder, manifest, salvage=True)
-    while True:
-        files = [file for table in manifest.tables for file in state.files(table)]
-        unread = [file for file in files if file.name not in sound]
-        wrong = verified.wrong(unread, again=True)
-        sound |= {file.name for file in unread} - wrong.keys()
-        if not wrong:
-            return state, wrong
-        state = read_state(folder, manifest, salvage=True)
-        names = {file.name for table in manifest.tables for file in state.files(table)}
-        if wrong.keys() <= names:
-            return state, wrong
-
-
-def _stray(
-    names: list[str], state: State, manifest: Manifest, files: set[str], unfinished: bool
-) -> list[str]:
-    return [
-        name
-        for name in names
-        if name not in (MANIFEST, *SIDE_FILES, *state.damaged)
-        and not name.startswith(MADE_OF_IT)
-        and name not in files
-        and not (unfinished and name.endswith(TEMPORARY))
-        and not _belongs(name, manifest, unfinished)
-    ]
-
-
-def _belongs(name: str, manifest: Manifest, unfinished: bool) -> bool:
-    """Whether a file is of the log, or of a shard that is being computed or compacted."""
-    if log_file(name) is not None:
-        return True
-    place = placed(name)
-    if place is None:
-        return False
-    return place.table in manifest.tables and place.number < manifest.shards and unfinished

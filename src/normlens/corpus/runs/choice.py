@@ -1,26 +1,38 @@
-"""Which model, data and measures a run takes, and what its manifest says of them."""
+"""Which model, data and measures a run takes, what its manifest says of them, what is refused."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from normlens.corpus import measures
+from normlens.corpus.data.formats import has_target
 from normlens.corpus.data.readers import NAME, MemoryData, find_data, is_in_memory, open_data
-from normlens.corpus.data.records import Data, ReadOptions
+from normlens.corpus.data.records import Data, ReadOptions, sha256_of
 from normlens.corpus.engines.shard_rows import schemas
 from normlens.corpus.measures import Measure
 from normlens.corpus.measures.rows import for_two_stacks
 from normlens.corpus.measures.user_code import module_sources, sources_of
-from normlens.corpus.runs.folder import OBJECT, fixed_path, model_name
-from normlens.corpus.runs.manifest import has_two_stacks
-from normlens.corpus.runs.merging import code_named
-from normlens.corpus.runs.options import Execution, RunOptions, parse_measures
-from normlens.errors import InputError
+from normlens.corpus.runs.folder import (
+    OBJECT,
+    TEMPORARY,
+    Folder,
+    RunError,
+    fixed_path,
+    model_name,
+)
+from normlens.corpus.runs.ledger import SIDE_FILES
+from normlens.corpus.runs.manifest import NAME as MANIFEST
+from normlens.corpus.runs.manifest import Manifest, has_two_stacks
+from normlens.corpus.runs.options import Execution, RunOptions, code_named, parse_measures
+from normlens.errors import InputError, OutputError
 from normlens.lens import Lens
+from normlens.loading.hub import is_cached, is_embedded, is_local
 from normlens.loading.load import load
 
 # What a run is given: names and paths, or a user's objects.
@@ -165,3 +177,104 @@ def made(listed: Sequence[str | Measure], two_stacks: bool = False) -> tuple[Mea
     """The measures behind names; with `two_stacks`, in their form for an encoder–decoder."""
     named = (measures.get(m) if isinstance(m, str) else m for m in listed)
     return tuple(map(for_two_stacks, named) if two_stacks else named)
+
+
+# Reasons to refuse a run before it starts or goes on.
+
+
+#: Settings of measures that name a file, whose checksum the manifest has among their options.
+FILES = (("alignment", "gold"),)
+
+
+def check_free(folder: Folder) -> None:
+    """Refuse a folder that holds anything else."""
+    names = folder.names()
+    if MANIFEST in names:
+        raise RunError(
+            f"{str(folder)!r} holds a run already; finish it with normlens run --resume {folder}, "
+            "or choose another --out"
+        )
+    # The manifest comes before everything else but the lock.
+    foreign = [name for name in names if name not in SIDE_FILES and not name.endswith(TEMPORARY)]
+    if foreign:
+        raise OutputError(
+            f"{str(folder)!r} holds other files ({foreign[0]!r}); give --out a new folder"
+        )
+
+
+def check_targets(model: Mapping[str, Any], data: Data) -> None:
+    """Refuse sources without any target for an encoder–decoder that cannot generate them."""
+    if model.get("generates", True) or any(has_target(record) for record in data):
+        return
+    raise InputError(
+        f"{data.name!r} has no targets, and {model['name']} has no head that could generate them; "
+        "give pairs (source ||| target, or --pair-column), or a model with its head"
+    )
+
+
+def check_named(folder: Folder, options: RunOptions, measures: bool, settings: bool) -> None:
+    """Refuse to import code that a run's options name unless the user names it too."""
+    user_measures = [name for name in options.measures if ":" in name]
+    functions = any(code_named(given) for given in options.settings.values())
+    if (not user_measures or measures) and (not functions or settings):
+        return
+    again = [f"--measures {','.join(options.measures)}"] if user_measures else []
+    for measure, given in options.settings.items() if functions else ():
+        for name, value in given.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            again.append(f"--set {shlex.quote(f'{measure}.{name}={text}')}")
+    raise InputError(
+        f"{str(folder)!r} takes code of your own, which is imported only if you name it: add "
+        f"{' '.join(again)}"
+    )
+
+
+def check_model_is_here(folder: Folder, options: RunOptions) -> None:
+    """Refuse to fetch a model from the hub because a run's files name it."""
+    name = options.model
+    if is_embedded(name) or is_local(name) or is_cached(name, options.revision):
+        return
+    raise InputError(
+        f"{str(folder)!r} names a model that is not on this machine, and a model is fetched from "
+        f"the hub only if you name it: add --model {shlex.quote(name[:200])}"
+    )
+
+
+def check_files(folder: Folder, manifest: Manifest) -> None:
+    """Refuse files that the settings of a run's measures name unless they are the run's.
+
+    Whoever wrote the run's files may have named any file, so they are compared before they are
+    read.
+    """
+    for measure, option in FILES:
+        path = manifest.options.settings.get(measure, {}).get(option)
+        if path is None:
+            continue
+        recorded = manifest.measures.get(measure, {}).get("options", {}).get(option)
+        try:
+            file = Path(str(path)).expanduser()
+            same = file.is_file() and f"sha256:{sha256_of(file)}" == recorded
+        except (OSError, ValueError, RuntimeError):  # a name that no file can have
+            same = False
+        if not same:
+            raise RunError(
+                f"cannot resume {str(folder)!r}: {str(path)[:200]!r} is not the file ({option}) "
+                "that the run began with; put that one back, or start a new run with another --out"
+            )
+
+
+def check_objects(options: RunOptions, model: bool, data: bool) -> None:
+    """Refuse to go on without the objects that a run was given, which no name can bring back."""
+    lacking = [
+        f"{name}=…"
+        for name, given, is_object in (
+            ("model", model, options.model.endswith(OBJECT)),
+            ("data", data, options.data == NAME),
+        )
+        if is_object and not given
+    ]
+    if lacking:
+        raise InputError(
+            "this run was given objects, so pass the same again in Python: "
+            f"normlens.resume(out, {', '.join(lacking)})"
+        )

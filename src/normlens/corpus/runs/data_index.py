@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 
 from normlens.corpus.data.files import DataFile, FileData, Index, digest, read_through, unreadable
 from normlens.corpus.data.records import Data, Reading, Record
-from normlens.corpus.runs.entries import sealed, unsealed
-from normlens.corpus.runs.folder import Folder, RunError
+from normlens.corpus.runs.folder import Folder, RunError, Stamp, local_stamp
+from normlens.corpus.runs.ledger import DATA_INDEX, sealed, unsealed
 from normlens.corpus.runs.manifest import Manifest, changes, refuse
-from normlens.corpus.runs.side_files import DATA_INDEX, write_side_file
-from normlens.corpus.runs.stamps import Stamp, local_stamp
 
 FORMAT = "normlens-data-index"
 VERSION = 1
@@ -120,7 +118,7 @@ class IndexedData:
             "marks": index.marks.T.tolist(),
             "checksums": index.checksums.tolist(),
         }
-        write_side_file(folder, DATA_INDEX, sealed(told))
+        folder.write_note(DATA_INDEX, sealed(told))
 
 
 def index_data(data: Data, size: int) -> IndexedData:

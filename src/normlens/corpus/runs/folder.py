@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
-import tempfile
+import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any
 
-from normlens.corpus.runs.stamps import Stamp, local_stamp, store_stamp
 from normlens.errors import (
     InputError,
     MissingDependencyError,
@@ -96,6 +97,36 @@ def _absolute(text: str) -> str:
     return text
 
 
+# Stamps of files: size and time, to tell without reading that a file is still the same.
+
+#: Seconds for which a file counts as new: a clock that ticks slowly may not show its next change.
+NEW = 2.0
+_TAGS = ("ETag", "etag", "md5Hash", "content_md5")
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """A file's size and a mark of when it was written; None where that could hide a change."""
+
+    size: int
+    mark: str | None
+
+
+def local_stamp(seen: os.stat_result) -> Stamp:
+    """Stamp a file on a disk. Its time of change (ctime) cannot be set back by a program."""
+    is_new = time.time() - max(seen.st_mtime, seen.st_ctime) < NEW
+    mark = f"{seen.st_mtime_ns} {seen.st_ctime_ns} {seen.st_ino}"
+    return Stamp(seen.st_size, None if is_new else mark)
+
+
+def store_stamp(described: Mapping[str, Any]) -> Stamp:
+    """Stamp a file in a store, from what fsspec says of it: a tag of its contents, or its time."""
+    values = (described.get(name) for name in (*_TAGS, *_TIMES))
+    mark = next((str(value) for value in values if value is not None), None)
+    return Stamp(int(described.get("size") or 0), mark)
+
+
 # The interface of a run's folder, wherever it lies.
 
 
@@ -118,8 +149,12 @@ class Folder(ABC):
         """Make `data` the contents of a file."""
 
     @abstractmethod
-    def writing(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """Open a new file to write it piece by piece; without an error it appears at the end."""
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file that nobody has written yet; return False if somebody has."""
+
+    def write_note(self, name: str, data: bytes) -> None:
+        """Replace a file that the run can do without; it may be lost with the machine's power."""
+        self.write(name, data)
 
     def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read the contents of several files; those that are not there are left out."""
@@ -144,11 +179,8 @@ class Folder(ABC):
         """Stat these files: size and time of each; those that are not there are left out."""
 
     @abstractmethod
-    def size_of(self, *under: str) -> Callable[[str], int | None]:
-        """Look up sizes of files in these folders, as they are now; None for one that is not there.
-
-        A store is listed once, so that a size costs no request.
-        """
+    def sizes(self, under: str = "") -> dict[str, int]:
+        """List the sizes of all files, or those under one folder; a store is asked once."""
 
     @abstractmethod
     def _open(self, name: str) -> IO[bytes]:
@@ -223,22 +255,6 @@ class RemoteFolder(Folder):
     def write(self, name: str, data: bytes) -> None:
         self._put(name, lambda path: self.system.pipe_file(path, data))
 
-    @contextmanager
-    def writing(self, name: str) -> Iterator[IO[bytes]]:
-        # What is uploaded is whole: whatever stops the writer leaves nothing in the store.
-        try:
-            with tempfile.NamedTemporaryFile(prefix="normlens-") as file:
-                yield cast("IO[bytes]", file)
-                file.flush()
-                self._put(name, lambda path: self.system.put_file(file.name, path))
-        except NormLensError:
-            raise
-        except OSError as error:
-            raise OutputError(
-                f"cannot write a file for {self.url} to {tempfile.gettempdir()!r} first: "
-                f"{system_reason(error)}; set TMPDIR to a folder with room"
-            ) from error
-
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that nobody has written yet; return False if somebody has.
 
@@ -294,18 +310,17 @@ class RemoteFolder(Folder):
                 self._check_bucket()
         return sorted(path[len(self.root) :].lstrip("/") for path in paths)
 
-    def size_of(self, *under: str) -> Callable[[str], int | None]:
-        sizes: dict[str, int] = {}
+    def sizes(self, under: str = "") -> dict[str, int]:
         with self._failing("list", InputError):
             self.system.invalidate_cache()
-            for folder in under:
-                with suppress(FileNotFoundError):
-                    found = self.system.find(f"{self.root}/{folder}", detail=True)
-                    sizes |= {
-                        path[len(self.root) :].lstrip("/"): int(described["size"] or 0)
-                        for path, described in found.items()
-                    }
-        return sizes.get
+            try:
+                found = self.system.find(f"{self.root}/{under}".rstrip("/"), detail=True)
+            except FileNotFoundError:
+                return {}
+        return {
+            path[len(self.root) :].lstrip("/"): int(described["size"] or 0)
+            for path, described in found.items()
+        }
 
     def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
         self.system.invalidate_cache()
@@ -362,10 +377,7 @@ class RemoteFolder(Folder):
             ) from error
 
 
-# The folder that a run lives in: a local one, or any that fsspec reaches by a URL.
-
-
-__all__ = ["TEMPORARY", "Folder", "LocalFolder", "RemoteFolder", "open_folder"]
+# The folder of a run on a disk.
 
 
 class LocalFolder(Folder):
@@ -379,7 +391,6 @@ class LocalFolder(Folder):
         self.path = Path(path).expanduser()
         self.url = str(self.path)
         self._followed: set[str] = set()
-        self._checked: set[str] = set()  # folders in which sizes were asked for
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -392,45 +403,56 @@ class LocalFolder(Folder):
             ) from error
 
     def write(self, name: str, data: bytes) -> None:
-        with self.writing(name) as file:
-            file.write(data)
+        with self._written(name, data) as (temporary, path):
+            os.replace(temporary, path)
+
+    def create(self, name: str, data: bytes) -> bool:
+        with self._written(name, data) as (temporary, path):
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                    raise
+                return _create_plainly(path, data)  # this disk knows no links
+        return True
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[IO[bytes]]:
+    def _written(self, name: str, data: bytes) -> Iterator[tuple[Path, Path]]:
+        """Write a temporary file, which is to become `name`, and flush it to the disk."""
         path = self.path / name
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
         try:
             self._make(self._inside(name).parent)
             try:
-                with _flushed(temporary, _NEW_FILE) as file:
-                    yield file
-                os.replace(temporary, path)
+                _write_flushed(temporary, data)
+                yield temporary, path
                 _sync(path.parent)
-            except BaseException:
+            finally:
                 with suppress(OSError):
-                    temporary.unlink()
+                    os.unlink(temporary)
+        except OSError as error:
+            if isinstance(error, NormLensError):
                 raise
-        except NormLensError:
-            raise
-        except OSError as error:
             raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
 
-    def append(self, name: str, data: bytes) -> None:
-        """Add `data` to the end of a file, which need not be there, and flush it to the disk."""
+    def write_note(self, name: str, data: bytes) -> None:
+        # Only the holder of the lock writes it, so the temporary name is always the same, and what
+        # a killed process leaves is written over.
         path = self.path / name
+        temporary = path.with_name(name + TEMPORARY)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         try:
-            self._make(self._inside(name).parent)
-            is_new = not path.exists()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-            with _flushed(path, flags) as file:
+            with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
                 file.write(data)
-            if is_new:
-                _sync(path.parent)
+            os.replace(temporary, path)
         except OSError as error:
             raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
 
-    def size_of(self, *under: str) -> Callable[[str], int | None]:
-        return self.size
+    def sizes(self, under: str = "") -> dict[str, int]:
+        seen = {name: os.lstat(self.path / name) for name in self.names(under)}
+        return {name: each.st_size for name, each in seen.items() if stat.S_ISREG(each.st_mode)}
 
     def _make(self, folder: Path) -> None:
         if folder.is_dir():
@@ -489,18 +511,6 @@ class LocalFolder(Folder):
                 stamps[name] = local_stamp(seen)
         return stamps
 
-    def size(self, name: str) -> int | None:
-        """Tell how many bytes a file has; None where there is none, or a link."""
-        parent = name.rpartition("/")[0]
-        if parent not in self._checked:
-            self._inside(parent)
-            self._checked.add(parent)
-        try:
-            seen = os.lstat(f"{self.url}/{name}")
-        except OSError:
-            return None
-        return seen.st_size if stat.S_ISREG(seen.st_mode) else None
-
     def _open(self, name: str) -> IO[bytes]:
         return self._inside(name).open("rb")
 
@@ -526,36 +536,24 @@ def open_folder(place: str | os.PathLike[str]) -> Folder:
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-@contextmanager
-def _flushed(path: Path, flags: int) -> Iterator[IO[bytes]]:
-    """Open a file to write to; at the end it is on the disk."""
-    file = _Descriptor(os.open(path, flags, 0o666))
+def _write_flushed(path: Path, data: bytes) -> None:
+    """Write a new file; at the end it is on the disk."""
+    descriptor = os.open(path, _NEW_FILE, 0o666)
     try:
-        yield cast("IO[bytes]", file)
-        os.fsync(file.number)
-    finally:
-        file.close()
-
-
-class _Descriptor:
-    """As much of a file as is needed to write to it, without a buffer."""
-
-    def __init__(self, number: int):
-        self.number = number
-
-    def write(self, data: bytes) -> int:
-        rest = memoryview(data).cast("B")
+        rest = memoryview(data)
         while rest:
-            rest = rest[os.write(self.number, rest) :]
-        return memoryview(data).nbytes
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
-    def close(self) -> None:
-        # Whoever still writes must not reach the next file of this number.
-        number, self.number = self.number, -1
-        os.close(number)
 
-    def flush(self) -> None:
-        """Do nothing: what is written is on its way."""
+def _create_plainly(path: Path, data: bytes) -> bool:
+    try:
+        _write_flushed(path, data)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _sync(folder: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normlens.corpus.runs.folder import Folder, RunError
@@ -14,7 +15,7 @@ from normlens.errors import parse_json
 
 NAME = "manifest.json"
 FORMAT = "normlens-run"
-VERSION = 3
+VERSION = 4
 
 #: Fields that must be the same when a run is resumed, by the words that an error uses for them.
 FIXED = {
@@ -36,7 +37,7 @@ FIXED = {
 
 @dataclass(frozen=True)
 class Manifest:
-    """A run's identity card, written once, before the first shard."""
+    """What a run is: written once, before anything else."""
 
     options: RunOptions
     model: dict[str, Any]
@@ -47,6 +48,7 @@ class Manifest:
     versions: dict[str, str]
     machine: dict[str, Any]
     created: str
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)  # two runs are never the same
 
     @property
     def sequences(self) -> int:
@@ -63,21 +65,26 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of it; every shard's record names the one that it was computed under."""
+        """SHA-256 of all of it; every record names the one that it was computed under."""
         text = json.dumps(self._as_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _as_json(self) -> dict[str, Any]:
         return {**asdict(self), "options": self.options.as_json()}
 
-    def save(self, folder: Folder) -> None:
+    def create(self, folder: Folder) -> None:
+        """Begin a run with this manifest; of two that begin one in a folder the first goes on."""
         contents = {
             "format": FORMAT,
             "version": VERSION,
             "digest": self.digest,
             **self._as_json(),
         }
-        folder.write(NAME, json.dumps(contents, indent=1, ensure_ascii=False).encode())
+        if not folder.create(NAME, json.dumps(contents, indent=1, ensure_ascii=False).encode()):
+            raise RunError(
+                f"another process has begun a run in {str(folder)!r}; wait for it, or choose "
+                "another --out"
+            )
 
     @classmethod
     def load(cls, folder: Folder) -> Manifest:
@@ -232,3 +239,26 @@ def refuse(folder: Folder, differences: list[Difference]) -> None:
 def _shown(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 60 else text[:19] + "…" if text.startswith("sha256:") else text
+
+
+def settings_again(
+    folder: Folder, measure: str, what: str, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings that a run of this measure was begun with.
+
+    A run of other measures is refused (the folder holds no `what`), and so is a setting that is
+    given again with another value.
+    """
+    options = Manifest.load(folder).options
+    settings = options.settings.get(measure)
+    if options.measures != (measure,) or settings is None:
+        raise RunError(f"{str(folder)!r} holds another run, not {what}; choose another --out")
+    refuse(
+        folder,
+        [
+            Difference(f"--{name.replace('_', '-')}", settings.get(name), value)
+            for name, value in given.items()
+            if value != settings.get(name)
+        ],
+    )
+    return settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -136,17 +136,30 @@ _SET = Option(
 )
 
 
+#: Options of measures that may name functions; SQL does not depend on them, so they are not
+#: followed.
+NAMES_CODE = ("relations", "methods")
+
+
+def code_named(options: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The functions that a measure's options name (``my_module:my_function``), by the option."""
+    given = {option: options.get(option) or () for option in NAMES_CODE}
+    named = {
+        option: [
+            str(name)
+            for name in (value if isinstance(value, (list, tuple)) else [value])
+            if ":" in str(name)
+        ]
+        for option, value in given.items()
+    }
+    return {option: names for option, names in named.items() if names}
+
+
 #: Seconds that a step of a sequence may take. Far more than one needs that does not hang, on a slow
 #: machine, too: what is ended by mistake is lost, and what hangs only costs time.
 SEQUENCE_TIMEOUT = 600.0
-#: MB of a file that shards are compacted into; they come to half of it and to twice as much.
-FILE_SIZE = 256
-
-
-def check_file_size(megabytes: float) -> None:
-    """Raise an error unless files can be of about this size."""
-    if not (math.isfinite(megabytes) and megabytes >= 0):
-        raise OptionError("file_size", f"{{option}} is a number from 0, not {megabytes}")
+#: A worker writes its rows when they are so many MB, or so many minutes old.
+FILE_SIZE, FILE_MINUTES = 64, 10
 
 
 @dataclass(frozen=True)
@@ -161,8 +174,8 @@ class RunOptions:
     - `column`, `pair_column` and `paragraphs` say how the data is read; `extra_columns` are kept
       beside the text for measures that read them (`Item.encoded.extra`).
     - `precision` is that of the feed-forward products on a GPU.
-    - `shard_size` is the number of sequences per shard; the tables do not depend on it, but the
-      files that are there do.
+    - `shard_size` is the number of sequences that are handed out to a worker at a time; the tables
+      do not depend on it.
     """
 
     model: str
@@ -202,7 +215,7 @@ class RunOptions:
     ).field(())
     revision: str | None = REVISION.field(None)
     precision: str = PRECISION.field(AUTO)
-    shard_size: int = Option("Sequences per shard.", metavar="N").field(64)
+    shard_size: int = Option("Sequences that a worker is given at a time.", metavar="N").field(64)
 
     def __post_init__(self) -> None:
         if not self.measures:
@@ -243,7 +256,8 @@ class Execution:
 
     `address`, `gpus_per_worker` and `resources` are Ray's. A worker takes one GPU where the cluster
     has some, or what `resources` says: ``gpu=1,cpu=4,memory=16GB``, or resources that the cluster
-    names itself. `file_size` is that of the files that shards are compacted into.
+    names itself. A worker joins the rows of its shards until they are `file_size` MB, or until the
+    first of them is `file_minutes` old; what it has not written is computed again if it dies.
     """
 
     device: str = DEVICE.field(AUTO)
@@ -285,12 +299,17 @@ class Execution:
         "Before a run goes on, compare every finished file with its checksum."
     ).field(False)
     file_size: float = Option(
-        "Join the files of finished shards to some of about so many MB; 0: leave them.",
-        metavar="MB",
+        "Write a worker's rows when they are so many MB; 0: after every shard.", metavar="MB"
     ).field(FILE_SIZE)
+    file_minutes: float = Option(
+        "Write a worker's rows when the first of them are so many minutes old.", metavar="MINUTES"
+    ).field(FILE_MINUTES)
 
     def __post_init__(self) -> None:
-        check_file_size(self.file_size)
+        for name in ("file_size", "file_minutes"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise OptionError(name, f"{{option}} is a number from 0, not {value}")
         check_choice(self.engine, ENGINES, "engine")
         if parse_workers(self.workers) != AUTO:
             at_least_one(self.workers, "workers")  # type: ignore[arg-type]

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlens.corpus.runs.check import Check, check
-from normlens.corpus.runs.compacting import Compacting, compact
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.merging import named_measures
-from normlens.corpus.runs.options import FILE_SIZE, Execution, RunOptions, parse_measures
+from normlens.corpus.runs.options import Execution, RunOptions, parse_measures
 from normlens.corpus.runs.status import Status, Watched, status_of, watched
-from normlens.corpus.runs.tables import Tables
+from normlens.corpus.runs.tables import Tables, named_measures
 from normlens.errors import NormLensError
 from normlens.options import shows_fields_of
 
@@ -72,15 +70,15 @@ class Run:
 
     def table(self, name: str) -> pd.DataFrame:
         """A whole table in its own order; `sql` is for those that do not fit into memory."""
-        return self.snapshot(moves_on=True).table(name)
+        return self.snapshot().table(name)
 
     def sql(self, query: str) -> pd.DataFrame:
         """The answer to an SQL query over the run's tables (DuckDB's SQL)."""
-        return self.snapshot(moves_on=True).sql(query)
+        return self.snapshot().sql(query)
 
     def export(self, query: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the answer to a query to a .csv, .json or .parquet file, row by row."""
-        return self.snapshot(moves_on=True).export(query, path, overwrite=overwrite)
+        return self.snapshot().export(query, path, overwrite=overwrite)
 
     def check(self) -> Check:
         """Read every file and compare it with its checksum; find what is missing or stray."""
@@ -102,17 +100,9 @@ class Run:
         given: RunKeywords = {**self._given, **options}
         return resume(self.folder.url, model=model, data=data, progress=progress, **given)
 
-    def snapshot(self, *, moves_on: bool = False) -> Tables:
-        """The tables as they are now, for several questions to one state of a run.
-
-        If the run goes on and its files are compacted, that state is gone and a question raises;
-        one that `moves_on` answers from the newer state instead.
-        """
-        return Tables(self.folder, self.manifest, named=self._measures, moves_on=moves_on)
-
-    def compact(self, *, file_size: float = FILE_SIZE) -> Compacting:
-        """Join the files of finished shards, to some of about `file_size` MB."""
-        return compact(self.folder, self.manifest, file_size)
+    def snapshot(self) -> Tables:
+        """The tables as they are now, for several questions to one state of a run."""
+        return Tables(self.folder, self.manifest, named=self._measures)
 
     def __repr__(self) -> str:
         model, data = self.manifest.model["name"], self.manifest.data["name"]
@@ -120,7 +110,7 @@ class Run:
             status = self.status()
             counts = f"{status.done} of {status.sequences} sequences done, {status.failures} failed"
         except NormLensError:
-            counts = "its log cannot be read"
+            counts = "its records cannot be read"
         return f"Run({self.folder.url!r}: {model} on {data}, {counts})"
 
 

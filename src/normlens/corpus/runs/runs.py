@@ -13,24 +13,28 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from normlens.corpus.data.records import Data
-from normlens.corpus.engines.base import Engine
-from normlens.corpus.engines.local import open_engine
+from normlens.corpus.engines.local import open_pool
+from normlens.corpus.engines.pool import Pool
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import (
     Choice,
+    check_files,
+    check_free,
+    check_model_is_here,
+    check_named,
+    check_objects,
+    check_targets,
     data_name,
     data_to_compare,
     given_model,
     measure_names,
     opened_data,
 )
-from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.data_index import index_data, reopen
-from normlens.corpus.runs.first_pass import with_kept_pairs
+from normlens.corpus.runs.driver import Driver, recovered
 from normlens.corpus.runs.folder import AllFailedError, Folder, SomeFailedWarning, open_folder
-from normlens.corpus.runs.kept_pairs import load_kept_pairs, save_kept_pairs
-from normlens.corpus.runs.lock import Lock, locked
-from normlens.corpus.runs.log import Log, empty_state
+from normlens.corpus.runs.kept_pairs import load_kept_pairs, with_kept_pairs
+from normlens.corpus.runs.ledger import Ledger, Lock, State, locked
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
@@ -40,20 +44,8 @@ from normlens.corpus.runs.manifest import (
 )
 from normlens.corpus.runs.options import Execution, RunOptions, parse_measures, parse_names
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.recovery import begin, recover
-from normlens.corpus.runs.refusals import (
-    check_files,
-    check_free,
-    check_model_is_here,
-    check_named,
-    check_objects,
-    check_targets,
-)
 from normlens.corpus.runs.results import Run, failures_told
-from normlens.corpus.runs.side_files import ACTIVITY, clear_side_files
-from normlens.corpus.runs.state import State
-from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbeat
-from normlens.corpus.runs.work import compute_shards
+from normlens.corpus.runs.status import check_heartbeat
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
 from normlens.options import check_keywords, shows_fields_of, split_keywords
@@ -111,31 +103,23 @@ def run(
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
-        with _engine(fixed, chosen, execution, lens, folder, lock) as engine:
-            check_targets(engine.identity, source)
+        with _pool(fixed, chosen, execution, lens, folder, lock) as pool:
+            check_targets(pool.identity, source)
             manifest = Manifest(
                 options=fixed,
-                model=engine.identity,
+                model=pool.identity,
                 data=indexed.described,
-                tables=chosen.for_model(engine.identity).tables(),
+                tables=chosen.for_model(pool.identity).tables(),
                 measures=chosen.described(),
                 execution=asdict(execution),
-                versions=engine.by["versions"],
-                machine={k: v for k, v in engine.by.items() if k not in ("versions", "model")},
+                versions=pool.by["versions"],
+                machine={k: v for k, v in pool.by.items() if k not in ("versions", "model")},
                 created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             )
-            # The log comes first: a manifest without one has lost it.
-            log = begin(folder, manifest)
-            indexed.save(folder)
-            save_kept_pairs(folder, manifest, chosen)
-            manifest.save(folder)
-            state = empty_state(manifest)
-            sizes = Sizes.of(execution.file_size)
-            with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
-                watched = WatchedEngine(engine, watching)
-                state = compute_shards(
-                    folder, lock, manifest, indexed, watched, log, state, progress, sizes
-                )
+            manifest.create(folder)
+            ledger = Ledger.claim(folder, manifest)
+            driver = Driver(folder, lock, manifest, indexed, pool, ledger, progress)
+            state = driver.finish(State(0), chosen, execution.heartbeat)
     return _run(folder, manifest, chosen, state)
 
 
@@ -190,7 +174,6 @@ def resume(
     chosen = Choice.of(listed, fixed.settings)
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
-        was_stopped = folder.read(ACTIVITY) is not None  # a driver that comes to its end removes it
         source = data_to_compare(fixed, data)
         indexed = reopen(folder, manifest, source)
         kept = load_kept_pairs(folder, manifest)
@@ -201,34 +184,26 @@ def resume(
             lens,
             progress,
             trust_remote_code=execution.trust_remote_code,
-            before=manifest.measures,
             stored=kept,
         )
         now = {"data": indexed.described, "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
         progress.say(f"loading {fixed.model}")
-        with _engine(fixed, chosen, execution, lens, folder, lock) as engine:
+        with _pool(fixed, chosen, execution, lens, folder, lock) as pool:
             refuse(
                 folder,
-                changes(manifest, {"model": engine.identity, "versions": engine.by["versions"]}),
+                changes(manifest, {"model": pool.identity, "versions": pool.by["versions"]}),
             )
-            _warn(manifest, engine, progress)
-            state = recover(folder, manifest, verify=execution.verify)
-            clear_side_files(folder)
-            # Behind its last record a driver still joins files and removes what nobody needs.
-            if state.damaged or len(state.done) < manifest.shards or was_stopped:
-                log = Log.begin(folder, manifest, state)
-                indexed.save(folder)
-                if kept is None:
-                    save_kept_pairs(folder, manifest, chosen)
-                sizes = Sizes.of(execution.file_size)
-                with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
-                    watched = WatchedEngine(engine, watching)
-                    state = compute_shards(
-                        folder, lock, manifest, indexed, watched, log, state, progress, sizes
-                    )
-            else:
+            _warn(manifest, pool, progress)
+            state, is_whole = recovered(folder, manifest, verify=execution.verify)
+            if is_whole:
                 progress.start(manifest.sequences, state.sequences + state.failures)
+            else:
+                ledger = Ledger.claim(folder, manifest)
+                # What the driver before had committed by the time of the claim counts.
+                state, _ = recovered(folder, manifest, verify=execution.verify)
+                driver = Driver(folder, lock, manifest, indexed, pool, ledger, progress)
+                state = driver.finish(state, chosen, execution.heartbeat)
     return _run(folder, manifest, chosen, state)
 
 
@@ -256,14 +231,14 @@ def _first_reason(run: Run) -> str:
     return str(first["reason"][0])
 
 
-def _engine(
+def _pool(
     options: RunOptions,
     chosen: Choice,
     execution: Execution,
     lens: Lens | None,
     folder: Folder,
     lock: Lock,
-) -> Engine:
+) -> Pool:
     task = Task(
         options=options,
         measures=chosen.portable,
@@ -274,13 +249,15 @@ def _engine(
         batch_size=execution.batch_size,
         trust_remote_code=execution.trust_remote_code,
         sequence_timeout=execution.sequence_timeout,
+        file_size=execution.file_size,
+        file_minutes=execution.file_minutes,
     )
-    return open_engine(task, execution, lens)
+    return open_pool(task, execution, lens)
 
 
-def _warn(manifest: Manifest, engine: Engine, progress: Progress) -> None:
-    """Other versions of libraries may change last digits; the shards say which they came from."""
-    now = engine.by["versions"]
+def _warn(manifest: Manifest, pool: Pool, progress: Progress) -> None:
+    """Other versions of libraries may change last digits; the records say which they came from."""
+    now = pool.by["versions"]
     other = [
         f"{name} {then} then, {now.get(name)} now"
         for name, then in manifest.versions.items()

@@ -1,25 +1,29 @@
-"""A run's tables through DuckDB: views over the shards' files, read as far as a query needs."""
+"""A run's tables through DuckDB: views over their files, read as far as a query needs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from normlens.corpus.runs.closed_duckdb import (
-    closed_connection,
-    duckdb_module,
-    quoted_name,
-    quoted_text,
-    tables_of,
+from normlens.corpus.runs.check import Verified
+from normlens.corpus.runs.folder import Folder, RemoteFolder, RunError
+from normlens.corpus.runs.ledger import File, State, read_state
+from normlens.corpus.runs.manifest import Manifest, has_two_stacks
+from normlens.corpus.runs.options import MEASURES, NAMES_CODE
+from normlens.errors import (
+    TABLES,
+    InputError,
+    NormLensError,
+    OutputError,
+    check_installed,
+    system_reason,
+    valid_choice,
 )
-from normlens.corpus.runs.folder import Folder, RemoteFolder
-from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.merging import merging_sql
-from normlens.corpus.runs.snapshot import Snapshot, UnreadableFile
-from normlens.errors import InputError, NormLensError, OutputError, system_reason, valid_choice
 from normlens.results.store import check_output
 from normlens.results.words import harmless_sql
 
@@ -27,6 +31,178 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from normlens.corpus.measures import Measure
+
+# DuckDB that can open the files it is given and nothing else.
+
+
+_ASKING = ("SELECT", "FROM", "WITH", "PIVOT", "UNPIVOT")
+
+
+@contextmanager
+def closed_connection(
+    memory: str, paths: Sequence[str], system: Any | None = None
+) -> Iterator[Any]:
+    """Open a database that may read `paths` (through an fsspec `system`) and no other file.
+
+    It loads no extensions, and a query cannot change any of this. Beyond `memory` it goes to a
+    temporary folder of its own.
+    """
+    duckdb = duckdb_module()
+    with (
+        tempfile.TemporaryDirectory(prefix="normlens-", ignore_cleanup_errors=True) as spill,
+        duckdb.connect(":memory:") as connection,
+    ):
+        connection.execute(f"SET memory_limit = {quoted_text(memory)}")
+        connection.execute(f"SET temp_directory = {quoted_text(spill)}")
+        # A query's names are tables of the run, never variables of the calling program.
+        connection.execute("SET python_enable_replacements = false")
+        if system is not None:
+            connection.register_filesystem(system)
+        connection.execute(f"SET allowed_paths = [{', '.join(map(quoted_text, paths))}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        yield connection
+
+
+def tables_of(query: str, tables: Collection[str]) -> list[str]:
+    """List the tables that a query names; all of them where it names others too, or none.
+
+    Refuses what is no question: the files that may be opened could also be written.
+    """
+    duckdb = duckdb_module()
+    with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
+        statements = connection.extract_statements(query)
+        if not statements:
+            raise InputError("the query gives no table; begin it with SELECT")
+        for statement in statements:
+            _check_question(connection, statement)
+        try:
+            named = {str(name).casefold() for name in connection.get_table_names(query)}
+        except duckdb.Error:
+            return list(tables)
+    by_folded_name = {table.casefold(): table for table in tables}
+    return (
+        [by_folded_name[name] for name in named]
+        if named and named <= by_folded_name.keys()
+        else list(tables)
+    )
+
+
+def _check_question(connection: Any, statement: Any) -> None:
+    kind, text = statement.type.name, statement.query.strip()
+    first = re.match(r"\w*", text)
+    word = first[0].upper() if first else ""
+    if kind == "EXPLAIN":
+        try:  # EXPLAIN ANALYZE would run whatever it explains
+            [explained] = connection.extract_statements(text[len(word) :])
+            kind = explained.type.name
+        except (ValueError, duckdb_module().Error):
+            word = "EXPLAIN ANALYZE"
+    # PIVOT is several statements, and so is whatever holds one.
+    asks = kind in ("SELECT", "CREATE") or (kind == "MULTI" and word in _ASKING)
+    if not asks:
+        raise InputError(
+            f"a query asks (SELECT …), and {word or kind} is not allowed in it; write the answer "
+            "to a file with --out FILE (in Python: Run.export)"
+        )
+
+
+def duckdb_module() -> Any:
+    """DuckDB, or an error that says how to install it."""
+    check_installed(TABLES)
+    import duckdb
+
+    return duckdb
+
+
+def quoted_text(value: str) -> str:
+    """Quote a string for SQL."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def quoted_name(value: str) -> str:
+    """Quote the name of a table or a column for SQL."""
+    return '"' + value.replace('"', '""') + '"'
+
+
+# Merging the parts of a table by SQL from the measures' code, never from a run's files.
+
+
+def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -> str | None:
+    """Write SQL that merges the rows of all files (`parts`); None for a table that only grows.
+
+    A built-in measure is made again from its recorded options. A user's own has to be among
+    `named`: the modules that a run's manifest names are not imported.
+    """
+    described = manifest.tables[table]
+    if not described["merged"]:
+        return None
+    for measure in named:
+        if table in measure.tables:
+            return measure.sql.get(table)
+    name = str(described["measure"])
+    if _is_built_in(manifest, name):
+        return _built_in(manifest, table).sql[table]
+    raise InputError(
+        f"the table {table!r} is merged by a measure of your own, which is imported only if you "
+        f"name it: --measures {name} (in Python: Run.open(…, measures={name!r}))"
+    )
+
+
+def _is_built_in(manifest: Manifest, name: str) -> bool:
+    return (manifest.measures.get(name) or {}).get("source") is None
+
+
+def _built_in(manifest: Manifest, table: str) -> Measure:
+    """The measure of this package that merges a table, made from its recorded options."""
+    name = str(manifest.tables[table]["measure"])
+    try:
+        if name not in MEASURES:
+            raise InputError(f"there is no measure {name!r}")
+        measure = _get(name, **_harmless(manifest.measures[name]["options"]))
+        if has_two_stacks(manifest.model):
+            measure = _for_two_stacks(measure)
+        if table not in measure.sql:
+            raise InputError(f"{name!r} merges no table {table!r}")
+        return measure
+    except (NormLensError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"the manifest describes a measure that cannot be made: {error}") from error
+
+
+def named_measures(manifest: Manifest, names: Sequence[str]) -> list[Measure]:
+    """Make the measures that users name, with the options that the run gave them."""
+    for name in names:
+        if name not in manifest.options.measures:
+            raise InputError(
+                f"the run did not take the measure {name!r}; it took: "
+                f"{', '.join(manifest.options.measures)}"
+            )
+    return [
+        _get(name, **_harmless(manifest.options.settings.get(name, {})))
+        for name in names
+        if ":" in name
+    ]
+
+
+def _get(name: str, **options: Any) -> Measure:
+    # Measures are slow to import, and a run is mostly asked for its state or for plain tables.
+    from normlens.corpus.measures import get
+
+    return get(name, **options)
+
+
+def _for_two_stacks(measure: Measure) -> Measure:
+    from normlens.corpus.measures.rows import for_two_stacks
+
+    return for_two_stacks(measure)
+
+
+def _harmless(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in NAMES_CODE}
+
+
+# Tables as views over their files.
+
 
 Answer = TypeVar("Answer")
 
@@ -44,6 +220,10 @@ FORMATS = {
 _UNREADABLE = (OSError, ValueError, ArithmeticError, MemoryError, RuntimeError)
 
 
+class UnreadableFile(RunError, InputError):
+    """A file of a run cannot be read, or is not what its record says."""
+
+
 class Tables:
     """The tables of a run, as far as its shards were done when this was made.
 
@@ -57,40 +237,44 @@ class Tables:
         manifest: Manifest,
         memory: str = MEMORY,
         named: Sequence[Measure] = (),
-        *,
-        moves_on: bool = False,
     ):
         self.folder, self.manifest, self.memory, self.named = folder, manifest, memory, named
         # One state for all tables: shards that are done later are in none of them.
-        self._snapshot = Snapshot(folder, manifest, moves_on=moves_on)
+        self._state = self._read()
+
+    def _read(self) -> State:
+        state = read_state(self.folder, self.manifest)
+        if not state.records:
+            raise InputError(
+                f"no shard of {str(self.folder)!r} is done yet; see: normlens status {self.folder}"
+            )
+        return state
 
     @property
     def complete(self) -> bool:
         """Whether every shard of the run is in them."""
-        return self._snapshot.complete
+        return self._state.shards_done == self.manifest.shards
 
     def table(self, name: str) -> pd.DataFrame:
         """Read a whole table, in its measure's order."""
         valid_choice(name, tuple(self.manifest.tables), "table")
-        return self._snapshot.asked(lambda: self._table(name))
-
-    def _table(self, name: str) -> pd.DataFrame:
-        keys = self.manifest.tables[name]["order"]
-        order = ", ".join(map(quoted_name, keys))
+        described = self.manifest.tables[name]
+        keys = list(map(quoted_name, described["order"]))
         with self._explained(), self._connected([name]) as connection:
             if self._merging(name) is not None:
+                order = ", ".join(keys)
                 return connection.sql(f"SELECT * FROM {quoted_name(name)} ORDER BY {order}").df()
             # Rows of one sequence keep the order in which its measure gave them. They lie in one
-            # file; without the sequence among the keys, the order of files counts, too.
-            if "index" in keys:
+            # file; without the sequence, the order of files has to do.
+            if "index" in described["columns"]:
                 rows, place = self._rows(name, "file_row_number = true"), "file_row_number"
+                keys += [] if '"index"' in keys else ['"index"']
             else:
                 place = "row_of_table"
                 numbered = f"row_number() OVER () AS {place}"
                 rows = f"(SELECT *, {numbered} FROM {self._rows(name)})"
-            return connection.sql(
-                f"SELECT * EXCLUDE ({place}) FROM {rows} ORDER BY {order}, {place}"
-            ).df()
+            order = ", ".join([*keys, place])
+            return connection.sql(f"SELECT * EXCLUDE ({place}) FROM {rows} ORDER BY {order}").df()
 
     def sql(self, query: str) -> pd.DataFrame:
         """Answer a query."""
@@ -133,9 +317,6 @@ class Tables:
 
     def _asked(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
         """Use a connection that knows the tables that a query names."""
-        return self._snapshot.asked(lambda: self._asked_now(query, use, *writable))
-
-    def _asked_now(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
         duckdb = duckdb_module()
         with self._explained():
             wanted = tables_of(query, self.manifest.tables)
@@ -152,8 +333,8 @@ class Tables:
     @contextmanager
     def _connected(self, tables: Sequence[str], *writable: str) -> Iterator[Any]:
         """Open DuckDB with these tables, once their files have proved sound."""
-        files = [file for table in tables for file in self._snapshot.files(table)]
-        self._snapshot.verify(files)
+        files = [file for table in tables for file in self._state.files(table)]
+        self._verify(files)
         paths = [*(self.folder.address(file.name) for file in files), *writable]
         system = self.folder.system if isinstance(self.folder, RemoteFolder) else None
         with closed_connection(self.memory, paths, system) as connection:
@@ -164,6 +345,17 @@ class Tables:
                     view = f"WITH parts AS ({view}) SELECT * FROM ({merging})"
                 connection.execute(f"CREATE VIEW {quoted_name(name)} AS {view}")
             yield connection
+
+    def _verify(self, files: Sequence[File]) -> None:
+        """Raise an error unless all of these files match their checksums."""
+        wrong = Verified(self.folder).wrong(files)
+        if wrong:
+            name, what = next(iter(wrong.items()))
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise UnreadableFile(
+                f"{name} in {str(self.folder)!r} is {what}{more}; see all with normlens check "
+                f"{self.folder}, compute them again with normlens run --resume {self.folder}"
+            )
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -199,7 +391,7 @@ class Tables:
         return merging_sql(self.manifest, table, self.named)
 
     def _rows(self, table: str, *options: str) -> str:
-        names = (file.name for file in self._snapshot.files(table))
+        names = (file.name for file in self._state.files(table))
         files = ", ".join(quoted_text(self.folder.address(name)) for name in names)
         # Folders called a=b would otherwise become columns.
         listed = [f"[{files}]", "hive_partitioning = false", *options]

@@ -19,6 +19,7 @@ from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.options import AUTO, check_keywords, names_of, shows_fields_of, split_keywords
 from normlens.studies.driver import GivenData, GivenModel, Planned, is_here, loaded, one_measure
+from normlens.studies.faithfulness.citations import check_answers
 from normlens.studies.faithfulness.measure import (
     Asking,
     choose_protocols,
@@ -27,13 +28,20 @@ from normlens.studies.faithfulness.measure import (
 )
 from normlens.studies.faithfulness.methods import method
 from normlens.studies.faithfulness.options import (
+    ANSWER_COLUMN,
     BLIMP_BAD,
     BLIMP_EVIDENCE,
     BLIMP_GOOD,
     BLIMP_TEXT,
+    CITATION_METHODS,
+    CITATIONS,
+    GOLD_COLUMN,
+    QUESTION_COLUMN,
     RUN_FIELDS,
+    SOURCES_COLUMN,
     Columns,
     EvaluateOptions,
+    ablations_of,
 )
 from normlens.studies.faithfulness.protocols import kind_of
 from normlens.studies.faithfulness.questions import COSINE, NEXT_TOKEN
@@ -83,11 +91,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of the measure, and how the data is read for it."""
+    """The settings of the measure, and how the data is read for it, with which further columns."""
 
     settings: dict[str, Any]
-    columns: Columns
     reading: Reading
+    extra: tuple[str, ...]
+    whole: bool = False  # whether a text must not be cut
 
 
 def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: Progress) -> Plan:
@@ -95,9 +104,11 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
     named = options.protocols
     kind = kind_of(named) if named else default_kind(lens, pairs=True)
     columns = options.columns
+    if kind == CITATIONS:
+        return _plan_of_citations(lens, options, columns, reading)
     if kind == NEXT_TOKEN and columns == Columns():
         reading, columns = _recognised(reading)
-    first = _first(reading, columns)
+    first = _first(reading, columns.names)
     if kind == COSINE and not isinstance(first.text, tuple):
         if named:
             raise InputError(f"{named[0]} needs pairs of texts; give --pair-column")
@@ -114,7 +125,34 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
         for name in methods:
             method(name).needs(lens)
     settings = {"methods": list(methods), "protocols": list(protocols), "steps": options.steps}
-    return Plan({**settings, **columns.settings}, columns, reading)
+    whole = columns.good is not None  # the next words follow all of it
+    return Plan({**settings, **columns.settings}, reading, columns.names, whole)
+
+
+def _plan_of_citations(
+    lens: Lens, options: EvaluateOptions, columns: Columns, reading: Reading
+) -> Plan:
+    """Questions with their sources; the model answers where the data does not."""
+    if columns != Columns():
+        raise InputError(
+            "citations read the columns question, sources, gold and answer; leave the others out"
+        )
+    check_answers(lens)
+    reading = replace(reading, column=reading.column or QUESTION_COLUMN)
+    known = (SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN)
+    extra = tuple(name for name in known if reading.has((name,)))
+    if SOURCES_COLUMN not in extra:
+        raise InputError(
+            f"citations need rows with a {reading.column!r} and its {SOURCES_COLUMN!r}, a list of "
+            f"texts: JSON lines, for example; and, where they are known, {GOLD_COLUMN!r} (the "
+            f"places of those that hold the right answer) and {ANSWER_COLUMN!r}"
+        )
+    _first(reading, extra)
+    methods = options.methods or CITATION_METHODS
+    for name in methods:
+        ablations_of(name)
+    settings = {"methods": list(methods), "protocols": [CITATIONS], "steps": options.steps}
+    return Plan(settings, reading, extra, whole=True)
 
 
 def _recognised(reading: Reading) -> tuple[Reading, Columns]:
@@ -128,9 +166,9 @@ def _recognised(reading: Reading) -> tuple[Reading, Columns]:
     return reading, Columns()
 
 
-def _first(reading: Reading, columns: Columns) -> Record:
+def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
     """The first text of data that is enough for an interval."""
-    data = reading.open(columns.names)
+    data = reading.open(extra)
     first: Record | None = None
     count = 0
     for record in data:
@@ -142,7 +180,7 @@ def _first(reading: Reading, columns: Columns) -> Record:
             f"an interval needs at least {LEAST_SEQUENCES} sequences, and {data.name} gives "
             f"{count}; give more data, or a larger --limit"
         )
-    for name in columns.names:
+    for name in extra:
         if name not in first.extra:
             raise InputError(
                 f"the data is open already and comes without the column {name!r}; pass "
@@ -234,12 +272,12 @@ def _planned(
     progress.say(f"choosing methods and protocols for {lens.name}")
     reading = Reading(data, **{name: of_run[name] for name in READING if name in of_run})
     plan = make_plan(lens, options, reading, progress)
-    if plan.columns.good is not None and of_run.setdefault("truncate", False):
+    if plan.whole and of_run.setdefault("truncate", False):
         raise InputError(
-            "the next words follow the whole text, so that a text cannot be cut; leave --truncate "
+            "what is asked follows the whole text, so that a text cannot be cut; leave --truncate "
             "out, or raise --max-length"
         )
-    of_run["extra_columns"] = plan.columns.names
+    of_run["extra_columns"] = plan.extra
     if not isinstance(data, Data):
         of_run["column"] = plan.reading.column
     return Planned(lens if here else model, plan.settings, of_run)

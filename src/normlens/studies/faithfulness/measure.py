@@ -18,8 +18,16 @@ from normlens.explain.questions import column_of, label_of
 from normlens.layers import CAUSAL, SEQUENCES, Head
 from normlens.models.base import NoHead, read_head
 from normlens.scopes import shortest
+from normlens.studies.faithfulness.citations import Citations
 from normlens.studies.faithfulness.methods import Method, MethodOptions, method
-from normlens.studies.faithfulness.options import NAMES, ROLLOUT, Columns, EvaluateOptions
+from normlens.studies.faithfulness.options import (
+    CITATION_METHODS,
+    CITATIONS,
+    NAMES,
+    ROLLOUT,
+    Columns,
+    EvaluateOptions,
+)
 from normlens.studies.faithfulness.protocols import (
     PROTOCOLS,
     Evidence,
@@ -435,7 +443,7 @@ class FaithfulnessMeasure(EvaluateOptions, ModelMeasure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind is not None:
+        if self.kind not in (None, CITATIONS):
             check_columns(self.kind, self.protocols or (), self.columns)
 
     @property
@@ -455,6 +463,8 @@ class FaithfulnessMeasure(EvaluateOptions, ModelMeasure):
 
     def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
         kind = self.kind or default_kind(lens)
+        if kind == CITATIONS:
+            return Citations.of(lens, self.methods or CITATION_METHODS, batch_size, TABLES)
         protocols = choose_protocols(lens, kind, self.protocols, self.columns)
         methods = [method(name) for name in self.methods or default_methods(lens)[0]]
         for one in methods:

@@ -48,7 +48,8 @@ class EvaluateOptions:
     ).field(None)
     protocols: tuple[str, ...] | None = Option(
         "Some of aopc,comprehensiveness,sufficiency (classifiers), evidence,contrast-drop-end,"
-        "contrast-drop-random (causal models), cosine-aopc (pairs). Default: all that fit.",
+        "contrast-drop-random (causal models), cosine-aopc (pairs); or citations (questions with "
+        "their sources). Default: all that fit, without citations.",
         metavar="LIST",
         typed=str,
         parse=parse_names,
@@ -79,7 +80,7 @@ class EvaluateOptions:
                 require(listed, nothing)
                 object.__setattr__(self, f"{what}s", listed)
         for name in self.methods or ():
-            checked_name(name)
+            ablations_of(name) if CITATIONS in (self.protocols or ()) else checked_name(name)
         _ = self.columns  # refuses columns that do not belong together
 
     @property
@@ -178,3 +179,43 @@ def checked_name(name: str) -> str:
 
 
 MOST, LEAST = "most", "least"
+
+
+# Citations: which sources of a question made its answer.
+
+
+CITATIONS = "citations"
+#: Columns of the data: questions, the sources of each as a list of texts, and where they are
+#: known the places of those that hold the right answer, and the answer.
+QUESTION_COLUMN, SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN = (
+    "question",
+    "sources",
+    "gold",
+    "answer",
+)
+CITATION_METHODS = (
+    "normlens",
+    "normlens+8",
+    "normlens+32",
+    "contextcite-8",
+    "contextcite-16",
+    "contextcite-32",
+    "leave-one-out",
+    "attention",
+    "gradient-x-input",
+    "random",
+)
+
+
+def ablations_of(name: str) -> int:
+    """How many random subsets of the sources a method takes; raises for a name that is none."""
+    for start in ("normlens+", "contextcite-"):
+        number = name.removeprefix(start)
+        if number != name and number.isdecimal() and int(number) > 2:
+            return int(number)
+    if name in CITATION_METHODS and not name[-1].isdecimal():
+        return 0
+    raise InputError(
+        f"unknown method {name!r} of citations; choose among {', '.join(CITATION_METHODS)}, or "
+        "another number of at least 3 in normlens+K or contextcite-K"
+    )

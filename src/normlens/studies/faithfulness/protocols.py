@@ -15,7 +15,7 @@ from normlens.errors import InputError, valid_choice
 from normlens.inputs.text import Encoded
 from normlens.measures.bootstrap import numbers_of_text
 from normlens.measures.ranks import places_by_score
-from normlens.studies.faithfulness.options import LEAST, MOST
+from normlens.studies.faithfulness.options import CITATIONS, LEAST, MOST
 from normlens.studies.faithfulness.questions import (
     CLASSES,
     COSINE,
@@ -338,14 +338,14 @@ PROTOCOLS: dict[str, Protocol] = {
 
 def get(name: str) -> Protocol:
     """The protocol of a name."""
-    return PROTOCOLS[valid_choice(name, tuple(PROTOCOLS), "protocol")]
+    return PROTOCOLS[valid_choice(name, (*PROTOCOLS, CITATIONS), "protocol")]
 
 
 def kind_of(names: Sequence[str]) -> str:
     """The kind of question that these protocols are about, which must be one."""
     by_kind: dict[str, str] = {}
     for name in names:
-        by_kind.setdefault(get(name).kind, name)
+        by_kind.setdefault(CITATIONS if name == CITATIONS else get(name).kind, name)
     if len(by_kind) > 1:
         first, second, *_ = by_kind.values()
         raise InputError(

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normlens.corpus.runs.merging import code_named
-from normlens.corpus.runs.options import parse_names
+from normlens.corpus.runs.options import code_named, parse_names
 from normlens.errors import InputError, OptionError, check_choice, listed, valid_choice
 from normlens.options import REVISION, Option, check_same, options_of
 from normlens.studies.faithfulness.options import EvaluateOptions

@@ -12,30 +12,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlens.corpus.data.records import Record
-from normlens.corpus.engines import dispatch
-from normlens.corpus.engines.base import (
+from normlens.corpus.engines import pool as pools
+from normlens.corpus.engines.guard import Late
+from normlens.corpus.engines.pool import (
     CERTAIN,
+    EACH,
+    IN_A_ROW,
     Answered,
-    Attempts,
     Call,
     Crew,
     Died,
     Event,
     Joined,
+    Pool,
 )
-from normlens.corpus.engines.dispatch import IN_A_ROW, Dispatcher
-from normlens.corpus.engines.guard import Late
-from normlens.corpus.engines.worker import EACH
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.shards import Shard
+from normlens.corpus.runs.ledger import Shard, Written
 
 SIZE = 3
 
 
 class Played(Crew):
-    """A crew without processes; sequences in `poison` kill, and a shard's result is its culprits.
+    """A crew without processes; sequences in `poison` kill, and what is written has its culprits.
 
-    Workers answer in a random order. `dies` says of a call to a worker whether that kills it.
+    Workers answer in a random order, and write what they have gathered at random moments. `dies`
+    says of a call to a worker whether that kills it.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Played(Crew):
         self.begun: dict[int, tuple[Shard, dict[int, str]]] = {}
         self.deaths = 0
         self.most = 0  # shards that one worker held at a time
-        self.files: Counter[tuple[int, int]] = Counter()  # shard and attempt of those handed out
+        self.gathered: dict[int, list[int]] = {}  # shards that a worker has not reported yet
+        self.lost = 0  # of those that died
 
     @property
     def wanted(self) -> int:
@@ -70,9 +72,6 @@ class Played(Crew):
         self.calls += 1
         self.asked[worker].append((self.calls, call))
         self.most = max(self.most, len(self.asked[worker]))
-        if call.method in ("compute", "begin"):
-            shard = call.arguments[0]
-            self.files[shard.number, shard.attempt] += 1
         return self.calls
 
     def events(self) -> list[Event]:
@@ -87,6 +86,7 @@ class Played(Crew):
         number, call = self.asked[worker].pop(self.chance.randrange(len(self.asked[worker])))
         if self.dies(worker, call) or self._kills(worker, call):
             self.deaths += 1
+            self.lost += len(self.gathered.pop(worker, []))
             del self.asked[worker]
             return [Died(worker, "it fell")]
         return [Answered(worker, number, self._answer(worker, call))]
@@ -98,16 +98,24 @@ class Played(Crew):
         return call.method == "analyse" and call.arguments[0] in self.poison
 
     def _answer(self, worker: int, call: Call) -> Any:
+        gathered = self.gathered.setdefault(worker, [])
         match call.method:
             case "compute":
-                return call.arguments[0].number, set()
+                shard, alone = call.arguments
+                if alone:
+                    return written([shard.number])
+                gathered.append(shard.number)
+                if self.chance.random() < 0.3:
+                    return written(self.gathered.pop(worker))
+            case "write":
+                return written(self.gathered.pop(worker)) if gathered else None
             case "begin":
                 self.begun[worker] = call.arguments
             case "encode":
                 return 10 - call.arguments[0] % 2
             case "finish":
                 shard, culprits = self.begun[worker]
-                return shard.number, set(culprits)
+                return written([shard.number], set(culprits))
         return None
 
     def dismiss(self, worker: int) -> None:
@@ -121,15 +129,21 @@ def _indices(shard: Shard) -> range:
     return range(shard.first, shard.first + len(shard.records))
 
 
-def shards(count: int) -> list[Shard]:
+def written(shards: list[int], culprits: set[int] | None = None) -> Written:
+    return Written(1, tuple(sorted(shards)), 0, 0, 0, 0.0, 0.0, {}, {}, by={"culprits": culprits})
+
+
+def read(number: int) -> Shard:
     records = tuple(Record(f"r{i}", text="a") for i in range(SIZE))
-    return [Shard(number, number * SIZE, records) for number in range(count)]
+    return Shard(number, number * SIZE, records)
 
 
-def computed(crew: Crew, count: int, attempts: int = 3, known: Attempts | None = None) -> list[Any]:
-    dispatcher = Dispatcher(crew, attempts)
-    dispatcher.start()
-    return list(dispatcher.compute(shards(count), known or Attempts()))
+def computed(
+    crew: Crew, count: int, attempts: int = 3, known: Counter[int] | None = None
+) -> list[tuple[int, set[int]]]:
+    """Shards as they were reported, each with its culprits."""
+    results = Pool(crew, attempts).compute(range(count), read, known)
+    return [(number, each.by["culprits"] or set()) for each in results for number in each.shards]
 
 
 @settings(max_examples=200, deadline=None)
@@ -145,7 +159,7 @@ def test_every_shard_comes_once_without_its_culprits_alone(
 ) -> None:
     """At least one sequence of each shard is harmless, so that the crew is never given up."""
     crew = Played(workers, poison, seed)
-    known = Attempts()
+    known: Counter[int] = Counter()
     results = computed(crew, count, attempts, known)
     assert sorted(number for number, _ in results) == list(range(count))
     poison = {index for index in poison if index < count * SIZE}
@@ -158,7 +172,6 @@ def test_every_shard_comes_once_without_its_culprits_alone(
     # An innocent shard is suspect once for each time that it shared a worker with a culprit.
     assert all(known[number] <= len(poisonous) for number in set(range(count)) - poisonous)
     assert crew.most <= EACH
-    assert set(crew.files.values()) <= {1}, "no two workers write the same files"
 
 
 def test_workers_hold_shards_ahead_of_the_one_at_work() -> None:
@@ -174,9 +187,8 @@ def test_a_suspect_has_a_worker_for_itself() -> None:
         def ask(self, worker: int, call: Call) -> int:
             number = super().ask(worker, call)
             held = [call for _, call in self.asked[worker]]
-            again = [call for call in held if call.method == "compute"]
-            if any(call.arguments[0].attempt > 1 for call in again):
-                alone.append(len(held) == 1)
+            if any(call.method == "compute" and call.arguments[1] for call in held):
+                alone.append(len(held) == 1 and not self.gathered.get(worker))
             return number
 
     for seed in range(20):
@@ -187,17 +199,31 @@ def test_a_suspect_has_a_worker_for_itself() -> None:
 
 def test_shards_that_were_suspect_before_are_tried_alone_or_one_by_one_at_once() -> None:
     crew = Played(1, {4})
-    results = computed(crew, 3, attempts=3, known=Attempts({1: 3}))
+    results = computed(crew, 3, attempts=3, known=Counter({1: 3}))
     assert crew.deaths == CERTAIN
     assert dict(results)[1] == {4}
 
 
-def test_each_death_is_told_with_its_reason() -> None:
-    told: list[tuple[int, int, str]] = []
-    computed(Played(1, {4}), 2, 2, Attempts(keep=lambda *entry: told.append(entry)))
-    assert [entry for entry in told if entry[0] == 1] == [
-        (1, count, "it fell") for count in range(1, 2 + CERTAIN + 1)
-    ]
+def test_what_a_dead_worker_had_gathered_is_computed_again_without_suspicion() -> None:
+    known: Counter[int] = Counter()
+    crew = Played(2, {31}, seed=3)
+    results = computed(crew, 40, known=known)
+    assert crew.lost > 0
+    assert sorted(number for number, _ in results) == list(range(40))
+    assert len(known) <= 1 + 2 * EACH  # those that were at work beside the culprit
+
+
+def test_what_was_gathered_is_written_when_a_run_is_interrupted() -> None:
+    crew = Played(2, set(), seed=1)
+    pool, done = Pool(crew), list[int]()
+    for each in pool.compute(range(50), read):
+        done += each.shards
+        if len(done) > 10:
+            break
+    had = {number for gathered in crew.gathered.values() for number in gathered}
+    rest = [number for each in pool.rest() for number in each.shards]
+    assert had <= set(rest)
+    assert len({*done, *rest}) == len(done) + len(rest)
 
 
 def test_one_death_at_a_sequence_alone_is_no_proof() -> None:
@@ -255,7 +281,10 @@ class Hanging(Played):
 
     def ask(self, worker: int, call: Call) -> int:
         number = super().ask(worker, call)
-        indices = {"compute": lambda shard: _indices(shard), "analyse": lambda index: [index]}
+        indices = {
+            "compute": lambda shard, alone: _indices(shard),
+            "analyse": lambda index: [index],
+        }
         at = indices.get(call.method, lambda *_: ())(*call.arguments)
         hanging = [index for index in at if index in self.hangs]
         if hanging:
@@ -285,11 +314,11 @@ class Hanging(Played):
 
 def looked_after(
     crew: Hanging, count: int, patch: pytest.MonkeyPatch, attempts: int = 3
-) -> tuple[list[Any], Attempts]:
-    patch.setattr(dispatch, "time", crew)
-    dispatcher, known = Dispatcher(crew, attempts, TIMEOUT), Attempts()
-    dispatcher.start()
-    return list(dispatcher.compute(shards(count), known)), known
+) -> tuple[list[Any], Counter[int]]:
+    patch.setattr(pools, "time", crew)
+    known: Counter[int] = Counter()
+    results = Pool(crew, attempts, TIMEOUT).compute(range(count), read, known)
+    return [number for each in results for number in each.shards], known
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -298,7 +327,7 @@ def test_workers_in_which_a_sequence_hangs_are_ended(
 ) -> None:
     crew = Hanging(2, {4, 10}, seed)
     results, known = looked_after(crew, 8, monkeypatch)
-    assert sorted(number for number, _ in results) == list(range(8))
+    assert sorted(results) == list(range(8))
     assert crew.reasons == dict.fromkeys((4, 10), "it took too long, each time it was tried alone")
     # What takes too long once is gone through at once.
     assert crew.deaths == 2 * (1 + CERTAIN)
@@ -308,7 +337,7 @@ def test_workers_in_which_a_sequence_hangs_are_ended(
 def test_workers_that_hang_without_an_answer_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     crew = Hanging(2, {4}, mute=True)
     results, known = looked_after(crew, 8, monkeypatch)
-    assert sorted(number for number, _ in results) == list(range(8))
+    assert sorted(results) == list(range(8))
     reason = "it kills its worker: it was ended after 20 s without an answer"
     assert crew.reasons == {4: f"{reason}, each time it was tried alone"}
     assert crew.deaths == known[1] == 3 + CERTAIN

@@ -1,0 +1,111 @@
+"""``normlens rank``: what it prints and writes of rankings and of one score."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from search_models import DOCUMENT, QUERY, tiny_of
+from shell import Shell
+from test_loading import save_tiny, tiny_tokenizer
+
+import normlens
+from normlens.cli import common
+
+DOCUMENTS = (DOCUMENT, "a mat", "on the cats")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("search") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reranker") / "tiny"
+    tiny_of("BertForSequenceClassification", torch.float32, num_labels=1).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setattr(common, "is_piped", lambda: False)
+    return Shell(capsys)
+
+
+def number(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def test_a_ranking_says_why_the_first_is_above_the_second(model: Path, shell: Shell) -> None:
+    out = shell("rank", QUERY, *DOCUMENTS, "-m", model)
+    ranking: Any = normlens.load(model).rank(QUERY, DOCUMENTS).words()
+    lines = [line.split() for line in out.splitlines()]
+    for rank, score in enumerate(ranking, start=1):
+        assert [str(rank), number(score.value), *score.document.split()] in lines
+    above = ranking.why_above()
+    assert f"1 is above 2 by {number(above.value)} because" in out
+    strongest = above.by_query().sort_values("difference", key=abs).iloc[-1]
+    assert [*strongest["token"].split(), number(strongest["difference"])] in lines
+
+
+def test_documents_are_lines_of_a_pipe(
+    model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = shell("rank", QUERY, *DOCUMENTS, "-m", model, "--json")
+    monkeypatch.setattr(common, "is_piped", lambda: True)
+    lines = io.TextIOWrapper(io.BytesIO("\n".join(DOCUMENTS).encode()))
+    monkeypatch.setattr(sys, "stdin", lines)
+    assert json.loads(shell("rank", QUERY, "-m", model, "--json")) == json.loads(typed)
+    assert json.loads(typed)["given"] == normlens.load(model).rank(QUERY, DOCUMENTS).places
+
+
+def test_one_document_is_a_score(model: Path, shell: Shell, tmp_path: Path) -> None:
+    out = shell("rank", QUERY, DOCUMENT, "-m", model)
+    score: Any = normlens.load(model).score(QUERY, DOCUMENT)
+    assert f"cosine {number(score.value)}" in out
+    assert "What each word of the query has of the score" in out
+    assert "cats" in out
+    assert "##s" not in out
+    for ending in ("safetensors", "csv", "json", "html", "png"):
+        shell("rank", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / f"score.{ending}")
+    assert normlens.open(tmp_path / "score.safetensors") == score
+    assert pd.read_csv(tmp_path / "score.csv")["value"].sum() == pytest.approx(score.value)
+    held = json.loads((tmp_path / "score.json").read_text("utf-8"))
+    assert held["kind"] == "cosine"
+    assert held["query_tokens"] == score.tokens_a
+    assert sum(held["by_document"]) == pytest.approx(score.by_document.sum())
+
+
+def test_a_reranker_has_parts_without_pairs(reranker: Path, shell: Shell, tmp_path: Path) -> None:
+    out = shell("rank", QUERY, DOCUMENT, "-m", reranker)
+    score: Any = normlens.load(reranker).score(QUERY, DOCUMENT)
+    assert f"cross-encoder {number(score.value)}" in out
+    assert "(neither text)" in out
+    table = tmp_path / "score.csv"
+    shell("rank", QUERY, DOCUMENT, "-m", reranker, "--out", table)
+    no_token = score.remainder["no token"]
+    assert pd.read_csv(table)["value"].sum() + no_token == pytest.approx(score.value, abs=1e-5)
+    picture = tmp_path / "score.png"
+    line = shell.error("rank", QUERY, DOCUMENT, "-m", reranker, "--out", picture)
+    assert "has no pairs to draw" in line
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (("rank", QUERY), "rank compares documents"),
+        (("rank", QUERY, " "), "the text is empty"),
+        (("rank", QUERY, "a", "b", "--out", "ranking.png"), "a ranking has no picture"),
+        (("rank", QUERY, "a", "--out", "ranking.txt"), "the ending chooses the format"),
+    ],
+)
+def test_mistakes_are_one_line(typed: Any, line: str, model: Path, shell: Shell) -> None:
+    assert line in shell.error(*typed, "-m", model)
