@@ -127,8 +127,8 @@ def test_the_code_that_ranks_runs(smollm2, minilm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(normlens, "load", lambda name: {"smollm2": smollm2, "minilm": minilm}[name])
     names: dict[str, Any] = {}
-    for code in fences(ROOT / "docs/search.md", "python"):
-        exec(compile(code, "docs/search.md", "exec"), names)
+    for code in fences(ROOT / "docs/rank.md", "python"):
+        exec(compile(code, "docs/rank.md", "exec"), names)
     assert names["ranking"].places == [0, 1, 2]
     assert names["above"].by_query()["difference"].sum() == pytest.approx(names["above"].value)
     assert normlens.open(tmp_path / "score.safetensors") == names["score"]
