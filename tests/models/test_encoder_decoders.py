@@ -596,9 +596,8 @@ def test_weights_on_the_sources_padding_are_noticed(tiny):
 def test_analyses_of_one_stack_refuse_two(tiny):
     lens = normlens.load(tiny("bart", torch.float32))
     for analysis in (lambda: lens.encode(input_ids=LONG),):
-        with pytest.raises(InputError, match="encoder–decoder") as raised:
+        with pytest.raises(InputError, match="encoder–decoder"):
             analysis()
-        assert "\n" not in str(raised.value)
 
 
 def test_parts_of_encoder_decoders_are_refused():

@@ -483,7 +483,7 @@ def _explanation_item(
         "text": texts_of(why.text),
         **token_fields(why.axis.take(range(end))),
         **{name: plain(getattr(why, name)) for name in _SAID},
-        "position": why.read_at,
+        "position": None if len(why.answer_ids or ()) > 1 else why.read_at,  # an answer: several
         "sequences": sequences,
         "layers": layers,
         "heads_per_layer": heads,
