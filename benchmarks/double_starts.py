@@ -31,10 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from corpus import make_model
+from kills_runs import command
 
 PORT = "5017"
 SERVER = f"http://127.0.0.1:{PORT}"
-RUN = [sys.executable, "-m", "normlens", "run"]
+NORMLENS = [sys.executable, "-m", "normlens"]
 LISTED = """
 import sys, normlens.corpus
 run = normlens.corpus.Run.open(sys.argv[1])
@@ -48,17 +49,17 @@ for name in sorted(run.tables):
 
 def tables(url: str) -> str:
     """Every table of a run that passes its check but for strays, as text."""
-    command = [sys.executable, "-c", LISTED, url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    listing = [sys.executable, "-c", LISTED, url]
+    done = subprocess.run(listing, capture_output=True, text=True, check=False)
     return done.stdout if done.returncode == 0 else f"broken: {done.stderr[-300:]}"
 
 
 def complaint(url: str) -> str:
     """What the next resume, and a check after it, have to complain about."""
-    for command in ([*RUN, "--resume", url, "--quiet"], [*RUN[:-1], "check", url]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for words in (["run", "--resume", url, "--quiet"], ["check", url]):
+        done = subprocess.run([*NORMLENS, *words], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            return f"{command[3]} ends with {done.returncode}: {done.stdout}{done.stderr}"[-400:]
+            return f"{words[0]} ends with {done.returncode}: {done.stdout}{done.stderr}"[-400:]
     return ""
 
 
@@ -72,24 +73,28 @@ def started(words: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
-def both_start(start: list[str], url: str, chance: random.Random) -> list[subprocess.Popen[str]]:
-    first = started([*start, "--out", url])
+def both_start(
+    start: dict[str, Any], url: str, chance: random.Random
+) -> list[subprocess.Popen[str]]:
+    first = started(command(start | {"out": url}))
     time.sleep(chance.random() * 0.3)
-    return [first, started([*start, "--out", url])]
+    return [first, started(command(start | {"out": url}))]
 
 
-def taken_over(start: list[str], url: str, chance: random.Random) -> list[subprocess.Popen[str]]:
+def taken_over(
+    start: dict[str, Any], url: str, chance: random.Random
+) -> list[subprocess.Popen[str]]:
     """One that is stopped after some records, and another that resumes its run."""
     import s3fs
 
-    first = started([*start, "--out", url])
+    first = started(command(start | {"out": url}))
     wanted, store = chance.randint(1, 8), s3fs.S3FileSystem(use_listings_cache=False)
     while first.poll() is None and len(store.find(f"{url}/records")) < wanted:
         time.sleep(0.05)
     stays_alive, wakes_late = chance.random() < 0.3, chance.random() < 0.5
     if not stays_alive:
         first.send_signal(signal.SIGSTOP)
-    second = started([*RUN, "--resume", url, "--file-size", "0"])
+    second = started(command({"out": url, "file_size": 0}))
     if wakes_late:
         second.wait()
     else:
@@ -148,9 +153,10 @@ def compare(folder: Path, given: argparse.Namespace) -> int:
     make_model(folder / "model")
     lines = [f"w{n % 7} w{n % 5} w{n % 3}" for n in range(96)]
     (folder / "data.txt").write_text("\n".join(lines) + "\n")
-    start = [*RUN, "--measures", "mixing,similarity", "--shard-size", "4", "--file-size", "0"]
-    start += ["--model", str(folder / "model"), "--data", str(folder / "data.txt")]
-    subprocess.run([*start, "--out", "s3://runs/alone"], check=True, capture_output=True)
+    start = {"measures": "mixing,similarity", "shard_size": 4, "file_size": 0}
+    start |= {"model": str(folder / "model"), "data": str(folder / "data.txt")}
+    alone = command(start | {"out": "s3://runs/alone"})
+    subprocess.run(alone, check=True, capture_output=True)
     expected = tables("s3://runs/alone")
     assert not expected.startswith("broken"), expected
     set_faults(refuse=given.refuse, lose=given.lose)

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from normlens.corpus.runs.folder import TEMPORARY, LocalFolder
 from normlens.corpus.runs.ledger import TABLES, State, read_state, strays
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.options import parse_settings
 from normlens.corpus.runs.status import read_activity
+
+#: A run, or one that goes on, with options that the command line does not have.
+_RUN = """
+import json, sys, normlens
+given = json.loads(sys.argv[1])
+try:
+    (normlens.run if "model" in given else normlens.resume)(**given)
+except normlens.NormLensError as error:
+    sys.exit(print(error, file=sys.stderr) or 2)
+"""
+
+
+def command(given: dict[str, Any]) -> list[str]:
+    """The command of a process that does a run; without a model it goes on with one."""
+    return [sys.executable, "-c", _RUN, json.dumps(given)]
 
 
 class Driver:
@@ -23,20 +41,17 @@ class Driver:
     def __init__(self, out: Path, options: argparse.Namespace):
         self.out, self.started = out, time.monotonic()
         self._left, self._begun = half_written(out), len(done_numbers(out))  # by those before it
-        how = [f"--workers={options.workers}", f"--batch-size={options.batch_size}"]
-        how += [f"--file-size={options.file_size}", f"--device={options.device}"]
-        how += [f"--file-minutes={options.file_minutes}"]
-        if (out / MANIFEST).exists():
-            what = ["--resume", str(out)]
-        else:
-            what = ["--model=minilm", f"--data=sst2:{options.data}", f"--out={out}"]
-            what += [f"--measures={options.measures}", f"--shard-size={options.shard_size}"]
-            what += [f"--set={setting}" for setting in options.set]
-            what += [f"--limit={options.sequences}"] if options.sequences else []
+        given: dict[str, Any] = {"out": str(out), "device": options.device}
+        given |= {"workers": options.workers, "batch_size": options.batch_size}
+        given |= {"file_size": options.file_size, "file_minutes": options.file_minutes}
+        if not (out / MANIFEST).exists():
+            given |= {"model": "minilm", "data": f"sst2:{options.data}"}
+            given |= {"measures": options.measures, "shard_size": options.shard_size}
+            given |= {"settings": parse_settings(options.set), "limit": options.sequences or None}
         self.said = out.with_suffix(".log")
         with self.said.open("ab") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "normlens", "run", *what, *how],
+                command(given),
                 stdout=said,
                 stderr=said,
                 start_new_session=True,

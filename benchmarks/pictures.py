@@ -1,10 +1,10 @@
-"""The pictures of README.md, docs/viewer.md and docs/models.md: the scopes of a layer, the viewer.
+"""The pictures of README.md and of the documents: maps, explanations, cosines, the viewer.
 
 A random ViT looks at a picture that is drawn by code, as in docs/models.md.
 
     python benchmarks/pictures.py [--translator FOLDER]
 
-It needs the embedded model minilm, playwright and Chromium (CHROMIUM names another binary). With a
+It needs the embedded models, playwright and Chromium (CHROMIUM names another binary). With a
 folder that holds opus-mt-en-fr (which needs sentencepiece) it also takes the picture of a
 translation.
 """
@@ -54,6 +54,14 @@ def main() -> None:
     export.write(maps, IMAGES / "soap.png", layers=4, overwrite=True)
     take_picture(maps, STATE, IMAGES / "viewer.png", height=930)
     take_picture(maps, HEADS_STATE, IMAGES / "viewer-heads.png")
+    lens = normlens.load("smollm2")
+    why = lens.explain("The keys to the cabinet", target=" are", contrast=" is")
+    export.save_figure(why.plot(), IMAGES / "why.png")
+    export.save_figure(why.plot_flow(), IMAGES / "why-flow.png")
+    pair = normlens.load("minilm").cosine(
+        "A man is playing a flute.", "Someone plays an instrument."
+    )
+    export.save_figure(pair.plot(), IMAGES / "cosine.png")
     pictured = picture_maps()
     export.save_figure(pictured.plot_patches(3, "ATTN-N", target="9,11"), IMAGES / "patches.png")
     take_picture(pictured, PATCH_STATE, IMAGES / "viewer-picture.png", height=890)

@@ -28,6 +28,19 @@ pytest_plugins = ["layer_problems"]
 pytest.register_assert_rewrite("reference")
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment] # see quick_ray
 
+from normlens.errors import NormLensError  # noqa: E402
+
+
+def _made_of_one_line(self: NormLensError, *args: object) -> None:
+    """Every error that any test meets is one line that says something: asserted here alone."""
+    for given in args:
+        assert not isinstance(given, str) or (given and "\n" not in given), given
+    super(NormLensError, self).__init__(*args)
+
+
+NormLensError.__init__ = _made_of_one_line  # type: ignore[method-assign]
+
+
 try:
     from hypothesis import settings
 except ModuleNotFoundError:  # the files that need it say so

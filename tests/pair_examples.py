@@ -47,7 +47,7 @@ class Letters:
     """
 
     is_fast = False
-    unk_token_id = 3
+    unk_token, unk_token_id = "<unk>", 3
 
     def __init__(
         self,

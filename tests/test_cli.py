@@ -651,6 +651,7 @@ def test_map_says_which_experts_tokens_used(tmp_path: Path, shell: Shell) -> Non
     ("typed", "said"),
     [
         (["cosine", "one text"], "cosine compares two texts"),
+        (["query", "select 1"], 'asks a run: normlens query RUN "select 1"'),
         (["view", "page.html"], "is a page already; open it in a browser"),
         (["map", "hi", "--model", "minlm"], "did you mean 'minilm'?"),
         (["map", "hi", "--out", "nodir/x.png"], "'nodir' does not exist; create it first"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from normlens.errors import one_line, reason_of, system_reason
+import pytest
+
+from normlens.errors import InputError, one_line, reason_of, system_reason
 
 
 def test_one_line_keeps_the_spaces_of_names() -> None:
@@ -21,3 +23,10 @@ def test_reasons_are_short_and_never_empty() -> None:
 def test_the_system_repeats_no_path() -> None:
     assert system_reason(PermissionError(13, "Permission denied", "/a")) == "Permission denied"
     assert system_reason(OSError("no\nspace")) == "no space"
+
+
+def test_no_test_meets_an_error_of_several_lines() -> None:
+    """`conftest.py` looks at every error that is made while tests run."""
+    for message in ("two\nlines", ""):
+        with pytest.raises(AssertionError):
+            InputError(message)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from one_case import in_one_case
 
 from normlens import errors
 from normlens.cli import main
@@ -23,7 +24,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@in_one_case("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_kind_of_error_has_a_page_with_cause_and_cure(kind):
     text = pages.page(kind.__name__)
     assert text.startswith(f"# {kind.__name__}\n\n")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
+from one_case import in_one_case
 
 from normlens.scopes import layers_in_words, thinned
 
 
-@pytest.mark.parametrize("most", [2, 6, 12])
-@pytest.mark.parametrize("count", [2, 6, 12, 13, 96])
+@in_one_case("most", [2, 6, 12])
+@in_one_case("count", [2, 6, 12, 13, 96])
 def test_thinning_keeps_first_and_last(count: int, most: int) -> None:
     kept = thinned(range(5, 5 + count), most)
     assert (kept[0], kept[-1]) == (5, 4 + count)
@@ -25,7 +25,7 @@ def test_one_layer_is_the_first() -> None:
     assert thinned([3], 6) == [3]
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("layers", "words"),
     [
         ([4], "layer 4"),

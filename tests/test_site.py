@@ -68,6 +68,8 @@ def test_there_are_pages_and_notebooks_but_not_too_many():
     tutorials = [path for path in PAGES if path.parent.name == "tutorials"]
     assert 5 <= len(tutorials) <= 7
     assert 15 <= len(PAGES) - len(tutorials) <= 20
+    # Sphinx writes pages of its own under these names.
+    assert not {"search", "genindex", "py-modindex"} & {path.stem for path in PAGES}
     assert len(NOTEBOOKS) >= 8
     assert not [path for path in DOCS.rglob("*.ipynb") if "_build" not in path.parts]
 

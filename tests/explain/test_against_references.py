@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from heads import tried_families
 from one_case import in_one_case
 from reference import largest_error, references
 from rollout_examples import (
@@ -20,7 +21,6 @@ import normlens
 from normlens.explain.rollouts import alti, globenc, rollout_of_scope, value_zeroing
 from normlens.layers import Norm
 from normlens.models import adapt
-from normlens.models.tiny import tiny_families
 
 EVERY_SCOPE = ["bert", "gpt2", "gptj", "llama", "gemma2", "olmo2", "modernbert"]
 
@@ -50,7 +50,7 @@ def test_globenc(family, tiny):
     assert maps.completeness <= 1e-6
 
 
-@in_one_case("family", tiny_families())
+@in_one_case("family", tried_families())
 def test_alti_of_the_whole_layer(family, tiny):
     model = tiny(family)
     lens, encoded = lens_and_ids(model)

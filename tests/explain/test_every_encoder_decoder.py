@@ -7,6 +7,7 @@ import pytest
 import torch
 from frozen_copies import frozen_pair_scores
 from heads import assert_every_layer_makes_the_score, in_float64
+from one_case import in_one_case
 from pair_models import FAMILIES, IDS, TARGET, generating, model_inputs, source_of
 
 import normlens
@@ -17,7 +18,7 @@ RULES = ["ig", "ig-bias", "gradient"]
 PLACE, CONTRAST = 3, 7  # the token behind position 3, and another in its place
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-every_rule = pytest.mark.parametrize("rule", RULES)
+every_rule = in_one_case("rule", RULES)
 
 
 def explain(family, model=None, **asked):
@@ -33,32 +34,25 @@ def own_scores(family, model) -> torch.Tensor:
 
 @every_family
 @every_rule
-def test_source_prefix_and_biases_are_the_models_own_score(family, rule):
-    model = generating(family)
-    with in_float64():
-        why = explain(family, model, contrast=CONTRAST, nonlinearity=rule)
-        scores = own_scores(family, model)[PLACE]
-    word = TARGET[PLACE + 1]
-    value = float(scores[word] - scores[CONTRAST])
-    assert (why.target_id, why.contrast_id) == (word, CONTRAST)
-    assert why.value == pytest.approx(value, rel=1e-12, abs=1e-12)
-    assert why.target_value == pytest.approx(float(scores[word]))
-    assert why.probability == pytest.approx(float(scores.softmax(-1)[word]))
-    total = why.source.total + why.prefix.total + why.remainder
-    assert abs(total - value) < 1e-10 * max(1, abs(value))
-    assert why.completeness < 1e-10
-
-
-@every_family
-@every_rule
-def test_autograd_through_a_frozen_copy_gives_the_same(family, rule):
+def test_parts_are_the_models_own_score_and_what_autograd_finds(family, rule):
+    """Autograd goes through a frozen copy of the model."""
     model = generating(family)
     with in_float64():
         why = explain(family, model, contrast=CONTRAST, nonlinearity=rule)
         source, target, scores = frozen_pair_scores(model, model_inputs(family), rule)
         expected = own_scores(family, model)
+    word = TARGET[PLACE + 1]
+    value = float(expected[PLACE, word] - expected[PLACE, CONTRAST])
+    assert (why.target_id, why.contrast_id) == (word, CONTRAST)
+    assert why.value == pytest.approx(value, rel=1e-12, abs=1e-12)
+    assert why.target_value == pytest.approx(float(expected[PLACE, word]))
+    assert why.probability == pytest.approx(float(expected[PLACE].softmax(-1)[word]))
+    total = why.source.total + why.prefix.total + why.remainder
+    assert abs(total - value) < 1e-10 * max(1, abs(value))
+    assert why.completeness < 1e-10
+
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-9)
-    score = scores[PLACE, TARGET[PLACE + 1]] - scores[PLACE, CONTRAST]
+    score = scores[PLACE, word] - scores[PLACE, CONTRAST]
     of_source, of_target = torch.autograd.grad(score, [source, target])
     seen = PLACE + 1
     prefix = (of_target * target).sum(-1).detach().numpy()
@@ -94,12 +88,10 @@ def test_it_is_complete_at_every_layer_and_flows_lose_nothing(family):
     # In an encoder layer the target's tokens wait, and no source token goes to them.
     assert not why.flow[: why.encoder_layers, m:, :m].any()
     assert not why.flow[:, :m, m:].any()
+    assert_components_and_heads_of_both_stacks(why)
 
 
-@every_family
-def test_components_and_heads_of_both_stacks(family):
-    with in_float64():
-        why = explain(family)
+def assert_components_and_heads_of_both_stacks(why):
     assert_every_layer_makes_the_score(why)
     assert why.component_names == ["ATTN", "CROSS", "FF", "RES"]
     encoder = why.encoder_layers
@@ -118,7 +110,7 @@ def test_components_and_heads_of_both_stacks(family):
     )
 
 
-@pytest.mark.parametrize("family", ["bart", "t5", "m2m_100"])
+@in_one_case("family", ["bart", "t5", "m2m_100"])
 def test_padding_of_either_side_changes_nothing(family):
     lens = normlens.load(generating(family), tokenizer=False)
     pad = lens.adapter.config.pad_token_id
@@ -147,7 +139,7 @@ def test_padding_of_either_side_changes_nothing(family):
             np.testing.assert_allclose(found.flow, alone.flow, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "settings"),
     [
         ("t5", dict(tie_word_embeddings=False)),  # whose last vectors are not scaled
@@ -187,7 +179,7 @@ def test_what_is_explained_does_not_depend_on_what_comes_later():
     assert within.shares.source_share == pytest.approx(cut.shares.source_share)
 
 
-@pytest.mark.parametrize("scope", ["FF", "CROSS", "ATTN"])
+@in_one_case("scope", ["FF", "CROSS", "ATTN"])
 def test_flows_behind_scopes_cover_the_layers_that_have_them(scope):
     with in_float64():
         why = explain("bart", scopes=[scope])

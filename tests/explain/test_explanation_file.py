@@ -162,7 +162,6 @@ def rewrite(result, path, change) -> None:
 def refused(path) -> str:
     with pytest.raises(MapsFileError, match="damaged") as raised:
         normlens.open(path)
-    assert "\n" not in str(raised.value)
     return str(raised.value)
 
 

@@ -35,7 +35,7 @@ def tried(family: str, name: str) -> bool:
 
 
 CASES = [(family, name) for family in FAMILIES for name in NAMES if tried(family, name)]
-each_case = pytest.mark.parametrize(("family", "name"), CASES)
+each_case = in_one_case(("family", "name"), CASES)
 
 
 def assert_equal(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from frozen_copies import FrozenPair
 from heads import in_float64
+from one_case import in_one_case
 from pair_models import FAMILIES, IDS, TARGET, generating, model_inputs, source_of
 from scipy.stats import spearmanr
 
@@ -29,7 +30,7 @@ def only(tokens: torch.Tensor, place: int) -> torch.Tensor:
     return kept
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "rule"),
     [*((family, "ig") for family in FAMILIES), ("bart", "ig-bias"), ("t5", "gradient")],
 )
@@ -98,7 +99,7 @@ def test_similarity_leaves_out_columns_that_nothing_has_reached():
     assert rho[:2] == pytest.approx([first, second])
 
 
-@pytest.mark.parametrize("family", ["marian", "t5"])
+@in_one_case("family", ["marian", "t5"])
 def test_batches_groups_and_chosen_layers_change_nothing(family):
     lens = normlens.load(generating(family), tokenizer=False)
     sources, targets = [IDS, [9, 4, 40]], [TARGET[:4], TARGET]

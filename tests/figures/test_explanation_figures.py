@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from explanation_examples import LONG, SCRIPTS, SHORT, explanation, explanations
+from one_case import in_one_case
 from tidy import assert_tidy, words
 
 from normlens.errors import InputError, MissingDependencyError
@@ -27,7 +28,7 @@ def bars(figure):
 # The strip and its bars ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokens", TEXTS.values(), ids=TEXTS)
+@in_one_case("tokens", TEXTS.values(), ids=TEXTS)
 def test_strip_is_tidy_and_says_what_it_shows(tokens):
     why = explanation(tokens)
     figure = why.plot()
@@ -41,7 +42,7 @@ def test_strip_is_tidy_and_says_what_it_shows(tokens):
     assert chips[-1].startswith("no token (biases)")
 
 
-@pytest.mark.parametrize("tokens", TEXTS.values(), ids=TEXTS)
+@in_one_case("tokens", TEXTS.values(), ids=TEXTS)
 def test_bars_sum_to_the_score(tokens):
     why = explanation(tokens)
     lengths = bars(why.plot())
@@ -103,16 +104,17 @@ def test_a_direction_and_numbers_of_any_size():
 # The flow -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [1, 6, 30])
-@pytest.mark.parametrize("tokens", TEXTS.values(), ids=TEXTS)
+@in_one_case("layers", [1, 6, 30])
+@in_one_case("tokens", TEXTS.values(), ids=TEXTS)
 def test_flow_is_tidy(tokens, layers):
     why = explanation(tokens, layers)
     figure = why.plot_flow()
     assert_tidy(figure)
     axes = figure.axes[0]
-    labels = [label.get_text() for label in axes.get_xticklabels()]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[-1] == "no token"
-    assert [label.get_text() for label in axes.get_yticklabels()][-1] == "end"
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first token stands on top
+    assert [label.get_text() for label in axes.get_xticklabels()][-1] == "end"
 
 
 def test_every_edge_of_a_small_picture_is_drawn_as_wide_as_what_it_carries():
@@ -165,7 +167,7 @@ def test_flow_without_flow_maps():
 # Components ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [1, 6, 30])
+@in_one_case("layers", [1, 6, 30])
 def test_components_and_heads_are_the_explanations_numbers(layers):
     why = explanation(SHORT, layers)
     figure = why.plot_components()
@@ -189,7 +191,7 @@ def test_a_component_that_some_layers_lack():
 # Each next token ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokens", [SHORT, LONG[:40], SCRIPTS], ids=["short", "long", "scripts"])
+@in_one_case("tokens", [SHORT, LONG[:40], SCRIPTS], ids=["short", "long", "scripts"])
 def test_next_tokens(tokens):
     several = explanations(tokens)
     figure = several.plot()
@@ -207,7 +209,7 @@ def test_next_tokens(tokens):
 # All of them --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+@in_one_case("ending", ["png", "svg", "pdf"])
 def test_pictures_are_written(ending, tmp_path):
     why = explanation(SCRIPTS)
     figures = [why.plot(), why.plot_flow(), why.plot_components(), explanations(SHORT).plot()]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_case import in_one_case
 from tidy import assert_tidy, words
 
 import normlens
@@ -94,7 +95,7 @@ def test_every_panel_has_a_colour_bar(bert: normlens.Maps, second_layer: Any) ->
     assert len(second_layer.axes) == 2 * len(bert.scopes)
 
 
-@pytest.mark.parametrize(("count", "rows"), [(1, 1), (6, 1), (7, 2)])
+@in_one_case(("count", "rows"), [(1, 1), (6, 1), (7, 2)])
 def test_more_than_six_panels_take_two_rows(bert: normlens.Maps, count: int, rows: int) -> None:
     figure = figures.plot_layer(bert, scopes=bert.scopes[:count])
     heights = {round(axes.get_position().y0, 6) for axes in panels(figure)}
@@ -141,7 +142,7 @@ def test_scale_of_each_map_or_of_all(bert: normlens.Maps, second_layer: Any) -> 
     assert all(axes.images[0].norm.vmin == 0 for axes in panels(shared))
 
 
-@pytest.mark.parametrize(("normalise", "axis"), [("source", 0), ("target", 1)])
+@in_one_case(("normalise", "axis"), [("source", 0), ("target", 1)])
 def test_normalised_maps_sum_to_one(llama: normlens.Maps, normalise: str, axis: int) -> None:
     for axes in panels(figures.plot_layer(llama, 0, ["ATTN-N", "FF"], normalise=normalise)):
         np.testing.assert_allclose(shown(axes).sum(axis=axis), 1, rtol=1e-5)
@@ -155,7 +156,7 @@ def test_colour_scales(bert: normlens.Maps) -> None:
     assert "square-root" in words(figure)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     "options",
     [
         {"scale": "row"},
@@ -184,7 +185,7 @@ def test_maps_plot_themselves(bert: normlens.Maps) -> None:
 # Layout and labels -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [1, 8, 64])
+@in_one_case("n", [1, 8, 64])
 def test_nothing_overlaps_at_any_length(n: int) -> None:
     maps = tiny_maps("bert", n)
     maps = replace(maps, raw_tokens=["unbelievable"[: 1 + k % 12] for k in range(n)], text=TEXT * 9)
@@ -225,7 +226,7 @@ def test_odd_tokens_are_shown_as_they_are(bert: normlens.Maps) -> None:
     assert labels[6].get_text() == "a" * 13 + "…"
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("tokens", "expected"),
     [
         (["She", "Ġteaches", "Ċ"], ["She", "␣teaches", "↵"]),

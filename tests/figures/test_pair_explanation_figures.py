@@ -62,11 +62,11 @@ def test_a_long_pair_has_bars_for_the_strongest_of_each_sequence(lens):
 def test_the_flow_names_both_stacks(why):
     figure = why.plot_flow()
     assert_tidy(figure)
-    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    names = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert names == ["enc. 0", "enc. 1", "dec. 0", "dec. 1", "dec. 2", "end"]
     assert "the source's tokens" in words(figure)
-    columns = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert columns == [*why.source.tokens, *why.prefix.tokens, "no token"]
+    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert rows == [*why.source.tokens, *why.prefix.tokens, "no token"]
 
 
 def test_heads_of_both_attentions(why):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from heads import tried_families
+from one_case import in_one_case
 from reference import assert_maps_match, largest_error, observe, references
 
 import normlens
@@ -45,7 +46,7 @@ WORDLESS = (
 )
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-every_kind = pytest.mark.parametrize("family", tried_families())
+every_kind = in_one_case("family", tried_families())
 
 
 def assert_same(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:

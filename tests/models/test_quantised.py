@@ -111,6 +111,5 @@ def test_a_checkpoint_whose_package_is_not_installed(tmp_path):
     model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
     model.config.save_pretrained(tmp_path)
     save_file({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match="needs a package that is not installed") as raised:
+    with pytest.raises(ModelLoadError, match="needs a package that is not installed"):
         normlens.load(tmp_path)
-    assert "\n" not in str(raised.value)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from one_case import in_one_case
 from reference import assert_maps_match, largest_error, references
 from signal_examples import HEARING, SEEING, call, example, noise, other_example
 from test_loading import tiny_tokenizer
@@ -37,6 +38,7 @@ def test_both_kinds_are_tried():
 
 @every_family
 def test_maps_equal_the_reference(family, tiny):
+    """In both precisions, and of another size."""
     model, values = tiny(family), example(family)
     expected = references(model, call(model, values))
     maps = normlens.load(model).maps(values, heads=True)
@@ -48,11 +50,7 @@ def test_maps_equal_the_reference(family, tiny):
     single = normlens.load(tiny(family, torch.float32)).maps(values)
     assert_maps_match(single, expected, 1e-4)
     assert 0 < single.completeness <= 1e-4
-
-
-@every_family
-def test_maps_of_another_size_equal_the_reference(family, tiny):
-    model, values = tiny(family), other_example(family)
+    values = other_example(family)
     maps = normlens.load(model).maps(values)
     assert_maps_match(maps, references(model, call(model, values)), 1e-9)
     if family in SEEING:
@@ -70,7 +68,7 @@ def check(family: str, **overrides) -> normlens.Lens:
     return lens
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("family", "overrides"),
     [
         ("vit", {"qkv_bias": False, "hidden_act": "gelu_new"}),
@@ -91,8 +89,8 @@ def test_traits_equal_the_reference(family, overrides):
     check(family, **overrides)
 
 
-@pytest.mark.parametrize("rule", ["ig-bias", "gradient"])
-@pytest.mark.parametrize("family", ["beit", "dinov2", "wav2vec2"])
+@in_one_case("rule", ["ig-bias", "gradient"])
+@in_one_case("family", ["beit", "dinov2", "wav2vec2"])
 def test_other_rules_equal_the_reference(family, rule, tiny):
     model, values = tiny(family), example(family)
     maps = normlens.load(model).maps(values, nonlinearity=rule)
@@ -112,9 +110,7 @@ def test_activations_are_those_of_the_configurations():
     }
 
 
-@pytest.mark.parametrize(
-    ("family", "name"), [("dinov2", "layer_scale1.lambda1"), ("beit", "lambda_1")]
-)
+@in_one_case(("family", "name"), [("dinov2", "layer_scale1.lambda1"), ("beit", "lambda_1")])
 def test_layer_scale_is_a_factor_of_the_attention(family, name):
     model = tiny_model(family).double()
     before = normlens.load(model).maps(example(family), layers=0)
@@ -127,7 +123,7 @@ def test_layer_scale_is_a_factor_of_the_attention(family, name):
     np.testing.assert_array_equal(after["ATTN-W"], before["ATTN-W"])
 
 
-@pytest.mark.parametrize("family", ["vit", "dinov2", "dinov3_vit", "beit"])
+@in_one_case("family", ["vit", "dinov2", "dinov3_vit", "beit"])
 def test_mask_tokens_are_not_used(family):
     overrides = {"use_mask_token": True} if family in ("dinov2", "beit") else {}
     model = tiny_model(family, **overrides)
@@ -143,7 +139,7 @@ def test_mask_tokens_are_not_used(family):
 
 
 @every_family
-def test_batches_equal_one_by_one(family, tiny):
+def test_batches_and_a_model_in_training(family, tiny):
     """Only signals of one shape run together: padding would be seen, and heard."""
     lens = normlens.load(tiny(family, torch.float32))
     given = [example(family), other_example(family), example(family, seed=1)]
@@ -152,10 +148,10 @@ def test_batches_equal_one_by_one(family, tiny):
         assert_same(found, expected)
     (found,) = lens.maps(given[0][None])
     assert_same(found, alone[0])
+    assert_a_model_in_training_is_left_as_it_was(family, tiny)
 
 
-@every_family
-def test_a_model_in_training_with_fused_attention_is_left_as_it_was(family, tiny):
+def assert_a_model_in_training_is_left_as_it_was(family, tiny):
     """Drop path, layer drop and SpecAugment are off, and sdpa, which shows no weights."""
     eager = tiny(family, torch.float32)
     overrides = {"drop_path_rate": 0.9} if family.startswith(("dino", "beit")) else {}
@@ -238,7 +234,7 @@ def towers(kind: str) -> transformers.PreTrainedModel:
     return model.eval()
 
 
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@in_one_case("kind", ["clip", "siglip"])
 def test_a_model_of_two_towers_is_taken_apart_by_its_user(kind):
     model = towers(kind)
     with pytest.raises(UnsupportedModelError, match=r"model\.text_model.*model\.vision_model"):
@@ -298,7 +294,7 @@ def test_pictures_given_to_a_model_that_reads(tiny):
         pairs.maps(example("vit"))
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("values", "message"),
     [
         (noise(1, 12, 12), r"has shape \(1, 12, 12\)"),
@@ -334,7 +330,7 @@ def test_a_waveform_goes_through_the_feature_extractor(hearing):
     assert_same(hearing.maps([pcm], sampling_rate=16000)[0], maps, 1e-2)
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("given", "rate", "message"),
     [
         (np.zeros(270), None, "no sampling_rate was given"),

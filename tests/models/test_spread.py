@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from one_case import in_one_case
 from reference import largest_error
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -193,7 +194,7 @@ def test_what_needs_one_device_says_so(analysis: str, fake: FakeTensorMode) -> N
 # With numbers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "bert"])
+@in_one_case("family", ["llama", "bert"])
 def test_layers_in_memory_and_on_disk(family: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate", reason="device maps: pip install accelerate")
     expected = normlens.load(tiny_model(family)).maps(input_ids=IDS, heads=True)
@@ -220,7 +221,7 @@ def saved(folder: Path, family: str = "llama") -> Path:
     return folder
 
 
-@pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
+@in_one_case("device_map", ["auto", {"": "cpu"}])
 def test_a_device_map_is_passed_on(
     device_map: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +260,7 @@ def test_a_device_map_with_a_place_on_disk(tmp_path: Path) -> None:
         assert largest_error(array, expected[scope]) < 1e-6
 
 
-@pytest.mark.parametrize(
+@in_one_case(
     ("given", "message"),
     [
         ({"source": None, "device": "cpu"}, "give device or device_map, not both"),
@@ -284,8 +285,8 @@ def test_a_device_map_needs_accelerate(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("first", ["cuda", "cpu"])
-@pytest.mark.parametrize("family", FAMILIES)
+@in_one_case("first", ["cuda", "cpu"])
+@in_one_case("family", FAMILIES)
 def test_layers_on_a_gpu_and_on_the_cpu(family: str, first: str, tmp_path: Path) -> None:
     """Two devices in earnest: half of the layers on each."""
     places = [torch.device("cuda:0"), torch.device("cpu")]

@@ -232,9 +232,8 @@ def test_no_file(tmp_path):
 @in_one_case("content", [b"", b"hello", b"\0" * 100, b"\xff" * 64, b"PK\x03\x04zip"])
 def test_what_is_not_safetensors(content, path):
     path.write_bytes(content)
-    with pytest.raises(MapsFileError, match="not a NormLens maps file, or is damaged") as raised:
+    with pytest.raises(MapsFileError, match="not a NormLens maps file, or is damaged"):
         normlens.open(path)
-    assert "\n" not in str(raised.value)
 
 
 @in_one_case("metadata", [None, {}, {"format": "pt"}])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from heads import in_float64
+from one_case import in_one_case
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,9 +20,6 @@ from normlens.frozen import alpha, feedforward
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
 from normlens.trace.attention import can_keep_queries
 
-sys.path.append(str(Path(__file__).parents[1] / "explain"))
-from heads import in_float64
-
 #: Model types whose attention does not go through transformers' interface; α is formed for them.
 EAGER = {
     *("bloom", "codegen", "deberta", "deberta-v2", "falcon", "gpt_neo", "gptj", "megatron-bert"),
@@ -31,16 +28,16 @@ EAGER = {
 TEXTS = [[5, 17, 31, 8, 44, 23, 12], [5, 9, 33, 2]]
 
 
+def begin_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep queries and keys of every text, and form weights of a few tokens at a time."""
+    monkeypatch.setattr(explainer, "ALPHA_BYTES", 0)
+    monkeypatch.setitem(alpha._TILE, "cpu", 60)
+    monkeypatch.setattr(feedforward, "NEURONS", 100)
+
+
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Keep queries and keys of every text, and form weights of a few tokens at a time."""
-
-    def begin() -> None:
-        monkeypatch.setattr(explainer, "ALPHA_BYTES", 0)
-        monkeypatch.setitem(alpha._TILE, "cpu", 60)
-        monkeypatch.setattr(feedforward, "NEURONS", 100)
-
-    return begin
+    return lambda: begin_fast(monkeypatch)
 
 
 def question(lens: normlens.Lens) -> dict[str, Any]:
@@ -50,10 +47,12 @@ def question(lens: normlens.Lens) -> dict[str, Any]:
     return {"input_ids": TEXTS, "position": 3, "layer": lens.n_layers - 1, "direction": direction}
 
 
-@pytest.mark.parametrize("family", [*tiny_families(), *tiny_encoder_decoders()])
-def test_both_ways_agree(family, fast):
-    if family == "whisper":
-        pytest.skip("it hears; the attention is BART's")
+#: Whisper hears; its attention is BART's.
+FAMILIES = [each for each in (*tiny_families(), *tiny_encoder_decoders()) if each != "whisper"]
+
+
+@in_one_case("family", FAMILIES)
+def test_both_ways_agree(family, monkeypatch):
     model = tiny_model(family) if family in tiny_families() else tiny_with_head(family)
     lens = normlens.load(model.double(), tokenizer=False)
     assert can_keep_queries(lens.layers) == (family not in EAGER)
@@ -62,7 +61,7 @@ def test_both_ways_agree(family, fast):
     with in_float64():
         asked = question(lens)
         formed = lens.explain(heads=True, **asked)
-        fast()
+        begin_fast(monkeypatch)
         kept = lens.explain(heads=True, **asked)
     pairs = zip(
         *[each if isinstance(each, list) else [each] for each in (formed, kept)], strict=True

@@ -308,6 +308,8 @@ def query_command(
     """
     from normlens.corpus.runs.results import Run
 
+    named = sql is not None or re.match(r"(select|with|from)\s", run.strip(), re.I) is None
+    require(named, f'query asks a run: normlens query RUN "{run}"')
     if sql is not None:
         check_installed(TABLES)
     opened = Run.open(run, measures=measures)

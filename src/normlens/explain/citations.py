@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 CONTEXT, QUESTION = "{context}", "{question}"
 #: What a model without a chat template reads behind the prompt, before it answers.
 _CUE = "\n\nAnswer:"
+#: Attention weights of one layer are formed up to this size on a CPU.
+ALPHA_BYTES = 1 << 21
 #: λ of the ridge.
 RIDGE = 4.0
 
@@ -266,9 +268,11 @@ def cite(prompt: Prompt, progress: Progress | None = None) -> Citation:
     asked = ExplainOptions(
         nonlinearity=options.nonlinearity, flow=False, memory_limit=options.memory_limit
     )
-    explained = Explainer(lens, [whole], read_head(lens.adapter), asked, progress).explain(
-        questions
-    )
+    explainer = Explainer(lens, [whole], read_head(lens.adapter), asked, progress)
+    if lens.device.type == "cpu":
+        # Of a few hundred tokens the weights of all layers are not kept, and nobody asks for them.
+        explainer.alpha_bytes = min(explainer.alpha_bytes, ALPHA_BYTES)
+    explained = explainer.explain(questions)
     spans = prompt.spans_of(encoded)
     text: Any = encoded.text
     owners = [owner_of(text, span, places) for span in spans]

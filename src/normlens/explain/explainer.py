@@ -152,6 +152,7 @@ class Explainer:
         self.rule, self.limit = options.nonlinearity, parse_bytes(options.memory_limit)
         self.model = lens.adapter.model if head.output is None else lens.adapter.whole
         self.scopes = self._scopes()
+        self.alpha_bytes = ALPHA_BYTES
 
     def _scopes(self) -> set[str]:
         """The scopes that are meant in any stack; one that none has is an error."""
@@ -400,7 +401,7 @@ class Explainer:
         """Whether a text's attention weights would take too much memory, and need not be formed."""
         heads = max(attention.heads for layer in self.lens.layers for attention in layer.attentions)
         size = heads * item.longest**2 * self.lens.dtype.itemsize
-        return size > ALPHA_BYTES and can_keep_queries(self.lens.layers)
+        return size > self.alpha_bytes and can_keep_queries(self.lens.layers)
 
     def _keeps_flow(self, n: int) -> bool:
         """Whether flow maps of texts of n tokens are kept."""

@@ -293,12 +293,12 @@ def biases_by_layer(why: Explanation) -> NDArray[np.float64]:
     return biases
 
 
-def label_layers(axes: Any, why: Explanation, most: int) -> None:
-    """Name about so many layers along the vertical axis, and the end behind the last."""
+def label_layers(axis: Any, why: Explanation, most: int) -> None:
+    """Name about so many layers along an axis, and the end behind the last."""
     layers = len(why.nodes)
     shown = range(0, layers, max(1, round(layers / most)))
     names = [name.replace("coder", "c.") for name in why.layer_names]
-    axes.set_yticks([*shown, layers], [*(names[layer] for layer in shown), "end"])
+    axis.set_ticks([*shown, layers], labels=[*(names[layer] for layer in shown), "end"])
 
 
 # The edges of a flow picture: which are drawn, how wide, and what the others carry.
@@ -345,10 +345,10 @@ class Edges(NamedTuple):
 # The flow of a score: layers × tokens, with edges as wide as what they carry.
 
 
-_BESIDE = 1.2  # columns between the last token and what no token owns
+_BESIDE = 1.2  # rows between the last token and what no token owns
 _TWO_STACKS = (
-    " Left of the line: the source's tokens, in the encoder's layers; right of it: the target's, "
-    "in the decoder's, which read the source. Tokens of the stack that does not run wait."
+    " Above the line: the source's tokens, in the encoder's layers; below it: the target's, in the "
+    "decoder's, which read the source. Tokens of the stack that does not run wait."
 )
 
 
@@ -360,12 +360,12 @@ def plot_flow(
     max_edges: int = 1500,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw how the score flows from the input tokens (below) through the layers (upwards).
+    """Draw how the score flows from the input tokens (left) through the layers (to the right).
 
     A node is what the vector that enters a layer carries; an edge, as wide as what it carries, is
     `why.flow[layer, target, source]` (behind `scope`, where one is given). Red adds to the score,
     blue takes away. The weakest edges are left out, and the picture says what they carry; at most
-    `max_edges` are drawn. What no token owns enters in a column of its own. `ax` takes the picture
+    `max_edges` are drawn. What no token owns enters in a row of its own. `ax` takes the picture
     alone into axes of yours.
     """
     canvas.require_matplotlib()
@@ -381,32 +381,32 @@ def plot_flow(
     if ax is not None:
         _draw_flow(ax, why, edges, nodes, 0.2, _BESIDE)
         labels.append("no token")
-        ax.set_xticks([*range(n), n - 1 + _BESIDE], labels, rotation=90, parse_math=False)
-        return canvas.finish_axes(ax, title=why.question, ylabel="layer", xlabel="token")
+        ax.set_yticks([*range(n), n - 1 + _BESIDE], labels, parse_math=False)
+        return canvas.finish_axes(ax, title=why.question, ylabel="token", xlabel="layer")
 
     behind = "" if scope is None else f", behind {scope}"
-    column = min(max(0.16, 4.6 / (n + _BESIDE)), 0.6, 30 / (n + _BESIDE))  # inches
-    row = min(max(0.16, 2.6 / len(nodes)), 0.5)
-    beside = max(_BESIDE, 0.2 / column)
+    row = min(max(0.16, 2.2 / (n + _BESIDE)), 0.5, 30 / (n + _BESIDE))  # inches
+    column = min(max(0.16, 4.8 / len(nodes)), 0.6)
+    beside = max(_BESIDE, 0.2 / row)
     page = canvas.Page(
         why,
         f"{why.question}{behind}",
-        [column * (n + beside)],
-        [row * len(nodes)],
+        [column * len(nodes)],
+        [row * (n + beside)],
         [score_words(why), total_words(why)],
     )
     axes = page.axes()
     _draw_flow(axes, why, edges, nodes, min(row, column), beside)
-    stride = label_tokens(axes.xaxis, labels, column * n)
+    stride = label_tokens(axes.yaxis, labels, row * n)
     shown = [*range(0, n, stride), n - 1 + beside]
-    axes.set_xticks(shown, [*labels[::stride], "no token"])
+    axes.set_yticks(shown, [*labels[::stride], "no token"])
     axes.tick_params(length=0)
-    axes.set_ylabel("layer", size=canvas.NOTE)
+    axes.set_xlabel("layer", size=canvas.NOTE)
     return page.finish(
         [
-            "Upwards: a layer's input to its output; top: where the score is read. Width of edges, "
-            "area of nodes: what they carry, red adds to the score, blue takes away; grey frames: "
-            "what no token owns, at the layer where it enters."
+            "To the right: a layer's input to its output; end: where the score is read. Width of "
+            "edges, area of nodes: what they carry, red adds to the score, blue takes away; grey "
+            "frames: what no token owns, at the layer where it enters."
             + (_TWO_STACKS if why.has_two_sequences else ""),
             edges.note,
             *left_out_note(stride, stride),
@@ -426,14 +426,14 @@ def _draw_flow(
     """Draw edges and nodes; a cell of the picture is `cell` inches wide at least.
 
     An edge is a curve from (source, layer) to (target, layer + 1). What no token owns stands
-    `beside` columns behind the last token: each bias behind the layer that adds it, those behind
-    the last layer at the top.
+    `beside` rows below the last token: each bias behind the layer that adds it, those behind the
+    last layer at the end.
     """
     from matplotlib.collections import PathCollection
     from matplotlib.path import Path
 
     layers, n = len(why.nodes), why.seen
-    # What a layer adds leaves it; at the top it joins what stands behind the last layer.
+    # What a layer adds leaves it; at the end it joins what stands behind the last layer.
     *of_layers, at_the_end = biases_by_layer(why)
     biases = np.array([0.0, *of_layers])
     biases[-1] += at_the_end
@@ -442,7 +442,7 @@ def _draw_flow(
     widths = widest * np.abs(edges.value) / max(most_of_node, largest(np.abs(edges.value)))
     codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
     curves = [
-        Path([(j, y), (j, y + 0.5), (i, y + 0.5), (i, y + 1)], codes) for y, i, j in edges.places
+        Path([(x, j), (x + 0.5, j), (x + 0.5, i), (x + 1, i)], codes) for x, i, j in edges.places
     ]
     style: dict[str, Any] = {"facecolors": "none", "alpha": 0.6, "zorder": 1}
     style |= {"edgecolors": sign_colours(edges.value), "linewidths": np.maximum(widths, 0.15)}
@@ -452,19 +452,19 @@ def _draw_flow(
         sizes = 1.6 * widest**2 * np.abs(values) / most  # square points
         axes.scatter(x, y, s=sizes, c=sign_colours(values), zorder=2, **style)
 
-    rows, columns = (places.ravel() for places in np.indices(nodes.shape))
+    columns, rows = (places.ravel() for places in np.indices(nodes.shape))
     circles(columns, rows, nodes.ravel(), most_of_node, linewidths=0.3, edgecolors="white")
-    x, y = np.full(layers + 1, n - 1 + beside), np.arange(layers + 1)
-    axes.scatter(x, y, s=3, c=canvas.FRAME, marker="_", linewidths=0.5)
+    x, y = np.arange(layers + 1), np.full(layers + 1, n - 1 + beside)
+    axes.scatter(x, y, s=3, c=canvas.FRAME, marker="|", linewidths=0.5)
     most = max(most_of_node, largest(np.abs(biases)))
     circles(x, y, biases, most, edgecolors=NO_TOKEN, linewidths=1.0 * (biases != 0))
     dashed = {"color": canvas.FAINT, "linewidth": 0.5, "linestyle": (0, (3, 2))}
-    axes.axvline(n - 1 + beside / 2, **dashed)
-    axes.set(xlim=(-0.6, n - 1 + beside + 0.6), ylim=(-0.6, layers + 0.6))
-    label_layers(axes, why, 10)
+    axes.axhline(n - 1 + beside / 2, **dashed)
+    axes.set(ylim=(n - 1 + beside + 0.6, -0.6), xlim=(-0.6, layers + 0.6))
+    label_layers(axes.xaxis, why, 10)
     if why.encoder_tokens is not None:
-        axes.axvline(why.encoder_tokens - 0.5, color=canvas.FAINT, linewidth=0.6)
-        axes.axhline(why.encoder_layers, **dashed)
+        axes.axhline(why.encoder_tokens - 0.5, color=canvas.FAINT, linewidth=0.6)
+        axes.axvline(why.encoder_layers, **dashed)
 
 
 # Bars beside each other in each row, from the top down.
@@ -559,7 +559,7 @@ def _draw_components(axes: Any, why: Explanation) -> None:
         if name != RES  # it is most of the score, and would dwarf the others
     }
     _draw_bars(axes, {**groups, NO_TOKEN_WORDS: (NO_TOKEN, biases_by_layer(why))})
-    label_layers(axes, why, 16)
+    label_layers(axes.yaxis, why, 16)
     for boundary in range(1, len(sums) + 1):
         axes.axhline(boundary - 0.5, color="#e6e6e6", linewidth=0.4, zorder=0)
 

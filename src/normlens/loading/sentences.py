@@ -169,13 +169,15 @@ def pooling_of(sentences: Any) -> Pooling:
     settings = {name: value for name, value in held.items() if value is not None}
     pooling = _described(modules, whose, {"model_type": whose} | settings)
     if (query := route(sentences, "query"))[0] is not first:
-        weights = getattr(query[0], "weight", None)
-        if type(query[0]).__name__ != "SparseStaticEmbedding" or len(query) > 1 + len(behind):
-            raise _undescribed(
-                "a Router with two models; load each and compare with document_lens=…: a Router"
+        static = type(query[0]).__name__ == "SparseStaticEmbedding"
+        if not static or not isinstance(pooling.search, SparseVectors):
+            raise UnsupportedModelError(
+                f"the Router of this {whose} reads queries with a model of their own "
+                f"({type(query[0]).__name__}); load the modules of either side as an object, and "
+                "compare with query_side.rank(…, document_lens=document_side)"
             )
-        assert isinstance(pooling.search, SparseVectors)
-        pooling = replace(pooling, search=replace(pooling.search, query_weights=weights))
+        search = replace(pooling.search, query_weights=query[0].weight)
+        pooling = replace(pooling, search=search)
     if (width := getattr(sentences, "truncate_dim", None)) is not None:
         dense = [step.linear.weight.shape[1] for step in pooling.steps if isinstance(step, Dense)]
         whole = (dense or [first.auto_model.config.hidden_size])[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -149,7 +150,9 @@ def _string(value: Any, what: str) -> str:
 
 
 def _plain(value: Any, what: str) -> str:
-    """A further column's value as text; numbers as Python writes them."""
+    """A further column's value as text; numbers as Python writes them, lists as JSON."""
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return _string(value, what).strip()
     return str(value)

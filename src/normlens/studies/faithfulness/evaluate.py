@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,9 @@ from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.options import AUTO, check_keywords, names_of, shows_fields_of
+from normlens.options import AUTO, check_keywords, names_of, shows_fields_of, split_keywords
 from normlens.studies.driver import GivenData, GivenModel, Planned, is_here, loaded, one_measure
+from normlens.studies.faithfulness.citations import check_answers
 from normlens.studies.faithfulness.measure import (
     Asking,
     choose_protocols,
@@ -26,14 +28,20 @@ from normlens.studies.faithfulness.measure import (
 )
 from normlens.studies.faithfulness.methods import method
 from normlens.studies.faithfulness.options import (
+    ANSWER_COLUMN,
     BLIMP_BAD,
     BLIMP_EVIDENCE,
     BLIMP_GOOD,
     BLIMP_TEXT,
+    CITATION_METHODS,
+    CITATIONS,
+    GOLD_COLUMN,
+    QUESTION_COLUMN,
     RUN_FIELDS,
+    SOURCES_COLUMN,
     Columns,
     EvaluateOptions,
-    evaluate_options,
+    ablations_of,
 )
 from normlens.studies.faithfulness.protocols import kind_of
 from normlens.studies.faithfulness.questions import COSINE, NEXT_TOKEN
@@ -83,23 +91,24 @@ class Reading:
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of the measure, and how the data is read for it."""
+    """The settings of the measure, and how the data is read for it, with which further columns."""
 
     settings: dict[str, Any]
-    columns: Columns
     reading: Reading
+    extra: tuple[str, ...]
+    whole: bool = False  # whether a text must not be cut
 
 
 def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: Progress) -> Plan:
     """Choose what was left open, and refuse what the model or the data does not allow."""
     named = options.protocols
     kind = kind_of(named) if named else default_kind(lens, pairs=True)
-    columns = Columns(
-        options.label_column, options.good_column, options.bad_column, options.evidence_column
-    )
+    columns = options.columns
+    if kind == CITATIONS:
+        return _plan_of_citations(lens, options, columns, reading)
     if kind == NEXT_TOKEN and columns == Columns():
         reading, columns = _recognised(reading)
-    first = _first(reading, columns)
+    first = _first(reading, columns.names)
     if kind == COSINE and not isinstance(first.text, tuple):
         if named:
             raise InputError(f"{named[0]} needs pairs of texts; give --pair-column")
@@ -116,7 +125,34 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
         for name in methods:
             method(name).needs(lens)
     settings = {"methods": list(methods), "protocols": list(protocols), "steps": options.steps}
-    return Plan({**settings, **columns.settings}, columns, reading)
+    whole = columns.good is not None  # the next words follow all of it
+    return Plan({**settings, **columns.settings}, reading, columns.names, whole)
+
+
+def _plan_of_citations(
+    lens: Lens, options: EvaluateOptions, columns: Columns, reading: Reading
+) -> Plan:
+    """Questions with their sources; the model answers where the data does not."""
+    if columns != Columns():
+        raise InputError(
+            "citations read the columns question, sources, gold and answer; leave the others out"
+        )
+    check_answers(lens)
+    reading = replace(reading, column=reading.column or QUESTION_COLUMN)
+    known = (SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN)
+    extra = tuple(name for name in known if reading.has((name,)))
+    if SOURCES_COLUMN not in extra:
+        raise InputError(
+            f"citations need rows with a {reading.column!r} and its {SOURCES_COLUMN!r}, a list of "
+            f"texts: JSON lines, for example; and, where they are known, {GOLD_COLUMN!r} (the "
+            f"places of those that hold the right answer) and {ANSWER_COLUMN!r}"
+        )
+    _first(reading, extra)
+    methods = options.methods or CITATION_METHODS
+    for name in methods:
+        ablations_of(name)
+    settings = {"methods": list(methods), "protocols": [CITATIONS], "steps": options.steps}
+    return Plan(settings, reading, extra, whole=True)
 
 
 def _recognised(reading: Reading) -> tuple[Reading, Columns]:
@@ -130,9 +166,9 @@ def _recognised(reading: Reading) -> tuple[Reading, Columns]:
     return reading, Columns()
 
 
-def _first(reading: Reading, columns: Columns) -> Record:
+def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
     """The first text of data that is enough for an interval."""
-    data = reading.open(columns.names)
+    data = reading.open(extra)
     first: Record | None = None
     count = 0
     for record in data:
@@ -144,7 +180,7 @@ def _first(reading: Reading, columns: Columns) -> Record:
             f"an interval needs at least {LEAST_SEQUENCES} sequences, and {data.name} gives "
             f"{count}; give more data, or a larger --limit"
         )
-    for name in columns.names:
+    for name in extra:
         if name not in first.extra:
             raise InputError(
                 f"the data is open already and comes without the column {name!r}; pass "
@@ -157,6 +193,7 @@ def _first(reading: Reading, columns: Columns) -> Record:
 
 
 MEASURE = "faithfulness"
+_OF_CALL = ("model", "data", "page", "progress")
 _NOT_TAKEN = tuple(name for name in names_of(RunOptions) if name not in RUN_FIELDS)
 
 
@@ -183,40 +220,34 @@ def evaluate(
     return _evaluated(out, model, data, options, page, progress or Progress(), new=True)
 
 
-@shows_fields_of(EvaluateOptions, RunOptions, Execution, without=_NOT_TAKEN)
-def resume_evaluation(
-    out: str | os.PathLike[str],
-    *,
-    model: GivenModel | None = None,
-    data: GivenData | None = None,
-    page: bool = True,
-    progress: Progress | None = None,
-    **options: Unpack[EvaluateKeywords],
-) -> Run:
+def resume_evaluation(out: str | os.PathLike[str], **given: Any) -> Run:
     """Finish an evaluation that was stopped; its options may be given again, but no others."""
-    check_keywords(resume_evaluation, options)
-    return _evaluated(out, model, data, options, page, progress or Progress(), new=False)
+    own = {"model": None, "data": None, "page": True, "progress": None} | given
+    model, data, page, progress = (own.pop(name) for name in _OF_CALL)
+    check_keywords(evaluate, own)
+    return _evaluated(out, model, data, own, page, progress or Progress(), new=False)
 
 
 def _evaluated(
     out: str | os.PathLike[str],
     model: GivenModel | None,
     data: GivenData | None,
-    options: EvaluateKeywords,
+    options: Mapping[str, Any],
     page: bool,
     progress: Progress,
     new: bool,
 ) -> Run:
     if page:
         check_packages(NO_PAGE, "evaluate")
-    own, of_run = evaluate_options(options)
+    own, of_run = split_keywords(options, EvaluateOptions)
+    chosen = EvaluateOptions(**own)
     # None is whatever was chosen when the evaluation began.
     given = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in own.items()
-        if value is not None
+        for name, value in vars(chosen).items()
+        if name in own and value is not None
     }
-    plan = partial(_planned, EvaluateOptions(**own), of_run, progress) if new else None
+    plan = partial(_planned, chosen, of_run, progress) if new else None
     done = one_measure(MEASURE, "an evaluation", out, model, data, given, of_run, progress, plan)
     if not page:
         return done
@@ -241,12 +272,12 @@ def _planned(
     progress.say(f"choosing methods and protocols for {lens.name}")
     reading = Reading(data, **{name: of_run[name] for name in READING if name in of_run})
     plan = make_plan(lens, options, reading, progress)
-    if plan.columns.good is not None and of_run.setdefault("truncate", False):
+    if plan.whole and of_run.setdefault("truncate", False):
         raise InputError(
-            "the next words follow the whole text, so that a text cannot be cut; leave --truncate "
+            "what is asked follows the whole text, so that a text cannot be cut; leave --truncate "
             "out, or raise --max-length"
         )
-    of_run["extra_columns"] = plan.columns.names
+    of_run["extra_columns"] = plan.extra
     if not isinstance(data, Data):
         of_run["column"] = plan.reading.column
     return Planned(lens if here else model, plan.settings, of_run)

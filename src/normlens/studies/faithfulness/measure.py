@@ -13,14 +13,21 @@ from numpy.typing import NDArray
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures.base import LABEL, WHOSE, BoundMeasure, Item, ModelMeasure, Needs
-from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, MissingDependencyError, NormLensError
 from normlens.explain.questions import column_of, label_of
 from normlens.layers import CAUSAL, SEQUENCES, Head
 from normlens.models.base import NoHead, read_head
 from normlens.scopes import shortest
+from normlens.studies.faithfulness.citations import Citations
 from normlens.studies.faithfulness.methods import Method, MethodOptions, method
-from normlens.studies.faithfulness.options import NAMES, ROLLOUT, Columns, checked_name
+from normlens.studies.faithfulness.options import (
+    CITATION_METHODS,
+    CITATIONS,
+    NAMES,
+    ROLLOUT,
+    Columns,
+    EvaluateOptions,
+)
 from normlens.studies.faithfulness.protocols import (
     PROTOCOLS,
     Evidence,
@@ -422,38 +429,27 @@ class Trial:
 # method, and ``protocols`` (all changed texts).
 
 
-class FaithfulnessMeasure(ModelMeasure):
+@dataclass(frozen=True, eq=False)
+class FaithfulnessMeasure(EvaluateOptions, ModelMeasure):
     """How true the scores of `methods` are, by `protocols`.
 
     By default the methods are all built-in ones that the model allows and that need no further
-    package, and the protocols those of the model's kind; cosines have to be asked for. `steps` are
-    those of integrated gradients. The columns name fields of the data: a classifier's label, two
-    next words of which a causal model should prefer the good one, and the word that must decide.
+    package, and the protocols those of the model's kind; cosines have to be asked for.
     """
 
     name = "faithfulness"
     tables = TABLES
     order = ORDER
 
-    def __init__(
-        self,
-        methods: str | Sequence[str] | None = None,
-        protocols: str | Sequence[str] | None = None,
-        steps: int = MethodOptions.steps,
-        label_column: str | None = None,
-        good_column: str | None = None,
-        bad_column: str | None = None,
-        evidence_column: str | None = None,
-    ):
-        self.methods = None if methods is None else _listed(methods, "method")
-        self.protocols = None if protocols is None else _listed(protocols, "protocol")
-        self.steps = MethodOptions(steps=steps).steps
-        self.columns = Columns(label_column, good_column, bad_column, evidence_column)
-        for name in self.methods or ():
-            checked_name(name)
-        self.kind = None if self.protocols is None else kind_of(self.protocols)
-        if self.kind is not None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in (None, CITATIONS):
             check_columns(self.kind, self.protocols or (), self.columns)
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of question that the protocols are about; None where none is named."""
+        return None if self.protocols is None else kind_of(self.protocols)
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
@@ -467,6 +463,8 @@ class FaithfulnessMeasure(ModelMeasure):
 
     def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
         kind = self.kind or default_kind(lens)
+        if kind == CITATIONS:
+            return Citations.of(lens, self.methods or CITATION_METHODS, batch_size, TABLES)
         protocols = choose_protocols(lens, kind, self.protocols, self.columns)
         methods = [method(name) for name in self.methods or default_methods(lens)[0]]
         for one in methods:
@@ -478,15 +476,6 @@ class FaithfulnessMeasure(ModelMeasure):
             [get(name).on(lens) for name in protocols],
             MethodOptions(batch_size, steps=self.steps),
         )
-
-
-def _listed(names: str | Sequence[str], what: str) -> tuple[str, ...]:
-    listed = parse_names(names)
-    if not listed:
-        raise InputError(f"no {what} is chosen; leave --{what}s out to take all that fit the model")
-    if len(set(listed)) != len(listed):
-        raise InputError(f"a {what} is named twice: {', '.join(listed)}")
-    return listed
 
 
 @dataclass(frozen=True)
