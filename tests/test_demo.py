@@ -112,7 +112,7 @@ def test_a_decoder_says_why(
     lines: list[str] = []
     show_model(smollm2, tmp_path, lines.append)
     assert {Path(line.split(": ")[0]) for line in lines} == set(tmp_path.iterdir())
-    assert len([*tmp_path.glob("*.png")]) == 7
+    assert len([*tmp_path.glob("*.png")]) == 8
     why = normlens.open(tmp_path / "smollm2-why.safetensors")
     assert why.value > 0
     assert f"{demo.PROMPT}, {why}" in "\n".join(lines)

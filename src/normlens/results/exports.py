@@ -329,6 +329,8 @@ def _one_explanation(why: Explanation) -> dict[str, Any]:
     }
     if why.has_two_sequences:
         fields |= {"shares": asdict(why.shares), "cross_heads": why.cross_heads}
+    if why.answer_ids is not None:
+        fields |= _named(why, "answer_ids", "score", "log_probability")
     return fields
 
 

@@ -222,7 +222,9 @@ def score_words(why: Explanation) -> str:
         scores = [signed_number(score, places) for score in (why.target_value, why.contrast_value)]
         words = f"{why.target!r} {scores[0]}, {why.contrast!r} {scores[1]}: difference {value}"
     if why.log_probability is not None:
-        return f"{words} · {why.score} explained · log-probability {why.log_probability:.4g}"
+        likely = signed_number(why.log_probability, 2)
+        of_which = "logits · log-probability" if why.score == "logit" else "log-probability"
+        return f"{words}, of its {of_which} {likely}"
     if why.probability is None:
         return words
     words += f" · probability of {why.target!r} {percent(why.probability)}"

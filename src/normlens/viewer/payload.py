@@ -483,7 +483,7 @@ def _explanation_item(
         "text": texts_of(why.text),
         **token_fields(why.axis.take(range(end))),
         **{name: plain(getattr(why, name)) for name in _SAID},
-        "position": why.read_at,
+        "position": None if len(why.answer_ids or ()) > 1 else why.read_at,  # an answer: several
         "sequences": sequences,
         "layers": layers,
         "heads_per_layer": heads,
@@ -496,6 +496,7 @@ def _explanation_item(
         "flow": None
         if whole is None
         else [blobs.add_signed(part[:end, :end], precision) for part in whole],
+        "grid": grid_field(why.grid, blobs),
         "precision": {"bits": precision},
         "left_out": [*left_out, *(sentence for sentence, said in missing.items() if said)],
     }

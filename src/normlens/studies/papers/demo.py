@@ -24,6 +24,13 @@ SENTENCES = [
     "A tiny house stands beside the highway.",
 ]
 PROMPT = "The keys to the cabinet"
+#: Of which a small model makes one right sentence and one wrong.
+QUESTION = "What is the capital of Peru, and how many people live there?"
+SOURCES = [
+    "Lima is the capital of Peru. About ten million people live there.",
+    "Cusco was the capital of the Inca Empire. It lies in the Andes.",
+    "Quito is the capital of Ecuador, near the equator.",
+]
 PAIR = ("A man is playing a flute.", "Someone plays an instrument.")
 SEQUENCES = 80  # of the embedded sample, for the papers' experiments
 
@@ -75,7 +82,12 @@ def show_model(lens: Lens, folder: Path, echo: Callable[[str], object]) -> None:
         echo(f"{path}: “{each.text}”, {each}")
     page = to_html(results, folder / f"{lens.name}-viewer.html", overwrite=True)
     echo(f"{page}: all of them to look at; open it in a browser")
-    why = lens.explain(PROMPT, target=" are", contrast=" is") if lens.causal else None
+    why = cited = None
+    if lens.causal:
+        why = lens.explain(PROMPT, target=" are", contrast=" is")
+        cited = lens.cite(QUESTION, SOURCES, by="sentence", generate=24)
+        page = cited.to_html(folder / f"{lens.name}-cite.html", overwrite=True)
+        echo(f"{page}: {QUESTION} {cited}")
     answer, name = (lens.cosine(*PAIR), "cosine") if why is None else (why, "why")
     path = answer.save(folder / f"{lens.name}-{name}.safetensors", overwrite=True)
     echo(f"{path}: {PAIR if why is None else PROMPT}, {answer}")
@@ -88,6 +100,8 @@ def show_model(lens: Lens, folder: Path, echo: Callable[[str], object]) -> None:
         "similarity": maps.plot_similarity(),
         name: answer.plot(),
     }
+    if cited is not None:
+        pictures["cite"] = cited.plot()
     if why is not None:
         pictures |= {"why-flow": why.plot_flow(), "why-components": why.plot_components()}
     for name, picture in pictures.items():
