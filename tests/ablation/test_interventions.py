@@ -14,6 +14,7 @@ from layers_by_hand import LAYERS, Replaced, by_hand
 from torch import Tensor
 
 from normlens.lens import Lens
+from normlens.measures.bootstrap import draws
 from normlens.models import adapt
 from normlens.studies.ablation.interventions import gather
 from normlens.studies.ablation.losses import choose_loss
@@ -28,7 +29,7 @@ from normlens.studies.ablation.options import (
     Ablation,
     is_norm,
 )
-from normlens.studies.ablation.plan import Plan, draws
+from normlens.studies.ablation.plan import Plan
 
 SEED, RESERVOIR = 11, 6
 CORPUS = (4, 6, 3)

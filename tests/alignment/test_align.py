@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from shell import Shell
 from tokenizers import processors
 
 import normlens
-from normlens.corpus.engines import shard_rows
 from normlens.corpus.runs.folder import AllFailedError, RunError
 from normlens.errors import InputError, NormLensError
 from normlens.inputs import encode
@@ -195,31 +193,12 @@ def test_a_generated_target_is_aligned_by_its_words(lens, tmp_path, monkeypatch)
         normlens.align(lens, path, tmp_path / "other", gold=gold)
 
 
-def test_an_alignment_goes_on_where_it_was_stopped(lens, data, gold, tmp_path, monkeypatch):
-    options: dict[str, Any] = {"gold": gold, "shard_size": 1}
-    whole = normlens.align(lens, data, tmp_path / "whole", **options)
-    add, calls = shard_rows.Gatherer.add, []
-
-    def once(self: shard_rows.Gatherer, prepared: Any, alone: bool) -> Any:
-        calls.append(prepared.shard.number)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return add(self, prepared, alone)
-
-    out = tmp_path / "stopped"
-    monkeypatch.setattr(shard_rows.Gatherer, "add", once)
-    with pytest.raises(KeyboardInterrupt):
-        normlens.align(lens, data, out, **options)
-    monkeypatch.undo()
-    assert not (out / "links").exists()
+def test_an_alignment_is_not_mixed_with_another(lens, data, gold, tmp_path):
+    out = tmp_path / "out"
+    normlens.align(lens, data, out, gold=gold)
     for other in ({"scopes": "all"}, {"ways": "input"}, {"head": 0}, {"layers": [0]}):
         with pytest.raises(RunError, match="it would mix two runs"):
             normlens.align(lens, data, out, **other)
-    resumed = normlens.align(lens, data, out, gold=gold)
-    for name in whole.tables:
-        assert whole.table(name).equals(resumed.table(name)), name
-    files = {path.name: path.read_text() for path in (tmp_path / "whole" / "links").iterdir()}
-    assert files == {path.name: path.read_text() for path in (out / "links").iterdir()}
     gold.write_text("\n".join(["1-1", *GOLD[1:]]))
     with pytest.raises(RunError, match="gold"):
         normlens.align(lens, data, out, gold=gold)

@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from normlens.corpus.runs.results import Run
+from normlens.measures.bootstrap import numbers_of_text
 from normlens.studies.faithfulness.evaluate import evaluate
-from normlens.studies.faithfulness.protocols import seeded_numbers
 
 Probability = Callable[[list[int]], float]
 
@@ -27,7 +27,7 @@ def load(folder: Any, kind: str) -> tuple[Any, Any]:
 
 def orders(scores: np.ndarray, ids: list[int], ordinary: list[int]) -> dict[str, list[int]]:
     """Tokens by importance in both directions, ties by the seed 0, in plain Python."""
-    ties = seeded_numbers(0, ids, "ties", len(ordinary)).tolist()
+    ties = numbers_of_text(0, ids, "ties", len(ordinary)).tolist()
     by_place = dict(zip(ordinary, ties, strict=True))
     return {
         "most": sorted(ordinary, key=lambda place: (-scores[place], by_place[place])),
@@ -129,7 +129,7 @@ def test_a_causal_model(preferred: Run, places: examples.Places) -> None:
         assert row["correct"] == (says(ids) > 0)
         special = {tokenizer.eos_token_id, *tokenizer.all_special_ids}
         vocabulary = [i for i in range(len(tokenizer)) if i not in special]
-        drawn = seeded_numbers(0, ids, "replacements", len(ids)).tolist()
+        drawn = numbers_of_text(0, ids, "replacements", len(ids)).tolist()
         ways = {
             "contrast-drop-end": dict.fromkeys(range(len(ids)), tokenizer.eos_token_id),
             "contrast-drop-random": {

@@ -20,9 +20,10 @@ from normlens.studies.faithfulness.methods import MethodOptions, explanations, m
 from normlens.studies.faithfulness.options import NAMES
 from normlens.studies.faithfulness.questions import (
     Question,
-    Scorer,
     class_questions,
     cosine_questions,
+    differentiable,
+    embeddings,
     sentence_head,
 )
 
@@ -209,9 +210,9 @@ def test_integrated_gradients_are_a_direct_quadrature(case):
 def test_integrated_gradients_add_up_to_the_difference_from_the_baseline():
     pytest.importorskip("captum")
     lens, questions = asked("pooler")
-    scorer = Scorer(lens, questions[0])
-    e = scorer.embeddings()
-    base, whole = scorer.differentiable(torch.stack([0 * e, e])).detach().tolist()
+    e = embeddings(lens, questions[0])
+    vectors = torch.stack([0 * e, e])
+    base, whole = differentiable(lens, questions[0], vectors).detach().tolist()
     (scores,) = method("integrated-gradients")(lens, questions[:1], MethodOptions(steps=200))
     assert scores.sum() == pytest.approx(whole - base, rel=0.05)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import evaluation_examples as examples
 import pytest
 from forking import run_python
-from run_examples import assert_each_once, assert_same_tables
+from run_examples import assert_same_tables
 
 import normlens
 from normlens.corpus.runs.folder import RunError
@@ -31,24 +30,6 @@ class Interrupting(Progress):
 
     def advance(self, sequences: int, failures: int) -> None:
         raise KeyboardInterrupt
-
-
-def test_a_stopped_evaluation_goes_on_with_the_same_bits(
-    places: examples.Places, classified: Run, tmp_path: Path
-) -> None:
-    out = tmp_path / "stopped"
-    with pytest.raises(KeyboardInterrupt):
-        again(places, out, progress=Interrupting(), file_size=0)
-    assert not Run.open(out).status().complete
-    assert not (out / "report").exists()
-    # The same call, and one that says nothing but the folder, both finish it.
-    other = Path(shutil.copytree(out, tmp_path / "other"))
-    done = again(places, out, page=True)
-    assert_each_once(done)
-    assert_same_tables(done, classified, tolerance=0)
-    assert_same_tables(resume_evaluation(other, page=False), classified, tolerance=0)
-    assert (out / "report" / "report.html").is_file()
-    assert done.check().sound
 
 
 @pytest.mark.slow

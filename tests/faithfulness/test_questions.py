@@ -128,14 +128,6 @@ def test_variants_keep_what_belongs_to_a_token():
         question.replaced([1, 2], [7])
 
 
-def test_ids_alone_are_a_variant_where_they_say_enough():
-    last = Question(text(), 1, position=6)
-    assert last.with_ids([3, 9]) == Variant((3, 9), None, 1)
-    assert last.with_ids(IDS) == last.whole
-    with pytest.raises(InputError, match=r"Question\.without"):
-        Question(text(), 1, position=4).with_ids([3, 9])
-
-
 def test_equal_logits_have_the_first_class_first():
     model = model_of("bert", "SequenceClassification", torch.float32)
     with torch.no_grad():

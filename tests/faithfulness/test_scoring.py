@@ -28,11 +28,18 @@ from normlens.studies.faithfulness.methods import method
 from normlens.studies.faithfulness.questions import (
     NO_PREDICTION,
     Question,
-    Scorer,
     class_questions,
     cosine_questions,
+    differentiable,
+    embeddings,
     score_variants,
 )
+
+
+def scores(lens, question, variants, **how):
+    """What the model says of one text's variants."""
+    return score_variants(lens, [(question, variants)], **how)[0]
+
 
 #: Variants of `IDS`: whole, replaced, and shorter ones.
 PLACES = [[], [2], [2, 4], [1, 3, 5]]
@@ -48,7 +55,7 @@ def test_classes_are_scored_as_one_text_alone(family, batch_size):
     question = Question(text(), target=2, contrast=0)
     variants = [question.replaced(places, MASK) for places in PLACES]
     variants += [question.without(places) for places in PLACES]
-    scored = Scorer(lens, question, batch_size=batch_size).scores(variants)
+    scored = scores(lens, question, batch_size=batch_size, variants=variants)
     assert scored.score.dtype == np.float64
     assert len(scored.score) == 8
     for place, variant in enumerate(variants):
@@ -63,7 +70,7 @@ def test_a_classifier_without_a_padding_token_reads_the_last_token():
     model = model_of("gpt2", "SequenceClassification", pad_token=None)
     question = Question(text(), target=1, contrast=2)
     variants = [question.without(places) for places in PLACES]
-    scored = Scorer(lens, question).scores(variants)
+    scored = scores(lens, question, variants)
     for place, variant in enumerate(variants):
         own = plain_logits(model, list(variant.ids))
         assert scored.score[place] == pytest.approx(float(own[1] - own[2]), abs=1e-6)
@@ -75,7 +82,7 @@ def test_next_tokens_are_read_at_the_end_of_each_variant(family):
     question = Question(text(special=False), target=17, contrast=5, position=len(IDS) - 1)
     variants = [question.replaced(places, MASK) for places in PLACES]
     variants += [question.without(places) for places in [*PLACES, [6], [5, 6]]]
-    scored = Scorer(lens, question).scores(variants)
+    scored = scores(lens, question, variants)
     for place, variant in enumerate(variants):
         own = plain_logits(model, list(variant.ids))[-1]
         assert scored.score[place] == pytest.approx(float(own[17] - own[5]), abs=1e-6)
@@ -88,7 +95,7 @@ def test_a_mask_is_read_where_it_stands_when_tokens_before_it_go():
     question = Question(text(), target=17, contrast=5, position=4, masked=True)
     assert question.kind == "masked-token"
     assert 4 not in question.ordinary
-    scored = Scorer(lens, question).scores([question.whole, question.without([1, 2, 5])])
+    scored = scores(lens, question, [question.whole, question.without([1, 2, 5])])
     for ids, place, score in zip((IDS, [3, 14, 5, 8]), (4, 2), scored.score, strict=True):
         own = plain_logits(model, ids)[place]
         assert score == pytest.approx(float(own[17] - own[5]), abs=1e-6)
@@ -102,13 +109,11 @@ def test_token_types_stay_with_their_tokens():
     question = Question(text(types=True), target=0, contrast=1)
     types = question.encoded.type_ids
     variants = [question.without([2]), question.without([5]), question.replaced([2], MASK)]
-    scored = Scorer(lens, question).scores(variants)
+    scored = scores(lens, question, variants)
     kept = [[place for place in range(7) if place != left] for left in (2, 5, None)]
     for variant, places, score in zip(variants, kept, scored.score, strict=True):
         own = plain_logits(model, list(variant.ids), [types[place] for place in places])
         assert score == pytest.approx(float(own[0] - own[1]), abs=1e-9)
-    with pytest.raises(InputError, match=r"Question\.without"):
-        Scorer(lens, question).scores([IDS[:4]])
 
 
 @pytest.mark.parametrize("reads", [MEAN, FIRST, LAST])
@@ -140,12 +145,12 @@ def test_cosines_are_those_of_one_text_alone(family, reads, tiny):
 def test_texts_share_batches_and_repeated_variants_run_once():
     lens = lens_of("bert", "SequenceClassification")
     questions = [Question(text(), 1, 0), Question(text(SHORT), 2, 0)]
-    asked = [(q, [q.whole, q.replaced([1], MASK), q.whole, q.encoded.ids]) for q in questions]
+    asked = [(q, [q.whole, q.replaced([1], MASK), q.whole, q.whole]) for q in questions]
     with rows_run(lens.adapter.whole) as rows:
         together = score_variants(lens, asked)
     assert rows == [4]
     for (question, variants), scored in zip(asked, together, strict=True):
-        alone = Scorer(lens, question).scores(variants)
+        alone = scores(lens, question, variants)
         np.testing.assert_allclose(scored.score, alone.score, atol=1e-9)
         assert scored.score[0] == scored.score[2] == scored.score[3]
 
@@ -156,7 +161,7 @@ def test_labels_that_do_not_exclude_each_other_have_a_probability_each():
     try:
         lens = normlens.load(model)
         (question,) = class_questions(lens, [text()])
-        scored = Scorer(lens, question).scores([question.whole])
+        scored = scores(lens, question, [question.whole])
     finally:
         model.config.problem_type = None
     own = plain_logits(model, IDS)
@@ -169,21 +174,21 @@ def test_labels_that_do_not_exclude_each_other_have_a_probability_each():
 def test_embeddings_put_back_give_the_same_score_and_know_its_gradient(family):
     lens = lens_of(family, "SequenceClassification")
     question = Question(text(), 1, 0)
-    scorer = Scorer(lens, question)
-    e = scorer.embeddings()
+    asked = (lens, question)
+    e = embeddings(*asked)
     assert e.shape[0] == len(IDS)
     assert not e.requires_grad
     vectors = torch.stack([e, e]).requires_grad_()
-    scores = scorer.differentiable(vectors)
-    real = scorer.scores([question.whole]).score[0]
-    np.testing.assert_allclose(scores.detach(), [real, real], atol=1e-6)
-    (gradient,) = torch.autograd.grad(scores[0], vectors)
+    values = differentiable(*asked, vectors)
+    real = scores(*asked, [question.whole]).score[0]
+    np.testing.assert_allclose(values.detach(), [real, real], atol=1e-6)
+    (gradient,) = torch.autograd.grad(values[0], vectors)
     assert float(gradient[1].abs().max()) == 0.0
     # A central difference along one direction.
     direction = torch.randn(e.shape, generator=torch.Generator().manual_seed(1), dtype=e.dtype)
     step = 1e-3
     around = torch.stack([e + step * direction, e - step * direction])
-    up, down = scorer.differentiable(around).detach()
+    up, down = differentiable(*asked, around).detach()
     assert float((gradient[0] * direction).sum()) == pytest.approx(
         float(up - down) / (2 * step), rel=1e-2, abs=1e-4
     )
@@ -194,36 +199,36 @@ def test_the_model_is_left_as_it_was_also_on_errors():
     lens = lens_of("bert", "SequenceClassification")
     model = lens.adapter.whole
     question = Question(text(), 1, 0)
-    scorer = Scorer(lens, question)
-    expected = scorer.scores([question.whole]).score
+    asked = (lens, question)
+    expected = scores(*asked, [question.whole]).score
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
     model.train()
     try:
-        assert scorer.scores([question.whole]).score == expected  # no dropout
+        assert scores(*asked, [question.whole]).score == expected  # no dropout
         with pytest.raises(RuntimeError):
-            scorer.differentiable(torch.zeros(1, 3, 3))
+            differentiable(*asked, torch.zeros(1, 3, 3))
         assert all(module.training for module in model.modules())
     finally:
         model.eval()
     assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-    assert scorer.scores([question.whole]).score == expected
+    assert scores(*asked, [question.whole]).score == expected
 
 
 def test_threads_take_turns():
     lens = lens_of("bert", "SequenceClassification")
     question = Question(text(), 1, 0)
-    scorer = Scorer(lens, question)
-    e = scorer.embeddings()
+    asked = (lens, question)
+    e = embeddings(*asked)
     expected = [
-        scorer.scores([question.whole]).score[0],
-        float(scorer.differentiable(0 * e[None]).detach()),
+        scores(*asked, [question.whole]).score[0],
+        float(differentiable(*asked, 0 * e[None]).detach()),
     ]
     results = []
 
     def work():
         for _ in range(5):
-            plain = scorer.scores([question.whole]).score[0]
-            results.append([plain, float(scorer.differentiable(0 * e[None]).detach())])
+            plain = scores(*asked, [question.whole]).score[0]
+            results.append([plain, float(differentiable(*asked, 0 * e[None]).detach())])
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
@@ -237,11 +242,11 @@ def test_autograd_is_not_needed_for_scores_and_works_in_inference_mode():
     lens = lens_of("bert", "SequenceClassification")
     question = Question(text(), 1, 0)
     with torch.inference_mode():
-        scorer = Scorer(lens, question)
-        scored = scorer.scores([question.whole])
-    e = scorer.embeddings()
+        asked = (lens, question)
+        scored = scores(*asked, [question.whole])
+    e = embeddings(*asked)
     with torch.inference_mode(), torch.inference_mode(False):
-        assert float(scorer.differentiable(e[None]).detach()) == pytest.approx(scored.score[0])
+        assert float(differentiable(*asked, e[None]).detach()) == pytest.approx(scored.score[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -249,7 +254,7 @@ def test_models_run_in_their_own_precision(dtype):
     lens = lens_of("bert", "SequenceClassification", dtype)
     model = model_of("bert", "SequenceClassification", dtype)
     question = Question(text(), 1, 0)
-    scored = Scorer(lens, question).scores([question.whole])
+    scored = scores(lens, question, [question.whole])
     own = plain_logits(model, IDS)
     assert scored.score.dtype == np.float64
     tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5
@@ -265,7 +270,7 @@ def test_scores_that_are_not_finite_are_refused():
         classifier.weight.fill_(6e4)
     try:
         with pytest.raises(InputError, match="not finite"):
-            Scorer(lens, question).scores([question.whole])
+            scores(lens, question, [question.whole])
     finally:
         with torch.no_grad():
             classifier.weight.copy_(weight)
@@ -274,11 +279,11 @@ def test_scores_that_are_not_finite_are_refused():
 def test_a_way_around_the_layers_refuses_gradients():
     lens = lens_of("bert", "SequenceClassification")
     lens.adapter.outside_scopes = lambda: "a convolution mixes tokens"
-    scorer = Scorer(lens, Question(text(), 1, 0))
+    asked = (lens, Question(text(), 1, 0))
     with pytest.raises(InputError, match="convolution"):
-        scorer.embeddings()
+        embeddings(*asked)
     with pytest.raises(InputError, match="convolution"):
-        scorer.differentiable(torch.zeros(1, 7, 16))
+        differentiable(*asked, torch.zeros(1, 7, 16))
 
 
 def test_questions_of_several_kinds_are_refused():

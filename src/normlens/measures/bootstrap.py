@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -368,3 +370,23 @@ def place_among(value: float, draws: ArrayLike) -> tuple[int, float]:
         return 0, np.nan
     reached = int((others >= value).sum())
     return reached, (1 + reached) / (1 + len(others))
+
+
+# Seeded draws that depend on what they are for, and on nothing else.
+
+
+def draws(count: int, *purpose: object) -> NDArray[np.uint64]:
+    """The first `count` numbers, of 64 random bits each, of the stream of this purpose.
+
+    NumPy promises the raw stream of a bit generator for good. A longer draw begins with the shorter
+    one, so the number at a position does not depend on a sequence's padding.
+    """
+    digest = hashlib.sha256("\n".join(map(str, purpose)).encode()).digest()
+    generator = np.random.PCG64(int.from_bytes(digest, "big"))
+    return np.asarray(generator.random_raw(count), dtype=np.uint64)
+
+
+def numbers_of_text(seed: int, ids: Sequence[int], purpose: str, count: int) -> NDArray[np.uint64]:
+    """Such numbers of a text, which depend on the seed, its tokens and their purpose alone."""
+    digest = hashlib.sha256(json.dumps([purpose, seed, *map(int, ids)]).encode()).digest()
+    return np.random.PCG64(int.from_bytes(digest[:16], "big")).random_raw(count)

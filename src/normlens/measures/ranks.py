@@ -84,6 +84,17 @@ def grouped_spearman(rank: Array, counts: Array, places: Array, squares: float) 
     return float((place * places).sum()) / product**0.5 if product else float("nan")
 
 
+def places_by_score(
+    scores: Array, ties: NDArray[np.uint64], highest_first: bool = True
+) -> NDArray[np.intp]:
+    """The places of scores in their order; of equal ones the lower number in `ties` goes first.
+
+    That holds in both directions: a score that is the same for all says as little as a random
+    order, wherever the tokens stand.
+    """
+    return np.lexsort((ties, -scores if highest_first else scores))
+
+
 # The similarity of two maps: Spearman's ρ.
 
 

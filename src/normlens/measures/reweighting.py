@@ -7,7 +7,7 @@ independent finds differences where there are none. Here whole sequences are res
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,3 +141,61 @@ def _effect(related: DistanceSums, others: DistanceSums) -> Array:
     squares = squares - first**2 + (weight * others.squares.sum(axis=0)).sum(axis=0) - second**2
     deviation = np.sqrt(np.maximum(squares / 2 * number / (number - 1), 0))
     return (1 - 3 / (8 * number - 9)) * divided(first - second, deviation)
+
+
+# One draw of other pairs at the related pairs' distances: Kobayashi et al. 2024, section 5.
+
+
+#: Pairs of a group, at most, that the bootstrap draws from.
+TESTED = 5_000
+#: Share of the related pairs, at most, that may stay without a partner.
+UNMATCHED = 0.05
+
+
+def matched(
+    related: NDArray[np.intp], others: NDArray[np.intp], limit: int = TESTED
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Match related pairs with as many others of the same distance; return both sides' indices.
+
+    Both sides' (groups of) distances are given in a random order, and pairs are taken in it: each
+    related pair gets an other pair that no other has. Where others of a distance run out, fewer
+    related pairs are taken altogether, so that at most `UNMATCHED` of them stay without one.
+    """
+    available = np.bincount(others, minlength=int(related.max(initial=0)) + 1)
+    usable = np.flatnonzero(available[related] > 0)
+    rank = _ranks_within(related[usable])
+    free = rank < available[related[usable]]
+    allowed = np.cumsum(~free) <= UNMATCHED * np.arange(1, len(free) + 1)
+    length = int(np.flatnonzero(allowed).max(initial=-1)) + 1
+    chosen = np.flatnonzero(free[:length])[:limit]
+    begins = np.cumsum(available) - available
+    by_group = np.argsort(others, kind="stable")
+    places = usable[chosen]
+    return places, by_group[begins[related[places]] + rank[chosen]]
+
+
+def proportional(groups: NDArray[np.intp], counts: NDArray[Any], limit: int) -> NDArray[np.intp]:
+    """Choose at most `limit` pairs, from each group of distances in proportion to its `counts`.
+
+    `groups` is that of sampled pairs, in a random order. The first few of the places are in that
+    proportion too.
+    """
+    available = np.bincount(groups, minlength=len(counts))
+    share = counts / max(counts.sum(), 1)
+    there = share > 0
+    if not there.any():
+        return np.empty(0, dtype=np.intp)
+    size = min(limit, int((available[there] / share[there]).min()))
+    ends = np.rint(size * np.cumsum(share)).astype(np.int64)
+    wanted = np.minimum(np.diff(ends, prepend=0), available)
+    rank = _ranks_within(groups)
+    chosen = np.flatnonzero(rank < wanted[groups])
+    return chosen[np.argsort((rank[chosen] + 0.5) / wanted[groups[chosen]], kind="stable")]
+
+
+def _ranks_within(groups: NDArray[np.intp]) -> NDArray[np.intp]:
+    """How many of the same group stand before each."""
+    order = np.argsort(groups, kind="stable")
+    ranks = np.empty(len(groups), dtype=np.intp)
+    ranks[order] = np.arange(len(groups)) - np.searchsorted(groups[order], groups[order])
+    return ranks

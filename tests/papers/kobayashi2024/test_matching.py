@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normlens.studies.papers.pair_samples import matched, proportional
+from normlens.measures.reweighting import matched, proportional
+from normlens.studies.papers.pair_samples import strata
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
@@ -21,7 +22,7 @@ def stratum(distance: np.ndarray) -> list[int]:
 def test_matched_pairs_have_the_same_distances(
     target: np.ndarray, others: np.ndarray, limit: int
 ) -> None:
-    a, b = matched(target, others, limit)
+    a, b = matched(strata(target), strata(others), limit)
     assert len(a) == len(b) <= limit
     assert len(set(a.tolist())) == len(a)
     assert len(set(b.tolist())) == len(b)
@@ -52,10 +53,10 @@ def test_proportional_undoes_the_strata_of_the_sample() -> None:
     distance = np.random.default_rng(0).permutation(np.repeat([1, 2, 3], [500, 500, 500]))
     counts = np.zeros(19)
     counts[[1, 2]] = 1_000, 4_000
-    chosen = proportional(distance, counts, 400)
+    chosen = proportional(distance - 1, counts, 400)
     found = distance[chosen]
     assert [int((found == d).sum()) for d in (1, 2, 3)] == [0, 80, 320]
     assert len(set(chosen.tolist())) == 400
     assert int((found[:100] == 3).sum()) == 80
-    assert len(proportional(distance, counts, 10_000)) == 625  # 3 runs out at 500
-    assert len(proportional(distance, np.zeros(19), 10)) == 0
+    assert len(proportional(distance - 1, counts, 10_000)) == 625  # 3 runs out at 500
+    assert len(proportional(distance - 1, np.zeros(19), 10)) == 0

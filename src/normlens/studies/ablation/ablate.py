@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from normlens.corpus.data.spans import SHARE
 from normlens.corpus.runs.folder import fixed_path, model_name
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.progress import Progress
 from normlens.lens import Lens
 from normlens.options import check_keywords, check_same, names_of, shows_fields_of
@@ -98,7 +97,10 @@ def ablate(
     if page:
         check_packages(NO_PAGE)
     folder = Path(out)
-    asked = _options(model, data, options)
+    named = dict[str, Any](options)
+    if named.get("reference") is not None:
+        named["reference"] = fixed_path(named["reference"])
+    asked = AblateOptions(model=model_name(model), data=fixed_path(data), **named)
     if is_begun(folder):
         begun = load_settings(folder)[0]
         check_same(begun, asked, [name for name in names_of(AblateOptions) if name != "resamples"])
@@ -128,15 +130,3 @@ def ablate(
         return folder
     runs.progress.say("building the report")
     return build_report(folder)
-
-
-def _options(
-    model: GivenModel, data: str | os.PathLike[str], given: AblateKeywords
-) -> AblateOptions:
-    named = dict[str, Any](given)
-    for name in ("components", "kinds"):
-        if named.get(name) is not None:
-            named[name] = parse_names(named[name])
-    if named.get("reference") is not None:
-        named["reference"] = fixed_path(named["reference"])
-    return AblateOptions(model=model_name(model), data=fixed_path(data), **named)

@@ -26,6 +26,7 @@ from normlens.errors import InputError, OutputError, UnsupportedModelError, reas
 from normlens.frozen.parts import FrozenNorm
 from normlens.inputs.text import Encoded
 from normlens.layers import cast
+from normlens.measures.bootstrap import draws
 from normlens.models.base import Adapter
 from normlens.pipeline.batches import TOLERANCE, batches
 from normlens.studies.ablation.data import AblationData
@@ -49,7 +50,6 @@ from normlens.studies.ablation.plan import (
     Place,
     Plan,
     ResidualPlace,
-    draws,
 )
 from normlens.trace.locking import Change, Hooks, other_forwards
 from normlens.trace.run import model_inputs
@@ -549,11 +549,7 @@ def first_pass(
     if not texts:
         raise InputError(f"the first pass can read none of its sequences ({data.note})")
     statistics = gather(
-        lens,
-        texts,
-        keys=[text.id for text in texts],
-        seed=options.seed,
-        batch_size=batch_size,
+        lens, texts, keys=[text.id for text in texts], seed=options.seed, batch_size=batch_size
     )
     temporary = path.with_name(path.name + TEMPORARY)
     statistics.save(temporary)

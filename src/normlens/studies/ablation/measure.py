@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,13 +18,10 @@ from normlens.corpus.measures.base import LABEL, WHOSE, build
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import (
     InputError,
-    MemoryLimitError,
-    NormLensError,
     is_out_of_memory,
-    process_limit,
 )
 from normlens.options import AnalysisOptions
-from normlens.pipeline.batches import padding_spoils
+from normlens.pipeline.batches import halves, padding_spoils
 from normlens.plan.costs import GIB
 from normlens.studies.ablation.interventions import Interventions, Statistics
 from normlens.studies.ablation.losses import (
@@ -94,25 +92,26 @@ class Runner:
 
         They run as one padded batch, or as halves of it if memory ends.
         """
-        if not questions:
-            return [[] for _ in range(len(self.ablations) + 1)]
-        answers = None
-        try:
-            answers = model_ready(self.lens, lambda: self._answers(questions))
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, NormLensError) or not is_out_of_memory(error):
-                raise
-            if len(questions) == 1:
-                longest = max(len(text) for text in questions[0].texts)
-                raise MemoryLimitError(
-                    f"{longest} tokens do not fit into the memory of {self.lens.device}; use "
-                    f"shorter texts, or another device{process_limit()}"
-                ) from error
-        if answers is None:  # halved here, where the error no longer holds any tensors
-            half = len(questions) // 2
-            halves = self.run(questions[:half]), self.run(questions[half:])
-            return [first + second for first, second in zip(*halves, strict=True)]
-        return [list(map(self.loss.outcome, questions, row, answers[0])) for row in answers]
+        answers: dict[int, Sequence[Tensor]] = {}
+        waiting = [list(range(len(questions)))] if questions else []
+        while waiting:
+            places = waiting.pop(0)
+            some = [questions[place] for place in places]
+            try:
+                found = model_ready(self.lens, partial(self._answers, some))
+            except (RuntimeError, MemoryError) as error:
+                longest = [max(one.texts, key=len) for one in questions]
+                waiting[:0] = halves(self.lens, longest, places, error)
+                continue
+            answers |= zip(places, zip(*found, strict=True), strict=True)
+        columns = [answers[place] for place in range(len(questions))]
+        return [
+            [
+                self.loss.outcome(question, own[number], own[0])
+                for question, own in zip(questions, columns, strict=True)
+            ]
+            for number in range(len(self.ablations) + 1)
+        ]
 
     def _answers(self, questions: Sequence[Question]) -> list[list[Tensor]]:
         """The answers of the intact model, then under each ablation, to every question."""
@@ -214,8 +213,8 @@ class AblationMeasure(ModelMeasure):
     run goes on with the same numbers wherever the file lies.
     """
 
-    components: tuple[str, ...] | None = None
-    kinds: tuple[str, ...] | None = None
+    components: str | Sequence[str] | None = None
+    kinds: str | Sequence[str] | None = None
     layers: str = EACH
     draws: int = DRAWS
     loss: str = AUTO

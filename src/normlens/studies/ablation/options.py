@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normlens.corpus.runs.options import parse_names
-from normlens.errors import (
-    InputError,
-    OptionError,
-    check_choice,
-    listed,
-)
-from normlens.options import (
-    FROM_ZERO,
-    REVISION,
-    LayerRanges,
-    Option,
-    at_least_one,
-    parse_layers,
-    whole,
-)
+from normlens.errors import InputError, OptionError, check_choice
+from normlens.options import FROM_ZERO, LayerRanges, at_least_one, parse_layers, whole
 from normlens.scopes import layers_in_words
 
 # The vocabulary of ablations: which component, replaced in what way, in which layers.
@@ -170,64 +158,38 @@ def parse_layer_choice(text: str) -> LayerChoice:
 class AblateOptions:
     """Everything that the numbers of an ablation depend on, model and data included.
 
-    - `components` and `kinds` (None: all that the model has) and `layers` choose ablations; `draws`
-      random dimensions stand beside each kind of special ones.
-    - `loss` is that of the model's head by default: next-token NLL, masked NLL, the classifier's
-      loss, or without a head the drift of the sentence vector. `label` and `score` are columns of
-      the data with right classes and gold scores.
+    - `components` are some of ATTN, FF, LAYER, RES1, RES2, LN1, LN2, … as the layers have them,
+      `kinds` some of the ways in which they are replaced (None: all that the model has): zero,
+      mean, resample; of norms frozen-sigma, no-affine, left-out; of the norm behind FF lowest-gamma
+      and outliers, beside which `draws` random dimensions stand.
+    - `layers` is "each" (every layer alone), "all" (at once), layers such as "0,3-5" counted from
+      0, or layers and a word.
+    - `loss` is that of the model's head by default ("auto"): next-token, masked, classes, or
+      without a head drift, that of the sentence vector. `label` and `score` are columns of the data
+      with right classes (default: label) and gold scores of pairs (default: score, where there is
+      one).
     - `reference` is data for the first pass, which gathers means, deviations and vectors to draw
       from. By default the first `reference_size` sequences of the data, but no more than a fifth of
       it, are set apart for it and not measured.
-    - `limit`, `max_length`, `column`, `pair_column` and `paragraphs` say how data is read, as in a
+    - `seed` is that of masks, draws and resamples, of which every bootstrap has `resamples`.
+    - `limit`, `max_length`, `column`, `pair_column`, `paragraphs` and `revision` are those of a
       run.
     """
 
     model: str
     data: str
-    components: tuple[str, ...] | None = Option(
-        "Some of ATTN, FF, LAYER, RES1, RES2, LN1, LN2, … as the layers have them, separated by "
-        "commas. Default: all.",
-        metavar="LIST",
-        typed=str,
-        parse=parse_names,
-        takes="str | Sequence[str] | None",
-    ).field(None)
-    kinds: tuple[str, ...] | None = Option(
-        f"Some of {', '.join(kind for kind in KINDS if kind not in CONTROLS.values())}, separated "
-        "by commas. Default: all.",
-        metavar="LIST",
-        typed=str,
-        parse=parse_names,
-        takes="str | Sequence[str] | None",
-    ).field(None)
-    layers: str = Option(
-        f"each (every layer alone), all (at once), layers such as 0,3-5, or layers and a word; "
-        f"{FROM_ZERO}.",
-        metavar="LIST",
-    ).field(f"{EACH},{ALL}")
-    loss: str = Option(f"{listed(NAMES, 'or')}.", metavar="NAME").field(AUTO)
-    label: str | None = Option(
-        "The column of right classes, for a classifier's loss. Default: label.", metavar="NAME"
-    ).field(None)
-    score: str | None = Option(
-        "The column of gold scores of pairs, for a sentence encoder. Default: score, where there "
-        "is one.",
-        metavar="NAME",
-    ).field(None)
-    reference: str | None = Option(
-        "Other data for the first pass. Default: the first sequences of the data, set apart.",
-        metavar="DATA",
-    ).field(None)
-    reference_size: int = Option(
-        "Sequences of the first pass; at most a fifth of the data, where they are taken from it.",
-        metavar="N",
-    ).field(REFERENCE)
-    draws: int = Option("Random draws of dimensions beside the special ones.", metavar="N").field(
-        DRAWS
-    )
-    seed: int = Option("Of masks, draws and resamples.", metavar="N").field(0)
-    resamples: int = Option("Of every bootstrap.", metavar="N").field(10_000)
-    revision: str | None = REVISION.field(None)
+    components: str | Sequence[str] | None = None
+    kinds: str | Sequence[str] | None = None
+    layers: str = f"{EACH},{ALL}"
+    loss: str = AUTO
+    label: str | None = None
+    score: str | None = None
+    reference: str | None = None
+    reference_size: int = REFERENCE
+    draws: int = DRAWS
+    seed: int = 0
+    resamples: int = 10_000
+    revision: str | None = None
     limit: int | None = None
     max_length: int = 128
     column: str | None = None
@@ -237,6 +199,9 @@ class AblateOptions:
     def __post_init__(self) -> None:
         check_choice(self.loss, NAMES, "loss")
         parse_layer_choice(self.layers)
+        for name in ("components", "kinds"):
+            if (named := getattr(self, name)) is not None:
+                object.__setattr__(self, name, parse_names(named))
         for kind in self.kinds or ():
             if kind not in KINDS:
                 some = f"choose some of: {', '.join(KINDS)}"
@@ -250,8 +215,7 @@ class AblateOptions:
         whole(self.seed, "seed")
         if whole(self.resamples, "resamples") < FEWEST_RESAMPLES:
             raise OptionError(
-                "resamples",
-                f"{{option}} must be at least {FEWEST_RESAMPLES}, not {self.resamples}",
+                "resamples", f"{{option}} must be at least {FEWEST_RESAMPLES}, not {self.resamples}"
             )
 
     @property

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens.errors import InputError
@@ -24,6 +21,7 @@ from normlens.layers import (
     Residual,
     Step,
 )
+from normlens.measures.bootstrap import draws
 from normlens.measures.maps import outlier_dimensions, special_dimensions
 from normlens.scopes import layers_in_words
 from normlens.studies.ablation.options import (
@@ -391,17 +389,3 @@ class Plan:
                     self._check_kind(layer, component, kind)
                     allowing.append(layer)
         return tuple(allowing)
-
-
-# Seeded draws that depend on what they are for, and on nothing else.
-
-
-def draws(count: int, *purpose: object) -> NDArray[np.uint64]:
-    """The first `count` numbers of the random stream of this purpose.
-
-    NumPy promises the raw stream of a bit generator for good. A longer draw begins with the shorter
-    one, so the number at a position does not depend on a sequence's padding.
-    """
-    digest = hashlib.sha256("\n".join(map(str, purpose)).encode()).digest()
-    generator = np.random.PCG64(int.from_bytes(digest, "big"))
-    return np.asarray(generator.random_raw(count), dtype=np.uint64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,14 +18,7 @@ from normlens.figures.colours import SignedColours
 from normlens.measures.bootstrap import place_among
 from normlens.measures.ranks import cell_correlation, mean_draws
 from normlens.studies.ablation.data import ABLATION, MAPS, load_settings
-from normlens.studies.ablation.evidence import (
-    IN_WORDS,
-    SHORT,
-    AblationEvidence,
-    Cost,
-    taken,
-    ways,
-)
+from normlens.studies.ablation.evidence import IN_WORDS, SHORT, AblationEvidence, Cost, taken, ways
 from normlens.studies.ablation.options import (
     CONTROLS,
     LOWEST_GAMMA,
@@ -47,18 +40,18 @@ from normlens.studies.reports.contents import (
 from normlens.studies.reports.drawing import (
     GREY,
     SMALL,
-    TEXT,
+    Drawing,
+    bare,
+    colour_bar,
     layer_ticks,
     legend,
     line,
     panels,
     style,
+    tiles,
 )
 from normlens.studies.reports.files import finished_run, write
 from normlens.studies.reports.words import LAYER, caption, fixed, signed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 _say = partial(caption, "ablation")
 #: The format of changes and of the ends of their intervals.
@@ -175,17 +168,13 @@ def draw_grids(grids: dict[str, pd.DataFrame], labels: list[str]) -> Drawing:
         panel.set_xticks(range(components), list(grid), rotation=45 if components > 6 else 0)
         panel.set_yticks(range(1, layers + 1, max(1, -(-layers // 16))))
         style(panel, y=LAYER if panel is axes[0] else "", title=title, grid=False)
-        panel.tick_params(length=0)
-        panel.spines[:].set_visible(False)
+        bare(panel)
         for (row, column), value in np.ndenumerate(values):
             if layers <= _NUMBERED and np.isfinite(value):
                 text, ink = _short(value), colours.ink(value)
                 centred: Any = {"ha": "center", "va": "center", "fontsize": SMALL - 1}
                 panel.text(column, row + 1, text, color=ink, **centred)
-        bar = figure.colorbar(image, ax=panel, fraction=0.05, pad=0.02, aspect=8 * high)
-        bar.set_label(label, fontsize=TEXT, color=INK)
-        bar.ax.tick_params(labelsize=SMALL, width=0.5, length=2)
-        bar.outline.set_visible(False)
+        bar = colour_bar(figure, image, label, ax=panel, fraction=0.05, pad=0.02, aspect=8 * high)
         finite = values[np.isfinite(values)]
         if len(finite) and finite.min() < finite.max():
             # The colours are alike on both sides of 0; the key shows those that occur.
@@ -356,10 +345,8 @@ def means_table(changes: pd.DataFrame) -> pd.DataFrame:
 def _draw_kinds(rows: pd.DataFrame, kinds: list[str], cost: Cost) -> Drawing:
     names = list(rows["component"].unique())
     columns = min(3, len(names))
-    figure, axes = panels(columns, -(-len(names) // columns), width=2.6, height=2.0)
-    for panel in axes[len(names) :]:
-        panel.set_axis_off()
-    for place, (panel, name) in enumerate(zip(axes, names, strict=False)):
+    figure, axes = tiles(len(names), columns, 2.6, 2.0)
+    for place, (panel, name) in enumerate(zip(axes, names, strict=True)):
         some = rows[rows["component"] == name].sort_values("layer")
         for number, kind in enumerate(kinds):
             one = some[some["kind"] == kind]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,10 +19,16 @@ from normlens.corpus.runs.folder import fixed_path
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
-from normlens.errors import TABLES, InputError, check_choice, check_installed
+from normlens.errors import TABLES, InputError, check_installed
 from normlens.lens import Lens
 from normlens.measures.alignment import count_links
-from normlens.options import AnalysisOptions, check_keywords, names_of, shows_fields_of
+from normlens.options import (
+    AnalysisOptions,
+    check_keywords,
+    names_of,
+    shows_fields_of,
+    split_keywords,
+)
 from normlens.scopes import components_of
 from normlens.studies.alignment.gold import (
     ALIGNMENT,
@@ -35,12 +42,8 @@ from normlens.studies.alignment.gold import (
 )
 from normlens.studies.alignment.links import Chosen, Reading, WordPlaces, choose, explained, pharaoh
 from normlens.studies.alignment.options import (
-    DEFAULT_SCOPES,
     RUN_FIELDS,
-    WAYS,
     AlignOptions,
-    align_options,
-    parse_several,
 )
 from normlens.studies.driver import GivenData, GivenModel, Planned, one_measure
 
@@ -55,13 +58,12 @@ if TYPE_CHECKING:
 # Word alignment as a measure of a corpus: links of every sentence pair, counted against gold.
 
 
-class AlignmentMeasure(ModelMeasure):
+@dataclass(frozen=True, eq=False)
+class AlignmentMeasure(AlignOptions, ModelMeasure):
     """Links between the words of a source and its target, per layer, scope, way and head.
 
-    Kobayashi et al. 2020, section 5. `scopes` are those of the decoder that the source has reached
-    ("all" is every one; "explain": contributions to logits), `layers` count from 0, `ways` are
-    "input" and "output", `head` is one head or "all". `gold` is a file with a line of gold links
-    for each sentence pair, and `gold_first` the number of a sentence's first word in it.
+    Kobayashi et al. 2020, section 5. Words of a gold file count from 0 unless `gold_first` says
+    otherwise.
     """
 
     name = "alignment"
@@ -70,35 +72,21 @@ class AlignmentMeasure(ModelMeasure):
     reads_pairs = True
     needs = Needs(scopes=(), arrays=False, pairs=True)
 
-    def __init__(
-        self,
-        scopes: str | Sequence[str] = DEFAULT_SCOPES,
-        layers: int | Sequence[int] | None = None,
-        ways: str | Sequence[str] = WAYS,
-        head: int | str | None = None,
-        gold: str | None = None,
-        gold_first: int = 0,
-    ):
-        self.scopes, self.ways = parse_several(scopes), parse_several(ways)
-        self.layers = [layers] if isinstance(layers, int) else layers
-        for way in self.ways:
-            check_choice(way, WAYS, "way")
-        self.head = head
-        self.gold: Gold | None = None if gold is None else read_gold(gold)
-        self.gold_first = gold_first
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.gold_links  # a file that cannot be read is refused at once
+
+    @cached_property
+    def gold_links(self) -> Gold | None:
+        return None if self.gold is None else read_gold(self.gold)
 
     @property
     def options(self) -> dict[str, Any]:
-        given: dict[str, Any] = {
-            "scopes": list(self.scopes),
-            "layers": self.layers,
-            "ways": list(self.ways),
-            "head": self.head,
-        }
-        if self.gold is not None:
-            # Another gold file under the same name would be another run.
-            given |= {"gold": self.gold.digest, "gold_first": self.gold_first}
-        return given
+        if self.gold_links is None:
+            return self.settings
+        # Another gold file under the same name would be another run.
+        first = {"gold_first": self.gold_first or 0}
+        return {**self.settings, "gold": self.gold_links.digest, **first}
 
     def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
         chosen = choose(lens, self.scopes, self.layers, self.ways, self.head)
@@ -108,16 +96,17 @@ class AlignmentMeasure(ModelMeasure):
 
     def gold_of(self, item: Item, lengths: tuple[int, int]) -> GoldLinks | None:
         """The gold links of a sentence pair of so many words, from 0; None without a gold file."""
-        if self.gold is None:
+        gold, first = self.gold_links, self.gold_first or 0
+        if gold is None:
             return None
         if getattr(item.encoded, "generated", None) is not None:
             raise InputError("gold links are of a given target; this one was generated")
-        if item.index >= len(self.gold):
-            raise InputError(f"{self.gold.path!r} has no line for it, only {len(self.gold)}")
-        line = self.gold.lines[item.index]
-        if not line.fits(self.gold_first, lengths):
+        if item.index >= len(gold):
+            raise InputError(f"{gold.path!r} has no line for it, only {len(gold)}")
+        line = gold.lines[item.index]
+        if not line.fits(first, lengths):
             raise InputError("its gold links are of words that it does not have")
-        return line.counted_from(self.gold_first)
+        return line.counted_from(first)
 
 
 @dataclass(frozen=True)
@@ -230,32 +219,26 @@ def align(
     return _aligned(out, model, data, options, progress, new=True)
 
 
-@shows_fields_of(AlignOptions, RunOptions, Execution, without=_NOT_TAKEN)
-def resume_alignment(
-    out: str | os.PathLike[str],
-    *,
-    model: GivenModel | None = None,
-    data: GivenData | None = None,
-    progress: Progress | None = None,
-    **options: Unpack[AlignKeywords],
-) -> Run:
+def resume_alignment(out: str | os.PathLike[str], **given: Any) -> Run:
     """Finish an alignment that was stopped; its options may be given again, but no others."""
-    check_keywords(resume_alignment, options)
-    return _aligned(out, model, data, options, progress, new=False)
+    own = {"model": None, "data": None, "progress": None} | given
+    model, data, progress = (own.pop(name) for name in ("model", "data", "progress"))
+    check_keywords(align, own)
+    return _aligned(out, model, data, own, progress, new=False)
 
 
 def _aligned(
     out: str | os.PathLike[str],
     model: GivenModel | None,
     data: GivenData | None,
-    options: AlignKeywords,
+    options: Mapping[str, Any],
     progress: Progress | None,
     new: bool,
 ) -> Run:
     check_installed(TABLES)  # the links are read from them
-    own, of_run = align_options(options)
+    own, of_run = split_keywords(options, AlignOptions)
     chosen = AlignOptions(**own)
-    given = {name: value for name, value in chosen.settings().items() if name in own}
+    given = {name: value for name, value in chosen.settings.items() if name in own}
     if chosen.gold is not None:
         given["gold"] = fixed_path(chosen.gold)
     if chosen.gold_first is not None:
@@ -264,7 +247,7 @@ def _aligned(
     def plan(model: GivenModel, data: GivenData) -> Planned:
         gold = {} if chosen.gold is None else _gold(chosen, data, of_run)
         return Planned(
-            model, chosen.settings() | gold, {"max_length": None, **of_run, "truncate": False}
+            model, chosen.settings | gold, {"max_length": None, **of_run, "truncate": False}
         )
 
     done = one_measure(

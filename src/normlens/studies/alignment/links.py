@@ -141,7 +141,7 @@ class Chosen:
 def choose(
     lens: Lens,
     scopes: Sequence[str],
-    layers: Sequence[int] | None,
+    layers: int | Iterable[int] | None,
     ways: Sequence[str],
     head: int | str | None,
 ) -> Chosen:

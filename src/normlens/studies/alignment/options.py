@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from normlens.corpus.runs.options import parse_names
-from normlens.errors import InputError, OptionError, check_choice
-from normlens.options import FROM_ZERO, Option, parse_layers, split_keywords
+from normlens.errors import OptionError, check_choice, require
 
 # What an alignment is asked for beside the options of a run; nothing here needs torch.
 
@@ -37,18 +37,6 @@ RUN_FIELDS = (
 )
 
 
-def parse_head(value: int | str) -> int | str:
-    """A head's number from 0, or "all"."""
-    if value == ALL:
-        return ALL
-    try:
-        return int(value)
-    except ValueError:
-        raise OptionError(
-            "head", f"{{option}} is a number from 0 or 'all', not {value!r}"
-        ) from None
-
-
 def parse_several(typed: Iterable[str] | str) -> tuple[str, ...]:
     """Names that were repeated or separated by commas."""
     listed = [typed] if isinstance(typed, str) else typed
@@ -70,81 +58,36 @@ class AlignOptions:
       word in it, 0 or 1; by default it is worked out.
     """
 
-    scopes: tuple[str, ...] = Option(
-        "Scope of the decoder such as CROSS-N, all of them (all), or contributions to logits "
-        f"(explain); repeat it or separate names by commas. Default: {','.join(DEFAULT_SCOPES)}.",
-        metavar="NAME",
-        flags=("--scope", "-s"),
-        typed=list[str],
-        parse=parse_several,
-        takes="str | Sequence[str]",
-    ).field(DEFAULT_SCOPES)
-    layers: Iterable[int] | None = Option(
-        f"Layers of the decoder, for example 2 or 0,2-4; {FROM_ZERO}. Default: all.",
-        metavar="LIST",
-        flags=("--layer", "--layers"),
-        typed=str,
-        parse=parse_layers,
-        takes="int | Iterable[int] | None",
-    ).field(None)
-    ways: tuple[str, ...] = Option(
-        "input (the row that reads the target word) or output (the row that predicts it). "
-        "Default: both.",
-        metavar="WAY",
-        flags=("--way",),
-        typed=str,
-        parse=parse_several,
-        takes="str | Sequence[str]",
-    ).field(WAYS)
-    head: int | str | None = Option(
-        "One head of the cross-attention, counted from 0, or all.",
-        metavar="N",
-        typed=str,
-        parse=parse_head,
-    ).field(None)
-    gold: str | None = Option(
-        "File of gold links, one line per pair: 1-1 (sure) 2p3 (possible).",
-        metavar="FILE",
-        takes="str | os.PathLike[str] | None",
-    ).field(None)
-    gold_first: int | None = Option(
-        "Whether the gold file counts words from 0 or 1. Default: worked out.", metavar="0|1"
-    ).field(None)
+    scopes: str | Sequence[str] = DEFAULT_SCOPES
+    layers: int | Iterable[int] | None = None
+    ways: str | Sequence[str] = WAYS
+    head: int | str | None = None
+    gold: str | os.PathLike[str] | None = None
+    gold_first: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.scopes:
-            raise InputError("no scope is chosen; leave --scope out to take the cross-attention's")
-        if not self.ways or len(set(self.ways)) != len(self.ways):
-            raise InputError(f"choose --way input or --way output once, not {self.ways!r}")
+        for name in ("scopes", "ways"):
+            object.__setattr__(self, name, parse_several(getattr(self, name)))
+        if isinstance(self.layers, int):
+            object.__setattr__(self, "layers", [self.layers])
+        if isinstance(self.head, str) and self.head != ALL:
+            if not self.head.isdecimal():
+                message = f"{{option}} is a number from 0 or 'all', not {self.head!r}"
+                raise OptionError("head", message)
+            object.__setattr__(self, "head", int(self.head))
+        require(self.scopes, "no scope is chosen; leave it out to take the cross-attention's")
+        once = bool(self.ways) and len(set(self.ways)) == len(self.ways)
+        require(once, f"choose the way 'input' or 'output' once, not {self.ways!r}")
         for way in self.ways:
             check_choice(way, WAYS, "way")
         if self.gold_first is not None:
-            if self.gold is None:
-                raise InputError("--gold-first says how a gold file counts; give --gold, too")
+            require(self.gold is not None, "gold_first says how a gold file counts; give gold, too")
             if self.gold_first not in FIRST_WORDS:
                 raise OptionError("gold_first", f"{{option}} is 0 or 1, not {self.gold_first}")
 
+    @property
     def settings(self) -> dict[str, Any]:
-        """The options of the measure, as a manifest writes them."""
-        layers = None if self.layers is None else sorted(set(self.layers))
-        return {
-            "scopes": list(self.scopes),
-            "layers": layers,
-            "ways": list(self.ways),
-            "head": self.head,
-        }
-
-
-def align_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords as those of `AlignOptions`, in the types of its fields, and those of a run."""
-    own, of_run = split_keywords(given, AlignOptions)
-    for name in ("scopes", "ways"):
-        if name in own:
-            own[name] = parse_several(own[name])
-    if isinstance(own.get("layers"), int):
-        own["layers"] = [own["layers"]]
-    if isinstance(own.get("head"), str):
-        own["head"] = parse_head(own["head"])
-    if own.get("gold") is not None:
-        own["gold"] = str(own["gold"])
-    return own, of_run
+        """The options of the measure, as a manifest writes them; those of gold links are apart."""
+        layers = None if self.layers is None else sorted({*self.layers})  # type: ignore[misc]
+        named = {"scopes": list(self.scopes), "layers": layers, "ways": list(self.ways)}
+        return {**named, "head": self.head}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -27,15 +25,10 @@ from normlens.studies.reports.contents import (
     Section,
     Table,
     experiment,
-    measured,
-    model_of,
 )
-from normlens.studies.reports.drawing import GREY, SMALL, layer_ticks, line, panels, style
+from normlens.studies.reports.drawing import GREY, SMALL, Drawing, layer_ticks, line, panels, style
 from normlens.studies.reports.files import check_finished, write_run_report
 from normlens.studies.reports.words import Comparison, Published, caption, power, short_names
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 _say = partial(caption, "alignment")
 
@@ -359,17 +352,6 @@ def _draw_links(
 # Build the report of an alignment from its tables; no model is needed.
 
 
-TABLE = "alignment"  # the table that a run needs to have
-
-
-def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the tables, figures and page of an alignment with gold links; gives the page's path.
-
-    They go to `out`, by default the folder ``report`` in the run's own.
-    """
-    return write_run_report(run, describe, out)
-
-
 def describe(run: Run) -> Report:
     """Describe the report of a finished alignment."""
     check_finished(run)
@@ -386,23 +368,21 @@ def describe(run: Run) -> Report:
         *(Section(each, [(data, each(rates))]) for each in (explanation_result, head_result)),
         Section(example_result, [(data, example_result(evidence, rates))]),
     ]
-    return Report(f"{model_of(run).name}: word alignment", _header(run, data), sections)
+    header = _header(run, data)
+    return Report(f"{header.model.name}: word alignment", header, sections)
 
 
 def _header(run: Run, data: str) -> Header:
-    manifest = run.manifest
     worst = run.sql("SELECT max(completeness) AS worst FROM alignment_texts")["worst"].iloc[0]
-    settings = manifest.options.settings[TABLE]
+    settings = run.manifest.options.settings["alignment"]
+    notes = [
+        ("Gold links", Path(str(settings["gold"])).name),
+        ("Completeness error", power(float(worst))),
+        ("Published numbers", "are of other models, and the paper's of other data"),
+    ]
     shown = {name: settings.get(name) for name in ("scopes", "layers", "ways", "head")}
-    return Header(
-        model=model_of(run),
-        runs=[measured(run, data)],
-        settings={name: value for name, value in shown.items() if value is not None},
-        versions=dict(manifest.versions),
-        notes=[
-            ("Gold links", Path(str(settings["gold"])).name),
-            ("Completeness error", power(float(worst))),
-            ("Published numbers", "are of other models, and the paper's of other data"),
-        ],
-        decomposed=False,
-    )
+    return Header.of_run(run, data, shown, notes)
+
+
+#: Writes the page of an alignment with gold links; by default into the run's folder ``report``.
+build_report = partial(write_run_report, describe)

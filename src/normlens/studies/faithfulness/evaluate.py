@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.options import AUTO, check_keywords, names_of, shows_fields_of
+from normlens.options import AUTO, check_keywords, names_of, shows_fields_of, split_keywords
 from normlens.studies.driver import GivenData, GivenModel, Planned, is_here, loaded, one_measure
 from normlens.studies.faithfulness.citations import check_answers
 from normlens.studies.faithfulness.measure import (
@@ -41,7 +42,6 @@ from normlens.studies.faithfulness.options import (
     Columns,
     EvaluateOptions,
     ablations_of,
-    evaluate_options,
 )
 from normlens.studies.faithfulness.protocols import kind_of
 from normlens.studies.faithfulness.questions import COSINE, NEXT_TOKEN
@@ -103,9 +103,7 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
     """Choose what was left open, and refuse what the model or the data does not allow."""
     named = options.protocols
     kind = kind_of(named) if named else default_kind(lens, pairs=True)
-    columns = Columns(
-        options.label_column, options.good_column, options.bad_column, options.evidence_column
-    )
+    columns = options.columns
     if kind == CITATIONS:
         return _plan_of_citations(lens, options, columns, reading)
     if kind == NEXT_TOKEN and columns == Columns():
@@ -195,6 +193,7 @@ def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
 
 
 MEASURE = "faithfulness"
+_OF_CALL = ("model", "data", "page", "progress")
 _NOT_TAKEN = tuple(name for name in names_of(RunOptions) if name not in RUN_FIELDS)
 
 
@@ -221,40 +220,34 @@ def evaluate(
     return _evaluated(out, model, data, options, page, progress or Progress(), new=True)
 
 
-@shows_fields_of(EvaluateOptions, RunOptions, Execution, without=_NOT_TAKEN)
-def resume_evaluation(
-    out: str | os.PathLike[str],
-    *,
-    model: GivenModel | None = None,
-    data: GivenData | None = None,
-    page: bool = True,
-    progress: Progress | None = None,
-    **options: Unpack[EvaluateKeywords],
-) -> Run:
+def resume_evaluation(out: str | os.PathLike[str], **given: Any) -> Run:
     """Finish an evaluation that was stopped; its options may be given again, but no others."""
-    check_keywords(resume_evaluation, options)
-    return _evaluated(out, model, data, options, page, progress or Progress(), new=False)
+    own = {"model": None, "data": None, "page": True, "progress": None} | given
+    model, data, page, progress = (own.pop(name) for name in _OF_CALL)
+    check_keywords(evaluate, own)
+    return _evaluated(out, model, data, own, page, progress or Progress(), new=False)
 
 
 def _evaluated(
     out: str | os.PathLike[str],
     model: GivenModel | None,
     data: GivenData | None,
-    options: EvaluateKeywords,
+    options: Mapping[str, Any],
     page: bool,
     progress: Progress,
     new: bool,
 ) -> Run:
     if page:
         check_packages(NO_PAGE, "evaluate")
-    own, of_run = evaluate_options(options)
+    own, of_run = split_keywords(options, EvaluateOptions)
+    chosen = EvaluateOptions(**own)
     # None is whatever was chosen when the evaluation began.
     given = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in own.items()
-        if value is not None
+        for name, value in vars(chosen).items()
+        if name in own and value is not None
     }
-    plan = partial(_planned, EvaluateOptions(**own), of_run, progress) if new else None
+    plan = partial(_planned, chosen, of_run, progress) if new else None
     done = one_measure(MEASURE, "an evaluation", out, model, data, given, of_run, progress, plan)
     if not page:
         return done

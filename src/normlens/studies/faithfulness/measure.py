@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures.base import LABEL, WHOSE, BoundMeasure, Item, ModelMeasure, Needs
-from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, MissingDependencyError, NormLensError
 from normlens.explain.questions import column_of, label_of
 from normlens.layers import CAUSAL, SEQUENCES, Head
@@ -27,8 +26,7 @@ from normlens.studies.faithfulness.options import (
     NAMES,
     ROLLOUT,
     Columns,
-    ablations_of,
-    checked_name,
+    EvaluateOptions,
 )
 from normlens.studies.faithfulness.protocols import (
     PROTOCOLS,
@@ -431,38 +429,27 @@ class Trial:
 # method, and ``protocols`` (all changed texts).
 
 
-class FaithfulnessMeasure(ModelMeasure):
+@dataclass(frozen=True, eq=False)
+class FaithfulnessMeasure(EvaluateOptions, ModelMeasure):
     """How true the scores of `methods` are, by `protocols`.
 
     By default the methods are all built-in ones that the model allows and that need no further
-    package, and the protocols those of the model's kind; cosines have to be asked for. `steps` are
-    those of integrated gradients. The columns name fields of the data: a classifier's label, two
-    next words of which a causal model should prefer the good one, and the word that must decide.
+    package, and the protocols those of the model's kind; cosines have to be asked for.
     """
 
     name = "faithfulness"
     tables = TABLES
     order = ORDER
 
-    def __init__(
-        self,
-        methods: str | Sequence[str] | None = None,
-        protocols: str | Sequence[str] | None = None,
-        steps: int = MethodOptions.steps,
-        label_column: str | None = None,
-        good_column: str | None = None,
-        bad_column: str | None = None,
-        evidence_column: str | None = None,
-    ):
-        self.methods = None if methods is None else _listed(methods, "method")
-        self.protocols = None if protocols is None else _listed(protocols, "protocol")
-        self.steps = MethodOptions(steps=steps).steps
-        self.columns = Columns(label_column, good_column, bad_column, evidence_column)
-        self.kind = None if self.protocols is None else kind_of(self.protocols)
-        for name in self.methods or ():
-            ablations_of(name) if self.kind == CITATIONS else checked_name(name)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in (None, CITATIONS):
             check_columns(self.kind, self.protocols or (), self.columns)
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of question that the protocols are about; None where none is named."""
+        return None if self.protocols is None else kind_of(self.protocols)
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
@@ -489,15 +476,6 @@ class FaithfulnessMeasure(ModelMeasure):
             [get(name).on(lens) for name in protocols],
             MethodOptions(batch_size, steps=self.steps),
         )
-
-
-def _listed(names: str | Sequence[str], what: str) -> tuple[str, ...]:
-    listed = parse_names(names)
-    if not listed:
-        raise InputError(f"no {what} is chosen; leave --{what}s out to take all that fit the model")
-    if len(set(listed)) != len(listed):
-        raise InputError(f"a {what} is named twice: {', '.join(listed)}")
-    return listed
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,11 @@ from normlens.studies.faithfulness.questions import (
     COSINE,
     Passes,
     Question,
-    Scorer,
     affordable,
     by_batches,
     check_gradients,
+    differentiable,
+    embeddings,
     head_of,
     mask_token,
     same_kind,
@@ -234,13 +235,12 @@ def integrals(lens: Lens, questions: Sequence[Question], options: MethodOptions)
 
 
 def _integral(lens: Lens, question: Question, options: MethodOptions) -> Scores:
-    scorer = Scorer(lens, question)
-    e = scorer.embeddings()[None]  # (1, k, d)
+    e = embeddings(lens, question)[None]  # (1, k, d)
     size = options.batch_size
     at_once = affordable(lens, len(question), gradients=True) if size == AUTO else int(size)
     attributions = (
         _captum()
-        .IntegratedGradients(scorer.differentiable)
+        .IntegratedGradients(partial(differentiable, lens, question))
         .attribute(
             e,
             baselines=torch.zeros_like(e),
@@ -311,11 +311,7 @@ def explanations(
     """Each score traced back; of a cosine u·v is, which ‖u‖, given beside it, divides."""
     cosine = questions[0].kind == COSINE
     head = sentence_head(lens) if cosine else read_head(lens.adapter)
-    chosen = ExplainOptions(
-        nonlinearity=rule,
-        flow=False,
-        batch_size=options.batch_size,
-    )
+    chosen = ExplainOptions(nonlinearity=rule, flow=False, batch_size=options.batch_size)
     asked = [
         Asked(
             number,
@@ -365,10 +361,7 @@ def lengths(lens: Lens, questions: Sequence[Question], options: MethodOptions) -
     if None in places:  # all of one head, which reads the mean
         return _pooled(lens, Head(SENTENCES, MEAN), encoded, options)
     chosen = AnalysisOptions(
-        scopes=lens.layers[-1].scopes[-1],
-        layers=-1,
-        origin=INPUT,
-        batch_size=options.batch_size,
+        scopes=lens.layers[-1].scopes[-1], layers=-1, origin=INPUT, batch_size=options.batch_size
     )
     maps = lens.analyse(encoded, chosen)
     rows = (one[one.scopes[-1]][-1][place] for one, place in zip(maps, places, strict=True))

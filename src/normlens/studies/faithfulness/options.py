@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from normlens.corpus.runs.options import parse_names
-from normlens.errors import InputError
-from normlens.options import Option, at_least_one, split_keywords
+from normlens.errors import InputError, require
+from normlens.options import Option, at_least_one
 
 # What an evaluation is asked for beside the options of a run.
 
@@ -73,15 +71,23 @@ class EvaluateOptions:
 
     def __post_init__(self) -> None:
         at_least_one(self.steps, "steps")
+        for what in ("method", "protocol"):
+            if (named := getattr(self, f"{what}s")) is not None:
+                listed = parse_names(named)
+                twice = f"a {what} is named twice: {', '.join(listed)}"
+                require(len(set(listed)) == len(listed), twice)
+                nothing = f"no {what} is chosen; leave --{what}s out to take all that fit the model"
+                require(listed, nothing)
+                object.__setattr__(self, f"{what}s", listed)
+        for name in self.methods or ():
+            ablations_of(name) if CITATIONS in (self.protocols or ()) else checked_name(name)
+        _ = self.columns  # refuses columns that do not belong together
 
-
-def evaluate_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords as those of `EvaluateOptions`, in the types of its fields, and those of a run."""
-    own, of_run = split_keywords(given, EvaluateOptions)
-    for name in ("methods", "protocols"):
-        if own.get(name) is not None:
-            own[name] = parse_names(own[name])
-    return own, of_run
+    @property
+    def columns(self) -> Columns:
+        """The columns of the data that are read beside the text."""
+        named = (self.label_column, self.good_column, self.bad_column, self.evidence_column)
+        return Columns(*named)
 
 
 # Columns of the data that an evaluation reads beside the text.

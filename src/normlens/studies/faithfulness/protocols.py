@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +13,8 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError, valid_choice
 from normlens.inputs.text import Encoded
+from normlens.measures.bootstrap import numbers_of_text
+from normlens.measures.ranks import places_by_score
 from normlens.studies.faithfulness.options import CITATIONS, LEAST, MOST
 from normlens.studies.faithfulness.questions import (
     CLASSES,
@@ -28,25 +28,6 @@ from normlens.studies.faithfulness.questions import (
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
-
-# Orders of tokens by their scores; equal scores are put in an order that a seed decides.
-
-
-def seeded_numbers(seed: int, ids: Sequence[int], purpose: str, count: int) -> NDArray[np.uint64]:
-    """Numbers of 64 random bits that depend on the seed, the text and their purpose alone."""
-    digest = hashlib.sha256(json.dumps([purpose, seed, *map(int, ids)]).encode()).digest()
-    # Raw bits are the same in every version of NumPy; its permutations need not be.
-    return np.random.PCG64(int.from_bytes(digest[:16], "big")).random_raw(count)
-
-
-def ordered(scores: NDArray[np.float64], ties: NDArray[np.uint64], first: str) -> NDArray[np.intp]:
-    """The places of scores, the most or the least important first.
-
-    Of equal scores the one with the lower number in `ties` goes first, in both directions: a score
-    that is the same for all tokens says as little as a random order, wherever the tokens stand.
-    """
-    return np.lexsort((ties, -scores if first == MOST else scores))
-
 
 # A text put to the test, and its changed versions.
 
@@ -74,12 +55,14 @@ class Example:
 
     def numbers(self, purpose: str, count: int) -> NDArray[np.uint64]:
         """Random numbers that belong to this text; the same for every method."""
-        return seeded_numbers(self.seed, self.question.encoded.ids, purpose, count)
+        return numbers_of_text(self.seed, self.question.encoded.ids, purpose, count)
 
     def by_importance(self, scores: NDArray[np.float64], first: str) -> NDArray[np.intp]:
         """The places of ordinary tokens, the most or the least important first."""
         places = self.ordinary
-        return places[ordered(scores[places], self.numbers("ties", len(places)), first)]
+        return places[
+            places_by_score(scores[places], self.numbers("ties", len(places)), first == MOST)
+        ]
 
 
 @dataclass(frozen=True)
@@ -291,7 +274,7 @@ class Evidence:
             return {MOST: None}
         own = words >= 0
         totals = np.bincount(words[own], scores[own], minlength=count).astype(np.float64)
-        order = ordered(totals, example.numbers("words", count), MOST)
+        order = places_by_score(totals, example.numbers("words", count))
         rank = 1 + int(np.flatnonzero(np.isin(order, sorted(deciding)))[0])
         return {MOST: 1 / rank}
 

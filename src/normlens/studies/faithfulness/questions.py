@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from normlens.errors import InputError, MemoryLimitError, is_out_of_memory, process_limit
+from normlens.errors import InputError
 from normlens.explain.backward import ask_for_places, chooses_positions, rows_read
 from normlens.explain.questions import column_of, label_of, place_of
 from normlens.explain.search import check_texts
@@ -22,7 +22,7 @@ from normlens.inputs.text import Encoded
 from normlens.layers import ANY, CAUSAL, LAST, MASKED, SEQUENCES, Head
 from normlens.models.base import read_head
 from normlens.options import AUTO, DEFAULT_LIMIT
-from normlens.pipeline.batches import batches
+from normlens.pipeline.batches import batches, halves
 from normlens.plan.costs import SHARE, device_memory
 from normlens.trace.checks import check_chunks, check_weights
 from normlens.trace.locking import Hooks, exclusive
@@ -105,27 +105,15 @@ def by_batches(
     runs out, the halves go one after the other.
     """
     rows: dict[int, Tensor] = {}
-
-    def halved(places: list[int]) -> None:
+    waiting = list(_batches(lens, head, variants, batch_size, gradients))
+    while waiting:
+        places = waiting.pop(0)
         try:
-            done = alone(lens, lambda: work(places), gradients=gradients)
+            done = alone(lens, partial(work, places), gradients=gradients)
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
-                raise
-            if len(places) == 1:
-                raise MemoryLimitError(
-                    f"{len(variants[places[0]])} tokens do not fit into the memory of "
-                    f"{lens.device}; use a shorter text or another device{process_limit()}"
-                ) from None
-        else:
-            rows.update(zip(places, done.double().cpu(), strict=True))
-            return
-        half = len(places) // 2
-        halved(places[:half])
-        halved(places[half:])
-
-    for places in _batches(lens, head, variants, batch_size, gradients):
-        halved(places)
+            waiting[:0] = halves(lens, [variant.encoded for variant in variants], places, error)
+            continue
+        rows |= zip(places, done.double().cpu(), strict=True)
     return torch.stack([rows[place] for place in range(len(variants))])
 
 
@@ -270,30 +258,12 @@ class Question:
         special = self.encoded.special
         return [place for place in range(len(self)) if not special[place] and place != slot]
 
-    # Variants of the text, as `Scorer.scores` takes them ------------------------------------------
+    # Variants of the text ----------------------------------------------------------------------
 
     @property
     def whole(self) -> Variant:
         """The text as it is."""
         return Variant.whole(self.encoded, self.position)
-
-    def with_ids(self, ids: Sequence[int]) -> Variant:
-        """The text with other tokens: as many, or fewer where it does not matter which."""
-        whole, position = self.whole, self.position
-        if len(ids) == len(whole):
-            return Variant(tuple(ids), whole.type_ids, position)
-        if len(set(whole.type_ids or ())) > 1:
-            raise InputError(
-                "which token types belong to the remaining tokens of a pair is not clear from "
-                "their ids; make the variant with Question.without"
-            )
-        if position not in (None, len(whole) - 1):
-            raise InputError(
-                f"where the score of position {position} is read in a text of another length is "
-                "not clear from its ids; make the variant with Question.without"
-            )
-        types = None if whole.type_ids is None else whole.type_ids[:1] * len(ids)
-        return Variant(tuple(ids), types, None if position is None else len(ids) - 1)
 
     def replaced(self, places: Collection[int], token: int | Sequence[int]) -> Variant:
         """Replace the tokens at `places` by `token`, or by one token for each place."""
@@ -532,54 +502,35 @@ class Scored(NamedTuple):
     predicted: NDArray[np.int64]  # the class or token with the largest logit; −1 for a cosine
 
 
-class Scorer:
-    """Scores variants of one text, and vectors in place of its embeddings."""
+def embeddings(lens: Lens, question: Question) -> Tensor:
+    """What each token owns at the start: the vectors (k, d) that enter the first layer."""
+    check_gradients(lens)
+    vectors: list[Tensor] = []
 
-    def __init__(self, lens: Lens, question: Question, *, batch_size: int | str = AUTO):
-        self.lens, self.question, self.batch_size = lens, question, batch_size
+    def keep(x: Tensor) -> Tensor:
+        vectors.append(x.detach().to(lens.compute_dtype))
+        return x
 
-    def scores(self, variants: Sequence[Variant | Sequence[int]]) -> Scored:
-        """Run variants of the text, given by `Question`'s methods or by their ids."""
-        asked = [(self.question, variants)]
-        return score_variants(self.lens, asked, batch_size=self.batch_size)[0]
+    alone(lens, lambda: score_rows(lens, [(question, question.whole)], keep))
+    return vectors[0][0]
 
-    def embeddings(self) -> Tensor:
-        """What each token owns at the start: the vectors (k, d) that enter the first layer."""
-        check_gradients(self.lens)
-        vectors: list[Tensor] = []
 
-        def keep(x: Tensor) -> Tensor:
-            vectors.append(x.detach().to(self.lens.compute_dtype))
-            return x
-
-        alone(
-            self.lens, lambda: score_rows(self.lens, [(self.question, self.question.whole)], keep)
-        )
-        return vectors[0][0]
-
-    def differentiable(self, vectors: Tensor) -> Tensor:
-        """The scores (b,) with vectors (b, k, d) in place of the embeddings, for autograd."""
-        check_gradients(self.lens)
-        rows = [(self.question, self.question.whole)] * len(vectors)
-
-        def replace(x: Tensor) -> Tensor:
-            return vectors.to(x)
-
-        return alone(self.lens, lambda: score_rows(self.lens, rows, replace)[:, 0], gradients=True)
+def differentiable(lens: Lens, question: Question, vectors: Tensor) -> Tensor:
+    """The scores (b,) with vectors (b, k, d) in place of the embeddings, for autograd."""
+    check_gradients(lens)
+    rows = [(question, question.whole)] * len(vectors)
+    entering = vectors.to
+    return alone(lens, lambda: score_rows(lens, rows, entering)[:, 0], gradients=True)
 
 
 def score_variants(
-    lens: Lens,
-    asked: Sequence[tuple[Question, Sequence[Variant | Sequence[int]]]],
-    *,
-    batch_size: int | str = AUTO,
+    lens: Lens, asked: Sequence[tuple[Question, Sequence[Variant]]], *, batch_size: int | str = AUTO
 ) -> list[Scored]:
     """Score variants of several texts, which share batches; a repeated variant runs once."""
     rows: dict[tuple[int, Variant], int] = {}
     places: list[list[int]] = []
-    for number, (question, variants) in enumerate(asked):
-        made = [v if isinstance(v, Variant) else question.with_ids(v) for v in variants]
-        places.append([rows.setdefault((number, variant), len(rows)) for variant in made])
+    for number, (_, variants) in enumerate(asked):
+        places.append([rows.setdefault((number, variant), len(rows)) for variant in variants])
     if not rows:
         return [_scored(np.empty((0, 3))) for _ in asked]
     pairs = [(asked[number][0], variant) for number, variant in rows]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,16 +42,13 @@ from normlens.studies.reports.contents import (
     Section,
     Table,
     experiment,
-    measured,
-    model_of,
 )
-from normlens.studies.reports.drawing import GREY, SMALL, panels, style
+from normlens.studies.reports.drawing import GREY, SMALL, Drawing, bare, panels, style
 from normlens.studies.reports.files import check_finished, rendered, write_run_report
 from normlens.studies.reports.words import caption, fixed, short_names
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-    from matplotlib.figure import Figure as Drawing
 
 _say = partial(caption, "faithfulness")
 
@@ -346,9 +341,7 @@ def draw_matrix(text: ColouredText) -> Drawing:
             tick.set_weight("bold" if decides else "normal")
         for tick in panel.get_yticklabels():
             tick.set_parse_math(False)
-        panel.tick_params(length=0)
-        for spine in panel.spines.values():
-            spine.set_visible(False)
+        bare(panel)
         panel.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
         panel.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
         panel.grid(which="minor", color="white", lw=1)
@@ -467,14 +460,6 @@ def _given(value: Any) -> bool:
 TABLE = "faithfulness"  # the table that a run needs to have
 
 
-def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the tables, figures and page of a faithfulness run; gives the page's path.
-
-    They go to `out`, by default the folder ``report`` in the run's own.
-    """
-    return write_run_report(run, describe, out)
-
-
 def describe(run: Run) -> Report:
     """Describe the report of a finished run: a section per protocol, costs and examples."""
     path = str(run.folder)
@@ -528,20 +513,18 @@ def _protocol(evidence: Evidence, ranking: Ranking, styles: Styles) -> Section:
 
 
 def _header(run: Run, evidence: Evidence, methods: Sequence[str]) -> Header:
-    manifest = run.manifest
     texts = intact(evidence)
     right = texts["right_class"].dropna()
     accuracy = f"; the model is right on {100 * right.mean():.1f} % of them" if len(right) else ""
-    shown = {name: getattr(manifest.options, name) for name in ("limit", "max_length", "seed")}
-    return Header(
-        model=model_of(run),
-        runs=[measured(run, evidence.data)],
-        settings={name: value for name, value in shown.items() if value is not None},
-        versions=dict(manifest.versions),
-        notes=[
-            ("Examples", f"{len(texts):,}{accuracy}"),
-            ("Methods", ", ".join(methods)),
-            ("Published numbers", "do not exist for this model and these data"),
-        ],
-        decomposed=False,
-    )
+    notes = [
+        ("Examples", f"{len(texts):,}{accuracy}"),
+        ("Methods", ", ".join(methods)),
+        ("Published numbers", "do not exist for this model and these data"),
+    ]
+    options = run.manifest.options
+    shown = {name: getattr(options, name) for name in ("limit", "max_length", "seed")}
+    return Header.of_run(run, evidence.data, shown, notes)
+
+
+#: Writes the page of an evaluation; by default into the run's folder ``report``.
+build_report = partial(write_run_report, describe)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -23,6 +22,7 @@ from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table, experiment
 from normlens.studies.reports.drawing import (
     SMALL,
+    Drawing,
     bars,
     correlation_limits,
     heat_map,
@@ -33,9 +33,6 @@ from normlens.studies.reports.drawing import (
     panels,
     style,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 _say = partial(words.caption, "papers")
 

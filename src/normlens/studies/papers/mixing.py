@@ -27,17 +27,19 @@ from normlens.studies.reports.contents import Figure, Result, Table, experiment
 from normlens.studies.reports.drawing import (
     SMALL,
     TEXT,
+    Drawing,
+    bare,
+    colour_bar,
     fonts_for,
     heat_map,
     layer_ticks,
     legend_outside,
     panels,
     style,
+    tiles,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
     from normlens.inputs.text import Text
     from normlens.lens import Lens
 
@@ -170,12 +172,11 @@ def _draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
         by_method = {s: grid[grid["method"] == s].set_index("layer") for s in scopes}
         shown = {scope: rows[categories].T for scope, rows in by_method.items()}
     columns = 1 if len(shown) == 1 else 2
-    rows = -(-len(shown) // columns)
     high = len(next(iter(shown.values())))
     width = 4.6 if len(shown) == 1 else 3.4
-    figure, axes = panels(columns, rows, width=width, height=0.42 + 0.19 * high)
+    figure, axes = tiles(len(shown), columns, width, 0.42 + 0.19 * high)
     image: Any = None
-    for place, (panel, title) in enumerate(zip(axes, shown, strict=False)):
+    for place, (panel, title) in enumerate(zip(axes, shown, strict=True)):
         layers = len(shown[title].columns)
         image = heat_map(
             panel,
@@ -187,19 +188,12 @@ def _draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
             extent=(0.5, layers + 0.5, high - 0.5, -0.5),
         )
         panel.set_xticks(range(1, layers + 1, max(1, -(-layers // 12))))
-        label = words.LAYER if place // columns == rows - 1 else ""
+        label = words.LAYER if place >= len(shown) - columns else ""
         style(panel, x=label, title=title, grid=False)
         if place % columns:
             panel.set_yticklabels([])
-        panel.tick_params(length=0)
-        for spine in panel.spines.values():
-            spine.set_visible(False)
-    for panel in axes[len(shown) :]:
-        panel.set_axis_off()
-    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.01, aspect=30)
-    bar.set_label("mixing ratio (%)", fontsize=TEXT, color=INK)
-    bar.ax.tick_params(labelsize=SMALL, width=0.5, length=2)
-    bar.outline.set_visible(False)
+        bare(panel)
+    colour_bar(figure, image, "mixing ratio (%)", ax=axes, fraction=0.03, pad=0.01, aspect=30)
     return figure
 
 
@@ -295,15 +289,11 @@ def _draw_frequency(
         'ORDER BY scope, "index", position'
     )
     points["rank"] = ranks.loc[points["token_id"]].to_numpy()
+    figure, axes = tiles(len(scopes), 2, 3.4, 2.5, sharex=True)
     columns = min(2, len(scopes))
-    figure, axes = panels(columns, -(-len(scopes) // columns), width=3.4, height=2.5, sharex=True)
     names = category_names(evidence)
     rho = table.set_index("method")
-    for place, panel in enumerate(axes):
-        if place >= len(scopes):
-            panel.set_axis_off()
-            continue
-        scope = scopes[place]
+    for place, (panel, scope) in enumerate(zip(axes, scopes, strict=True)):
         _draw_points(panel, points[points["scope"] == scope], names)
         panel.set_xscale("log")
         panel.set_xlim(left=0.8)

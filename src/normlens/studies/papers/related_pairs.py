@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,10 +40,16 @@ from normlens.studies.papers.published import Evidence, compare
 from normlens.studies.papers.settings import PAPER, Settings
 from normlens.studies.reports import words
 from normlens.studies.reports.contents import Figure, Result, Table, experiment
-from normlens.studies.reports.drawing import SMALL, TEXT, layer_ticks, legend_outside, panels, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
+from normlens.studies.reports.drawing import (
+    SMALL,
+    TEXT,
+    Drawing,
+    layer_ticks,
+    legend_outside,
+    panels,
+    style,
+    tiles,
+)
 
 _say = partial(words.caption, "papers")
 
@@ -367,10 +373,8 @@ def histogram(
 def _draw_figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> Drawing:
     columns = len(rows) if len(rows) < 4 else 2
     width = WIDTH / (2 if len(rows) == 1 else columns)
-    figure, axes = panels(columns, -(-len(rows) // columns), width=width, height=2.2)
-    for spare in axes[len(rows) :]:
-        spare.set_visible(False)
-    for place, (panel, relation) in enumerate(zip(axes, rows, strict=False)):
+    figure, axes = tiles(len(rows), columns, width, 2.2)
+    for place, (panel, relation) in enumerate(zip(axes, rows, strict=True)):
         row = _row(relation, layer) or 0
         groups = relation.related[:, row], relation.others[:, row]
         edges, *shares = histogram(*groups)

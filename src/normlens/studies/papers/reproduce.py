@@ -14,7 +14,6 @@ from normlens.corpus.data.readers import find_data
 from normlens.corpus.data.records import ReadOptions
 from normlens.corpus.runs.folder import fixed_path, model_name
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.errors import OptionError, UnsupportedModelError
@@ -32,15 +31,7 @@ from normlens.studies.faithfulness.evaluate import Reading, evaluate, make_plan
 from normlens.studies.faithfulness.options import EvaluateOptions
 from normlens.studies.papers import mixing
 from normlens.studies.papers.reporting import MODEL, RUNS, build_report, load_settings
-from normlens.studies.papers.settings import (
-    ABLATE,
-    EVALUATE,
-    KINDS,
-    LISTS_OF_PARTS,
-    PARTS,
-    Settings,
-    parse_kinds,
-)
+from normlens.studies.papers.settings import ABLATE, EVALUATE, KINDS, PARTS, Settings, parse_kinds
 from normlens.studies.reports import words
 from normlens.studies.reports.words import check_packages, short_names
 
@@ -226,7 +217,7 @@ def reproduce(
         model=model_name(os.fspath(named)),
         data=data_names,
         limits={} if limit is None else dict.fromkeys(data_names, limit),
-        **_with_names(options),
+        **options,
     )
     if is_begun(folder):
         settings = settings.joined(load_settings(folder))
@@ -246,14 +237,6 @@ def reproduce(
     do_parts(runs, settings, folder)
     runs.progress.say("building the report")
     return build_report(folder)
-
-
-def _with_names(options: SettingsKeywords) -> dict[str, Any]:
-    """The options with lists of names as tuples; they may be given as "first,second"."""
-    return {
-        name: parse_names(value) if name in LISTS_OF_PARTS and value is not None else value
-        for name, value in dict[str, Any](options).items()
-    }
 
 
 def _do(planned: Planned, folder: Path, settings: Settings, runs: Runs) -> None:

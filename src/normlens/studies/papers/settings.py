@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normlens.corpus.runs.options import code_named, parse_names
-from normlens.errors import (
-    InputError,
-    OptionError,
-    check_choice,
-    listed,
-    valid_choice,
-)
+from normlens.errors import InputError, OptionError, check_choice, listed, valid_choice
 from normlens.options import REVISION, Option, check_same, options_of
-from normlens.studies.ablation.options import AblateOptions
 from normlens.studies.faithfulness.options import EvaluateOptions
 
 # The settings of a reproduction.
@@ -32,30 +24,32 @@ MASK = 0.12  # Kobayashi et al. 2021 and 2024
 #: What related pairs are compared with: all other pairs, as in the paper, or unrelated ones alone.
 PAPER, UNRELATED = "paper", "unrelated"
 #: what the runs depend on; the rest only changes what is made of them
-_OF_RUNS = (
-    "model",
-    "revision",
-    "column",
-    "pair_column",
-    "paragraphs",
-    "max_length",
-    "mask",
-    "seed",
-    "relations",
-)
+_OF_RUNS = ("model", "revision", "column", "pair_column", "paragraphs", "max_length", "mask")
+_OF_RUNS += ("seed", "relations")
 #: Options of the optional parts, and the parts that read each of them.
-OF_PARTS = {
-    "methods": (EVALUATE,),
-    "label_column": PARTS,
-    "components": (ABLATE,),
-    "ablation_kinds": (ABLATE,),
-}
-LISTS_OF_PARTS = ("methods", "components", "ablation_kinds")
+OF_PARTS = {"methods": (EVALUATE,), "label_column": PARTS}
+OF_PARTS |= {"components": (ABLATE,), "ablation_kinds": (ABLATE,)}
+_LISTS_OF_PARTS = ("methods", "components", "ablation_kinds")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that the numbers of a report depend on, model and data included."""
+    """Everything that the numbers of a report depend on, model and data included.
+
+    - `seed` is that of masks, samples and resamples; every bootstrap has `resamples`.
+    - Pairs of subwords count that occur at least `min_count` times; the `top` most amplified of a
+      layer are listed. `layer` is that of the histograms, counted from 1 as in the papers (None:
+      the clearest).
+    - `others` says what related pairs are compared with: "paper" (all pairs that are not of their
+      kind, special tokens included) or "unrelated" (ordinary tokens with nothing in common).
+      `relations` are your own relations between tokens, as ``module:name`` of functions of an item
+      that give (n, n) booleans.
+    - `ranks` is a file of frequency ranks of subwords, ``rank count id`` per line (None: those of
+      the corpus); `sentence` is the text of the attention maps, "first|second" a pair.
+    - `methods` are those of `evaluate`, `components` and `ablation_kinds` those of `ablate`.
+    - `limits`, `column`, `pair_column`, `paragraphs`, `max_length` and `revision` are of the data
+      and the model, as in a run.
+    """
 
     kinds: tuple[str, ...]
     model: str
@@ -70,47 +64,34 @@ class Settings:
         "Masked share in the experiments that mask; causal models are never masked.",
         metavar="SHARE",
     ).field(MASK)
-    seed: int = Option("Of masks, samples and resamples.", metavar="N").field(0)
-    resamples: int = Option("Of every bootstrap.", metavar="N").field(10_000)
-    #: rarer pairs of subwords are left out
-    min_count: int = Option("Occurrences of a subword pair that counts.", metavar="N").field(2)
-    top: int = Option("Most amplified pairs per layer.", metavar="N").field(10)
-    layer: int | None = Option(
-        "Layer of the histograms, counted from 1 as in the papers. Default: the clearest.",
-        metavar="N",
-    ).field(None)
-    others: str = Option(
-        "What related pairs are compared with: paper (all pairs that are not of their kind, "
-        "special tokens included) or unrelated (ordinary tokens with nothing in common).",
-        metavar="WHICH",
-    ).field(PAPER)
-    relations: tuple[str, ...] = Option(
-        "Your own relation between tokens: a function of an item that gives (n, n) booleans; may "
-        "be repeated.",
-        metavar="MODULE:NAME",
-        flags=("--relation",),
-        typed=list[str],
-        parse=tuple,
-    ).field(())
-    ranks: str | None = Option(
-        "Frequency ranks of subwords, `rank count id` per line. Default: the corpus's.",
-        metavar="FILE",
-        parse=os.path.abspath,
-    ).field(None)
-    sentence: str | None = Option(
-        "Of the attention maps; 'first|second' is a pair.", metavar="TEXT"
-    ).field(None)
+    seed: int = 0
+    resamples: int = 10_000
+    min_count: int = 2
+    top: int = 10
+    layer: int | None = None
+    others: str = PAPER
+    relations: tuple[str, ...] = ()
+    ranks: str | None = None
+    sentence: str | None = None
     methods: tuple[str, ...] | None = options_of(EvaluateOptions)["methods"].field(None)
     label_column: str | None = Option(
         "The column of a classifier's label. Default: none for evaluate, label for ablate.",
         metavar="NAME",
     ).field(None)
-    components: tuple[str, ...] | None = options_of(AblateOptions)["components"].field(None)
-    ablation_kinds: tuple[str, ...] | None = replace(
-        options_of(AblateOptions)["kinds"], flags=("--kinds",)
+    components: tuple[str, ...] | None = Option(
+        "Of ablate: some of ATTN, FF, LAYER, RES1, RES2, LN1, LN2, … as the layers have them, "
+        "separated by commas. Default: all.",
+        metavar="LIST",
+        typed=str,
+        parse=parse_names,
+        takes="str | Sequence[str] | None",
     ).field(None)
+    ablation_kinds: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        for name in _LISTS_OF_PARTS:  # they may be given as "first,second"
+            if (named := getattr(self, name)) is not None:
+                object.__setattr__(self, name, parse_names(named))
         for kind in self.kinds:
             valid_choice(kind, (*KINDS, *PARTS), "experiments")
         check_choice(self.others, (PAPER, UNRELATED), "others")

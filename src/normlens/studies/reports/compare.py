@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,12 +16,18 @@ from normlens.corpus.runs.folder import LocalFolder
 from normlens.errors import InputError, listed, parse_json, reason_of
 from normlens.figures.canvas import COLOURS, drawable
 from normlens.studies.reports.contents import Figure, is_numeric
-from normlens.studies.reports.drawing import bars, fonts_for, legend_outside, line, panels, style
+from normlens.studies.reports.drawing import (
+    Drawing,
+    bars,
+    fonts_for,
+    legend_outside,
+    line,
+    panels,
+    style,
+    tiles,
+)
 from normlens.studies.reports.files import FORMAT, RESULTS, VERSION, Writer, rendered
 from normlens.studies.reports.words import DASH, LAYER, number, shortened, slug, unique
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 # Tables by layer as curves over depth, one colour per report.
 
@@ -105,8 +111,7 @@ def draw_curves(
         columns = min(COLUMNS, len(curves))
         alike, several = (len({what[place] for what in curves}) == 1 for place in (1, 0))
         width = 2.4 if columns > 1 else 4.0
-        rows = -(-len(curves) // columns)
-        figure, axes = panels(columns, rows, width=width, height=2.1, sharey=alike)
+        figure, axes = tiles(len(curves), columns, width, 2.1, sharey=alike)
         for place, ((key, name), by_label) in enumerate(curves.items()):
             for label, curve in by_label.items():
                 line(axes[place], *curve, labels.index(label), drawable(label))
@@ -118,8 +123,6 @@ def draw_curves(
                 y=label if not alike or place % columns == 0 else "",
                 title="" if several else drawable(key),
             )
-        for panel in axes[len(curves) :]:
-            panel.set_visible(False)
         legend_above(figure, axes)
     return figure
 

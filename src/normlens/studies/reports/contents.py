@@ -247,6 +247,15 @@ class Header:
     #: whether the runs took the model apart, so that masks and the completeness error say something
     decomposed: bool = True
 
+    @classmethod
+    def of_run(
+        cls, run: Run, data: str, settings: Mapping[str, Any], notes: Sequence[tuple[str, str]]
+    ) -> Header:
+        """The header of a single run that does not take the model apart."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        versions = dict(run.manifest.versions)
+        return cls(model_of(run), [measured(run, data)], given, versions, notes, decomposed=False)
+
     @property
     def completeness(self) -> str:
         """The largest completeness error of all runs, in words."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from normlens.studies.reports.words import LAYER
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Drawing: TypeAlias = "Figure"
 GREY = "#8c8c8c"
 TEXT, SMALL = 8.0, 7.0  # points
 
@@ -41,6 +42,32 @@ def panels(
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.ravel())
+
+
+def tiles(
+    count: int, columns: int, width: float, height: float, **options: Any
+) -> tuple[Figure, list[Any]]:
+    """Make a figure with so many panels in rows of at most `columns`."""
+    columns = min(columns, count)
+    figure, axes = panels(columns, -(-count // columns), width, height, **options)
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return figure, axes[:count]
+
+
+def bare(axes: Any) -> None:
+    """Take spines and ticks off, as heat maps have none."""
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def colour_bar(figure: Figure, image: Any, label: str, **options: Any) -> Any:
+    """Draw the key of a heat map's colours."""
+    bar = figure.colorbar(image, **options)
+    bar.set_label(label, fontsize=TEXT, color=INK)
+    bar.ax.tick_params(labelsize=SMALL, width=0.5, length=2)
+    bar.outline.set_visible(False)
+    return bar
 
 
 def style(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: bool = True) -> None:

@@ -351,8 +351,8 @@ RUN_BUILDERS = {
 
 
 def write_run_report(
-    run: str | os.PathLike[str],
     describe: Callable[[Run], Report],
+    run: str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Write what `describe` makes of a run to `out`, by default to the folder `FOLDER`.

@@ -20,7 +20,7 @@ from normlens.errors import REPORT, check_installed
 @cache
 def texts(study: str) -> Mapping[str, Mapping[str, str]]:
     """The words in the file `texts.ini` of a study's folder, by section and key."""
-    parser = ConfigParser(interpolation=None, delimiters=("=",))
+    parser = ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
     parser.optionxform = str
     parser.read_string((files("normlens.studies") / study / "texts.ini").read_text("utf-8"))
     return {
