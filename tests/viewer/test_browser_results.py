@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from picture_examples import classifier, processor, scene
 from viewer_examples import hostile_cosine, hostile_explanation
 
+import normlens
 from normlens.results.explanation import Explanation, Explanations
 
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
@@ -345,3 +347,22 @@ def test_one_sequence_has_no_shares(viewer: Any, why_html: Path) -> None:
     viewer.open(why_html, "view=shares")
     assert viewer.root("view") == "flow"
     assert not viewer.page.is_visible('[data-control="view"] [data-value="shares"]')
+
+
+def test_an_image_is_explained_over_its_picture(viewer: Any, tmp_path: Path) -> None:
+    why: Any = normlens.load(classifier(), processor()).explain(scene())
+    page = viewer.open(why.to_html(tmp_path / "why.html"))
+    assert page.root("view") == "picture"
+    patches = page.page.locator('[data-figure="picture"] .patch')
+    values = [float(patches.nth(k).get_attribute("data-value")) for k in range(patches.count())]
+    np.testing.assert_allclose(values, why.grid.of(why.contributions).ravel(), rtol=1e-5)
+    assert page.page.locator('[data-figure="picture"] image').count() == 1
+    # The row of tokens leaves the patches to the picture.
+    assert page.texts(".tokens .token .text") == ["[CLS]", "… 9 tokens", "no token"]
+    patches.nth(4).click()
+    page.settled()
+    assert page.root("token") == str(why.grid.first + 4)
+    page.choose("reading", "layers")
+    over = [float(patches.nth(k).get_attribute("data-value")) for k in range(patches.count())]
+    np.testing.assert_allclose(over, why.grid.of(why.read("layers")).ravel(), rtol=1e-4, atol=1e-6)
+    assert page.choose("view", "flow").root("view") == "flow"

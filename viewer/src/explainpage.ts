@@ -5,10 +5,12 @@ import { signed, type Colouring } from "./colours";
 import type { Chrome } from "./chrome";
 import { barLines, barsOf, drawComponents, headsOf, type ComponentPicture } from "./componentview";
 import { buttons, h, list, replace, svg } from "./dom";
+import type { Grid } from "./payload";
 import { ExplanationItem, packedExplanations, type Explained } from "./explanation";
 import { crossings, onTheWay, picked, type Drawn, type Edge } from "./flow";
 import { drawFlow, shareSentences, type FlowPicture } from "./flowview";
 import { FONT } from "./figure";
+import { drawnPicture, type Drawn as DrawnPicture } from "./patches";
 import { bars } from "./mapview";
 import { choice, place, ResultPage } from "./resultpage";
 import type { Row } from "./save";
@@ -17,12 +19,14 @@ import { beginnings, drawShares, layerName, shareLines } from "./sequences";
 import { coloursOf, drawStrip, legend, TokenStrip, type Rest, type Tokens } from "./tokenstrip";
 import { facts, questionOf, sumOf } from "./verdict";
 
-const VIEWS = ["flow", "components", "shares"] as const;
+const VIEWS = ["flow", "components", "shares", "picture"] as const;
 const LEVELS = ["subwords", "words"] as const;
 const READINGS = ["embeddings", "layers"] as const;
 const SHARES = ["80", "50", "95"] as const;
 const MOST = 1200; // edges that can still be told apart
 const LISTED = 12;
+const TALLEST = 560; // pixels of a picture
+const COVER = 0.62; // how much of a patch's colour covers it
 
 export interface ExplainState {
   item: number;
@@ -39,7 +43,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   readonly guide =
     "Each number says how much a token adds to the score, or takes from it; with what no token owns they sum to the score. " +
     "The picture follows the score through the layers, from the tokens on the left to where it is read on the right; choose a token to see its way. " +
-    "All of it is exact for the network with this text’s attention weights, deviations of norms and slopes of activations held fixed.";
+    "All of it is exact for the network with this input’s attention weights, deviations of norms and slopes of activations held fixed.";
   private readonly question = h("h2", { class: "question" });
   private readonly facts = h("dl", { class: "facts" });
   private readonly sum = h("p", { class: "sum" });
@@ -53,6 +57,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   private readonly aside = h("aside", { class: "aside", "aria-label": "Details" });
   private readonly controls;
   private explained!: Explained;
+  private picture: DrawnPicture | null = null;
   private drawnFor: { of: Float32Array[]; share: string; drawn: Drawn } | null = null;
 
   constructor(chrome: Chrome) {
@@ -78,7 +83,9 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const item = place(words.item, this.items.length) ?? 0;
     const { header } = this.items[item];
     const level = header.words === null ? "subwords" : choice(words.level, LEVELS);
-    const view = choice(words.view, VIEWS);
+    const isPicture = (header.grid ?? null) !== null && level === "subwords";
+    const wanted = words.view === undefined && isPicture ? "picture" : choice(words.view, VIEWS);
+    const view = wanted === "picture" && !isPicture ? VIEWS[0] : wanted;
     return {
       item,
       view: view === "shares" && !this.hasShares ? VIEWS[0] : view,
@@ -93,7 +100,8 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   protected write(state: ExplainState): Record<string, string> {
     const words: Record<string, string> = {};
     if (state.item > 0) words.item = String(state.item);
-    if (state.view !== VIEWS[0]) words.view = state.view;
+    const usual = (this.items[state.item].header.grid ?? null) !== null && state.level === LEVELS[0] ? "picture" : VIEWS[0];
+    if (state.view !== usual) words.view = state.view;
     if (state.level !== LEVELS[0]) words.level = state.level;
     if (state.reading !== READINGS[0]) words.reading = state.reading;
     if (state.share !== SHARES[0]) words.share = state.share;
@@ -126,6 +134,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   protected async draw(stale: () => boolean): Promise<void> {
     const { header } = this.item;
     const explained = await this.item.at(this.state.level);
+    this.picture = (header.grid ?? null) === null ? null : await drawnPicture(this.item);
     if (stale()) return;
     this.explained = explained;
     if (this.state.token !== null && this.state.token >= explained.labels.length) this.state.token = null;
@@ -138,6 +147,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     replace(this.key_, legend(colours, this.chrome.ink, this.chrome.width));
     if (this.state.view === "flow") this.drawFlow();
     else if (this.state.view === "components") this.drawComponents();
+    else if (this.state.view === "picture") this.drawPatches();
     else this.drawShares();
     this.chrome.root.dataset.view = this.state.view;
     this.chrome.root.dataset.token = String(this.state.token ?? "");
@@ -150,12 +160,21 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     controls.view.set(state.view);
     const shares = controls.view.el.querySelector<HTMLElement>('[data-value="shares"]');
     if (shares !== null) shares.hidden = !this.hasShares;
+    const picture = controls.view.el.querySelector<HTMLElement>('[data-value="picture"]');
+    if (picture !== null) picture.hidden = (header.grid ?? null) === null || state.level === "words";
     controls.level.set(state.level, header.words !== null);
     controls.reading.set(state.reading);
     controls.share.set(state.share);
     controls.heads.set(state.heads ? "1" : "0");
     controls.share.el.hidden = state.view !== "flow" || header.flow === null;
     controls.heads.el.hidden = state.view !== "components";
+  }
+
+  /** The tokens that the picture shows. */
+  private get patches(): [number, number] | undefined {
+    const { grid } = this.item.header;
+    if (!grid || this.state.view !== "picture") return undefined;
+    return [grid.first, grid.first + grid.rows * grid.columns];
   }
 
   /** What each token contributes, at the embeddings or on average over the inputs of all layers. */
@@ -188,7 +207,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const values = this.contributions();
     const rest = [{ label: "no token", value: this.remainder, title: "The remainder: what the model’s biases add, which no token owns." }];
     return {
-      tokens: { name: "Tokens and what they contribute", labels: explained.labels, special: explained.special, values, chosen: this.state.token, beginnings: beginnings(explained) },
+      tokens: { name: "Tokens and what they contribute", labels: explained.labels, special: explained.special, values, chosen: this.state.token, beginnings: beginnings(explained), patches: this.patches },
       rest,
       colours: coloursOf([values], rest, "contribution to the score: warm colours raise it, blue ones lower it", dark),
     };
@@ -229,6 +248,49 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       `Warm colours raise the score, blue ones lower it; edges are as wide as what they carry, dots as large as what a vector carries. ${shareSentences(picture).join(" ")} ` +
       (picture.marks === null ? "Choose a token to see its way." : `Strong: ways that begin at ${labels[this.state.token as number]}.`);
     this.listFlow(flow);
+  }
+
+  /** What each patch contributes, laid over the picture that the model saw. */
+  private overlay(into: SVGElement, room: number, dark: boolean): { width: number; height: number } {
+    const { rows, columns, first } = this.item.header.grid as Grid;
+    const { colours, tokens } = this.row(dark);
+    const ratio = this.picture === null ? columns / rows : this.picture.width / this.picture.height;
+    const height = Math.min(TALLEST, room / ratio);
+    const width = height * ratio;
+    if (this.picture !== null) into.append(svg("image", { width, height, href: this.picture.grey, preserveAspectRatio: "none" }));
+    const [wide, high] = [width / columns, height / rows];
+    for (let k = 0; k < rows * columns; k++) {
+      const [x, y] = [(k % columns) * wide, Math.floor(k / columns) * high];
+      const value = tokens.values[first + k];
+      const chosen = first + k === this.state.token;
+      into.append(
+        svg("rect", {
+          x, y, width: wide, height: high, class: "patch pick", fill: colours.colour(colours.at(first + k)),
+          "fill-opacity": this.picture === null ? 1 : COVER, "data-token": first + k, "data-value": value,
+          stroke: chosen ? (dark ? "#ffffff" : "#000000") : null, "stroke-width": chosen ? 2 : null,
+        }),
+      );
+    }
+    return { width, height };
+  }
+
+  private drawPatches(): void {
+    const { rows, columns, first } = this.item.header.grid as Grid;
+    const figure = svg("svg", { class: "overlay", role: "img", "data-figure": "picture", "font-family": FONT });
+    const size = this.overlay(figure, Math.min(this.room(), 640), this.chrome.ink.dark);
+    figure.setAttribute("aria-label", `What each of ${rows} by ${columns} patches contributes to the score. The list beside it names the largest.`);
+    this.place(figure, size);
+    this.note.textContent = "Warm patches raise the score, blue ones lower it; patches are called by row and column, from 1. Choose one to see its way in the flow.";
+    const { labels, values } = this.row(false).tokens;
+    const largest = labels.map((label, token) => ({ label, token, value: values[token] })).filter(({ token }) => token >= first && token < first + rows * columns);
+    largest.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+    replace(
+      this.aside,
+      h("h3", {}, "Largest contributions"),
+      bars(largest.slice(0, LISTED).map(({ label, token, value }) => ({ label, value, go: () => this.update({ token }) })), signed),
+      this.picture && h("h4", {}, "The picture that the model saw"),
+      this.picture && h("img", { class: "seen", src: this.picture.plain, alt: "The picture, after resizing and cropping", width: 160 }),
+    );
   }
 
   private drawComponents(): void {
@@ -306,7 +368,10 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   /** What an edge, a node or a bar says when it is pointed at. */
   private lines(mark: SVGElement): string[] | null {
     const { labels, nodes } = this.explained;
-    const { edge, node, bias, item } = mark.dataset;
+    const { edge, node, bias, item, token } = mark.dataset;
+    if (token !== undefined && this.state.view === "picture") {
+      return [`patch ${labels[Number(token)]}`, signed(this.contributions()[Number(token)])];
+    }
     if (item !== undefined) return shareLines(this.items[Number(item)].header);
     if (edge !== undefined) {
       const { layer, source, target, value } = this.drawnFor?.drawn.edges[Number(edge)] as Edge;
@@ -389,6 +454,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
         [
           { value: "flow", label: "Flow", title: "Through the layers, from token to token" },
           { value: "components", label: "Components", title: "What passes through attention, feed-forward blocks and heads" },
+          { value: "picture", label: "Picture", title: "What each patch contributes, over the picture" },
           { value: "shares", label: "Shares", title: "What source and prefix supply of each token of the target" },
         ],
         (view) => this.update({ view }),
@@ -453,6 +519,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       picture: (into, room, ink) => {
         const { flow } = this.explained;
         if (this.state.view === "components") return drawComponents(into, this.componentPicture(), room, ink);
+        if (this.state.view === "picture") return this.overlay(into, 640, false);
         if (this.state.view === "shares") return drawShares(into, this.items.map((item) => item.header), this.state.item, room, ink);
         return flow === null ? { width: 0, height: 0 } : drawFlow(into, this.flowPicture(flow), room, ink);
       },

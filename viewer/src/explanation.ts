@@ -1,6 +1,7 @@
 // Reads what normlens.viewer.explanation_payload writes, by tokens or by words; see CONTRACT.md.
 
-import { contents, decoded, expect, Packer, stored, type Blob_, type Source } from "./container";
+import { contents, decoded, expect, inflate, Packer, stored, type Blob_, type Source } from "./container";
+import type { Grid, Picture } from "./payload";
 import type { Sequences } from "./sequences";
 import { wordGroups } from "./axes";
 
@@ -45,6 +46,7 @@ export interface ExplanationHeader extends TokenFields {
   heads: Blob_;
   cross_heads: Blob_ | null;
   flow: Blob_[] | null;
+  grid?: Grid | null; // where tokens are patches of a picture
   precision: { bits: number };
   left_out: string[];
 }
@@ -86,7 +88,8 @@ export class ExplanationItem {
   /** The header for another payload, with this item's arrays moved there. */
   moved(packer: Packer): ExplanationHeader {
     const move = (blob: Blob_) => packer.add(blob, stored(this.source, this.start, blob));
-    const { nodes, components, heads, cross_heads, flow } = this.header;
+    const { nodes, components, heads, cross_heads, flow, grid } = this.header;
+    const picture = grid?.picture && { ...grid.picture, pixels: move(grid.picture.pixels) };
     return {
       ...this.header,
       nodes: move(nodes),
@@ -94,7 +97,14 @@ export class ExplanationItem {
       heads: move(heads),
       cross_heads: cross_heads === null ? null : move(cross_heads),
       flow: flow === null ? null : flow.map(move),
+      grid: grid && { ...grid, picture: picture ?? null },
     };
+  }
+
+  /** The picture whose patches are tokens; null where it is not known. */
+  async picture(): Promise<Picture | null> {
+    const picture = this.header.grid?.picture ?? null;
+    return picture && { ...picture, pixels: await inflate(stored(this.source, this.start, picture.pixels)) };
   }
 
   private async read(): Promise<Explained> {

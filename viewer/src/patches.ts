@@ -2,7 +2,7 @@
 
 import type { Pin } from "./heatframe";
 import type { Mask } from "./measures";
-import type { Item, Picture } from "./payload";
+import type { Picture } from "./payload";
 import type { Shown } from "./shown";
 
 /** Places among the tokens that are shown. */
@@ -68,10 +68,15 @@ export interface Drawn {
   grey: string;
 }
 
-const kept = new WeakMap<Item, Promise<Drawn | null>>();
+/** What has a picture: an item of maps or an explanation. */
+interface Pictured {
+  picture(): Promise<Picture | null>;
+}
+
+const kept = new WeakMap<Pictured, Promise<Drawn | null>>();
 
 /** An item's picture as images, in its colours and in bright greys. */
-export function drawnPicture(item: Item): Promise<Drawn | null> {
+export function drawnPicture(item: Pictured): Promise<Drawn | null> {
   let drawn = kept.get(item);
   if (drawn === undefined) {
     drawn = item.picture().then((picture) => picture && draw(picture));

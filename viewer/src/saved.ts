@@ -2,7 +2,7 @@
 
 import { LIGHT, type Colouring, type Ink } from "./colours";
 import { svg } from "./dom";
-import { drawBar, FONT, wrapped } from "./figure";
+import { barRoom, drawBar, FONT, wrapped } from "./figure";
 
 export interface Composition {
   title: string;
@@ -35,8 +35,8 @@ export function composed(parts: Composition): SVGElement {
   for (const line of parts.lines) write(line, 12.5, ink.muted);
   y += 2;
   y += parts.strip(figure, { x: 0, y, width }, ink) + 14;
-  drawBar(figure, parts.colours, 0, y, 320, ink);
-  y += 58;
+  drawBar(figure, parts.colours, 0, y, width, ink);
+  y += barRoom(parts.colours, width) + 8;
   if (size.height > 0) {
     body.setAttribute("transform", `translate(0 ${y})`);
     figure.append(body);

@@ -11,6 +11,7 @@ export interface Tokens {
   special: boolean[];
   values: ArrayLike<number>;
   chosen: number | null;
+  patches?: [number, number]; // tokens that stand in a picture, first and behind the last
   beginnings?: Map<number, string>; // where a sequence begins among them, and its name
 }
 
@@ -31,8 +32,9 @@ const FAINT = 0.05; // of the scale: what is less is near nothing
 const FEWEST = 4; // tokens that a fold hides
 
 /** Runs of a long text's tokens that contribute next to nothing, as [first, behind the last]. */
-export function folds({ labels, values, chosen, beginnings }: Tokens, colours: Colouring): [number, number][] {
+export function folds({ labels, values, chosen, beginnings, patches }: Tokens, colours: Colouring): [number, number][] {
   const n = labels.length;
+  if (patches !== undefined) return [patches];
   if (n <= MOST) return [];
   const sizes = Array.from({ length: n }, (_, k) => Math.abs(values[k]));
   const least = Math.max(FAINT * (colours.top ?? 0), [...sizes].sort((a, b) => b - a)[MOST]);

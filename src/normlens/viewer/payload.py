@@ -496,6 +496,7 @@ def _explanation_item(
         "flow": None
         if whole is None
         else [blobs.add_signed(part[:end, :end], precision) for part in whole],
+        "grid": grid_field(why.grid, blobs),
         "precision": {"bits": precision},
         "left_out": [*left_out, *(sentence for sentence, said in missing.items() if said)],
     }
