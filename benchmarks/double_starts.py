@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ def complaint(url: str) -> str:
         if done.returncode != 0:
             return f"{words[0]} ends with {done.returncode}: {done.stdout}{done.stderr}"[-400:]
     return ""
+
+
+def difference(there: str, expected: str) -> str:
+    """The first lines that are not the same."""
+    pairs = zip_longest(there.splitlines(), expected.splitlines())
+    return str([pair for pair in pairs if pair[0] != pair[1]][:2])[:300]
 
 
 def started(words: list[str]) -> subprocess.Popen[str]:
@@ -164,7 +171,7 @@ def compare(folder: Path, given: argparse.Namespace) -> int:
             won += codes.count(0)
             refused += codes.count(2)
             there = tables(url)
-            found = "" if there == expected else f"other tables: {there[:300]}"
+            found = "" if there == expected else f"other tables: {difference(there, expected)}"
             found = found or ("" if 0 in codes else "none has finished") or complaint(url)
             wrong += bool(found)
             print(f"{kind.__name__} {number}: exit {codes}; {said} {found}", flush=True)

@@ -29,7 +29,7 @@ from normlens.corpus.measures.base import build
 from normlens.corpus.measures.rows import TABLES
 from normlens.corpus.runs import identity, runs
 from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.ledger import Shard, Written
+from normlens.corpus.runs.ledger import Kept, Shard, Written
 
 LAYERS, WIDTH = 2, 16
 #: Processes that the workers share, and threads of each; more would only wait for the same cores.
@@ -71,7 +71,7 @@ class StandIn:
         self._new = lambda: Gatherer(self.folder, measures, self.by, *size)
         self.gatherers: dict[int, Gatherer] = {}
 
-    def compute(self, worker: int, shard: Shard, alone: bool) -> Written | None:
+    def compute(self, worker: int, shard: Shard, alone: bool) -> Written | Kept:
         started, n = time.time(), len(shard.records)
         index = np.arange(shard.first, shard.first + n)
         names = pa.array([record.id for record in shard.records])

@@ -18,7 +18,7 @@ from normlens.corpus.measures import get
 from normlens.corpus.measures.base import build
 from normlens.corpus.measures.rows import TABLES
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.ledger import Shard, Written
+from normlens.corpus.runs.ledger import Kept, Shard, Written
 
 ROWS = 50  # of a shard
 
@@ -66,7 +66,8 @@ def read(folder: Path, written: Written, table: str) -> pa.Table:
 def test_shards_that_come_in_any_order_lie_in_theirs(tmp_path: Path) -> None:
     made, numbers = gatherer(tmp_path), list(range(9))
     random.Random(0).shuffle(numbers)
-    assert [made.add(prepared(number)) for number in numbers] == [None] * 9
+    kept = [made.add(prepared(number)) for number in numbers]
+    assert kept == [Kept(number, ROWS, 1) for number in numbers]
     written = made.write()
     assert written is not None
     assert written.shards == tuple(range(9))
@@ -85,7 +86,7 @@ def test_a_set_is_written_when_it_is_large_enough(tmp_path: Path) -> None:
     size = sum(table.nbytes for table in prepared(0).rows.tables().values())
     made = gatherer(tmp_path, megabytes=3.5 * size / (1 << 20))
     reported = [made.add(prepared(number)) for number in range(12)]
-    sets = [each.shards for each in reported if each is not None]
+    sets = [each.shards for each in reported if isinstance(each, Written)]
     assert sets
     assert 3 <= len(sets[0]) <= 5
     rest = made.write()
@@ -100,7 +101,7 @@ def test_without_a_size_or_time_every_shard_is_written(
     made = gatherer(tmp_path, **limits)
     for number in range(3):
         written = made.add(prepared(number))
-        assert written is not None
+        assert isinstance(written, Written)
         assert written.shards == (number,)
 
 
@@ -108,7 +109,7 @@ def test_a_shard_alone_leaves_the_others_where_they_are(tmp_path: Path) -> None:
     made = gatherer(tmp_path)
     made.add(prepared(0))
     alone = made.add(prepared(1), alone=True)
-    assert alone is not None
+    assert isinstance(alone, Written)
     assert alone.shards == (1,)
     rest = made.write()
     assert rest is not None
@@ -119,4 +120,4 @@ def test_after_a_death_sets_grow(tmp_path: Path) -> None:
     made = gatherer(tmp_path)
     made.most = 1
     reported = [made.add(prepared(number)) for number in range(15)]
-    assert [len(each.shards) for each in reported if each is not None] == [1, 2, 4, 8]
+    assert [len(each.shards) for each in reported if isinstance(each, Written)] == [1, 2, 4, 8]

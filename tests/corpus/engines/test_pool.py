@@ -27,7 +27,7 @@ from normlens.corpus.engines.pool import (
     Pool,
 )
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.ledger import Shard, Written
+from normlens.corpus.runs.ledger import Kept, Shard, Written
 
 SIZE = 3
 
@@ -107,6 +107,7 @@ class Played(Crew):
                 gathered.append(shard.number)
                 if self.chance.random() < 0.3:
                     return written(self.gathered.pop(worker))
+                return Kept(shard.number, SIZE, 0)
             case "write":
                 return written(self.gathered.pop(worker)) if gathered else None
             case "begin":
@@ -143,7 +144,12 @@ def computed(
 ) -> list[tuple[int, set[int]]]:
     """Shards as they were reported, each with its culprits."""
     results = Pool(crew, attempts).compute(range(count), read, known)
-    return [(number, each.by["culprits"] or set()) for each in results for number in each.shards]
+    return [
+        (number, each.by["culprits"] or set())
+        for each in results
+        if isinstance(each, Written)
+        for number in each.shards
+    ]
 
 
 @settings(max_examples=200, deadline=None)
@@ -213,11 +219,20 @@ def test_what_a_dead_worker_had_gathered_is_computed_again_without_suspicion() -
     assert len(known) <= 1 + 2 * EACH  # those that were at work beside the culprit
 
 
+def test_what_is_lost_is_told() -> None:
+    for seed in range(10):
+        counted: Counter[int] = Counter()
+        for each in Pool(Played(2, {31}, seed)).compute(range(40), read):
+            if isinstance(each, Kept):
+                counted[each.shard] += each.sequences
+        assert set(counted.values()) <= {0, SIZE}
+
+
 def test_what_was_gathered_is_written_when_a_run_is_interrupted() -> None:
     crew = Played(2, set(), seed=1)
     pool, done = Pool(crew), list[int]()
     for each in pool.compute(range(50), read):
-        done += each.shards
+        done += each.shards if isinstance(each, Written) else ()
         if len(done) > 10:
             break
     had = {number for gathered in crew.gathered.values() for number in gathered}
@@ -318,7 +333,8 @@ def looked_after(
     patch.setattr(pools, "time", crew)
     known: Counter[int] = Counter()
     results = Pool(crew, attempts, TIMEOUT).compute(range(count), read, known)
-    return [number for each in results for number in each.shards], known
+    done = [each for each in results if isinstance(each, Written)]
+    return [number for each in done for number in each.shards], known
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -127,6 +127,11 @@ def test_a_query_goes_to_disk_beyond_its_memory(done: Run) -> None:
     assert frame["n"].tolist() == [rows]
 
 
+def test_a_slow_query_prints_nothing_but_its_answer(done: Run) -> None:
+    shown = done.sql("SELECT current_setting('enable_progress_bar') AS shown")["shown"]
+    assert not shown[0]
+
+
 def test_variables_of_the_program_are_not_tables(done: Run) -> None:
     frame = pd.DataFrame({"a": [1]})
     with pytest.raises(InputError, match=r"frame.*the run's tables are: sequences"):

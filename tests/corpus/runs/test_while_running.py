@@ -70,7 +70,8 @@ def test_files_that_vanish_are_an_error(
     out = tmp_path / "run"
     path = out / lost
     meddling = Meddling(lambda: removed(path) if path.is_dir() else path.unlink(), at)
-    with pytest.raises(NormLensError, match="vanished"):
+    # A worker that is about to write may be the first to notice.
+    with pytest.raises(NormLensError, match="vanished|cannot write"):
         run(lens, place / "corpus.txt", out, progress=meddling, **OPTIONS)
 
 

@@ -37,7 +37,7 @@ from normlens.corpus.engines.pool import (
 from normlens.corpus.engines.ray_engine import ray_pool
 from normlens.corpus.engines.worker import Station, Task, Worker, model_threads
 from normlens.corpus.runs.folder import RunError, StuckError
-from normlens.corpus.runs.ledger import Written
+from normlens.corpus.runs.ledger import Kept, Written
 from normlens.corpus.runs.options import Execution
 from normlens.errors import InputError, reason_of
 from normlens.lens import Lens
@@ -72,15 +72,24 @@ class _CallersThread(Executor):
     """Has work done by the thread that takes it from a queue."""
 
     def __init__(self, events: queue.SimpleQueue[Any]):
-        self._events = events
+        self._events, self._turn, self._closed = events, threading.Lock(), False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         work = _Work(fn, args)
-        self._events.put(work)
+        with self._turn:
+            if self._closed:
+                work.future.cancel()
+            else:
+                self._events.put(work)
         return work.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nobody waits for what is still in the queue."""
+        """Let nobody wait for work that is still in the queue, or comes to it."""
+        with self._turn:
+            self._closed = True
+        while not self._events.empty():
+            if isinstance(work := self._events.get(), _Work):
+                work.future.cancel()
 
 
 class HereCrew(Crew):
@@ -153,12 +162,9 @@ class HereCrew(Crew):
         raise NotImplementedError  # nothing can end a thread
 
     def close(self) -> None:
-        for event in iter(lambda: None if self._events.empty() else self._events.get(), None):
-            if isinstance(event, _Work):
-                event.future.cancel()
+        self.station.close()
         # A thread that hangs would keep this process waiting for ever.
         self._threads.shutdown(wait=self.worker.guard.late() is None, cancel_futures=True)
-        self.station.close()
 
 
 class HerePool(Pool):
@@ -182,7 +188,7 @@ class HerePool(Pool):
 
     def compute(
         self, numbers: Iterable[int], read: Read, deaths: Counter[int] | None = None
-    ) -> Iterator[Written]:
+    ) -> Iterator[Written | Kept]:
         deaths = Counter() if deaths is None else deaths
         remaining, poisonous = iter(numbers), deque[int]()
 
@@ -211,7 +217,7 @@ class HerePool(Pool):
                 yield from pool.compute([number], read, deaths)
 
     def rest(self) -> Iterator[Written]:
-        yield from self._results
+        yield from (result for result in self._results if isinstance(result, Written))
         yield from self.crew.rest()
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from normlens.corpus.engines.guard import Late
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.ledger import Shard, Written
+from normlens.corpus.runs.ledger import Kept, Shard, Written
 
 #: Shards that a worker holds: one is tokenised and one becomes tables while the model works on the
 #: third.
@@ -204,7 +204,7 @@ class _Post:
 
     joined: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)
-    gathered: set[int] = field(default_factory=set)  # shards computed and not yet reported
+    gathered: dict[int, Kept] = field(default_factory=dict)  # shards computed and not yet reported
     reported: set[int] = field(default_factory=set)  # shards whose own answer is still to come
     writing: int | None = None  # the call that asks it to write what it has gathered
     pulse: int | None = None  # the call that asks whether a sequence takes too long
@@ -241,7 +241,7 @@ class Pool:
         self._posts: dict[int, _Post] = {}
         self._again: deque[int] = deque()  # shards that were lost with what a worker had gathered
         self._waiting: deque[Job] = deque()  # each needs a worker of its own
-        self._results: deque[Written] = deque()  # that are there and not yet given out
+        self._results: deque[Written | Kept] = deque()  # that are there and not yet given out
         self._most = sys.maxsize  # workers, where more of them died while they started
         self._failed_starts = 0  # in a row
         self._fruitless = 0  # deaths since something was last finished
@@ -273,7 +273,7 @@ class Pool:
 
     def compute(
         self, numbers: Iterable[int], read: Read, deaths: Counter[int] | None = None
-    ) -> Iterator[Written]:
+    ) -> Iterator[Written | Kept]:
         """Yield results as they come; a shard is read only when there is a worker for it.
 
         `deaths` counts the workers that died with each shard.
@@ -308,7 +308,8 @@ class Pool:
                 post.writing = self.crew.ask(worker, Call("write"))
         while time.monotonic() < until:
             while self._results:
-                yield self._results.popleft()
+                if isinstance(result := self._results.popleft(), Written):
+                    yield result
             if not any(post.writing is not None for post in self._posts.values()):
                 return
             for event in self.crew.events():
@@ -404,12 +405,12 @@ class Pool:
         if isinstance(answer, Written):
             at_work = {job.shard.number for job in post.jobs.values()}
             post.reported |= at_work.intersection(answer.shards)
-            post.gathered.difference_update(answer.shards)
+            for number in answer.shards:
+                post.gathered.pop(number, None)
             self._results.append(answer)
         if event.number == post.writing:
             post.writing = None
-            self._again.extend(sorted(post.gathered))  # none, unless the worker has lost some
-            post.gathered.clear()
+            self._lose(post)  # nothing, unless the worker has lost something
             return
         job = post.jobs.pop(event.number)
         post.late = None  # it may have been this one; or else the next answer tells again
@@ -419,8 +420,16 @@ class Pool:
             self._give(event.worker, job)
         elif job.shard.number in post.reported:
             post.reported.remove(job.shard.number)
-        else:
-            post.gathered.add(job.shard.number)
+        elif isinstance(answer, Kept):
+            post.gathered[answer.shard] = answer
+            self._results.append(answer)
+
+    def _lose(self, post: _Post) -> None:
+        """Have what a worker had gathered computed again."""
+        for number, kept in sorted(post.gathered.items()):
+            self._again.append(number)
+            self._results.append(Kept(number, -kept.sequences, -kept.failures))
+        post.gathered.clear()
 
     def on_worker_died(self, event: Died, deaths: Counter[int]) -> None:
         post = self._posts.pop(event.worker)
@@ -435,7 +444,7 @@ class Pool:
                 f"(the last one: {event.reason}); what is done is kept: resume the run where that "
                 "is put right, with fewer --workers or a smaller --batch-size if memory is short"
             )
-        self._again.extend(sorted(post.gathered))
+        self._lose(post)
         # They come before other suspects, so that one shard is through with before the next.
         for job in reversed(post.jobs.values()):
             if job.shard.number in post.reported:

@@ -24,7 +24,7 @@ from normlens.corpus.engines.guard import Guard, Unfinished
 from normlens.corpus.measures import Item, Measure
 from normlens.corpus.measures.user_code import sources_of
 from normlens.corpus.runs.folder import Folder, RunError
-from normlens.corpus.runs.ledger import File, Shard, Written, claim_name, table_file
+from normlens.corpus.runs.ledger import File, Kept, Shard, Written, claim_name, table_file
 from normlens.errors import InputError, NormLensError, is_out_of_memory, one_line, reason_of
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
@@ -346,8 +346,8 @@ class Gatherer:
         self._turn = Lock()
         self._open = Gathered()
 
-    def add(self, prepared: Prepared, alone: bool = False) -> Written | None:
-        """Take in a shard; what is written now, the shard by itself if it is `alone`."""
+    def add(self, prepared: Prepared, alone: bool = False) -> Written | Kept:
+        """Take in a shard; what is written now, if anything, or only the shard if it is `alone`."""
         with prepared.clock.on("tables"):
             tables = prepared.rows.tables()
         with self._turn:
@@ -363,7 +363,7 @@ class Gatherer:
                 now.bytes += table.nbytes
             if not alone:
                 if not self._is_due(now):
-                    return None
+                    return Kept(shard.number, rows.sequences, rows.failures)
                 self._open, self.most = Gathered(), min(2 * self.most, sys.maxsize)
         return self._written(now)
 

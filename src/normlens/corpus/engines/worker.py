@@ -35,7 +35,7 @@ from normlens.corpus.measures import Measure, ModelMeasure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.ledger import Shard, Written, check_same_folder
+from normlens.corpus.runs.ledger import Kept, Shard, Written, check_same_folder
 from normlens.corpus.runs.options import FILE_MINUTES, FILE_SIZE, RunOptions
 from normlens.errors import InputError, NormLensError
 from normlens.inputs.text import Encoded
@@ -292,8 +292,8 @@ class Station:
         """A sequence that takes too long, and the seconds that what is at work may take."""
         return self.worker.guard.late(), self.worker.guard.longest()
 
-    def compute(self, shard: Shard, alone: bool = False) -> Written | None:
-        """Compute every table of a shard; what was written thereupon."""
+    def compute(self, shard: Shard, alone: bool = False) -> Written | Kept:
+        """Compute every table of a shard, and gather its rows or write what was gathered."""
         prepared = self.worker.prepare(shard)
         self._model.submit(self.worker.analyse, prepared).result()
         return self.worker.gatherer.add(prepared, alone)
@@ -328,7 +328,7 @@ class Station:
         alone = replace(opened.prepared, entries=[opened.entries.pop(index)])
         self._model.submit(self.worker.analyse, alone).result()
 
-    def finish(self) -> Written | None:
+    def finish(self) -> Written | Kept:
         """Write the tables of the shard that was begun."""
         opened, self._open = self._opened(), None
         return self.worker.gatherer.add(opened.prepared, alone=True)

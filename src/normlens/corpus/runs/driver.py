@@ -15,6 +15,7 @@ from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.kept_pairs import save_kept_pairs
 from normlens.corpus.runs.ledger import (
+    Kept,
     Ledger,
     Lock,
     Shard,
@@ -65,6 +66,7 @@ class Driver:
         self._model = digest(manifest.model)
         self._deaths: Counter[int] = Counter()  # of workers, by shard
         self._commits = False  # whether it is about to
+        self._shown: dict[int, Kept] = {}  # shards that progress counts and no record yet does
 
     def finish(self, state: State, chosen: Choice, heartbeat: str | None) -> State:
         """Go on from a state that was read after the claim, until every shard is done."""
@@ -100,9 +102,13 @@ class Driver:
             return Shard(number, first, records, time.perf_counter() - start, self.ledger.epoch)
 
         try:
-            for written in self.pool.compute(self.ledger.left(), read, self._deaths):
-                self._commit(written, watching)
+            for result in self.pool.compute(self.ledger.left(), read, self._deaths):
+                if isinstance(result, Kept):
+                    self._show(result, watching)
+                else:
+                    self._commit(result, watching)
         except (KeyboardInterrupt, NormLensError, MemoryError) as error:
+            self.lock.check()  # where the folder is gone, that is what to say
             if not self._commits or isinstance(error, KeyboardInterrupt):
                 with suppress(NormLensError, MemoryError):
                     for written in self.pool.rest():
@@ -128,7 +134,21 @@ class Driver:
         self.ledger.commit(written)
         self._commits = False
         watching.finished(written)
-        self.progress.advance(written.sequences + written.failures, written.failures)
+        shown = [self._shown.pop(number, Kept(number, 0, 0)) for number in written.shards]
+        sequences = written.sequences - sum(kept.sequences for kept in shown)
+        failures = written.failures - sum(kept.failures for kept in shown)
+        if sequences or failures:
+            self._advance(sequences, failures, watching)
+
+    def _show(self, kept: Kept, watching: Watching) -> None:
+        """Count a shard as soon as it is computed, and no longer if that is lost."""
+        if self._shown.pop(kept.shard, None) is None:
+            self._shown[kept.shard] = kept
+        self._advance(kept.sequences, kept.failures, watching)
+
+    def _advance(self, sequences: int, failures: int, watching: Watching) -> None:
+        watching.computed(sequences + failures)
+        self.progress.advance(sequences + failures, failures)
 
     def _checked(self) -> State:
         """Refuse to end a run whose records, files or manifest are gone; remove what is stray."""

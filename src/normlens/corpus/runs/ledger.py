@@ -94,6 +94,14 @@ class Written:
     deaths: dict[int, int] = field(default_factory=dict)  # shard → workers that died with it
 
 
+class Kept(NamedTuple):
+    """A shard that a worker has computed and not written yet; negative: that was lost with it."""
+
+    shard: int
+    sequences: int
+    failures: int
+
+
 def table_file(table: str, first: int, epoch: int) -> str:
     """A new name for a file of a table, which no other worker and no other driver gives."""
     return f"{TABLES}/{table}/{first:06d}-{epoch}-{uuid.uuid4().hex[:12]}.parquet"

@@ -195,8 +195,16 @@ class Watching:
         with self._lock:
             self._in_flight.setdefault(number, time.time())
 
+    def computed(self, sequences: int) -> None:
+        """Note sequences that are done, although their files may not be written yet."""
+        now = time.time()
+        with self._lock:
+            self._recent.append((now, self._recent[-1][1] + sequences))
+            while len(self._recent) > 2 and self._recent[1][0] < now - LATELY:
+                self._recent.popleft()
+
     def finished(self, written: Written) -> None:
-        """Note shards that came back."""
+        """Note shards that are recorded."""
         now, count = time.time(), written.sequences + written.failures
         name = f"{written.by.get('host', '?')}:{written.by.get('pid', '?')}"
         with self._lock:
@@ -206,9 +214,6 @@ class Watching:
             self._failures += written.failures
             self._retried += sum(written.deaths.values())
             self._shards += len(written.shards)
-            self._recent.append((now, self._sequences))
-            while len(self._recent) > 2 and self._recent[1][0] < now - LATELY:
-                self._recent.popleft()
             seconds = self._seconds.get(name, 0.0) + max(0.0, written.finished - written.started)
             self._seconds[name] = seconds
             before = self._workers.pop(name, None)  # the last to finish stands last
@@ -227,7 +232,7 @@ class Watching:
         """All of it at this moment."""
         now = time.time()
         with self._lock:
-            since, count = self._recent[0]
+            (since, before), (_, count) = self._recent[0], self._recent[-1]
             return Activity(
                 pid=os.getpid(),
                 host=socket.gethostname(),
@@ -238,7 +243,7 @@ class Watching:
                 sequences=self._sequences,
                 failures=self._failures,
                 retried=self._retried,
-                rate=(self._sequences - count) / max(now - since, 1e-3),
+                rate=(count - before) / max(now - since, 1e-3),
                 in_flight=len(self._in_flight),
                 oldest={str(number): begun for number, begun in self._in_flight.items()},
                 workers=tuple(reversed(self._workers.values())),

@@ -54,6 +54,7 @@ def closed_connection(
     ):
         connection.execute(f"SET memory_limit = {quoted_text(memory)}")
         connection.execute(f"SET temp_directory = {quoted_text(spill)}")
+        connection.execute("SET enable_progress_bar = false")  # it would stand in the answer
         # A query's names are tables of the run, never variables of the calling program.
         connection.execute("SET python_enable_replacements = false")
         if system is not None:
