@@ -166,7 +166,7 @@ def prepared(
     if not getattr(lens.tokenizer, "is_fast", False):
         raise InputError(
             "citations need a fast tokenizer, which says which characters each token covers; pass "
-            "one to load(model, tokenizer) (--tokenizer)"
+            "one to load(model, tokenizer)"
         )
     if not isinstance(question, str) or not question.strip():
         raise InputError("the question is empty; give at least one word")
