@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlens.errors import InputError, one_line, reason_of, system_reason
+from normlens.errors import one_line, reason_of, require, system_reason
 
 
 def test_one_line_keeps_the_spaces_of_names() -> None:
@@ -29,4 +29,4 @@ def test_no_test_meets_an_error_of_several_lines() -> None:
     """`conftest.py` looks at every error that is made while tests run."""
     for message in ("two\nlines", ""):
         with pytest.raises(AssertionError):
-            InputError(message)
+            require(False, message)

@@ -168,7 +168,9 @@ def test_viewers_of_two_pages_have_two_names():
 
 def test_the_reference_names_everything_that_is_exported():
     text = (DOCS / "api.md").read_text()
-    named = set(re.findall(r"auto\w+:: normlens\.(?:\w+\.)*(\w+)", text))
+    every = re.findall(r"auto\w+:: normlens\.(?:\w+\.)*(\w+)", text)
+    named = set(every)
+    assert len(every) == len(named)
     assert set(normlens.__all__) - {"__version__"} <= named
     for name, _ in fences(text, "option-fields"):
         module, _, kind = name.rpartition(".")

@@ -122,13 +122,6 @@ def test_the_file_is_plain_safetensors(why, path):
         np.testing.assert_array_equal(file.get_tensor("flows/"), why.flow)
 
 
-def test_an_existing_file_stays(why, path):
-    path.write_text("precious")
-    with pytest.raises(normlens.NormLensError, match="exists already"):
-        why.save(path)
-    assert path.read_text() == "precious"
-
-
 # Kinds --------------------------------------------------------------------------------------------
 
 

@@ -40,16 +40,6 @@ def read_csv(path: Path) -> pd.DataFrame:
 # Formats -----------------------------------------------------------------------------------------
 
 
-@in_one_case("suffix", export.FORMATS)
-def test_every_format_is_written_and_nothing_else(
-    maps: normlens.Maps, tmp_path: Path, suffix: str
-) -> None:
-    path = tmp_path / f"maps{suffix}"
-    assert export.write(maps, path, scopes=["ATTN-N", "FF"]) == path
-    assert path.stat().st_size > 1000
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_suffix_decides_in_any_case(maps: normlens.Maps, tmp_path: Path) -> None:
     assert export.write(maps, tmp_path / "maps.JSON").exists()
     assert export.check_format("x/y.Csv") == ".csv"
