@@ -329,8 +329,6 @@ def _shallow(options: Any) -> dict[str, Any]:
 
 def show_citation(citation: Citation, names: Sequence[str] = ()) -> None:
     """Print a citation: the answer, the strongest sources, and what else made it."""
-    from normlens.results.citation import REST
-
     say(f"{citation.provenance.get('model')}: {citation.question}", style="bold")
     said = citation.provenance.get("target", "given")
     say(f"answer ({said}): {' '.join(citation.answer.split())}")
@@ -350,7 +348,10 @@ def show_citation(citation: Citation, names: Sequence[str] = ()) -> None:
     columns = ("source", "score", *(["95 %"] if sharp else []), "share", "file", "text")
     print_table(title, columns, rows, left=(0, -1, -2))
     parts = [("sources", float(citation.contributions.sum()))]
-    parts += [*zip(REST, citation.rest.sum(0).tolist(), strict=True), ("score", citation.value)]
+    parts += [
+        *zip(citation.rest_names, citation.rest.sum(0).tolist(), strict=True),
+        ("score", citation.value),
+    ]
     cells = ([name, signed_number(value, places)] for name, value in parts)
     print_table("The score of the exact pass", ("", "part"), cells)
 
