@@ -42,7 +42,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["--layers", "2"], "layer 2 is out of range"),
         (["--layers", "last"], "cannot read --layers 'last'"),
         (["--limit", "9"], "has 8 sequences to measure beside 1 that are set apart"),
-        (["--label-column", "label"], "leave --label out"),
+        (["--label-column", "label"], "leave label (--label-column) out"),
         (["--gold", "links"], "takes no option 'gold'"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_file_may_end_without_a_line_break_or_with_one_empty_line(gold):
 def test_the_first_words_number_is_worked_out(gold):
     assert gold("0-0 1p1\n").first_word([(2, 2)]) == 0
     assert gold("1-1\n2-3\n").first_word([(2, 2), (2, 3)]) == 1
-    with pytest.raises(InputError, match="from 0 or from 1; say which with --gold-first"):
+    with pytest.raises(InputError, match="from 0 or from 1; say which with gold_first="):
         gold("1-1\n").first_word([(2, 2)])
     assert gold("1-1\n").first_word([(2, 2)], 0) == 0
     assert gold("1-1\n").first_word([(2, 2)], 1) == 1

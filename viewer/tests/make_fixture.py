@@ -114,7 +114,7 @@ def pair() -> Maps:
     }
     same = np.hstack([np.zeros((n, m), dtype=bool), np.eye(n, dtype=bool)])
     arrays["ATTNRES-W"] = (0.5 * arrays["ATTN-W"] + 0.5 * same).astype(np.float32)
-    encoder = example(causal=False)._of_tokens(list(range(5)), list(range(5)))
+    encoder = example(causal=False)._part(targets=list(range(5)), sources=list(range(5)))
     return Maps(
         arrays=arrays,
         raw_tokens=targets.raw_tokens,

@@ -9,7 +9,7 @@ answer's log-probability y under each, ``y = b + M w`` is solved for w around th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from normlens.errors import InputError, require
-from normlens.explain.backward import ask_for_places, rows_read
+from normlens.explain.backward import ask_for_places, chooses_positions, rows_read
 from normlens.explain.explainer import Explainer
 from normlens.explain.questions import Question
+from normlens.inputs import as_list
 from normlens.inputs.encode import answered, encode_target, generated, reader_of
 from normlens.inputs.text import (
     DOCUMENT,
@@ -56,6 +57,8 @@ CONTEXT, QUESTION = "{context}", "{question}"
 _CUE = "\n\nAnswer:"
 #: Attention weights of one layer are formed up to this size on a CPU.
 ALPHA_BYTES = 1 << 21
+#: Scores of all words that subsets may take at a time, in bytes.
+LOGIT_BYTES = 1 << 28
 #: λ of the ridge.
 RIDGE = 4.0
 
@@ -163,7 +166,7 @@ def prepared(
     if not getattr(lens.tokenizer, "is_fast", False):
         raise InputError(
             "citations need a fast tokenizer, which says which characters each token covers; pass "
-            "one to load(model, tokenizer) (--tokenizer)"
+            "one to load(model, tokenizer)"
         )
     if not isinstance(question, str) or not question.strip():
         raise InputError("the question is empty; give at least one word")
@@ -213,7 +216,7 @@ def read_sources(
 ) -> tuple[list[str], list[int], list[str]]:
     """Sources, the documents that they are of, and the white space before each of them."""
     alone = isinstance(sources, str)
-    texts = [sources] if alone else sources
+    texts = [sources] if alone else as_list(sources)
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise InputError(
             f"sources are a list of texts, or one text to be split, not {type(sources).__name__}"
@@ -321,9 +324,31 @@ def subset_scores(prompt: Prompt, masks: NDArray[np.bool_]) -> NDArray[np.float6
     items = [prompt.followed(prompt.read(mask)[0]) for mask in masks]
     found = np.empty(len(items))
     for batch in batches(lens, items, prompt.options.batch_size):
-        together = [items[index] for index in batch]
-        found[batch] = exclusive(lens.adapter.whole, partial(_log_probabilities, prompt, together))
+        for alike in _alike(prompt, items, batch):
+            together = [items[index] for index in alike]
+            work = partial(_log_probabilities, prompt, together)
+            found[alike] = exclusive(lens.adapter.whole, work)
     return found
+
+
+def _alike(prompt: Prompt, items: Sequence[Encoded], batch: Sequence[int]) -> Iterator[list[int]]:
+    """The items of a batch, shortest first, in groups whose scores of all words are not too large.
+
+    The model gives scores at every position where the answer of any of them is predicted.
+    """
+    whole, output = prompt.lens.adapter.whole, read_head(prompt.lens.adapter).output
+    assert output is not None
+    row = output.weight.shape[1] * prompt.lens.dtype.itemsize
+    group = list[int]()
+    for index in sorted(batch, key=lambda index: len(items[index])):
+        width = len(items[index])
+        if chooses_positions(whole):
+            width = len(prompt.ids) + width - len(items[group[0] if group else index])
+        if group and (len(group) + 1) * width * row > LOGIT_BYTES:
+            yield group
+            group = []
+        group.append(index)
+    yield group
 
 
 def _log_probabilities(prompt: Prompt, items: Sequence[Encoded]) -> list[float]:

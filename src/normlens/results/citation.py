@@ -101,8 +101,13 @@ class Citation(TokenResult):
         return matrix
 
     @property
+    def rest_names(self) -> tuple[str, ...]:
+        """The names of the columns of `rest`."""
+        return REST
+
+    @property
     def rest(self) -> NDArray[np.float64]:
-        """What else made each part, [part, 3]: by the names in `REST`."""
+        """What else made each part, [part, 3]: by `rest_names`."""
         of_tokens = [self.token_scores[:, self.owners == who].sum(1) for who in (PROMPT, ANSWER)]
         return np.stack([*of_tokens, self.biases], axis=1)
 

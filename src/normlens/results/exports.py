@@ -15,7 +15,7 @@ from normlens import figures
 from normlens.errors import InputError, valid_choice
 from normlens.results import store, words
 from normlens.results.axes import BY_SCOPE, EXPLANATION, PatchGrid, long_table, plain
-from normlens.results.citation import REST, Citation
+from normlens.results.citation import Citation
 from normlens.results.explanation import (
     COSINE,
     WHOLE,
@@ -362,7 +362,7 @@ def _citation_document(cited: Citation) -> dict[str, Any]:
         "axes": {"matrix": ("part", "source"), "rest": ("part", "owner")},
         "matrix": cited.matrix,
         "rest": cited.rest,
-        "rest_names": REST,
+        "rest_names": cited.rest_names,
         **_named(cited, "tokens", "token_ids", "owners", "token_scores"),
         **_named(cited, "completeness", "provenance"),
     }

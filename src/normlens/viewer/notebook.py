@@ -22,7 +22,6 @@ from normlens.errors import InputError, MissingDependencyError, NormLensError, c
 from normlens.figures.canvas import made
 from normlens.results import store
 from normlens.results.axes import plain
-from normlens.results.citation import REST
 from normlens.results.words import OTHER_SEQUENCE, PLACES, STACKS, signed_number
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
@@ -405,7 +404,7 @@ class CitationPage(OwnPage):
             "interval": None if cited.interval is None else digits(cited.interval),
             "matrix": digits(cited.matrix),
             "rest": digits(cited.rest),
-            "names": REST,
+            "names": cited.rest_names,
             "values": digits(cited.values),
         }
         return pages.title(cited.question, [cited]), facts

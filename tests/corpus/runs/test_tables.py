@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -19,7 +22,7 @@ from run_records import forget, shards_done
 
 from normlens import cli
 from normlens.cli.corpus import SOME_FAILED
-from normlens.corpus import Run
+from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.status import _covered
 from normlens.corpus.runs.tables import Tables
@@ -291,6 +294,28 @@ def test_progress_suits_its_stream() -> None:
     assert "6/10 sequences" in log.getvalue()
     assert "1 failed" in log.getvalue()
     assert "\x1b" not in log.getvalue()
+
+
+def test_a_run_in_a_notebook_shows_a_bar_and_what_came_of_it(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = folder / "model", folder / "corpus.txt", tmp_path / "run"
+    notebook = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None))
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    done = run(*given, measures="mixing", shard_size=2)
+    out, err = capsys.readouterr()
+    status = done.status()
+    said = rf"{status.done} sequences, {status.failures} failed, in 0:\d\d:\d\d\n"
+    assert re.fullmatch(said, out)
+    assert "sequences: 100%" in err
+    resume(done.folder.url)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    run(*given[:2], tmp_path / "again", measures="mixing")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_breaks_do_not_count_as_time() -> None:

@@ -143,7 +143,7 @@ def check_room(demand: Demand, nodes: list[dict[str, Any]]) -> None:
     raise RunError(
         f"no node of the Ray cluster has room for a worker ({wanted}); they have "
         f"{'; '.join(sorted({_described(node) for node in nodes})) or 'nothing'}: change "
-        "--resources or --gpus-per-worker, or add a node"
+        "--resources, or add a node"
     )
 
 

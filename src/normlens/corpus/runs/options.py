@@ -322,10 +322,10 @@ class Execution:
         of_ray = (self.address, self.gpus_per_worker, self.resources)
         if self.engine != "ray" and any(value is not None for value in of_ray):
             raise InputError(
-                "--address, --gpus-per-worker and --resources are Ray's; add --engine ray"
+                "--address and --resources (gpus_per_worker) are Ray's; add --engine ray"
             )
         if "gpu" in parse_resources(self.resources) and self.gpus_per_worker is not None:
-            raise InputError("--gpus-per-worker and gpu= of --resources say the same; give one")
+            raise InputError("gpus_per_worker and gpu= of --resources say the same; give one")
         if self.gpus_per_worker is not None and not (
             math.isfinite(self.gpus_per_worker) and self.gpus_per_worker >= 0
         ):

@@ -1,9 +1,10 @@
-"""How far a run is: a bar in a terminal, lines elsewhere, or nothing."""
+"""How far a run is: a bar in a terminal or a notebook, lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
 import sys
 import time
+import warnings
 from typing import Any, TextIO
 
 LINE_EVERY = 10.0  # seconds
@@ -92,6 +93,43 @@ class Bar(Progress):
 
     def stop(self) -> None:
         self.bar.stop()
+
+
+class NotebookBar(Progress):
+    """A bar in a notebook's cell, and what came of the run when it ends."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+        self.failures = 0
+        self.started = time.monotonic()
+
+    def start(self, total: int, done: int) -> None:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+        if done >= total:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without ipywidgets it is a bar of characters
+            self.bar = tqdm(total=total, initial=done, unit="sequence", desc="sequences")
+
+    def advance(self, sequences: int, failures: int) -> None:
+        self.failures += failures
+        self.bar.update(sequences)
+        if self.bar.n >= self.bar.total:
+            self.stop()
+            took = clock(time.monotonic() - self.started)
+            print(f"{self.bar.n} sequences, {self.failures} failed, in {took}")
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def for_caller() -> Progress:
+    """What a call in Python shows unless told otherwise: a bar in a notebook, elsewhere nothing."""
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    return NotebookBar() if hasattr(running, "kernel") else Progress()
 
 
 def for_stream(quiet: bool, stream: TextIO | None = None) -> Progress:

@@ -43,7 +43,7 @@ from normlens.corpus.runs.manifest import (
     refuse,
 )
 from normlens.corpus.runs.options import Execution, RunOptions, parse_measures, parse_names
-from normlens.corpus.runs.progress import Progress
+from normlens.corpus.runs.progress import Progress, for_caller
 from normlens.corpus.runs.results import Run, failures_told
 from normlens.corpus.runs.status import check_heartbeat
 from normlens.errors import InputError, NormLensError
@@ -91,7 +91,7 @@ def run(
     )
     chosen.tables()  # raises where two measures write one
     folder = open_folder(out)
-    progress = progress or Progress()
+    progress = progress or for_caller()
     check_free(folder)
     check_heartbeat(execution.heartbeat)
     source = opened_data(fixed, data)
@@ -143,7 +143,7 @@ def resume(
     """
     folder = open_folder(out)
     manifest = Manifest.load(folder)
-    progress = progress or Progress()
+    progress = progress or for_caller()
     check_keywords(resume, options)
     how, given = split_keywords(options, Execution)
     fixed = manifest.options

@@ -96,7 +96,7 @@ def open_ablation_data(options: AblateOptions, loss: str | None = None) -> Ablat
         reference = _open(options, options.reference)
         if reference.fingerprint == _open(options, options.data).fingerprint:
             raise InputError(
-                f"--reference is {whole.name!r} itself, and the first pass needs other data; leave "
+                f"reference is {whole.name!r} itself, and the first pass needs other data; leave "
                 "it out to set some sequences apart"
             )
         size = min(options.reference_size, sum(1 for _ in reference))
@@ -128,11 +128,12 @@ def _extra(options: AblateOptions, loss: str | None, pairs: bool) -> tuple[str, 
         return ()
     if options.label is not None and loss != CLASSES:
         raise InputError(
-            f"right classes are of the loss {CLASSES!r}, not {loss!r}; leave --label out"
+            f"right classes are of the loss {CLASSES!r}, not {loss!r}; leave label "
+            "(--label-column) out"
         )
     if options.score is not None and not (loss == DRIFT and pairs):
         raise InputError(
-            f"gold scores are of pairs of texts and the loss {DRIFT!r}; leave --score out, or name "
+            f"gold scores are of pairs of texts and the loss {DRIFT!r}; leave score out, or name "
             "the second text's column with --pair-column"
         )
     if loss == CLASSES:

@@ -115,7 +115,7 @@ class Gold:
             )
         if len(fitting) > 1:
             raise InputError(
-                f"{self.path!r} could count words from 0 or from 1; say which with --gold-first"
+                f"{self.path!r} could count words from 0 or from 1; say which with gold_first="
             )
         return fitting[0]
 

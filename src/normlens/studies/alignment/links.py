@@ -160,11 +160,11 @@ def choose(
         read_head(lens.adapter)  # raises for a model without one
         if OUTPUT not in ways:
             raise InputError(
-                "contributions to a logit are of the row that predicts a word; choose --way "
+                "contributions to a logit are of the row that predicts a word; choose way "
                 "output, or leave explain out of --scope"
             )
         if head not in (None, ALL):
-            raise InputError("contributions to a logit are of the whole model; leave --head out")
+            raise InputError("contributions to a logit are of the whole model; leave head out")
     named: set[str] = set()
     for scope in of_maps:
         full = None if scope == ALL else resolve(scope, available)
@@ -192,7 +192,7 @@ def choose(
     together = head in (None, ALL)
     if not together and (deeper := [name for name in ordered if name not in (WEIGHTS, NORMS)]):
         raise InputError(
-            f"single heads have maps of {WEIGHTS} and {NORMS}, not of {deeper[0]}; leave --head "
+            f"single heads have maps of {WEIGHTS} and {NORMS}, not of {deeper[0]}; leave head "
             "out, or choose these scopes"
         )
     return Chosen(ordered, wanted, [int(one) for one in heads], together, explains)

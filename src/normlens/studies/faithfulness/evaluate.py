@@ -13,7 +13,7 @@ from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.options import Execution, RunOptions
-from normlens.corpus.runs.progress import Progress
+from normlens.corpus.runs.progress import Progress, for_caller
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.lens import Lens
@@ -217,7 +217,7 @@ def evaluate(
     refused before the run begins.
     """
     check_keywords(evaluate, options)
-    return _evaluated(out, model, data, options, page, progress or Progress(), new=True)
+    return _evaluated(out, model, data, options, page, progress or for_caller(), new=True)
 
 
 def resume_evaluation(out: str | os.PathLike[str], **given: Any) -> Run:
@@ -225,7 +225,7 @@ def resume_evaluation(out: str | os.PathLike[str], **given: Any) -> Run:
     own = {"model": None, "data": None, "page": True, "progress": None} | given
     model, data, page, progress = (own.pop(name) for name in _OF_CALL)
     check_keywords(evaluate, own)
-    return _evaluated(out, model, data, own, page, progress or Progress(), new=False)
+    return _evaluated(out, model, data, own, page, progress or for_caller(), new=False)
 
 
 def _evaluated(
