@@ -19,7 +19,7 @@ from run_examples import (
 import normlens
 from normlens import cli
 from normlens.corpus import Run
-from normlens.corpus.engines import worker
+from normlens.corpus.engines import shard_rows
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import scramble, tiny_config, tiny_model
@@ -97,16 +97,16 @@ def test_beside_measures_of_maps(checkpoint, corpus, tmp_path):
 
 def test_stopped_and_resumed_is_whole(whole, checkpoint, corpus, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    finish = worker.Worker.finish
+    add = shard_rows.Gatherer.add
     finished: list[int] = []
 
-    def interrupted(self, prepared):
+    def interrupted(self, prepared, alone):
         if len(finished) == 2:
             raise KeyboardInterrupt
         finished.append(prepared.shard.number)
-        return finish(self, prepared)
+        return add(self, prepared, alone)
 
-    monkeypatch.setattr(worker.Worker, "finish", interrupted)
+    monkeypatch.setattr(shard_rows.Gatherer, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         normlens.run(
             checkpoint,
@@ -116,7 +116,7 @@ def test_stopped_and_resumed_is_whole(whole, checkpoint, corpus, tmp_path, monke
             settings={"explanations": ASKED},
             shard_size=3,
         )
-    monkeypatch.setattr(worker.Worker, "finish", finish)
+    monkeypatch.setattr(shard_rows.Gatherer, "add", add)
     assert not Run.open(out).status().complete
     resumed = normlens.resume(out)
     assert resumed.status().complete

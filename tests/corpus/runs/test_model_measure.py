@@ -14,7 +14,7 @@ from run_examples import assert_each_once, assert_same_tables, some_fail, tiny_c
 
 import normlens
 from normlens.corpus import Run
-from normlens.corpus.engines import worker
+from normlens.corpus.engines import shard_rows
 from normlens.corpus.measures import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.corpus.runs.folder import RunError
 from normlens.errors import InputError
@@ -137,15 +137,15 @@ def test_a_run_goes_on_where_it_was_stopped(
     checkpoint: Path, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = counted(checkpoint, labelled, tmp_path / "whole", shard_size=2)
-    finish, calls = worker.Worker.finish, []
+    add, calls = shard_rows.Gatherer.add, []
 
-    def once(self: worker.Worker, prepared: Any) -> Any:
+    def once(self: shard_rows.Gatherer, prepared: Any, alone: bool) -> Any:
         calls.append(prepared.shard.number)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return finish(self, prepared)
+        return add(self, prepared, alone)
 
-    monkeypatch.setattr(worker.Worker, "finish", once)
+    monkeypatch.setattr(shard_rows.Gatherer, "add", once)
     with pytest.raises(KeyboardInterrupt):
         counted(checkpoint, labelled, tmp_path / "stopped", shard_size=2)
     monkeypatch.undo()
