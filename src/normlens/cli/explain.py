@@ -134,16 +134,23 @@ def _print_contributions(why: Explanation) -> None:
     largest = max(abs(row.value) for row in rows) or 1.0
     places = decimals(largest)
     cells: list[list[str | Text]] = []
-    for row in rows:
+    over = [row.value for row in in_words.explained_rows(why, len(why.tokens), in_words.LAYERS)]
+    both = len(over) == len(rows)  # a long text shows its strongest tokens alone
+    for place, row in enumerate(rows):
         if row.is_heading:
-            cells.append([Text(row.label, style="bold"), "", ""])
+            cells.append([Text(row.label, style="bold"), "", "", ""])
             continue
         sign, colour = ("█", _POSITIVE) if row.value > 0 else ("▒", _NEGATIVE)
         bar = Text(sign * round(_BAR * abs(row.value) / largest), style=colour.rgb)
-        cells.append([row.label, signed_number(row.value, places), bar])
-    cells.append(["sum", signed_number(why.value, places), ""])
+        mean = signed_number(over[place], places) if both else ""
+        cells.append([row.label, signed_number(row.value, places), bar, mean])
+    total = signed_number(why.value, places)
+    cells.append(["sum", total, "", total if both else ""])
     title = "What each token contributes (█ adds, ▒ takes away)"
-    print_table(title, ("token", "contribution", ""), cells, left=(0, -1))
+    columns = ["token", "contribution", "", *["over all layers"] * both]
+    if both:
+        title += "; over all layers: which position carries the score, on average"
+    print_table(title, columns, (cell[: len(columns)] for cell in cells), left=(0, 2))
 
 
 def _print_components(why: Explanation) -> None:

@@ -71,7 +71,7 @@ def test_files_that_vanish_are_an_error(
     path = out / lost
     meddling = Meddling(lambda: removed(path) if path.is_dir() else path.unlink(), at)
     # A worker that is about to write may be the first to notice.
-    with pytest.raises(NormLensError, match="vanished|cannot write"):
+    with pytest.raises(NormLensError, match=r"vanished|cannot write"):
         run(lens, place / "corpus.txt", out, progress=meddling, **OPTIONS)
 
 
