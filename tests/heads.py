@@ -15,9 +15,10 @@ from normlens.models.tiny import scramble, tiny_config, tiny_families
 
 #: Families with every kind of layer that any family has; `test_kinds` compares.
 KINDS = (
-    *("albert", "bert", "cohere", "deberta-v2", "deepseek_v3", "falcon", "gemma2", "glm4", "gpt2"),
-    *("gpt_neo", "gpt_neox", "gpt_oss", "granite", "gte", "llama", "llama4_text", "mistral"),
-    *("mixtral", "mobilebert", "modernbert", "mpt", "olmo", "olmo2", "opt", "squeezebert"),
+    *("albert", "bert", "bloom", "cohere", "deberta-v2", "deepseek_v3", "falcon", "gemma2", "glm4"),
+    *("gpt2", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoeshared", "gte"),
+    *("llama", "llama4_text", "mistral", "mixtral", "mobilebert", "modernbert", "mpt", "olmo"),
+    *("olmo2", "opt", "squeezebert"),
 )
 TASKS = ("CausalLM", "MaskedLM", "SequenceClassification", "TokenClassification")
 

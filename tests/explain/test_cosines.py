@@ -142,6 +142,7 @@ def test_the_embedded_sentence_encoder_says_how_it_pools(minilm):
     assert pair.completeness <= 1e-6
 
 
+@pytest.mark.slow
 def test_bias_shares_on_sentence_pairs(minilm):
     """Published for one text's biases with all of the other text: −1 % ± 10 % of the cosine."""
     root = Path(__file__).resolve().parents[2]

@@ -168,6 +168,7 @@ normlens.load(tiny_model("bert")).maps(input_ids=[3, 9, 27], out=sys.argv[1], pr
 """
 
 
+@pytest.mark.slow
 def test_a_killed_call_leaves_nothing_under_the_name(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     assert run_python(KILLED, path).returncode == -9

@@ -132,7 +132,8 @@ def reproduce_command(
     experiments. Python has every option: normlens.ablate, normlens.align,
     normlens.studies.papers.reproduce.
 
-    In the list: Every table and figure of the papers for a model, as one report.
+    In the list: The papers' tables and figures as one report; also ablate, align, report, compare
+    and demo.
 
     Example: normlens reproduce ff --model minilm --data sample --out my-results
 

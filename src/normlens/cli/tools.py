@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 
 from normlens.cli.common import console_for, print_table, say, status
 from normlens.cli.parameters import Fields
-from normlens.errors import PAGE_SERVER, InputError, check_installed, require
+from normlens.errors import PAGE_SERVER, InputError, check_installed
 from normlens.loading import embedded
 from normlens.loading.embedded import DEFAULT
 from normlens.loading.hub import shown_name
@@ -101,15 +101,11 @@ def show_estimate(
     typed: str, model: str | None, asked: AnalysisOptions, loading: LoadOptions, as_json: bool
 ) -> None:
     """Print memory and operations of maps of a text of N tokens, typed as "N" or "N,M"."""
-    try:
-        tokens, *more = (int(number) for number in typed.split(","))
-        require(len(more) < 2, "")
-    except ValueError:
+    if re.fullmatch(r"-?\d+(,-?\d+)?", typed) is None:
         raise InputError(
             f"--estimate is a number of tokens, or N,M of source and target, not {typed!r}"
-        ) from None
-    for number in (tokens, *more):
-        at_least_one(number, "estimate")
+        )
+    tokens, *more = (at_least_one(int(number), "estimate") for number in typed.split(","))
     target_tokens = more[0] if more else None
 
     import torch

@@ -1,1 +1,1 @@
-"""Engines that compute shards: this process, worker processes, or a Ray cluster."""
+"""Workers that compute shards: in this process, in several, or on a Ray cluster."""

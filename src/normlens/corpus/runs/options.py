@@ -231,10 +231,7 @@ class RunOptions:
                 at_least_one(value, name)
 
     def as_json(self) -> dict[str, Any]:
-        written = {**asdict(self), "measures": list(self.measures)}
-        if not self.extra_columns:
-            del written["extra_columns"]  # as in the manifests of runs before there were any
-        return written
+        return {**asdict(self), "measures": list(self.measures)}
 
     @classmethod
     def from_json(cls, written: dict[str, Any]) -> RunOptions:
