@@ -59,7 +59,7 @@ def test_nan_and_incomplete_parts_fail(completeness: float, difference: float) -
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor"]) == 0
+    assert cli.main(["check"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     for words in ("normlens", "torch", "cpu", "minilm", "Self-check", "ok"):
@@ -71,7 +71,7 @@ def test_command_fails_with_the_check(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "Lens", OtherRule)
-    assert cli.main(["doctor"]) == 1
+    assert cli.main(["check"]) == 1
     out, err = capsys.readouterr()
     assert "FAILED" in out
     assert err.startswith("error: the self-check failed")
