@@ -45,6 +45,9 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 def difference(page: Any) -> np.ndarray:
+    page.wait_for_function(
+        "() => document.querySelector('#normlens-page').viewer.views.compare.current !== null"
+    )
     rows, columns, values = page.evaluate(
         """() => {
           const heat = document.querySelector('#normlens-page').viewer.views.compare.current;
