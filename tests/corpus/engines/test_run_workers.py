@@ -65,6 +65,13 @@ def test_what_a_worker_cannot_load_is_one_line(tmp_path: Path) -> None:
 
 
 #: Waits at every sequence behind the first shard, until a file says that it may go on.
+#: The command line; a shell's background jobs, such as these tests may be, are born deaf to Ctrl-C.
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from normlens import cli
+sys.exit(cli.main())
+"""
 SLOW = """
 import pathlib, time
 from normlens.corpus.measures import measure
@@ -112,8 +119,7 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on(
     ]
     source = str(Path(normlens.__file__).parents[1])
     process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from normlens import cli; sys.exit(cli.main())"]
-        + [str(word) for word in words],
+        [sys.executable, "-c", INTERRUPTIBLE, *map(str, words)],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{tmp_path}"},
@@ -126,11 +132,7 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on(
             assert time.monotonic() < last
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: every process gets it
-        try:
-            _, errors = process.communicate(timeout=PATIENCE / 2)
-        except subprocess.TimeoutExpired:  # Python may lose one in a finalizer; people press again
-            os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=PATIENCE / 2)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130, errors
