@@ -310,7 +310,7 @@ def cite(prompt: Prompt, progress: Progress | None = None) -> Citation:
     return citation
 
 
-def random_masks(sources: int, count: int, seed: int) -> NDArray[np.bool_]:
+def random_masks(sources: int, count: int, seed: int | Sequence[int]) -> NDArray[np.bool_]:
     """Random subsets (subset, source), each source kept with probability ½."""
     return np.random.default_rng(seed).random((count, sources)) < 0.5
 

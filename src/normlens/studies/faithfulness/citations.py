@@ -23,7 +23,14 @@ from torch import Tensor
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures.base import BoundMeasure, Item
 from normlens.errors import InputError, NormLensError
-from normlens.explain.citations import Prompt, cite, prepared, sharpened, subset_scores
+from normlens.explain.citations import (
+    Prompt,
+    cite,
+    prepared,
+    random_masks,
+    sharpened,
+    subset_scores,
+)
 from normlens.inputs.text import DOCUMENT, owner_of
 from normlens.layers import CAUSAL
 from normlens.models.base import read_head
@@ -157,7 +164,7 @@ class Trial:
         self._seed = seed
         #: subsets that scores are held to, and those that methods may use
         self.held, self.masks = (
-            np.random.default_rng([*seed, purpose]).random((rows, self.count)) < 0.5
+            random_masks(self.count, rows, (*seed, purpose))
             for purpose, rows in enumerate((SUBSETS, ablations))
         )
 
