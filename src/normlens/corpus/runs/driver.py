@@ -38,14 +38,14 @@ def recovered(folder: Folder, manifest: Manifest, *, verify: bool = False) -> tu
     The size of every file is compared. Files that `check` or a query has seen damaged are read
     again; the others are compared with their checksums by whoever reads them, or here if `verify`.
     """
-    state, sizes = read_state(folder, manifest, salvage=True), folder.sizes()
-    wrong = wrong_files(state, sizes)
+    state, stamps = read_state(folder, manifest, salvage=True), folder.stamps()
+    wrong = wrong_files(state, stamps)
     verified = Verified(folder)
     suspects = verified.suspects()
     doubtful = [file for file in state.all_files() if verify or file.name in suspects]
     state = state.without([*wrong, *verified.wrong(doubtful, again=True)])
     is_whole = state.blocks_done == manifest.blocks and not state.damaged
-    return state, is_whole and not strays(state, sizes, state.epoch)
+    return state, is_whole and not strays(state, stamps, state.epoch)
 
 
 class Driver:
@@ -160,8 +160,8 @@ class Driver:
                 "on; the blocks are done, put it back"
             )
         self.ledger.check()
-        state, sizes = read_state(self.folder, self.manifest, salvage=True), self.folder.sizes()
-        lost = [*state.damaged, *wrong_files(state, sizes)]
+        state, stamps = read_state(self.folder, self.manifest, salvage=True), self.folder.stamps()
+        lost = [*state.damaged, *wrong_files(state, stamps)]
         if state.epoch != self.ledger.epoch or state.blocks_done < self.manifest.blocks:
             lost.append("records")
         if lost:
@@ -170,5 +170,5 @@ class Driver:
                 "changed while the run went on; compute them again with normlens run --resume "
                 f"{self.folder}"
             )
-        self.ledger.sweep(state, sizes)
+        self.ledger.sweep(state, stamps)
         return state

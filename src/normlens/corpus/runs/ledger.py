@@ -37,6 +37,7 @@ from normlens.corpus.runs.folder import (
     Folder,
     LocalFolder,
     RunError,
+    Stamp,
     another_manifest,
 )
 from normlens.corpus.runs.manifest import Manifest
@@ -413,8 +414,9 @@ def is_of_run(name: str) -> bool:
     return any(kind.fullmatch(name) for kind in (_CLAIM, _BASE, _RECORD, _TABLE))
 
 
-def wrong_files(state: State, sizes: Mapping[str, int]) -> list[str]:
+def wrong_files(state: State, stamps: Mapping[str, Stamp]) -> list[str]:
     """The files that are missing, or have another size than their records say."""
+    sizes = {name: stamp.size for name, stamp in stamps.items()}
     return [file.name for file in state.all_files() if sizes.get(file.name) != file.bytes]
 
 

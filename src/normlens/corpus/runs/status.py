@@ -102,7 +102,8 @@ class HeartbeatWriter:
         epoch: int,
         lines: str | None = None,
     ):
-        self._folder, self._place, self._lines = folder, lines, None
+        self._folder, self._place = folder, lines
+        self._lines: TextIO | None = None
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._recent: deque[tuple[float, int]] = deque([(time.time(), 0)])  # time, sequences
         self._beat = Heartbeat(
@@ -177,8 +178,9 @@ class HeartbeatWriter:
         with self._lock:
             (since, before), (_, count) = self._recent[0], self._recent[-1]
             rate = (count - before) / max(now - since, 1e-3)
-            copied = {"in_flight": dict(self._beat.in_flight), "workers": dict(self._beat.workers)}
-            return replace(self._beat, state=state, time=now, rate=rate, **copied)
+            beat = replace(self._beat, state=state, time=now, rate=rate)
+            beat.in_flight, beat.workers = dict(beat.in_flight), dict(beat.workers)
+            return beat
 
     def _write(self) -> None:
         line_due = time.monotonic() + LINE_EVERY
