@@ -31,7 +31,7 @@ def test_a_worker_takes_a_gpu_where_there_are_some() -> None:
     gpus = {"CPU": 8.0, "GPU": 2.0}
     assert demand(gpus).options() == {"num_cpus": 0.0, "num_gpus": 1.0, "resources": {}}
     assert demand(gpus, device="cpu").options() == {}
-    assert demand(gpus, gpus_per_worker=0).options() == {}
+    assert demand(gpus, resources="gpu=0").options() == {}
     assert demand({"CPU": 8.0}).options() == {}
 
 

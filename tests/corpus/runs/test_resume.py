@@ -29,7 +29,7 @@ from run_records import (
 
 import normlens
 from normlens.corpus import Run, resume, run
-from normlens.corpus.data import files
+from normlens.corpus.data import readers
 from normlens.corpus.runs import check as checks
 from normlens.corpus.runs import folder as folders
 from normlens.corpus.runs.folder import RunError
@@ -511,7 +511,7 @@ def test_wikitext_that_was_read_otherwise_is_not_gone_on_with(
     data = tmp_path / "wiki.raw"
     data.write_text("= A =\nab\ncd\n= B =\nef\ngh\n")
     with monkeypatch.context() as before:
-        before.setattr(files, "REVISIONS", {})
+        before.setattr(readers, "REVISIONS", {})
         run(lens, f"wikitext:{data}", tmp_path / "old", measures="mixing")
     run(lens, f"wikitext:{data}", tmp_path / "new", measures="mixing")
     assert resume(tmp_path / "new", model=lens).status().complete

@@ -95,9 +95,7 @@ class Demand:
     def of(cls, execution: Execution, resources: Mapping[str, float], device: str) -> Demand:
         """What was asked for, and a GPU where the cluster has some and the device may be one."""
         amounts = parse_resources(execution.resources)
-        if execution.gpus_per_worker is not None:
-            amounts[GPU] = execution.gpus_per_worker
-        elif resources.get("GPU") and device in ("auto", "cuda"):
+        if resources.get("GPU") and device in ("auto", "cuda"):
             amounts.setdefault(GPU, 1.0)
         return cls({name: amount for name, amount in amounts.items() if amount})
 
