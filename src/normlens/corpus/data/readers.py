@@ -24,7 +24,6 @@ from normlens.corpus.data.formats import (
     row_fields,
 )
 from normlens.corpus.data.records import (
-    REVISIONS,
     START,
     Cursor,
     Data,
@@ -44,8 +43,8 @@ from normlens.inputs import as_list, is_table
 # Data in files: their records from any mark on, and their fingerprint.
 
 
-#: Raised whenever files of every format give other records than before; of one: `REVISIONS`.
-_VERSION = 1
+#: Raised whenever files give other records than before.
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -81,18 +80,11 @@ class FileData(Data):
         return stamps
 
     def _fingerprint(self) -> str:
-        options = asdict(self.options)
-        if not self.options.extra:
-            del options["extra"]  # a run of data without further columns stays the same run
-        revised = {
-            file.format: REVISIONS[file.format] for file in self.files if file.format in REVISIONS
-        }
         described = {
             "version": _VERSION,
-            "options": options,
+            "options": asdict(self.options),
             "limit": self.limit,
             "files": [[file.name, file.format, _digest(file.path)] for file in self.files],
-            **({"readers": revised} if revised else {}),
         }
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
@@ -245,11 +237,8 @@ class HubData(RowData):
         return filter(None, (row_fields(row, options) for row in rows))
 
     def _fingerprint(self) -> str:
-        parts = [str(self.split._fingerprint)]
-        parts += [*([] if self.limit is None else [str(self.limit)]), *self.extra]
-        if self.name in REVISIONS:
-            parts.append(f"reader {REVISIONS[self.name]}")
-        return "-".join(parts)
+        limit = [] if self.limit is None else [str(self.limit)]
+        return "-".join([str(self.split._fingerprint), *limit, *self.extra])
 
 
 def rows_from(rows: Any, first: int) -> Iterable[Any]:

@@ -20,10 +20,6 @@ from normlens.errors import InputError
 
 Row = TypeVar("Row")
 
-#: Formats and named data sets whose reader gives other records of the same file than it once did.
-#: Fingerprints tell the readings apart, so that no old run goes on with other texts.
-REVISIONS = {"wikitext": 2}
-
 
 @dataclass(frozen=True)
 class ReadOptions:
@@ -264,8 +260,6 @@ def records(
 def written(record: Record) -> bytes:
     """All of a record as bytes, to take a checksum of."""
     fields = {**vars(record), "entities": [vars(entity) for entity in record.entities]}
-    if record.between is None:
-        del fields["between"]  # data without it keeps its checksums
     return json.dumps(fields, sort_keys=True, default=list).encode()
 
 
