@@ -95,17 +95,11 @@ def open_ablation_data(options: AblateOptions, loss: str | None = None) -> Ablat
     elif options.gathers and options.reference is not None:
         reference = _open(options, options.reference)
         if reference.fingerprint == _open(options, options.data).fingerprint:
-            raise InputError(
-                f"reference is {whole.name!r} itself, and the first pass needs other data; leave "
-                "it out to set some sequences apart"
-            )
+            raise InputError(f"reference is {whole.name!r} itself; leave it out to set some apart")
         size = min(options.reference_size, sum(1 for _ in reference))
         note = f"the first {size} of {reference.name}"
     if total < FEWEST:
-        raise InputError(
-            f"{whole.name!r} has {total} sequences to measure{beside}, too few for an interval; "
-            f"give at least {FEWEST}"
-        )
+        raise InputError(f"{whole.name!r} has {total} sequences{beside}; give {FEWEST} or more")
     return AblationData(measured, reference, size, loss == DRIFT and pairs, extra, note)
 
 
@@ -127,15 +121,9 @@ def _extra(options: AblateOptions, loss: str | None, pairs: bool) -> tuple[str, 
     if loss is None:
         return ()
     if options.label is not None and loss != CLASSES:
-        raise InputError(
-            f"right classes are of the loss {CLASSES!r}, not {loss!r}; leave label "
-            "(--label-column) out"
-        )
+        raise InputError(f"label (--label-column) is of the loss {CLASSES!r}; leave it out")
     if options.score is not None and not (loss == DRIFT and pairs):
-        raise InputError(
-            f"gold scores are of pairs of texts and the loss {DRIFT!r}; leave score out, or name "
-            "the second text's column with --pair-column"
-        )
+        raise InputError("a score is of a pair of texts; leave it out, or add --pair-column")
     if loss == CLASSES:
         return (options.label or LABEL,)
     if not (loss == DRIFT and pairs):

@@ -122,10 +122,7 @@ class LayerHooks:
                 hooks.behind(block, self._end)
             yield
         if self._layer + 1 != len(self._blocks):
-            raise UnsupportedModelError(
-                f"the model ran {self._layer + 1} blocks where its adapter lists "
-                f"{len(self._blocks)}"
-            )
+            raise UnsupportedModelError(f"{self._layer + 1} of its {len(self._blocks)} blocks ran")
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._layer += 1
@@ -141,8 +138,7 @@ class LayerHooks:
         for key, visitors in self._visitors.items():
             if self._layer in visitors and self._seen[key] != 1:
                 raise UnsupportedModelError(
-                    f"{self._adapter.name_of(key[0])} ran {self._seen[key]} times in layer "
-                    f"{self._layer}, and an ablation needs it to run once"
+                    f"{self._adapter.name_of(key[0])} ran {self._seen[key]} times"
                 )
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,17 +203,13 @@ class Interventions:
         for layer in ablation.layers:
             if (layer, ablation.component) not in gathered:
                 raise InputError(
-                    f"the statistics of {self.statistics.model} hold no {ablation.component} of "
-                    f"layer {layer}; gather them again with this model"
+                    f"statistics lack {ablation.component} of layer {layer}; gather again"
                 )
 
     @property
     def statistics(self) -> Statistics:
         if self._statistics is None:
-            raise InputError(
-                "mean, resample and frozen-sigma need a first pass over other data; take "
-                "normlens.ablate, which makes one, or choose other kinds"
-            )
+            raise InputError("such kinds need a first pass over other data; take normlens.ablate")
         return self._statistics
 
     @contextmanager
@@ -356,9 +348,7 @@ class Interventions:
         tolerance = TOLERANCE[self.lens.dtype]
         if error > tolerance:
             raise UnsupportedModelError(
-                f"{component} in layer {layer} of {self.lens.name} is not what its adapter "
-                f"describes (relative error {error:.1e}, tolerance {tolerance:.0e}), so it cannot "
-                "be ablated"
+                f"{component} in layer {layer} is off by {error:.1e} ({tolerance:.0e})"
             )
         self._compared.add((layer, component))
 
@@ -414,10 +404,7 @@ class Statistics:
     def load(cls, path: str | Path, digest: str | None = None) -> Statistics:
         """Read what `save` wrote; a file that has another `digest` is refused."""
         if digest is not None and digest_of(path) != digest:
-            raise InputError(
-                f"{str(path)!r} is not the file that the run was begun with; put that one back, or "
-                "begin anew in another folder"
-            )
+            raise InputError(f"{str(path)!r} is not the run's own file; put that back")
         parts: dict[str, dict[Where, Tensor]] = {"mean": {}, "sigma": {}, "sample": {}}
         try:
             with safe_open(path, framework="pt") as file:

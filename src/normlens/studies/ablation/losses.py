@@ -86,10 +86,7 @@ def model_ready(lens: Lens, work: Callable[[], T]) -> T:
         getattr(block, "chunk_size_feed_forward", 0) or 0 for block in lens.adapter.blocks()
     )
     if chunked:
-        raise InputError(
-            "this model runs its feed-forward blocks in chunks; set chunk_size_feed_forward to 0 "
-            "in its configuration and load it again"
-        )
+        raise InputError("set chunk_size_feed_forward to 0 in its configuration and load again")
 
     def ready() -> T:
         with without_autocast(lens.device), reading(whole, lens.adapter):
@@ -172,15 +169,9 @@ class ScoreLoss(Loss):
         try:
             self.head = read_head(lens.adapter)
         except NoHead:
-            raise InputError(
-                f"the loss {self.name!r} is that of a {self.task}, and {lens.name} has no head; "
-                "ask for the drift of its vectors (drift), or load a model with a head"
-            ) from None
+            raise InputError(f"{lens.name} has no head; ask for drift") from None
         if self.head.task != self.task:
-            raise InputError(
-                f"the loss {self.name!r} is that of a {self.task}, and {lens.name} is a "
-                f"{self.head.task}; leave the loss out to have its own"
-            )
+            raise InputError(f"{lens.name} is no {self.task}; leave the loss {self.name!r} out")
         # The body, and those of its parts that hold all layers: OPT's head calls such a part.
         blocks = set(lens.adapter.blocks())
         self._bodies = [
@@ -208,9 +199,7 @@ class ScoreLoss(Loss):
         tolerance = SCORE_TOLERANCE[self.lens.dtype]
         if not error <= tolerance:
             raise UnsupportedModelError(
-                f"the head of {self.lens.name}, run behind its body, misses the whole model's loss "
-                f"by {error:.1e} (tolerance {tolerance:.0e}); its scores need more than the body's "
-                "vectors"
+                f"its head alone misses the loss by {error:.1e} ({tolerance:.0e})"
             )
 
     def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
@@ -276,10 +265,7 @@ class NextTokenLoss(TokenLoss):
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
         if not lens.causal:
-            raise InputError(
-                f"{lens.name} looks ahead, so it does not predict the next token; ask for the "
-                "drift of its vectors (drift)"
-            )
+            raise InputError(f"{lens.name} looks ahead and predicts no next token; ask for drift")
 
     def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
         if len(encoded) < 2:
@@ -295,10 +281,7 @@ class MaskedLoss(TokenLoss):
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
         if getattr(lens.tokenizer, "mask_token_id", None) is None:
-            raise InputError(
-                f"the loss {self.name!r} needs a tokenizer with a mask token; load {lens.name} "
-                "with its own"
-            )
+            raise InputError(f"{lens.name} has no mask token; load its own tokenizer")
 
     def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
         copied = {item.name: getattr(encoded, item.name) for item in fields(Encoded)}
@@ -318,10 +301,7 @@ class ClassLoss(ScoreLoss):
         super().__init__(lens, seed=seed)
         self._classes = 0 if self.head.output is None else self.head.output.weight.shape[1]
         if not self.head.exclusive or self._classes < 2:
-            raise InputError(
-                f"{lens.name} does not choose one of several classes, so it has no such loss; ask "
-                "for the drift of its vectors (drift)"
-            )
+            raise InputError(f"{lens.name} does not choose one of several classes; ask for drift")
         self._labels = {name: index for index, name in self.head.labels.items()}
 
     def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
@@ -332,10 +312,8 @@ class ClassLoss(ScoreLoss):
         except ValueError:
             number = -1
         if not 0 <= number < self._classes:
-            raise InputError(
-                f"unknown label {label!r}; the classes of {self.lens.name} are "
-                f"{', '.join(self._labels) or f'0 to {self._classes - 1}'}"
-            )
+            names = ", ".join(self._labels) or f"0 to {self._classes - 1}"
+            raise InputError(f"unknown label {label!r}; {self.lens.name} has {names}")
         return encoded, (), (number,)
 
     def read(
@@ -417,15 +395,9 @@ def choose_loss(lens: Lens, name: str = AUTO, *, seed: int = 0) -> Loss:
     A loss that the model does not have is refused in one line.
     """
     if any(layer.by_source for layer in lens.layers):
-        raise UnsupportedModelError(
-            f"ablations are not written for layers like those of {lens.name}, with several "
-            "feed-forward blocks or a bottleneck"
-        )
+        raise UnsupportedModelError(f"ablations do not know layers like those of {lens.name}")
     if lens.two_stacks:
-        raise UnsupportedModelError(
-            f"{lens.name} is an encoder–decoder; ablations measure losses of models that read one "
-            "sequence"
-        )
+        raise UnsupportedModelError(f"{lens.name} reads two sequences; ablations need one")
     check_choice(name, NAMES, "loss")
     if name == AUTO:
         name = _loss_of_head(lens)
@@ -440,6 +412,4 @@ def _loss_of_head(lens: Lens) -> str:
     for loss in (NextTokenLoss, MaskedLoss, ClassLoss):
         if loss.task == task:
             return loss.name
-    raise InputError(
-        f"there is no loss for {lens.name}, a {task}; ask for the drift of its vectors ({DRIFT})"
-    )
+    raise InputError(f"there is no loss for {lens.name}, a {task}; ask for {DRIFT}")

@@ -73,14 +73,10 @@ class Ablation:
 
     def __post_init__(self) -> None:
         if self.kind not in kinds_of(self.component):
-            raise InputError(
-                f"{self.component} cannot be ablated by {self.kind!r}; choose one of: "
-                f"{', '.join(kinds_of(self.component))}"
-            )
+            kinds = ", ".join(kinds_of(self.component))
+            raise InputError(f"{self.component} has no {self.kind!r}; choose one of: {kinds}")
         if not self.layers or tuple(sorted(set(self.layers))) != self.layers or self.layers[0] < 0:
-            raise InputError(
-                f"an ablation needs its layers in ascending order, each once, not {self.layers}"
-            )
+            raise InputError(f"an ablation needs ascending layers, each once, not {self.layers}")
         if (self.draw is not None) != (self.kind in CONTROLS.values()):
             raise InputError(f"a draw belongs to the kinds {', '.join(CONTROLS.values())} alone")
 
@@ -214,9 +210,7 @@ class AblateOptions:
                 at_least_one(value, name)
         whole(self.seed, "seed")
         if whole(self.resamples, "resamples") < FEWEST_RESAMPLES:
-            raise OptionError(
-                "resamples", f"{{option}} must be at least {FEWEST_RESAMPLES}, not {self.resamples}"
-            )
+            raise OptionError("resamples", f"{{option}} must be at least {FEWEST_RESAMPLES}")
 
     @property
     def gathers(self) -> bool:

@@ -491,9 +491,7 @@ _HIDDEN = ("model", "data", "revision", "loss", "reference")
 
 def build_report(folder: str | os.PathLike[str]) -> Path:
     """Write the tables, figures and page of a folder that `ablate` has made; gives the page."""
-    folder = Path(folder)
-    write(describe(folder), folder)
-    return folder / "report.html"
+    return write(describe(Path(folder)), folder)
 
 
 def describe(folder: Path) -> Report:
@@ -502,10 +500,7 @@ def describe(folder: Path) -> Report:
     runs = {name: finished_run(folder / name, "reproduce ablate") for name in (ABLATION, MAPS)}
     evidence = AblationEvidence(options, told, runs[ABLATION], runs[MAPS])
     if evidence.losses.empty:
-        raise InputError(
-            f"no sequence of {str(folder / ABLATION)!r} has a loss; see: normlens query "
-            f'{folder / ABLATION} "SELECT * FROM failures"'
-        )
+        raise InputError(f"{str(folder / ABLATION)!r} has no losses; query its failures")
     shown = {
         name.replace("_", " "): value
         for name, value in vars(options).items()

@@ -134,18 +134,14 @@ def _plan_of_citations(
 ) -> Plan:
     """Questions with their sources; the model answers where the data does not."""
     if columns != Columns():
-        raise InputError(
-            "citations read the columns question, sources, gold and answer; leave the others out"
-        )
+        raise InputError("citations read columns of their own; leave others out")
     check_answers(lens)
     reading = replace(reading, column=reading.column or QUESTION_COLUMN)
     known = (SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN)
     extra = tuple(name for name in known if reading.has((name,)))
     if SOURCES_COLUMN not in extra:
         raise InputError(
-            f"citations need rows with a {reading.column!r} and its {SOURCES_COLUMN!r}, a list of "
-            f"texts: JSON lines, for example; and, where they are known, {GOLD_COLUMN!r} (the "
-            f"places of those that hold the right answer) and {ANSWER_COLUMN!r}"
+            f"citations need rows with {reading.column!r} and a list of {SOURCES_COLUMN!r}"
         )
     _first(reading, extra)
     methods = options.methods or CITATION_METHODS
@@ -176,16 +172,10 @@ def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
         if first is None and record.unreadable is None:
             first = record
     if count < LEAST_SEQUENCES or first is None:
-        raise InputError(
-            f"an interval needs at least {LEAST_SEQUENCES} sequences, and {data.name} gives "
-            f"{count}; give more data, or a larger --limit"
-        )
+        raise InputError(f"{data.name} gives {count} sequences; give {LEAST_SEQUENCES} or more")
     for name in extra:
         if name not in first.extra:
-            raise InputError(
-                f"the data is open already and comes without the column {name!r}; pass "
-                f"extra=({name!r},) to open_data"
-            )
+            raise InputError(f"the data lacks the column {name!r}; give open_data extra=")
     return first
 
 
@@ -273,10 +263,7 @@ def _planned(
     reading = Reading(data, **{name: of_run[name] for name in READING if name in of_run})
     plan = make_plan(lens, options, reading, progress)
     if plan.whole and of_run.setdefault("truncate", False):
-        raise InputError(
-            "what is asked follows the whole text, so that a text cannot be cut; leave --truncate "
-            "out, or raise --max-length"
-        )
+        raise InputError("the whole text is needed; leave truncate out, or raise --max-length")
     of_run["extra_columns"] = plan.extra
     if not isinstance(data, Data):
         of_run["column"] = plan.reading.column

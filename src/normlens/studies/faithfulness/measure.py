@@ -236,10 +236,7 @@ def default_kind(lens: Lens, pairs: bool = False) -> str:
             return kind
     if pairs:
         return COSINE
-    raise InputError(
-        f"{lens.name} is a {task}; evaluate a classifier, a causal language model, or a sentence "
-        "encoder on pairs of texts (--pair-column)"
-    )
+    raise InputError(f"{lens.name} is a {task}; for a sentence encoder, give pairs (--pair-column)")
 
 
 def choose_protocols(
@@ -252,10 +249,7 @@ def choose_protocols(
     protocols = tuple(named or _default_protocols(lens, kind, columns))
     (expected, models), task = _MODELS[kind], _task(lens)
     if expected not in (None, task):
-        raise InputError(
-            f"{protocols[0]} is for {models}, and {lens.name} is a {task}; choose among "
-            f"{', '.join(PROTOCOLS)} what fits it, or leave --protocols out"
-        )
+        raise InputError(f"{protocols[0]} is for {models}, not for a {task}; leave it out")
     if kind == CLASSES:
         class_head(lens)
     check_columns(kind, protocols, columns)
@@ -285,14 +279,9 @@ def check_columns(kind: str, protocols: Sequence[str], columns: Columns) -> None
         (columns.good, "good and bad next words", NEXT_TOKEN),
     ):
         if column is not None and kind != reader:
-            raise InputError(
-                f"{what} are for {_MODELS[reader][1]}, and {protocols[0]} is for {_MODELS[kind][1]}"
-            )
+            raise InputError(f"{what} are for {_MODELS[reader][1]}, not {_MODELS[kind][1]}")
     if Evidence.name in protocols and columns.evidence is None:
-        raise InputError(
-            "evidence needs the word of each text that must decide; give --evidence-column, with "
-            "--good-column and --bad-column"
-        )
+        raise InputError("evidence needs --evidence-column, --good-column and --bad-column")
 
 
 def _task(lens: Lens) -> str:

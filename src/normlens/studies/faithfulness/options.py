@@ -113,14 +113,9 @@ class Columns:
 
     def __post_init__(self) -> None:
         if (self.good is None) != (self.bad is None):
-            raise InputError(
-                "a good and a bad next word belong together; give both --good-column and "
-                "--bad-column"
-            )
+            raise InputError("two next words belong together; give --good-column and --bad-column")
         if self.evidence is not None and self.good is None:
-            raise InputError(
-                "evidence decides between two next words; give --good-column and --bad-column, too"
-            )
+            raise InputError("evidence needs two next words; give --good-column and --bad-column")
 
     @property
     def settings(self) -> dict[str, str]:
@@ -215,7 +210,4 @@ def ablations_of(name: str) -> int:
             return int(number)
     if name in CITATION_METHODS and not name[-1].isdecimal():
         return 0
-    raise InputError(
-        f"unknown method {name!r} of citations; choose among {', '.join(CITATION_METHODS)}, or "
-        "another number of at least 3 in normlens+K or contextcite-K"
-    )
+    raise InputError(f"unknown method {name!r}; choose among {', '.join(CITATION_METHODS)}")

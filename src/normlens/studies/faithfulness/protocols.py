@@ -106,19 +106,14 @@ def _deleting(lens: Lens, protocol: str) -> Change:
 def _masking(lens: Lens, protocol: str) -> Change:
     mask = mask_token(lens)
     if mask is None:
-        raise InputError(
-            f"{protocol} masks tokens and {lens.name} has no mask token; choose other protocols"
-        )
+        raise InputError(f"{protocol} needs a mask token, which {lens.name} lacks; choose another")
     return partial(write_over, token=mask)
 
 
 def _ending(lens: Lens, protocol: str) -> Change:
     end = getattr(lens.tokenizer, "eos_token_id", None)
     if end is None:
-        raise InputError(
-            f"{protocol} writes the end-of-text token over others and {lens.name} has none; "
-            "choose contrast-drop-random"
-        )
+        raise InputError(f"{protocol} needs an end-of-text token; choose contrast-drop-random")
     return partial(write_over, token=int(end))
 
 
@@ -348,8 +343,5 @@ def kind_of(names: Sequence[str]) -> str:
         by_kind.setdefault(CITATIONS if name == CITATIONS else get(name).kind, name)
     if len(by_kind) > 1:
         first, second, *_ = by_kind.values()
-        raise InputError(
-            f"{first} and {second} are about different kinds of models; take one evaluation for "
-            "each"
-        )
+        raise InputError(f"{first} and {second} are of other kinds of models; ask apart")
     return next(iter(by_kind))

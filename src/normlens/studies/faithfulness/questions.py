@@ -320,10 +320,7 @@ def class_head(lens: Lens) -> Head:
         raise InputError(f"{lens.name} is a {head.task}; classes are asked of a {SEQUENCES}")
     assert head.output is not None
     if head.output.weight.shape[1] < 2:
-        raise InputError(
-            f"{lens.name} gives one number for a text, so it chooses between no classes; evaluate "
-            "a classifier of two classes or more"
-        )
+        raise InputError(f"{lens.name} gives one number for a text, no choice of classes")
     return head
 
 
@@ -395,11 +392,8 @@ def word_question(lens: Lens, encoded: Encoded, good: str | int, bad: str | int)
 
     target, contrast = column(good, "target"), column(bad, "contrast")
     if target == contrast:
-        raise InputError(
-            f"{good!r} and {bad!r} begin with the same token "
-            f"({label_of(target, head, lens.tokenizer)}), so the model does not choose between "
-            "them there; give words that differ in their first token"
-        )
+        token = label_of(target, head, lens.tokenizer)
+        raise InputError(f"{good!r} and {bad!r} begin with the same token, {token}")
     return Question(encoded, target, contrast, place, masked=head.task == MASKED)
 
 
@@ -542,10 +536,7 @@ def score_variants(
     head = head_of(lens, pairs[0][0])
     numbers = by_batches(lens, head, [variant for _, variant in pairs], batch_size, work).numpy()
     if not np.isfinite(numbers[:, 0]).all():
-        raise InputError(
-            f"{lens.name} gives scores that are not finite for a variant of a text; load it in "
-            "float32 (dtype='float32')"
-        )
+        raise InputError(f"{lens.name} gives scores that are not finite; load it in float32")
     return [_scored(numbers[chosen]) for chosen in places]
 
 
@@ -587,10 +578,7 @@ def head_of(lens: Lens, question: Question) -> Head:
 def check_gradients(lens: Lens) -> None:
     """Refuse models whose embeddings reach the score by other ways than through the first layer."""
     if (outside := lens.adapter.outside_scopes()) is not None:
-        raise InputError(
-            f"gradients of the embeddings of {lens.name} would miss a way around its layers: "
-            f"{outside}"
-        )
+        raise InputError(f"gradients of {lens.name} would miss a way around its layers: {outside}")
 
 
 def _scored(numbers: NDArray[np.float64]) -> Scored:

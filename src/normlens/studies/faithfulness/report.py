@@ -464,9 +464,7 @@ def describe(run: Run) -> Report:
     """Describe the report of a finished run: a section per protocol, costs and examples."""
     path = str(run.folder)
     if TABLE not in run.tables:
-        raise InputError(
-            f"{path!r} measures no faithfulness; its tables are {', '.join(run.tables)}"
-        )
+        raise InputError(f"{path!r} is no evaluation; its tables are {', '.join(run.tables)}")
     check_finished(run)
     data = next(iter(short_names([str(run.manifest.data["name"])]).values()))
     evidence = Evidence(data, run)

@@ -242,9 +242,7 @@ def write_comparison(folders: Sequence[str | Path], out: str | Path) -> list[Pat
     reports = read_reports(folders)
     numbers = _numbers(reports)
     if numbers.empty:
-        raise InputError(
-            "these reports hold no numbers to compare; run normlens reproduce report on each"
-        )
+        raise InputError("these reports hold no numbers; run normlens reproduce report on each")
     groups: list[Group] = []
     for (title, source), rows in numbers.groupby(["experiment", "source"], sort=False):
         every = rows.drop(columns=["experiment", "source"]).itertuples(index=False, name=None)
@@ -287,18 +285,13 @@ def read_reports(folders: Sequence[str | Path]) -> list[OpenedReport]:
 def _read(folder: Path) -> dict[str, Any]:
     contents = LocalFolder(folder).read(RESULTS)
     if contents is None:
-        raise InputError(
-            f"there is no report in {str(folder)!r} (no {RESULTS}); make one with "
-            f"normlens reproduce report {folder}"
-        )
+        raise InputError(f"no report in {str(folder)!r}; run normlens reproduce report {folder}")
     try:
         results = parse_json(contents)
         if results["format"] != FORMAT:
             raise ValueError("it is of another kind")
         if results["version"] > VERSION:
-            raise InputError(
-                f"the report in {str(folder)!r} was written by a newer NormLens; upgrade it"
-            )
+            raise InputError(f"the report in {str(folder)!r} is of a newer NormLens; upgrade it")
         int(results["model"]["layers"]), str(results["model"]["name"])
         for experiment in results["experiments"]:
             for result in experiment["results"]:
@@ -308,8 +301,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{RESULTS} in {str(folder)!r} is damaged or not a report's; make it again with "
-            f"normlens reproduce report {folder}"
+            f"{RESULTS} in {str(folder)!r} is damaged; write the report again"
         ) from error
     return results
 
