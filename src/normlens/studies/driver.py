@@ -92,8 +92,8 @@ def one_measure(
     settings = settings_again(folder, measure, what, given)
     for option, names in code_named(settings).items():
         if option not in given:
-            given_again = ",".join(settings[option] or names)
-            raise InputError(f"{str(folder)!r} takes code of your own; name it: --{option} {given_again}")
+            own = f"--{option} {','.join(settings[option] or names)}"
+            raise InputError(f"{str(folder)!r} takes code of your own; name it: {own}")
     settings = {measure: settings}
     return resume(folder.url, model=model, data=data, settings=settings, **named, **of_run)
 

@@ -85,8 +85,8 @@ def open_ablation_data(options: AblateOptions, loss: str | None = None) -> Ablat
     extra = _extra(options, loss, pairs)
     whole = _open(options, options.data, options.limit, extra) if extra else plain
     total = sum(1 for record in whole if record.unreadable is None)
-    measured, reference, size = whole, None, 0
-    note, beside = "nothing: no ablation needs other data", ""
+    measured, reference, size, beside = whole, None, 0, ""
+    note = "nothing: no ablation needs other data"
     if options.gathers and options.reference is None:
         size = min(options.reference_size, total // LARGEST_PART)
         measured, reference = Rest(whole, size), whole
@@ -106,14 +106,8 @@ def open_ablation_data(options: AblateOptions, loss: str | None = None) -> Ablat
 def _open(
     options: AblateOptions, data: str, limit: int | None = None, extra: tuple[str, ...] = ()
 ) -> Data:
-    return open_data(
-        data,
-        column=options.column,
-        pair_column=options.pair_column,
-        paragraphs=options.paragraphs,
-        limit=limit,
-        extra=extra,
-    )
+    how = {name: getattr(options, name) for name in ("column", "pair_column", "paragraphs")}
+    return open_data(data, limit=limit, extra=extra, **how)
 
 
 def _extra(options: AblateOptions, loss: str | None, pairs: bool) -> tuple[str, ...]:

@@ -145,12 +145,8 @@ class AblationEvidence:
     @cached_property
     def map_changes(self) -> pd.DataFrame:
         """1 − ρ between the maps before and behind a component."""
-        return self._cells(
-            {
-                step.component: 1 - self.similarity(step.before, step.after)
-                for step in consecutive(self.scopes)
-            }
-        )
+        steps = consecutive(self.scopes)
+        return self._cells({s.component: 1 - self.similarity(s.before, s.after) for s in steps})
 
     @cached_property
     def strengths(self) -> pd.DataFrame:
@@ -158,13 +154,9 @@ class AblationEvidence:
         pairs = feed_forward_pairs(self.scopes)
         if not pairs:
             return self._cells({})
-        listed = ", ".join(f"('{before}', '{after}')" for before, after in pairs)
-        rows = self._of_maps(
-            "amplification_distance",
-            "sqrt(sum(sum_squares) / sum(count))",
-            f"WHERE (before, after) IN ({listed})",
-        )
-        return self._cells({"FF": rows})
+        where = f"WHERE (before, after) IN ({', '.join(map(str, pairs))})"
+        square = "sqrt(sum(sum_squares) / sum(count))"
+        return self._cells({"FF": self._of_maps("amplification_distance", square, where)})
 
     @cached_property
     def norm_ratios(self) -> pd.DataFrame:

@@ -215,13 +215,9 @@ class Trial:
         return values
 
 
-def _leave_one_out(trial: Trial) -> Scores:
-    return trial.whole - trial.log_p(~np.eye(trial.count, dtype=bool))
-
-
 _PLAIN: Mapping[str, Callable[[Trial], Scores]] = {
     "normlens": lambda trial: trial.exact,
-    "leave-one-out": _leave_one_out,
+    "leave-one-out": lambda trial: trial.whole - trial.log_p(~np.eye(trial.count, dtype=bool)),
     "attention": lambda trial: attention(trial.prompt),
     "gradient-x-input": lambda trial: gradient_x_input(trial.prompt),
     "random": lambda trial: np.random.default_rng([*trial._seed, 3]).random(trial.count),
@@ -315,6 +311,14 @@ class Citations(BoundMeasure):
         }
         rows: dict[str, list[dict[str, Any]]] = {
             "examples": [example],
+            "method_passes": [
+                dict(
+                    zip(
+                        ("method", "forward", "backward"), (n, *passes(n, trial.count)), strict=True
+                    )
+                )
+                for n in self.methods
+            ],
             "attributions": [
                 {"method": name, "position": k, "token": prompt.sources[k], "ordinary": True}
                 | {"evidence": k in gold if gold else None, "score": score}
@@ -325,11 +329,6 @@ class Citations(BoundMeasure):
                 {"protocol": f"{CITATIONS}-{what}", "method": name, "first": MOST, "value": value}
                 for name, of in values.items()
                 for what, value in of.items()
-            ],
-            "method_passes": [
-                {"method": name, "forward": forward, "backward": backward}
-                for name in self.methods
-                for forward, backward in [passes(name, trial.count)]
             ],
         }
         of = {"index": item.index, "sequence": item.sequence}

@@ -29,10 +29,7 @@ from normlens.studies.faithfulness.measure import (
 from normlens.studies.faithfulness.methods import method
 from normlens.studies.faithfulness.options import (
     ANSWER_COLUMN,
-    BLIMP_BAD,
-    BLIMP_EVIDENCE,
-    BLIMP_GOOD,
-    BLIMP_TEXT,
+    BLIMP,
     CITATION_METHODS,
     CITATIONS,
     GOLD_COLUMN,
@@ -116,14 +113,11 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
     protocols = choose_protocols(lens, kind, named, columns)
     if columns.label is not None:
         Asking(lens, kind, columns, AUTO).class_of(first.extra[columns.label])
-    if options.methods is None:
-        methods, missing = default_methods(lens)
-        for reason in missing:
-            progress.say(f"note: {reason}")
-    else:
-        methods = options.methods
-        for name in methods:
-            method(name).needs(lens)
+    methods, missing = (options.methods, []) if options.methods else default_methods(lens)
+    for reason in missing:
+        progress.say(f"note: {reason}")
+    for name in methods:
+        method(name).needs(lens)
     settings = {"methods": list(methods), "protocols": list(protocols), "steps": options.steps}
     whole = columns.good is not None  # the next words follow all of it
     return Plan({**settings, **columns.settings}, reading, columns.names, whole)
@@ -154,23 +148,19 @@ def _plan_of_citations(
 def _recognised(reading: Reading) -> tuple[Reading, Columns]:
     """The data as BLiMP's own files are read, if it has their columns."""
     if reading.column is None and reading.pair_column is None and not reading.paragraphs:
-        blimp = replace(reading, column=BLIMP_TEXT)
-        words = (BLIMP_GOOD, BLIMP_BAD)
-        for evidence in (BLIMP_EVIDENCE, None):
-            if blimp.has(words if evidence is None else (*words, evidence)):
-                return blimp, Columns(good=BLIMP_GOOD, bad=BLIMP_BAD, evidence=evidence)
+        blimp, (text, *own) = reading, BLIMP
+        for columns in (own, own[:2]):
+            if (blimp := replace(reading, column=text)).has(tuple(columns)):
+                return blimp, Columns(None, *columns)
     return reading, Columns()
 
 
 def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
     """The first text of data that is enough for an interval."""
     data = reading.open(extra)
-    first: Record | None = None
-    count = 0
-    for record in data:
-        count += 1
-        if first is None and record.unreadable is None:
-            first = record
+    count, first = 0, None
+    for count, record in enumerate(data, 1):  # noqa: B007
+        first = first or (record if record.unreadable is None else None)
     if count < LEAST_SEQUENCES or first is None:
         raise InputError(f"{data.name} gives {count} sequences; give {LEAST_SEQUENCES} or more")
     for name in extra:

@@ -135,7 +135,7 @@ class Asking:
 
     def of(self, items: Sequence[Item]) -> list[Example | str]:
         """Ask about each text, or say why it cannot be asked about."""
-        encoded = [_encoded(item) for item in items]
+        encoded: list[Any] = [item.encoded for item in items]
         problems = [self._problem(text) for text in encoded]
         usable = [t for t, problem in zip(encoded, problems, strict=True) if problem is None]
         questions = iter(self._questions(usable))
@@ -183,11 +183,6 @@ class Asking:
         if self.columns.label is None:
             return None
         return self.class_of(_field(encoded, self.columns.label))
-
-
-def _encoded(item: Item) -> EncodedRecord:
-    assert isinstance(item.encoded, EncodedRecord)
-    return item.encoded
 
 
 def _field(encoded: EncodedRecord, column: str) -> str:
@@ -336,29 +331,19 @@ class Trial:
             ATTRIBUTIONS: self._attributions(),
             REMOVALS: [],
             FAITHFULNESS: [],
-            PASSES: [
-                {"method": name, "forward": one.passes.forward, "backward": one.passes.backward}
-                for name, one in self.methods.items()
-            ],
+            PASSES: [{"method": name, **vars(one.passes)} for name, one in self.methods.items()],
         }
         known = Scored(*(np.concatenate(both) for both in zip(self.intact, scored, strict=True)))
         for protocol, name, removals in self._plan:
             whose = {"protocol": protocol.name, "method": name}
             places = np.array([self._places[removal.variant] for removal in removals], np.intp)
-            outcomes = Scored(
-                known.score[places], known.probability[places], known.predicted[places]
-            )
+            outcomes = Scored._make(column[places] for column in known)
             scores = self.methods[name].scores
             values = protocol.values(self.example, scores, self.intact, removals, outcomes)
             rows[FAITHFULNESS] += [{**whose, "first": k, "value": v} for k, v in values.items()]
             rows[REMOVALS] += [
-                {
-                    **whose,
-                    "first": removal.first,
-                    "share": removal.share,
-                    "removed": removal.removed,
-                    **self._scores(outcomes, place),
-                }
+                {**whose, "first": removal.first, "share": removal.share}
+                | {"removed": removal.removed, **self._scores(outcomes, place)}
                 for place, removal in enumerate(removals)
             ]
         of = {"index": self.item.index, "sequence": self.item.sequence}
@@ -503,10 +488,8 @@ class _Faithfulness(BoundMeasure):
             # Variants of several texts share batches.
             variants = [(trial.example.question, trial.variants) for trial in trials]
             outcomes = score_variants(self.lens, variants, batch_size=size)
-            return [
-                trial.tables(self.asking, scored)
-                for trial, scored in zip(trials, outcomes, strict=True)
-            ]
+            pairs = zip(trials, outcomes, strict=True)
+            return [trial.tables(self.asking, scored) for trial, scored in pairs]
 
     def _attributed(self, one: Method, examples: Sequence[Example]) -> list[Attributed]:
         questions = [example.question for example in examples]
@@ -516,7 +499,5 @@ class _Faithfulness(BoundMeasure):
             scores = one(self.lens, questions, options)
         # Texts that went together share the passes of the model.
         shared = counter.passes.per(len(questions))
-        return [
-            Attributed(given, shared + one.frozen_passes(len(question)))
-            for question, given in zip(questions, scores, strict=True)
-        ]
+        frozen = [one.frozen_passes(len(question)) for question in questions]
+        return [Attributed(a, shared + passes) for a, passes in zip(scores, frozen, strict=True)]

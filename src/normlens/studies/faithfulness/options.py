@@ -12,17 +12,8 @@ from normlens.options import Option, at_least_one
 
 
 #: Options of a run that an evaluation takes; the others are its own.
-RUN_FIELDS = (
-    "limit",
-    "max_length",
-    "truncate",
-    "seed",
-    "column",
-    "pair_column",
-    "paragraphs",
-    "revision",
-    "shard_size",
-)
+RUN_FIELDS: tuple[str, ...] = ("limit", "max_length", "truncate", "seed", "column", "pair_column")
+RUN_FIELDS += ("paragraphs", "revision", "shard_size")
 
 
 @dataclass(frozen=True)
@@ -94,12 +85,7 @@ class EvaluateOptions:
 
 
 #: The columns of BLiMP's own files: the text, the two next words, and the word that must decide.
-BLIMP_TEXT, BLIMP_GOOD, BLIMP_BAD = (
-    "one_prefix_prefix",
-    "one_prefix_word_good",
-    "one_prefix_word_bad",
-)
-BLIMP_EVIDENCE = "target"
+BLIMP = ("one_prefix_prefix", "one_prefix_word_good", "one_prefix_word_bad", "target")
 
 
 @dataclass(frozen=True)
@@ -182,12 +168,12 @@ MOST, LEAST = "most", "least"
 CITATIONS = "citations"
 #: Columns of the data: questions, the sources of each as a list of texts, and where they are
 #: known the places of those that hold the right answer, and the answer.
-QUESTION_COLUMN, SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN = (
+QUESTION_COLUMN, SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN = [
     "question",
     "sources",
     "gold",
     "answer",
-)
+]
 CITATION_METHODS = (
     "normlens",
     "normlens+8",

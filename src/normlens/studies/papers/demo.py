@@ -48,8 +48,7 @@ def run_demo(
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise OutputError(f"the folder {str(folder)!r} is not empty; add --force, or name another")
     if lacking:
-        extra = extra_for(lacking, "reproduce")
-        echo(f"For pictures and the papers' report, first run: pip install 'normlens[{extra}]'")
+        echo(f"For pictures and papers: pip install 'normlens[{extra_for(lacking, 'reproduce')}]'")
     encoder = load("minilm")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -79,8 +79,7 @@ class Settings:
         metavar="NAME",
     ).field(None)
     components: tuple[str, ...] | None = Option(
-        "Of ablate: some of ATTN, FF, LAYER, RES1, RES2, LN1, LN2, … as the layers have them, "
-        "separated by commas. Default: all.",
+        "Of ablate: some of ATTN, FF, LAYER, RES1, LN1, …, separated by commas. Default: all.",
         metavar="LIST",
         typed=str,
         parse=parse_names,
