@@ -58,8 +58,6 @@ def test_failures_are_told_by_the_exit_status(
     ("more", "said"),
     [
         (["--protocols", "evidence"], "evidence is for causal language models"),
-        (["--methods", "norm"], "unknown method 'norm'"),
-        (["--limit", "1"], "at least 2 sequences"),
         (["--label-column", "nothing"], "no column 'nothing'"),
         (["--resume", "there"], "--out for a new evaluation or --resume"),
     ],

@@ -86,33 +86,14 @@ def test_a_pipe_is_read_where_no_text_is_given(model: Path) -> None:
     assert "[CLS] the cat [SEP]" in done.stdout.decode()
 
 
-def test_nothing_at_all_is_no_pipe() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "normlens", "map"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "give one text" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("data", "words", "message"),
     [
         (b"", ("map", "-"), "the text is empty"),
-        (b"a\n", ("map", "-", "--file", "a"), "two texts were given"),
         (b"\n \n", ("map", "-", "--lines"), "standard input holds no text"),
         (b"a\n\xff\n", ("map", "-", "--lines"), "line 2 of standard input is not UTF-8"),
-        (b"a\n", ("map", "a", "--lines"), "from a file or a pipe"),
-        (b"a\n", ("map", "-", "--lines", "--pair", "b"), "leave --pair and --image out"),
-        (b"a\n", ("map", "--lines", "--file", "nowhere.txt"), "cannot read 'nowhere.txt'"),
-        (b"a\n", ("map", "-", "--json", "--out", "a.csv"), "choose one"),
         (b"a\n", ("map", "-", "--json", "--colour", "sqrt"), "only pictures follow --colour"),
-        (b"a\n", ("map", "-", "--lines", "--out", "no/such/a.csv"), "'no/such' does not exist"),
         (b"a\n", ("explain", "-", "--json", "--picture", "flow"), "only pictures"),
-        (b"a\n", ("cosine", "a", "b", "--lines"), "from a file or a pipe"),
     ],
 )
 def test_what_cannot_be_read_or_written_together(
@@ -172,30 +153,6 @@ def test_an_error_says_which_line(model: Path, shell: Shell, typed: Any) -> None
     assert status == 2
     assert line.startswith("error: line 2: ")
     assert json.loads(out)["text"] == "the cat"
-
-
-def test_explanations_and_cosines_of_lines(
-    model: Path, speaker: Path, shell: Shell, typed: Any
-) -> None:
-    typed(b"the cat\nthe mat sat\n")
-    out = shell("explain", "-", "--lines", "--out", "-", "--model", speaker, "--target", "mat")
-    documents = [json.loads(line) for line in out.splitlines()]
-    assert [document["text"] for document in documents] == ["the cat", "the mat sat"]
-    typed(b"the cat\nthe mat sat\n")
-    out = shell("cosine", "a mat", "-", "--lines", "--json", "--model", model)
-    values = [json.loads(line)["value"] for line in out.splitlines()]
-    lens = normlens.load(model)
-    expected = [lens.cosine("a mat", text).value for text in ("the cat", "the mat sat")]
-    np.testing.assert_allclose(values, expected, rtol=1e-6)
-
-
-def test_every_result_is_json_on_standard_output(model: Path, shell: Shell) -> None:
-    both = [
-        json.loads(shell("map", TEXT, "--model", model, *words))
-        for words in (("--json",), ("--out", "-"))
-    ]
-    assert both[0] == both[1]
-    assert both[0]["tokens"][0] == "[CLS]"
 
 
 def test_a_reader_that_goes_away_ends_it_silently(model: Path) -> None:

@@ -110,20 +110,6 @@ def test_wrong_choices_are_one_line(wrong: Any, maps: normlens.Maps) -> None:
         wrong(maps)
 
 
-def test_an_encoder_says_what_it_is(maps: normlens.Maps) -> None:
-    figure = maps.encoder.plot(1, "FF")
-    (axes,) = panels(figure)
-    assert "encoder layer 1" in words(figure)
-    assert (axes.get_ylabel(), axes.get_xlabel()) == ("target i (encoder)", "source j (encoder)")
-    assert lines(axes) == []
-
-
-def test_a_generated_target_is_said(lens: normlens.Lens, monkeypatch: Any) -> None:
-    monkeypatch.setattr("normlens.inputs.encode.MOST_GENERATED", 8)
-    made = lens.maps(SOURCE, scopes=["CROSS-N"])
-    assert "The target is the model's own (generated" in words(made.plot())
-
-
 # Overview -----------------------------------------------------------------------------------------
 
 
@@ -153,29 +139,6 @@ def test_an_overview_has_the_encoder_above_the_decoder(maps: normlens.Maps) -> N
     assert ticks(every[of_encoder])[0] == maps.tokens
 
 
-def test_an_overview_of_one_stack(maps: normlens.Maps) -> None:
-    for stack, one in (("encoder", maps.encoder), ("decoder", maps.decoder)):
-        figure = maps.plot_overview(scopes=["ATTN-N", "FF"], stack=stack)
-        assert len(panels(figure)) == 2 * len(one.layers)
-        assert f"{stack} layers" in words(figure)
-
-
-def test_hiding_a_group_leaves_the_encoder(maps: normlens.Maps) -> None:
-    figure = maps.plot_overview(1, ["FF"], sources="encoder")
-    of_encoder, of_decoder = panels(figure)
-    k = len(maps.encoder.tokens)
-    assert shown(of_encoder).shape == (k, k)
-    assert shown(of_decoder).shape == (len(maps.tokens), k)
-    assert_tidy(figure)
-
-
-def test_nothing_overlaps_where_one_sequence_is_much_longer(lens: normlens.Lens) -> None:
-    for source, target in (("the house is small " * 4, "la"), ("the", "la maison est " * 5)):
-        maps = lens.maps(source, target, scopes=["CROSS-N", "FF"], layers=[1])
-        assert_tidy(maps.plot_overview())
-        assert_tidy(maps.plot(1))
-
-
 # Similarity and amplification ---------------------------------------------------------------------
 
 
@@ -193,14 +156,6 @@ def test_similarity_has_a_plot_for_each_stack(maps: normlens.Maps) -> None:
     assert len(alone.lines) == len(consecutive(maps.encoder.scopes))
 
 
-def test_the_step_of_the_second_attention_begins_at_its_weights(maps: normlens.Maps) -> None:
-    """Before it there are only targets, and behind it only the encoder's tokens."""
-    step = next(step for step in consecutive(maps.scopes) if step.component == "CROSS")
-    assert (step.before, step.after) == ("CROSS-W", "ATTNRESLNCROSS-N")
-    without = [scope for scope in maps.scopes if scope != "CROSS-W"]
-    assert "CROSS" not in [step.component for step in consecutive(without)]
-
-
 def test_amplified_pairs_name_their_sequence(maps: normlens.Maps) -> None:
     figure = maps.plot_amplification(layer=1)
     assert_tidy(figure)
@@ -209,14 +164,6 @@ def test_amplified_pairs_name_their_sequence(maps: normlens.Maps) -> None:
     assert any(line.endswith(label) for line in words(figure).splitlines())
     (axes,) = panels(figure)
     assert len(maps.encoder.tokens) - 0.5 in lines(axes)
-
-
-def test_amplification_of_one_sequence(maps: normlens.Maps) -> None:
-    k = len(maps.encoder.tokens)
-    (axes,) = panels(maps.plot_amplification(layer=1, sources="encoder", axis="target"))
-    expected = maps.amplification(*maps.feed_forward_pair(), "target")[1][:, :k]
-    np.testing.assert_allclose(shown(axes), expected)
-    assert (axes.get_xlabel(), lines(axes)) == ("source j (encoder)", [])
 
 
 def test_pictures_in_other_axes(maps: normlens.Maps) -> None:

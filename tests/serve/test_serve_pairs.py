@@ -10,7 +10,7 @@ import pytest
 import transformers
 from pair_examples import fast_tokenizer, with_head
 from serving import ON_CPU, Site, watched
-from test_serve_api import detail, header
+from test_serve_api import header
 
 import normlens
 from normlens.errors import UnsupportedModelError
@@ -65,14 +65,6 @@ def test_maps_of_a_source_and_a_target_are_those_of_the_library(
     assert result(translating, status) == encode([lens.maps(SOURCE, TARGET)])
 
 
-def test_without_a_target_the_model_generates_it(translating: Site, lens: normlens.Lens) -> None:
-    (item,) = header(result(translating, ended(translating)))["items"]
-    maps: Any = lens.maps(SOURCE)
-    assert item["provenance"]["target"] == maps.provenance["target"]
-    assert item["provenance"]["target"].startswith("generated")
-    assert item["labels"] == maps.tokens
-
-
 def test_a_token_of_the_target_is_explained(translating: Site, lens: normlens.Lens) -> None:
     asked = {"target_text": TARGET, "target": 1, "contrast": "the"}
     data = result(translating, ended(translating, "explanations", **asked))
@@ -87,10 +79,7 @@ def test_a_token_of_the_target_is_explained(translating: Site, lens: normlens.Le
     [
         ("analyses", {"pair": "a"}, "takes a text and a target text, and no second text"),
         ("analyses", {"text": "the house " * 9, "target_text": TARGET}, "at most 24"),
-        ("analyses", {"target_text": "la maison " * 9}, "at most 24"),
         ("explanations", {"target_text": TARGET, "position": 1}, "no second text or position"),
-        ("explanations", {"target_text": TARGET, "target": "all"}, "one token at a time"),
-        ("explanations", {"target_text": TARGET, "target": 99}, "99"),
         ("cosines", {"pair": "a"}, "choose Maps, or Explain"),
     ],
 )
@@ -101,28 +90,6 @@ def test_what_it_cannot_do_is_said_in_one_line(
     assert status["state"] == "failed"
     assert words in status["error"]
     assert "\n" not in status["error"]
-
-
-def test_a_model_of_one_stack_takes_no_target_text(translating: Site, folder: str) -> None:
-    status = ended(translating, model=Path(folder).name, text="the cat", target_text="a mat")
-    assert status["state"] == "failed"
-    assert "reads one sequence; leave it out" in status["error"]
-    request = translating.request(SOURCE, target_text="a" * 10_001)
-    answer = translating.http.post("api/analyses", json=request)
-    assert answer.status_code == 413
-    assert "10001 characters" in detail(answer)
-
-
-def test_a_server_with_fewer_tokens_says_so(translator: str, lens: Any) -> None:
-    limits = Limits(tokens=6)
-    with Site(ServedModels([translator], limits, loading=ON_CPU), limits) as site:
-        status = ended(site, target_text=TARGET)
-        assert "the source has 7 tokens" in status["error"]
-        status = ended(site, text="the", target_text="la maison verte")
-        assert "the target has" in status["error"]
-        assert "at most 6; shorten it" in status["error"]
-        (item,) = header(result(site, ended(site, text="the")))["items"]
-        assert len(item["labels"]) <= 6 < len(lens.maps("the").tokens)
 
 
 def test_a_model_that_hears_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +130,6 @@ def test_a_token_shows_its_way_and_arrow_keys_go_on(
     assert viewer.root("token") == "2"
 
 
-def test_words_sum_their_tokens(viewer: Any, why: Explanation, why_html: Path) -> None:
-    viewer.open(why_html, "level=words")
-    words = why.words()
-    assert viewer.texts(".token:not(.rest) .text") == words.tokens
-    shares = [number(text) for text in viewer.texts(".token:not(.rest) .share")]
-    np.testing.assert_allclose(shares, words.contributions, atol=6e-3, rtol=6e-2)
-
-
 def test_components_and_heads(viewer: Any, why: Explanation, why_html: Path) -> None:
     viewer.open(why_html, "view=components&heads=1")
     read = """panel => {
@@ -176,23 +167,6 @@ def test_everything_can_be_saved(
     viewer.open(saved(viewer, "html", tmp_path))
     assert viewer.root("token") == "3"
     assert viewer.texts(".token:not(.rest) .text") == why.tokens
-
-
-def test_one_of_several_is_chosen(viewer: Any, tmp_path: Path) -> None:
-    several = Explanations([hostile_explanation(), hostile_explanation(2, target="other")])
-    viewer.open(several.to_html(tmp_path / "several.html"))
-    viewer.page.select_option('[data-control="item"]', "1")
-    viewer.settled()
-    assert "other" in viewer.page.inner_text(".question")
-    assert "item=1" in viewer.page.url
-
-
-def test_without_flow_the_page_says_so(viewer: Any, why: Explanation, tmp_path: Path) -> None:
-    viewer.open(replace(why, flows={}).to_html(tmp_path / "short.html"))
-    assert "made without flow maps" in viewer.page.inner_text(".missing")
-    assert "cannot be drawn" in viewer.page.inner_text(".result > .note")
-    viewer.choose("view", "components")
-    assert viewer.page.locator('[data-panel="ATTN"]').count() == 1
 
 
 # A cosine ----------------------------------------------------------------------------------------
@@ -341,12 +315,6 @@ def test_shares_of_every_token(
     viewer.click('svg.shares text[data-item="2"]')
     assert f"'{translation[2].target}'" in viewer.page.inner_text(".question")
     assert viewer.page.evaluate(UNNAMED) == []
-
-
-def test_one_sequence_has_no_shares(viewer: Any, why_html: Path) -> None:
-    viewer.open(why_html, "view=shares")
-    assert viewer.root("view") == "flow"
-    assert not viewer.page.is_visible('[data-control="view"] [data-value="shares"]')
 
 
 def test_an_image_is_explained_over_its_picture(viewer: Any, tmp_path: Path) -> None:

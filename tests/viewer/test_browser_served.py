@@ -86,15 +86,3 @@ def test_two_texts_are_analysed_compared_and_shared(
     page.goto(path.as_uri())
     page.wait_for_selector('.normlens[data-busy="false"][data-items="2"][data-view="compare"]')
     np.testing.assert_allclose(difference(page), expected, atol=1e-4)
-
-
-def test_what_the_server_refuses_is_said(address: str, page: Any) -> None:
-    page.goto(f"{address}#model=gpt2&text=hello")
-    message = page.locator('[data-role="message"]')
-    message.get_by_text("does not offer the model gpt2").wait_for()
-    page.goto("about:blank")
-    page.goto(address)
-    page.wait_for_selector('[data-control="model"] option', state="attached")
-    page.fill('[data-field="text"]', "   ")
-    page.click('[data-action="analyse"]')
-    message.get_by_text("at least one word").wait_for()

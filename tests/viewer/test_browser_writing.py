@@ -88,12 +88,6 @@ def test_the_arrow_points_from_source_to_target(viewer: Any, hebrew: Path) -> No
     assert f"\u2068{HEBREW[2]}\u2069 (2)" in tip
 
 
-def test_tokens_that_read_from_the_left_have_no_marks(viewer: Any, soap_html: Path) -> None:
-    viewer.open(soap_html)
-    viewer.page.mouse.move(*viewer.cell(1, 2))
-    assert "\u2068" not in viewer.texts(".tooltip")[0]
-
-
 def test_on_a_phone_the_map_comes_first(viewer: Any, soap_html: Path) -> None:
     viewer.page.set_viewport_size({"width": 390, "height": 844})
     viewer.open(soap_html)

@@ -60,14 +60,6 @@ def with_npm(clone: Path) -> None:
     (clone / "bin" / "npm").chmod(0o755)
 
 
-def test_without_npm_one_line_says_so(clone: Path) -> None:
-    done = made(clone)
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [
-        "npm is not here; the front end's types, tests and built file are not checked"
-    ]
-
-
 def test_types_tests_and_built_file_are_checked(clone: Path) -> None:
     with_npm(clone)
     done = made(clone)
@@ -92,12 +84,3 @@ def test_a_built_file_that_is_not_the_sources_fails(clone: Path) -> None:
 def test_what_fails_is_not_passed_over(clone: Path, step: str) -> None:
     with_npm(clone)
     assert made(clone, fails=step).returncode != 0
-
-
-def test_it_belongs_to_make_test() -> None:
-    (line,) = [
-        line
-        for line in (ROOT / "Makefile").read_text("utf-8").splitlines()
-        if line.startswith("test:")
-    ]
-    assert "front-end" in line.split()

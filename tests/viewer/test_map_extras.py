@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from test_payload import decode, header_of
 from viewer_examples import hostile_maps
 
-from normlens.errors import InputError
 from normlens.results.axes import PatchGrid, Routing
 from normlens.results.maps import Maps
 from normlens.viewer import encode
@@ -63,13 +61,3 @@ def test_experts_and_weights_come_back(shared: bool) -> None:
         assert found["shared"] is None
     else:
         np.testing.assert_array_equal(decode(found["shared"], blobs), routing.shared.ravel())
-
-
-def test_a_notebook_opens_at_the_picture() -> None:
-    pytest.importorskip("anywidget")
-    shown: Any = pictured(None).show(view="picture", direction="column")
-    assert shown.state == {"view": "picture", "direction": "column"}
-    with pytest.raises(InputError, match="of no picture"):
-        hostile_maps(4).show(view="picture")
-    with pytest.raises(InputError, match="direction"):
-        pictured(None).show(direction="down")  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,15 +73,6 @@ def test_kinds_of_layers_of_two_stacks_are_items(translated: Maps) -> None:
     assert unlike.show(layer=1).state == {"item": "1", "layer": "1"}  # type: ignore[attr-defined]
 
 
-def test_a_notebook_opens_at_a_stack(translated: Maps) -> None:
-    pytest.importorskip("anywidget")
-    shown: Any = translated.show(stack="encoder", layer=-1, sources="encoder")
-    assert shown.state == {"stack": "encoder", "layer": "1", "sources": "encoder"}
-    bundle = translated._repr_mimebundle_()
-    data = bundle[0] if isinstance(bundle, tuple) else bundle
-    assert "application/vnd.jupyter.widget-view+json" in data
-
-
 @pytest.mark.parametrize(
     ("state", "words"),
     [
@@ -94,9 +84,3 @@ def test_a_notebook_opens_at_a_stack(translated: Maps) -> None:
 def test_what_is_not_there_is_refused(translated: Maps, state: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         translated.show(**state)
-
-
-def test_a_model_of_one_stack_has_no_encoder_beside_it(translated: Maps, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no encoder beside these maps"):
-        translated.decoder.show(stack="encoder")
-    assert translated.decoder.to_html(tmp_path / "decoder.html").stat().st_size > 10_000

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from test_payload import decode, header_of
-from viewer_examples import hostile_cosine, hostile_explanation, hostile_maps
+from viewer_examples import hostile_cosine, hostile_explanation
 
 from normlens.errors import InputError, OutputError
 from normlens.results.explanation import Explanations
@@ -118,19 +118,6 @@ def test_a_cosine_comes_back() -> None:
     )
     assert item["a"]["tokens"] == pair.a.raw_tokens
     assert item["b"]["text"] == pair.text_b
-
-
-def test_odd_requests_are_refused() -> None:
-    with pytest.raises(InputError, match="32, 16"):
-        encode_explanations(hostile_explanation(), precision=8)
-    with pytest.raises(InputError, match="no explanation"):
-        encode_explanations([])
-    with pytest.raises(InputError, match="explanations, not Maps"):
-        encode_explanations([hostile_maps()])  # type: ignore[list-item]
-    with pytest.raises(InputError, match="no cosine"):
-        encode_cosines([])
-    with pytest.raises(InputError, match="cosines, not Maps"):
-        encode_cosines([hostile_maps()])  # type: ignore[list-item]
 
 
 def test_pages_hold_no_markup_of_tokens_and_are_not_overwritten(tmp_path: Path) -> None:

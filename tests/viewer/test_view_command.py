@@ -18,7 +18,6 @@ import normlens
 from normlens.cli import main
 from normlens.errors import InputError, OutputError
 from normlens.results import exports as export
-from normlens.results.maps import Maps
 from normlens.viewer import notebook
 
 
@@ -49,19 +48,6 @@ def test_view_writes_a_page(saved: Path, opened: list[str], capsys: Any) -> None
     assert "--force" in capsys.readouterr().err
     assert main(["view", str(saved), str(saved), "--out", str(out), "--force"]) == 0
     assert capsys.readouterr().out.startswith("wrote")
-
-
-def test_view_shows_both_stacks_of_a_saved_translation(
-    translated: Maps, tmp_path: Path, capsys: Any
-) -> None:
-    """The page of a file is the page of the maps that were saved."""
-    path = translated.save(tmp_path / "translation.safetensors")
-    out = tmp_path / "translation.html"
-    assert main(["view", str(path), "--out", str(out)]) == 0
-    loaded = Maps.load(path)
-    assert loaded == translated
-    assert out.read_text() == loaded.to_html(tmp_path / "again.html").read_text()
-    assert "translation.html" in capsys.readouterr().out
 
 
 def test_view_opens_the_browser_unless_told_not_to(
