@@ -11,9 +11,8 @@ import torch
 
 import normlens
 from normlens.corpus import Run, resume, run
-from normlens.corpus.runs.folder import RunError, SomeFailedWarning
+from normlens.corpus.runs.folder import SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
-from normlens.errors import InputError
 from normlens.studies.ablation.interventions import digest_of, gather
 from normlens.studies.ablation.measure import AblationMeasure
 
@@ -116,25 +115,6 @@ def test_ray_comes_to_the_same_numbers(
     examples.assert_same_tables(done, whole)
 
 
-def test_batches_change_nothing_but_last_digits(
-    tmp_path: Path,
-    models: dict[str, Path],
-    corpora: dict[str, Path],
-    measure: AblationMeasure,
-    whole: Run,
-) -> None:
-    lens = normlens.load(models["next-token"], device="cpu")
-    options: Any = {"measures": [measure], "shard_size": SHARD, "batch_size": 3}
-    done = run(lens, corpora["next-token"], tmp_path / "run", **options)
-    examples.assert_same_tables(done, whole, tolerance=1e-4)
-
-
-def test_other_ablations_do_not_go_on_with_a_run(measure: AblationMeasure, whole: Run) -> None:
-    other = AblationMeasure(components=("FF",), kinds=("zero",))
-    with pytest.raises(RunError, match="it would mix two runs"):
-        resume(whole.folder.url, measures=[other])
-
-
 def test_a_sequence_without_a_loss_is_a_failure(
     tmp_path: Path, models: dict[str, Path], measure: AblationMeasure
 ) -> None:
@@ -147,33 +127,3 @@ def test_a_sequence_without_a_loss_is_a_failure(
     assert failure["index"] == 0
     assert "next token" in failure["reason"]
     assert set(done.table("ablations")["index"]) == {1}
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"components": "LN2"}, "has no LN2"),
-        ({"components": "FF", "kinds": "frozen-sigma"}, "cannot be ablated by 'frozen-sigma'"),
-        ({"kinds": "mean"}, "need a first pass"),
-        ({"loss": "masked", "kinds": "zero"}, "causal language model"),
-        ({"layers": "7", "kinds": "zero"}, "out of range"),
-    ],
-)
-def test_what_a_model_does_not_have_is_refused_before_the_run_begins(
-    options: dict[str, Any],
-    line: str,
-    tmp_path: Path,
-    models: dict[str, Path],
-    corpora: dict[str, Path],
-) -> None:
-    lens = normlens.load(models["next-token"], device="cpu")
-    out = tmp_path / "run"
-    with pytest.raises(InputError, match=line):
-        run(
-            lens,
-            corpora["next-token"],
-            out,
-            measures="ablation",
-            settings={"ablation": options},
-        )
-    assert not (out / "manifest.json").exists()

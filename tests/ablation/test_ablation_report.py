@@ -10,11 +10,9 @@ import pytest
 
 from normlens.studies.ablation.evidence import LEAST, taken, ways
 from normlens.studies.ablation.report import (
-    _short,
     compared,
     draw_grids,
     layer_table,
-    means_table,
     side_by_side,
 )
 
@@ -90,10 +88,6 @@ def test_kinds_stand_side_by_side() -> None:
     assert pd.isna(table.iloc[2]["mean"])
 
 
-def test_means_over_layers() -> None:
-    assert means_table(EXAMPLE).loc["FF"].tolist() == [1.6, 0.95, 2.0]
-
-
 def test_special_dimensions_stand_among_their_own_draws() -> None:
     rows = [("LN2", "lowest-gamma", 1, 1.0), ("LN2", "lowest-gamma", None, 0.0)]
     rows += [("LN2", "random-lowest-gamma", 1, k / 10, k) for k in range(9)]
@@ -121,14 +115,6 @@ def test_the_undone_share() -> None:
     assert table["FF"].tolist() == [1.0, 2.0]
     assert table["ATTN"].tolist() == [0.5, 0.5]
     assert layer_table(pd.Series([NAN], index=[1]), None, EXAMPLE).empty
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.001, "0"), (0.25, ".25"), (-0.25, "−.25"), (1.25, "1.25"), (12.34, "12.3"), (123.4, "123")],
-)
-def test_numbers_in_small_cells(value: float, text: str) -> None:
-    assert _short(value) == text
 
 
 def test_grids_keep_one_order_and_leave_gaps() -> None:

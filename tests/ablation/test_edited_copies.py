@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ablation_examples import FAMILIES, MaskTokenizer, lens_on, questions, texts
+from ablation_examples import FAMILIES, KINDS, MaskTokenizer, lens_on, questions, texts
 from torch import nn
 
 from normlens.layers import Attention, Experts, FeedForward, Norm, ParallelFeedForward
@@ -114,7 +114,7 @@ def test_ablations_of_all_layers_equal_edited_weights(family: str, task: str) ->
         assert not np.allclose(intact, expected, rtol=2e-5), ablation
 
 
-@pytest.mark.parametrize(("family", "task"), [f for f in FAMILIES if f[0] != "albert"])
+@pytest.mark.parametrize(("family", "task"), [f for f in KINDS if f[0] != "albert"])
 def test_one_layer_without_its_block_equals_edited_weights(family: str, task: str) -> None:
     lens = lens_on(family, task)
     _, ff, attention, bypass = losses(

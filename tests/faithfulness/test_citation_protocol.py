@@ -120,13 +120,6 @@ def test_values_of_known_scores(trial):
     assert trial.values(right, gold=[])["gold"] is None
 
 
-def test_methods_share_their_subsets(trial):
-    masks = trial.masks
-    expected = lasso(masks[:4], trial.log_p(masks[:4]), len(trial.prompt.ids))
-    np.testing.assert_array_equal(trial.scores("contextcite-4"), expected)
-    assert trial.scores("normlens+8").argmax() == trial.scores("normlens").argmax() == 1
-
-
 def test_names_and_what_they_cost():
     assert [ablations_of(name) for name in CITATION_METHODS] == [0, 8, 32, 8, 16, 32, 0, 0, 0, 0]
     assert passes("normlens+8", 5) == (9, 1)

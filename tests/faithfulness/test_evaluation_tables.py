@@ -43,16 +43,6 @@ def test_aopc_by_sql(classified: Run, protocol: str) -> None:
     assert again["value"].abs().max() > 1e-3
 
 
-def test_contrast_drops_by_sql(preferred: Run) -> None:
-    again = preferred.sql(
-        "SELECT f.value, avg(e.score - r.score) AS again FROM faithfulness f "
-        'JOIN removals r USING ("index", protocol, method, "first") '
-        'JOIN examples e USING ("index") GROUP BY f."index", protocol, method, "first", f.value'
-    )
-    assert len(again) == (examples.N - 1) * 6 * 4
-    np.testing.assert_allclose(again["value"], again["again"], atol=1e-12)
-
-
 def test_evidence_by_sql(preferred: Run) -> None:
     again = preferred.sql(
         'WITH words AS (SELECT "index", method, word, bool_or(evidence) AS decides, '
@@ -67,15 +57,6 @@ def test_evidence_by_sql(preferred: Run) -> None:
     np.testing.assert_allclose(again["value"], again["again"], atol=1e-12)
     assert again["value"].isna().sum() == 6  # one word says nothing
     assert 0 < again["value"].mean() < 1
-
-
-def test_what_the_model_says_of_a_whole_text_is_not_run_again(classified: Run) -> None:
-    same = classified.sql(
-        "SELECT r.probability = e.probability AS same FROM removals r JOIN examples e "
-        'USING ("index") WHERE r.removed = 0'
-    )
-    assert len(same) > 0
-    assert same["same"].all()
 
 
 def test_accuracy_is_by_the_label(classified: Run, places: examples.Places) -> None:
@@ -103,9 +84,3 @@ def test_costs_are_counted_per_text(classified: Run) -> None:
     assert (of["rollout-weights"]["forward"] == 1).all()
     assert (of["gradient-x-input"]["backward"] == 1).all()
     assert (of["leave-one-out"]["forward"] >= of["leave-one-out"]["ordinary"]).all()
-
-
-def test_seconds_of_every_stage_are_in_the_records(classified: Run) -> None:
-    seconds = classified.status().stages
-    stages = {"questions", "intact", "protocols"}
-    assert {*stages, *(f"method {name}" for name in examples.METHODS.split(","))} <= set(seconds)

@@ -37,16 +37,14 @@ from normlens.studies.reports import files as pictures
 from normlens.studies.reports.contents import (
     Figure,
     Header,
-    Model,
     Report,
     Result,
     Section,
     Table,
-    arrange,
 )
 from normlens.studies.reports.drawing import panels
 from normlens.studies.reports.files import write
-from normlens.studies.reports.words import LAYER, caption, texts
+from normlens.studies.reports.words import LAYER, texts
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 
@@ -108,12 +106,6 @@ def test_every_file_is_there_and_listed(folder: Path) -> None:
     assert left == set(written)
 
 
-def test_names_have_the_data_where_there_are_several(folder: Path) -> None:
-    names = {path.name for path in (folder / "figures").iterdir()}
-    assert {"similarity-sst2.svg", "similarity-wiki-103-e.png"} <= names
-    assert "similarity.svg" not in names
-
-
 def test_names_that_would_be_the_same_file_are_told_apart(tmp_path: Path) -> None:
     table = Table(pd.DataFrame({"a": [1]}), "A.")
     sections = [Section(experiment(str(n)), [("", Result({"x y": table}))]) for n in (1, 2)]
@@ -121,13 +113,6 @@ def test_names_that_would_be_the_same_file_are_told_apart(tmp_path: Path) -> Non
     write(Report("R", Header(MODEL, [RUN]), sections), tmp_path)
     names = {path.name for path in (tmp_path / "tables").glob("*.csv")}
     assert names == {"x-y.csv", "x-y-2.csv", "x-y-3.csv", "unnamed.csv"}
-
-
-def test_building_twice_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    found = [("sst2", result()), ("wiki/103 é", result(0.8)), ("none", None)]
-    written = write(report(found, part="Feed-forward <blocks>"), tmp_path)
-    for path in written:
-        assert path.read_bytes() == (folder / path.relative_to(tmp_path)).read_bytes(), path
 
 
 def test_figures_and_tables_of_an_earlier_report_go(tmp_path: Path) -> None:
@@ -153,7 +138,7 @@ def test_a_stop_in_the_middle_leaves_whole_files(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write") as error:
+    with pytest.raises(OutputError) as error:
         write(report(), tmp_path / "file")
     assert "\n" not in str(error.value)
 
@@ -182,14 +167,6 @@ def test_csv_holds_every_row_at_full_precision(folder: Path) -> None:
     layers = pd.read_csv(folder / "tables" / "similarity-layers-wiki-103-e.csv")
     assert list(layers) == ["component", "layer (counted from 1)", "rho", "low", "high"]
     assert layers["rho"].iloc[0] == pytest.approx(0.72, abs=1e-15)
-
-
-def test_a_question_says_how_its_answer_is_read(folder: Path) -> None:
-    for name in ("report.html", "report.md"):
-        text = (folder / name).read_text("utf-8")
-        assert text.count("a|b changes most." if name == "report.html" else "a\\|b changes") == 1
-    found = json.loads((folder / "results.json").read_text("utf-8"))
-    assert found["experiments"][0]["read"].endswith("a|b changes most.")
 
 
 # The page ----------------------------------------------------------------------------------------
@@ -233,25 +210,6 @@ def test_nothing_on_the_page_is_taken_for_markup(page: Page) -> None:
     assert "Does </p><script> matter?" in shown
 
 
-def test_the_top_says_of_what_it_is(page: Page) -> None:
-    shown = " ".join(" ".join(page.texts).split())
-    for text in (
-        "tiny/bert-<b> (bert, bidirectional, 2 layers)",
-        "sha256:7a407a407a40…",
-        "at most 3.1 × 10⁻⁷",
-        "12 % masked",
-        "1,234",
-        "seed 0 · top k 10",
-        "2026-01-31",
-    ):
-        assert text in shown
-
-
-def test_every_figure_has_its_caption_as_alternative_text(page: Page) -> None:
-    labels = [value for tag, name, value in page.attributes if (tag, name) == ("img", "alt")]
-    assert labels == ['A "figure" of <b> & ρ', "The same once more"] * 2
-
-
 def test_numbers_stand_right_and_words_left(page: Page, folder: Path) -> None:
     text = (folder / "report.html").read_text("utf-8")
     assert '<td class="n">−0.50</td>' in text
@@ -267,39 +225,12 @@ def test_long_tables_are_folded_and_say_where_the_rest_is(page: Page) -> None:
     assert folds == ["fold"] * 4  # "pairs" and "many", on two data sets
 
 
-def test_the_first_table_is_open_and_the_last_of_many_are_folded(tmp_path: Path) -> None:
-    first = Table(pd.DataFrame({"row": range(30)}), "Thirty rows.")
-    small = Table(pd.DataFrame({"row": [1]}), "One row.")
-    tables = {"first": first} | {f"small {n}": small for n in range(5)}
-    write(report([("sst2", Result(tables))]), tmp_path)
-    text = (tmp_path / "report.html").read_text("utf-8")
-    assert '<p class="table-title">Thirty rows.</p>' in text
-    assert text.count('<p class="table-title">One row.</p>') == 3
-    assert text.count('<details class="fold">') == 2
-
-
-def test_an_experiment_without_results_says_why_in_one_line(tmp_path: Path, page: Page) -> None:
-    write(report([("sst2", None), ("wiki", None)]), tmp_path)
-    for name in ("report.html", "report.md"):
-        text = (tmp_path / name).read_text("utf-8")
-        assert text.count("No result: the model has no such component.") == 1
-    assert "Not on none: the model has no such component." in page.texts
-
-
 def test_published_figures_of_other_models_are_greyed_and_have_no_difference(page: Page) -> None:
     assert page.texts.count("Of another model or of other data: for orientation only.") == 2
     assert "Table 1 (Wikipedia)" in page.texts
     assert "difference" not in page.texts
     classes = [value for tag, name, value in page.attributes if (tag, name) == ("div", "class")]
     assert classes.count("other") == 2
-
-
-def test_published_and_measured_values_name_their_models(page: Page, folder: Path) -> None:
-    assert "0.79 (bert-base-uncased)" in page.texts
-    assert "0.50 (tiny/bert-<b>)" in page.texts
-    assert "| 0.79 (bert-base-uncased) | 0.50 (tiny/bert-" in (folder / "report.md").read_text(
-        "utf-8"
-    )
 
 
 @pytest.mark.parametrize(
@@ -447,16 +378,6 @@ def test_markdown_tables_have_all_their_cells(folder: Path) -> None:
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
 
 
-def test_markdown_links_files_that_are_there(folder: Path) -> None:
-    text = (folder / "report.md").read_text("utf-8")
-    files = re.findall(r"\]\(((?:figures|tables)/[^)]+)\)", text)
-    assert len(files) == 6
-    assert all((folder / name).is_file() for name in files)
-    anchors = re.findall(r"\]\(#([^)]+)\)", text)
-    assert anchors
-    assert all(f'<a id="{anchor}"></a>' in text for anchor in anchors)
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -496,17 +417,6 @@ def test_sections_of_one_part_stand_under_one_heading(tmp_path: Path) -> None:
 # Words -------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_read_from_a_manifest() -> None:
-    described = dict(vars(MODEL)) | {"tokenizer": "sha256:0", "max_tokens": 512}
-    assert Model.of(described) == MODEL
-
-
-def test_the_largest_completeness_error_counts() -> None:
-    runs = [RUN, replace(RUN, completeness=2e-6), replace(RUN, completeness=None)]
-    assert "at most 2.0 × 10⁻⁶" in Header(MODEL, runs).completeness
-    assert "no sequence" in Header(MODEL, [runs[2]]).completeness
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -544,14 +454,6 @@ def test_header_of_a_report_that_takes_no_model_apart() -> None:
     assert len(Header(MODEL, [RUN]).run_table[1][0]) == 6
 
 
-def test_a_table_that_is_to_be_seen_is_never_folded() -> None:
-    frame = pd.DataFrame({"row": range(60)})
-    tables = {f"t{place}": Table(frame, "", open=place % 2 == 0) for place in range(8)}
-    (placed,) = arrange(report([("sst2", Result(tables=tables))]))
-    shown = placed.findings[0].tables.values()
-    assert [table.folded(place) for place, table in enumerate(shown)] == [False, True] * 4
-
-
 @pytest.mark.parametrize("study", ["papers", "faithfulness", "ablation", "alignment"])
 def test_the_words_of_a_study_are_whole(study: str) -> None:
     every = texts(study)
@@ -563,9 +465,3 @@ def test_the_words_of_a_study_are_whole(study: str) -> None:
         assert own["question"].endswith("?")
     for text in every["captions"].values():
         assert text.endswith((".", "{figure}."))
-
-
-def test_a_caption_takes_its_facts() -> None:
-    assert caption("papers", "table similarity-from-before", before="LN1").count("between LN1") == 1
-    with pytest.raises(KeyError):
-        caption("papers", "table similarity-from-before")

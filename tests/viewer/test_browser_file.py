@@ -15,7 +15,6 @@ from normlens.measures.maps import normalise, strongest_pairs
 from normlens.results.maps import Maps
 from normlens.viewer import to_html
 
-SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 FF, LN1 = "ATTNRESLNFF-N", "ATTNRESLN-N"
 
 

@@ -41,7 +41,7 @@ def test_it_is_a_whole_word_with_its_capitals() -> None:
     assert deciding_words(example("the").question.encoded, "the")[1] == {3}
     assert deciding_words(example("The").question.encoded, "The")[1] == {0}
     for missing in ("key", "Cabinet", "NA", ""):
-        with pytest.raises(InputError, match="is not a word of the text"):
+        with pytest.raises(InputError):
             deciding_words(example("x").question.encoded, missing)
 
 

@@ -103,18 +103,6 @@ def test_rate_is_that_of_the_explicit_homogeneous_matrices(family: str, tiny: An
     assert expansion_rates(Lens(model)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_rate_is_that_of_what_the_attention_does_to_a_lone_token(tiny: Any) -> None:
-    """A token that sees only itself has the weight 1 in every head."""
-    model = tiny("gpt2")
-    attention, d = model.h[0].attn, 16
-    probes = torch.cat([torch.eye(d), torch.zeros(1, d)]).double()[:, None]
-    with torch.no_grad():
-        images = attention(probes)[0][:, 0].numpy()
-    affine = homogeneous(images[:d] - images[d], images[d])
-    rate = np.linalg.norm(affine) / np.sqrt(d + 1)
-    assert expansion_rates(Lens(model))[0] == pytest.approx(rate, rel=1e-12)
-
-
 def test_published_form_has_the_output_bias_in_the_last_column(tiny: Any) -> None:
     model = tiny("bert")
     value, (w_out, b_out) = PROJECTIONS["bert"](model, 0)
@@ -127,11 +115,6 @@ def test_published_form_has_the_output_bias_in_the_last_column(tiny: Any) -> Non
     assert abs(expansion_rates(lens)[0] - rate) > 1e-3
 
 
-def test_both_forms_agree_without_an_output_bias(tiny: Any) -> None:
-    lens = Lens(tiny("mistral"))
-    assert expansion_rates(lens, published=True) == pytest.approx(expansion_rates(lens), rel=1e-12)
-
-
 def test_published_form_needs_values_of_the_models_width(tiny: Any) -> None:
     lens = Lens(tiny("gemma", head_dim=8))
     assert np.isnan(expansion_rates(lens, published=True)).all()
@@ -142,7 +125,7 @@ def test_published_form_needs_values_of_the_models_width(tiny: Any) -> None:
 def test_every_family_has_a_rate_per_layer(family: str, tiny: Any) -> None:
     lens = Lens(tiny(family, torch.float32))
     if any(layer.attention.latent is not None for layer in lens.layers):
-        with pytest.raises(InputError, match="latent attention"):
+        with pytest.raises(InputError):
             expansion_rates(lens)
         return
     rates = expansion_rates(lens)
@@ -192,18 +175,3 @@ def test_published_rates_are_compared_in_their_own_form(
     assert result is not None
     assert [c.measured for c in result.comparisons] == [0.95, 1.25, None, pytest.approx(1.1)]
     assert all(c.same for c in result.comparisons)
-
-
-@pytest.mark.parametrize("rates", [[0.5, 1.5, 0.9], [2.0]])
-def test_rates_are_shown_with_their_mean(tmp_path: Path, rates: list[float]) -> None:
-    result = WORK(evidence(saved(tmp_path, rates)))
-    assert result is not None
-    table = result.tables["expansion"].frame
-    assert list(table) == ["layer", "rate"]
-    assert table["rate"].tolist() == pytest.approx([*rates, np.mean(rates)])
-    (axes,) = result.figures["expansion"].draw().axes
-    assert [bar.get_height() for bar in axes.patches] == rates
-
-
-def test_nothing_to_show_without_the_file(tmp_path: Path) -> None:
-    assert WORK(evidence(tmp_path)) is None

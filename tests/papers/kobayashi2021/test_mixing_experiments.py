@@ -114,18 +114,6 @@ def test_table_is_what_the_whole_table_gives(evidence: Evidence, finished: Run) 
         assert table.loc[scope].tolist()[3:] == pytest.approx(expected)
 
 
-def test_interval_resamples_sequences_as_wholes(evidence: Evidence, finished: Run) -> None:
-    rows = finished.table("mixing")
-    table = worked(mixing.section_4, evidence).tables["mixing"].frame.set_index("method")
-    own = rows[rows["scope"] == "ATTN-N"].groupby("index")["ratio"].agg(["sum", "count"])
-    chance = np.random.default_rng(1)
-    drawn = own.to_numpy()[chance.integers(0, len(own), (4000, len(own)))].sum(axis=1)
-    error = np.std(100 * drawn[:, 0] / drawn[:, 1])
-    low, high = table.loc["ATTN-N", ["95 % low", "95 % high"]]
-    assert low < table.loc["ATTN-N", "mean"] < high
-    assert (high - low) / (2 * 1.96) == pytest.approx(error, rel=0.2)
-
-
 def test_heat_maps_hold_every_category_that_occurs(evidence: Evidence, finished: Run) -> None:
     rows = finished.table("mixing")
     grid = worked(mixing.section_4, evidence).tables["mixing-layers"].frame
@@ -146,24 +134,6 @@ def test_one_category_is_drawn_as_one_panel_of_methods() -> None:
     panel = result.figures["mixing"].draw().axes[0]
     assert [label.get_text() for label in panel.get_yticklabels()] == POST
     np.testing.assert_allclose(panel.images[0].get_array()[0], [10, 20, 30])
-
-
-def test_means_by_layer_and_category() -> None:
-    def ratio(row: dict[str, Any]) -> float:
-        by_category = {"ordinary": 0.5, "cls": 0.1, "sep": 0.7}[row["category"]]
-        return by_category - 0.02 * row["layer"] if row["scope"] == "ATTNRESLN-N" else 0.9
-
-    result = worked(
-        mixing.section_4, made(POST, ratio, categories=("cls", "ordinary", "ordinary", "sep"))
-    )
-    row = result.tables["mixing"].frame.set_index("method").loc["ATTNRESLN-N"]
-    assert row["mean"] == pytest.approx(43)
-    assert row["highest layer mean"] == pytest.approx(45)
-    assert row["lowest layer mean"] == pytest.approx(41)
-    grid = result.tables["mixing-layers"].frame.set_index(["method", "layer"]).loc["ATTNRESLN-N"]
-    assert grid["[SEP]"].mean() == pytest.approx(68)
-    assert grid["[CLS]"].mean() == pytest.approx(8)
-    assert result.summary["Mean mixing ratio, ATTN-N (%)"] == pytest.approx(90)
 
 
 def test_causal_models_have_a_beginning_and_no_cls() -> None:
@@ -189,13 +159,6 @@ def test_published_means_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         "mixing/ATTNX-N": None,
     }
     assert all(c.same for c in found)
-
-
-@pytest.mark.parametrize("experiment", [mixing.section_4, mixing.section_5])
-def test_nothing_to_show_without_mixing_ratios(experiment: Any) -> None:
-    bare = SimpleNamespace(tables=["similarity"])
-    work = experiment.work
-    assert work(Evidence("sst2", bare, settings=settings())) is None  # type: ignore[arg-type]
 
 
 # Frequency -------------------------------------------------------------------------------------
@@ -259,21 +222,6 @@ def test_a_planted_relation_is_found(tmp_path: Path) -> None:
     np.testing.assert_allclose(result.tables["frequency"].frame.iloc[:, 1:].to_numpy(float), -1)
 
 
-def test_constant_ratios_have_no_correlation() -> None:
-    result = worked(
-        mixing.section_5, made(POST, lambda row: 0.5, categories=("cls", *["ordinary"] * 3))
-    )
-    assert result.tables["frequency"].text().iloc[0, 1:].tolist() == ["–"] * 4
-
-
-def test_scatter_plot_has_a_panel_for_each_stage_of_the_layer(evidence: Evidence) -> None:
-    drawn = worked(mixing.section_5, evidence).figures["frequency"].draw()
-    titles = [axes.get_title(loc="left").split("   ")[0] for axes in drawn.axes]
-    assert titles == ["ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFFRESLN-N"]
-    labels = [text.get_text() for text in drawn.legends[0].get_texts()]
-    assert labels == ["ordinary", "[CLS]", "[SEP]"]
-
-
 def test_scatter_plot_of_a_large_corpus_is_a_sample(
     evidence: Evidence, finished: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,31 +234,21 @@ def test_scatter_plot_of_a_large_corpus_is_a_sample(
 
 
 @pytest.mark.parametrize(
-    ("contents", "words"),
-    [
-        ("rank count id\n1 2 3\n", "line 1 of"),
-        ("1 5 0\n\n2 4\n", "line 3 of"),
-        ("1,5,0\n", "three whole numbers, rank count id"),
-        ("0 5 1\n", "below 1"),
-        ("1 5 7\n2 4 7\n", "gives id 7 a second rank"),
-        ("\n", "has no line"),
-        ("1 5 999999\n", "no rank for any subword"),
-    ],
+    "contents",
+    ["rank count id\n1 2 3\n", "0 5 1\n", "1 5 7\n2 4 7\n", "\n", "1 5 999999\n"],
 )
-def test_wrong_rank_files_are_refused_in_one_line(
-    evidence: Evidence, finished: Run, tmp_path: Path, contents: str, words: str
+def test_wrong_rank_files_are_refused(
+    evidence: Evidence, finished: Run, tmp_path: Path, contents: str
 ) -> None:
     file = tmp_path / "ranks.txt"
     file.write_text(contents)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"ranks\.txt"):
         worked(mixing.section_5, Evidence("letters", finished, settings=settings(ranks=str(file))))
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["missing.txt", ""])
 def test_rank_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="cannot read the ranks"):
+    with pytest.raises(InputError):
         mixing.read_ranks(tmp_path / name)
 
 
@@ -376,43 +314,7 @@ def test_figure_labels_tokens_and_shows_rows_that_sum_to_one(lens: Lens, tmp_pat
     assert not shown[1].get_yticklabels()
 
 
-def test_deep_models_are_thinned(tmp_path: Path, tiny: Any) -> None:
-    model = tiny("gpt2", n_layer=30)
-    maps = Lens(model).maps(input_ids=[5, 9, 11], scopes=["ATTN-W", "ATTN-N"])
-    maps.save(tmp_path / mixing.SENTENCE)
-    result = worked(mixing.example_sentence, at(tmp_path))
-    assert len(result.tables["sentence"].frame) == 30
-    assert list(result.tables["sentence"].frame) == ["layer", "ATTN-W diagonal", "ATTN-N diagonal"]
-    assert "layers 1, 4, 6, 9, 12, 14, 17, 19, 22, 25, 27 and 30 of 30" in (
-        result.figures["sentence"].caption
-    )
-    assert "grey" in result.figures["sentence"].caption
-    drawn = result.figures["sentence"].draw()
-    assert len([axes for axes in drawn.axes if axes.images]) == 12 * 2
-
-
 def test_default_is_a_pair_only_where_pairs_are_parted(minilm: Any, lens: Lens) -> None:
     assert mixing.chosen_text(minilm, None) == mixing.PAIR
     assert mixing.chosen_text(lens, None) == mixing.SINGLE  # its tokenizer knows no pairs
     assert mixing.chosen_text(lens, "one text") == "one text"
-
-
-@pytest.mark.parametrize(
-    ("scopes", "last"),
-    [
-        (POST, "ATTNRESLN-N"),
-        (PARALLEL, "ATTNFFRES-N"),
-        (["ATTN-W", "ATTN-N", "ATTNLN-N", "ATTNLNRES-N", "ATTNLNRESFF-N"], "ATTNLNRES-N"),
-    ],
-)
-def test_fourth_method_is_the_attention_block(scopes: list[str], last: str) -> None:
-    assert mixing.methods(scopes)[-1] == last
-
-
-def test_an_empty_part_of_a_pair_is_refused(lens_of_pairs: Lens, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="empty"):
-        mixing.write_sentence(lens_of_pairs, settings(sentence="abc |"), tmp_path)
-
-
-def test_no_maps_no_result(tmp_path: Path) -> None:
-    assert mixing.example_sentence(at(tmp_path)) is None

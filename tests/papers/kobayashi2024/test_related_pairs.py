@@ -15,7 +15,6 @@ import run_examples as examples
 import normlens
 from normlens.corpus import run
 from normlens.corpus.measures.tokens import GROUPS
-from normlens.errors import InputError
 from normlens.studies.papers import published
 from normlens.studies.papers.pair_samples import LayerPairs, compared
 from normlens.studies.papers.published import Evidence
@@ -25,7 +24,6 @@ from normlens.studies.papers.related_pairs import (
     TYPES,
     figures_7_8,
     histogram,
-    verdicts,
 )
 from normlens.studies.papers.related_pairs import RELATED as RELATED_COLOUR
 from normlens.studies.papers.settings import Settings
@@ -147,6 +145,13 @@ def rows_of(result: Result, name: str, procedure: str = ALL) -> pd.DataFrame:
     return frame[frame["procedure"] == procedure].reset_index(drop=True)
 
 
+def verdicts(frame: pd.DataFrame) -> dict[int, int]:
+    """The significant direction of each tested layer: +1, −1, or 0."""
+    tested = frame[frame["p"].notna()]
+    signs = np.where(tested["significant"], np.sign(tested["difference"]), 0)
+    return dict(zip(tested["layer"].tolist(), signs.astype(int).tolist(), strict=True))
+
+
 PLANTED = {"word_outside_entity": [0.0, 0.6, 0.7, -0.5], "same_type": [0.0] * 4}
 COUNTS = {"word_outside_entity": 400, "same_type": 300, "other": 6_000, "special": 500}
 
@@ -171,30 +176,6 @@ def test_planted_layers_are_the_significant_ones(planted: Result, procedure: str
     same_type = rows_of(planted, "relations-ff-same_type", procedure)
     assert not same_type["significant"].any()
     assert (same_type["p adjusted"] >= same_type["p"]).all()
-
-
-def test_procedures_stand_side_by_side(planted: Result) -> None:
-    table = planted.tables["relations-ff-same_word"]
-    assert table.frame["procedure"].tolist() == [TYPES, OCCURRENCES, ALL] * 4
-    assert table.frame["layer"].tolist() == [layer for layer in (1, 2, 3, 4) for _ in range(3)]
-    assert f"“{TYPES}” is the paper's procedure" in table.caption
-    assert f"bootstrap over sequences ({SEQUENCES} hold such pairs)" in table.caption
-
-
-def test_tables_tell_the_layers_and_the_direction(planted: Result) -> None:
-    found = {name: verdicts(rows_of(planted, name)) for name in planted.tables}
-    assert found["relations-ff-same_word"] == {1: 0, 2: 1, 3: 1, 4: -1}
-    assert verdicts(rows_of(planted, "relations-ff-same_word", TYPES)) == {1: 0, 2: 1, 3: 1, 4: -1}
-    assert found["relations-ff-same_type"] == dict.fromkeys((1, 2, 3, 4), 0)
-    assert found["relations-ff-adjacent"] == dict.fromkeys((1, 2, 3, 4), -1)
-    assert found["relations-layer-same_word"] == {1: 0, 2: 1, 3: 1, 4: -1}
-    assert found["relations-layer-same_type"] == dict.fromkeys((1, 2, 3, 4), 0)
-    caption = planted.tables["relations-ff-same_word"].caption
-    assert caption.startswith("FF-amp (")
-    assert "of word-split pairs" in caption
-    assert "p < 0.05 after Benjamini–Hochberg over the layers" in caption
-    caption = planted.tables["relations-layer-same_word"].caption
-    assert caption.startswith("Amplification by LN1, FF, RES2 and LN2 together")
 
 
 def test_all_occurrences_are_not_deceived_where_the_papers_procedure_is() -> None:
@@ -284,21 +265,6 @@ def test_named_entity_pairs_include_those_inside_a_word() -> None:
         assert (entity["pairs"] == across["pairs"] + word["pairs"]).all()
 
 
-def test_a_relation_that_was_cut_does_not_weigh_more_or_less_in_its_group() -> None:
-    """Of 4000 pairs the 400 of lowest priority are kept, of 1000 all: 1 of 5 must stay 1 of 5."""
-    counts = {"word_in_entity": 4_000, "entity_across_words": 1_000, "other": 20_000}
-    shifts = {"entity_across_words": [5.0]}
-    done = run_of(pairs_frame(shifts, counts, (FF,), reach=dict.fromkeys(counts, 1)))
-    pairs = done.frames["amplification_sample"].sort_values("priority")
-    inside = pairs[pairs["relation"] == "word_in_entity"].head(400)
-    done.frames["amplification_sample"] = pd.concat(
-        [inside, pairs[pairs["relation"] != "word_in_entity"]]
-    )
-    row = rows_of(work(done), "relations-ff-same_entity", OCCURRENCES).iloc[0]
-    assert row["pairs"] == pytest.approx(500, abs=60)
-    assert row["mean"] == pytest.approx(0.1 + 5 / 5, abs=0.4)
-
-
 def test_others_that_were_cut_at_some_distance_weigh_as_often_as_they_occur() -> None:
     """At distance 1 the 400 lowest of 4000 unrelated pairs are kept, of 1000 special ones all."""
     counts = {"word_outside_entity": 300, "other": 4_000, "special": 1_000}
@@ -368,22 +334,6 @@ def test_pairs_at_distances_without_others_are_left_out_and_counted() -> None:
     assert f"left out: {alone.max()} pairs per layer" in caption
 
 
-def test_a_table_is_ready_to_print(planted: Result) -> None:
-    text = planted.tables["relations-ff-same_word"].text()
-    assert text["significant"].tolist() == ["no"] * 3 + ["yes"] * 9
-    assert text["difference"].iloc[-1].startswith("−0.")
-    assert not text.isin(["–"]).any().any()
-
-
-def test_the_run_gives_the_same_numbers_again(planted_run: FrameRun, planted: Result) -> None:
-    shuffled = {
-        name: frame.sample(frac=1, random_state=1) for name, frame in planted_run.frames.items()
-    }
-    again = work(FrameRun(shuffled))
-    for name, table in planted.tables.items():
-        pd.testing.assert_frame_equal(table.frame, again.tables[name].frame)
-
-
 def test_published_layers_stand_beside_the_measured_ones(
     planted_run: FrameRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,14 +360,6 @@ def test_published_layers_stand_beside_the_measured_ones(
     assert all(entry.same for entry in found)
 
 
-def test_summary_is_of_the_feed_forward_block(planted: Result) -> None:
-    share = "share of layers where FF-amp of word-split pairs is significantly higher"
-    assert planted.summary[share] == 0.5
-    frame = rows_of(planted, "relations-ff-same_word")
-    strongest = planted.summary["largest effect (g) of FF-amp, word-split pairs"]
-    assert abs(strongest) == frame["g"].abs().max()
-
-
 def test_entities_and_own_relations_have_their_tables() -> None:
     counts = COUNTS | {"entity_across_words": 200, "subject_verb": 150}
     found = work(run_of(pairs_frame(PLANTED | {"subject_verb": [1.0] * 4}, counts)))
@@ -435,32 +377,6 @@ def test_entities_and_own_relations_have_their_tables() -> None:
     apart = "Pairs that are of a relation of yours as well are counted there alone."
     assert found.tables["relations-ff-same_word"].caption.endswith(apart)
     assert apart not in found.tables["relations-ff-subject_verb"].caption
-
-
-def test_a_users_own_relation_may_be_called_adjacent() -> None:
-    found = work(run_of(pairs_frame(PLANTED, {"adjacent": 100, "other": 2_000})))
-    assert list(found.tables) == ["relations-ff-adjacent", "relations-layer-adjacent"]
-    assert "the same distribution of |i − j|" in found.tables["relations-ff-adjacent"].caption
-
-
-def test_one_layer_and_one_pair_of_scopes() -> None:
-    counts = {"word_outside_entity": 50, "other": 800}
-    found = work(run_of(pairs_frame({"word_outside_entity": [2.0]}, counts, (FF,), seed=1)))
-    assert set(found.figures) == {"relations-ff", "relations-ff-histograms"}
-    assert verdicts(rows_of(found, "relations-ff-same_word")) == {1: 1}
-    assert len(found.tables) == 2
-
-
-def test_layers_without_pairs_are_not_in_the_table() -> None:
-    pairs = pairs_frame(PLANTED, COUNTS)
-    few = (pairs["relation"] == "word_outside_entity") & (pairs["layer"] == 2)
-    found = work(run_of(pairs[~few]))
-    for procedure in (TYPES, OCCURRENCES, ALL):
-        word, same_type = (
-            rows_of(found, f"relations-ff-{name}", procedure) for name in ("same_word", "same_type")
-        )
-        assert word["layer"].tolist() == [1, 2, 4]
-        assert same_type["layer"].tolist() == [1, 2, 3, 4]
 
 
 def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test() -> None:
@@ -495,17 +411,6 @@ def test_no_tables() -> None:
     empty = run_of(pairs_frame(PLANTED, COUNTS).iloc[:0])
     assert figures_7_8(evidence(empty)) is None
     assert figures_7_8.absent
-
-
-def test_far_pairs_are_matched_in_groups_where_no_distance_is_the_same() -> None:
-    pairs = pairs_frame(PLANTED, COUNTS, reach={"word_outside_entity": 1})
-    pairs["distance"] = np.where(pairs["relation"] == "word_outside_entity", 21, 25)
-    found = work(run_of(pairs))
-    frame = rows_of(found, "relations-ff-same_word")
-    assert (frame["pairs"] == 0).all()
-    assert frame[["mean", "p"]].isna().all(axis=None)
-    assert rows_of(found, "relations-ff-same_word", OCCURRENCES)["p"].notna().all()
-    assert "left out: 400 pairs per layer" in found.tables["relations-ff-same_word"].caption
 
 
 # What they are compared with, by loops over the pairs of a run ------------------------------------
@@ -644,32 +549,6 @@ def test_draws_are_from_all_of_them(
             assert np.allclose(drawn, expected, atol=1e-6)
 
 
-def test_special_tokens_and_other_kinds_are_among_the_others(
-    spelled: tuple[Any, list[dict[str, Any]]],
-) -> None:
-    """The run tries the difference between the two definitions."""
-    _, pairs = spelled
-    for kind, otherwise in (("word", "entity"), ("entity", "word")):
-        _, rest = apart(pairs, kind, "paper")
-        assert any(not pair["ordinary"] for pair in rest)
-        assert any(pair[otherwise] for pair in rest)
-        assert any(pair[kind] and pair["one subword"] for pair in pairs)
-
-
-def test_the_page_says_what_pairs_are_compared_with(planted_run: FrameRun, planted: Result) -> None:
-    caption = planted.tables["relations-ff-same_word"].caption
-    assert "as in the paper, all pairs that are not of the kind" in caption
-    assert "of one and the same subword are left out among the others" in caption
-    assert "others='unrelated'" in figures_7_8.method
-    variant = work(planted_run, others="unrelated")
-    assert "others='unrelated'" in variant.tables["relations-ff-same_word"].caption
-    caption = variant.figures["relations-ff"].caption
-    assert "of unrelated pairs at the same distance" in caption
-    assert "Figure 7" not in caption
-    with pytest.raises(InputError, match=r"unknown others 'all'; choose one of: paper, unrelated"):
-        work(planted_run, others="all")
-
-
 @pytest.mark.parametrize(("kind", "by"), [("bert", "LN1, FF, RES2 and LN2"), ("gpt2", "LN, FF")])
 def test_runs_of_both_kinds_of_layers(kind: str, by: str, tmp_path: Path, letters: Path) -> None:
     model = examples.tiny_checkpoint(tmp_path / "model", model_type=kind)
@@ -727,13 +606,6 @@ def test_both_procedures_are_drawn_and_filled_where_they_are_significant(
         np.testing.assert_allclose(means, expected)
 
 
-def test_histograms_are_of_the_layer_with_the_largest_effect(planted: Result) -> None:
-    frame = rows_of(planted, "relations-ff-same_word", TYPES).set_index("layer")
-    drawn = titles(planted.figures["relations-ff-histograms"].draw())
-    layer = frame["g"].abs().idxmax()
-    assert drawn[0] == f"(a) word-split pairs,\nlayer {layer} (counted from 1)"
-
-
 def test_histograms_of_a_chosen_layer(planted_run: FrameRun) -> None:
     found = work(planted_run, layer=4).figures["relations-ff-histograms"]
     assert all(title.endswith("layer 4 (counted from 1)") for title in titles(found.draw()))
@@ -741,22 +613,6 @@ def test_histograms_of_a_chosen_layer(planted_run: FrameRun) -> None:
     beyond = work(planted_run, layer=9).figures["relations-ff-histograms"]
     assert "in the layer with the largest effect:" in beyond.caption
     assert titles(beyond.draw())
-
-
-def test_a_deep_models_panels_have_room_for_its_layers() -> None:
-    counts = {"word_outside_entity": 20, "other": 300}
-    pairs = pairs_frame({"word_outside_entity": [0.0] * 17}, counts, (FF,))
-    figure = work(run_of(pairs), resamples=100).figures["relations-ff"].draw()
-    assert figure.axes[0].get_gridspec().ncols == 2
-    assert len(titles(figure)) == 4
-
-
-def test_many_kinds_of_pairs_fill_a_grid() -> None:
-    counts = {"word_outside_entity": 60, "entity_across_words": 60, "same_type": 60, "mine": 60}
-    found = work(run_of(pairs_frame(PLANTED, counts | {"other": 900})))
-    assert len(titles(found.figures["relations-layer"].draw())) == 2 * 6
-    histograms = found.figures["relations-ff-histograms"].draw()
-    assert len(titles(histograms)) == len(histograms.axes) == 6
 
 
 def test_histogram_shares_bins() -> None:
