@@ -27,8 +27,8 @@ FEW: dict[str, Any] = {"resamples": 100, "draws": 3}
 CPU: Any = {"execution": {"device": "cpu"}}
 #: 18 sequences, of which a fifth are set apart.
 APART, MEASURED = 3, 15
-#: Both kinds of models, and all figures that there are; those of the others are drawn alone.
-RENDERED = ("next-token", "pairs")
+#: All figures that there are; those of the others are drawn alone.
+RENDERED = ("pairs",)
 
 
 @pytest.fixture(scope="module")

@@ -133,6 +133,15 @@ def test_a_loss_that_a_model_does_not_have_is_refused(family: str, task: str, na
         choose_loss(lens_on(family, task), name)
 
 
+def test_bare_models_drift(tiny: Any) -> None:
+    lens = Lens(tiny("bert"))
+    assert choose_loss(lens).name == "drift"
+    with pytest.raises(InputError):
+        choose_loss(lens, "next-token")
+    with pytest.raises(InputError):
+        choose_loss(Lens(lens_on("bert", "MaskedLM").adapter.whole, False))
+
+
 def test_sequences_without_a_loss_say_why() -> None:
     lens = lens_on("gpt2", "CausalLM")
     with pytest.raises(InputError):

@@ -46,11 +46,11 @@ def test_every_token_has_a_score_whoever_shares_the_batch(case, name):
             chosen.needs(lens)
         return
     chosen.needs(lens)
-    together = chosen(lens, questions, MethodOptions(batch_size=3))
+    together = chosen(lens, questions, MethodOptions(batch_size=3, steps=8))
     for question, scores in zip(questions, together, strict=True):
         assert scores.dtype == np.float64
         assert scores.shape == (len(question),)
-        (alone,) = chosen(lens, [question], MethodOptions(batch_size=1))
+        (alone,) = chosen(lens, [question], MethodOptions(batch_size=1, steps=8))
         np.testing.assert_allclose(scores, alone, rtol=0, atol=1e-5 * np.abs(alone).max())
     assert chosen(lens, []) == []
 

@@ -15,6 +15,7 @@ from normlens.errors import InputError
 from normlens.explain.citations import prepared
 from normlens.inputs.text import DOCUMENT
 from normlens.options import CiteOptions
+from normlens.studies.faithfulness import citations
 from normlens.studies.faithfulness.citations import (
     Trial,
     attention,
@@ -130,7 +131,8 @@ def test_names_and_what_they_cost():
             ablations_of(name)
 
 
-def test_an_evaluation_of_citations(smollm2, tmp_path):
+def test_an_evaluation_of_citations(smollm2, tmp_path, monkeypatch):
+    monkeypatch.setattr(citations, "SUBSETS", 8)
     rows = [
         {"question": QUESTION, "sources": SOURCES, "gold": [1], "answer": ANSWER},
         {"question": QUESTION, "sources": SOURCES[::-1], "gold": [1], "answer": ANSWER},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -126,12 +128,9 @@ def test_causal_models_have_one_run_and_their_own_components(tmp_path: Path, let
     assert list(table["component"]) == ["ATTN", "RES1", "LN", "FF", "RES2"]
 
 
-@pytest.mark.parametrize("model_type", ["gpt_neox", "gemma2", "olmo2"])
-def test_other_architectures(
-    tmp_path: Path, letters: Path, model_type: str, request: pytest.FixtureRequest
-) -> None:
-    if model_type == "olmo2":  # its pictures are gemma2's with fewer norms
-        request.getfixturevalue("sketched")
+@pytest.mark.usefixtures("sketched")
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gemma2"])
+def test_other_architectures(tmp_path: Path, letters: Path, model_type: str) -> None:
     checkpoint = examples.tiny_checkpoint(tmp_path / model_type, model_type=model_type)
     report = reproduce(KINDS, checkpoint, letters, tmp_path / "out", limit=6, **FEW)
     assert report.is_file()
@@ -143,6 +142,13 @@ def test_other_architectures(
         assert found["cancellation"] == [None]
     else:
         assert found["cancellation"] != [None]
+
+
+def test_experiments_without_their_tables_have_no_result(tmp_path: Path) -> None:
+    bare: Any = SimpleNamespace(tables=["similarity"])
+    evidence = Evidence("x", bare, tmp_path, settings=Settings(KINDS, "m", ("x",)))
+    for experiment in EXPERIMENTS["mixing"]:
+        assert experiment(evidence) is None
 
 
 def test_what_cannot_go_into_one_folder(
@@ -161,6 +167,8 @@ def test_what_cannot_go_into_one_folder(
         reproduce("tables", tiny_bert, letters, tmp_path / "new")
     with pytest.raises(InputError):
         reproduce("ff", tiny_bert, letters, tmp_path / "new", resamples=3)
+    with pytest.raises(InputError):
+        reproduce("ff", tiny_bert, letters, tmp_path / "new", layer=0)
     with pytest.raises(InputError):
         build_report(tmp_path)
     assert not (tmp_path / "new").exists()

@@ -271,31 +271,6 @@ def test_the_usual_scale_is_pythons(viewer: Any, soap: Maps, soap_html: Path) ->
     assert f"{soap[FF][0, 2, 2]:.3g}" in viewer.page.inner_text(".tooltip")
 
 
-def test_a_pair_across_the_layers(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=3&scope=FF&pair=3:2")
-    chart = viewer.page.locator('[data-chart="trajectory"]')
-    points = {
-        name: float(value)
-        for name, value in chart.locator("circle").evaluate_all(
-            "e => e.map((x) => [x.dataset.point, x.dataset.value])"
-        )
-    }
-    scopes = [scope for scope in soap.scopes if scope != "ATTNRES-W"]
-    assert len(points) == len(scopes) * 6
-    for layer in range(6):
-        share = map_of(soap, FF, layer, "source")[3, 2]
-        assert points[f"FF:{layer}"] == pytest.approx(share, rel=1e-5)
-    weights = map_of(soap, "ATTN-W", 5, "source")[3, 2]
-    assert points["ATTN-W:5"] == pytest.approx(weights, rel=1e-5)
-    viewer.choose("norm", "target")
-    row = float(chart.locator('[data-point="LN2:4"]').get_attribute("data-value"))
-    assert row == pytest.approx(map_of(soap, "LN2", 4, "target")[3, 2], rel=1e-5)
-    chart.locator('[data-point="ATTN:1"]').click(force=True)
-    viewer.settled()
-    assert (viewer.root("layer"), viewer.root("scope")) == ("1", "ATTN-N")
-    assert "pair=3%3A2" in viewer.page.url
-
-
 def test_heads(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
     maps = minilm.maps(soap.text, heads=True)
     viewer.open(maps.to_html(tmp_path / "heads.html"), "view=heads&layer=2")

@@ -12,10 +12,11 @@ from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.measures.tensors import expansion_rates
 from normlens.models.tiny import tiny_families
+from normlens.studies.papers import mixing
 from normlens.studies.papers import published as experiments
 from normlens.studies.papers.mixing import EXPANSION, expansion_rate
 from normlens.studies.papers.published import Evidence
-from normlens.studies.papers.reproduce import write_expansion
+from normlens.studies.papers.reproduce import write_from_model
 from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.words import LAYER, Published
 
@@ -147,10 +148,13 @@ def saved(folder: Path, rates: list[float], published: list[float] | None = None
     return folder
 
 
-def test_experiment_shows_what_was_written(tmp_path: Path, tiny: Any) -> None:
+def test_experiment_shows_what_was_written(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens = Lens(tiny("bert"))
-    write_expansion(lens, tmp_path)
-    write_expansion(lens, tmp_path)  # a second time replaces it
+    monkeypatch.setattr(mixing, "write_sentence", lambda *_: None)
+    for _ in range(2):  # a second time replaces it
+        write_from_model(lens, evidence(tmp_path).settings, None, tmp_path)
     result = WORK(evidence(tmp_path))
     assert result is not None
     table = result.tables["expansion"].frame

@@ -243,28 +243,6 @@ def test_the_papers_pairs_are_of_subword_types_that_occur_twice() -> None:
     none.figures["relations-ff"].draw().canvas.draw()
 
 
-def test_named_entity_pairs_include_those_inside_a_word() -> None:
-    """Inside words there is an effect, across words the opposite: together they are one kind."""
-    counts = {"word_in_entity": 200, "entity_across_words": 200, "other": 4_000}
-    shifts = {"word_in_entity": [1.2, 1.0], "entity_across_words": [-0.6, -1.0]}
-    found = work(run_of(pairs_frame(shifts, counts)))
-    names = [name for name in found.tables if name.startswith("relations-ff-")]
-    assert [name.removeprefix("relations-ff-") for name in names][:3] == [
-        "same_word",
-        "same_entity",
-        "entity_across_words",
-    ]
-    for procedure in (TYPES, OCCURRENCES, ALL):
-        entity, across, word = (
-            rows_of(found, f"relations-ff-{name}", procedure)
-            for name in ("same_entity", "entity_across_words", "same_word")
-        )
-        assert verdicts(across) == {1: -1, 2: -1}
-        assert verdicts(word) == {1: 1, 2: 1}
-        assert verdicts(entity) == {1: 1, 2: 0}
-        assert (entity["pairs"] == across["pairs"] + word["pairs"]).all()
-
-
 def test_others_that_were_cut_at_some_distance_weigh_as_often_as_they_occur() -> None:
     """At distance 1 the 400 lowest of 4000 unrelated pairs are kept, of 1000 special ones all."""
     counts = {"word_outside_entity": 300, "other": 4_000, "special": 1_000}
@@ -293,17 +271,6 @@ def test_adjacent_pairs_stand_beside_pairs_further_apart(
     assert near.sum() * 0.9 < drawn["pairs"] <= near.sum()
     assert drawn["others"] == pytest.approx(here.loc[~near, "score"].mean(), abs=0.2)
     assert "cannot be matched by distance" in planted.tables["relations-ff-adjacent"].caption
-
-
-def test_matching_removes_what_distance_alone_would_explain() -> None:
-    """Scores grow with the distance and near pairs are related: unmatched, all would differ."""
-    name = "word_outside_entity"
-    pairs = pairs_frame({name: [0.0] * 6}, COUNTS, reach={name: 3}, seed=2)
-    frame = work(run_of(pairs)).tables["relations-ff-same_word"].frame
-    scores = pairs[pairs["before"] == FF[0]].groupby("relation")["score"].mean()
-    assert scores["other"] - scores[name] > 0.7
-    assert frame["difference"].abs().max() < 0.3
-    assert not frame["significant"].any()
 
 
 def test_shuffled_relations_are_seldom_significant() -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, OptionError, check_choice
 from normlens.options import FROM_ZERO, LayerRanges, at_least_one, parse_layers, whole
-from normlens.scopes import layers_in_words
 
 # The vocabulary of ablations: which component, replaced in what way, in which layers.
 #
@@ -94,10 +93,6 @@ class Ablation:
     def needs_statistics(self) -> bool:
         """Whether it needs what a first pass over other data has gathered."""
         return self.kind in GATHERED_KINDS
-
-    def __str__(self) -> str:
-        draw = "" if self.draw is None else f" (draw {self.draw})"
-        return f"{self.component} {self.kind}{draw} in {layers_in_words(self.layers)}"
 
 
 # The names of losses; nothing here needs torch.
