@@ -374,7 +374,7 @@ class AnalysisOptions:
         valid_choice(self.nonlinearity, RULES, "rule for the nonlinearity")
         check_choice(self.precision, PRECISIONS, "precision")
         check_choice(self.map_dtype, MAP_DTYPES, "map_dtype")
-        at_least_one(self.samples, "samples")
+        whole(self.samples, "samples", 1)
         whole(self.seed, "seed")
         parse_bytes(self.memory_limit)
         parse_batch_size(self.batch_size)
@@ -426,7 +426,7 @@ class AnalysisOptions:
         several = isinstance(given, Iterable) and not isinstance(given, str)
         indices = set()
         for layer in given if several else [given]:
-            if not _is_whole(layer) or not -most <= int(layer) < most:
+            if not is_whole(layer) or not -most <= int(layer) < most:
                 raise InputError(
                     f"layer {layer!r} is out of range; {name} has layers 0 to {most - 1} "
                     f"({FROM_ZERO})"
@@ -438,21 +438,16 @@ class AnalysisOptions:
         return sorted(indices)
 
 
-def whole(value: int, option: str) -> int:
+def whole(value: int, option: str, least: int | None = None) -> int:
     """A whole number as such, or an error that names the option."""
-    if not _is_whole(value):
+    if not is_whole(value):
         raise OptionError(option, f"{{option}} must be a whole number, not {value!r}")
+    if least is not None and value < least:
+        raise OptionError(option, f"{{option}} must be at least {least}, not {value}")
     return operator.index(value)
 
 
-def at_least_one(value: int, option: str) -> int:
-    """A whole number from 1, or an error that names the option."""
-    if whole(value, option) < 1:
-        raise OptionError(option, f"{{option}} must be at least 1, not {value}")
-    return operator.index(value)
-
-
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
     """Python's and NumPy's whole numbers, without truth values."""
     return not isinstance(value, bool) and hasattr(value, "__index__")
 
@@ -561,7 +556,7 @@ class CiteOptions:
             check_choice(self.by, PARTS, "by")
         check_choice(self.parts, PARTS, "parts")
         check_choice(self.score, ANSWER_SCORES, "score")
-        at_least_one(self.generate, "generate")
+        whole(self.generate, "generate", 1)
         whole(self.seed, "seed")
         if whole(self.ablations, "ablations") and self.ablations < 3:
             raise OptionError("ablations", f"{{option}} is 0 or at least 3, not {self.ablations}")
@@ -638,4 +633,4 @@ class ScoreOptions(CosineOptions):
         if self.similarity is not None:
             check_choice(self.similarity, SIMILARITIES, "similarity")
         if self.truncate_dim is not None:
-            at_least_one(self.truncate_dim, "truncate_dim")
+            whole(self.truncate_dim, "truncate_dim", 1)

@@ -18,7 +18,7 @@ from normlens.errors import NormLensError
 from normlens.explain import explainer
 from normlens.frozen import alpha, feedforward
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
-from normlens.trace.attention import can_keep_queries
+from normlens.trace.run import can_keep_queries
 
 #: Model types whose attention does not go through transformers' interface; α is formed for them.
 EAGER = {

@@ -42,9 +42,15 @@ from normlens.pipeline.batches import (
 )
 from normlens.results.explanation import Explanation, Explanations
 from normlens.scopes import is_among, resolve
-from normlens.trace.attention import EAGER, FAST, can_keep_queries
 from normlens.trace.locking import exclusive
-from normlens.trace.run import model_inputs, reading, without_autocast
+from normlens.trace.run import (
+    EAGER,
+    FAST,
+    can_keep_queries,
+    model_inputs,
+    reading,
+    without_autocast,
+)
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

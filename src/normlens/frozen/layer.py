@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from normlens.errors import InputError
-from normlens.frozen.alpha import Alpha
-from normlens.frozen.attention import FrozenAttention
+from normlens.frozen.attention import Alpha, FrozenAttention
 from normlens.frozen.feedforward import (
     ChunkedFeedForward,
     FrozenExperts,

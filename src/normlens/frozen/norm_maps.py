@@ -77,7 +77,7 @@ def add_attention_maps(
     ATTN-W and CROSS-W are ``mean_h α``, ATTNRES-W is ``½α + ½I`` (Abnar & Zuidema 2020). Maps of
     heads are ``α^h_ij`` and ``α^h_ij ‖f^h(x_j)‖``, (b, h, i, j) (Kobayashi et al. 2020, eq. 6).
     """
-    described, alpha = attention.attention, attention.alpha
+    described, alpha = attention.attention, attention.alpha.dense
     symbol, is_own = described.symbol, described.source is None
     mean = alpha.mean(1)  # (b, i, j)
     maps = {f"{symbol}-W": mean}
@@ -163,9 +163,7 @@ def layer_maps(
             if frozen.layer.by_source:
                 walk.by_source(index, last)
             else:
-                jobs = walk.jobs(index, last, step, state)
-                sums, norms = walk.norms_behind(jobs, state.stream, frozen.biases[index])
-                walk.record_behind(index, jobs[0], state, sums, norms)
+                walk.by_pairs(index, last, step, state)
             break
         step.pass_on(state, step.on_parts)
         if index in frozen.layer.scope_of_step:
@@ -210,10 +208,8 @@ class _Walk:
             self.record(position, Parts(whole.own, bias, mixed), whole.norms)
         self.result.precision = str(self.frozen.x.dtype).removeprefix("torch.")
 
-    def jobs(
-        self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]
-    ) -> list[Job]:
-        """For each group of sources, the block and the steps behind it, up to `last`."""
+    def by_pairs(self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]) -> None:
+        """Record the block and every step behind it, up to `last`, by the norms of all pairs."""
         names, groups, saved = self.frozen.layer.scope_of_step, state.stream.groups, state.saved[:]
         tail: dict[str, FrozenNorm | Parts] = {}
         for position in range(index + 1, last + 1):
@@ -227,7 +223,24 @@ class _Walk:
         # Products are kept of the first attention, and of all its parts' norms.
         kept = self.kept if len(groups) == 1 else None
         given = names[index], tail, self.buffers, self.ordinary, kept
-        return [Job(block, factors, *given) for factors in groups]
+        jobs = [Job(block, factors, *given) for factors in groups]
+        sums, norms = self.norms_behind(jobs, state.stream, self.frozen.biases[index])
+        self.record(index, sums, norms[names[index]])
+        if self.settings.statistics:
+            is_bypassed = any(isinstance(step, Parts) for step in tail.values())
+            bypassed = state.saved[-1].total if is_bypassed else None
+            ordinary: Tensor | None = None
+            if self.ordinary is not None:  # the map just behind the block, of these dimensions
+                sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
+                ordinary = _with_diagonal(norms[ORDINARY], sizes)
+            self.result.statistics = FeedForwardStatistics(
+                block.output, state.stream.total, bypassed, ordinary
+            )
+        state = State(sums, [replace(before, groups=()) for before in state.saved])
+        for position in range(index + 1, last + 1):
+            step = self.frozen.steps[position]
+            step.pass_on(state, step.on_parts)
+            self.record(position, state.stream, norms[names[position]])
 
     def norms_behind(
         self, jobs: list[Job], parts: Parts, bias: Tensor | None
@@ -263,27 +276,6 @@ class _Walk:
             result.sampled_error = _larger(result.sampled_error, pairs.sampled_error)
         scopes = jobs[0].scopes
         return sums, {s: side_by_side([maps[s] for maps in found], parts.groups) for s in scopes}
-
-    def record_behind(
-        self, index: int, job: Job, state: State[Parts], sums: Parts, norms: Mapping[str, Tensor]
-    ) -> None:
-        """Record the block and every step behind it, by the sums and norms of their parts."""
-        self.record(index, sums, norms[job.scope])
-        if self.settings.statistics:
-            is_bypassed = any(isinstance(step, Parts) for step in job.tail.values())
-            bypassed = state.saved[-1].total if is_bypassed else None
-            ordinary: Tensor | None = None
-            if self.ordinary is not None:  # the map just behind the block, of these dimensions
-                sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
-                ordinary = _with_diagonal(norms[ORDINARY], sizes)
-            self.result.statistics = FeedForwardStatistics(
-                job.block.output, state.stream.total, bypassed, ordinary
-            )
-        state = State(sums, [replace(before, groups=()) for before in state.saved])
-        for position, scope in enumerate(job.tail, index + 1):
-            step = self.frozen.steps[position]
-            step.pass_on(state, step.on_parts)
-            self.record(position, state.stream, norms[scope])
 
     def record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
         """Keep a scope's map, the norms that its mixing ratio compares, and its completeness.

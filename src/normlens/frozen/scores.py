@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from normlens.errors import InputError
-from normlens.frozen.alpha import Alpha, alpha_of
-from normlens.frozen.attention import FrozenAttention
+from normlens.frozen.attention import Alpha, FrozenAttention, alpha_of
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.norm_maps import layer_maps
 from normlens.frozen.parts import State, inner, plus, relative_error
