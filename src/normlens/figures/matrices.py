@@ -12,17 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError, quoted, valid_choice
-from normlens.figures import canvas
+from normlens.figures import canvas, heat_maps
 from normlens.figures.colours import DIVERGING, SignedColours, colour_bar
 from normlens.figures.explanations import draw_strip
-from normlens.figures.heat_maps import (
-    Panel,
-    View,
-    draw_into,
-    draw_panel,
-    label_tokens,
-    left_out_note,
-)
 from normlens.measures.maps import AXES, Pair, strongest_pairs
 from normlens.results.words import cosine_words, parts_words, signed_number
 from normlens.scopes import resolve
@@ -39,27 +31,30 @@ if TYPE_CHECKING:
 
 
 def _draw_matrix(
-    page: canvas.Page, panel: Panel, labels: Sequence[Sequence[str]], words: tuple[str, str]
+    page: canvas.Page,
+    panel: heat_maps.Panel,
+    labels: Sequence[Sequence[str]],
+    words: tuple[str, str],
 ) -> tuple[Any, list[str]]:
     """Draw a heat map with labels and a colour bar on a page; return its axes, and a note.
 
     `words` say what rows and columns are.
     """
     axes = page.axes()
-    draw_panel(axes, panel)
+    heat_maps.draw_panel(axes, panel)
     strides = (
-        label_tokens(axes.yaxis, labels[0], page.heights[0]),
-        label_tokens(axes.xaxis, labels[1], page.widths[0]),
+        heat_maps.label_tokens(axes.yaxis, labels[0], page.heights[0]),
+        heat_maps.label_tokens(axes.xaxis, labels[1], page.widths[0]),
     )
     axes.set_ylabel(words[0], size=canvas.TITLE)
     axes.set_xlabel(words[1], size=canvas.TITLE)
     colour_bar(page.axes(0, 1), panel.norm, panel.cmap, page.heights[0])
-    return axes, left_out_note(*strides)
+    return axes, heat_maps.left_out_note(*strides)
 
 
 def _plot_matrix(
     result: Explanation | Cosine,
-    panel: Panel,
+    panel: heat_maps.Panel,
     tokens: tuple[Sequence[str], Sequence[str]],
     words: tuple[str, str],
     max_label: int,
@@ -75,7 +70,7 @@ def _plot_matrix(
         for names, count in zip(tokens, shape, strict=True)
     ]
     if ax is not None:
-        return draw_into(ax, panel, labels, words)
+        return heat_maps.draw_into(ax, panel, labels, words)
     # Cells are square, and as large as a page allows.
     cell = min(max(0.09, 4.2 / max(shape)), 0.34, 30 / max(shape))
     height, width = (cell * count for count in shape)
@@ -129,7 +124,7 @@ def plot_amplification(
         before, after = maps.feed_forward_pair()
     first, last = (resolve(scope, maps.scopes) for scope in (before, after))
     chosen = maps.choose([layer], [first, last])
-    view = View(chosen, sources, "linear", cmap, diagonal)
+    view = heat_maps.View(chosen, sources, "linear", cmap, diagonal)
     view.scopes([last])
     difference = chosen.amplification(first, last, axis)[0][:, view.places]
     allowed = chosen.pairs_of(first, last)[0][:, view.places]
@@ -137,7 +132,7 @@ def plot_amplification(
     values = np.ma.masked_where(~allowed | left_out, difference)
     colours = SignedColours(values.compressed(), cmap, "linear")
     title = f"{last} − {first}"
-    panel = Panel(values, colours.norm, cmap, title, grey=left_out, divided=view.divided)
+    panel = heat_maps.Panel(values, colours.norm, cmap, title, grey=left_out, divided=view.divided)
     if ax is not None:
         return view.draw_into(ax, panel, max_label)
     ranked = strongest_pairs(difference, allowed, top, view.same_token)
@@ -161,7 +156,7 @@ def plot_amplification(
 def _mark_pairs(
     axes: Any,
     ranked: tuple[list[Pair], list[Pair]],
-    view: View,
+    view: heat_maps.View,
     labels: list[list[str]],
     colours: SignedColours,
     cell: float,
@@ -235,7 +230,7 @@ def plot_cosine(
         f"of tokens, on a {colours.words}; last row and column: with the other text's biases; "
         "all cells sum to the cosine. Red above 0, blue below."
     )
-    panel = Panel(values, colours.norm, cmap, cosine_words(pair))
+    panel = heat_maps.Panel(values, colours.norm, cmap, cosine_words(pair))
     lines = [*about, parts_words(pair)]
     return _plot_matrix(pair, panel, tokens, words, max_label, ax, note, lines, strips)
 
@@ -277,7 +272,7 @@ def plot_explanations(
         title = "why each token of the target"
         divided = first.encoder_tokens - 0.5
     colours = SignedColours(values.compressed(), cmap, colour)
-    panel = Panel(values, colours.norm, cmap, title, divided=divided)
+    panel = heat_maps.Panel(values, colours.norm, cmap, title, divided=divided)
     tokens = explanations.predicted, explanations.tokens
     note = (
         "Colour: contribution to the predicted token's score, red above 0, blue below, on "

@@ -29,14 +29,7 @@ from normlens.layers import FeedForward, Layer
 from normlens.measures.maps import special_dimensions
 from normlens.models.parts import DECODER, ENCODER
 from normlens.options import INPUT, LAYER, SHAPLEY, AnalysisOptions
-from normlens.pipeline.batches import (
-    Progress,
-    batches,
-    halves,
-    layers_by_stack,
-    scopes_of,
-    vector_batch,
-)
+from normlens.pipeline import batches
 from normlens.pipeline.collector import Collector
 from normlens.pipeline.comparisons import Seen
 from normlens.plan.costs import check_limit, check_vectors_limit
@@ -78,7 +71,7 @@ def stacks_of(
     lens: Lens, options: AnalysisOptions, arrays: bool, correlations: bool
 ) -> tuple[Stack, ...]:
     """What `options` ask of a lens's stacks; an encoder of which nothing is asked is left out."""
-    by_name = layers_by_stack(lens.adapter, lens.layers)
+    by_name = batches.layers_by_stack(lens.adapter, lens.layers)
     longest, of_longest = max((len(layers), name) for name, layers in by_name.items())
     called = f"its {of_longest}" if of_longest else lens.name
     stacks, first = [], 0
@@ -91,7 +84,7 @@ def stacks_of(
     if lens.two_stacks and (not stacks or stacks[-1].name != DECODER):
         raise InputError(
             "only layers or scopes of the encoder are asked for; ask for some of the decoder's, "
-            f"too: {', '.join(scopes_of(layers))} in its {len(layers)} layers"
+            f"too: {', '.join(batches.scopes_of(layers))} in its {len(layers)} layers"
         )
     return tuple(stacks)
 
@@ -104,7 +97,7 @@ def _chosen_scopes(
     Short names mean scopes of theirs. One that no layer of the model has is an error; in a model of
     one stack, one that none of the chosen layers has.
     """
-    scopes, asked = scopes_of([layers[index] for index in chosen]), options.scopes
+    scopes, asked = batches.scopes_of([layers[index] for index in chosen]), options.scopes
     takes_all = asked is None or asked == "all"
     if not takes_all:
         names = [asked] if isinstance(asked, str) else list(asked or ())
@@ -234,7 +227,7 @@ class Call:
     lens: Lens
     stacks: tuple[Stack, ...]  # the decoder, or the model's only one, is the last
     products: ProductStore | None = None
-    progress: Progress | None = None
+    progress: batches.Progress | None = None
     transfer: DeviceTransfer | None = None
     buffers: Buffers = field(default_factory=Buffers)
     file: GrowingFile | None = None  # that the maps of the call's only text are written to
@@ -258,10 +251,10 @@ class Call:
         if whole or any(layer.by_source for layer in lens.layers):
             longest = max((sum(map(len, item.sequences)) for item in items), default=1)
             limit = self.options.limit
-            batch_size = vector_batch(lens, longest, batch_size, limit, whole)
+            batch_size = batches.vector_batch(lens, longest, batch_size, limit, whole)
         ahead = 0 if lens.device.type == "cpu" else 1  # a GPU works on while a batch is packed up
         results: dict[int, Maps] = {}
-        waiting = deque(batches(lens, items, batch_size))
+        waiting = deque(batches.batches(lens, items, batch_size))
         started: deque[tuple[list[int], list[Collector]]] = deque()
         with current(lens.device):
             while waiting or started:
@@ -274,7 +267,7 @@ class Call:
                         continue
                     found = self._packed(batch, started.popleft()[1])
                 except (RuntimeError, MemoryError) as error:
-                    waiting.extendleft(reversed(halves(lens, items, places, error)))
+                    waiting.extendleft(reversed(batches.halves(lens, items, places, error)))
                 else:
                     results |= zip(places, found, strict=True)
         return [results[place] for place in range(len(items))]

@@ -20,21 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlens import layers as components
 from normlens.errors import UnsupportedModelError
 from normlens.frozen.attention import QueryKey, alpha_of
 from normlens.gpu.matmul import are_many, split_linears
 from normlens.inputs.text import Encoded, pad
-from normlens.layers import (
-    Attention,
-    Branch,
-    Experts,
-    FeedForward,
-    Layer,
-    Norm,
-    ParallelFeedForward,
-    Residual,
-    Routing,
-)
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
 from normlens.models.reading import class_name, execution_device
@@ -66,7 +56,7 @@ class LayerTrace:
 
     index: int  # 0-based
     block: nn.Module
-    layer: Layer
+    layer: components.Layer
     x: Tensor  # (b, j, d) the layer's input
     alphas: tuple[Tensor | QueryKey, ...]  # (b, h, i, j) the weights of each attention, in order
     real: dict[int, Tensor]  # step index → the model's own vector behind that step (b, i, d)
@@ -97,7 +87,7 @@ class Checkpoint(NamedTuple):
     factor: float | Tensor = 1.0  # what the model multiplies that vector by
 
 
-def checkpoints(layer: Layer) -> dict[int, Checkpoint]:
+def checkpoints(layer: components.Layer) -> dict[int, Checkpoint]:
     """Where the model's own vector behind each step of a scope can be read, by step.
 
     Behind a residual it is the input of the norm that follows, or the block's output at the end.
@@ -105,21 +95,21 @@ def checkpoints(layer: Layer) -> dict[int, Checkpoint]:
     places: dict[int, Checkpoint] = {}
     following = None
     for index, step in reversed(list(enumerate(layer.steps))):
-        if isinstance(step, Branch):
+        if isinstance(step, components.Branch):
             continue
         if index not in layer.scope_of_step:
             break
         if following is None:
             places[index] = Checkpoint()
-        elif isinstance(step, Residual):
-            if isinstance(following, Norm) and following.module is not None:
+        elif isinstance(step, components.Residual):
+            if isinstance(following, components.Norm) and following.module is not None:
                 places[index] = Checkpoint(following.module, INPUT)
-        elif not isinstance(step, ParallelFeedForward) and step.module is not None:
+        elif not isinstance(step, components.ParallelFeedForward) and step.module is not None:
             factor: float | Tensor = 1.0
-            if isinstance(step, Experts):
+            if isinstance(step, components.Experts):
                 factor = step.scale
-            elif isinstance(step, (Attention, FeedForward)):
-                last = step.output if isinstance(step, Attention) else step.down
+            elif isinstance(step, (components.Attention, components.FeedForward)):
+                last = step.output if isinstance(step, components.Attention) else step.down
                 factor = last.scale if step.module is last.module else 1.0
             places[index] = Checkpoint(step.module, 0, factor)
         following = step
@@ -142,12 +132,12 @@ class Recorder:
     def __init__(self, adapter: Adapter, wanted: set[int], consume: Consumer):
         self.adapter, self.wanted, self.consume = adapter, wanted, consume
         self.calls = 0
-        self.watched: dict[nn.Module, tuple[Layer, dict[int, Checkpoint]]] = {}
+        self.watched: dict[nn.Module, tuple[components.Layer, dict[int, Checkpoint]]] = {}
         self.seen: dict[tuple[nn.Module | None, int], list[Any]] = {}
         self.rows: dict[nn.Module, Rows] = {}
         self.routing: tuple[Tensor, Tensor] | None = None  # experts and weights of all tokens
 
-    def watch(self, block: nn.Module, hooks: Hooks, rows: bool = True) -> Layer:
+    def watch(self, block: nn.Module, hooks: Hooks, rows: bool = True) -> components.Layer:
         """Read this block whenever it runs; returns what the adapter says it is."""
         layer = self.adapter.layer(block)
         points = checkpoints(layer)
@@ -217,7 +207,7 @@ class Recorder:
             tables = [torch.cat(pair) for pair in zip(kept, tables, strict=True)]
         self.rows[module] = Rows(*tables)
 
-    def _keep_routing(self, experts: Experts, _: nn.Module, *call: Any) -> None:
+    def _keep_routing(self, experts: components.Experts, _: nn.Module, *call: Any) -> None:
         if self.calls in self.wanted:
             self.routing = experts.read(*call)
 
@@ -254,7 +244,9 @@ class Recorder:
         self.consume(LayerTrace(index, block, layer, x, alphas, *seen))
         self._begin()
 
-    def _attention(self, index: int, layer: Layer) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def _attention(
+        self, index: int, layer: components.Layer
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """The weights that each attention's module returned, and what it read elsewhere.
 
         One module may serve several attentions; other sequences are read by value projections.
@@ -282,7 +274,7 @@ class Recorder:
             sources.setdefault(attention.source, read[0])
         return tuple(alphas), sources
 
-    def _routing(self, index: int, experts: Experts, x: Tensor) -> Routing:
+    def _routing(self, index: int, experts: components.Experts, x: Tensor) -> components.Routing:
         """The experts that the tokens of `x` (b, i, d) used."""
         tokens = x.shape[:2]
         if self.routing is None or self.routing[0].shape[0] != tokens.numel():
@@ -295,7 +287,7 @@ class Recorder:
         shared = None
         if experts.shared_gate is not None:
             shared = self.seen[experts.shared_gate, 0][-1].sigmoid().reshape(tokens)
-        return Routing(places, weights, shared)
+        return components.Routing(places, weights, shared)
 
 
 # The kind of attention that a model runs with: eager, which returns α, or fast, keeping q and k.
@@ -372,7 +364,7 @@ def _answering_class(of_config: Any) -> type:
 # Fast attention that returns queries and keys in the place of its weights.
 
 
-def can_keep_queries(layers: list[Layer]) -> bool:
+def can_keep_queries(layers: list[components.Layer]) -> bool:
     """Whether all attentions of these layers are called through transformers' interface."""
     modules = {attention.weights for layer in layers for attention in layer.attentions}
     return all(module is not None and _has_interface(module) for module in modules)
