@@ -313,8 +313,10 @@ class FrozenAttention(FrozenBlock):
 
     @cached_property
     def values(self) -> Tensor:
-        """Each head's value vectors (b, j, h, d_head)."""
-        return _by_head(self.attention, self.grouped)
+        """Each head's value vectors (b, j, h, d_head), those of its group."""
+        heads, groups = self.attention.heads, self.attention.groups
+        by_group = self.grouped.unflatten(-1, (groups, -1))
+        return by_group.repeat_interleave(heads // groups, dim=-2)
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d).
@@ -328,8 +330,8 @@ class FrozenAttention(FrozenBlock):
         b, _, n, many, width = values.shape
         alpha = self.alpha.dense.unflatten(1, (groups, -1)).flatten(2, 3)  # rows of a group's heads
         mixed = weighted(alpha, values.reshape(b, groups, n, many * width))
-        mixed = mixed.view(b, groups, -1, self.alpha.dense.shape[2], many, width)
-        heads = mixed.permute(4, 0, 3, 1, 2, 5).reshape(*lead, b, self.alpha.dense.shape[2], -1)
+        mixed = mixed.view(b, groups, -1, self.alpha.shape[2], many, width)
+        heads = mixed.permute(4, 0, 3, 1, 2, 5).reshape(*lead, b, self.alpha.shape[2], -1)
         return times(heads, self.attention.output.weight)
 
     def from_token(self, first: int) -> FrozenAttention:
@@ -422,7 +424,7 @@ class FrozenAttention(FrozenBlock):
         Shape (h, d_head); where each source has its own, (b, j, h, d_head).
         """
         values = self.reading.affine(before)
-        return None if values is None else _by_head(self.attention, values)
+        return None if values is None else replace(self, grouped=values).values
 
     @cached_property
     def _unowned_read(self) -> Tensor | None:
@@ -438,16 +440,15 @@ class FrozenAttention(FrozenBlock):
 
     def on_parts(self, parts: Parts) -> Parts:
         """The sources' parts, factored; what the targets held before passes by the residual."""
-        b, _, n, _ = self.alpha.dense.shape
-        mixed, own = self._sums
+        alpha, (mixed, own) = self.alpha.dense, self._sums
         if own is not None and parts.mixed is not None:
             raise ValueError("an attention over tokens that are mixed already does not factor")
-        others = self.alpha.dense.permute(0, 3, 2, 1).clone(memory_format=torch.contiguous_format)
+        others = alpha.permute(0, 3, 2, 1).clone(memory_format=torch.contiguous_format)
         if own is not None:
             others.diagonal(dim1=1, dim2=2).zero_()
         factors = Factors(
             weights=others,
-            scale=self.alpha.dense.new_ones(b, n),
+            scale=alpha.new_ones(alpha.shape[::2]),
             heads=self.values,
             basis=output_basis(self.attention),
             reach=self.reach,
@@ -477,12 +478,6 @@ class FrozenAttention(FrozenBlock):
         both = _together(torch.stack([total - own, own]))
         mixed, own = times(both, self.attention.output.weight)
         return mixed, own
-
-
-def _by_head(attention: Attention, v: Tensor) -> Tensor:
-    """Value vectors (…, groups · d_head) as (…, h, d_head), each head with its group's."""
-    heads_per_group = attention.heads // attention.groups
-    return v.unflatten(-1, (attention.groups, -1)).repeat_interleave(heads_per_group, dim=-2)
 
 
 def _together(heads: Tensor) -> Tensor:
