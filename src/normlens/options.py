@@ -270,23 +270,6 @@ def keep_iterators(options: Any) -> None:
             object.__setattr__(options, name, list(value))
 
 
-# Settings of a decomposition.
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a decomposition, apart from its scopes."""
-
-    rule: str = "ig"
-    heads: bool = False
-    memory_limit: int | None = None
-    statistics: bool = False
-    samples: int = 64  # permutations of the Shapley rule
-    seed: int = 0
-    precision: str = AUTO  # of the feed-forward products on a GPU; `engine` names them
-    sample_kernels: bool = True  # compare a few of a kernel's norms with an exact recomputation
-
-
 # What an analysis and a model may be asked for: one set of options for Python, runs, server and
 # shell.
 #
@@ -400,19 +383,6 @@ class AnalysisOptions:
     def limit(self) -> int:
         """The memory limit in bytes."""
         return parse_bytes(self.memory_limit) or DEFAULT_LIMIT
-
-    @property
-    def settings(self) -> Settings:
-        """The same for the algebra."""
-        return Settings(
-            rule=self.nonlinearity,
-            heads=self.heads,
-            statistics=self.statistics,
-            memory_limit=self.limit,
-            samples=int(self.samples),
-            seed=int(self.seed),
-            precision=self.precision,
-        )
 
     def layers_of(self, count: int, name: str, longest: int = 0) -> list[int]:
         """The chosen ones of a stack's layers, in order; negative ones count from the end.

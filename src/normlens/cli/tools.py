@@ -170,7 +170,7 @@ def _show_estimate(result: Estimate, place: torch.device) -> None:
         texts = f"({result.tokens} source + {result.target_tokens} target tokens)"
         encoder, decoder = (scopes.get(name, "0 scopes") for name in ("encoder", "decoder"))
         listed = f"{encoder} of the encoder and {decoder} of the decoder"
-    limit = _bytes(result.options.settings.memory_limit or 0)
+    limit = _bytes(result.options.limit)
     say(
         f"{lens.name} ({lens.model_type}): {layers} of {lens.n_layers} layers of "
         f"{lens.component_sequence}, {dtype} on {result.device}",

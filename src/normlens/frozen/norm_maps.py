@@ -31,7 +31,7 @@ from normlens.frozen.tiles import ORDINARY, Buffers, FeedForwardBlock, Job, feed
 from normlens.gpu.matmul import by_head
 from normlens.gpu.sizes import kernels_run_on
 from normlens.layers import Layer
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 
 # The maps of one layer, as its decomposition returns them.
 
@@ -114,49 +114,53 @@ def decompose_layer(
     alpha: Tensor | Sequence[Tensor],
     lengths: Sequence[int],
     scopes: Sequence[str],
-    settings: Settings = Settings(),
+    options: AnalysisOptions = AnalysisOptions(),
     real: Mapping[int, Tensor] | None = None,
     kept: KeptProducts | None = None,
     buffers: Buffers | None = None,
     ordinary: Tensor | None = None,
     sources: Mapping[str, Tensor] | None = None,
     source_lengths: Mapping[str, Sequence[int]] | None = None,
+    sample_kernels: bool = True,
 ) -> LayerMaps:
     """Freeze one layer and return its maps, as far as the requested scopes need it.
 
     `x` (b, j, d) is the layer's input and `alpha` (b, h, i, j) its attention weights; they,
     `sources` and `source_lengths` as in `freeze`, the rest as in `layer_maps`.
     """
-    until = last_step(layer, scopes, settings)
-    if settings.heads or not set(scopes) <= set(layer.scope_of_step.values()):
+    until = last_step(layer, scopes, options)
+    if options.heads or not set(scopes) <= set(layer.scope_of_step.values()):
         until = max(until, layer.steps.index(layer.attentions[-1]))  # maps of its weights alone
-    given = layer, x, alpha, lengths, settings.rule, sources, until
+    given = layer, x, alpha, lengths, options.nonlinearity, sources, until
     frozen = freeze(*given, source_lengths=source_lengths)
-    return layer_maps(frozen, scopes, settings, real, kept, buffers, ordinary)
+    return layer_maps(frozen, scopes, options, real, kept, buffers, ordinary, sample_kernels)
 
 
 def layer_maps(
     frozen: FrozenLayer,
     scopes: Sequence[str],
-    settings: Settings = Settings(),
+    options: AnalysisOptions = AnalysisOptions(),
     real: Mapping[int, Tensor] | None = None,
     kept: KeptProducts | None = None,
     buffers: Buffers | None = None,
     ordinary: Tensor | None = None,
+    sample_kernels: bool = True,
 ) -> LayerMaps:
     """The maps of the requested scopes, the norms of their mixing ratios, and their completeness.
 
     `real` holds the vectors (b, i, d) that the model itself computed behind a step, by the step's
     index; `kept` are products of this layer's weights, and `buffers` the memory that layers share
     for their tiles; `ordinary` are the dimensions of the feed-forward block's output in one more
-    map, which belongs to the statistics.
+    map, which belongs to the statistics. With `sample_kernels` a few of a kernel's norms are
+    compared with an exact recomputation.
     """
-    walk = _Walk(frozen, set(scopes), settings, real or {}, kept, buffers or Buffers(), ordinary)
-    last, start = last_step(frozen.layer, scopes, settings), Parts(frozen.x)
+    given = real or {}, kept, buffers or Buffers(), ordinary, sample_kernels
+    walk = _Walk(frozen, set(scopes), options, *given)
+    last, start = last_step(frozen.layer, scopes, options), Parts(frozen.x)
     state = State(start, start=start)
     for index, step in enumerate(frozen.steps):
         if isinstance(step, FrozenAttention):
-            add_attention_maps(walk.result, step, walk.scopes, settings.heads)
+            add_attention_maps(walk.result, step, walk.scopes, options.heads)
         if index > last:
             continue
         if isinstance(step, FeedForwardBlock):
@@ -173,9 +177,9 @@ def layer_maps(
     return walk.result
 
 
-def last_step(layer: Layer, scopes: Collection[str], settings: Settings) -> int:
+def last_step(layer: Layer, scopes: Collection[str], options: AnalysisOptions) -> int:
     """The last step whose parts a requested scope needs; statistics need all steps."""
-    if settings.statistics:
+    if options.statistics:
         return len(layer.steps) - 1
     return max((i for i, name in layer.scope_of_step.items() if name in scopes), default=-1)
 
@@ -191,18 +195,19 @@ class _Walk:
 
     frozen: FrozenLayer
     scopes: set[str]
-    settings: Settings
+    options: AnalysisOptions
     real: Mapping[int, Tensor]
     kept: KeptProducts | None
     buffers: Buffers
     ordinary: Tensor | None
+    sample_kernels: bool
     result: LayerMaps = field(default_factory=LayerMaps)
     normed: dict[Factors, Tensor] = field(default_factory=dict)  # norms of the last scope's parts
     errors: dict[str, Tensor] = field(default_factory=dict)  # of completeness (b, i), by scope
 
     def by_source(self, index: int, last: int) -> None:
         """Record the block and every step behind it; of several blocks there are no statistics."""
-        limit = self.settings.memory_limit
+        limit = self.options.limit
         for position, whole in norms_by_source(self.frozen, index, last, limit):
             bias, mixed = self.frozen.biases[position], whole.total - whole.own
             self.record(position, Parts(whole.own, bias, mixed), whole.norms)
@@ -226,7 +231,7 @@ class _Walk:
         jobs = [Job(block, factors, *given) for factors in groups]
         sums, norms = self.norms_behind(jobs, state.stream, self.frozen.biases[index])
         self.record(index, sums, norms[names[index]])
-        if self.settings.statistics:
+        if self.options.statistics:
             is_bypassed = any(isinstance(step, Parts) for step in tail.values())
             bypassed = state.saved[-1].total if is_bypassed else None
             ordinary: Tensor | None = None
@@ -250,10 +255,10 @@ class _Walk:
         There is a job for each group of sources; kernels do those that they support, tiles the
         others.
         """
-        block, lengths, settings = jobs[0].block, self.frozen.lengths, self.settings
+        block, lengths, options = jobs[0].block, self.frozen.lengths, self.options
         result = self.result
         if isinstance(block, SampledFeedForward):
-            sampled = shapley_norms(block.ff, jobs, parts, lengths, settings)
+            sampled = shapley_norms(block.ff, jobs, parts, lengths, options)
             for scope, errors in sampled.standard_error.items():
                 if scope in self.scopes:
                     result.standard_error[scope] = errors
@@ -266,9 +271,9 @@ class _Walk:
         sums, found = Parts(own, bias), []
         for job in jobs:
             if on_kernels and tail_of(job) is not None:
-                pairs = stage_by_kernels(job, lengths, settings)
+                pairs = stage_by_kernels(job, lengths, options, self.sample_kernels)
             else:
-                pairs = feed_forward_norms(job, lengths, settings.memory_limit)
+                pairs = feed_forward_norms(job, lengths, options.limit)
             sums = replace(sums, mixed=plus(pairs.mixed, sums.mixed))
             found.append(pairs.norms)
             result.precision = pairs.precision

@@ -20,7 +20,7 @@ from normlens.frozen.feedforward import nonlinearity
 from normlens.frozen.parts import FrozenNorm, Parts
 from normlens.frozen.tiles import Job, scope_norms
 from normlens.layers import FeedForward
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 from normlens.plan.costs import sampled_targets
 
 
@@ -34,7 +34,11 @@ class ShapleyResult:
 
 
 def shapley_norms(
-    ff: FeedForward, jobs: Sequence[Job], parts: Parts, lengths: Sequence[int], settings: Settings
+    ff: FeedForward,
+    jobs: Sequence[Job],
+    parts: Parts,
+    lengths: Sequence[int],
+    options: AnalysisOptions,
 ) -> ShapleyResult:
     """Norms of sampled Shapley parts; every target of a sequence has the same orders.
 
@@ -55,13 +59,11 @@ def shapley_norms(
     )
     for index, length in enumerate(lengths):
         game = _Game(ff, jobs, parts, index, length)
-        generator = torch.Generator().manual_seed(settings.seed)
-        orders = [
-            torch.randperm(game.players, generator=generator) for _ in range(settings.samples)
-        ]
+        generator = torch.Generator().manual_seed(int(options.seed))
+        orders = [torch.randperm(game.players, generator=generator) for _ in range(options.samples)]
         job = max(jobs, key=lambda job: job.factors.source is not None)
         shape = job.shape(length, game.players - 1 - length)
-        step = sampled_targets(shape, len(job.scopes), settings.memory_limit)
+        step = sampled_targets(shape, len(job.scopes), options.limit)
         for i in range(0, length, step):
             game.play(slice(i, min(i + step, length)), orders, result)
     return result

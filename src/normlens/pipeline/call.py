@@ -406,15 +406,13 @@ class Call:
         place, dtype = traced.index, self.lens.compute_dtype
         collector = collectors[-1 if place >= collectors[-1].stack.first else 0]
         stack = collector.stack
-        settings, index = stack.options.settings, place - stack.first
+        options, index = stack.options, place - stack.first
         # Kernels are sampled in the first and the last layer that use them.
         stages = [k for k in stack.chosen if stack.layers[k].feed_forward is not None]
-        if index not in stages[:1] + stages[-1:]:
-            settings = replace(settings, sample_kernels=False)
         with current(traced.x.device), operands_kept():
             layer = collector.check(replace(traced, index=index))
             ordinary = None
-            if settings.statistics:
+            if options.statistics:
                 norm = layer.norm_behind_feed_forward
                 if norm is not None and norm.gamma is not None:
                     ordinary = special_dimensions(norm.gamma)[1]
@@ -424,19 +422,20 @@ class Call:
                 [alpha.to(dtype) for alpha in traced.weights],
                 collector.lengths,
                 stack.scopes,
-                settings,
+                options,
                 traced.real,
                 kept=None if self.products is None else self.products.of(traced.block),
                 buffers=self.buffers,
                 ordinary=ordinary,
                 sources={name: vectors.to(dtype) for name, vectors in traced.sources.items()},
                 source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
+                sample_kernels=index in stages[:1] + stages[-1:],
             )
         collector.add(result, index, layer)
         if kept is not None:
             name = f"{stack.layer_in_words} {index}"
             seen = Seen(place, name, traced.block, traced.call, collector.lengths)
-            self.lens.float32_check.keep(kept, settings.rule, PARTS, seen)
+            self.lens.float32_check.keep(kept, options.nonlinearity, PARTS, seen)
         if self.progress is not None:
             self.progress(self.layers.index(place) + 1, len(self.layers))
 
