@@ -17,7 +17,7 @@ from normlens.errors import InputError, OptionError, check_choice, listed, valid
 
 IG = "ig"
 SHAPLEY = "shapley"
-#: `normlens.frozen.activations` and `normlens.frozen.shapley` compute them.
+#: `normlens.frozen.activations` and `normlens.frozen.norm_maps` compute them.
 RULES = (IG, "ig-bias", "gradient", SHAPLEY)
 
 #: Why no layers can be composed under that rule.

@@ -32,7 +32,7 @@ from normlens.options import INPUT, LAYER, SHAPLEY, AnalysisOptions
 from normlens.pipeline import batches
 from normlens.pipeline.collector import Collector
 from normlens.pipeline.comparisons import Seen
-from normlens.plan.costs import check_limit, check_vectors_limit
+from normlens.plan import costs
 from normlens.results import store
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
@@ -135,10 +135,10 @@ def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Encoded]) -> No
     if options.origin == INPUT:
         # A token of a source has vectors in both stacks.
         lengths = [sum(map(len, sequences)) for sequences in both]
-        check_vectors_limit(limit, lens.layers, lengths, itemsize)
+        costs.check_vectors_limit(limit, lens.layers, lengths, itemsize)
         return
     reads_encoder = stack.name == DECODER
-    check_limit(
+    costs.check_limit(
         limit,
         [stack.layers[index] for index in stack.chosen],
         [len(sequences[-1 if reads_encoder else 0]) for sequences in both],
