@@ -357,8 +357,8 @@ class AnalysisOptions:
         valid_choice(self.nonlinearity, RULES, "rule for the nonlinearity")
         check_choice(self.precision, PRECISIONS, "precision")
         check_choice(self.map_dtype, MAP_DTYPES, "map_dtype")
-        whole(self.samples, "samples", 1)
-        whole(self.seed, "seed")
+        whole_number(self.samples, "samples", 1)
+        whole_number(self.seed, "seed")
         parse_bytes(self.memory_limit)
         parse_batch_size(self.batch_size)
         check_choice(self.origin, ORIGINS, "origin")
@@ -408,7 +408,7 @@ class AnalysisOptions:
         return sorted(indices)
 
 
-def whole(value: int, option: str, least: int | None = None) -> int:
+def whole_number(value: int, option: str, least: int | None = None) -> int:
     """A whole number as such, or an error that names the option."""
     if not is_whole(value):
         raise OptionError(option, f"{{option}} must be a whole number, not {value!r}")
@@ -526,9 +526,9 @@ class CiteOptions:
             check_choice(self.by, PARTS, "by")
         check_choice(self.parts, PARTS, "parts")
         check_choice(self.score, ANSWER_SCORES, "score")
-        whole(self.generate, "generate", 1)
-        whole(self.seed, "seed")
-        if whole(self.ablations, "ablations") and self.ablations < 3:
+        whole_number(self.generate, "generate", 1)
+        whole_number(self.seed, "seed")
+        if whole_number(self.ablations, "ablations") and self.ablations < 3:
             raise OptionError("ablations", f"{{option}} is 0 or at least 3, not {self.ablations}")
         if [self.prompt.count(name) for name in ("{context}", "{question}")] != [1, 1]:
             raise OptionError("prompt", "{option} holds {{context}} and {{question}}, once each")
@@ -603,4 +603,4 @@ class ScoreOptions(CosineOptions):
         if self.similarity is not None:
             check_choice(self.similarity, SIMILARITIES, "similarity")
         if self.truncate_dim is not None:
-            whole(self.truncate_dim, "truncate_dim", 1)
+            whole_number(self.truncate_dim, "truncate_dim", 1)

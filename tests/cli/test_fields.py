@@ -20,7 +20,7 @@ from normlens.options import (
     LoadOptions,
     Option,
     options_of,
-    whole,
+    whole_number,
 )
 
 
@@ -41,7 +41,7 @@ class Drawing:
     secret: int = 7
 
     def __post_init__(self) -> None:
-        whole(self.width, "width", 1)
+        whole_number(self.width, "width", 1)
 
 
 def run(command: Any, *words: str) -> tuple[Any, str]:

@@ -123,8 +123,10 @@ def test_long_texts_go_on_their_own(monkeypatch):
     alone = 4 * 8**2 * 4
     monkeypatch.setattr(explainer, "ALPHA_BYTES", alone - 1)
     kinds, sizes = [], []
-    monkeypatch.setattr(explainer, "model_inputs", spied(explainer.model_inputs, 1, sizes))
-    monkeypatch.setattr(explainer, "reading", spied(explainer.reading, 2, kinds))
+    monkeypatch.setattr(
+        explainer.tracing, "model_inputs", spied(explainer.tracing.model_inputs, 1, sizes)
+    )
+    monkeypatch.setattr(explainer.tracing, "reading", spied(explainer.tracing.reading, 2, kinds))
     asked = {"position": -1, "layer": 1, "direction": [1.0] * 16}
     lens.explain(input_ids=texts, batch_size=4, **asked)
     lengths = [[len(item) for item in items] for items in sizes]

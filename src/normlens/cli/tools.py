@@ -23,7 +23,7 @@ from normlens.errors import PAGE_SERVER, InputError, check_installed
 from normlens.loading import embedded
 from normlens.loading.embedded import DEFAULT
 from normlens.loading.hub import shown_name
-from normlens.options import AnalysisOptions, LoadOptions, whole
+from normlens.options import AnalysisOptions, LoadOptions, whole_number
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -105,7 +105,7 @@ def show_estimate(
         raise InputError(
             f"--estimate is a number of tokens, or N,M of source and target, not {typed!r}"
         )
-    tokens, *more = (whole(int(number), "estimate", 1) for number in typed.split(","))
+    tokens, *more = (whole_number(int(number), "estimate", 1) for number in typed.split(","))
     target_tokens = more[0] if more else None
 
     import torch
@@ -296,7 +296,7 @@ def serve_command(
         example (--example/--no-example): Analyse an example at the start, to open the page on.
         open_browser (--open): Open it in a browser.
     """
-    whole(tokens, "tokens", 1)
+    whole_number(tokens, "tokens", 1)
     check_installed(PAGE_SERVER)
 
     from normlens.serve.analyses import Limits, ServedModels, installed_models
