@@ -316,9 +316,8 @@ def test_pylates_folders_score_as_sentence_transformers_reads_them(settings, sen
     written = json.loads((folder / "1_Dense" / "config.json").read_text())
     plain = {name: value for name, value in written.items() if "module_" not in name}
     (folder / "1_Dense" / "config.json").write_text(json.dumps(plain))
-    modules = [("", "sentence_transformers.models.Transformer")]
-    modules += [("1_Dense", "pylate.models.Dense.Dense")]
-    rows = [{"idx": k, "name": str(k), "path": at, "type": of} for k, (at, of) in enumerate(modules)]
+    kinds = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
+    rows = [{"idx": k, "name": str(k), "path": at, "type": kinds[at]} for k, at in enumerate(kinds)]
     (folder / "modules.json").write_text(json.dumps(rows))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(kept))
     whole = sentences.MultiVectorEncoder(str(folder), device="cpu")

@@ -132,8 +132,8 @@ def read_pooling(origin: Origin) -> Pooling:
     if origin.file("modules.json") is None:
         if _json(origin, "config.json", {}).get("architectures") == ["HF_ColBERT"]:
             raise UnsupportedModelError(
-                f"{origin.name} is a ColBERT in Stanford's files; load it with sentence-transformers "
-                f"and give the object: normlens.load(MultiVectorEncoder({origin.name!r}))"
+                f"{origin.name} is a ColBERT in Stanford's files; give it as an object of "
+                f"sentence-transformers: normlens.load(MultiVectorEncoder({origin.name!r}))"
             )
         return Pooling()
     modules: list[Module] = []
