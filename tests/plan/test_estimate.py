@@ -166,7 +166,7 @@ def test_the_plan_is_that_of_the_lens(
     watch(norm_maps, "sampled_targets", end=True)
     watch(tiles.Job, "uses_head_products")
     monkeypatch.setattr(tiles, "scope_norms", stop_watching)  # of the first tile
-    monkeypatch.setattr("normlens.pipeline.call.check_limit", lambda *_: None)
+    monkeypatch.setattr("normlens.plan.costs.check_limit", lambda *_: None)
     lens = normlens.load(tiny_model(family, **WIDE[family]))
     options: Any = {"nonlinearity": rule, "samples": 2, "memory_limit": limit}
     with pytest.raises(StopWatching):

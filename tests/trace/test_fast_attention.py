@@ -123,7 +123,8 @@ def test_long_texts_go_on_their_own(monkeypatch):
     alone = 4 * 8**2 * 4
     monkeypatch.setattr(explainer, "ALPHA_BYTES", alone - 1)
     kinds, sizes = [], []
-    monkeypatch.setattr(
+    inputs = spied(explainer.tracing.model_inputs, 1, sizes)
+    monkeypatch.setattr(explainer.tracing, "model_inputs", inputs)
         explainer.tracing, "model_inputs", spied(explainer.tracing.model_inputs, 1, sizes)
     )
     monkeypatch.setattr(explainer.tracing, "reading", spied(explainer.tracing.reading, 2, kinds))

@@ -28,7 +28,8 @@ from normlens.loading.hub import hush
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 #: The commands in the order in which --help lists them.
 _COMMANDS = (
-    "map explain cite cosine rank view serve models help run status check query evaluate reproduce"
+    "map explain cite cosine score rank view serve models help run status check query evaluate "
+    "reproduce"
 )
 
 

@@ -20,7 +20,7 @@ from normlens.inputs.text import Tokenizer
 from normlens.lens import Lens
 from normlens.loading import hub
 from normlens.loading.embedded import DEFAULT, EMBEDDED
-from normlens.loading.sentences import Pooling, pooling_of, read_pooling, route
+from normlens.loading.sentences import Pooling, pooling_of, read_pooling, route, saved_router
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families, head_method
 from normlens.models.parts import ImageEncoder, SignalEncoder
@@ -350,6 +350,9 @@ def load(
         reader is None or reader is False or callable(reader),
         f"tokenizer is a tokenizer, the name or folder of one, or False for none, not {reader!r}",
     )
+    if (whole := saved_router(source, trust_remote_code)) is not None:
+        source, name = whole, name or hub.shown_name(str(source))
+        device, dtype = pick_device(device), torch.float32 if dtype == AUTO else dtype
     held = held_by(source)
     if device_map is not None:
         _check_device_map(device_map, held, device, part)

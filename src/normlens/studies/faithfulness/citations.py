@@ -47,7 +47,7 @@ from normlens.trace.locking import Hooks, exclusive
 from normlens.trace.run import EAGER, model_inputs, plain_options, reading
 
 if TYPE_CHECKING:
-    from normlens.corpus.engines.shard_rows import Clock
+    from normlens.corpus.engines.block_rows import Clock
     from normlens.lens import Lens
 
 Scores = NDArray[np.float64]
