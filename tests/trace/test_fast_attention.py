@@ -125,8 +125,6 @@ def test_long_texts_go_on_their_own(monkeypatch):
     kinds, sizes = [], []
     inputs = spied(explainer.tracing.model_inputs, 1, sizes)
     monkeypatch.setattr(explainer.tracing, "model_inputs", inputs)
-        explainer.tracing, "model_inputs", spied(explainer.tracing.model_inputs, 1, sizes)
-    )
     monkeypatch.setattr(explainer.tracing, "reading", spied(explainer.tracing.reading, 2, kinds))
     asked = {"position": -1, "layer": 1, "direction": [1.0] * 16}
     lens.explain(input_ids=texts, batch_size=4, **asked)
