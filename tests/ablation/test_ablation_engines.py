@@ -16,11 +16,11 @@ from normlens.corpus.runs.progress import Progress
 from normlens.studies.ablation.interventions import digest_of, gather
 from normlens.studies.ablation.measure import AblationMeasure
 
-SHARD = 4
+BLOCK = 4
 
 
 class Stopping(Progress):
-    """Stops a run, as Ctrl-C does, once a shard is done."""
+    """Stops a run, as Ctrl-C does, once a block is done."""
 
     def advance(self, sequences: int, failures: int) -> None:
         raise KeyboardInterrupt
@@ -47,7 +47,7 @@ def whole(
 ) -> Run:
     """A run that nothing disturbed."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    options: Any = {"measures": [measure], "shard_size": SHARD, "device": "cpu", "file_size": 0}
+    options: Any = {"measures": [measure], "block_size": BLOCK, "device": "cpu", "file_size": 0}
     return run(models["next-token"], corpora["next-token"], out, **options)
 
 
@@ -59,7 +59,7 @@ def test_a_stopped_run_ends_with_the_same_bits(
     whole: Run,
 ) -> None:
     model, data = models["next-token"], corpora["next-token"]
-    options: Any = {"measures": [measure], "shard_size": SHARD, "device": "cpu", "file_size": 0}
+    options: Any = {"measures": [measure], "block_size": BLOCK, "device": "cpu", "file_size": 0}
     with pytest.raises(KeyboardInterrupt):
         run(model, data, tmp_path / "run", progress=Stopping(), **options)
     status = Run.open(tmp_path / "run").status()
@@ -82,7 +82,7 @@ def test_several_processes_come_to_the_same_bits(
         corpora["next-token"],
         tmp_path / "run",
         measures=[measure],
-        shard_size=SHARD,
+        block_size=BLOCK,
         device="cpu",
         workers=2,
     )
@@ -105,7 +105,7 @@ def test_ray_comes_to_the_same_numbers(
             corpora["next-token"],
             tmp_path / "run",
             measures=[measure],
-            shard_size=SHARD,
+            block_size=BLOCK,
             device="cpu",
             engine="ray",
             address="local",

@@ -18,8 +18,8 @@ from normlens.options import (
     ExplainOptions,
     LoadOptions,
     Option,
-    at_least_one,
     options_of,
+    whole_number,
 )
 
 
@@ -40,7 +40,7 @@ class Drawing:
     secret: int = 7
 
     def __post_init__(self) -> None:
-        at_least_one(self.width, "width")
+        whole_number(self.width, "width", 1)
 
 
 def run(command: Any, *words: str) -> tuple[Any, str]:
@@ -227,7 +227,7 @@ def test_only_what_cannot_be_typed_has_no_option() -> None:
     ("words", "message"),
     [
         (("--mask", "1.5"), "--mask is a share between 0 and 1, not 1.5"),
-        (("--shard-size", "0"), "--shard-size must be at least 1, not 0"),
+        (("--block-size", "0"), "--block-size must be at least 1, not 0"),
         (("--batch-size", "many"), "--batch-size is a number from 1 or 'auto', not 'many'"),
         (("--engine", "cloud"), "unknown --engine 'cloud'"),
         (("--set", "axis=target"), "--set takes MEASURE.OPTION=VALUE"),

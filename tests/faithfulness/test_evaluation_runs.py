@@ -25,7 +25,7 @@ def again(places: examples.Places, out: Path, **changed: Any) -> Run:
 
 
 class Interrupting(Progress):
-    """Stops the run after its first shard."""
+    """Stops the run after its first block."""
 
     def advance(self, sequences: int, failures: int) -> None:
         raise KeyboardInterrupt
@@ -37,7 +37,7 @@ def test_kill_9_at_any_moment(places: examples.Places, classified: Run, tmp_path
         "measures": "faithfulness",
         "settings": classified.manifest.options.settings,
         "extra_columns": ["label"],
-        "shard_size": 4,
+        "block_size": 4,
     }
     arguments = [tmp_path / "killed", places.classifier, places.labelled, 6, 0]
     done = run_python(KILLED, *arguments, json.dumps(options))

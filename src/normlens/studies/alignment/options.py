@@ -26,7 +26,7 @@ FIRST_WORDS = (0, 1)
 
 #: Options of a run that an alignment takes; a sentence is never cut, because its words are counted.
 RUN_FIELDS: tuple[str, ...] = ("limit", "max_length", "seed", "column", "pair_column")
-RUN_FIELDS += ("paragraphs", "revision", "shard_size")
+RUN_FIELDS += ("paragraphs", "revision", "block_size")
 
 
 def parse_several(typed: Iterable[str] | str) -> tuple[str, ...]:
