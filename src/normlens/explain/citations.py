@@ -152,16 +152,19 @@ class Prompt:
         return len(whole) - (1 if self.lens.two_stacks else 2)
 
 
+def check_answers(lens: Lens, two_stacks: bool = True) -> None:
+    """Refuse models that give no answer; without `two_stacks` encoder–decoders, too."""
+    task = read_head(lens.adapter).task
+    if task != CAUSAL and not (two_stacks and lens.two_stacks):
+        needed = "causal language model" + two_stacks * " or an encoder–decoder"
+        raise InputError(f"{lens.name} is a {task}; citations need a {needed}")
+
+
 def prepared(
     lens: Lens, question: str, sources: Any, answer: str | None, options: CiteOptions
 ) -> Prompt:
     """The prompt with its answer, which the model generates where none is given."""
-    head = read_head(lens.adapter)
-    if head.task != CAUSAL and not lens.two_stacks:
-        raise InputError(
-            f"{lens.name} is a {head.task}; citations need a causal language model or an "
-            "encoder–decoder, which answers"
-        )
+    check_answers(lens)
     if not getattr(lens.tokenizer, "is_fast", False):
         raise InputError(
             "citations need a fast tokenizer, which says which characters each token covers; pass "

@@ -33,7 +33,7 @@ class Rest(Data):
 
 
 class Apart(Data):
-    """The texts of pairs as sequences of their own: those of pair k are 2k and 2k + 1."""
+    """Split pairs into single texts: those of pair k are sequences 2k and 2k + 1."""
 
     def __init__(self, pairs: Data):
         super().__init__(pairs.name)
@@ -55,7 +55,7 @@ def _hashed(*parts: object) -> str:
 
 @dataclass(frozen=True)
 class AblationData:
-    """What is measured, what the first pass reads, and what the records hold."""
+    """The sequences to measure and those of the first pass, with the columns that are read."""
 
     measured: Data
     reference: Data | None  # None: no ablation needs a first pass
@@ -67,7 +67,7 @@ class AblationData:
 
     @property
     def of_maps(self) -> Data:
-        """The sequences whose maps are taken: the same, the texts of a pair one by one."""
+        """The same sequences for the maps, with the two texts of a pair one by one."""
         return Apart(self.measured) if self.apart else self.measured
 
     def reference_records(self) -> Iterator[Record]:
@@ -75,7 +75,7 @@ class AblationData:
 
 
 def open_ablation_data(options: AblateOptions, loss: str | None = None) -> AblationData:
-    """Open the data, and set sequences apart for a first pass if there is to be one.
+    """Open the data; reserve sequences for the first pass if one is needed.
 
     Data with too few sequences for an interval is refused, and data without the columns that a loss
     needs; None is a loss that is not known yet.
@@ -111,7 +111,7 @@ def _open(
 
 
 def _extra(options: AblateOptions, loss: str | None, pairs: bool) -> tuple[str, ...]:
-    """The column that a loss reads beside the text, if any."""
+    """Return the extra column that a loss reads, if any."""
     if loss is None:
         return ()
     if options.label is not None and loss != CLASSES:
@@ -141,7 +141,7 @@ ABLATION, MAPS = "runs/ablation", "runs/maps"
 
 @dataclass(frozen=True)
 class Told:
-    """What a report says about the making of the numbers."""
+    """Facts about a run that its report states."""
 
     loss: str
     reference: str  # what the first pass read, in words

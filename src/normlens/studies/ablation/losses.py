@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """One sequence as a loss has the model read it; the same for all ablations.
+    """One sequence as the model reads it for a loss; the same for all ablations.
 
     `key` names the sequence in the data: masks and resampling depend on it.
     """
@@ -55,7 +55,7 @@ class Question:
 
     @property
     def parts(self) -> tuple[Question, ...]:
-        """The same about each text of a pair by itself."""
+        """Split the question into one for each text of a pair."""
         if self.second is None:
             return (self,)
         return tuple(Question(key, text) for key, text in zip(self.keys, self.texts, strict=True))
@@ -130,32 +130,32 @@ class Loss:
         label: str | int | None = None,
         second: Encoded | None = None,
     ) -> Question:
-        """What is asked about a sequence; raises an InputError where it has no such loss."""
+        """Make a sequence's question; raises InputError where it has no such loss."""
         # Only drift compares the two texts of a pair.
         pair = second if self.name == DRIFT else None
         return Question(key, *self.asked(encoded, key, label), second=pair)
 
     def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
-        """Where the answer is read; here from all vectors of the text itself."""
+        """What the model reads, and where; here all vectors of the text."""
         return encoded, (), ()
 
     def read(
         self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
     ) -> list[Tensor]:
-        """The answers in what the body returned for these inputs, one for each question.
+        """Read one answer per question from the body's output.
 
         For use inside `normlens.studies.ablation.losses.model_ready`.
         """
         raise NotImplementedError
 
     def check(self, question: Question) -> None:
-        """Raise unless the model, run whole on this sequence, gives the same answer.
+        """Raise unless a whole run of the model gives the same answer.
 
         For use inside `normlens.studies.ablation.losses.model_ready`.
         """
 
     def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
-        """The loss of an answer, and what it is the mean over; `intact` is the intact model's."""
+        """Return an answer's loss and its count; `intact` is the intact model's answer."""
         raise NotImplementedError
 
 
@@ -181,7 +181,7 @@ class ScoreLoss(Loss):
         ]
 
     def scores(self, output: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The scores that the model gives where its body returns `output`.
+        """Run the model's head on the body's `output`.
 
         The head is the model's code with all that it does to its scores (soft caps, transforms).
         """
@@ -343,7 +343,7 @@ def _row(output: Any, b: int, n: int) -> Any:
 
 
 class DriftLoss(Loss):
-    """How far a sentence's vector turns from the intact model's, and the cosine of a pair.
+    """The drift 1 − cos of a sentence's vector from the intact model's, and the cosine of a pair.
 
     A text's vectors become one as the model's sentence-transformers files say, or by their mean.
     """

@@ -147,7 +147,7 @@ def _residual(layer: Layer, index: int) -> ResidualPlace:
 
 
 def _branch_of(layer: Layer, residual: int) -> int:
-    """The index of the branch that a residual connection adds: the last one before it."""
+    """Return the index of the branch that a residual connection adds: the last before it."""
     before = [i for i in range(residual) if isinstance(layer.steps[i], Branch)]
     if not before or any(isinstance(step, Residual) for step in layer.steps[before[-1] : residual]):
         raise NoPlace("it adds what branched off before another residual connection")

@@ -60,7 +60,7 @@ class GoldLinks:
     possible: frozenset[Link]  # the sure ones among them
 
     def counted_from(self, first: int) -> GoldLinks:
-        """The same links with words from 0, where the file counts from `first`."""
+        """Renumber the links from 0, where the file counts from `first`."""
         both = ({(i - first, j - first) for i, j in links} for links in (self.sure, self.possible))
         return GoldLinks(*map(frozenset, both))
 

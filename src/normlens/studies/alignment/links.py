@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WordPlaces:
-    """Where a source's and a target's words stand among the tokens of a decoder's maps."""
+    """Map the words of a source and a target to token positions of a decoder's maps."""
 
     columns: Sequence[Sequence[int]]  # of each source word
     no_word: Sequence[int]  # columns of the source's special tokens
@@ -53,7 +53,7 @@ class WordPlaces:
         target: Sequence[int | None],
         targets: int,
     ) -> WordPlaces:
-        """The same from each token's word and the number of words on either side."""
+        """Build from each token's word number and the number of words on either side."""
         no_word = [place for place, word in enumerate(source) if word is None]
         return cls(_places(source, sources), no_word, _places(target, targets))
 
@@ -142,7 +142,7 @@ def choose(
     ways: Sequence[str],
     head: int | str | None,
 ) -> Chosen:
-    """What these options mean for a model, or an error that says what it has."""
+    """Resolve the options for a model, or raise an error that lists what it has."""
     if not isinstance(lens.adapter, TwoStacks):
         raise InputError(f"{lens.name} reads one sequence; align with an encoder–decoder")
     decoder = layers_by_stack(lens.adapter, lens.layers)[DECODER]
@@ -195,7 +195,7 @@ def _name(scope: str) -> str:
 def explained(
     lens: Lens, pairs: Sequence[Encoded], batch_size: int | str
 ) -> Iterator[tuple[int, Reading, float]]:
-    """Each pair's place, contributions and completeness error.
+    """Yield each pair's index, contributions and completeness error.
 
     Row i has the contributions of the source's tokens to the logit of the target token that the
     decoder predicts there. They are signed: a token that speaks against a word is no link to it.

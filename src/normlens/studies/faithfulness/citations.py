@@ -22,9 +22,10 @@ from torch import Tensor
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures.base import BoundMeasure, Item
-from normlens.errors import InputError, NormLensError
+from normlens.errors import NormLensError
 from normlens.explain.citations import (
     Prompt,
+    check_answers,
     cite,
     prepared,
     random_masks,
@@ -32,8 +33,6 @@ from normlens.explain.citations import (
     subset_scores,
 )
 from normlens.inputs.text import DOCUMENT, owner_of
-from normlens.layers import CAUSAL
-from normlens.models.base import read_head
 from normlens.options import CiteOptions
 from normlens.studies.faithfulness.options import (
     ANSWER_COLUMN,
@@ -106,7 +105,7 @@ def by_source(prompt: Prompt, scores: Scores) -> Scores:
 
 
 def _run(prompt: Prompt, work: Callable[[Any], Tensor], **options: Any) -> Tensor:
-    """What `work` makes of the model's output on the prompt with its answer, by eager attention."""
+    """Call `work` on the model's eager forward pass over the prompt and its answer."""
     lens = prompt.lens
     inputs = model_inputs(lens.adapter, [prompt.followed(prompt.read()[0])], lens.device)
 
@@ -181,7 +180,7 @@ class Trial:
 
     @cached_property
     def exact(self) -> Scores:
-        """The exact pass alone."""
+        """Scores of the exact pass alone."""
         return cite(self.prompt).contributions
 
     def scores(self, method: str) -> Scores:
@@ -195,7 +194,7 @@ class Trial:
         return _PLAIN[method](self)
 
     def values(self, scores: Scores, gold: Sequence[int]) -> dict[str, float | None]:
-        """What the protocol says of scores; None where they cannot be judged by it."""
+        """Return the protocol's values of scores; None where a value is undefined."""
         real, said = self.log_p(self.held), self.held @ scores
         varies = np.ptp(real) > 0 and np.ptp(said) > 0
         values: dict[str, float | None] = {
@@ -237,15 +236,9 @@ def passes(method: str, sources: int) -> tuple[int, int]:
 # The protocol over the rows of a corpus.
 
 
-def check_answers(lens: Lens) -> None:
-    """Refuse models that do not answer."""
-    if read_head(lens.adapter).task != CAUSAL:
-        raise InputError(f"citations need a causal language model, which {lens.name} is not")
-
-
 @dataclass(frozen=True)
 class Citations(BoundMeasure):
-    """How well the scores of `methods` say which sources made an answer.
+    """Measure how well the scores of `methods` identify the sources of an answer.
 
     A row's text is a question; its `sources` are a list of texts, `gold` the places of those that
     hold the right answer, and `answer` the answer, which the model gives where there is none. In
@@ -266,7 +259,7 @@ class Citations(BoundMeasure):
         tables: Mapping[str, pa.Schema],
     ) -> Citations:
         """The protocol as ContextCite set it up: whole sources, answers of at most 40 tokens."""
-        check_answers(lens)
+        check_answers(lens, two_stacks=False)
         options = CiteOptions(
             by=DOCUMENT, parts=DOCUMENT, generate=40, separator=" ", batch_size=batch_size
         )

@@ -16,10 +16,10 @@ from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.progress import Progress, for_caller
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
+from normlens.explain.citations import check_answers
 from normlens.lens import Lens
 from normlens.options import AUTO, check_keywords, names_of, shows_fields_of, split_keywords
 from normlens.studies.driver import GivenData, GivenModel, Planned, is_here, loaded, one_measure
-from normlens.studies.faithfulness.citations import check_answers
 from normlens.studies.faithfulness.measure import (
     Asking,
     choose_protocols,
@@ -97,7 +97,7 @@ class Plan:
 
 
 def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: Progress) -> Plan:
-    """Choose what was left open, and refuse what the model or the data does not allow."""
+    """Fill in defaults; refuse what the model or the data does not allow."""
     named = options.protocols
     kind = kind_of(named) if named else default_kind(lens, pairs=True)
     columns = options.columns
@@ -126,10 +126,10 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
 def _plan_of_citations(
     lens: Lens, options: EvaluateOptions, columns: Columns, reading: Reading
 ) -> Plan:
-    """Questions with their sources; the model answers where the data does not."""
+    """Plan an evaluation of citations; the model answers where the data has no answer."""
     if columns != Columns():
         raise InputError("citations read columns of their own; leave others out")
-    check_answers(lens)
+    check_answers(lens, two_stacks=False)
     reading = replace(reading, column=reading.column or QUESTION_COLUMN)
     known = (SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN)
     extra = tuple(name for name in known if reading.has((name,)))
@@ -146,7 +146,7 @@ def _plan_of_citations(
 
 
 def _recognised(reading: Reading) -> tuple[Reading, Columns]:
-    """The data as BLiMP's own files are read, if it has their columns."""
+    """Read the data with BLiMP's column names if it has them."""
     if reading.column is None and reading.pair_column is None and not reading.paragraphs:
         blimp, (text, *own) = reading, BLIMP
         for columns in (own, own[:2]):
@@ -156,7 +156,7 @@ def _recognised(reading: Reading) -> tuple[Reading, Columns]:
 
 
 def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
-    """The first text of data that is enough for an interval."""
+    """Return the first text; refuse data with too few texts for an interval."""
     data = reading.open(extra)
     count, first = 0, None
     for count, record in enumerate(data, 1):  # noqa: B007

@@ -109,7 +109,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Asking:
-    """Asks a model about the texts of a corpus, always the same kind of question."""
+    """Makes one kind of question about the texts of a corpus."""
 
     lens: Lens
     kind: str
@@ -122,13 +122,13 @@ class Asking:
         return None if self.kind == COSINE else read_head(self.lens.adapter)
 
     def name_of(self, column: int | None) -> str | None:
-        """What people call a class or a token."""
+        """Return the name of a class or a token."""
         if column is None or self.head is None:
             return None
         return label_of(column, self.head, self.lens.tokenizer)
 
     def class_of(self, label: str) -> int:
-        """The class that a label means, by its name or its number; raises where there is none."""
+        """Return the class of a label, given by name or number; raise for unknown ones."""
         assert self.head is not None
         nothing = EncodedRecord([], [], [])
         return column_of(label, self.head, None, nothing, None, False, "label")
@@ -298,7 +298,7 @@ class Attributed:
 
 
 class Trial:
-    """What every protocol makes of every method's scores of one text, as rows of the tables.
+    """The table rows of one text: every protocol on every method's scores.
 
     Methods, orders and shares often come to the same tokens: a variant is run once, and the text
     itself, which is known already, not again.
@@ -325,7 +325,7 @@ class Trial:
         self._places = {v: place for place, v in enumerate([whole, *self.variants])}
 
     def tables(self, asking: Asking, scored: Scored) -> dict[str, pa.Table]:
-        """The rows of every table, from what the model says of the variants."""
+        """Build the rows of every table from the scores of the variants."""
         rows: dict[str, list[dict[str, Any]]] = {
             EXAMPLES: [self._example(asking)],
             ATTRIBUTIONS: self._attributions(),
@@ -405,7 +405,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class FaithfulnessMeasure(EvaluateOptions, ModelMeasure):
-    """How true the scores of `methods` are, by `protocols`.
+    """Measure the faithfulness of `methods` by `protocols`.
 
     By default the methods are all built-in ones that the model allows and that need no further
     package, and the protocols those of the model's kind; cosines have to be asked for.

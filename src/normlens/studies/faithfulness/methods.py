@@ -256,7 +256,7 @@ def _captum() -> Any:
 
 
 def place_read(lens: Lens, question: Question) -> int | None:
-    """The token whose last vector the score is read from; None: the mean of all is."""
+    """Return the token whose last vector gives the score, or None for the mean of all."""
     if question.position is not None:
         return question.position
     if question.kind == COSINE:
@@ -291,7 +291,7 @@ def contributions(
 def explanations(
     lens: Lens, questions: Sequence[Question], options: MethodOptions, *, rule: str
 ) -> list[tuple[Explanation, float]]:
-    """Each score traced back; of a cosine u·v is, which ‖u‖, given beside it, divides."""
+    """Explain each score; for a cosine explain u·v and return ‖u‖ beside it."""
     cosine = questions[0].kind == COSINE
     head = sentence_head(lens) if cosine else read_head(lens.adapter)
     chosen = ExplainOptions(nonlinearity=rule, flow=False, batch_size=options.batch_size)
@@ -419,7 +419,7 @@ def user_method(name: str) -> Method:
 
 
 def _arguments(name: str, function: Callable[..., Any]) -> int:
-    """How many arguments a function takes: a lens with one question, or with several."""
+    """Return how many arguments a function takes: 2 for one question, 3 for a batch."""
     for count in (2, 3):
         with suppress(TypeError, ValueError):
             inspect.signature(function).bind(*range(count))

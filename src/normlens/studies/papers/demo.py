@@ -73,7 +73,7 @@ def run_demo(
 
 
 def show_model(lens: Lens, folder: Path, echo: Callable[[str], object]) -> None:
-    """Analyse and write; tell each file with what it holds."""
+    """Analyse the examples, write the files, and report each one."""
     results = lens.maps(SENTENCES)
     maps, layer = results[0], results[0].layers[len(results[0].layers) // 2]
     for number, each in enumerate(results, start=1):

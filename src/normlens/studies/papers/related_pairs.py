@@ -261,7 +261,7 @@ def legend(figure: Drawing, significance: bool) -> None:
 
 
 def _shown(amp: str, others: str, figure: str) -> dict[str, str]:
-    """What captions call the others, and which figure of the paper it is, if it is one."""
+    """Facts for captions: the name of the other pairs, and the paper's figure if it is one."""
     is_papers = amp == FF_AMP and others == PAPER
     named = "other pairs" if others == PAPER else "unrelated pairs"
     return {"others": named, "figure": f" (Figure {figure})" if is_papers else ""}

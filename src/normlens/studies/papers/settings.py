@@ -133,7 +133,7 @@ class Settings:
         return replace(self, kinds=every, data=data, limits=limits, **of_parts)
 
     def _of_part(self, name: str, other: Settings) -> Any:
-        """An option of an optional part; where it is not given, that of the folder holds."""
+        """Return an option of an optional part; the folder's value is the default."""
         then, now = getattr(other, name), getattr(self, name)
         if now is None:
             if code_named({name: then}):

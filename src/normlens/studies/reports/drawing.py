@@ -55,7 +55,7 @@ def tiles(
 
 
 def bare(axes: Any) -> None:
-    """Take spines and ticks off, as heat maps have none."""
+    """Remove spines and ticks, for heat maps."""
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 

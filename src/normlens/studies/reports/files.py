@@ -397,12 +397,12 @@ def read_settings(folder: str | os.PathLike[str], kind: str, nothing: str) -> di
 
 
 def damaged(folder: str | os.PathLike[str], error: Exception) -> InputError:
-    """What is raised where settings cannot be read."""
+    """Make the error for unreadable settings."""
     return InputError(f"{str(Path(folder) / SETTINGS)!r} is damaged: {error}")
 
 
 def builder(folder: str | os.PathLike[str]) -> Callable[[str | os.PathLike[str]], Path]:
-    """The function that builds a folder's report; that of the papers unless its contents say."""
+    """Return the function that builds a folder's report; the papers' by default."""
     place = Path(folder)
     module, _, name = (
         _of_run(place) if (place / MANIFEST).is_file() else BUILDERS.get(_kind(place), PAPERS)
