@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import run_examples as examples
@@ -14,18 +13,16 @@ from normlens.studies.ablation.options import parse_layer_choice
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bert(tmp_path_factory):
     return examples.tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
 @pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def letters(tmp_path_factory):
     return examples.corpus_file(tmp_path_factory.mktemp("data") / "letters.txt", 16)
 
 
-def test_bad_input_is_one_line_before_anything_starts(
-    bert: Path, letters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line_before_anything_starts(bert, letters, tmp_path, capsys):
     out, shell = tmp_path / "out", Shell(capsys)
     call = ("reproduce", "ablate", "--model", bert, "--data", letters, "--out", out)
     for words in (
@@ -38,9 +35,7 @@ def test_bad_input_is_one_line_before_anything_starts(
         assert not out.exists()
 
 
-def test_the_page_is_printed_and_built_again_without_torch(
-    bert: Path, letters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_is_printed_and_built_again_without_torch(bert, letters, tmp_path, capsys):
     out = tmp_path / "out"
     words = ("--components", "FF", "--layers", "0,1", "--device", "cpu", "--quiet")
     call = ("reproduce", "ablate", "--model", bert, "--data", letters, "--out", out)
@@ -69,7 +64,7 @@ def test_the_page_is_printed_and_built_again_without_torch(
         ("each, 2", [2], True, False),
     ],
 )
-def test_layers_and_words(text: str, layers: list[int] | None, each: bool, together: bool) -> None:
+def test_layers_and_words(text, layers, each, together):
     choice = parse_layer_choice(text)
     assert (None if choice.layers is None else list(choice.layers)) == layers
     assert (choice.each, choice.together) == (each, together)

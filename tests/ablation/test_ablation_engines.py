@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ class Stopping(Progress):
 
 
 @pytest.fixture(scope="module")
-def measure(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> AblationMeasure:
+def measure(tmp_path_factory, models):
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("statistics") / "statistics.safetensors"
     lens = normlens.load(models["next-token"], device="cpu")
@@ -39,25 +38,14 @@ def measure(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -
 
 
 @pytest.fixture(scope="module")
-def whole(
-    tmp_path_factory: pytest.TempPathFactory,
-    models: dict[str, Path],
-    corpora: dict[str, Path],
-    measure: AblationMeasure,
-) -> Run:
+def whole(tmp_path_factory, models, corpora, measure):
     """A run that nothing disturbed."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     options: Any = {"measures": [measure], "block_size": BLOCK, "device": "cpu", "file_size": 0}
     return run(models["next-token"], corpora["next-token"], out, **options)
 
 
-def test_a_stopped_run_ends_with_the_same_bits(
-    tmp_path: Path,
-    models: dict[str, Path],
-    corpora: dict[str, Path],
-    measure: AblationMeasure,
-    whole: Run,
-) -> None:
+def test_a_stopped_run_ends_with_the_same_bits(tmp_path, models, corpora, measure, whole):
     model, data = models["next-token"], corpora["next-token"]
     options: Any = {"measures": [measure], "block_size": BLOCK, "device": "cpu", "file_size": 0}
     with pytest.raises(KeyboardInterrupt):
@@ -70,13 +58,7 @@ def test_a_stopped_run_ends_with_the_same_bits(
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_several_processes_come_to_the_same_bits(
-    tmp_path: Path,
-    models: dict[str, Path],
-    corpora: dict[str, Path],
-    measure: AblationMeasure,
-    whole: Run,
-) -> None:
+def test_several_processes_come_to_the_same_bits(tmp_path, models, corpora, measure, whole):
     done = run(
         models["next-token"],
         corpora["next-token"],
@@ -91,13 +73,7 @@ def test_several_processes_come_to_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_ray")
-def test_ray_comes_to_the_same_numbers(
-    tmp_path: Path,
-    models: dict[str, Path],
-    corpora: dict[str, Path],
-    measure: AblationMeasure,
-    whole: Run,
-) -> None:
+def test_ray_comes_to_the_same_numbers(tmp_path, models, corpora, measure, whole):
     ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
     try:
         done = run(
@@ -115,9 +91,7 @@ def test_ray_comes_to_the_same_numbers(
     examples.assert_same_tables(done, whole)
 
 
-def test_a_sequence_without_a_loss_is_a_failure(
-    tmp_path: Path, models: dict[str, Path], measure: AblationMeasure
-) -> None:
+def test_a_sequence_without_a_loss_is_a_failure(tmp_path, models, measure):
     data = tmp_path / "data.jsonl"
     data.write_text('{"tokens": ["a"]}\n{"tokens": ["a", "##b"]}\n')
     lens = normlens.load(models["next-token"], device="cpu")

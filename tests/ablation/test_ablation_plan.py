@@ -28,13 +28,13 @@ def plan_of(family: str, **settings: object) -> Plan:
 
 
 @pytest.mark.parametrize("family", COMPONENTS)
-def test_components_are_the_steps_of_the_layers(family: str) -> None:
+def test_components_are_the_steps_of_the_layers(family):
     components = plan_of(family).components()
     assert list(components) == COMPONENTS[family]
     assert set(components.values()) == {(0, 1)}
 
 
-def test_each_layer_alone_and_all_together() -> None:
+def test_each_layer_alone_and_all_together():
     plan = plan_of("bert")
     found = plan.ablations(components=["FF"], kinds=["zero", "mean"])
     assert [(a.kind, a.layers) for a in found] == [
@@ -53,7 +53,7 @@ def test_each_layer_alone_and_all_together() -> None:
     assert [a.layers for a in one] == [(1,)]
 
 
-def test_special_dimensions_come_with_their_draws() -> None:
+def test_special_dimensions_come_with_their_draws():
     found = plan_of("bert").ablations(kinds=["lowest-gamma"])
     assert {a.component for a in found} == {"LN2"}
     controls = [a for a in found if a.kind == CONTROLS["lowest-gamma"]]
@@ -61,7 +61,7 @@ def test_special_dimensions_come_with_their_draws() -> None:
     assert [a.draw for a in controls if a.layers == (0,)] == list(range(DRAWS))
 
 
-def test_random_dimensions_are_seeded_and_never_the_special_ones() -> None:
+def test_random_dimensions_are_seeded_and_never_the_special_ones():
     plan = plan_of("bert", hidden_size=512)
     special = set(plan.dimensions(0, "LN2", "lowest-gamma").tolist())
     draws = [
@@ -89,7 +89,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("family", "asked"), REFUSED)
-def test_what_a_family_does_not_have_is_refused(family: str, asked: dict[str, list[str]]) -> None:
+def test_what_a_family_does_not_have_is_refused(family, asked):
     with pytest.raises(InputError):
         plan_of(family).ablations(**asked)  # type: ignore[arg-type]
 
@@ -102,7 +102,7 @@ def test_what_a_family_does_not_have_is_refused(family: str, asked: dict[str, li
         Ablation("(LN)", "lowest-gamma", (0,)),
     ],
 )
-def test_an_ablation_is_checked_against_the_model(ablation: Ablation) -> None:
+def test_an_ablation_is_checked_against_the_model(ablation):
     with pytest.raises(InputError):
         plan_of("gptj").check(ablation)
 
@@ -118,19 +118,19 @@ def test_an_ablation_is_checked_against_the_model(ablation: Ablation) -> None:
         ("LN2", "random-outliers", (0,), None),
     ],
 )
-def test_ablations_without_sense_are_refused(wrong: tuple[str, str, tuple[int, ...], int]) -> None:
+def test_ablations_without_sense_are_refused(wrong):
     with pytest.raises(InputError):
         Ablation(*wrong)
 
 
-def test_a_norm_without_weights_has_no_affine_part() -> None:
+def test_a_norm_without_weights_has_no_affine_part():
     plan = plan_of("olmo")
     assert "no-affine" not in plan.kinds("LN")
     with pytest.raises(InputError):
         plan.check(Ablation("LN", "no-affine", (0,)))
 
 
-def test_a_sum_with_a_factor_is_not_taken_apart() -> None:
+def test_a_sum_with_a_factor_is_not_taken_apart():
     plan = plan_of("granite")
     assert not {"RES1", "RES2"} & set(plan.components())
     assert {"ATTN", "FF", "LAYER"} <= set(plan.components())
@@ -138,7 +138,7 @@ def test_a_sum_with_a_factor_is_not_taken_apart() -> None:
         plan.check(Ablation("RES1", "zero", (0,)))
 
 
-def test_what_no_module_returns_stays() -> None:
+def test_what_no_module_returns_stays():
     """Granite adds its shared expert to the others inside the layer."""
     plan = Plan(lens_on("granitemoeshared", "CausalLM").layers, "tiny")
     assert "FF" not in plan.components()

@@ -25,7 +25,7 @@ def intact(lens: Lens, name: str = "auto", **asked: Any) -> tuple[list[Any], lis
 
 
 @pytest.mark.parametrize(("family", "task"), KINDS)
-def test_language_models_have_the_loss_of_transformers(family: str, task: str) -> None:
+def test_language_models_have_the_loss_of_transformers(family, task):
     lens = lens_on(family, task)
     asked, outcomes = intact(lens)
     for question, outcome in zip(asked, outcomes, strict=True):
@@ -39,7 +39,7 @@ def test_language_models_have_the_loss_of_transformers(family: str, task: str) -
         assert outcome.count == len(question.places)
 
 
-def test_masks_are_seeded_by_the_sequence_and_the_same_for_all_ablations() -> None:
+def test_masks_are_seeded_by_the_sequence_and_the_same_for_all_ablations():
     lens = lens_on("bert", "MaskedLM")
     [text] = texts(lens, (40,))
     loss = choose_loss(lens, seed=1)
@@ -53,7 +53,7 @@ def test_masks_are_seeded_by_the_sequence_and_the_same_for_all_ablations() -> No
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "modernbert", "llama", "deberta-v2"])
-def test_classifiers_have_the_loss_of_transformers(family: str) -> None:
+def test_classifiers_have_the_loss_of_transformers(family):
     lens = lens_on(family, "SequenceClassification")
     asked, outcomes = intact(lens)
     for number, (question, outcome) in enumerate(zip(asked, outcomes, strict=True)):
@@ -65,7 +65,7 @@ def test_classifiers_have_the_loss_of_transformers(family: str) -> None:
         assert outcome.count == 1
 
 
-def test_labels_are_names_or_numbers() -> None:
+def test_labels_are_names_or_numbers():
     lens = lens_on("bert", "SequenceClassification")
     loss = choose_loss(lens)
     [text] = texts(lens, (4,))
@@ -78,7 +78,7 @@ def test_labels_are_names_or_numbers() -> None:
         loss.question(text, "a")
 
 
-def test_drift_and_cosine_are_those_of_mean_vectors() -> None:
+def test_drift_and_cosine_are_those_of_mean_vectors():
     lens = lens_on("bert", "MaskedLM", torch.float64)
     loss = choose_loss(lens, "drift")
     a, b = texts(lens, (6, 4))
@@ -107,7 +107,7 @@ def test_drift_and_cosine_are_those_of_mean_vectors() -> None:
     assert ablated.count == 2
 
 
-def test_scores_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_in_chunks_are_the_same(monkeypatch):
     lens = lens_on("gemma2", "CausalLM", torch.float64)
     _, whole = intact(lens)
     monkeypatch.setattr(losses, "SCORES_LIMIT", 64 * 32 * 3)
@@ -128,12 +128,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("family", "task", "name"), REFUSED)
-def test_a_loss_that_a_model_does_not_have_is_refused(family: str, task: str, name: str) -> None:
+def test_a_loss_that_a_model_does_not_have_is_refused(family, task, name):
     with pytest.raises(InputError):
         choose_loss(lens_on(family, task), name)
 
 
-def test_bare_models_drift(tiny: Any) -> None:
+def test_bare_models_drift(tiny):
     lens = Lens(tiny("bert"))
     assert choose_loss(lens).name == "drift"
     with pytest.raises(InputError):
@@ -142,7 +142,7 @@ def test_bare_models_drift(tiny: Any) -> None:
         choose_loss(Lens(lens_on("bert", "MaskedLM").adapter.whole, False))
 
 
-def test_sequences_without_a_loss_say_why() -> None:
+def test_sequences_without_a_loss_say_why():
     lens = lens_on("gpt2", "CausalLM")
     with pytest.raises(InputError):
         choose_loss(lens).question(texts(lens, (1,))[0], "a")
@@ -152,7 +152,7 @@ def test_sequences_without_a_loss_say_why() -> None:
         choose_loss(lens).question(special, "a")
 
 
-def test_a_head_that_needs_more_than_vectors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_needs_more_than_vectors_is_refused(monkeypatch):
     lens = lens_on("gpt2", "CausalLM")
     real = lens.adapter.whole.lm_head.forward
     # A head that looks at all positions at once cannot be run on some of them.

@@ -31,9 +31,7 @@ def all_losses(outcomes: list[list[Outcome]]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("family", "task"), KINDS)
-def test_layers_are_passed_by_without_any_change_and_batches_do_not_matter(
-    family: str, task: str
-) -> None:
+def test_layers_are_passed_by_without_any_change_and_batches_do_not_matter(family, task):
     lens = lens_on(family, task)
     keeping = runner(lens)
     asked = questions(keeping.loss, texts(lens))
@@ -51,9 +49,7 @@ def test_layers_are_passed_by_without_any_change_and_batches_do_not_matter(
     )
 
 
-def test_little_memory_keeps_fewer_layers_and_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_little_memory_keeps_fewer_layers_and_changes_nothing(monkeypatch):
     lens = lens_on("gpt2", "CausalLM", n_layer=6)
     full = runner(lens)
     asked = questions(full.loss, texts(lens))
@@ -68,7 +64,7 @@ def test_little_memory_keeps_fewer_layers_and_changes_nothing(
     assert none.layers_passed == 0
 
 
-def test_layers_are_kept_where_they_serve_most() -> None:
+def test_layers_are_kept_where_they_serve_most():
     ablations = [Ablation("FF", "zero", (layer,)) for layer in range(8)]
     assert layers_to_keep(ablations, 8, 10, 1000) == [0, 1, 2, 3, 4, 5, 6]
     assert layers_to_keep(ablations, 8, 10, 29) == [0, 3]
@@ -76,7 +72,7 @@ def test_layers_are_kept_where_they_serve_most() -> None:
     assert layers_to_keep([Ablation("FF", "zero", (0, 5))], 8, 10, 1000) == []
 
 
-def test_a_model_whose_layers_do_more_than_return_vectors_runs_them_all() -> None:
+def test_a_model_whose_layers_do_more_than_return_vectors_runs_them_all():
     lens = lens_on("gpt2", "CausalLM")
     blocks: Any = list(lens.adapter.blocks())
     told: list[bool] = []
@@ -99,7 +95,7 @@ def test_a_model_whose_layers_do_more_than_return_vectors_runs_them_all() -> Non
     assert outcomes == Runner(lens, loss, ablations, keep=False).run(asked)
 
 
-def test_a_decoder_without_a_padding_token_classifies_padded_batches() -> None:
+def test_a_decoder_without_a_padding_token_classifies_padded_batches():
     lens = lens_on("gpt2", "SequenceClassification")
     lens.adapter.whole.config.pad_token_id = None
     each = runner(lens)
@@ -111,7 +107,7 @@ def test_a_decoder_without_a_padding_token_classifies_padded_batches() -> None:
     )
 
 
-def test_windows_that_padding_would_spoil_run_one_by_one() -> None:
+def test_windows_that_padding_would_spoil_run_one_by_one():
     lens = lens_on("mistral", "CausalLM", torch.float64)
     each = runner(lens, loss="drift")
     encoded = texts(lens, (9, 3, 2, 12))
@@ -125,7 +121,7 @@ def test_windows_that_padding_would_spoil_run_one_by_one() -> None:
     assert np.allclose([outcome.loss for outcome in outcomes[0]], 0, atol=1e-12)
 
 
-def test_a_batch_that_runs_out_of_memory_is_halved() -> None:
+def test_a_batch_that_runs_out_of_memory_is_halved():
     lens = lens_on("gpt2", "CausalLM")
     each = runner(lens)
     asked = questions(each.loss, texts(lens))
@@ -152,9 +148,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(("family", "settings", "components"), VARIANTS)
-def test_variants_of_families_pass_layers_by_too(
-    family: str, settings: dict[str, Any], components: str
-) -> None:
+def test_variants_of_families_pass_layers_by_too(family, settings, components):
     lens = lens_on(family, dict(FAMILIES)[family], **settings)
     keeping = runner(lens)
     assert set(components.split()) <= {ablation.component for ablation in keeping.ablations}
@@ -166,7 +160,7 @@ def test_variants_of_families_pass_layers_by_too(
     assert (abs(ablated[1:] - ablated[0]).max(1) > 1e-6).all()
 
 
-def test_feed_forward_blocks_in_chunks_are_refused() -> None:
+def test_feed_forward_blocks_in_chunks_are_refused():
     lens = lens_on("bert", "MaskedLM")
     each = runner(lens)
     asked = questions(each.loss, texts(lens))
@@ -176,7 +170,7 @@ def test_feed_forward_blocks_in_chunks_are_refused() -> None:
         each.run(asked)
 
 
-def test_a_residual_connection_that_the_model_scales_is_refused() -> None:
+def test_a_residual_connection_that_the_model_scales_is_refused():
     lens = lens_on("gpt2", "CausalLM")
     block: Any = list(lens.adapter.blocks())[1]
     block.register_forward_hook(lambda _, __, output: 0.5 * output)
@@ -186,7 +180,7 @@ def test_a_residual_connection_that_the_model_scales_is_refused() -> None:
         each.run(questions(loss, texts(lens)))
 
 
-def test_a_norm_that_is_not_what_the_adapter_says_is_refused() -> None:
+def test_a_norm_that_is_not_what_the_adapter_says_is_refused():
     lens = lens_on("bert", "MaskedLM")
     block: Any = next(iter(lens.adapter.blocks()))
     block.output.LayerNorm.register_forward_hook(lambda _, __, output: output + 1)

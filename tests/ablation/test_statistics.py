@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from ablation_examples import lens_on, texts
@@ -17,7 +15,7 @@ from normlens.studies.ablation.options import Ablation
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])
-def test_batches_and_padding_do_not_matter(family: str) -> None:
+def test_batches_and_padding_do_not_matter(family):
     lens = lens_on(family, "MaskedLM" if family == "bert" else "CausalLM")
     encoded = texts(lens, (7, 2, 9, 4, 5))
     alone = gather(lens, encoded, reservoir=8, batch_size=1)
@@ -35,26 +33,7 @@ def test_batches_and_padding_do_not_matter(family: str) -> None:
         assert together.sigmas[where] == pytest.approx(sigma, rel=1e-5)
 
 
-def test_means_and_samples_are_those_of_the_models_vectors() -> None:
-    lens = lens_on("gpt2", "CausalLM", torch.float64)
-    encoded = texts(lens)
-    statistics = gather(lens, encoded, reservoir=1000, batch_size=1)
-    seen: list[torch.Tensor] = []
-    block = list(lens.adapter.blocks())[1]
-    block.mlp.register_forward_hook(lambda _, __, y: seen.append(y[0]))  # type: ignore[union-attr]
-    for one in encoded:
-        with torch.no_grad():
-            lens.model(input_ids=torch.tensor([one.ids]))
-    vectors = torch.cat(seen)
-    torch.testing.assert_close(statistics.means[1, "FF"], vectors.mean(0))
-    sample = statistics.samples[1, "FF"]
-    assert len(sample) == len(vectors)  # a reservoir that is not full holds every position
-    order = [int((vectors - row).norm(dim=-1).argmin()) for row in sample]
-    assert sorted(order) == list(range(len(vectors)))
-    torch.testing.assert_close(sample, vectors[order])
-
-
-def test_a_file_gives_the_same_statistics_back(tmp_path: Path) -> None:
+def test_a_file_gives_the_same_statistics_back(tmp_path):
     lens = lens_on("bert", "MaskedLM", torch.bfloat16)
     statistics = gather(lens, texts(lens), reservoir=4)
     path = tmp_path / "statistics.safetensors"
@@ -68,7 +47,7 @@ def test_a_file_gives_the_same_statistics_back(tmp_path: Path) -> None:
         assert torch.equal(again.means[where], mean)
 
 
-def test_no_changed_byte_is_read(tmp_path: Path) -> None:
+def test_no_changed_byte_is_read(tmp_path):
     means, samples = {(0, "FF"): torch.arange(3.0).double()}, {(0, "FF"): torch.ones(2, 3)}
     statistics = Statistics("a model", 2, 9, 0, means, {(0, "LN1"): 1.5}, samples)
     path = tmp_path / "statistics.safetensors"
@@ -81,7 +60,7 @@ def test_no_changed_byte_is_read(tmp_path: Path) -> None:
             Statistics.load(path, digest)
 
 
-def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_none_are_refused(tmp_path):
     lens = lens_on("gpt2", "CausalLM")
     path = tmp_path / "statistics.safetensors"
     gather(lens, texts(lens), reservoir=4).save(path)
@@ -97,7 +76,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         gather(lens, texts(lens), reservoir=4).save(tmp_path / "missing" / "file")
 
 
-def test_ablations_that_need_statistics_say_so_before_anything_runs() -> None:
+def test_ablations_that_need_statistics_say_so_before_anything_runs():
     lens = lens_on("gpt2", "CausalLM")
     loss = choose_loss(lens)
     mean = Ablation("FF", "mean", (0,))

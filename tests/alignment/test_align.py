@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from pair_examples import fast_tokenizer, with_head
@@ -35,7 +33,7 @@ POSSIBLE = [SURE[0] | {(2, 2)}, SURE[1] | {(0, 0)}, SURE[2] | {(0, 1)}, SURE[3]]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     with_head("bart").save_pretrained(folder)
     fast_tokenizer().save_pretrained(folder)
@@ -43,26 +41,26 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lens(checkpoint: Path) -> normlens.Lens:
+def lens(checkpoint):
     return normlens.load(checkpoint)
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     path = tmp_path / "pairs.txt"
     path.write_text("".join(f"{' '.join(s)} ||| {' '.join(t)}\n" for s, t in PAIRS))
     return path
 
 
 @pytest.fixture
-def gold(tmp_path: Path) -> Path:
+def gold(tmp_path):
     path = tmp_path / "pairs.gold"
     path.write_text("\n".join(GOLD) + "\n")
     return path
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+def shell(capsys):
     return Shell(capsys)
 
 

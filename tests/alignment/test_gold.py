@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from normlens.errors import InputError
@@ -11,7 +9,7 @@ from normlens.studies.alignment.gold import read_gold
 
 
 @pytest.fixture
-def gold(tmp_path: Path):
+def gold(tmp_path):
     def write(text: str | bytes):
         path = tmp_path / "links.gold"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -36,7 +36,7 @@ def saved(folder: Path, kind: str, model_type: str, **config: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explain")
     return {
         "causal": saved(folder / "causal", "LlamaForCausalLM", "llama"),
@@ -49,14 +49,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+def shell(capsys):
     return Shell(capsys)
 
 
 # What it prints -----------------------------------------------------------------------------------
 
 
-def test_it_prints_what_lens_explain_says(models: dict[str, Path], shell: Shell) -> None:
+def test_it_prints_what_lens_explain_says(models, shell):
     out = shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--contrast", "cat")
     why: Any = normlens.load(models["causal"]).explain(TEXT, target="mat", contrast="cat")
     assert "(causal language model): why 'mat' and not 'cat'" in out
@@ -72,9 +72,7 @@ def test_it_prints_what_lens_explain_says(models: dict[str, Path], shell: Shell)
     assert "\x1b" not in out  # a pipe has no colours
 
 
-def test_colours_on_a_terminal(
-    models: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colours_on_a_terminal(models, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("COLUMNS", "100")
@@ -85,13 +83,13 @@ def test_colours_on_a_terminal(
     assert ";48;2;" in out  # backgrounds of tokens
 
 
-def test_words_are_merged(models: dict[str, Path], shell: Shell) -> None:
+def test_words_are_merged(models, shell):
     out = shell("explain", TEXT, "-m", models["causal"], "--words")
     assert " cats " in out
     assert "##s" not in out.split("What each token")[1].split("Strongest")[0]
 
 
-def test_a_classifier_and_a_mask(models: dict[str, Path], shell: Shell) -> None:
+def test_a_classifier_and_a_mask(models, shell):
     out = shell("explain", TEXT, "-m", models["classifier"], "--target", "Positive")
     assert "why 'positive'" in out
     assert "read at position 0 ('[CLS]')" in out
@@ -103,7 +101,7 @@ def test_a_classifier_and_a_mask(models: dict[str, Path], shell: Shell) -> None:
 # What it writes -----------------------------------------------------------------------------------
 
 
-def test_files_hold_the_explanation(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+def test_files_hold_the_explanation(models, shell, tmp_path):
     lens = normlens.load(models["causal"])
     why: Any = lens.explain(TEXT, target="mat")
     asked = ("explain", TEXT, "-m", models["causal"], "--target", "mat")
@@ -126,7 +124,7 @@ def test_files_hold_the_explanation(models: dict[str, Path], shell: Shell, tmp_p
     assert document["axes"]["flows"] == ["layer", "target", "source"]
 
 
-def test_files_of_each_next_token(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+def test_files_of_each_next_token(models, shell, tmp_path):
     pytest.importorskip("matplotlib")
     several: Any = normlens.load(models["causal"]).explain(TEXT, position="all")
     for ending in ("safetensors", "csv", "json", "png"):
@@ -142,7 +140,7 @@ def test_files_of_each_next_token(models: dict[str, Path], shell: Shell, tmp_pat
     assert (tmp_path / "all.png").stat().st_size > 5000
 
 
-def test_a_document_has_all_pictures(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+def test_a_document_has_all_pictures(models, shell, tmp_path):
     pytest.importorskip("matplotlib")
     for words, pages in (((), 3), (("--picture", "flow"), 1)):
         out = tmp_path / f"why-{pages}.pdf"
@@ -150,7 +148,7 @@ def test_a_document_has_all_pictures(models: dict[str, Path], shell: Shell, tmp_
         assert out.read_bytes().count(b"/Type /Page ") == pages
 
 
-def test_an_existing_file_stays(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+def test_an_existing_file_stays(models, shell, tmp_path):
     out = tmp_path / "why.json"
     out.write_text("precious")
     line = shell.error("explain", TEXT, "-m", models["causal"], "--out", out)
@@ -182,21 +180,14 @@ LONG = " ".join(["cat"] * 300)
         ("headless", (TEXT,), "direction"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_no_file(
-    model: str,
-    words: tuple[str, ...],
-    message: str,
-    models: dict[str, Path],
-    shell: Shell,
-    tmp_path: Path,
-) -> None:
+def test_a_mistake_is_one_line_and_leaves_no_file(model, words, message, models, shell, tmp_path):
     pytest.importorskip("matplotlib")
     line = shell.error("explain", *words, "-m", models[model], "--out", tmp_path / "why.png")
     assert message in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kind_of_picture_needs_a_file(shell: Shell) -> None:
+def test_a_kind_of_picture_needs_a_file(shell):
     assert "add --out why.png" in shell.error("explain", TEXT, "--picture", "flow")
 
 
@@ -207,8 +198,6 @@ def test_a_kind_of_picture_needs_a_file(shell: Shell) -> None:
         ("why.csv", ("--picture", "flow"), "'picture' is for pictures"),
     ],
 )
-def test_files_are_judged_before_a_model_is_loaded(
-    out: str, words: tuple[str, ...], message: str, shell: Shell, tmp_path: Path
-) -> None:
+def test_files_are_judged_before_a_model_is_loaded(out, words, message, shell, tmp_path):
     asked = ("explain", TEXT, "-m", tmp_path / "no-model", "--out", tmp_path / out, *words)
     assert message in shell.error(*asked)

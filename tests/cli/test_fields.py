@@ -54,12 +54,11 @@ def run(command: Any, *words: str) -> tuple[Any, str]:
 
 
 @pytest.fixture
-def calls() -> list[Any]:
+def calls():
     return []
 
 
-def test_a_dataclass_is_made_of_what_was_typed(calls: list[Any]) -> None:
-    @as_typer_reads
+def test_a_dataclass_is_made_of_what_was_typed(calls):
     def draw(*, text: str = "a", drawing: Drawing, quiet: bool = False) -> None:
         """Draw."""
         calls.append((text, drawing, quiet))
@@ -83,8 +82,7 @@ def test_a_dataclass_is_made_of_what_was_typed(calls: list[Any]) -> None:
     assert calls == [("b", made, True), ("a", Drawing(), False)]
 
 
-def test_wrong_values_are_refused_as_the_dataclass_refuses_them(calls: list[Any]) -> None:
-    @as_typer_reads
+def test_wrong_values_are_refused_as_the_dataclass_refuses_them(calls):
     def draw(*, drawing: Drawing) -> None:
         calls.append(drawing)
 
@@ -96,8 +94,7 @@ def test_wrong_values_are_refused_as_the_dataclass_refuses_them(calls: list[Any]
     assert calls == []
 
 
-def test_what_was_typed_alone(calls: list[Any]) -> None:
-    @as_typer_reads
+def test_what_was_typed_alone(calls):
     def draw(*, given: Annotated[dict[str, Any], Fields(of=(Drawing, LoadOptions))]) -> None:
         calls.append(given)
 
@@ -106,8 +103,7 @@ def test_what_was_typed_alone(calls: list[Any]) -> None:
     assert calls == [{}, {"width": 3, "filled": True, "sides": (5,), "device": "cpu"}]
 
 
-def test_help_tells_names_texts_and_defaults() -> None:
-    @as_typer_reads
+def test_help_tells_names_texts_and_defaults():
     def draw(*, drawing: Annotated[Drawing, Fields(panel="How it is drawn")]) -> None:
         """Draw."""
 
@@ -125,7 +121,7 @@ def test_help_tells_names_texts_and_defaults() -> None:
     assert "A share. Default: 0.5." in printed
 
 
-def test_fields_that_are_not_there_and_names_that_are_taken() -> None:
+def test_fields_that_are_not_there_and_names_that_are_taken():
     with pytest.raises(TypeError, match="no field 'height'"):
 
         @as_typer_reads
@@ -146,7 +142,7 @@ def flags_of(command: str) -> dict[str, Any]:
     return {parameter.name: parameter for parameter in group.commands[command].params}
 
 
-def test_every_option_of_every_command_has_help() -> None:
+def test_every_option_of_every_command_has_help():
     group: Any = typer.main.get_command(cli.app)
     for name, command in group.commands.items():
         assert command.help, name
@@ -156,7 +152,7 @@ def test_every_option_of_every_command_has_help() -> None:
             assert parameter.metavar or parameter.is_flag, (name, parameter.name)
 
 
-def test_docstrings_describe_options() -> None:
+def test_docstrings_describe_options():
     def draw(
         shape: str, sizes: list[int] | None = None, *, width: int = 3, filled: bool = False
     ) -> None:
@@ -191,7 +187,7 @@ def test_docstrings_describe_options() -> None:
         ("run", RunOptions, {"extra_columns", "precision", "paragraphs"}),
     ],
 )
-def test_commands_have_an_option_for_each_field(command: str, kind: Any, without: set[str]) -> None:
+def test_commands_have_an_option_for_each_field(command, kind, without):
     flags = flags_of(command)
     assert {name for name in options_of(kind) if name not in flags} == without
     for name, option in options_of(kind).items():
@@ -199,7 +195,7 @@ def test_commands_have_an_option_for_each_field(command: str, kind: Any, without
             assert flags[name].help.startswith(option.help)
 
 
-def test_only_what_cannot_be_typed_has_no_option() -> None:
+def test_only_what_cannot_be_typed_has_no_option():
     silent = {
         kind: {item.name for item in fields(kind)} - options_of(kind).keys()
         for kind in (
@@ -233,9 +229,7 @@ def test_only_what_cannot_be_typed_has_no_option() -> None:
         (("--set", "axis=target"), "--set takes MEASURE.OPTION=VALUE"),
     ],
 )
-def test_a_runs_wrong_options_are_named_by_their_flags(
-    words: tuple[str, ...], message: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_runs_wrong_options_are_named_by_their_flags(words, message, tmp_path, capsys):
     out = tmp_path / "run"
     given = ["run", "--model", "minilm", "--data", "sample", "--out", str(out), *words]
     assert cli.main(given) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -17,7 +16,7 @@ Image = pytest.importorskip("PIL.Image")
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     Image.fromarray(scene()).save(folder / "scene.png")
     return {
@@ -28,7 +27,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+def shell(capsys):
     return Shell(capsys)
 
 

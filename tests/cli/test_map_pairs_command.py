@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def maps(folder) -> normlens.Maps:
+def maps(folder):
     return normlens.load(folder, device="cpu").maps(SOURCE, TARGET)
 
 

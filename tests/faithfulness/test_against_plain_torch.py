@@ -61,7 +61,7 @@ def scores_of(attributions: pd.DataFrame, index: int, method: str) -> np.ndarray
 METHODS = examples.METHODS.split(",")
 
 
-def test_a_classifier(classified: Run, places: examples.Places) -> None:
+def test_a_classifier(classified, places):
     model, tokenizer = load(places.classifier, "BertForSequenceClassification")
     attributions, table = classified.table("attributions"), classified.table("examples")
     found = values_of(classified)
@@ -102,7 +102,7 @@ def test_a_classifier(classified: Run, places: examples.Places) -> None:
             assert got == {"most": pytest.approx(whole - np.mean(alone), abs=1e-6)}
 
 
-def test_a_causal_model(preferred: Run, places: examples.Places) -> None:
+def test_a_causal_model(preferred, places):
     model, tokenizer = load(places.causal, "LlamaForCausalLM")
     attributions, table = preferred.table("attributions"), preferred.table("examples")
     found = values_of(preferred)

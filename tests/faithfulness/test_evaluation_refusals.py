@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import evaluation_examples as examples
 import pytest
 
 import normlens
@@ -57,7 +56,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def test_what_cannot_be_evaluated(places: examples.Places, tmp_path: Path) -> None:
+def test_what_cannot_be_evaluated(places, tmp_path):
     for model, data, options in REFUSED:
         refused(getattr(places, model), getattr(places, data), tmp_path / "out", **options)
     opened = open_data(places.labelled)
@@ -65,9 +64,7 @@ def test_what_cannot_be_evaluated(places: examples.Places, tmp_path: Path) -> No
     assert "extra=" in said
 
 
-def test_a_first_label_that_the_model_does_not_know(
-    places: examples.Places, tmp_path: Path
-) -> None:
+def test_a_first_label_that_the_model_does_not_know(places, tmp_path):
     rows = ["sentence\tlabel", "ab cd\tsuperb", "cd ef\tgood", "ef gh\tfair"]
     data = tmp_path / "labels.tsv"
     data.write_text("\n".join(rows) + "\n")
@@ -84,9 +81,7 @@ def test_a_first_label_that_the_model_does_not_know(
     assert "superb" in failure["reason"]
 
 
-def test_a_missing_package_leaves_its_method_out_with_a_note(
-    places: examples.Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_leaves_its_method_out_with_a_note(places, tmp_path, monkeypatch):
     def missing() -> None:
         raise MissingDependencyError("integrated-gradients needs Captum; run: pip install …")
 
@@ -106,7 +101,7 @@ def test_a_missing_package_leaves_its_method_out_with_a_note(
     assert {"normlens", "alti", "globenc", "rollout-ln2", "first-token"} <= set(methods)
 
 
-def test_the_measure_alone(places: examples.Places, tmp_path: Path) -> None:
+def test_the_measure_alone(places, tmp_path):
     """`normlens.run` takes it, too; what is left out is chosen by the model."""
     measure = measures.get("faithfulness", methods="random,leave-one-out")
     assert isinstance(measure, FaithfulnessMeasure)

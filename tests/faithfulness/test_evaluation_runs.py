@@ -32,7 +32,7 @@ class Interrupting(Progress):
 
 
 @pytest.mark.slow
-def test_kill_9_at_any_moment(places: examples.Places, classified: Run, tmp_path: Path) -> None:
+def test_kill_9_at_any_moment(places, classified, tmp_path):
     options = {
         "measures": "faithfulness",
         "settings": classified.manifest.options.settings,
@@ -50,17 +50,13 @@ def test_kill_9_at_any_moment(places: examples.Places, classified: Run, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_workers_give_the_same_tables(
-    places: examples.Places, classified: Run, tmp_path: Path
-) -> None:
+def test_workers_give_the_same_tables(places, classified, tmp_path):
     assert_same_tables(again(places, tmp_path / "workers", workers=2), classified)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_ray")
-def test_ray_gives_the_same_tables(
-    places: examples.Places, classified: Run, tmp_path: Path
-) -> None:
+def test_ray_gives_the_same_tables(places, classified, tmp_path):
     ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
     try:
         done = again(places, tmp_path / "ray", engine="ray", address="local", gpus_per_worker=0)
@@ -70,9 +66,7 @@ def test_ray_gives_the_same_tables(
         ray.shutdown()
 
 
-def test_the_seed_moves_what_is_random_and_nothing_else(
-    places: examples.Places, classified: Run, tmp_path: Path
-) -> None:
+def test_the_seed_moves_what_is_random_and_nothing_else(places, classified, tmp_path):
     seeded = again(places, tmp_path / "seeded", seed=7)
     value = "SELECT value FROM faithfulness WHERE method = '{}' ORDER BY ALL"
     a, b = (run.sql(value.format("random"))["value"] for run in (seeded, classified))
@@ -84,7 +78,7 @@ def test_the_seed_moves_what_is_random_and_nothing_else(
     assert seeded.manifest.options.seed == 7
 
 
-def test_the_manifest_says_what_was_chosen(preferred: Run, classified: Run) -> None:
+def test_the_manifest_says_what_was_chosen(preferred, classified):
     settings = preferred.manifest.options.settings["faithfulness"]
     assert settings["methods"] == examples.METHODS.split(",")
     assert settings["protocols"] == ["evidence", "contrast-drop-end", "contrast-drop-random"]
@@ -104,9 +98,7 @@ def last(lens, question):
 """
 
 
-def test_a_users_method_is_in_the_manifest_and_named_again(
-    places: examples.Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_method_is_in_the_manifest_and_named_again(places, tmp_path, monkeypatch):
     module = tmp_path / "own_scores.py"
     module.write_text(OWN.replace("FACTOR", "1"))
     monkeypatch.syspath_prepend(tmp_path)
@@ -128,7 +120,7 @@ def test_a_users_method_is_in_the_manifest_and_named_again(
         resume_evaluation(out, methods=methods)
 
 
-def test_a_text_that_cannot_be_asked_about_is_a_failure(preferred: Run) -> None:
+def test_a_text_that_cannot_be_asked_about_is_a_failure(preferred):
     (failure,) = preferred.table("failures").to_dict("records")
     assert failure["index"] == examples.N - 2
     assert failure["reason"] == "faithfulness: its evidence 'NA' is not a word of the text"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -212,30 +210,6 @@ def test_the_model_is_left_as_it_was_also_on_errors():
         model.eval()
     assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
     assert scores(*asked, [question.whole]).score == expected
-
-
-def test_threads_take_turns():
-    lens = lens_of("bert", "SequenceClassification")
-    question = Question(text(), 1, 0)
-    asked = (lens, question)
-    e = embeddings(*asked)
-    expected = [
-        scores(*asked, [question.whole]).score[0],
-        float(differentiable(*asked, 0 * e[None]).detach()),
-    ]
-    results = []
-
-    def work():
-        for _ in range(5):
-            plain = scores(*asked, [question.whole]).score[0]
-            results.append([plain, float(differentiable(*asked, 0 * e[None]).detach())])
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [expected] * 15
 
 
 def test_scores_that_are_not_finite_are_refused():

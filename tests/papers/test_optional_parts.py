@@ -29,7 +29,6 @@ from normlens.studies.faithfulness.evaluate import evaluate
 from normlens.studies.papers.reporting import build_report, describe, load_settings
 from normlens.studies.papers.reproduce import reproduce
 from normlens.studies.papers.settings import Settings, parse_kinds
-from normlens.studies.reports.contents import Report
 
 METHODS = "gradient-x-input,leave-one-out,random"
 OPTIONS: dict[str, Any] = {
@@ -43,7 +42,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny-classifier"
     with quiet_transformers():
         headed("bert", "SequenceClassification", torch.float32).save_pretrained(folder)
@@ -52,7 +51,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def labelled(tmp_path_factory):
     """Sixteen texts with one of three labels each."""
     folder = tmp_path_factory.mktemp("data")
     lines = examples.corpus_file(folder / "lines.txt", 16).read_text().splitlines()
@@ -62,7 +61,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, classifier: Path, labelled: Path) -> Path:
+def results(tmp_path_factory, classifier, labelled):
     """A paper's experiments, an evaluation and ablations of a tiny classifier in one folder."""
     out = tmp_path_factory.mktemp("results") / "out"
     with rendering_nothing():
@@ -71,7 +70,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, classifier: Path, labelled
 
 
 @pytest.fixture(scope="module")
-def described(results: Path) -> Report:
+def described(results):
     return describe(results)
 
 
@@ -82,7 +81,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def computing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def computing_fails(monkeypatch):
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("something was computed")
 
@@ -92,9 +91,7 @@ def computing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 # One folder and one report ---------------------------------------------------------------------
 
 
-def test_the_numbers_are_those_of_the_two_commands(
-    results: Path, classifier: Path, labelled: Path, tmp_path: Path
-) -> None:
+def test_the_numbers_are_those_of_the_two_commands(results, classifier, labelled, tmp_path):
     how = {"device": "cpu"}
     alone = evaluate(
         classifier,
@@ -126,8 +123,8 @@ def test_the_numbers_are_those_of_the_two_commands(
 
 @pytest.mark.usefixtures("computing_fails", "undrawn")
 def test_the_same_again_computes_nothing_and_keeps_the_options(
-    results: Path, classifier: Path, labelled: Path, tmp_path: Path
-) -> None:
+    results, classifier, labelled, tmp_path
+):
     out = Path(shutil.copytree(results, tmp_path / "out"))
     build_report(out)
     before = contents(out)
@@ -141,9 +138,7 @@ def test_the_same_again_computes_nothing_and_keeps_the_options(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(
-    classifier: Path, labelled: Path, tmp_path: Path
-) -> None:
+def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(classifier, labelled, tmp_path):
     other = Path(shutil.copy(labelled, tmp_path / "other.tsv"))
     options: dict[str, Any] = {"methods": ("random", "first-token"), "limit": 4}
     how: dict[str, Any] = {"resamples": 100, "execution": {"device": "cpu"}}
@@ -172,7 +167,7 @@ def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(
 # Settings --------------------------------------------------------------------------------------
 
 
-def test_options_of_a_part_stay_with_the_folder() -> None:
+def test_options_of_a_part_stay_with_the_folder():
     def settings(kinds: str, **options: Any) -> Settings:
         return Settings(parse_kinds(kinds), "m", ("a.txt",), **options)
 
@@ -189,7 +184,7 @@ def test_options_of_a_part_stay_with_the_folder() -> None:
     assert settings("ablate", label_column="label").joined(settings("ff")).label_column == "label"
 
 
-def test_code_of_a_folder_is_imported_only_if_it_is_named() -> None:
+def test_code_of_a_folder_is_imported_only_if_it_is_named():
     begun = Settings(("evaluate",), "m", ("a.txt",), methods=("mine:scores", "random"))
     again = Settings(("ff",), "m", ("a.txt",))
     with pytest.raises(InputError):
@@ -214,12 +209,8 @@ def test_code_of_a_folder_is_imported_only_if_it_is_named() -> None:
     ],
 )
 def test_what_model_or_data_does_not_allow_is_refused_first(
-    words: tuple[str, ...],
-    tiny_bert: Path,
-    letters: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    words, tiny_bert, letters, tmp_path, capsys
+):
     out = tmp_path / "out"
     given = ("--model", tiny_bert, "--data", letters, "--out", out, "--quiet")
     Shell(capsys).error("reproduce", *words, *given)
@@ -227,8 +218,8 @@ def test_what_model_or_data_does_not_allow_is_refused_first(
 
 
 def test_a_classifiers_methods_and_labels_are_looked_at_first(
-    classifier: Path, labelled: Path, letters: Path, tmp_path: Path
-) -> None:
+    classifier, labelled, letters, tmp_path
+):
     out = tmp_path / "out"
     how: dict[str, Any] = {"execution": {"device": "cpu"}}
     with pytest.raises(InputError):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -84,7 +82,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A report on two data sets, on a third of which the experiment does not apply."""
     place = tmp_path_factory.mktemp("report")
     found = [("sst2", result()), ("wiki/103 é", result(0.8)), ("none", None)]
@@ -92,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_every_file_is_there_and_listed(folder: Path) -> None:
+def test_every_file_is_there_and_listed(folder):
     written = write(report(), folder / "single")
     assert all(path.is_file() for path in written)
     names = {path.relative_to(folder / "single").as_posix() for path in written}
@@ -104,7 +102,7 @@ def test_every_file_is_there_and_listed(folder: Path) -> None:
     assert left == set(written)
 
 
-def test_names_that_would_be_the_same_file_are_told_apart(tmp_path: Path) -> None:
+def test_names_that_would_be_the_same_file_are_told_apart(tmp_path):
     table = Table(pd.DataFrame({"a": [1]}), "A.")
     sections = [Section(experiment(str(n)), [("", Result({"x y": table}))]) for n in (1, 2)]
     sections.append(Section(experiment("3"), [("", Result({"X/Y": table, "한": table}))]))
@@ -113,14 +111,14 @@ def test_names_that_would_be_the_same_file_are_told_apart(tmp_path: Path) -> Non
     assert names == {"x-y.csv", "x-y-2.csv", "x-y-3.csv", "unnamed.csv"}
 
 
-def test_building_twice_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_building_twice_gives_the_same_bytes(folder, tmp_path):
     found = [("sst2", result()), ("wiki/103 é", result(0.8)), ("none", None)]
     write(report(found, part="Feed-forward <blocks>"), tmp_path)
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert path.read_bytes() == (folder / path.relative_to(tmp_path)).read_bytes(), path
 
 
-def test_figures_and_tables_of_an_earlier_report_go(tmp_path: Path) -> None:
+def test_figures_and_tables_of_an_earlier_report_go(tmp_path):
     write(report(), tmp_path)
     (tmp_path / "figures" / "mine.svg").write_text("<svg/>")
     fewer = replace(result(), figures={}, tables={"pairs": result().tables["pairs"]})
@@ -130,7 +128,7 @@ def test_figures_and_tables_of_an_earlier_report_go(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "tables").iterdir()} == {"pairs.csv", "pairs.tex"}
 
 
-def test_a_stop_in_the_middle_leaves_whole_files(tmp_path: Path) -> None:
+def test_a_stop_in_the_middle_leaves_whole_files(tmp_path):
     def stopped() -> None:
         raise KeyboardInterrupt
 
@@ -141,7 +139,7 @@ def test_a_stop_in_the_middle_leaves_whole_files(tmp_path: Path) -> None:
     assert names == {"first.svg", "first.png"}
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError) as error:
         write(report(), tmp_path / "file")
@@ -151,7 +149,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 # The numbers -------------------------------------------------------------------------------------
 
 
-def test_results_hold_summary_and_comparisons(folder: Path) -> None:
+def test_results_hold_summary_and_comparisons(folder):
     found = json.loads((folder / "results.json").read_text("utf-8"))
     first, second = found["experiments"][0]["results"]
     assert (first["data"], second["data"]) == ("sst2", "wiki/103 é")
@@ -165,7 +163,7 @@ def test_results_hold_summary_and_comparisons(folder: Path) -> None:
     assert "the model has no such component" in found["experiments"][0]["absent"]
 
 
-def test_csv_holds_every_row_at_full_precision(folder: Path) -> None:
+def test_csv_holds_every_row_at_full_precision(folder):
     read = pd.read_csv(folder / "tables" / "pairs-sst2.csv", keep_default_na=False)
     assert list(read["source"]) == [harmless(text) for text in NASTY]
     assert len(pd.read_csv(folder / "tables" / "many-sst2.csv")) == 60
@@ -178,18 +176,18 @@ def test_csv_holds_every_row_at_full_precision(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def page(folder: Path) -> Page:
+def page(folder):
     return Page((folder / "report.html").read_text("utf-8"))
 
 
-def test_the_page_is_well_formed_and_its_ids_are_unique(page: Page) -> None:
+def test_the_page_is_well_formed_and_its_ids_are_unique(page):
     assert [name for name, count in Counter(page.ids).items() if count > 1] == []
     assert set(page.pointers) <= set(page.ids)
     assert page.pointers  # contents
     assert page.tags["img"] == 4
 
 
-def test_the_page_loads_nothing(page: Page, folder: Path) -> None:
+def test_the_page_loads_nothing(page, folder):
     assert not {"script", "link", "iframe", "object", "embed", "base"} & set(page.tags)
     loading = [
         (tag, name, value)
@@ -204,7 +202,7 @@ def test_the_page_loads_nothing(page: Page, folder: Path) -> None:
     assert re.findall(r"https?://", text) == []
 
 
-def test_nothing_on_the_page_is_taken_for_markup(page: Page) -> None:
+def test_nothing_on_the_page_is_taken_for_markup(page):
     assert not {"i", "script", "model", "blocks"} & set(page.tags)
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     for token in NASTY:
@@ -215,27 +213,17 @@ def test_nothing_on_the_page_is_taken_for_markup(page: Page) -> None:
     assert "Does </p><script> matter?" in shown
 
 
-def test_long_tables_are_folded_and_say_where_the_rest_is(page: Page) -> None:
+def test_long_tables_are_folded_and_say_where_the_rest_is(page):
     shown = " ".join(page.texts)
     assert "40 more rows in tables/many-sst2.csv" in shown
     folds = [v for tag, name, v in page.attributes if (tag, name) == ("details", "class")]
     assert folds == ["fold"] * 4  # "pairs" and "many", on two data sets
 
 
-def test_published_figures_of_other_models_are_greyed_and_have_no_difference(page: Page) -> None:
-    assert page.texts.count("Of another model or of other data: for orientation only.") == 2
-    assert "Table 1 (Wikipedia)" in page.texts
-    assert "difference" not in page.texts
-    classes = [value for tag, name, value in page.attributes if (tag, name) == ("div", "class")]
-    assert classes.count("other") == 2
-
-
 @pytest.mark.parametrize(
     ("measured", "shown"), [(0.70, "−0.03"), (0.75, "+0.02"), (0.7301, "±0.00"), (None, "–")]
 )
-def test_published_figures_of_this_model_have_a_difference(
-    tmp_path: Path, measured: float | None, shown: str
-) -> None:
+def test_published_figures_of_this_model_have_a_difference(tmp_path, measured, shown):
     write(report([("sst2", Result(comparisons=[same(measured)]))]), tmp_path)
     page = Page((tmp_path / "report.html").read_text("utf-8"))
     assert "difference" in page.texts
@@ -247,7 +235,7 @@ def test_published_figures_of_this_model_have_a_difference(
 # Pictures ----------------------------------------------------------------------------------------
 
 
-def test_svg_has_letters_as_paths_and_no_date() -> None:
+def test_svg_has_letters_as_paths_and_no_date():
     drawn = pictures.svg(lines([1.0, 2.0]))
     root = ElementTree.fromstring(drawn)
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
@@ -256,28 +244,20 @@ def test_svg_has_letters_as_paths_and_no_date() -> None:
     assert "metadata" not in tags
 
 
-def test_a_large_svg_names_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_svg_names_its_letters(monkeypatch):
     figure = lines([1.0, 2.0])
     assert b"<text" not in pictures.svg(figure)
     monkeypatch.setattr(pictures, "PATHS", 10_000)
     assert b"<text" in pictures.svg(figure)
 
 
-def test_a_figure_with_very_many_points_stays_small() -> None:
+def test_a_figure_with_very_many_points_stays_small():
     figure, (axes,) = panels()
     axes.scatter(range(20_000), range(20_000), s=1)
     drawn = pictures.svg(figure)
     assert len(drawn) <= pictures.LARGEST
     assert b"data:image/png;base64," in drawn
     assert b'viewBox="0 0 244.8 180"' in drawn
-
-
-def test_pictures_are_part_of_the_page() -> None:
-    drawn = pictures.svg(lines([1.0, 2.0]))
-    page = Page(pictures.embedded(drawn, 'ρ of "a" & b'))
-    assert ("img", "alt", 'ρ of "a" & b') in page.attributes
-    (source,) = (value for _, name, value in page.attributes if name == "src")
-    assert base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")) == drawn
 
 
 # LaTeX -------------------------------------------------------------------------------------------
@@ -288,7 +268,7 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\[\\{}&%#$_]", "", text)
 
 
-def test_latex_is_balanced_and_every_row_has_all_columns(folder: Path) -> None:
+def test_latex_is_balanced_and_every_row_has_all_columns(folder):
     for path in (folder / "tables").glob("*.tex"):
         text = unescaped(path.read_text("utf-8"))
         assert text.count("{") == text.count("}"), path
@@ -318,11 +298,11 @@ def test_latex_is_balanced_and_every_row_has_all_columns(folder: Path) -> None:
         ("Ġthe", "Ġthe"),
     ],
 )
-def test_latex_prints_what_it_is_given(text: str, printed: str) -> None:
+def test_latex_prints_what_it_is_given(text, printed):
     assert files.latex_escaped(text) == printed
 
 
-def test_long_tables_run_over_pages() -> None:
+def test_long_tables_run_over_pages():
     frame = pd.DataFrame({"a": range(200)})
     assert r"\begin{tabular}{r}" in files.latex(Table(frame.head(45), "C"), "n")
     long = files.latex(Table(frame, "ρ of a_b"), "n")
@@ -334,7 +314,7 @@ def test_long_tables_run_over_pages() -> None:
 # Markdown ----------------------------------------------------------------------------------------
 
 
-def test_markdown_tables_have_all_their_cells(folder: Path) -> None:
+def test_markdown_tables_have_all_their_cells(folder):
     text = (folder / "report.md").read_text("utf-8")
     start = text.index("| layer (counted from 1) | source | amp | both |")
     rows = text[start:].split("\n\n")[0].splitlines()
@@ -356,17 +336,17 @@ def test_markdown_tables_have_all_their_cells(folder: Path) -> None:
         (":smile:", r"\:smile:"),
     ],
 )
-def test_markdown_shows_what_it_is_given(text: str, shown: str) -> None:
+def test_markdown_shows_what_it_is_given(text, shown):
     assert markdown.escaped(text) == shown
 
 
-def test_code_spans_hold_backticks() -> None:
+def test_code_spans_hold_backticks():
     assert markdown.code("runs/x") == "`runs/x`"
     assert markdown.code("a``b") == "```a``b```"
     assert markdown.code("`a") == "`` `a ``"
 
 
-def test_sections_of_one_part_stand_under_one_heading(tmp_path: Path) -> None:
+def test_sections_of_one_part_stand_under_one_heading(tmp_path):
     sections = [
         Section(experiment(str(n)), [("sst2", Result())], part=part)
         for n, part in enumerate(("First", "First", "Second"))
@@ -395,7 +375,7 @@ def test_sections_of_one_part_stand_under_one_heading(tmp_path: Path) -> None:
         (None, "–"),
     ],
 )
-def test_numbers(value: float | None, text: str) -> None:
+def test_numbers(value, text):
     assert words.number(value) == text
 
 
@@ -403,11 +383,11 @@ def test_numbers(value: float | None, text: str) -> None:
     ("name", "file"),
     [("Ünï/..\\x", "uni-x"), ("a b", "a-b"), ("same_word", "same_word"), ("..", "unnamed")],
 )
-def test_slugs_are_safe_file_names(name: str, file: str) -> None:
+def test_slugs_are_safe_file_names(name, file):
     assert words.slug(name) == file
 
 
-def test_header_of_a_report_that_takes_no_model_apart() -> None:
+def test_header_of_a_report_that_takes_no_model_apart():
     header = Header(MODEL, [RUN], notes=[("Task", "two classes")], decomposed=False)
     labels = [label for label, _ in header.facts]
     assert "Task" in labels
@@ -420,7 +400,7 @@ def test_header_of_a_report_that_takes_no_model_apart() -> None:
 
 
 @pytest.mark.parametrize("study", ["papers", "faithfulness", "ablation", "alignment"])
-def test_the_words_of_a_study_are_whole(study: str) -> None:
+def test_the_words_of_a_study_are_whole(study):
     every = texts(study)
     # A protocol's section may leave out what [protocol] has.
     general = every.get("protocol", {})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from serving import ON_CPU, Site, watched
 
@@ -27,21 +24,21 @@ CONTRAST = """(button) => {
 
 
 @pytest.fixture(scope="module")
-def opened(folder: str, decoder: str) -> Iterator[Site]:
+def opened(folder, decoder):
     models = ServedModels([folder, decoder], Limits(), loading=ON_CPU)
     with Site(models, example=True) as running:
         yield running
 
 
 @pytest.fixture
-def example(opened: Site, page: Any) -> Any:
+def example(opened, page):
     """The page as it opens, with its example."""
     page.goto(opened.url)
     page.wait_for_selector(SHOWN.format(1))
     return page
 
 
-def test_the_page_opens_on_an_example_and_says_so(example: Any) -> None:
+def test_the_page_opens_on_an_example_and_says_so(example):
     assert example.locator('[data-field="text"]').input_value() == TEXT
     note = example.locator('[data-role="example"]')
     assert note.is_visible()
@@ -52,7 +49,7 @@ def test_the_page_opens_on_an_example_and_says_so(example: Any) -> None:
     assert note.is_hidden()
 
 
-def test_two_texts_are_compared_with_one_press(example: Any) -> None:
+def test_two_texts_are_compared_with_one_press(example):
     complaints = watched(example)
     example.click('[data-action="beside"]')
     example.fill('[data-field="text"]', "the cat sat")
@@ -68,7 +65,7 @@ def test_two_texts_are_compared_with_one_press(example: Any) -> None:
     assert complaints == []
 
 
-def test_the_history_outlives_a_reload(example: Any) -> None:
+def test_the_history_outlives_a_reload(example):
     example.fill('[data-field="text"]', "the cat sat")
     example.press('[data-field="text"]', "Enter")
     example.wait_for_selector(SHOWN.format(2))
@@ -83,7 +80,7 @@ def test_the_history_outlives_a_reload(example: Any) -> None:
     assert example.locator('[data-role="example"]').is_visible()
 
 
-def test_heads_are_computed_on_request(example: Any) -> None:
+def test_heads_are_computed_on_request(example):
     example.click('[data-control="view"] [data-value="heads"]')
     example.click('[data-action="heads"]')
     example.wait_for_selector('[data-head="0:1"]')
@@ -92,7 +89,7 @@ def test_heads_are_computed_on_request(example: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_button_is_readable_under_the_pointer(scheme: str, opened: Site, browser: Any) -> None:
+def test_the_button_is_readable_under_the_pointer(scheme, opened, browser):
     context = browser.new_context(color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
     page.goto(opened.url)
@@ -103,7 +100,7 @@ def test_the_button_is_readable_under_the_pointer(scheme: str, opened: Site, bro
     context.close()
 
 
-def test_on_a_phone_the_map_is_in_the_first_screen(opened: Site, browser: Any) -> None:
+def test_on_a_phone_the_map_is_in_the_first_screen(opened, browser):
     context = browser.new_context(viewport={"width": 390, "height": 844}, bypass_csp=True)
     page = context.new_page()
     page.goto(opened.url)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from serving import Site, StepwiseModels, watched
+from serving import StepwiseModels, watched
 
 import normlens
 
@@ -16,7 +15,7 @@ DRAWN = '.normlens[data-busy="false"][data-kind="{}"]'
 
 
 @pytest.fixture
-def visit(page: Any) -> Iterator[Any]:
+def visit(page):
     """A page that may not complain, for example of what its policy refuses."""
     complaints = watched(page)
     yield page
@@ -33,7 +32,7 @@ def tokens(visit: Any) -> list[str]:
     return visit.locator(".token:not(.rest) .text").all_inner_texts()
 
 
-def test_a_prediction_is_explained_and_shared(talking: Site, speaker: str, visit: Any) -> None:
+def test_a_prediction_is_explained_and_shared(talking, speaker, visit):
     visit.goto(talking.url)
     visit.click('[data-control="mode"] [data-value="explain"]')
     assert "mode=explain" in visit.url
@@ -56,7 +55,7 @@ def test_a_prediction_is_explained_and_shared(talking: Site, speaker: str, visit
     assert visit.url == shared
 
 
-def test_two_texts_are_compared(talking: Site, folder: str, visit: Any) -> None:
+def test_two_texts_are_compared(talking, folder, visit):
     visit.goto(talking.url)
     visit.wait_for_selector('[data-control="model"] option', state="attached")
     visit.select_option('[data-control="model"]', Path(folder).name)
@@ -86,12 +85,7 @@ def test_two_texts_are_compared(talking: Site, folder: str, visit: Any) -> None:
         ({"position": "two"}, "whole number, not “two”"),
     ],
 )
-def test_nothing_is_refused_silently(
-    fields: dict[str, str],
-    words: str,
-    talking: Site,
-    visit: Any,
-) -> None:
+def test_nothing_is_refused_silently(fields, words, talking, visit):
     visit.goto(f"{talking.url}#mode=explain")
     visit.wait_for_selector('[data-control="model"] option', state="attached")
     ask(visit, **{"text": "the cat sat", **fields})
@@ -99,7 +93,7 @@ def test_nothing_is_refused_silently(
 
 
 @pytest.mark.parametrize("mode", ["explain", "cosine"])
-def test_it_is_cancelled_from_the_page(mode: str, slow: Site, visit: Any) -> None:
+def test_it_is_cancelled_from_the_page(mode, slow, visit):
     models: StepwiseModels = slow.models  # type: ignore[assignment]
     words = {"mode": mode, "model": models.names[0], "text": "the cat", "pair": "a mat"}
     visit.goto(f"{slow.url}#{urlencode(words)}")

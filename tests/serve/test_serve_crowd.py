@@ -43,7 +43,7 @@ async def visit(http: httpx.AsyncClient, model: str, text: str) -> tuple[int, li
     return refused, item["tokens"]
 
 
-def test_many_at_once_each_get_their_own_answer(folder: str) -> None:
+def test_many_at_once_each_get_their_own_answer(folder):
     assert len(set(TEXTS)) == VISITORS
     limits = Limits(queue=5)
 

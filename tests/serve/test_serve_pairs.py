@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ SOURCE, TARGET = "the small house", "la maison"
 
 
 @pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
+def translator(tmp_path_factory):
     """A tiny BART that generates, with 24 positions."""
     folder = tmp_path_factory.mktemp("serve") / "translator"
     model = with_head("bart", encoder_layers=2, decoder_layers=2, max_position_embeddings=24)
@@ -33,13 +32,13 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def translating(translator: str, folder: str) -> Iterator[Site]:
+def translating(translator, folder):
     with Site(ServedModels([translator, folder], Limits(), loading=ON_CPU)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def lens(translator: str) -> normlens.Lens:
+def lens(translator):
     return normlens.load(translator, device="cpu")
 
 
@@ -54,9 +53,7 @@ def result(site: Site, status: dict[str, Any]) -> bytes:
     return bytes(site.http.get(f"api/analyses/{status['id']}/result").content)
 
 
-def test_maps_of_a_source_and_a_target_are_those_of_the_library(
-    translating: Site, lens: normlens.Lens
-) -> None:
+def test_maps_of_a_source_and_a_target_are_those_of_the_library(translating, lens):
     models = translating.http.get("api/models").json()["models"]
     assert [model["two_stacks"] for model in models] == [True, False]
     assert (models[0]["layers"], models[0]["head"]) == (4, "BartForConditionalGeneration")
@@ -65,7 +62,7 @@ def test_maps_of_a_source_and_a_target_are_those_of_the_library(
     assert result(translating, status) == encode([lens.maps(SOURCE, TARGET)])
 
 
-def test_a_token_of_the_target_is_explained(translating: Site, lens: normlens.Lens) -> None:
+def test_a_token_of_the_target_is_explained(translating, lens):
     asked = {"target_text": TARGET, "target": 1, "contrast": "the"}
     data = result(translating, ended(translating, "explanations", **asked))
     why: Any = lens.explain(SOURCE, target=TARGET, token=1, contrast="the")
@@ -83,16 +80,14 @@ def test_a_token_of_the_target_is_explained(translating: Site, lens: normlens.Le
         ("cosines", {"pair": "a"}, "choose Maps, or Explain"),
     ],
 )
-def test_what_it_cannot_do_is_said_in_one_line(
-    kind: str, change: dict[str, Any], words: str, translating: Site
-) -> None:
+def test_what_it_cannot_do_is_said_in_one_line(kind, change, words, translating):
     status = ended(translating, kind, **change)
     assert status["state"] == "failed"
     assert words in status["error"]
     assert "\n" not in status["error"]
 
 
-def test_a_model_that_hears_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_hears_is_refused_at_the_start(monkeypatch):
     config = tiny_config("whisper")
     monkeypatch.setattr("normlens.loading.load.load_config", lambda *_, **__: config)
     models = ServedModels(["ears"], Limits(), loading=ON_CPU)
@@ -100,9 +95,7 @@ def test_a_model_that_hears_is_refused_at_the_start(monkeypatch: pytest.MonkeyPa
         models.describe()
 
 
-def test_without_a_head_a_target_text_is_asked_for(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_without_a_head_a_target_text_is_asked_for(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve") / "headless"
     transformers.BartModel(tiny_config("bart")).save_pretrained(folder)
     fast_tokenizer().save_pretrained(folder)
@@ -113,9 +106,7 @@ def test_without_a_head_a_target_text_is_asked_for(
         assert "has no head, so it says nothing that could be explained" in status["error"]
 
 
-def test_the_page_takes_a_source_and_a_target(
-    translating: Site, lens: normlens.Lens, folder: str, page: Any
-) -> None:
+def test_the_page_takes_a_source_and_a_target(translating, lens, folder, page):
     complaints = watched(page)
     page.goto(translating.url)
     page.wait_for_selector('[data-control="model"] option', state="attached")

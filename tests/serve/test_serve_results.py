@@ -31,7 +31,7 @@ def result(site: Site, id: str) -> Any:
     return site.http.get(f"api/analyses/{id}/result")
 
 
-def test_an_explanation_is_that_of_the_library(talking: Site, speaker: str) -> None:
+def test_an_explanation_is_that_of_the_library(talking, speaker):
     words = {"target": "mat", "contrast": "cat", "position": -2}
     status = ended(talking, "explanations", **words)
     assert (status["state"], status["layers_done"], status["error"]) == ("done", 2, None)
@@ -42,7 +42,7 @@ def test_an_explanation_is_that_of_the_library(talking: Site, speaker: str) -> N
     assert answer.content == encode_explanations(why)  # type: ignore[arg-type]
 
 
-def test_without_a_target_it_is_what_the_model_says(talking: Site, speaker: str) -> None:
+def test_without_a_target_it_is_what_the_model_says(talking, speaker):
     status = ended(talking, "explanations", rule="gradient")
     (item,) = header(result(talking, status["id"]).content)["items"]
     why: Any = normlens.load(speaker, device="cpu").explain("the cat sat")
@@ -50,14 +50,14 @@ def test_without_a_target_it_is_what_the_model_says(talking: Site, speaker: str)
     assert item["provenance"]["nonlinearity"] == "gradient"
 
 
-def test_a_cosine_is_that_of_the_library(talking: Site, folder: str) -> None:
+def test_a_cosine_is_that_of_the_library(talking, folder):
     status = ended(talking, "cosines", model=Path(folder).name)
     assert status["state"] == "done"
     pair = normlens.load(folder, device="cpu").cosine("the cat sat", "a mat")
     assert result(talking, status["id"]).content == encode_cosines(pair)
 
 
-def test_a_model_without_a_head_says_what_it_can_do(talking: Site, folder: str) -> None:
+def test_a_model_without_a_head_says_what_it_can_do(talking, folder):
     status = ended(talking, "explanations", model=Path(folder).name)
     assert status["state"] == "failed"
     assert "has no head" in status["error"]
@@ -67,7 +67,7 @@ def test_a_model_without_a_head_says_what_it_can_do(talking: Site, folder: str) 
     assert "there is no result: " in detail(refused)
 
 
-def test_an_explanation_has_no_maps_and_maps_are_a_result(talking: Site) -> None:
+def test_an_explanation_has_no_maps_and_maps_are_a_result(talking):
     status = ended(talking, "explanations")
     refused = talking.maps(status["id"])
     assert refused.status_code == 409
@@ -85,9 +85,7 @@ def test_an_explanation_has_no_maps_and_maps_are_a_result(talking: Site) -> None
         ({"position": 77}, "position 77 is out of range; the text has tokens 0 to"),
     ],
 )
-def test_what_cannot_be_explained_is_said_in_one_line(
-    change: dict[str, Any], words: str, talking: Site
-) -> None:
+def test_what_cannot_be_explained_is_said_in_one_line(change, words, talking):
     status = ended(talking, "explanations", **change)
     assert status["state"] == "failed"
     assert words in status["error"]
@@ -103,9 +101,7 @@ def test_what_cannot_be_explained_is_said_in_one_line(
         ({"direction": [1]}, 422, "direction: "),
     ],
 )
-def test_wrong_requests(
-    kind: str, change: dict[str, Any], status: int, words: str, talking: Site
-) -> None:
+def test_wrong_requests(kind, change, status, words, talking):
     answer = asked(talking, kind, **change)
     assert answer.status_code == status
     assert words in detail(answer)
@@ -119,14 +115,14 @@ def test_wrong_requests(
         ("cosines", {"pair": None}, "pair"),
     ],
 )
-def test_wrong_words(kind: str, change: dict[str, Any], words: str, talking: Site) -> None:
+def test_wrong_words(kind, change, words, talking):
     answer = asked(talking, kind, **change)
     assert answer.status_code == 422
     assert detail(answer).startswith(words)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_seen_on_its_way_and_stops_behind_a_layer(kind: str, slow: Site) -> None:
+def test_it_is_seen_on_its_way_and_stops_behind_a_layer(kind, slow):
     models: StepwiseModels = slow.models  # type: ignore[assignment]
     id = asked(slow, kind).json()["id"]
     assert models.reached() == ("the cat sat", 0)

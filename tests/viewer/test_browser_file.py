@@ -23,7 +23,7 @@ def map_of(maps: Maps, scope: str, layer: int, axis: str = "none") -> np.ndarray
 
 
 @pytest.mark.guard
-def test_the_map_is_pythons_map(viewer: Any, soap: Maps, soap_html: Path) -> None:
+def test_the_map_is_pythons_map(viewer, soap, soap_html):
     viewer.open(soap_html, "layer=3&scope=FF")
     assert viewer.root("scope") == FF
     assert viewer.root("layer") == "3"
@@ -41,7 +41,7 @@ def test_the_map_is_pythons_map(viewer: Any, soap: Maps, soap_html: Path) -> Non
     np.testing.assert_allclose(viewer.values(), soap["FF"][0], rtol=1e-6)
 
 
-def test_grow(viewer: Any, soap: Maps, soap_html: Path) -> None:
+def test_grow(viewer, soap, soap_html):
     viewer.open(soap_html, "layer=1")
     nodes = viewer.page.locator(".chain .node")
     labels = viewer.texts(".chain .component")
@@ -70,7 +70,7 @@ def test_grow(viewer: Any, soap: Maps, soap_html: Path) -> None:
     assert viewer.page.get_attribute('[data-action="play"]', "aria-pressed") == "false"
 
 
-def test_arrow_keys_walk_through_layers_and_components(viewer: Any, soap_html: Path) -> None:
+def test_arrow_keys_walk_through_layers_and_components(viewer, soap_html):
     viewer.open(soap_html, "layer=0&scope=ATTN")
     viewer.key("ArrowDown").key("ArrowDown")
     assert viewer.root("layer") == "2"
@@ -82,7 +82,7 @@ def test_arrow_keys_walk_through_layers_and_components(viewer: Any, soap_html: P
     assert "scope=ATTNRESLNFFRESLN-N" in viewer.page.url
 
 
-def test_the_address_holds_the_state(viewer: Any, soap_html: Path) -> None:
+def test_the_address_holds_the_state(viewer, soap_html):
     viewer.open(soap_html)
     viewer.click('[data-layer="4"]').choose("scale", "rank").choose("norm", "target")
     viewer.choose("special", "hide").click(".bars li:first-child button")
@@ -100,7 +100,7 @@ def test_the_address_holds_the_state(viewer: Any, soap_html: Path) -> None:
     assert viewer.page.locator(".pair-mark").count() == 2
 
 
-def test_scales_ranges_and_sums(viewer: Any, soap: Maps, soap_html: Path) -> None:
+def test_scales_ranges_and_sums(viewer, soap, soap_html):
     viewer.open(soap_html, "layer=2&scope=FF")
     pictures = {}
     for scale in ("linear", "sqrt", "rank"):
@@ -128,7 +128,7 @@ def test_scales_ranges_and_sums(viewer: Any, soap: Maps, soap_html: Path) -> Non
     assert viewer.page.is_disabled('[data-control="range"] button >> nth=0')
 
 
-def test_special_tokens_and_words(viewer: Any, soap: Maps, soap_html: Path) -> None:
+def test_special_tokens_and_words(viewer, soap, soap_html):
     viewer.open(soap_html, "layer=3&scope=FF")
     viewer.choose("special", "hide")
     np.testing.assert_allclose(viewer.values(), soap.without_special_tokens()[FF][3], rtol=1e-6)
@@ -143,7 +143,7 @@ def test_special_tokens_and_words(viewer: Any, soap: Maps, soap_html: Path) -> N
     np.testing.assert_allclose(viewer.values(), soap.words()[FF][3], rtol=1e-5)
 
 
-def test_hover_pin_pair_and_zoom(viewer: Any, soap: Maps, soap_html: Path) -> None:
+def test_hover_pin_pair_and_zoom(viewer, soap, soap_html):
     viewer.open(soap_html, "layer=3&scope=FF")
     shown = soap.tokens
     x, y = viewer.cell(3, 2)
@@ -182,7 +182,7 @@ def test_hover_pin_pair_and_zoom(viewer: Any, soap: Maps, soap_html: Path) -> No
     assert viewer.pixels().shape[:2] == soap[FF][3].shape
 
 
-def test_ff_amp_in_one_click(viewer: Any, soap: Maps, soap_html: Path) -> None:
+def test_ff_amp_in_one_click(viewer, soap, soap_html):
     viewer.open(soap_html, "layer=2").click('[data-action="ff-amp"]')
     expected = soap.amplification(LN1, FF)[2]
     np.testing.assert_allclose(viewer.values(), expected, atol=1e-6)
@@ -208,7 +208,7 @@ def test_ff_amp_in_one_click(viewer: Any, soap: Maps, soap_html: Path) -> None:
     assert viewer.page.locator('[data-figure="difference"] .pair-mark').count() == 2
 
 
-def test_two_texts(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
+def test_two_texts(viewer, minilm, soap, tmp_path):
     other = minilm.maps("He studies soapy drama theory.")
     longer = minilm.maps("This text has quite another number of tokens.")
     path = to_html([soap, other, longer], tmp_path / "both.html")
@@ -245,7 +245,7 @@ def cell_of(viewer: Any, figure: str, target: int, source: int, n: int) -> tuple
     )
 
 
-def test_the_usual_scale_is_pythons(viewer: Any, soap: Maps, soap_html: Path) -> None:
+def test_the_usual_scale_is_pythons(viewer, soap, soap_html):
     """The same end, the same mark for what is beyond it, and words that say so."""
     others = ~np.eye(len(soap.tokens), dtype=bool)
     for scope, layer in ((FF, 0), ("ATTN-W", 1), ("ATTN-N", 5)):
@@ -271,7 +271,7 @@ def test_the_usual_scale_is_pythons(viewer: Any, soap: Maps, soap_html: Path) ->
     assert f"{soap[FF][0, 2, 2]:.3g}" in viewer.page.inner_text(".tooltip")
 
 
-def test_heads(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
+def test_heads(viewer, minilm, soap, tmp_path):
     maps = minilm.maps(soap.text, heads=True)
     viewer.open(maps.to_html(tmp_path / "heads.html"), "view=heads&layer=2")
     assert viewer.page.locator("[data-head]").count() == 12
@@ -308,7 +308,7 @@ def test_heads(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
     assert viewer.root("layer") == "5"
 
 
-def test_overview(viewer: Any, soap: Maps, soap_html: Path) -> None:
+def test_overview(viewer, soap, soap_html):
     viewer.open(soap_html, "view=overview&layer=1")
     assert viewer.page.locator(".multiples button").count() == 6 * 8
     assert viewer.texts(".multiples .side") == ["0", "1", "2", "3", "4", "5"]
@@ -340,7 +340,7 @@ def saved(viewer: Any, kind: str, folder: Path) -> Path:
     return path
 
 
-def test_take_away(viewer: Any, soap: Maps, soap_html: Path, tmp_path: Path) -> None:
+def test_take_away(viewer, soap, soap_html, tmp_path):
     import pandas as pd
 
     viewer.open(soap_html, "layer=3&scope=FF&form=heat")
@@ -368,7 +368,7 @@ def test_take_away(viewer: Any, soap: Maps, soap_html: Path, tmp_path: Path) -> 
         assert saved(viewer, "csv", tmp_path).stat().st_size > 1000
 
 
-def test_tokens_stay_text(viewer: Any, tmp_path: Path) -> None:
+def test_tokens_stay_text(viewer, tmp_path):
     alerts: list[str] = []
     viewer.page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
     maps = hostile_maps()
@@ -392,7 +392,7 @@ def test_tokens_stay_text(viewer: Any, tmp_path: Path) -> None:
     assert alerts == []
 
 
-def test_causal_maps_leave_the_future_blank(viewer: Any, tmp_path: Path) -> None:
+def test_causal_maps_leave_the_future_blank(viewer, tmp_path):
     maps = hostile_maps(6, 2, causal=True)
     viewer.open(to_html(maps, tmp_path / "causal.html", precision=16), "scope=FF")
     np.testing.assert_allclose(viewer.values(), maps["FF"][0], rtol=1e-4)
@@ -403,7 +403,7 @@ def test_causal_maps_leave_the_future_blank(viewer: Any, tmp_path: Path) -> None
     assert change == pytest.approx(1 - maps.similarity("LN1", "FF")[0], abs=1e-6)
 
 
-def test_light_and_dark(viewer: Any, soap_html: Path) -> None:
+def test_light_and_dark(viewer, soap_html):
     viewer.open(soap_html)
     ground = "() => getComputedStyle(document.body).backgroundColor"
     light = viewer.page.evaluate(ground)
@@ -414,7 +414,7 @@ def test_light_and_dark(viewer: Any, soap_html: Path) -> None:
     assert sum(json.loads(dark[3:].replace("(", "[").replace(")", "]"))) < 120
 
 
-def test_every_control_has_a_name_and_can_be_reached(viewer: Any, soap_html: Path) -> None:
+def test_every_control_has_a_name_and_can_be_reached(viewer, soap_html):
     for view in ("map", "heads", "compare", "overview"):
         viewer.open(soap_html, f"view={view}")
         unnamed = viewer.page.evaluate(

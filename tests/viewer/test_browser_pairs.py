@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,12 @@ import pytest
 from test_browser_file import saved
 
 from normlens.measures.maps import normalise
-from normlens.results.maps import Maps
 
 CROSS, BOTH = "ATTNRESLNCROSS-N", "ATTNRESLNCROSSRES-N"
 
 
 @pytest.fixture(scope="module")
-def path(translated: Maps, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(translated, tmp_path_factory):
     return translated.to_html(tmp_path_factory.mktemp("pairs") / "translation.html")
 
 
@@ -33,9 +31,7 @@ def group_names(viewer: Any) -> list[str]:
     return viewer.svg_texts(".group-name")
 
 
-def test_two_axes_a_dividing_line_and_either_group_hidden(
-    viewer: Any, path: Path, translated: Maps
-) -> None:
+def test_two_axes_a_dividing_line_and_either_group_hidden(viewer, path, translated):
     encoder = translated.source_sequences.count("encoder")
     viewer.open(path, "layer=1")
     assert viewer.root("scope") == BOTH  # the first that has parts of both sequences
@@ -64,7 +60,7 @@ def test_two_axes_a_dividing_line_and_either_group_hidden(
     np.testing.assert_allclose(viewer.values(), words[BOTH][1], rtol=1e-5)
 
 
-def test_a_cell_of_cross_attention_is_pythons(viewer: Any, path: Path, translated: Maps) -> None:
+def test_a_cell_of_cross_attention_is_pythons(viewer, path, translated):
     viewer.open(path, "layer=1&scope=CROSS-N")
     assert viewer.root("scope") == CROSS
     np.testing.assert_allclose(viewer.values(), translated["CROSS-N"][1], rtol=1e-6)
@@ -95,9 +91,7 @@ def test_a_cell_of_cross_attention_is_pythons(viewer: Any, path: Path, translate
     assert listed == pytest.approx(share, rel=6e-3)
 
 
-def test_the_encoders_own_maps_are_in_the_same_page(
-    viewer: Any, path: Path, translated: Maps
-) -> None:
+def test_the_encoders_own_maps_are_in_the_same_page(viewer, path, translated):
     assert translated.encoder is not None
     viewer.open(path, "layer=1&scope=FF")
     viewer.choose("stack", "encoder")
@@ -127,7 +121,7 @@ def test_the_encoders_own_maps_are_in_the_same_page(
     assert viewer.svg_texts('[data-figure="a"] .row-labels text') == encoder.tokens
 
 
-def test_arcs_have_both_sequences_on_one_side(viewer: Any, path: Path, translated: Maps) -> None:
+def test_arcs_have_both_sequences_on_one_side(viewer, path, translated):
     viewer.open(path, "layer=1&form=arcs")
     assert viewer.svg_texts(".source-label") == translated.source_tokens
     assert viewer.svg_texts(".target-label") == translated.tokens
@@ -144,7 +138,7 @@ def test_arcs_have_both_sequences_on_one_side(viewer: Any, path: Path, translate
     assert viewer.svg_texts(".source-label") == translated.sources_of("encoder").source_tokens
 
 
-def test_keys_pins_and_files(viewer: Any, path: Path, translated: Maps, tmp_path: Path) -> None:
+def test_keys_pins_and_files(viewer, path, translated, tmp_path):
     encoder = translated.source_sequences.count("encoder")
     viewer.open(path, f"layer=1&pin=column:{encoder + 2}")
     name = f"decoder: {translated.source_tokens[encoder + 2]}"
@@ -183,7 +177,7 @@ def test_keys_pins_and_files(viewer: Any, path: Path, translated: Maps, tmp_path
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_nothing_is_wider_than_a_phone(browser: Any, path: Path, theme: str) -> None:
+def test_nothing_is_wider_than_a_phone(browser, path, theme):
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=theme)
     page = context.new_page()
     for state in ("", "form=arcs", "view=compare", "view=overview", "stack=encoder"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ TEXTS = ("She teaches soap opera history.", "He studies soap drama theory.")
 
 
 @pytest.fixture(scope="module")
-def address(minilm: Any) -> Iterator[str]:
+def address(minilm):
     command = [sys.executable, "-m", "normlens", "serve", "--model", "minilm", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -57,9 +56,7 @@ def difference(page: Any) -> np.ndarray:
     return np.array(values).reshape(rows, columns)
 
 
-def test_two_texts_are_analysed_compared_and_shared(
-    minilm: Any, address: str, page: Any, tmp_path: Path
-) -> None:
+def test_two_texts_are_analysed_compared_and_shared(minilm, address, page, tmp_path):
     page.goto(address)
     for number, text in enumerate(TEXTS, start=1):
         page.fill('[data-field="text"]', text)

@@ -20,7 +20,7 @@ def pictured(picture: np.ndarray | None) -> Maps:
     return replace(hostile_maps(4), grid=PatchGrid(1, 3, 1, picture))
 
 
-def test_pixels_come_back() -> None:
+def test_pixels_come_back():
     picture = np.random.default_rng(5).integers(0, 256, (4, 6, 3), dtype=np.uint8)
     header, blobs = header_of(encode(pictured(picture)))
     (item,) = header["items"]
@@ -40,7 +40,7 @@ def test_pixels_come_back() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_experts_and_weights_come_back(shared: bool) -> None:
+def test_experts_and_weights_come_back(shared):
     rng = np.random.default_rng(6)
     maps = hostile_maps(4)
     routing = Routing(

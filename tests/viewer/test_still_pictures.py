@@ -35,7 +35,7 @@ def size_of(data: dict[str, Any]) -> tuple[int, int]:
         hostile_explanation,
     ],
 )
-def test_a_cell_has_the_viewer_and_a_picture(make: Any) -> None:
+def test_a_cell_has_the_viewer_and_a_picture(make):
     pytest.importorskip("anywidget")
     pytest.importorskip("matplotlib")
     result = make()
@@ -46,7 +46,7 @@ def test_a_cell_has_the_viewer_and_a_picture(make: Any) -> None:
     assert data_of(result._repr_mimebundle_())["text/plain"] == repr(result)
 
 
-def test_without_matplotlib_the_viewer_is_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_viewer_is_there_alone(monkeypatch):
     pytest.importorskip("anywidget")
 
     def refuse() -> Any:
@@ -58,7 +58,7 @@ def test_without_matplotlib_the_viewer_is_there_alone(monkeypatch: pytest.Monkey
     assert "image/png" not in data
 
 
-def test_without_anywidget_the_frame_has_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_anywidget_the_frame_has_a_picture(monkeypatch):
     pytest.importorskip("matplotlib")
     real = builtins.__import__
 

@@ -39,7 +39,7 @@ def shuffled(seed: int) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_aopc_of_true_scores_is_the_mean_of_the_largest_sums(seed: int) -> None:
+def test_aopc_of_true_scores_is_the_mean_of_the_largest_sums(seed):
     ids, scores = shuffled(seed)
     got = toy.value(MASKED, Example(toy.question(ids)), scores, WORTH)
     most = np.mean([sum(range(10, 10 - k, -1)) / 100 for k in range(10)])
@@ -48,7 +48,7 @@ def test_aopc_of_true_scores_is_the_mean_of_the_largest_sums(seed: int) -> None:
     assert (most, least) == (pytest.approx(0.33), pytest.approx(0.165))
 
 
-def test_shares_are_rounded_down_and_special_tokens_stay() -> None:
+def test_shares_are_rounded_down_and_special_tokens_stay():
     example = Example(toy.question(IDS[:7]))
     removals = MASKED.removals(example, np.array([9.0, *range(7), 9.0]))
     most = [removal for removal in removals if removal.first == "most"]
@@ -60,7 +60,7 @@ def test_shares_are_rounded_down_and_special_tokens_stay() -> None:
     assert most[2].variant.ids[7] == toy.MASK  # the last ordinary token has the largest score
 
 
-def test_comprehensiveness_deletes_the_most_important_and_at_least_one() -> None:
+def test_comprehensiveness_deletes_the_most_important_and_at_least_one():
     example = Example(toy.question(IDS))
     removals = LEFT_OUT.removals(example, np.array(TRUE))
     assert [removal.removed for removal in removals] == [1, 1, 1, 2, 5]
@@ -69,7 +69,7 @@ def test_comprehensiveness_deletes_the_most_important_and_at_least_one() -> None
     assert got == {"most": pytest.approx(np.mean([0.10, 0.10, 0.10, 0.19, 0.40]))}
 
 
-def test_sufficiency_keeps_the_most_important_and_at_least_one() -> None:
+def test_sufficiency_keeps_the_most_important_and_at_least_one():
     example = Example(toy.question(IDS))
     removals = KEPT.removals(example, np.array(TRUE))
     assert [removal.removed for removal in removals] == [9, 9, 9, 8, 5]
@@ -79,13 +79,13 @@ def test_sufficiency_keeps_the_most_important_and_at_least_one() -> None:
     assert got == {"most": pytest.approx(np.mean([0.45, 0.45, 0.45, 0.36, 0.15]))}
 
 
-def test_a_text_that_would_vanish_says_nothing() -> None:
+def test_a_text_that_would_vanish_says_nothing():
     lone = Example(toy.question([10], kind="next-token"))  # without special tokens around it
     for protocol in (LEFT_OUT, KEPT):
         assert toy.value(protocol, lone, [1.0], WORTH) == {"most": None}
 
 
-def test_contrast_drops_by_the_end_token_and_by_random_tokens() -> None:
+def test_contrast_drops_by_the_end_token_and_by_random_tokens():
     example = Example(toy.question(IDS, kind="next-token"), seed=3)
     scores = list(WORTH.values())
     worth = {**WORTH, toy.END: -1.0}
@@ -115,22 +115,7 @@ def test_contrast_drops_by_the_end_token_and_by_random_tokens() -> None:
     assert draw(other, range(10)).ids != whole
 
 
-def test_equal_scores_are_ordered_by_the_seed_not_by_position() -> None:
-    """A constant score must not profit from where tokens stand."""
-    ids = list(range(10, 40))
-    worth = {token: (30 - place) / 465 for place, token in enumerate(ids)}  # the first are best
-    flat = [0.0] * 32
-    values = []
-    for seed in range(60):
-        got = toy.value(MASKED, Example(toy.question(ids), seed=seed), flat, worth)
-        assert got["most"] == got["least"]
-        values.append(got["most"])
-    # In the order of positions it would be 0.62; in a random one, 0.45 on average.
-    assert np.mean(values) == pytest.approx(0.45, abs=0.02)
-    assert len(set(values)) > 50
-
-
-def test_one_set_of_tokens_is_one_variant_whoever_chose_it() -> None:
+def test_one_set_of_tokens_is_one_variant_whoever_chose_it():
     example = Example(toy.question(IDS))
     rising = MASKED.removals(example, np.arange(12.0))
     other = MASKED.removals(example, np.array([0, *range(5), *range(9, 4, -1), 0.0]))

@@ -16,7 +16,6 @@ from faithfulness_examples import examples, made_up_run
 from run_records import forget
 from shell import Shell
 
-from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import run
 from normlens.errors import InputError
 from normlens.measures.bootstrap import holm, mean_intervals, sign_flip_p
@@ -43,24 +42,24 @@ NASTY = '<b>&"$x_1$'
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def finished(tmp_path_factory):
     return made_up_run(tmp_path_factory.mktemp("faithfulness"), token=NASTY)
 
 
 @pytest.fixture(scope="module")
-def evidence(finished: Run) -> Evidence:
+def evidence(finished):
     return Evidence("letters", finished)
 
 
 @pytest.fixture(scope="module")
-def written(finished: Run) -> Path:
+def written(finished):
     return build_report(finished.folder.url).parent
 
 
 # Numbers -----------------------------------------------------------------------------------------
 
 
-def test_values_and_intervals_are_those_of_the_rows(evidence: Evidence) -> None:
+def test_values_and_intervals_are_those_of_the_rows(evidence):
     rows = evidence.run.table("faithfulness")  # type: ignore[union-attr]
     some = rows[(rows["protocol"] == "aopc") & (rows["method"] == "alti")]
     row = rank(evidence, "aopc", 0).row("alti")
@@ -79,7 +78,7 @@ def test_values_and_intervals_are_those_of_the_rows(evidence: Evidence) -> None:
     assert row["examples"] == 24
 
 
-def test_differences_are_paired_and_adjusted_over_all_comparisons(tmp_path: Path) -> None:
+def test_differences_are_paired_and_adjusted_over_all_comparisons(tmp_path):
     methods = {"alti": 0.5, "normlens": 0.45, "globenc": 0.4, "random": 0.2}
     made = made_up_run(tmp_path, protocols=["aopc"], methods=methods)
     ranking = rank(Evidence("letters", made), "aopc", 0)
@@ -99,7 +98,7 @@ def test_differences_are_paired_and_adjusted_over_all_comparisons(tmp_path: Path
     assert turned["low"] <= turned["difference"] <= turned["high"]
 
 
-def test_curves_begin_with_the_whole_texts(evidence: Evidence) -> None:
+def test_curves_begin_with_the_whole_texts(evidence):
     texts = intact(evidence)
     ranking = rank(evidence, "aopc", 0)
     drawn = averaged_curves(evidence, ranking)
@@ -117,7 +116,7 @@ def test_curves_begin_with_the_whole_texts(evidence: Evidence) -> None:
     assert averaged_curves(evidence, rank(evidence, "evidence", 0)) is None
 
 
-def test_curves_of_deletions_are_given_their_beginning(evidence: Evidence, tmp_path: Path) -> None:
+def test_curves_of_deletions_are_given_their_beginning(evidence, tmp_path):
     made = made_up_run(tmp_path, protocols=["comprehensiveness"])
     deletion = Evidence("letters", made)
     begun = averaged_curves(deletion, rank(deletion, "comprehensiveness", 0))
@@ -143,7 +142,7 @@ def texts(ordinary: list[int]) -> pd.DataFrame:
     return pd.DataFrame({"index": range(len(ordinary)), "ordinary": ordinary})
 
 
-def test_examples_are_spread_over_the_lead() -> None:
+def test_examples_are_spread_over_the_lead():
     lead = [0.1 * k for k in range(9)]
     assert choose_examples(ranked(lead), texts([10] * 9)) == [8, 6, 4, 2, 0]
     # Texts that are too long or too short to read are left out while there are enough others.
@@ -162,7 +161,7 @@ def tables_of(folder: Path, protocol: str = "aopc", **options: object) -> dict[s
     return {name: table.frame for name, table in result.tables.items()}  # type: ignore[union-attr]
 
 
-def test_normlens_behind_another_method_has_a_table_of_its_own(tmp_path: Path) -> None:
+def test_normlens_behind_another_method_has_a_table_of_its_own(tmp_path):
     methods = {"normlens": 0.4, "alti": 0.6, "globenc": 0.2}
     tables = tables_of(tmp_path, methods=methods)
     assert tables["aopc-winner"]["against"].tolist() == ["normlens", "globenc"]
@@ -170,7 +169,7 @@ def test_normlens_behind_another_method_has_a_table_of_its_own(tmp_path: Path) -
     assert rows["alti"] < 0 < rows["globenc"]
 
 
-def test_a_rival_is_of_another_family(tmp_path: Path) -> None:
+def test_a_rival_is_of_another_family(tmp_path):
     methods = {"normlens": 0.5, "normlens-gradient": 0.5, "alti": 0.4, "random": 0.1}
     made = made_up_run(tmp_path, protocols=["aopc"], methods=methods, noise=0.02)
     assert rank(Evidence("letters", made), "aopc", 0).rival == "alti"
@@ -179,7 +178,7 @@ def test_a_rival_is_of_another_family(tmp_path: Path) -> None:
 # The page ----------------------------------------------------------------------------------------
 
 
-def test_the_report_is_a_page_and_files(written: Path) -> None:
+def test_the_report_is_a_page_and_files(written):
     page = (written / "report.html").read_text("utf-8")
     results = json.loads((written / "results.json").read_text("utf-8"))
     assert [experiment["name"] for experiment in results["experiments"]] == [
@@ -202,7 +201,7 @@ def test_the_report_is_a_page_and_files(written: Path) -> None:
     assert markdown.count("](figures/example-") == 5
 
 
-def test_tokens_are_coloured_and_escaped(written: Path) -> None:
+def test_tokens_are_coloured_and_escaped(written):
     page = (written / "report.html").read_text("utf-8")
     assert NASTY not in page
     escaped = "&lt;b&gt;&amp;&#34;$x_1$"
@@ -215,20 +214,7 @@ def test_tokens_are_coloured_and_escaped(written: Path) -> None:
     assert page.count('class="key"') == 5
 
 
-def test_without_labels_and_probabilities_there_is_a_score(tmp_path: Path) -> None:
-    made = made_up_run(
-        tmp_path, protocols=["cosine-aopc"], labels=False, probabilities=False, methods=FEW
-    )
-    folder = build_report(made.folder.url, tmp_path / "page").parent
-    results = json.loads((folder / "results.json").read_text("utf-8"))
-    assert results["experiments"][0]["name"] == "cosine-aopc"
-    frame = pd.read_csv(folder / "tables" / "cosine-aopc-curves.csv")
-    assert set(frame["quantity"]) == {"score"}
-    assert "accuracy" not in pd.read_csv(folder / "tables" / "cosine-aopc.csv")
-    assert "the model is right" not in (folder / "report.md").read_text("utf-8")
-
-
-def test_a_protocol_of_ones_own_has_a_section(tmp_path: Path) -> None:
+def test_a_protocol_of_ones_own_has_a_section(tmp_path):
     made = made_up_run(tmp_path, protocols=["it's mine"])
     report = describe(made)
     assert report.sections[0].experiment.title == "it's mine"
@@ -238,30 +224,26 @@ def test_a_protocol_of_ones_own_has_a_section(tmp_path: Path) -> None:
 # Refusals and the command line -------------------------------------------------------------------
 
 
-def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_is_not_finished_is_refused(tmp_path):
     made = made_up_run(tmp_path)
     forget(tmp_path / "run", 1)
     with pytest.raises(InputError):
         build_report(made.folder.url)
 
 
-def test_a_run_without_values_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_values_is_refused(tmp_path):
     with pytest.raises(InputError):
         describe(made_up_run(tmp_path, only=0))
 
 
 @pytest.mark.usefixtures("sketched")
-def test_report_command_knows_a_run(
-    finished: Run, written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_command_knows_a_run(finished, written, capsys):
     assert Shell(capsys)("reproduce", "report", finished.folder.url).strip() == str(
         written / "report.html"
     )
 
 
-def test_a_run_of_other_measures_has_no_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_other_measures_has_no_report(tmp_path, capsys):
     model = examples.tiny_checkpoint(tmp_path / "tiny-bert")
     data = examples.corpus_file(tmp_path / "letters.txt", 3)
     run(str(model), data, tmp_path / "run", measures="norms")

@@ -13,12 +13,11 @@ from normlens.lens import Lens
 from normlens.measures.tensors import expansion_rates
 from normlens.models.tiny import tiny_families
 from normlens.studies.papers import mixing
-from normlens.studies.papers import published as experiments
 from normlens.studies.papers.mixing import EXPANSION, expansion_rate
 from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.reproduce import write_from_model
 from normlens.studies.papers.settings import Settings
-from normlens.studies.reports.words import LAYER, Published
+from normlens.studies.reports.words import LAYER
 
 WORK = expansion_rate
 
@@ -85,7 +84,7 @@ def per_head(value: tuple[np.ndarray, np.ndarray], heads: int, d_head: int) -> l
 
 
 @pytest.mark.parametrize("family", sorted(PROJECTIONS))
-def test_rate_is_that_of_the_explicit_homogeneous_matrices(family: str, tiny: Any) -> None:
+def test_rate_is_that_of_the_explicit_homogeneous_matrices(family, tiny):
     model, heads = tiny(family), 4
     expected = []
     for k in range(2):
@@ -104,7 +103,7 @@ def test_rate_is_that_of_the_explicit_homogeneous_matrices(family: str, tiny: An
     assert expansion_rates(Lens(model)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_published_form_has_the_output_bias_in_the_last_column(tiny: Any) -> None:
+def test_published_form_has_the_output_bias_in_the_last_column(tiny):
     model = tiny("bert")
     value, (w_out, b_out) = PROJECTIONS["bert"](model, 0)
     second = homogeneous(w_out, 0 * b_out)
@@ -116,14 +115,14 @@ def test_published_form_has_the_output_bias_in_the_last_column(tiny: Any) -> Non
     assert abs(expansion_rates(lens)[0] - rate) > 1e-3
 
 
-def test_published_form_needs_values_of_the_models_width(tiny: Any) -> None:
+def test_published_form_needs_values_of_the_models_width(tiny):
     lens = Lens(tiny("gemma", head_dim=8))
     assert np.isnan(expansion_rates(lens, published=True)).all()
     assert np.isfinite(expansion_rates(lens)).all()
 
 
 @pytest.mark.parametrize("family", tiny_families())
-def test_every_family_has_a_rate_per_layer(family: str, tiny: Any) -> None:
+def test_every_family_has_a_rate_per_layer(family, tiny):
     lens = Lens(tiny(family, torch.float32))
     if any(layer.attention.latent is not None for layer in lens.layers):
         with pytest.raises(InputError):
@@ -148,9 +147,7 @@ def saved(folder: Path, rates: list[float], published: list[float] | None = None
     return folder
 
 
-def test_experiment_shows_what_was_written(
-    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experiment_shows_what_was_written(tmp_path, tiny, monkeypatch):
     lens = Lens(tiny("bert"))
     monkeypatch.setattr(mixing, "write_sentence", lambda *_: None)
     for _ in range(2):  # a second time replaces it
@@ -163,19 +160,3 @@ def test_experiment_shows_what_was_written(
     assert table["rate"].tolist() == pytest.approx([*rates, np.mean(rates)])
     assert "as published" in table
     assert result.summary["Expansion rate, mean over layers"] == pytest.approx(np.mean(rates))
-
-
-def test_published_rates_are_compared_in_their_own_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blank = {"label": "", "data": None, "data_label": None, "source": ""}
-    entries = tuple(
-        Published(key=f"expansion/{what}", value=0.9, model="bert-base-uncased", **blank)
-        for what in ("layer-1", "layer-2", "layer-3", "mean")
-    )
-    monkeypatch.setattr(experiments, "published", lambda: entries)
-    saved(tmp_path, [0.9, 1.1], [0.95, 1.25])
-    result = WORK(evidence(tmp_path, "google-bert/bert-base-uncased"))
-    assert result is not None
-    assert [c.measured for c in result.comparisons] == [0.95, 1.25, None, pytest.approx(1.1)]
-    assert all(c.same for c in result.comparisons)

@@ -14,12 +14,10 @@ from tokenizers import processors
 import normlens
 from normlens.corpus import Run, run
 from normlens.errors import InputError
-from normlens.lens import Lens
-from normlens.studies.papers import mixing, published
+from normlens.studies.papers import mixing
 from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.contents import Result
-from normlens.studies.reports.words import Published
 
 duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
@@ -90,20 +88,20 @@ def worked(experiment: Any, evidence: Evidence) -> Result:
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_bert: Path, letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def finished(tiny_bert, letters, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "masked"
     return run(tiny_bert, letters, out, measures="mixing", mask=0.12, block_size=7)
 
 
 @pytest.fixture
-def evidence(finished: Run) -> Evidence:
+def evidence(finished):
     return Evidence("letters", finished, settings=settings())
 
 
 # Mixing ----------------------------------------------------------------------------------------
 
 
-def test_table_is_what_the_whole_table_gives(evidence: Evidence, finished: Run) -> None:
+def test_table_is_what_the_whole_table_gives(evidence, finished):
     rows = finished.table("mixing")
     table = worked(mixing.section_4, evidence).tables["mixing"].frame.set_index("method")
     assert list(table.index) == evidence.scopes
@@ -114,7 +112,7 @@ def test_table_is_what_the_whole_table_gives(evidence: Evidence, finished: Run) 
         assert table.loc[scope].tolist()[3:] == pytest.approx(expected)
 
 
-def test_heat_maps_hold_every_category_that_occurs(evidence: Evidence, finished: Run) -> None:
+def test_heat_maps_hold_every_category_that_occurs(evidence, finished):
     rows = finished.table("mixing")
     grid = worked(mixing.section_4, evidence).tables["mixing-layers"].frame
     assert list(grid) == ["method", "layer", "all", "ordinary", "[MASK]", "[CLS]", "[SEP]"]
@@ -127,7 +125,7 @@ def test_heat_maps_hold_every_category_that_occurs(evidence: Evidence, finished:
     assert [title for title in titles if title] == evidence.scopes
 
 
-def test_one_category_is_drawn_as_one_panel_of_methods() -> None:
+def test_one_category_is_drawn_as_one_panel_of_methods():
     ordinary = made(POST, lambda row: 0.1 * (row["layer"] + 1), categories=("ordinary",) * 3)
     result = worked(mixing.section_4, ordinary)
     assert list(result.tables["mixing-layers"].frame) == ["method", "layer", "ordinary"]
@@ -136,29 +134,11 @@ def test_one_category_is_drawn_as_one_panel_of_methods() -> None:
     np.testing.assert_allclose(panel.images[0].get_array()[0], [10, 20, 30])
 
 
-def test_causal_models_have_a_beginning_and_no_cls() -> None:
+def test_causal_models_have_a_beginning_and_no_cls():
     causal = made(PARALLEL, lambda row: 0.3, causal=True, categories=("cls", "ordinary"))
     result = worked(mixing.section_4, causal)
     assert list(result.tables["mixing-layers"].frame)[2:] == ["all", "ordinary", "BOS"]
     assert result.tables["mixing"].frame["mean"].tolist() == pytest.approx([30] * len(PARALLEL))
-
-
-def test_published_means_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    blank = {"label": "", "data_label": "", "source": ""}
-    entries = tuple(
-        Published(key=key, value=50.0, model="tiny", data="sst2", **blank)
-        for key in ("mixing/ATTN-W", "mixing-poster/ATTN-N", "mixing/ATTNX-N", "expansion/mean")
-    )
-    monkeypatch.setattr(published, "published", lambda: entries)
-    found = worked(
-        mixing.section_4, made(POST, lambda row: 0.25, categories=("ordinary",) * 2)
-    ).comparisons
-    assert {c.published.key: c.measured for c in found} == {
-        "mixing/ATTN-W": pytest.approx(25),
-        "mixing-poster/ATTN-N": pytest.approx(25),
-        "mixing/ATTNX-N": None,
-    }
-    assert all(c.same for c in found)
 
 
 # Frequency -------------------------------------------------------------------------------------
@@ -181,7 +161,7 @@ def correlations(own: pd.DataFrame, rank: Any) -> list[float]:
     return found
 
 
-def test_correlations_with_the_corpus_ranks(evidence: Evidence, finished: Run) -> None:
+def test_correlations_with_the_corpus_ranks(evidence, finished):
     table = worked(mixing.section_5, evidence).tables["frequency"].frame.set_index("method")
     assert list(table.index) == evidence.scopes
     for scope in ("ATTN-W", "ATTN-N", "ATTNRESLN-N"):
@@ -192,9 +172,7 @@ def test_correlations_with_the_corpus_ranks(evidence: Evidence, finished: Run) -
     np.testing.assert_allclose(table.loc["ATTN-W"].tolist(), table.loc["ATTNRES-W"].tolist())
 
 
-def test_correlations_with_ranks_from_a_file(
-    evidence: Evidence, finished: Run, tmp_path: Path
-) -> None:
+def test_correlations_with_ranks_from_a_file(evidence, finished, tmp_path):
     own = occurrences(finished, "ATTNRES-N")
     ids = sorted(own["token_id"].unique())
     ranks = {token: 1 + 3 * place % 7 for place, token in enumerate(ids[:-2])}  # with ties
@@ -210,21 +188,7 @@ def test_correlations_with_ranks_from_a_file(
     assert "ranks.txt" in result.tables["frequency"].caption
 
 
-def test_a_planted_relation_is_found(tmp_path: Path) -> None:
-    file = tmp_path / "ranks.txt"
-    file.write_text("".join(f"{token + 1} 5 {token}\n" for token in range(4)))
-
-    def ratio(row: dict[str, Any]) -> float:
-        return 0.5 - 0.1 * row["token_id"] + 0.01 * row["layer"]
-
-    planted = made(["ATTN-W", "ATTN-N"], ratio, categories=("ordinary",) * 4, ranks=str(file))
-    result = worked(mixing.section_5, planted)
-    np.testing.assert_allclose(result.tables["frequency"].frame.iloc[:, 1:].to_numpy(float), -1)
-
-
-def test_scatter_plot_of_a_large_corpus_is_a_sample(
-    evidence: Evidence, finished: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scatter_plot_of_a_large_corpus_is_a_sample(evidence, finished, monkeypatch):
     monkeypatch.setattr(mixing, "_POINTS", 60)
     figure = worked(mixing.section_5, evidence).figures["frequency"]
     total = len(occurrences(finished, "ATTN-N"))
@@ -237,9 +201,7 @@ def test_scatter_plot_of_a_large_corpus_is_a_sample(
     "contents",
     ["rank count id\n1 2 3\n", "0 5 1\n", "1 5 7\n2 4 7\n", "\n", "1 5 999999\n"],
 )
-def test_wrong_rank_files_are_refused(
-    evidence: Evidence, finished: Run, tmp_path: Path, contents: str
-) -> None:
+def test_wrong_rank_files_are_refused(evidence, finished, tmp_path, contents):
     file = tmp_path / "ranks.txt"
     file.write_text(contents)
     with pytest.raises(InputError, match=r"ranks\.txt"):
@@ -247,7 +209,7 @@ def test_wrong_rank_files_are_refused(
 
 
 @pytest.mark.parametrize("name", ["missing.txt", ""])
-def test_rank_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+def test_rank_files_that_cannot_be_read(tmp_path, name):
     with pytest.raises(InputError):
         mixing.read_ranks(tmp_path / name)
 
@@ -256,12 +218,12 @@ def test_rank_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def lens(tiny_bert: Path) -> Lens:
+def lens(tiny_bert):
     return normlens.load(str(tiny_bert), device="cpu")
 
 
 @pytest.fixture(scope="module")
-def lens_of_pairs(tiny_bert: Path) -> Lens:
+def lens_of_pairs(tiny_bert):
     """A lens whose tokenizer separates the texts of a pair."""
     lens = normlens.load(str(tiny_bert), device="cpu")
     lens.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -276,7 +238,7 @@ def at(folder: Path) -> Evidence:
     return Evidence("", None, folder, settings=settings())
 
 
-def test_maps_of_a_given_pair(lens_of_pairs: Lens, tmp_path: Path) -> None:
+def test_maps_of_a_given_pair(lens_of_pairs, tmp_path):
     mixing.write_sentence(lens_of_pairs, settings(sentence="abc d | ef"), tmp_path)
     maps = normlens.open(tmp_path / mixing.SENTENCE)
     assert maps.text == ("abc d", "ef")
@@ -284,7 +246,7 @@ def test_maps_of_a_given_pair(lens_of_pairs: Lens, tmp_path: Path) -> None:
     np.testing.assert_array_equal(maps["ATTN-N"], lens_of_pairs.maps(("abc d", "ef"))["ATTN-N"])
 
 
-def test_shares_of_diagonal_and_special_tokens(lens: Lens, tmp_path: Path) -> None:
+def test_shares_of_diagonal_and_special_tokens(lens, tmp_path):
     mixing.write_sentence(lens, settings(sentence="abc d ef"), tmp_path)
     maps = normlens.open(tmp_path / mixing.SENTENCE)
     result = worked(mixing.example_sentence, at(tmp_path))
@@ -302,19 +264,7 @@ def test_shares_of_diagonal_and_special_tokens(lens: Lens, tmp_path: Path) -> No
     np.testing.assert_allclose(half, 50 + table["ATTN-W diagonal"] / 2, rtol=1e-4)
 
 
-def test_figure_labels_tokens_and_shows_rows_that_sum_to_one(lens: Lens, tmp_path: Path) -> None:
-    mixing.write_sentence(lens, settings(sentence="abc d"), tmp_path)
-    drawn = worked(mixing.example_sentence, at(tmp_path)).figures["sentence"].draw()
-    shown = [axes for axes in drawn.axes if axes.images]
-    assert len(shown) == 2 * 4
-    for axes in shown:
-        np.testing.assert_allclose(axes.images[0].get_array().sum(axis=1), 1, rtol=1e-6)
-    labels = [label.get_text() for label in shown[0].get_yticklabels()]
-    assert labels == ["[CLS]", "a", "##b", "##c", "d", "[SEP]"]
-    assert not shown[1].get_yticklabels()
-
-
-def test_default_is_a_pair_only_where_pairs_are_parted(minilm: Any, lens: Lens) -> None:
+def test_default_is_a_pair_only_where_pairs_are_parted(minilm, lens):
     assert mixing.chosen_text(minilm, None) == mixing.PAIR
     assert mixing.chosen_text(lens, None) == mixing.SINGLE  # its tokenizer knows no pairs
     assert mixing.chosen_text(lens, "one text") == "one text"

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +12,7 @@ import run_examples as examples
 
 import normlens
 from normlens.corpus import run
-from normlens.corpus.measures.tokens import GROUPS
 from normlens.studies.papers import published
-from normlens.studies.papers.pair_samples import LayerPairs, compared
 from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.related_pairs import (
     ALL,
@@ -157,17 +153,17 @@ COUNTS = {"word_outside_entity": 400, "same_type": 300, "other": 6_000, "special
 
 
 @pytest.fixture(scope="module")
-def planted_run() -> FrameRun:
+def planted_run():
     return run_of(pairs_frame(PLANTED, COUNTS))
 
 
 @pytest.fixture(scope="module")
-def planted(planted_run: FrameRun) -> Result:
+def planted(planted_run):
     return work(planted_run)
 
 
 @pytest.mark.parametrize("procedure", [TYPES, OCCURRENCES, ALL])
-def test_planted_layers_are_the_significant_ones(planted: Result, procedure: str) -> None:
+def test_planted_layers_are_the_significant_ones(planted, procedure):
     frame = rows_of(planted, "relations-ff-same_word", procedure)
     assert frame["layer"].tolist() == [1, 2, 3, 4]
     assert frame["significant"].tolist() == [False, True, True, True]
@@ -178,7 +174,7 @@ def test_planted_layers_are_the_significant_ones(planted: Result, procedure: str
     assert (same_type["p adjusted"] >= same_type["p"]).all()
 
 
-def test_all_occurrences_are_not_deceived_where_the_papers_procedure_is() -> None:
+def test_all_occurrences_are_not_deceived_where_the_papers_procedure_is():
     """Scores of whole sequences: the paper's procedure, which ignores them, is deceived."""
     counts = {"word_outside_entity": 900, "other": 5_000}
     pairs = pairs_frame({"word_outside_entity": [0.0] * 3}, counts, (FF,))
@@ -201,7 +197,7 @@ def test_all_occurrences_are_not_deceived_where_the_papers_procedure_is() -> Non
     assert found.summary[share] == pytest.approx(1 / 3)
 
 
-def test_all_occurrences_are_reweighted_exactly(planted_run: FrameRun, planted: Result) -> None:
+def test_all_occurrences_are_reweighted_exactly(planted_run, planted):
     pairs = planted_run.frames["amplification_sample"]
     row = rows_of(planted, "relations-layer-same_word").set_index("layer").loc[2]
     here = pairs[(pairs["before"] == LAYER[0]) & (pairs["layer"] == 1)]
@@ -217,7 +213,7 @@ def test_all_occurrences_are_reweighted_exactly(planted_run: FrameRun, planted: 
     assert row["others low"] < np.mean(expected) < row["others high"]
 
 
-def test_the_papers_pairs_are_of_subword_types_that_occur_twice() -> None:
+def test_the_papers_pairs_are_of_subword_types_that_occur_twice():
     counts = {"word_outside_entity": 201, "word_in_entity": 100, "other": 4_000}
     pairs = pairs_frame({"word_outside_entity": [0.5]}, counts, (FF,))
     entity = pairs["relation"] == "word_in_entity"
@@ -243,7 +239,7 @@ def test_the_papers_pairs_are_of_subword_types_that_occur_twice() -> None:
     none.figures["relations-ff"].draw().canvas.draw()
 
 
-def test_others_that_were_cut_at_some_distance_weigh_as_often_as_they_occur() -> None:
+def test_others_that_were_cut_at_some_distance_weigh_as_often_as_they_occur():
     """At distance 1 the 400 lowest of 4000 unrelated pairs are kept, of 1000 special ones all."""
     counts = {"word_outside_entity": 300, "other": 4_000, "special": 1_000}
     done = run_of(pairs_frame({"special": [5.0]}, counts, (FF,), reach=dict.fromkeys(counts, 1)))
@@ -256,9 +252,7 @@ def test_others_that_were_cut_at_some_distance_weigh_as_often_as_they_occur() ->
     assert row["others"] == pytest.approx(0.1 + 5 / 5, abs=0.4)
 
 
-def test_adjacent_pairs_stand_beside_pairs_further_apart(
-    planted_run: FrameRun, planted: Result
-) -> None:
+def test_adjacent_pairs_stand_beside_pairs_further_apart(planted_run, planted):
     pairs = planted_run.frames["amplification_sample"]
     here = pairs[(pairs["before"] == FF[0]) & (pairs["relation"] == "other")]
     here = here[here["layer"] == 0]
@@ -273,7 +267,7 @@ def test_adjacent_pairs_stand_beside_pairs_further_apart(
     assert "cannot be matched by distance" in planted.tables["relations-ff-adjacent"].caption
 
 
-def test_shuffled_relations_are_seldom_significant() -> None:
+def test_shuffled_relations_are_seldom_significant():
     """20 layers without any effect: by the paper's criterion 5 % of them, adjusted none."""
     pairs = pairs_frame(
         {"word_outside_entity": [0.0] * 20},
@@ -289,7 +283,7 @@ def test_shuffled_relations_are_seldom_significant() -> None:
         assert not frame["significant"].any()
 
 
-def test_pairs_at_distances_without_others_are_left_out_and_counted() -> None:
+def test_pairs_at_distances_without_others_are_left_out_and_counted():
     reach = {"word_outside_entity": 20, "other": 10, "special": 10}
     pairs = pairs_frame(PLANTED, COUNTS, reach=reach)
     found = work(run_of(pairs))
@@ -301,9 +295,7 @@ def test_pairs_at_distances_without_others_are_left_out_and_counted() -> None:
     assert f"left out: {alone.max()} pairs per layer" in caption
 
 
-def test_published_layers_stand_beside_the_measured_ones(
-    planted_run: FrameRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_layers_stand_beside_the_measured_ones(planted_run, monkeypatch):
     entries = tuple(
         Published(
             key=f"significance/{key}",
@@ -327,7 +319,7 @@ def test_published_layers_stand_beside_the_measured_ones(
     assert all(entry.same for entry in found)
 
 
-def test_entities_and_own_relations_have_their_tables() -> None:
+def test_entities_and_own_relations_have_their_tables():
     counts = COUNTS | {"entity_across_words": 200, "subject_verb": 150}
     found = work(run_of(pairs_frame(PLANTED | {"subject_verb": [1.0] * 4}, counts)))
     names = [name for name in found.tables if name.startswith("relations-ff-")]
@@ -346,7 +338,7 @@ def test_entities_and_own_relations_have_their_tables() -> None:
     assert apart not in found.tables["relations-ff-subject_verb"].caption
 
 
-def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test() -> None:
+def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test():
     pairs = pairs_frame(PLANTED, COUNTS)
     one = (pairs["relation"] == "word_outside_entity") & (pairs["layer"] == 2)
     pairs.loc[one, "index"] = 5
@@ -367,12 +359,12 @@ def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test() -> None:
     "counts",
     [{"special": 50}, {"word_outside_entity": 50}, {"word_outside_entity": 1, "other": 1}],
 )
-def test_nothing_to_compare(counts: dict[str, int]) -> None:
+def test_nothing_to_compare(counts):
     nothing = run_of(pairs_frame({"word_outside_entity": [0.0]}, counts, reach={"other": 1}))
     assert figures_7_8(evidence(nothing)) is None
 
 
-def test_no_tables() -> None:
+def test_no_tables():
     masked = FrameRun({"similarity": pd.DataFrame({"layer": [0]})})
     assert figures_7_8(evidence(masked)) is None
     empty = run_of(pairs_frame(PLANTED, COUNTS).iloc[:0])
@@ -415,7 +407,7 @@ def tokens_of(rows: list[tuple[str, str]]) -> list[Token]:
 
 
 @pytest.fixture(scope="module")
-def spelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[str, Any]]]:
+def spelled(tmp_path_factory):
     """A run over sentences with entities, and FF-amp of all of its pairs i ≠ j, by loops."""
     folder = tmp_path_factory.mktemp("spelled")
     model = examples.tiny_checkpoint(folder / "model")
@@ -470,9 +462,7 @@ def apart(pairs: list[dict[str, Any]], kind: str, others: str) -> tuple[Any, Any
 
 @pytest.mark.parametrize("others", ["paper", "unrelated"])
 @pytest.mark.parametrize("name", KINDS)
-def test_others_are_found_by_loops_over_all_pairs(
-    name: str, others: str, spelled: tuple[Any, list[dict[str, Any]]]
-) -> None:
+def test_others_are_found_by_loops_over_all_pairs(name, others, spelled):
     done, every = spelled
     given = {} if others == "paper" else {"others": others}  # the paper's are the default
     found = rows_of(work(done, **given), f"relations-ff-{name}").set_index("layer")
@@ -491,33 +481,8 @@ def test_others_are_found_by_loops_over_all_pairs(
         assert row["others"] == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("others", ["paper", "unrelated"])
-@pytest.mark.parametrize("name", KINDS)
-def test_draws_are_from_all_of_them(
-    name: str, others: str, spelled: tuple[Any, list[dict[str, Any]]]
-) -> None:
-    """Pairs of subwords that occur twice, and occurrences."""
-    done, every = spelled
-    layer = LayerPairs.read(evidence(done, others=others), 1, [FF, LAYER])
-    for kind, pairs in zip(
-        compared(name, GROUPS[name], others),
-        apart([pair for pair in every if pair["layer"] == 1], KINDS[name], others),
-        strict=True,
-    ):
-        types: dict[tuple[str, str], list[Any]] = {}
-        for pair in pairs:
-            types.setdefault(pair["types"], []).append((pair["distance"], pair["score"]))
-        often = [np.mean(group, axis=0) for group in types.values() if len(group) > 1]
-        by_types = sorted((math.floor(distance + 0.5), score) for distance, score in often)
-        single = sorted((pair["distance"], pair["score"]) for pair in pairs)
-        for expected, sample in ((by_types, layer.typed(kind)), (single, layer.sampled(kind))):
-            drawn = sorted(zip(sample.distance.tolist(), sample.score[:, 0].tolist(), strict=True))
-            assert [distance for distance, _ in drawn] == [distance for distance, _ in expected]
-            assert np.allclose(drawn, expected, atol=1e-6)
-
-
 @pytest.mark.parametrize(("kind", "by"), [("bert", "LN1, FF, RES2 and LN2"), ("gpt2", "LN, FF")])
-def test_runs_of_both_kinds_of_layers(kind: str, by: str, tmp_path: Path, letters: Path) -> None:
+def test_runs_of_both_kinds_of_layers(kind, by, tmp_path, letters):
     model = examples.tiny_checkpoint(tmp_path / "model", model_type=kind)
     done = run(str(model), str(letters), tmp_path / "run", measures="amplification")
     found = work(done)
@@ -542,9 +507,7 @@ def titles(figure: Any) -> list[str]:
     return [axes.get_title("left") for axes in figure.axes if axes.get_visible()]
 
 
-def test_both_procedures_are_drawn_and_filled_where_they_are_significant(
-    planted: Result,
-) -> None:
+def test_both_procedures_are_drawn_and_filled_where_they_are_significant(planted):
     shown = planted.figures["relations-ff"]
     figure = shown.draw()
     assert titles(figure) == [
@@ -573,7 +536,7 @@ def test_both_procedures_are_drawn_and_filled_where_they_are_significant(
         np.testing.assert_allclose(means, expected)
 
 
-def test_histograms_of_a_chosen_layer(planted_run: FrameRun) -> None:
+def test_histograms_of_a_chosen_layer(planted_run):
     found = work(planted_run, layer=4).figures["relations-ff-histograms"]
     assert all(title.endswith("layer 4 (counted from 1)") for title in titles(found.draw()))
     assert "in layer 4 (counted from 1):" in found.caption
@@ -582,7 +545,7 @@ def test_histograms_of_a_chosen_layer(planted_run: FrameRun) -> None:
     assert titles(beyond.draw())
 
 
-def test_histogram_shares_bins() -> None:
+def test_histogram_shares_bins():
     chance = np.random.default_rng(0)
     target, others = chance.normal(1, 1, 3_000), chance.normal(0, 1, 1_000)
     edges, first, second = histogram(target, others)
