@@ -76,6 +76,7 @@ WORKING: dict[str, tuple[str, ...]] = {
     "map page": ("map", TEXT, "--model", "MODEL", "--out", "maps.html"),
     "explain": ("explain", TEXT, "--model", "HEADED"),
     "cosine": ("cosine", TEXT, "a cat", "--model", "MODEL"),
+    "score": ("score", TEXT, "a cat", "--model", "MODEL"),
     "rank": ("rank", TEXT, "a cat", "a dog", "--model", "MODEL", "--out", "rank.html"),
     "view": ("view", "MAPS", "--out", "page.html"),
     "models": ("models", "--json"),
