@@ -419,7 +419,7 @@ def test_statistics_are_there_on_request_only(lens):
 def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[int]:
     """Batches of more than `largest` sequences do not fit; returns the sizes that were tried."""
     tried = []
-    real = call.decompose_layer
+    real = call.freeze
 
     def guarded(layer, x, *rest, **options):
         tried.append(len(x))
@@ -427,7 +427,7 @@ def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[
             raise error("out of memory")
         return real(layer, x, *rest, **options)
 
-    monkeypatch.setattr(call, "decompose_layer", guarded)
+    monkeypatch.setattr(call, "freeze", guarded)
     return tried
 
 
@@ -446,7 +446,7 @@ def test_a_batch_that_does_not_fit_is_halved(error, lens, monkeypatch):
 def test_recordings_make_room_before_a_batch_is_halved(tiny, monkeypatch):
     lens = normlens.load(tiny("bert", torch.float32))
     expected, tried = lens.maps(input_ids=IDS), []
-    real, recordings = call.decompose_layer, lens.recordings
+    real, recordings = call.freeze, lens.recordings
     recordings._recorded["a batch"] = object()
 
     def guarded(layer, x, *rest, **options):
@@ -455,7 +455,7 @@ def test_recordings_make_room_before_a_batch_is_halved(tiny, monkeypatch):
             raise torch.OutOfMemoryError("out of memory")
         return real(layer, x, *rest, **options)
 
-    monkeypatch.setattr(call, "decompose_layer", guarded)
+    monkeypatch.setattr(call, "freeze", guarded)
     for maps in lens.maps(input_ids=[IDS, IDS], batch_size=2):
         assert_equal(maps, expected)
     assert set(tried) == {2}
@@ -472,7 +472,7 @@ def test_other_errors_come_through(lens, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(call, "decompose_layer", broken)
+    monkeypatch.setattr(call, "freeze", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         lens.maps(input_ids=IDS)
 

@@ -35,7 +35,7 @@ from normlens.loading.sentences import Pooling
 from normlens.models import adapt
 from normlens.models.base import read_head
 from normlens.models.parts import SignalEncoder
-from normlens.models.reading import execution_device
+from normlens.models.reading import execution_device, weights_dtype
 from normlens.models.unwrapping import name_of_model
 from normlens.options import (
     HALF,
@@ -164,7 +164,7 @@ class Lens:
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return weights_dtype(self.model)
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -12,7 +12,8 @@ from one_case import in_one_case
 from pair_models import FAMILIES, TARGET, generating, source_of
 
 import normlens
-from normlens.gpu.matmul import times, weighted
+from normlens.frozen.attention import Weights
+from normlens.gpu.matmul import times
 from normlens.layers import ANY
 from normlens.models.base import read_head
 from normlens.pipeline.recordings import BEFORE
@@ -80,9 +81,9 @@ def test_split_products():
     x = torch.randn(3, 2, 4, 33, 16, device="cuda", generator=generator)
     exact = alpha.double() @ x.double()
     for some, right in ((x, exact), (x[0], exact[0])):
-        error = (weighted(alpha, some).double() - right).abs().max() / right.abs().max()
+        error = (Weights(alpha).mix(some).double() - right).abs().max() / right.abs().max()
         assert error < 2e-5
-    turned = weighted(alpha.transpose(-1, -2), x[0]).double()
+    turned = Weights(alpha.transpose(-1, -2)).mix(x[0]).double()
     right = alpha.double().transpose(-1, -2) @ x[0].double()
     assert (turned - right).abs().max() / right.abs().max() < 2e-5
 

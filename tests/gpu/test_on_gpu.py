@@ -17,11 +17,11 @@ from fused_examples import (
     force_storing,
     on,
 )
+from layer_problems import decompose_layer
 from one_case import in_one_case
 from reference import reference, references
 
 import normlens
-from normlens.frozen.norm_maps import decompose_layer
 from normlens.gpu import stage
 from normlens.models.tiny import tiny_families, tiny_model
 from normlens.options import AnalysisOptions
