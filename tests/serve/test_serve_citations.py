@@ -97,7 +97,7 @@ def test_its_page_loads_nothing_but_its_own_files(answering: Site) -> None:
 def test_the_page_asks_and_shows(answering: Site, page: Any) -> None:
     complaints = watched(page)
     page.goto(answering.url)
-    page.click("a[href=cite]")
+    page.click("[data-action=cite]")
     assert page.locator("#model option").all_inner_texts() == ["speaker"]
     page.fill("#documents", "\n\n".join(SOURCES))
     page.fill("#asked", QUESTION)
@@ -108,6 +108,8 @@ def test_the_page_asks_and_shows(answering: Site, page: Any) -> None:
         page.wait_for_selector("#start:enabled")
         assert page.locator("#cited article").count() == sources
         page.fill("#documents", "\n\n".join(SOURCES[:2]))
+    assert "which sources" in page.inner_text("#title")
+    assert page.inner_text("form h1") == "Which sources made this answer"
     page.click("#answer button")
     assert page.get_attribute("#answer button", "aria-pressed") == "true"
     page.fill("#documents", "cat " * 30)
