@@ -98,6 +98,7 @@ def test_the_page_asks_and_shows(answering: Site, page: Any) -> None:
     complaints = watched(page)
     page.goto(answering.url)
     page.click("[data-action=cite]")
+    page.wait_for_selector("#model option", state="attached")
     assert page.locator("#model option").all_inner_texts() == ["speaker"]
     page.fill("#documents", "\n\n".join(SOURCES))
     page.fill("#asked", QUESTION)
