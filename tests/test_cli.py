@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +15,13 @@ import pandas as pd
 import pytest
 import typer
 from shell import Shell
-from test_loading import DAMAGES, save_tiny
+from test_loading import save_tiny
 
 import normlens
 from normlens import cli
 from normlens.loading.embedded import EMBEDDED
 from normlens.models import supported_families
-from normlens.models.table import Family, by_components, family_table, markdown_table
-from normlens.results import store
+from normlens.models.table import Family, by_components, family_table
 
 TEXT = "the cats sat on a mat"
 
@@ -52,19 +49,9 @@ def test_version(shell: Shell) -> None:
     assert shell("--version") == f"normlens {normlens.__version__}\n"
 
 
-def test_no_command_shows_help(shell: Shell) -> None:
-    out = shell()
-    for command in ("map", "models", "check", "explain", "reproduce"):
-        assert command in out
-
-
 @pytest.mark.parametrize("command", ["map", "models", "check", "explain", "reproduce"])
 def test_every_command_has_help_with_an_example(command: str, shell: Shell) -> None:
     assert f"Example: normlens {command}" in shell(command, "--help")
-
-
-def test_help_says_how_layers_are_counted(shell: Shell) -> None:
-    assert "layers are counted from 0" in " ".join(shell("map", "--help").replace("│", " ").split())
 
 
 def test_there_are_few_commands_and_options() -> None:
@@ -136,12 +123,6 @@ def test_help_imports_nothing_slow() -> None:
     assert not roots & {"torch", "transformers", "numpy", "scipy", "pandas", "matplotlib"}
 
 
-def test_as_a_process(model: Path) -> None:
-    done = run_python("-m", "normlens", "map", TEXT, "--model", str(model), "--scope", "ATTN-W")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "ATTN-W, layer 1" in done.stdout
-
-
 def test_an_error_as_a_process() -> None:
     done = run_python("-m", "normlens", "map", TEXT, "--layers", "one")
     assert (done.returncode, done.stdout) == (2, "")
@@ -178,23 +159,9 @@ def test_one_scope_is_shown_as_its_map(model: Path, shell: Shell) -> None:
     assert all(f"{value:.3g}" in out for value in values.ravel())
 
 
-def test_one_scope_of_a_longer_text(model: Path, shell: Shell) -> None:
-    out = shell("map", "--model", model, "the cat sat on a mat " * 4, "--scope", "LN2")
-    assert "Largest values of ATTNRESLNFFRESLN-N" in out
-
-
 def test_markup_in_a_text_is_left_alone(model: Path, shell: Shell) -> None:
     out = shell("map", "--model", model, "the [bold]cat[/bold] :cat:")
     assert "[CLS] the [UNK]" in out
-
-
-def test_layers_and_scopes_as_typed(model: Path, tmp_path: Path, shell: Shell) -> None:
-    path = tmp_path / "maps.safetensors"
-    scopes = ("--scope", "ATTN-W, LN1", "--scope", "ff")
-    shell("map", TEXT, "--model", model, "--layers", " 1, 0-1", *scopes, "--out", path)
-    maps = normlens.open(path)
-    assert maps.layers == [0, 1]
-    assert maps.scopes == ["ATTN-W", "ATTNRESLN-N", "ATTNRESLNFF-N"]
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -211,23 +178,6 @@ def test_layers_count_from_zero_as_in_python(
     np.testing.assert_allclose(table["value"], own.ravel(), rtol=1e-5)
     tables = shell(*choice)
     assert re.findall(r"^ *(\d+) ", tables, re.MULTILINE).count(str(layer)) == 2  # a row in each
-
-
-def test_weights_alone_have_no_completeness(model: Path, shell: Shell) -> None:
-    assert "not measured" in shell("map", TEXT, "--model", model, "--scope", "ATTN-W")
-
-
-def test_parallel_block_has_no_amplification(decoder: Path, shell: Shell) -> None:
-    out = shell("map", TEXT, "--model", decoder)
-    assert "→ FF" in out
-    assert "amplifies" not in out
-
-
-def test_a_single_token(decoder: Path, shell: Shell) -> None:
-    # The tiny tokenizer adds two special tokens, without which there is one target and no pair.
-    out = shell("map", "cat", "--model", decoder, "--no-special-tokens")
-    assert "1 tokens: cat" in out
-    assert "–" in out
 
 
 def test_words_pair_and_rules(model: Path, shell: Shell) -> None:
@@ -261,21 +211,6 @@ def test_every_format_is_written(ending: str, model: Path, tmp_path: Path, shell
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("ending", ["safetensors", "csv", "json"])
-def test_heads_are_written_whichever_scopes_are(
-    ending: str, model: Path, tmp_path: Path, shell: Shell
-) -> None:
-    path = tmp_path / f"maps.{ending}"
-    shell("map", TEXT, "--model", model, "--scope", "FF", "--heads", "--words", "--out", path)
-    if ending == "csv":
-        frame = pd.read_csv(path)
-        scopes = set(frame[frame["head"].notna()]["scope"])
-    else:
-        opened = json.loads(path.read_text()) if ending == "json" else vars(normlens.open(path))
-        scopes = set(opened["heads"])
-    assert scopes == {"ATTN-W", "ATTN-N"}
-
-
 def test_pictures_are_drawn_as_told(model: Path, tmp_path: Path, shell: Shell) -> None:
     path = tmp_path / "maps.svg"
     options = ("--colour", "linear")
@@ -290,14 +225,6 @@ def test_pictures_are_drawn_as_told(model: Path, tmp_path: Path, shell: Shell) -
     assert "clipped square-root scale" in drawn
 
 
-def test_written_maps_are_those_of_the_library(model: Path, tmp_path: Path, shell: Shell) -> None:
-    path = tmp_path / "maps.safetensors"
-    assert shell("map", TEXT, "--model", model, "--out", path).startswith(f"wrote {path}")
-    expected = normlens.load(model).maps(TEXT)
-    for scope, values in normlens.open(path).arrays.items():
-        np.testing.assert_array_equal(values, expected[scope])
-
-
 def test_existing_output_needs_force(model: Path, tmp_path: Path, shell: Shell) -> None:
     path = tmp_path / "maps.csv"
     path.write_text("mine")
@@ -307,31 +234,6 @@ def test_existing_output_needs_force(model: Path, tmp_path: Path, shell: Shell) 
     assert path.read_text() == "mine"
     shell("map", TEXT, "--model", model, "--out", path, "--force")
     assert path.read_text() != "mine"
-
-
-@pytest.mark.parametrize("more", [(), ("--words",)])
-def test_a_full_disk_leaves_nothing_behind(
-    more: tuple[str, ...],
-    model: Path,
-    tmp_path: Path,
-    shell: Shell,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whether maps go to their file layer by layer or when all are there."""
-
-    def half(_: Any, path: str, **__: Any) -> None:
-        Path(path).write_bytes(b"half of it")
-        raise OSError(28, "No space left on device")
-
-    def full(*_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(store, "save_file", half)
-    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    out = tmp_path / "maps.safetensors"
-    line = shell.error("map", TEXT, "--model", model, "--out", out, *more)
-    assert "No space left on device" in line
-    assert list(tmp_path.iterdir()) == []
 
 
 # map: what a user can do wrong -------------------------------------------------------------------
@@ -423,25 +325,6 @@ def test_a_text_that_is_too_long(model: Path, shell: Shell) -> None:
     assert "48 tokens" in shell("map", text, "--model", model, "--truncate")
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_models_that_cannot_be_used(kind: str, model: Path, tmp_path: Path, shell: Shell) -> None:
-    damage, _, fragments = DAMAGES[kind]
-    folder = shutil.copytree(model, tmp_path / "model")
-    damage(folder)
-    (tmp_path / "out").mkdir()
-    line = shell.error("map", TEXT, "--model", folder, "--out", tmp_path / "out" / "maps.csv")
-    assert all(fragment in line for fragment in fragments), line
-    assert not (folder / "EXECUTED").exists()
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_model_without_a_tokenizer(model: Path, tmp_path: Path, shell: Shell) -> None:
-    folder = shutil.copytree(model, tmp_path / "model")
-    for path in folder.glob("token*"):
-        path.unlink()
-    assert "no tokenizer" in shell.error("map", TEXT, "--model", folder)
-
-
 @pytest.mark.parametrize("name", ["someone/no-such-model", "bert-base-uncased"])
 def test_a_name_without_the_hub(name: str, shell: Shell) -> None:
     line = shell.error("map", TEXT, "--model", name)
@@ -480,12 +363,6 @@ def test_families_cover_every_adapter(families: list[Family]) -> None:
         assert len({(family.components, family.scopes) for family in group}) == 1
 
 
-def test_models_table(shell: Shell) -> None:
-    out = shell("models")
-    for words in ("llama", "(LN) ATTN RES LN FF RES", "ATTNRESLNFFRESLN-N", "minilm", "smollm2"):
-        assert words in out
-
-
 @pytest.mark.usefixtures("one_table")
 def test_models_are_searched_by_name_and_traits(shell: Shell) -> None:
     out = shell("models", "WINDOWS", "parallel")
@@ -506,13 +383,6 @@ def test_models_are_searched_by_name_and_traits(shell: Shell) -> None:
 def test_a_search_that_finds_nothing_says_so(shell: Shell) -> None:
     assert "no model type has 'windows', 'nothing'" in shell.error("models", "windows", "nothing")
     assert "'mamba' is not supported: its layers are state-space" in shell.error("models", "mamba")
-
-
-@pytest.mark.usefixtures("one_table")
-def test_models_markdown() -> None:
-    rows = markdown_table().splitlines()
-    assert all(row.startswith("| ") or row.startswith("|-") for row in rows)
-    assert len({row.count("|") for row in rows}) == 1
 
 
 @pytest.mark.usefixtures("one_table")
@@ -605,22 +475,6 @@ def test_wrong_estimates(
     assert all(fragment in line for fragment in fragments), line
 
 
-def test_estimate_of_an_unsupported_model(tmp_path: Path, shell: Shell) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    assert "encoder–decoder" in shell.error("map", "--estimate", 8, "--model", tmp_path)
-
-
-def test_demo(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(
-        "normlens.studies.papers.demo.run_demo",
-        lambda out, *, force=False: asked.append((out, force)),
-    )
-    shell("reproduce", "demo", "--out", tmp_path / "demo", "--force")
-    shell("reproduce", "demo")
-    assert asked == [(tmp_path / "demo", True), (Path("normlens-demo"), False)]
-
-
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("could not create a primitive"), OSError(12, "no memory")]
 )
@@ -630,21 +484,6 @@ def test_no_memory_is_one_line(error, shell, monkeypatch):
 
     monkeypatch.setattr("normlens.results.store.open", fail)
     assert "not enough memory; use" in shell.error("view", "maps.safetensors")
-
-
-def test_other_errors_of_a_command_come_through(shell, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("shapes differ")
-
-    monkeypatch.setattr("normlens.results.store.open", fail)
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        shell("view", "maps.safetensors")
-
-
-def test_map_says_which_experts_tokens_used(tmp_path: Path, shell: Shell) -> None:
-    """Of a mixture that was saved and loaded again, in the layout that checkpoints have."""
-    folder = save_tiny(tmp_path / "mixture", "mixtral")
-    assert "layers 0–1: 2 of 5 experts" in shell("map", TEXT, "--model", folder)
 
 
 @pytest.mark.parametrize(

@@ -43,15 +43,6 @@ def test_a_mask_of_a_target_without_its_ids_is_refused(lens):
         lens.maps("the house", "la maison", decoder_attention_mask=[1, 0])
 
 
-def test_scopes_from_a_generator_are_asked_of_both_stacks(lens):
-    listed, made = (
-        lens.maps("the house", "la maison", scopes=scopes, layers=0)
-        for scopes in (["ATTN-N", "FF"], (name for name in ("ATTN-N", "FF")))
-    )
-    assert made.scopes == listed.scopes
-    assert made.encoder.scopes == listed.encoder.scopes
-
-
 def test_a_target_is_shifted_to_the_right(lens):
     maps = lens.maps("the house", "la maison est petite")
     assert maps.tokens[:3] == ["</s>", "<s>", "la"]  # BART's start token, then the labels
@@ -62,13 +53,6 @@ def test_a_target_is_shifted_to_the_right(lens):
     assert maps.encoder.tokens[-1] == "</s>"
     assert maps.text == ("the house", "la maison est petite")
     assert maps.encoder.text == "the house"
-
-
-def test_the_decoder_reads_what_the_model_makes_of_labels(lens):
-    """The same ids as transformers shifts labels to."""
-    labels = lens.tokenizer(text_target="la maison est verte", return_tensors="pt")["input_ids"]
-    expected = lens.adapter.whole.prepare_decoder_input_ids_from_labels(labels)
-    assert lens.maps("the house", "la maison est verte").token_ids == expected[0].tolist()
 
 
 @in_one_case("family", ["bart", "marian", "mbart", "m2m_100", "pegasus", "t5"])
@@ -98,11 +82,6 @@ def test_languages_are_those_of_the_tokenizer():
     assert first.maps("the house").tokens[0] == "<fr>"
     fifty = normlens.load(with_head("mbart"), Letters((["<en>"], ["</s>"]), (["<fr>"], ["</s>"])))
     assert fifty.maps("the house").tokens[:2] == ["</s>", "<fr>"]
-
-
-def test_a_target_without_an_end_is_read_whole():
-    lens = normlens.load(with_head("marian"), Letters(target=([], [])))
-    assert lens.maps("the house", "la").tokens == ["<pad>", "␣l", "a"]
 
 
 # Words --------------------------------------------------------------------------------------------
@@ -138,17 +117,6 @@ def test_words_of_a_text_without_offsets(slow):
         maps.words()
     given = merging.maps(["the", "house"], ["la", "maison"])
     assert given.encoder.words().tokens == ["the", "house", "</s>"]
-
-
-def test_a_letter_that_is_unknown_is_no_special_token(slow):
-    maps = slow.maps("the Xhouse", "la maison")
-    assert "<unk>" in maps.encoder.tokens
-    assert maps.encoder.words().tokens == ["the", "Xhouse", "</s>"]
-
-
-def test_two_lists_of_texts_are_not_taken_for_words(lens):
-    with pytest.raises(InputError, match=r"'the house' is no word.*\[\(source, target\), …\]"):
-        lens.maps(["the house", "is small"], ["la maison", "est petite"])
 
 
 # Several pairs ------------------------------------------------------------------------------------
@@ -206,14 +174,6 @@ def test_a_missing_target_is_generated(family):
     np.testing.assert_array_equal(
         maps["CROSS"], lens.maps(input_ids=[5, 9, 2], decoder_input_ids=maps.token_ids)["CROSS"]
     )
-
-
-def test_a_generated_target_has_words(slow):
-    maps = slow.maps("the house", scopes="CROSS")
-    assert maps.provenance["target"].startswith("generated")
-    again = slow.maps("the house", decoder_input_ids=maps.token_ids, scopes="CROSS")
-    assert again.provenance["target"] == "given"
-    assert again.tokens == maps.tokens
 
 
 def test_a_model_without_its_head_cannot_generate():
@@ -313,20 +273,6 @@ def test_bad_input_is_one_line(arguments, message, lens):
         lens.maps(**arguments)
 
 
-def test_the_beginning_of_long_texts_on_request(lens):
-    maps = lens.maps("the " * 60, "la " * 60, truncate=True)
-    assert len(maps.encoder.tokens) == len(maps.tokens) == 48
-    assert maps.encoder.tokens[-1] == "</s>"
-
-
-def test_texts_need_a_tokenizer():
-    lens = normlens.load(with_head("bart"))
-    with pytest.raises(InputError, match=r"no tokenizer.*input_ids"):
-        lens.maps("the house", "la maison")
-    with pytest.raises(InputError, match=r"no tokenizer.*decoder_input_ids"):
-        lens.maps(input_ids=[5, 6], target="la maison")
-
-
 @in_one_case(
     "second",
     [{"target": "la"}, {"decoder_input_ids": [2]}, {"input_features": [[1.0]]}],
@@ -335,17 +281,6 @@ def test_a_model_of_one_sequence_takes_no_second(second):
     lens = normlens.load(tiny_model("gpt2"))
     with pytest.raises(InputError, match=r"reads one sequence.*encoder–decoder"):
         lens.maps(input_ids=[5, 6], **second)
-
-
-def test_sequences_and_pairs_are_not_mixed_up(lens):
-    (pair,) = lens.encode_pairs("the house", "la maison")
-    other = normlens.load(tiny_model("gpt2"))
-    with pytest.raises(InputError, match="takes single sequences"):
-        other.analyse([pair])
-    with pytest.raises(InputError, match="takes pairs of a source and a target"):
-        lens.analyse([pair.source])
-    with pytest.raises(InputError, match="reads one sequence"):
-        other.encode_pairs("the", "la")
 
 
 # On the command line ----------------------------------------------------------------------------
@@ -358,17 +293,6 @@ def folder(tmp_path_factory):
         with_head("bart").save_pretrained(path)
         fast_tokenizer().save_pretrained(path)
     return path
-
-
-@in_one_case(
-    "words",
-    [
-        ("cosine", "the house", "is small", "--device", "cpu"),
-        ("map", "--estimate", "8"),
-    ],
-)
-def test_commands_that_know_one_stack_refuse_two_in_one_line(words, folder, capsys):
-    assert "encoder–decoder" in Shell(capsys).error(*words, "--model", folder)
 
 
 @pytest.fixture(scope="module")
@@ -385,7 +309,6 @@ def folders(folder, tmp_path_factory):
 
 SOURCES = "the house\nis small\n"
 PAIRS = "the house ||| la maison\nis small ||| est petite\n"
-NO_TARGETS = "has no targets, and .* has no head that could generate them"
 MANY = 12 * "the house ||| la maison\n"
 
 
@@ -432,13 +355,3 @@ def test_a_tokenizer_that_needs_another_package_says_which(tmp_path, monkeypatch
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install sentencepiece"):
         normlens.load(tmp_path, device="cpu")
-
-
-def test_a_run_takes_sources_alone(folder, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(targets, "MOST_GENERATED", 6)
-    (tmp_path / "data.txt").write_text(SOURCES)
-    where = ("--data", tmp_path / "data.txt", "--out", tmp_path / "out", "--device", "cpu")
-    status, _, _ = Shell(capsys).run(
-        "run", "--model", folder, *where, "--quiet", "--measures", "mixing"
-    )
-    assert status == 0

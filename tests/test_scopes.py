@@ -95,24 +95,6 @@ def test_several_come_in_the_order_of_the_layer():
     assert resolve_all("FF", BERT) == ["ATTNRESLNFF-N"]
 
 
-@in_one_case("everything", [None, "all"])
-def test_all_of_them(everything):
-    assert resolve_all(everything, BERT) == BERT
-
-
-def test_one_wrong_name_among_several():
-    with pytest.raises(UnknownScopeError, match="'LN9'"):
-        resolve_all(["FF", "LN9"], BERT)
-
-
-@in_one_case("number", range(2, len(BERT)))
-def test_a_numbered_name_means_the_same_among_fewer_scopes(number):
-    for short, scope in {"RES1": BERT[3], "LN1": BERT[4], "FF": BERT[5], "RES2": BERT[6]}.items():
-        some = BERT[: number + 1]
-        if scope in some:
-            assert resolve(short, some) == resolve(short, [scope]) == scope
-
-
 def test_consecutive_scopes_are_the_steps_of_the_layer():
     assert consecutive(BERT) == [
         ("ATTN", "ATTN-W", "ATTN-N"),

@@ -12,15 +12,10 @@ import torch
 from crafted_files import save_crafted
 from one_case import in_one_case
 from reference import largest_error, reference
-from scipy.stats import spearmanr
 from unlike_examples import ReaderAdapter, _own_registry, reader  # noqa: F401
 
 import normlens
-from normlens.cli.map import show_maps
-from normlens.corpus.measures import Item, get
 from normlens.errors import InputError, MapsFileError, MemoryLimitError, UnsupportedModelError
-from normlens.inputs.text import Encoded
-from normlens.results import exports as export
 from normlens.results.axes import TokenAxis
 from normlens.trace.run import trace
 from normlens.viewer import encode
@@ -87,13 +82,6 @@ def test_each_axis_has_its_tokens(maps):
     assert same == ([[i, 5 + i] for i in range(4)] if len(maps.sources) == 9 else [])
 
 
-def test_sources_are_the_targets_unless_said_otherwise():
-    square = replace(rectangular(False), arrays={}, mixing={}, heads={}, standard_error={},
-                     allowed=np.ones((2, 4, 4), bool), source_axis=None)  # fmt: skip
-    assert square.source_tokens == square.tokens
-    np.testing.assert_array_equal(square.is_same_token, np.eye(4, dtype=bool))
-
-
 @in_one_case("group", ["arrays", "mixing", "heads", "standard_error"])
 def test_arrays_that_do_not_fit_their_labels_are_refused(group, maps):
     wrong = {name: array[..., 1:] for name, array in maps.groups[group].items()}
@@ -125,22 +113,7 @@ def test_words_merge_rows_and_columns_by_their_own_words(maps):
     assert words.heads["ATTN-N"].shape[-2:] == words["ATTN"].shape[-2:]
 
 
-def test_choosing_keeps_both_axes(maps):
-    some = maps.choose(3, "CROSS")
-    assert some.layers == [3]
-    assert some.source_tokens == maps.source_tokens
-    np.testing.assert_array_equal(some["CROSS"], maps["CROSS"][1:])
-
-
 # Measuring ----------------------------------------------------------------------------------------
-
-
-def test_similarity_and_amplification_are_over_all_columns(maps):
-    found = maps.similarity("ATTN", "CROSS")
-    for layer, mask in enumerate(maps.allowed):
-        values = [maps[scope][layer][mask] for scope in ("ATTN", "CROSS")]
-        assert found[layer] == pytest.approx(spearmanr(*values).statistic)
-    np.testing.assert_allclose(maps.amplification("ATTN", "CROSS").sum(axis=1), 0, atol=1e-6)
 
 
 def test_top_pairs_are_of_different_tokens_with_the_labels_of_their_axes(maps):
@@ -157,24 +130,6 @@ def test_top_pairs_are_of_different_tokens_with_the_labels_of_their_axes(maps):
 # Taking away --------------------------------------------------------------------------------------
 
 
-def test_to_pandas(maps):
-    table = maps.to_pandas()
-    assert len(table) == sum(array.size for array in maps.arrays.values())
-    row = table.query("scope == 'ATTN-N' and layer == 3 and target == 2 and source == 4")
-    assert row["value"].item() == maps["ATTN"][1, 2, 4]
-    assert row["source_token"].item() == "</s>"
-    assert row["target_token"].item() == "##known"
-
-
-def test_to_xarray(maps):
-    pytest.importorskip("xarray")
-    data = maps.to_xarray()
-    assert data.sizes["target"] == 4
-    assert data.sizes["source"] == len(maps.sources)
-    assert data.source_token.values.tolist() == maps.source_tokens
-    np.testing.assert_array_equal(data["ATTN-N"], maps["ATTN"])
-
-
 def test_a_file_keeps_both_axes(maps, tmp_path):
     for number, some in enumerate([maps, maps.words(), maps.without_special_tokens()]):
         path = some.save(tmp_path / f"{number}.safetensors")
@@ -182,12 +137,6 @@ def test_a_file_keeps_both_axes(maps, tmp_path):
         assert again == some
         assert again.source_axis == some.source_axis
         np.testing.assert_array_equal(again.is_same_token, some.is_same_token)
-
-
-def test_maps_that_differ_in_their_columns_are_not_equal(maps):
-    renamed = replace(maps.source_axis, raw_tokens=[*maps.source_axis.raw_tokens[:-1], "x"])
-    assert replace(maps, source_axis=renamed) != maps
-    assert replace(maps, same_token=np.ones_like(maps.is_same_token)) != maps
 
 
 def change_header(path, change) -> None:
@@ -227,21 +176,6 @@ def test_a_damaged_header_is_one_line(change, tmp_path):
         normlens.open(path)
 
 
-def test_csv_and_json(maps):
-    table = export.table(maps)
-    heads = table[table["head"] == 2]
-    assert len(heads) == maps.heads["ATTN-N"][:, 0].size
-    document = json.loads(json.dumps(export.document(maps)))
-    assert document["source_tokens"] == maps.source_tokens
-    assert len(document["maps"]["ATTN-N"][0][0]) == len(maps.sources)
-    assert document["same_token"] == maps.is_same_token.tolist()
-
-
-def test_to_bertviz(maps):
-    for tensor in maps.to_bertviz("ATTN"):
-        assert tensor.shape == (1, 3, 4, len(maps.sources))
-
-
 # Showing ------------------------------------------------------------------------------------------
 
 
@@ -262,28 +196,6 @@ def test_pictures_label_each_axis_by_its_tokens(maps):
         assert labels(axes) == (maps.tokens, maps.source_tokens)
         assert axes.images[0].get_array().shape == (4, len(maps.sources))
     assert maps.plot_similarity().axes
-
-
-def test_pictures_in_other_axes(maps):
-    from matplotlib.figure import Figure
-
-    for draw in (
-        lambda ax: maps.plot(3, "CROSS", ax=ax),
-        lambda ax: maps.plot_amplification("ATTN", "CROSS", 3, ax=ax),
-    ):
-        axes = Figure().add_subplot()
-        draw(axes)
-        assert labels(axes) == (maps.tokens, maps.source_tokens)
-
-
-def test_the_amplified_pairs_in_a_picture_have_both_labels():
-    maps = rectangular()
-    arrays = {scope: np.ones_like(array) for scope, array in maps.arrays.items()}
-    arrays["ATTNRESCROSS-N"][:, 2, 3] = 9
-    figure = replace(maps, arrays=arrays).plot_amplification("ATTN", "CROSS", 3)
-    listed = [text.get_text() for axes in figure.axes for text in axes.texts]
-    listed += [text.get_text() for text in figure.texts]
-    assert any(line.endswith("mot → ##known") for text in listed for line in text.splitlines())
 
 
 def test_the_viewer_gets_rows_and_columns(maps):
@@ -313,16 +225,6 @@ def test_the_viewer_gets_rows_and_columns(maps):
     values = np.frombuffer(inflated(item["maps"]["ATTN-N"][1]).reshape(4, -1).T.tobytes(), "<f4")
     np.testing.assert_array_equal(values, maps["ATTN"][1][maps.allowed[1]])
     assert set(item["mixing"]) == set(maps.mixing)
-
-
-def test_the_summary_of_the_command_line(maps, capsys):
-    show_maps(maps.choose(scopes="CROSS"))
-    printed = capsys.readouterr().out
-    assert f"{len(maps.sources)} sources: <s> in ##connu mot </s>" in printed
-    header = next(
-        line for line in printed.splitlines() if "##connu" in line and "sources" not in line
-    )
-    assert header.split()[:5] == OTHERS
 
 
 # From a model -------------------------------------------------------------------------------------
@@ -396,41 +298,6 @@ def test_padding_of_either_sequence_is_left_out(lens):
             assert largest_error(together[scope], alone[scope]) < 1e-12
 
 
-def test_correlations_are_over_the_columns_that_are_allowed(lens):
-    batch = [IDS, IDS[:4]]
-    encoded = lens.encode(input_ids=batch)
-    for maps in lens.analyse(encoded, correlations=True):
-        found = maps.correlations
-        a, b = (found.scopes.index(f"ATTNRESLN{name}-N") for name in ("", "CROSS"))
-        values = [maps.at(found.scopes[k], 1)[maps.allowed[1]] for k in (a, b)]
-        assert found.rho[1, a, b] == pytest.approx(spearmanr(*values).statistic)
-        assert np.isnan(found.rho[0, a, b])
-
-
-def test_statistics_of_a_layer_that_reads_another_sequence(lens):
-    maps = lens.maps(input_ids=IDS, statistics=True)
-    assert maps.statistics["ff_without_special"].shape == (2, 7, 11)
-    assert maps.statistics["ff_without_special"][1, :, :4].all()
-
-
-def test_measures_of_two_sequences(lens):
-    (encoded,) = lens.encode(input_ids=IDS)
-    (maps,) = lens.analyse([encoded])
-    item = Item("text-0", 0, maps, encoded)
-    for name in ("similarity", "mixing"):
-        assert len(get(name).rows(item)[name])
-    with pytest.raises(InputError, match="'amplification' compares the tokens of one text"):
-        get("amplification").rows(item)
-
-
-def test_a_prepared_lens_gives_the_same_maps(lens):
-    """What it keeps of a layer's weights is of one attention; the other goes its own way."""
-    plain = lens.maps(input_ids=IDS)
-    prepared = lens.prepare().maps(input_ids=IDS)
-    for scope in plain:
-        assert largest_error(prepared[scope], plain[scope]) < 1e-12
-
-
 def test_samples_of_two_attentions(lens):
     """Every order adds up to the model's own vectors; a limit changes only how it is cut."""
     options = {"nonlinearity": "shapley", "samples": 3}
@@ -458,14 +325,6 @@ def test_other_tokens_that_are_too_few(lens, monkeypatch):
     monkeypatch.setattr(ReaderAdapter, "source_tokens", lambda *_: [["one"]])
     with pytest.raises(UnsupportedModelError, match="4 vectors of 'memory' are read"):
         lens.maps(input_ids=IDS)
-
-
-def test_the_maps_of_two_sequences_are_shown_and_kept(lens, tmp_path):
-    maps = lens.maps(input_ids=IDS)
-    assert normlens.open(maps.save(tmp_path / "maps.safetensors")) == maps
-    assert maps.plot_overview().axes
-    assert maps.to_html(tmp_path / "maps.html").exists()
-    assert isinstance(lens.encode(input_ids=IDS)[0], Encoded)
 
 
 def test_scores_of_such_a_model_are_not_explained(lens):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from heads import tried_families
 from one_case import in_one_case
 from reference import largest_error, references
@@ -108,13 +107,3 @@ def test_rollout_of_every_scope(family, tiny):
         rolled = slow_rollout(single, residual, normalise=scope.endswith("-N"))
         assert largest_error(maps[scope], rolled) <= 1e-9, scope
         np.testing.assert_allclose(maps[scope].sum(-1), 1, rtol=1e-6)
-
-
-@in_one_case("method", [alti, value_zeroing])
-@in_one_case("family", ["bert", "llama", "gpt_neox"])
-def test_float32_is_close_to_float64(method, family, tiny):
-    exact, close = (
-        method(*lens_and_ids(tiny(family, dtype)))[0] for dtype in (torch.float64, torch.float32)
-    )
-    scope = exact.scopes[0]
-    assert largest_error(close[scope], exact[scope]) <= 1e-3

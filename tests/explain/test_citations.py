@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from one_case import in_one_case
-from pair_examples import Letters, fast_tokenizer, with_head
+from pair_examples import fast_tokenizer, with_head
 
 import normlens
 from normlens.errors import InputError
@@ -184,16 +184,6 @@ def test_every_way_to_split(smollm2, citation):
     assert text in spaced.text
 
 
-def test_parts_of_the_answer_are_the_answer(smollm2, citation):
-    whole = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence", parts="document")
-    assert whole.parts == [ANSWER]
-    np.testing.assert_allclose(whole.scores, citation.scores, atol=2e-4)
-    assert whole.value == pytest.approx(citation.value, rel=1e-5)
-    logits = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, score="logit", parts="token")
-    assert len(logits.parts) == len(logits.raw_tokens) - int((logits.owners > -2).sum())
-    assert logits.value > whole.value
-
-
 def test_the_model_answers_where_no_answer_is_given(smollm2):
     made = smollm2.cite(QUESTION, DOCUMENTS, generate=12)
     assert "Lima" in made.answer
@@ -202,23 +192,6 @@ def test_the_model_answers_where_no_answer_is_given(smollm2):
     np.testing.assert_allclose(given.scores, made.scores, atol=1e-5)
     longer = smollm2.cite(QUESTION, DOCUMENTS, generate=12, generation={"min_new_tokens": 12})
     assert (longer.owners == -2).sum() >= (made.owners == -2).sum()
-
-
-def test_one_source_and_the_same_source_twice(smollm2):
-    one = smollm2.cite(QUESTION, [DOCUMENTS[1]], ANSWER, ablations=4)
-    assert len(one.scores) == 1
-    assert one.scores[0] > 0
-    twice = smollm2.cite(QUESTION, [DOCUMENTS[1], DOCUMENTS[0], DOCUMENTS[1]], ANSWER)
-    spans = twice.source_spans
-    assert [twice.text[a:b] for a, b in spans] == twice.sources
-    assert len({*spans[:, 0].tolist()}) == 3
-    assert (twice.scores[[0, 2]] > 0).all()
-
-
-def test_padding_on_the_left_changes_nothing(smollm2, citation):
-    left = changed(smollm2, padding_side="left", pad_token=smollm2.tokenizer.eos_token)
-    again = left.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence")
-    np.testing.assert_allclose(again.scores, citation.scores, atol=1e-6)
 
 
 def test_a_model_without_a_template_reads_plain_text(smollm2):
@@ -283,16 +256,6 @@ def test_encoder_decoders(family):
     assert lens.cite("is it ?", sources, ablations=4, generate=5).scores.shape == (3,)
 
 
-def test_it_is_saved_and_drawn(smollm2, citation, tmp_path):
-    pytest.importorskip("matplotlib")
-    citation.save(tmp_path / "c.safetensors")
-    assert normlens.open(tmp_path / "c.safetensors") == citation
-    sharp = smollm2.cite(QUESTION, "\n".join(20 * DOCUMENTS[:1]), ANSWER, ablations=3)
-    figure = sharp.plot()
-    assert len(figure.axes[0].get_yticklabels()) == 15
-    assert "6 sources, first 2" in repr(citation)
-
-
 @in_one_case(
     ("given", "words"),
     [
@@ -318,11 +281,3 @@ def test_wrong_citations_are_one_line(given, words, smollm2):
     call = {"question": QUESTION, "sources": DOCUMENTS, "answer": ANSWER} | given
     with pytest.raises(InputError, match=words):
         smollm2.cite(call.pop("question"), call.pop("sources"), call.pop("answer"), **call)
-
-
-def test_models_that_cannot_answer_say_so(minilm):
-    with pytest.raises(normlens.NormLensError):
-        minilm.cite(QUESTION, DOCUMENTS)
-    lens = normlens.load(with_head("bart"), Letters())
-    with pytest.raises(InputError, match="fast tokenizer"):
-        lens.cite(QUESTION, DOCUMENTS)

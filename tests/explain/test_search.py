@@ -6,7 +6,6 @@ import importlib
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,28 +224,6 @@ def test_a_sparse_model_scores_as_its_library_does(pools, activation, sentences,
         assert normlens.open(path) == ranking
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_an_inference_free_query_has_its_words_weights(sentences, tmp_path):
-    sparse = importlib.import_module("sentence_transformers.sparse_encoder.modules")
-    modules = importlib.import_module("sentence_transformers.base.modules")
-    folder = save_kind(tmp_path / "mlm", "BertForMaskedLM")
-    encoder = modules.Transformer(str(folder), transformer_task="fill-mask")
-    torch.manual_seed(1)
-    weights = torch.rand(encoder.tokenizer.vocab_size + 20)
-    static = sparse.SparseStaticEmbedding(encoder.tokenizer, weights[: len(encoder.tokenizer)])
-    router = modules.Router.for_query_document(
-        query_modules=[static], document_modules=[encoder, sparse.SpladePooling()]
-    )
-    whole = sentences.SparseEncoder(modules=[router], device="cpu")
-    query = whole.encode_query(QUERY).to_dense()
-    documents = whole.encode_document(list(DOCUMENTS)).to_dense()
-    expected = (documents[:, : len(query)] @ query).detach().numpy()
-    ranking = check_ranking(whole, expected, "sparse")
-    special = np.array(ranking[0].a.is_special)
-    assert (ranking[0].by_query[special] == 0).all()
-    assert ranking[0].bias == pytest.approx(0)
-
-
 @in_one_case(
     ("expansion", "similarity"),
     [
@@ -335,23 +312,6 @@ def test_a_decoder_answers_by_a_template(smollm2):
     assert alone.value == pytest.approx(float(logits[yes]), rel=1e-4)
     with pytest.raises(InputError, match="once each"):
         smollm2.score(query, document, template="{query}")
-
-
-def test_a_decoders_chat_template_reads_both_texts(sentences, tmp_path):
-    modules = importlib.import_module("sentence_transformers.base.modules")
-    cross = importlib.import_module("sentence_transformers.cross_encoder.modules")
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} [SEP] {% endfor %}"
-    tiny_of("GPT2LMHeadModel", torch.float32, of="gpt2").save_pretrained(tmp_path / "decoder")
-    tokenizer.save_pretrained(tmp_path / "decoder")
-    encoder = modules.Transformer(str(tmp_path / "decoder"), transformer_task="text-generation")
-    whole = sentences.CrossEncoder(modules=[encoder, cross.LogitScore(7, 9)], device="cpu")
-    pairs, identity = [(QUERY, document) for document in DOCUMENTS], torch.nn.Identity()
-    # GPT-2 counts padding on the left among its positions.
-    expected = whole.predict(pairs, activation_fn=identity, batch_size=1)
-    whole.save(str(tmp_path / "saved"))
-    for source in (whole, tmp_path / "saved"):
-        check_ranking(source, expected, "cross-encoder")
 
 
 # Against a frozen copy with autograd --------------------------------------------------------------
@@ -470,19 +430,6 @@ def check_against(score: normlens.Score, sides: Any, dtype: torch.dtype) -> None
         np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
 
 
-def test_tokens_that_nobody_attends_to_change_no_other(tiny):
-    """A query's expansion is read behind it, and gives nothing to the query's own vectors."""
-    search = TokenVectors(expansion={"length": 9, "attend": False, "token": "sat"})
-    lens = lens_of(tiny("bert"), reads="any", search=search, normalized=True)
-    plain = lens_of(tiny("bert"), reads="any", search=TokenVectors(), normalized=True)
-    expanded, alone = (one.score(QUERY, DOCUMENT) for one in (lens, plain))
-    n = len(alone.a)
-    assert len(expanded.a) == 9
-    assert expanded.tokens_a[n:] == ["sat"] * (9 - n)
-    np.testing.assert_allclose(expanded.term_values[:n], alone.term_values, atol=1e-9)
-    assert np.abs(expanded.term_query[:n, n:]).max() == 0
-
-
 def test_texts_without_a_common_word_have_no_score(tiny):
     model = tiny_of("BertForMaskedLM")
     with torch.no_grad():
@@ -505,25 +452,6 @@ def test_a_cosine_of_other_search_models_is_refused(tiny):
         )
 
 
-def test_a_router_of_two_models_says_what_to_do(sentences, folder):
-    modules = importlib.import_module("sentence_transformers.base.modules")
-    first, second = (
-        [modules.Transformer(str(folder)), sentences.models.Pooling(16)] for _ in range(2)
-    )
-    router = modules.Router.for_query_document(query_modules=first, document_modules=second)
-    whole = sentences.SentenceTransformer(modules=[router], device="cpu")
-    with pytest.raises(UnsupportedModelError, match="document_lens=document_side"):
-        normlens.load(whole).score(QUERY, DOCUMENT)
-    sides = (
-        normlens.load(sentences.SentenceTransformer(modules=side, device="cpu"))
-        for side in (first, second)
-    )
-    query, document = sides
-    expected = whole.similarity(whole.encode_query(QUERY), whole.encode_document(DOCUMENT))
-    score = query.score(QUERY, DOCUMENT, document_lens=document)
-    assert score.value == pytest.approx(float(expected), abs=1e-5)
-
-
 # Rankings -----------------------------------------------------------------------------------------
 
 
@@ -543,30 +471,6 @@ def test_why_one_is_above_another(tiny):
     table = ranking.to_pandas()
     assert table["given"].tolist() == ranking.places
     assert [DOCUMENTS[place] for place in ranking.places] == table["document"].tolist()
-
-
-def test_scores_of_a_ranking_are_what_they_are_alone(tiny):
-    lens = lens_of(tiny("bert"))
-    ranking = lens.rank(QUERY, DOCUMENTS, batch_size=2)
-    for score, place in zip(ranking, ranking.places, strict=True):
-        alone = lens.score(QUERY, DOCUMENTS[place], batch_size=1)
-        assert score.value == pytest.approx(alone.value, abs=1e-9)
-        np.testing.assert_allclose(score.pairs, alone.pairs, atol=1e-9)
-
-
-def test_words_sum_their_tokens_and_files_hold_everything(minilm, tmp_path):
-    ranking = minilm.rank("playing instruments", ["Someone strums a ukulele.", "Snow fell."])
-    words = ranking.words()
-    assert len(words[0].tokens_b) < len(ranking[0].tokens_b)
-    for whole, merged in zip(ranking, words, strict=True):
-        assert merged.pairs.sum() == pytest.approx(whole.pairs.sum())
-    assert ranking[0].document == "Someone strums a ukulele."
-    for result in (ranking, ranking[0], words):
-        path = result.save(tmp_path / "result.safetensors")
-        assert normlens.open(path) == result
-    assert ranking.why_above().words().by_query()["difference"].sum() == pytest.approx(
-        ranking[0].value - ranking[1].value, abs=1e-6
-    )
 
 
 # What is refused ----------------------------------------------------------------------------------
@@ -593,12 +497,6 @@ def test_bad_input_is_one_line(given, options, line, minilm):
         minilm.rank(*given, **options)
 
 
-def test_models_of_other_inputs_are_refused(tiny):
-    for family, line in (("vit", "reads pictures or sound"), ("t5", "is an encoder–decoder")):
-        with pytest.raises(InputError, match=line):
-            normlens.Lens(tiny(family), tokenizer=False).score(QUERY, DOCUMENT)
-
-
 def test_options_that_mean_nothing_for_a_model_are_refused(tiny):
     dense = lens_of(tiny("bert"))
     late = lens_of(tiny("bert"), reads="any", search=TokenVectors())
@@ -614,22 +512,6 @@ def test_options_that_mean_nothing_for_a_model_are_refused(tiny):
             lens.score(QUERY, DOCUMENT, **option)
     with pytest.raises(InputError, match="leave document_lens out"):
         cross.score(QUERY, DOCUMENT, document_lens=dense)
-
-
-def test_towers_of_other_widths_and_prompts_that_are_not_pooled_are_refused(tiny):
-    lens = lens_of(tiny("bert"))
-    other = lens_of(tiny("bert", hidden_size=8, num_attention_heads=2))
-    with pytest.raises(InputError, match="vectors of 16 numbers"):
-        lens.score(QUERY, DOCUMENT, document_lens=other)
-    lens.pooling = replace(lens.pooling, pools_prompt=False, query_prompt="a cat : ")
-    with pytest.raises(UnsupportedModelError, match="leaves its prompt"):
-        lens.score(QUERY, DOCUMENT)
-    assert lens.score(QUERY, DOCUMENT, query_prompt="").value
-
-
-def test_there_is_no_such_rank(tiny):
-    with pytest.raises(InputError, match="ranks are 0 to 0"):
-        lens_of(tiny("bert")).rank(QUERY, [DOCUMENT]).why_above()
 
 
 # The page -----------------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ import pytest
 import torch
 from one_case import in_one_case
 from reference import largest_error, reference
-from torch.utils.flop_counter import FlopCounterMode
 
 from normlens.errors import InputError
-from normlens.frozen.feedforward import FrozenFeedForward, hidden
+from normlens.frozen.feedforward import hidden
 from normlens.frozen.layer import freeze
 from normlens.frozen.norm_maps import layer_maps
 from normlens.frozen.scores import layer_scores
@@ -67,16 +66,6 @@ def test_the_adjoint_is_the_transpose(order, rule, problem):
     torch.testing.assert_close(layer.forward(v[1]), forward[1], rtol=0, atol=1e-12)
 
 
-@every_order
-def test_the_adjoint_is_autograd_through_the_linear_face(order, problem):
-    given = problem(order, batch=2)
-    layer = frozen(given)
-    v = torch.randn_like(given.x).requires_grad_()
-    g = torch.randn_like(given.x)
-    (expected,) = torch.autograd.grad(layer.forward(v), v, g)
-    torch.testing.assert_close(layer_scores(layer, g).arriving, expected, rtol=0, atol=1e-11)
-
-
 @in_one_case("order", ["post", "pre", "both"])
 def test_parts_are_the_linear_face_of_single_tokens(order, problem):
     """Without biases a token's part is what the layer makes of this token alone."""
@@ -101,22 +90,6 @@ def test_shapley_values_cannot_be_composed(problem):
     ):
         with pytest.raises(InputError, match="not linear"):
             face()
-
-
-def test_steps_behind_the_last_one_asked_for_are_not_computed(problem):
-    given = problem("post")
-    layer = freeze(given.layer, given.x, given.alpha, [6], until=2)
-    assert len(layer.steps) == 3
-
-
-@in_one_case("order", ["post", "pre", "bare"])
-def test_maps_do_not_repeat_the_products_of_freezing(order, problem):
-    """The block's output, and what it makes of the bias, are there once the layer is frozen."""
-    layer = frozen(problem(order))
-    (block,) = [step for step in layer.steps if isinstance(step, FrozenFeedForward)]
-    with FlopCounterMode(display=False) as counted:
-        _ = block.output, layer.biases
-    assert counted.get_total_flops() == 0
 
 
 # Two sequences ------------------------------------------------------------------------------------
@@ -240,23 +213,3 @@ def test_residuals_do_not_add_two_mixtures_of_the_same_tokens(problem):
     steps = [attention, Branch(), norm, Residual()]
     with pytest.raises(ValueError, match="must branch where its sources are not mixed yet"):
         replace(given, layer=Layer(steps)).solve()
-
-
-@in_one_case("biased", [None, "gate", "up", "down", "incoming"])
-@in_one_case("rule", ["ig", "ig-bias", "gradient"])
-def test_a_block_without_biases_adds_none_of_its_own(rule, biased):
-    draw = torch.Generator().manual_seed(0)
-
-    def linear(name: str, rows: int, columns: int) -> Linear:
-        weight = torch.randn(rows, columns, generator=draw, dtype=torch.float64)
-        return Linear(weight, torch.ones(columns, dtype=torch.float64) if name == biased else None)
-
-    block = FeedForward(linear("up", 6, 10), linear("down", 10, 6), "silu", linear("gate", 6, 10))
-    y = torch.randn(2, 3, 6, generator=draw, dtype=torch.float64)
-    bias = torch.ones(6, dtype=torch.float64) if biased == "incoming" else None
-    frozen = FrozenFeedForward.at(block, y, bias, rule)
-    behind = frozen.affine(bias)
-    assert (behind is None) == (biased is None and rule == "ig")
-    owned = y if bias is None else y - bias
-    total = frozen.linear(owned) + (0 if behind is None else behind)
-    torch.testing.assert_close(total, frozen.output)

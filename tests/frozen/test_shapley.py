@@ -18,20 +18,6 @@ IDS = [3, 9, 27, 14, 5, 33, 8]
 
 
 @GATES
-def test_sampled_values_are_near_the_exact_ones(gated, problem):
-    given = problem("post", n=3, gated=gated, activation="silu")
-    expected = reference(given.layer, given.x[0], given.alpha[0], "shapley")
-    off = ~torch.eye(3, dtype=torch.bool)
-    for seed in range(5):
-        found = given.solve(rule="shapley", samples=64, seed=seed)
-        for scope in BEHIND:
-            error = (found.norms[scope][0] - expected.maps[scope])[off].abs()
-            assert (error <= 4 * found.standard_error[scope][0][off] + 1e-12).all(), scope
-        for scope in ("ATTN-N", "ATTNRES-N", "ATTNRESLN-N"):
-            assert largest_error(found.norms[scope][0], expected.maps[scope]) < 1e-9
-
-
-@GATES
 def test_every_order_once_is_exact(gated, problem, monkeypatch):
     """With all orders instead of random ones, nothing is left to chance."""
     given = problem("post", n=3, gated=gated, activation="gelu")
@@ -96,16 +82,6 @@ def test_standard_error_is_the_spread_over_seeds(order, gated, causal, problem):
         assert 0.9 < ratio.mean() < 1.1, scope
 
 
-def test_standard_error_shrinks_with_samples(problem):
-    given = problem("post", n=4)
-    few, many = (
-        given.solve(rule="shapley", samples=samples).standard_error for samples in (40, 640)
-    )
-    for scope in BEHIND:
-        ratio = few[scope].mean() / many[scope].mean()
-        assert 3 < ratio < 5, scope  # √16 = 4
-
-
 def test_one_sample_has_no_standard_error(problem):
     """A single order says nothing about the spread, so its error must not be given as 0."""
     errors = problem("post", n=4).solve(rule="shapley", samples=1).standard_error
@@ -128,12 +104,6 @@ def test_completeness_holds_however_few_orders_there_are(family, samples):
     assert 0 < maps.completeness < 1e-5
 
 
-def test_completeness_with_an_activation_that_is_not_zero_at_zero():
-    """``g(0)`` belongs to no token."""
-    lens = normlens.load(tiny_model("gpt2", activation_function="sigmoid"))
-    assert lens.maps(input_ids=IDS, nonlinearity="shapley", samples=2).completeness < 1e-5
-
-
 def test_the_seed_decides():
     lens = normlens.load(tiny_model("bert"))
 
@@ -142,15 +112,6 @@ def test_the_seed_decides():
 
     assert (draw(3) == draw(3)).all()
     assert (draw(3) != draw(4)).any()
-
-
-def test_the_global_random_state_is_left_alone():
-    lens = normlens.load(tiny_model("bert"))
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    lens.maps(input_ids=IDS, nonlinearity="shapley", samples=2)
-    assert torch.equal(torch.rand(3), expected)
 
 
 @in_one_case("family", ["bert", "llama"])
@@ -164,18 +125,3 @@ def test_a_batch_draws_what_each_sequence_draws_alone(family):
             assert largest_error(found[scope], alone[scope]) < 1e-6, scope
         for scope, error in alone.standard_error.items():
             assert largest_error(found.standard_error[scope], error) < 1e-4, scope
-
-
-def test_the_size_of_a_block_of_targets_changes_nothing(problem, monkeypatch):
-    given = problem("post", n=9)
-    expected = given.solve(rule="shapley", samples=4)
-    found = given.solve(rule="shapley", samples=4, memory_limit=1)
-    for scope in expected.norms:
-        assert largest_error(found.norms[scope], expected.norms[scope]) < 1e-12, scope
-
-
-def test_players_that_send_nothing_get_nothing(problem):
-    """Sources that a causal mask hides have no part behind the block either."""
-    found = problem("post", n=5, causal=True).solve(rule="shapley", samples=8)
-    for scope in BEHIND:
-        assert not found.norms[scope][0].triu(1).any(), scope

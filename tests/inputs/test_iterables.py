@@ -97,11 +97,3 @@ def test_one_text_stays_one(one, lens):
 def test_what_is_not_texts_is_refused_in_one_line(thing: Any, words: str, lens):
     with pytest.raises(InputError, match=words):
         lens.maps(thing)
-
-
-def test_sources_of_an_encoder_decoder():
-    assert as_list(pd.Series(TEXTS)) == TEXTS
-    lens = normlens.load(tiny_model("bart"), tiny_tokenizer())
-    pairs = [("the cat", "a mat"), ("a mat", "the cats")]
-    maps = lens.maps(pair for pair in pairs)
-    assert [one.decoder.text for one in maps] == [one.decoder.text for one in lens.maps(pairs)]

@@ -132,13 +132,6 @@ def test_other_modules_are_refused_by_name(kinds, named, folder):
         normlens.load(folder, device="cpu").cosine(*TEXTS)
 
 
-def test_an_unknown_activation_is_refused_by_name(folder):
-    describe(folder, "Transformer", "Pooling", "Dense")
-    add_dense(folder, "2_Dense", "torch.nn.modules.activation.Hardtanh", True, True)
-    with pytest.raises(UnsupportedModelError, match="'Hardtanh'"):
-        normlens.load(folder, device="cpu").cosine(*TEXTS)
-
-
 def test_files_that_are_missing_or_damaged_are_one_line(folder):
     describe(folder, "Transformer", "Pooling", "Dense")
     with pytest.raises(ModelLoadError, match=r"2_Dense/config.json"):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 from one_case import in_one_case
-from reference import assert_maps_match, largest_error, references
-from test_traits import IDS, assert_only_weights_differ, band, check, with_other
+from reference import largest_error
+from test_traits import IDS, band, check
 from torch import nn
-from transformers import T5ForConditionalGeneration
 
 import normlens
 from normlens.layers import Norm
@@ -48,15 +45,6 @@ IN_TURN = "(LN) ATTN RES LN FF RES"
 )
 def test_layouts(family, overrides, sequence):
     assert check(family, **overrides).component_sequence == sequence
-
-
-def test_falcon_reads_its_second_norm():
-    """The feed-forward block beside the attention has a norm of its own in the newer layout."""
-    lens = check("falcon")
-    (block, *_) = lens.model.h
-    _, first, _, beside, _ = adapt(lens.model).layer(block).steps
-    assert first.module is block.ln_attn
-    assert beside.norm.module is block.ln_mlp
 
 
 # Values in fused projections ---------------------------------------------------------------------
@@ -101,24 +89,6 @@ def test_granites_factor_is_that_of_its_weights(factor):
         assert largest_error(first[scope], second[scope]) < 1e-6, scope
 
 
-def test_granites_factor_is_checked_where_it_stands():
-    """Each branch is compared with the model's own vector behind its factor."""
-    lens = normlens.load(tiny_model("granite").double())
-    lens.model.layers[1].mlp.down_proj.register_forward_hook(lambda _, __, out: 1.01 * out)
-    with pytest.raises(normlens.NormLensError, match=r"mlp\.down_proj .* of layer 1"):
-        lens.maps(input_ids=IDS)
-
-
-@in_one_case("dtype", [torch.float16, torch.bfloat16])
-def test_a_factor_in_half_precision_is_not_rounded_into_the_weights(dtype):
-    model = tiny_model("granite").to(dtype)
-    layer = normlens.load(model).layers[0]
-    down = layer.to(torch.float32).feed_forward.down
-    exact = layer.feed_forward.down.weight.detach().double() * 0.3
-    assert largest_error(down.weight, exact) < 1e-7
-    assert normlens.load(model).maps(input_ids=IDS).completeness < 0.05
-
-
 def test_a_factor_for_each_dimension():
     """As a scale behind a branch may be: the map, its folded form and its module agree."""
     torch.manual_seed(0)
@@ -131,20 +101,6 @@ def test_a_factor_for_each_dimension():
         torch.testing.assert_close(folded(x.double()), 0.5 * expected.double(), rtol=1e-6, atol=0)
         torch.testing.assert_close(folded.part(module(x).double()).float(), 0.5 * expected)
     assert not folded.is_scaled
-
-
-def test_the_expansion_rate_counts_the_factor():
-    from normlens.measures.tensors import expansion_rates
-
-    model = tiny_model("granite", attention_bias=False)
-    plain = copy.deepcopy(model)
-    with torch.no_grad():
-        for block, other in zip(model.layers, plain.layers, strict=True):
-            other.self_attn.o_proj.weight *= block.residual_multiplier
-            other.residual_multiplier = 1.0
-    assert expansion_rates(normlens.load(model)) == pytest.approx(
-        expansion_rates(normlens.load(plain))
-    )
 
 
 @in_one_case(
@@ -164,45 +120,6 @@ def test_scores_are_scaled_as_the_model_scales_them(family, setting, factor):
         found.append(lens.explain(input_ids=IDS, target=2, contrast=1))
     assert found[1].value == pytest.approx(4 * found[0].value)
     np.testing.assert_allclose(found[1].contributions, 4 * found[0].contributions, rtol=1e-6)
-
-
-# Norms ------------------------------------------------------------------------------------------
-
-
-def test_nemotron_multiplies_by_one_plus_gamma():
-    model = tiny_model("nemotron").double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "layernorm.weight" in name:
-                parameter.zero_()
-    maps = normlens.load(model).maps(input_ids=IDS)
-    assert_maps_match(maps, references(model, IDS), 1e-9)
-    assert all(maps[scope].max() > 0.1 for scope in maps.scopes)
-
-
-@in_one_case(
-    ("family", "sequence"),
-    [
-        ("glm4", "(LN) ATTN LN RES LN FF LN RES"),
-        ("olmo3", "ATTN LN RES FF LN RES"),
-        ("exaone4", "ATTN LN RES FF LN RES"),
-    ],
-)
-def test_norms_behind_a_branch(family, sequence):
-    assert check(family).component_sequence == sequence
-
-
-@in_one_case("family", ["cohere", "olmo3", "exaone4", "stablelm"])
-def test_query_and_key_norms_act_on_the_weights(family):
-    overrides = {} if family in ("cohere", "stablelm") else {"sliding_window": 48}
-    model = tiny_model(family, **overrides).double()
-    names = ["q_norm", "k_norm", "q_layernorm", "k_layernorm"]
-    assert_only_weights_differ(model, with_other(model, *names))
-
-
-@in_one_case("family", ["stablelm", "cohere"])
-def test_without_query_and_key_norms(family):
-    check(family, **{"qk_layernorm" if family == "stablelm" else "use_qk_norm": False})
 
 
 # How far a target sees --------------------------------------------------------------------------
@@ -227,22 +144,6 @@ def test_sliding_windows(family, overrides, windows):
     for allowed, window in zip(maps.allowed, windows, strict=True):
         back = len(IDS) if window is None else window - 1
         np.testing.assert_array_equal(allowed, band(len(IDS), back, 0))
-
-
-@in_one_case("family", ["mpt", "falcon"])
-def test_alibi_sees_the_order(family):
-    overrides = {} if family == "mpt" else {"alibi": True, "new_decoder_architecture": False}
-    model = tiny_model(family, **overrides).double()
-    maps = normlens.load(model).maps(input_ids=[5, 5, 5, 5], heads=True)
-    assert (np.diff(maps.heads["ATTN-W"][0, :, -1], axis=-1) > 0).all()
-
-
-def test_positions():
-    """MPT has a table of distances; Falcon with ALiBi has no limit."""
-    assert adapt(tiny_model("mpt")).max_positions() == 48
-    assert adapt(tiny_model("falcon")).max_positions() == 48
-    alibi = tiny_model("falcon", alibi=True, new_decoder_architecture=False)
-    assert adapt(alibi).max_positions() is None
 
 
 # Limits of values -------------------------------------------------------------------------------
@@ -273,15 +174,3 @@ def test_one_plus_gamma_keeps_the_digits_of_gamma(family):
     weight = block.input_layernorm.weight
     assert torch.equal(norm.gamma, 1 + weight.float())
     assert not torch.equal(norm.gamma, (1 + weight).float())
-
-
-def test_t5s_scaled_gamma_keeps_its_digits():
-    """Its last vectors are divided by √d before they meet the shared embeddings."""
-    config = tiny_config("t5", d_model=24, scale_decoder_outputs=True)  # √24 rounds, √16 does not
-    model = T5ForConditionalGeneration(config)
-    scramble(model)
-    model = model.bfloat16()
-    (norm,) = adapt(model).generating_head(model).body
-    weight = model.decoder.final_layer_norm.weight
-    assert torch.equal(norm.gamma, weight.float() * config.d_model**-0.5)
-    assert not torch.equal(norm.gamma, (weight * config.d_model**-0.5).float())

@@ -11,7 +11,7 @@ import torch
 import transformers
 from one_case import in_one_case
 from reference import largest_error
-from test_traits import IDS, assert_only_weights_differ, band, check, with_other
+from test_traits import IDS, check
 from torch import nn
 
 import normlens
@@ -19,7 +19,7 @@ from normlens.errors import InputError, UnsupportedModelError
 from normlens.explain.rollouts import value_zeroing
 from normlens.families.deberta import Deberta
 from normlens.layers import FIRST, MEAN
-from normlens.models import adapt, base
+from normlens.models import base
 from normlens.models.base import interleaved_values, read_head
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 from normlens.pipeline.batches import batches
@@ -42,37 +42,6 @@ def test_rotated_values_are_refused_by_name():
 
 
 # DeBERTa ----------------------------------------------------------------------------------------
-
-
-@in_one_case(
-    "overrides",
-    [
-        {"pos_att_type": ["c2p"]},
-        {"pos_att_type": ["p2c"]},
-        {"relative_attention": False, "position_biased_input": True, "type_vocab_size": 2},
-    ],
-)
-def test_deberta_positions(overrides):
-    check("deberta", **overrides)
-
-
-def test_deberta_relative_positions_act_on_the_weights(tiny):
-    model = tiny("deberta")
-    assert_only_weights_differ(model, with_other(model, "rel_embeddings", "q_bias"))
-
-
-def test_deberta_values_have_a_bias_outside_their_projection():
-    model = tiny_model("deberta").double()
-    lens = normlens.load(model)
-    value = lens.layers[0].attention.value
-    assert value.bias_outside
-    before = lens.maps(input_ids=IDS)
-    with torch.no_grad():
-        for block in model.encoder.layer:
-            block.attention.self.v_bias.zero_()
-    after = lens.maps(input_ids=IDS)
-    assert largest_error(after["ATTN-N"], before["ATTN-N"]) > 1e-2
-    assert after.completeness < 1e-6
 
 
 class BiasInside(Deberta):
@@ -111,41 +80,6 @@ def test_deberta_with_talking_heads_is_refused():
         normlens.load(tiny_model("deberta", talking_head=True))
 
 
-@in_one_case("legacy", [True, False])
-def test_deberta_masked_heads(legacy):
-    model = headed("deberta", "MaskedLM", legacy=legacy)
-    lens = normlens.load(model, tokenizer=False)
-    why = lens.explain(input_ids=IDS, target=7, position=2)
-    with torch.no_grad():
-        score = float(model(input_ids=torch.tensor([IDS])).logits[0, 2, 7])
-    assert why.target_value == pytest.approx(score, rel=1e-6)
-
-
-# Norms before the branches -----------------------------------------------------------------------
-
-
-@in_one_case("family", ["roberta-prelayernorm", "xlm-roberta-xl", "esm"])
-def test_norms_before_the_branches(family):
-    lens = check(family)
-    assert lens.component_sequence == "(LN) ATTN RES LN FF RES"
-    assert len(lens.adapter.end()) == 1
-
-
-@in_one_case("family", ["roberta-prelayernorm", "xlm-roberta-xl", "esm", "ernie"])
-def test_as_a_decoder(family):
-    maps = check(family, is_decoder=True).maps(input_ids=IDS)
-    np.testing.assert_array_equal(maps.allowed[0], band(len(IDS), len(IDS), 0))
-
-
-@in_one_case("family", ["roberta-prelayernorm", "xlm-roberta-xl", "layoutlm"])
-def test_feed_forward_in_chunks(family):
-    ids = IDS[:6]
-    whole = normlens.load(tiny_model(family).double()).maps(input_ids=ids)
-    found = check(family, ids, chunk_size_feed_forward=2).maps(input_ids=ids)
-    for scope in whole.scopes:
-        assert largest_error(found[scope], whole[scope]) < 1e-9
-
-
 # ESM --------------------------------------------------------------------------------------------
 
 
@@ -153,11 +87,6 @@ def test_feed_forward_in_chunks(family):
 def test_esm_positions(kind):
     lens = check("esm", position_embedding_type=kind, token_dropout=False)
     assert lens.adapter.max_positions() == (46 if kind == "absolute" else 48)
-
-
-def test_esm_with_masked_residues():
-    """Embeddings of masked residues are zero, and the others are scaled, before the first layer."""
-    check("esm", [3, 63, 27, 14, 63, 33, 8])
 
 
 # EuroBERT ---------------------------------------------------------------------------------------
@@ -173,31 +102,6 @@ def test_eurobert_poolings(pooling, reads):
         score = float(model(input_ids=torch.tensor([IDS])).logits[0, 1])
     assert why.target_value == pytest.approx(score, rel=1e-6)
     assert why.completeness < 1e-5
-
-
-@in_one_case("groups", [1, 4])
-def test_eurobert_groups(groups):
-    lens = check("eurobert", num_key_value_heads=groups)
-    assert not lens.causal
-    assert lens.maps(input_ids=IDS).allowed.all()
-
-
-# Embeddings of their own -------------------------------------------------------------------------
-
-
-def test_layoutlm_puts_every_word_into_one_corner(tiny):
-    """A text has no boxes; the model takes them all to be 0, as transformers does."""
-    model = tiny("layoutlm")
-    moved = copy.deepcopy(model)
-    with torch.no_grad():
-        moved.embeddings.x_position_embeddings.weight[1:] += 1  # rows that no word has
-    first, second = (normlens.load(m).maps(input_ids=IDS) for m in (model, moved))
-    assert np.array_equal(first["ATTN-N"], second["ATTN-N"])
-
-
-def test_ernie_with_and_without_tasks():
-    for tasks in (True, False):
-        assert adapt(check("ernie", use_task_id=tasks).model).token_types() == 2
 
 
 # MobileBERT -------------------------------------------------------------------------------------
@@ -256,27 +160,6 @@ def test_mobilebert_runs_texts_of_one_length_together():
     assert sorted(batches(lens, texts, 4)) == [[0, 2], [1, 3]]
     alone = normlens.load(tiny_model("mobilebert", trigram_input=False))
     assert list(batches(alone, texts, 4)) == [[1, 3, 0, 2]]
-
-
-@in_one_case("dtype", [torch.float16, torch.bfloat16])
-def test_mobilebert_in_half_precision(dtype):
-    lens = normlens.load(tiny_model("mobilebert").to(dtype))
-    lens.maps(input_ids=IDS)  # complete, or it raises
-    lens.maps(input_ids=IDS, origin="input")
-    why = lens.explain(input_ids=IDS, direction=np.arange(16), position=2)
-    assert why.completeness <= why.provenance["tolerance"]
-
-
-@in_one_case("classifier_activation", [True, False])
-def test_mobilebert_poolers(classifier_activation):
-    model = headed(
-        "mobilebert", "SequenceClassification", classifier_activation=classifier_activation
-    )
-    why = normlens.load(model, tokenizer=False).explain(input_ids=IDS, target=1)
-    with torch.no_grad():
-        score = float(model(input_ids=torch.tensor([IDS])).logits[0, 1])
-    assert why.target_value == pytest.approx(score, rel=1e-9)
-    assert why.completeness < 1e-9
 
 
 def test_what_is_not_written_for_several_blocks_is_one_line():

@@ -67,20 +67,6 @@ def test_batches_that_follow_each_other_have_two_recordings_in_turn(model, made,
     assert len(made) == 2
 
 
-def test_large_recordings_have_no_second(model, made, monkeypatch) -> None:
-    recordings = Recordings()
-
-    def record(state: ModelState) -> Fake:
-        made.append(Fake(state, recording.KEPT // 2 + 1))
-        return made[-1]
-
-    for _ in range(BEFORE + 1):
-        lend(recordings, model, record)
-    made[0].pending = True
-    assert lend(recordings, model, record) is made[0]
-    assert len(made) == 1
-
-
 def test_a_recording_that_takes_too_much_memory_is_not_kept(model, made) -> None:
     recordings = Recordings()
 
@@ -90,15 +76,6 @@ def test_a_recording_that_takes_too_much_memory_is_not_kept(model, made) -> None
 
     assert [lend(recordings, model, record) for _ in range(BEFORE + 3)] == [None] * (BEFORE + 3)
     assert len(made) == 1  # nor made again
-
-
-def test_recordings_tell_whether_they_gave_anything_back(model, record) -> None:
-    recordings = Recordings()
-    assert not recordings.forget()
-    for _ in range(BEFORE + 1):
-        lend(recordings, model, record)
-    assert recordings.forget()
-    assert not recordings.forget()
 
 
 def test_another_thread_takes_the_other_recording_and_a_third_waits(model, made, record) -> None:
@@ -206,16 +183,3 @@ def test_an_analysis_in_another_thread_is_no_change_of_the_model(model) -> None:
         other.__exit__()
         assert asked[0].result(30) is True
         assert asked[1].result(30) is not None
-
-
-def test_a_thread_that_analyses_does_not_wait_for_itself(model) -> None:
-    state = ModelState.of(model)
-    model.register_forward_hook(lambda *_: None)
-    assert exclusive(model, state.holds) is False
-
-
-def test_a_hook_of_the_user_is_a_change_of_the_model(model) -> None:
-    state = ModelState.of(model)
-    model.register_forward_hook(lambda *_: None)
-    assert not state.holds()
-    assert ModelState.of(model) is None

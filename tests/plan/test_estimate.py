@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -120,15 +119,6 @@ def test_operations_of_shapley(family: str) -> None:
     assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
 
 
-def test_a_batch_costs_as_much_as_its_texts() -> None:
-    lens = normlens.load(tiny_model("bert", **WIDE["bert"]))
-    ids = [[7 + k] * 40 for k in range(3)]
-    with FlopCounterMode(display=False) as counted:
-        lens.maps(input_ids=ids, batch_size=3, memory_limit=LIMIT)
-    result = estimate(lens, 40, lens.scopes, batch=3)
-    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
-
-
 def many_requests() -> list[tuple[str, int, int, str]]:
     """Families, lengths, memory limits and rules."""
     return [
@@ -218,18 +208,6 @@ def test_on_a_gpu_kernels_take_the_place_of_tiles(bert_base: normlens.Lens) -> N
     assert short.memory["kernel buffers"] < there.memory["kernel buffers"]
 
 
-def test_long_texts_take_matrices_on_a_gpu_later_than_on_a_cpu(bert_base: normlens.Lens) -> None:
-    methods = {
-        device: [
-            estimate(bert_base, n, FF, device=device).stages[0].plan.method
-            for n in (512, 1280, 8192)
-        ]
-        for device in ("cpu", "cuda")
-    }
-    assert methods["cpu"] == ["tiles", "matrices", "matrices"]
-    assert methods["cuda"] == ["by source", "by source", "matrices"]
-
-
 def test_what_kernels_cannot_do_is_done_by_tiles(
     bert_base: normlens.Lens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,38 +283,6 @@ def test_bert_base_beside_the_published_way(bert_base: normlens.Lens) -> None:
     assert 0.1 * floor < result.operations["feed-forward pairs"] < 1.2 * floor
 
 
-def test_fewer_layers_cost_less_but_run_the_whole_model(bert_base: normlens.Lens) -> None:
-    whole, one = estimate(bert_base, 64, FF), estimate(bert_base, 64, FF, layers=[3])
-    assert one.operations["forward pass"] == whole.operations["forward pass"]
-    assert one.operations["feed-forward pairs"] * 12 == whole.operations["feed-forward pairs"]
-
-
-def test_scopes_before_the_block_need_no_tiles(bert_base: normlens.Lens) -> None:
-    result = estimate(bert_base, 64, ("ATTN-N",))
-    assert result.stages == []
-    assert set(result.operations) == {"forward pass", "checks", "attention parts"}
-
-
-def test_weights_alone_need_the_forward_pass_and_its_checks(bert_base: normlens.Lens) -> None:
-    assert set(estimate(bert_base, 64, ("ATTN-W",)).operations) == {"forward pass", "checks"}
-
-
-def test_a_tight_limit_makes_smaller_tiles(bert_base: normlens.Lens) -> None:
-    roomy, tight = (
-        estimate(bert_base, 256, FF, memory_limit=limit) for limit in (1 << 30, 1 << 22)
-    )
-    (wide,), (narrow,) = roomy.stages, tight.stages
-    assert narrow.plan.targets * narrow.plan.sources < wide.plan.targets * wide.plan.sources
-    assert narrow.tiles > wide.tiles
-
-
-def test_longer_texts_cost_more(bert_base: normlens.Lens) -> None:
-    results = [estimate(bert_base, n, FF) for n in (1, 2, 10, 100, 500)]
-    for shorter, longer in pairwise(results):
-        assert shorter.total_operations < longer.total_operations
-        assert shorter.peak_memory < longer.peak_memory
-
-
 @in_one_case("model_type", tiny_families())
 def test_every_family_has_an_estimate(model_type: str) -> None:
     lens = skeleton(tiny_config(model_type))
@@ -345,15 +291,6 @@ def test_every_family_has_an_estimate(model_type: str) -> None:
     assert result.peak_memory > 0
     parallel = "∥" in lens.component_sequence
     assert (not result.stages) == parallel
-
-
-def test_half_precision_halves_the_weights() -> None:
-    lenses = [
-        skeleton(tiny_config("gpt2"), dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
-    ]
-    full, half = (estimate(lens, 8, lens.scopes) for lens in lenses)
-    assert half.weights * 2 == full.weights
-    assert half.layers[0].item == full.layers[0].item == 4
 
 
 def test_a_factor_costs_a_copy_of_what_it_scales() -> None:
