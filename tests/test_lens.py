@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields
-
 import numpy as np
 import pytest
 import torch
@@ -118,16 +115,6 @@ def test_provenance(lens):
     assert "samples" not in provenance
 
 
-def test_segments_of_a_pair_matter(lens):
-    kinds = [0, 0, 0, 1, 1, 1, 1]
-    plain = lens.maps(input_ids=IDS)
-    assert_equal(lens.maps(input_ids=IDS, token_type_ids=[0] * 7), plain)
-    other = lens.maps(input_ids=IDS, token_type_ids=kinds)
-    assert largest_error(other["ATTN-N"], plain["ATTN-N"]) > 1e-3
-    batched = lens.maps(input_ids=[IDS, IDS[:4]], token_type_ids=[kinds, kinds[:4]], batch_size=2)
-    assert_equal(batched[0], other)
-
-
 # Choosing -----------------------------------------------------------------------------------------
 
 
@@ -169,23 +156,6 @@ def test_no_scope(options, lens):
 def test_text_or_ids(arguments, lens):
     with pytest.raises(InputError, match="one of the two"):
         lens.maps(**arguments)
-
-
-def test_weights_alone_have_nothing_to_be_complete(lens, tmp_path):
-    """Attention weights are no parts, so there is no error to report, rather than one of 0."""
-    maps = lens.maps(input_ids=IDS, scopes=["ATTN-W", "ATTNRES-W"])
-    assert np.isnan(maps.completeness)
-    maps.save(tmp_path / "maps.safetensors")
-    assert np.isnan(normlens.open(tmp_path / "maps.safetensors").completeness)
-
-
-def test_head_maps(lens):
-    maps = lens.maps(input_ids=IDS, heads=True)
-    assert set(maps.heads) == {"ATTN-W", "ATTN-N"}
-    assert maps.heads["ATTN-N"].shape == (2, 4, 7, 7)
-    np.testing.assert_allclose(maps.heads["ATTN-W"].mean(1), maps["ATTN-W"], rtol=1e-5)
-    # the norm of a sum is at most the sum of the norms
-    assert (maps["ATTN-N"] <= maps.heads["ATTN-N"].sum(1) * (1 + 1e-5)).all()
 
 
 # Statistics of the feed-forward block -------------------------------------------------------------
@@ -242,21 +212,6 @@ def test_the_map_without_special_dimensions(family, rule, tiny):
     assert_equal(maps, lens.maps(input_ids=IDS, **options), 1e-12)
 
 
-@in_one_case("scopes", [["FF"], ["ATTNRESLN-N", "RES2"], ["ATTN-N"]])
-def test_statistics_do_not_depend_on_the_scopes_asked_for(scopes, lens):
-    expected = lens.maps(input_ids=IDS, statistics=True).statistics
-    found = lens.maps(input_ids=IDS, statistics=True, scopes=scopes).statistics
-    assert set(found) == set(expected)
-
-
-def test_statistics_of_a_batch(lens):
-    found = lens.maps(input_ids=[IDS, IDS[:3]], statistics=True, batch_size=2)
-    for maps, ids in zip(found, [IDS, IDS[:3]], strict=True):
-        alone = lens.maps(input_ids=ids, statistics=True).statistics
-        for name, values in alone.items():
-            assert largest_error(maps.statistics[name], values) < 1e-6, name
-
-
 # Running out of memory ----------------------------------------------------------------------------
 
 
@@ -285,24 +240,6 @@ def test_a_batch_that_does_not_fit_is_halved(error, lens, monkeypatch):
         assert maps.token_ids == alone.token_ids
         assert_equal(maps, alone)
     assert max(tried) == 5
-
-
-def test_recordings_make_room_before_a_batch_is_halved(tiny, monkeypatch):
-    lens = normlens.load(tiny("bert", torch.float32))
-    expected, tried = lens.maps(input_ids=IDS), []
-    real, recordings = call.decompose_layer, lens.recordings
-    recordings._recorded["a batch"] = object()
-
-    def guarded(layer, x, *rest, **options):
-        tried.append(len(x))
-        if recordings._recorded:
-            raise torch.OutOfMemoryError("out of memory")
-        return real(layer, x, *rest, **options)
-
-    monkeypatch.setattr(call, "decompose_layer", guarded)
-    for maps in lens.maps(input_ids=[IDS, IDS], batch_size=2):
-        assert_equal(maps, expected)
-    assert set(tried) == {2}
 
 
 def test_a_single_sequence_that_does_not_fit(lens, monkeypatch):
@@ -371,26 +308,3 @@ def test_analysing_encoded_sequences_is_what_maps_does(lens):
 def test_options_are_judged_when_they_are_made(wrong, message):
     with pytest.raises(InputError, match=message):
         AnalysisOptions(**wrong)
-
-
-def test_options_of_a_lens_are_the_options_of_an_analysis():
-    """One option more in the one place is one more in the other."""
-    parameters = inspect.signature(normlens.Lens.maps).parameters
-    given = {
-        "self",
-        "text",
-        "target",
-        "input_ids",
-        "attention_mask",
-        "token_type_ids",
-        "decoder_input_ids",
-        "decoder_attention_mask",
-        "input_features",
-        "sampling_rate",
-        "truncate",
-        "out",
-        "overwrite",
-        "progress",
-    }
-    own = {field.name: field.default for field in fields(AnalysisOptions)}
-    assert {name: parameters[name].default for name in parameters.keys() - given} == own

@@ -27,15 +27,11 @@ NO_PRIMITIVE = "could not create a primitive"
     [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("CUDA out of memory"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
         ),
-        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes"),
-        RuntimeError("MPS backend out of memory"),
         RuntimeError(NO_PRIMITIVE),
         RuntimeError("std::bad_alloc"),
-        RuntimeError("unable to mmap 9 bytes from file <model>: Cannot allocate memory (12)"),
         OSError(12, "Cannot allocate memory"),
         ImportError("library.so: failed to map segment from shared object"),
     ],

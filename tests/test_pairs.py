@@ -12,9 +12,8 @@ from pair_examples import Letters, fast_tokenizer, with_head
 from shell import Shell
 
 import normlens
-from normlens.errors import InputError, MissingDependencyError
+from normlens.errors import InputError
 from normlens.inputs import encode as targets
-from normlens.loading import hub
 from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import tiny_model
 
@@ -36,11 +35,6 @@ def slow() -> normlens.Lens:
 
 
 # Texts --------------------------------------------------------------------------------------------
-
-
-def test_a_mask_of_a_target_without_its_ids_is_refused(lens):
-    with pytest.raises(InputError, match="decoder_attention_mask belongs to token ids"):
-        lens.maps("the house", "la maison", decoder_attention_mask=[1, 0])
 
 
 def test_a_target_is_shifted_to_the_right(lens):
@@ -227,10 +221,8 @@ def test_a_target_that_begins_with_the_start_token_is_not_shifted(whisper):
     ("arguments", "message"),
     [
         ({"text": "la", "target": "la"}, "hears its source; pass input_features"),
-        ({"input_ids": [5], "target": "la"}, "hears its source"),
         ({"input_features": np.ones((5, 18)), "target": "la"}, r"shape \(5, 18\).*6 mel bins"),
         ({"input_features": np.ones((6, 17)), "target": "la"}, r"shape \(6, 17\).*18 time steps"),
-        ({"input_features": "sound", "target": "la"}, "6 mel bins"),
         ({"input_features": np.ones((2, 6, 18)), "target": "la"}, "2 sources and 1 targets"),
     ],
 )
@@ -245,42 +237,23 @@ def test_wrong_sound_is_one_line(arguments, message, whisper):
 @in_one_case(
     ("arguments", "message"),
     [
-        ({"text": "", "target": "la"}, "the source is empty"),
         ({"text": "the", "target": " "}, "the target is empty"),
-        ({"text": [], "target": "la"}, "the source is empty"),
-        ({"text": "the " * 60, "target": "la"}, "the source has .* takes at most 48"),
         ({"text": "the", "target": "la " * 60}, "the target has .* takes at most 48"),
         ({"text": "the", "input_ids": [5], "target": "la"}, "pass one source"),
-        ({"target": "la"}, "pass one source"),
         (
             {"text": "the", "target": "la", "decoder_input_ids": [2]},
             "a target or decoder_input_ids",
         ),
         ({"text": "the", "decoder_input_ids": [99]}, "token id 99 is out of vocabulary"),
         ({"text": "the", "decoder_input_ids": [[2], [2]]}, "1 sources and 2 targets"),
-        ({"text": "the", "target": "la", "input_features": [[1.0]]}, "pass one source"),
         ({"input_features": [[1.0]], "target": "la"}, "reads its source"),
         ({"text": ["the", 5], "target": "la"}, "a text or a list of words"),
-        ({"text": [5]}, r"a source, or a pair \(source, target\), got 5"),
-        ({"text": [["the"], ["la"]]}, r"words stand in lists"),
-        ({"text": ["the"], "input_ids": [5]}, "one of the two"),
-        ({"text": "the", "target": "la", "token_type_ids": [0]}, "belongs to token ids"),
         ({"input_ids": [5], "target": "la", "token_type_ids": [0]}, "no token types"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, lens):
     with pytest.raises(InputError, match=message):
         lens.maps(**arguments)
-
-
-@in_one_case(
-    "second",
-    [{"target": "la"}, {"decoder_input_ids": [2]}, {"input_features": [[1.0]]}],
-)
-def test_a_model_of_one_sequence_takes_no_second(second):
-    lens = normlens.load(tiny_model("gpt2"))
-    with pytest.raises(InputError, match=r"reads one sequence.*encoder–decoder"):
-        lens.maps(input_ids=[5, 6], **second)
 
 
 # On the command line ----------------------------------------------------------------------------
@@ -316,19 +289,10 @@ MANY = 12 * "the house ||| la maison\n"
     ("command", "model", "data", "reason"),
     [
         ("run", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
-        (
-            "reproduce align",
-            "body",
-            SOURCES,
-            "has no targets, and .* has no head that could generate them",
-        ),
         ("reproduce align", "gpt2", PAIRS, "reads one sequence"),
         ("reproduce align --gold GOLD", "bart", PAIRS, "1 lines and the data 2 sentence pairs"),
-        ("run --measures alignment", "gpt2", PAIRS, "reads one sequence"),
         ("run --measures faithfulness", "bart", PAIRS, "is for models that read one"),
-        ("run --mask 0.1", "bart", PAIRS, "texts are not masked"),
         ("evaluate", "bart", PAIRS, "generating encoder–decoder"),
-        ("reproduce ablate", "bart", MANY, "models that read one sequence"),
         ("reproduce ff", "bart", SOURCES, "the papers analyse models of one stack"),
     ],
 )
@@ -346,12 +310,3 @@ def test_what_does_not_go_together_is_one_line_and_leaves_nothing(
     line = shell.error(*words, *what, "--device", "cpu", "--quiet")
     assert re.search(reason, line)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_tokenizer_that_needs_another_package_says_which(tmp_path, monkeypatch):
-    with quiet_transformers():
-        tiny_model("marian").save_pretrained(tmp_path)
-    (tmp_path / "source.spm").write_bytes(b"no model")
-    monkeypatch.setattr(hub, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match="pip install sentencepiece"):
-        normlens.load(tmp_path, device="cpu")

@@ -50,13 +50,9 @@ def test_components(scope, components):
         ("RES1", "ATTNRES-N"),
         ("LN1", "ATTNRESLN-N"),
         ("FF", "ATTNRESLNFF-N"),
-        ("RES2", "ATTNRESLNFFRES-N"),
-        ("LN2", "ATTNRESLNFFRESLN-N"),
-        ("ATTNRESLN", "ATTNRESLN-N"),
         ("ff", "ATTNRESLNFF-N"),
         (" attnresln-n ", "ATTNRESLN-N"),
         ("attn-w", "ATTN-W"),
-        ("ATTNRES-W", "ATTNRES-W"),
     ],
 )
 def test_short_names_of_bert(short, scope):

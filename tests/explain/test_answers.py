@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -142,45 +140,19 @@ def test_a_dialogue_is_read_as_its_template_writes_it(smollm2):
     assert not item.text.endswith("assistant\n")
 
 
-def test_what_a_template_strips_or_adds_is_its_own(smollm2):
-    lens = copy.copy(smollm2)
-    lens.tokenizer = copy.deepcopy(smollm2.tokenizer)
-    lens.tokenizer.chat_template = (
-        "You say user{% for message in messages %}|{{ message['role'] }}: "
-        "{{ message['content'].split('</think>')[-1].strip() }}{% endfor %}|assistant: "
-    )
-    chat = [
-        {"role": "user", "content": "  user  "},
-        {"role": "assistant", "content": "<think>so</think> yes"},
-        {"role": "user", "content": "s"},
-    ]
-    (item,) = lens.encode(chat)
-    assert item.text == "You say user|user: user|assistant: yes|user: s|assistant: "
-    assert item.contents[0] == (19, 23)
-    assert item.text[slice(*item.contents[2])] == "s"
-    why = lens.explain(chat, target="<think>he asks</think> no")
-    assert why.text.endswith("<think>he asks</think> no")  # an answer is as it is given
-
-
 @in_one_case(
     ("asked", "words"),
     [
         ({"target": ANSWER, "contrast": " is"}, "contrast is one token"),
-        ({"target": ANSWER, "position": 1}, "first_piece=True"),
         ({"target": ANSWER, "position": 1, "by": "token"}, "leave position out"),
         ({"by": "token"}, "which answer"),
-        ({"score": "log-probability"}, "which answer"),
-        ({"score": "best"}, "logit"),
-        ({"target": ANSWER, "by": "chapter"}, "sentence"),
         ({"generate": 0}, "at least 1"),
         ({"generate": 3, "target": " are"}, "leave target"),
         ({"generation": {"top_k": 1}}, "add generate=N"),
-        ({"generate": 3, "generation": {"nonsense": 1}}, "nonsense"),
         (
             {"generate": 3, "generation": {"num_return_sequences": 2, "num_beams": 2}},
             "one sequence",
         ),
-        ({"target": "  ", "by": "token"}, "is empty"),
     ],
 )
 def test_wrong_questions_are_one_line(asked, words, smollm2):

@@ -194,14 +194,6 @@ def test_the_model_answers_where_no_answer_is_given(smollm2):
     assert (longer.owners == -2).sum() >= (made.owners == -2).sum()
 
 
-def test_a_model_without_a_template_reads_plain_text(smollm2):
-    plain = changed(smollm2, chat_template=None)
-    made = plain.cite(QUESTION, DOCUMENTS, "Lima", by="sentence", system="Answer briefly.")
-    assert made.text == f"Answer briefly.\n\n{message(DOCUMENTS)}\n\nAnswer: Lima"
-    assert [made.text[a:b] for a, b in made.source_spans] == made.sources
-    made._check()
-
-
 TEMPLATE = (
     "{{ '<|im_start|>' }}{% for message in messages %}|{{ message['role'] }}: "
     "{{ message['content'].split('</think>')[-1].strip() }}{% endfor %}|assistant:"
@@ -215,12 +207,6 @@ def test_what_a_template_strips_of_an_answer_stays(smollm2):
     assert made.text.endswith("|assistant:<think>Peru?</think> Lima")
     assert [made.text[a:b] for a, b in made.source_spans] == DOCUMENTS
     made._check()
-
-
-def test_a_template_that_changes_sources_is_refused(smollm2):
-    lens = changed(smollm2, chat_template=TEMPLATE.replace(".strip()", ".upper()"))
-    with pytest.raises(InputError, match="chat template changes the message"):
-        lens.cite(QUESTION, DOCUMENTS, ANSWER)
 
 
 @in_one_case("family", ["bart", "t5"])
@@ -260,20 +246,11 @@ def test_encoder_decoders(family):
     ("given", "words"),
     [
         ({"sources": []}, "there are no sources"),
-        ({"sources": ""}, "the sources are empty"),
         ({"sources": ["a", " \n"]}, "source 1 is empty"),
-        ({"sources": 3}, "list of texts"),
-        ({"sources": [3]}, "list of texts"),
         ({"question": " "}, "question is empty"),
-        ({"answer": " "}, "answer is empty"),
         ({"by": "chapter"}, "sentence"),
-        ({"parts": "chapter"}, "sentence"),
-        ({"score": "p"}, "logit"),
         ({"ablations": 2}, "0 or at least 3"),
-        ({"ablations": -1}, "at least 3"),
         ({"prompt": "{context}"}, "question"),
-        ({"generate": 0}, "at least 1"),
-        ({"sourcs": 1}, "did you mean"),
         ({"sources": 9000 * ["many words"]}, "at most"),
     ],
 )

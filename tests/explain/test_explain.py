@@ -11,7 +11,7 @@ from heads import headed
 from one_case import in_one_case
 
 import normlens
-from normlens.errors import CompletenessError, InputError, NormLensWarning, UnsupportedModelError
+from normlens.errors import CompletenessError, InputError, NormLensWarning
 from normlens.explain.network import FrozenNetwork
 
 TEXT = "The keys to the cabinet"
@@ -181,17 +181,6 @@ def test_another_network_raises(module, component, smollm2):
         handle.remove()
 
 
-def test_what_happens_between_layers_is_refused(smollm2):
-    handle = smollm2.model.layers[5].register_forward_pre_hook(
-        lambda module, args, kwargs: ((args[0] * 1.1, *args[1:]), kwargs), with_kwargs=True
-    )
-    try:
-        with pytest.raises(UnsupportedModelError, match="between layers 4 and 5"):
-            smollm2.explain(TEXT)
-    finally:
-        handle.remove()
-
-
 @in_one_case(
     ("asked", "words"),
     [
@@ -200,26 +189,15 @@ def test_what_happens_between_layers_is_refused(smollm2):
             r"2 tokens \(␣are \+ ologically\).*first_piece=True",
         ),
         ({"target": 10**6}, "0 to 49151"),
-        ({"target": -1}, "out of range"),
-        ({"target": True}, "a word, a label or a number"),
-        ({"target": ""}, "not in the vocabulary"),
         ({"target": " is", "contrast": " is"}, "the same"),
         ({"position": 9}, "tokens 0 to 4"),
-        ({"position": -6}, "tokens 0 to 4"),
         ({"position": 1.5}, "whole number"),
-        ({"position": "every"}, "a number or 'all'"),
         ({"position": "all", "target": " is"}, "leave target and contrast out"),
         ({"nonlinearity": "shapley"}, "not linear"),
-        ({"nonlinearity": "magic"}, "ig, ig-bias, gradient"),
         ({"layer": 3}, "goes with direction"),
         ({"direction": [1.0, 2.0]}, "a vector of 576 numbers"),
-        ({"direction": [math.nan] * 576}, "not finite"),
-        ({"direction": "north"}, "a vector of 576 numbers"),
-        ({"direction": [0.0] * 576, "target": " is"}, "not both"),
         ({"direction": [0.0] * 576, "layer": 30}, "layers 0 to 29"),
-        ({"direction": [0.0] * 576, "position": "all"}, "one position"),
         ({"scopes": "LN7"}, "unknown scope"),
-        ({"memory_limit": "much"}, "not a size"),
     ],
 )
 def test_wrong_questions_are_one_line(asked, words, smollm2):
@@ -258,33 +236,3 @@ def test_labels(minilm):
         lens.explain(text, position=3)
     model.config.problem_type = "multi_label_classification"
     assert lens.explain(text, target=2).probability is None
-
-
-def test_a_classifier_reads_the_last_token_that_is_not_padding():
-    """As transformers has it, by the token's id: a text may end in the padding token."""
-    model = headed("llama", "SequenceClassification")
-    lens = normlens.load(model, tokenizer=False)
-    pad = model.config.pad_token_id
-    why = lens.explain(input_ids=[5, 9, 4, pad], target=0)
-    assert why.position == 2
-    with torch.no_grad():
-        expected = model(input_ids=torch.tensor([[5, 9, 4, pad]])).logits[0, 0]
-    assert why.value == pytest.approx(float(expected))
-
-
-def test_a_classifier_may_read_the_mean_of_all_tokens():
-    model = headed("modernbert", "SequenceClassification", classifier_pooling="mean")
-    together = normlens.load(model, tokenizer=False).explain(input_ids=IDS, target=2)
-    for ids, why in zip(IDS, together, strict=True):
-        with torch.no_grad():
-            expected = float(model(input_ids=torch.tensor([ids])).logits[0, 2])
-        assert why.value == pytest.approx(expected, rel=1e-10)
-        total = float(why.contributions.sum()) + why.remainder
-        assert total == pytest.approx(expected, abs=1e-9)
-        assert why.position is None
-
-
-def test_a_token_classifier_wants_a_position():
-    lens = normlens.load(headed("bert", "TokenClassification"), tokenizer=False)
-    with pytest.raises(InputError, match="position=0 to 2"):
-        lens.explain(input_ids=[5, 9, 4])

@@ -11,7 +11,7 @@ from reference import largest_error
 from whole_examples import everything, frozen_network
 
 import normlens
-from normlens.errors import CompletenessError, InputError, MemoryLimitError
+from normlens.errors import CompletenessError, MemoryLimitError
 from normlens.frozen.layer import freeze
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -84,19 +84,3 @@ def test_a_layer_that_does_not_add_up_is_an_error(tiny, monkeypatch):
     monkeypatch.setattr(module, "freeze", wrong)
     with pytest.raises(CompletenessError, match=r"layer 0 at its ATTN \(scope ATTN-N\)"):
         normlens.load(tiny("bert")).maps(input_ids=IDS, origin="input")
-
-
-@in_one_case(
-    ("options", "line"),
-    [
-        ({"scopes": "ATTN-W"}, "ATTN-W shows one layer's attention weights"),
-        ({"scopes": ["FF", "ATTNRES-W"]}, "ATTNRES-W shows one layer's attention weights"),
-        ({"heads": True}, "`heads` is for one layer"),
-        ({"statistics": True}, "`statistics` is for one layer"),
-        ({"nonlinearity": "shapley"}, "not linear"),
-        ({"precision": "tf32"}, "`precision` is for one layer"),
-    ],
-)
-def test_what_has_no_such_origin_is_refused_in_a_line(options, line, tiny):
-    with pytest.raises(InputError, match=line):
-        normlens.load(tiny("bert")).maps(input_ids=IDS, origin="input", **options)

@@ -149,17 +149,3 @@ def test_a_class_is_named_as_people_call_it():
         lens.explain(noise(3, 12, 12), target="bird")
     with pytest.raises(InputError, match="picture classifier reads the whole input"):
         lens.explain(noise(3, 12, 12), position=2)
-
-
-@in_one_case("family", ["clip_vision_model", "siglip_vision_model", "beit", "hubert"])
-def test_a_direction_is_read_at_the_models_own_end(family, tiny):
-    """CLIP's last norm acts on its pooled vector alone; SigLIP's on every vector."""
-    model = tiny(family)
-    lens = normlens.load(model)
-    values, inputs = given(lens)
-    direction = noise(16)
-    with torch.no_grad():
-        last = model(**inputs).last_hidden_state[0]
-    why = lens.explain(values, direction=direction, position=2)
-    assert why.value == pytest.approx(float(last[2] @ direction), rel=1e-9)
-    assert why.completeness < 1e-10

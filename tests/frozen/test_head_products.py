@@ -58,13 +58,6 @@ def job_of(kept=None, heads: int = 2, d_head: int = 4, d: int = 32, m: int = 10)
     return Job(block, Factors(*empty, basis, Reach()), "FF-N", {}, kept=kept)
 
 
-def test_products_lead_from_each_head_to_each_neuron():
-    job = job_of()
-    (found,) = job.formed_products
-    expected = torch.einsum("hed,dm->hem", job.factors.basis, job.block.ff.up.weight)
-    torch.testing.assert_close(found, expected)
-
-
 def test_only_a_text_that_repays_them_has_them_formed():
     """Whatever came before it: forming costs as much as 4 · 32 / (32 − 4) tokens save."""
     job = job_of()

@@ -151,15 +151,6 @@ def test_every_component_has_a_name_of_its_own(problem):
     assert list(names.values()) == ["(LN1)", "(LN2)", "ATTN", "RES1", "LN", "FF", "RES2"]
 
 
-def test_few_heads_at_a_time_give_the_same_flow(problem, monkeypatch):
-    given = problem("pre", batch=2, groups=2)
-    layer = frozen(given)
-    scores = layer_scores(layer, gradient(given, 2))
-    whole, _ = layer_flow(layer, scores)
-    monkeypatch.setattr("normlens.frozen.attention._FLOW_PAIRS", 1)
-    torch.testing.assert_close(layer_flow(layer, scores)[0], whole, rtol=0, atol=1e-12)
-
-
 # A layer that reads another sequence --------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from normlens.gpu.stage import Method, Stage
 from normlens.layers import Reach
 from normlens.plan import kernels
 from normlens.plan.costs import Shape
-from normlens.plan.kernels import KernelStage, stores_hidden_rows, target_blocks
+from normlens.plan.kernels import KernelStage, target_blocks
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 interpreted = pytest.mark.skipif(
@@ -31,54 +31,6 @@ interpreted = pytest.mark.skipif(
 
 def bert_base(n: int, precision: str = "bfloat16") -> KernelStage:
     return KernelStage(Shape(n, Reach().pairs(n), 768, 3072, 12, 1), PRECISIONS[precision])
-
-
-def test_long_inputs_are_cheaper_with_matrices_and_short_ones_by_source():
-    assert bert_base(512).by_source < bert_base(512).matrices
-    assert bert_base(8192).matrices < bert_base(8192).by_source
-
-
-#: d, m, heads and projections
-SIZES = {
-    "BERT-base": (768, 3072, 12, 1),
-    "MiniLM": (384, 1536, 12, 1),
-    "SmolLM2": (576, 1536, 9, 2),
-    "Llama-1B": (2048, 8192, 32, 2),
-    "Llama-8B": (4096, 14336, 32, 2),
-}
-
-
-@in_one_case("precision", ["float32", "tf32"])
-@in_one_case(
-    ("name", "n", "batch", "causal", "stored"),
-    [  # as they took less time on an H200
-        ("BERT-base", 13, 512, False, True),
-        ("BERT-base", 32, 256, False, True),
-        ("BERT-base", 128, 64, False, False),
-        ("BERT-base", 128, 1, False, False),
-        ("BERT-base", 16, 1, False, False),
-        ("BERT-base", 16, 1, True, False),
-        ("BERT-base", 64, 16, True, True),
-        ("BERT-base", 128, 16, True, True),
-        ("BERT-base", 256, 4, True, True),
-        ("BERT-base", 1024, 1, True, False),
-        ("MiniLM", 13, 512, False, True),
-        ("MiniLM", 128, 64, False, False),
-        ("SmolLM2", 64, 16, True, True),
-        ("SmolLM2", 1024, 1, True, True),
-        ("Llama-1B", 64, 1, True, True),
-        ("Llama-1B", 512, 1, True, True),
-        ("Llama-8B", 512, 1, True, True),
-    ],
-)
-def test_hidden_rows_are_stored_where_that_takes_less_time(
-    name, n, batch, causal, stored, precision
-):
-    d, m, heads, projections = SIZES[name]
-    reach = Reach(None, 0) if causal else Reach()
-    texts = [(n, reach.pairs(n))] * batch
-    shape = Shape(n, reach.pairs(n), d, m, heads, projections)
-    assert stores_hidden_rows(texts, shape, PRECISIONS[precision]) == stored
 
 
 @in_one_case("n", [1, 5, 64, 100, 128, 200, 512])

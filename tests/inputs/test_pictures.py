@@ -83,11 +83,8 @@ def test_without_a_processor_there_is_no_picture():
     [
         (np.zeros((3, 12, 12), np.uint8), r"not \(3, 12, 12\)"),
         (np.full((8, 8, 3), 7.5), "values from 7.5 to 7.5"),
-        (np.full((8, 8, 3), -1), "from -1 to -1"),
-        (np.zeros((0, 8, 3), np.uint8), r"not \(0, 8, 3\)"),
         ([], "no picture in the list"),
         (7, "sees pictures, not int"),
-        ([["a"]], "sees pictures, not list"),
     ],
 )
 def test_what_is_no_picture(given, message, lens):

@@ -52,13 +52,6 @@ def test_words_without_tokens_have_no_link():
     assert aligned_words(SCORES, [], [[0]]).shape == (0,)
 
 
-def test_many_maps_at_once():
-    maps = np.stack([SCORES, SCORES[:, ::-1]])
-    words = aligned_words(maps[None], [[0], [1], [2]], [[0], [1], [2]], [3])
-    assert words.shape == (1, 2, 3)
-    assert words[0].tolist() == [[0, 1, NO_WORD], [NO_WORD, 0, 0]]
-
-
 def test_counts_and_rates_by_hand():
     """Och and Ney's rates: two of three links are possible, one is sure, of two sure ones."""
     counts = count_links({(0, 0), (1, 1), (2, 0)}, sure={(0, 0), (3, 3)}, possible={(1, 1)})

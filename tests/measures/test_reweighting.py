@@ -146,19 +146,6 @@ def test_strong_sequences_deceive_a_test_of_pairs_but_not_this_one() -> None:
     assert naive > 120
 
 
-def test_a_true_difference_is_found_and_covered() -> None:
-    chance = np.random.default_rng(7)
-    significant = covered = 0
-    for seed in range(200):
-        found = simulated(chance, sequences=80, effect=0.5, between=0.5).compare(199, seed)
-        difference = found.comparison.difference
-        significant += int(found.comparison.p[0] <= 0.05)
-        covered += int(difference.low[0] <= 0.5 <= difference.high[0])
-    assert significant > 190
-    low, high = stats.binom.interval(0.999, 200, 0.95)
-    assert low <= covered <= high
-
-
 def test_what_distance_alone_explains_is_no_difference() -> None:
     """Targets are near and near pairs score low: unweighted means differ by far."""
     chance = np.random.default_rng(3)
@@ -205,16 +192,6 @@ def test_the_effect_is_hedges_g_of_as_many_others_at_the_same_distances() -> Non
     )
     found = pairs.compare().comparison.effect[0]
     assert found == pytest.approx(hedges_g(target, matched)[0])
-
-
-def test_few_sequences_give_means_and_no_test() -> None:
-    pairs = simulated(np.random.default_rng(2), sequences=4)
-    pairs.related = (pairs.sequence == 1) & (np.arange(len(pairs.sequence)) % 2 == 0)
-    found = pairs.compare()
-    assert found.sequences == 1
-    assert np.isfinite(found.comparison.difference.mean[0])
-    assert np.isnan(found.comparison.p[0])
-    assert np.isnan(found.comparison.difference.low[0])
 
 
 def test_columns_are_compared_as_if_each_were_alone_and_the_seed_decides() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from one_case import in_one_case
 from reference import largest_error
-from test_traits import IDS, band, check
+from test_traits import IDS, check
 from torch import nn
 
 import normlens
@@ -28,7 +28,6 @@ IN_TURN = "(LN) ATTN RES LN FF RES"
     [
         ("falcon", {}, PARALLEL),
         ("falcon", {"num_ln_in_parallel_attn": 1}, PARALLEL),
-        ("falcon", {"new_decoder_architecture": False}, PARALLEL),
         (
             "falcon",
             {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4},
@@ -37,36 +36,11 @@ IN_TURN = "(LN) ATTN RES LN FF RES"
         ("falcon", {"new_decoder_architecture": False, "parallel_attn": False}, IN_TURN),
         ("falcon", {"new_decoder_architecture": False, "alibi": True, "bias": False}, PARALLEL),
         ("stablelm", {"use_parallel_residual": True}, PARALLEL),
-        ("stablelm", {}, IN_TURN),
         ("cohere", {}, PARALLEL),
-        ("cohere2", {}, PARALLEL),
-        ("codegen", {}, PARALLEL),
     ],
 )
 def test_layouts(family, overrides, sequence):
     assert check(family, **overrides).component_sequence == sequence
-
-
-# Values in fused projections ---------------------------------------------------------------------
-
-
-@in_one_case(
-    ("family", "overrides", "groups"),
-    [
-        ("falcon", {}, 2),
-        ("falcon", {"num_kv_heads": 4}, 4),
-        ("falcon", {"new_decoder_architecture": False}, 1),
-        ("falcon", {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4}, 4),
-        ("gpt_bigcode", {}, 1),
-        ("gpt_bigcode", {"multi_query": False}, 4),
-        ("codegen", {"n_head": 8}, 8),
-        ("granite", {"num_key_value_heads": 1}, 1),
-        ("cohere", {"num_key_value_heads": 1}, 1),
-    ],
-)
-def test_groups(family, overrides, groups):
-    lens = check(family, **overrides)
-    assert lens.layers[0].attention.groups == groups
 
 
 # Factors ----------------------------------------------------------------------------------------
@@ -120,30 +94,6 @@ def test_scores_are_scaled_as_the_model_scales_them(family, setting, factor):
         found.append(lens.explain(input_ids=IDS, target=2, contrast=1))
     assert found[1].value == pytest.approx(4 * found[0].value)
     np.testing.assert_allclose(found[1].contributions, 4 * found[0].contributions, rtol=1e-6)
-
-
-# How far a target sees --------------------------------------------------------------------------
-
-
-@in_one_case(
-    ("family", "overrides", "windows"),
-    [
-        ("smollm3", {}, [3, None]),
-        ("smollm3", {"use_sliding_window": False, "layer_types": None}, [None, None]),
-        ("olmo3", {}, [3, None]),
-        ("cohere2", {}, [3, None]),
-        ("exaone4", {}, [3, None]),
-        ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}, [None, None]),
-        ("starcoder2", {}, [3, 3]),
-        ("starcoder2", {"sliding_window": None}, [None, None]),
-        ("granite", {}, [None, None]),
-    ],
-)
-def test_sliding_windows(family, overrides, windows):
-    maps = check(family, **overrides).maps(input_ids=IDS)
-    for allowed, window in zip(maps.allowed, windows, strict=True):
-        back = len(IDS) if window is None else window - 1
-        np.testing.assert_array_equal(allowed, band(len(IDS), back, 0))
 
 
 # Limits of values -------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from normlens.models.tiny import tiny_families, tiny_model
 pytestmark = pytest.mark.gpu
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
-BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
 
 
 @in_one_case("family", tiny_families())
@@ -26,16 +25,6 @@ def test_float32_on_cuda_is_close_to_the_float64_reference(family):
     assert maps.provenance["device"].startswith("cuda")
     assert_maps_match(maps, expected, 1e-4)
     assert maps.completeness <= 1e-4
-
-
-@in_one_case("family", tiny_families())
-def test_batches_on_cuda_equal_one_by_one(family):
-    lens = normlens.load(tiny_model(family), device="cuda")
-    together = lens.maps(input_ids=BATCH, precision="float32")
-    for found, ids in zip(together, BATCH, strict=True):
-        alone = lens.maps(input_ids=ids, precision="float32")
-        for scope in alone.scopes:
-            assert largest_error(found[scope], alone[scope]) < 1e-5, scope
 
 
 @in_one_case("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])

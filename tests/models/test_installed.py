@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from installed_examples import FAMILY, install, python
 
-import normlens
-from normlens.errors import ModelLoadError, UnsupportedModelError
-from normlens.models import adapter_class, base, supported_families
+from normlens.models import base, supported_families
 from normlens.models.tiny import tiny_config, tiny_model
 
 LOAD = """
@@ -121,12 +118,3 @@ def test_an_adapter_that_is_there_stays(site, caplog):
     line = one_line(caplog)
     assert "'taker' registers model types that have an adapter already" in line
     assert "stays in use: bert; import taker before" in line
-
-
-def test_a_type_that_no_package_knows_is_refused(site, checkpoint, caplog):
-    install(site, "simple-family", "simple_family", SIMPLE)
-    with pytest.raises(ModelLoadError, match="brand-new"):
-        normlens.load(checkpoint)
-    with pytest.raises(UnsupportedModelError, match="'brand-new' is not supported; `normlens"):
-        adapter_class(SimpleNamespace(model_type="brand-new"))
-    assert not caplog.records

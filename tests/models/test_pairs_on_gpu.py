@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from one_case import in_one_case
-from pair_examples import fast_tokenizer, with_head
 from reference import assert_maps_match, largest_error, pair_references
 
 import normlens
-from normlens.corpus import Run
 from normlens.models.tiny import tiny_encoder_decoders, tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -95,40 +89,3 @@ def test_options_on_cuda_equal_the_cpu(family, options):
             assert largest_error(one[scope], other[scope]) < 1e-4, scope
         for scope in other.heads:
             assert largest_error(one.heads[scope], other.heads[scope]) < 1e-4, scope
-
-
-def rows_of(run: Run, table: str) -> Any:
-    """A table's rows, read without a database."""
-    files = sorted(Path(run.folder.url).glob(f"shards/{table}/*.parquet"))
-    assert files
-    return pa.concat_tables([pq.read_table(file) for file in files]).to_pandas()
-
-
-def test_a_run_of_pairs_on_cuda_has_the_numbers_of_the_cpu(tmp_path: Path):
-    """On a GPU maps are ranked where they lie."""
-    lines = tmp_path / "pairs.txt"
-    texts = [("the house is small", "la maison est petite"), ("don't stop .", "verte et petite")]
-    lines.write_text("".join(f"{source} ||| {target}\n" for source, target in 4 * texts))
-    measures = "similarity,mixing,norms,amplification,explanations"
-    runs = [
-        normlens.run(
-            normlens.load(with_head("bart"), fast_tokenizer(), device=device),
-            lines,
-            tmp_path / device,
-            measures=measures,
-        )
-        for device in ("cpu", DEVICE)
-    ]
-    for table, keys, values in (
-        ("similarity", ["index", "stack", "layer", "scope_a", "scope_b"], ["rho"]),
-        ("mixing", ["index", "stack", "layer", "scope", "position"], ["ratio"]),
-        ("norms", ["index", "stack", "layer"], ["ff_output_norm", "bypassed_norm"]),
-        ("explanations", ["index", "read_at"], ["value", "source", "prefix"]),
-    ):
-        expected, found = (
-            rows_of(run, table).sort_values(keys).reset_index(drop=True) for run in runs
-        )
-        assert found[keys].astype(str).equals(expected[keys].astype(str)), table
-        np.testing.assert_allclose(
-            found[values].to_numpy(float), expected[values].to_numpy(float), rtol=2e-3, atol=2e-3
-        )

@@ -121,7 +121,6 @@ class WideWindow(Mistral):
     [
         ("llama", Forgetful, "no token of layer 0 looks ahead, .*`causal = True`"),
         ("mistral", NoWindow, "no token of layer 0 looks further back than 2 .*`window`"),
-        ("mistral", WideWindow, "no token of layer 0 looks further back than 2 .*`window`"),
         ("mistral", NarrowWindow, "layer 0 attends to tokens that the adapter NarrowWindow says"),
         ("bert", TooStrict, "layer 0 attends to tokens that the adapter TooStrict says"),
     ],

@@ -20,7 +20,7 @@ from one_case import in_one_case
 from reference import largest_error
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from transformers import AutoModelForCausalLM, LlamaModel
+from transformers import AutoModelForCausalLM
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
@@ -214,33 +214,6 @@ def test_layers_in_memory_and_on_disk(family: str, tmp_path: Path) -> None:
     assert maps.provenance["device"] == "cpu"
     written = lens.maps(input_ids=IDS, heads=True, out=tmp_path / "maps.safetensors")
     assert written == maps
-
-
-def saved(folder: Path, family: str = "llama") -> Path:
-    tiny_model(family).save_pretrained(folder)
-    return folder
-
-
-@in_one_case("device_map", ["auto", {"": "cpu"}])
-def test_a_device_map_is_passed_on(
-    device_map: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("accelerate", reason="device maps: pip install accelerate")
-    folder = saved(tmp_path)
-    given: list[Any] = []
-    read = LlamaModel.from_pretrained.__func__  # type: ignore[attr-defined]
-
-    def watched(cls: Any, *args: Any, **options: Any) -> Any:
-        given.append(options["device_map"])
-        return read(cls, *args, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LlamaModel, "from_pretrained", classmethod(watched))
-        lens = normlens.load(folder, device_map=device_map)
-    assert given == [device_map]
-    expected = normlens.load(folder, device="cpu").maps(input_ids=IDS)
-    for scope, array in lens.maps(input_ids=IDS).arrays.items():
-        assert largest_error(array, expected[scope]) < 1e-6
 
 
 @in_one_case(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -107,58 +106,6 @@ def test_weights_may_change_in_place_or_be_replaced() -> None:
     assert_same(lens.maps(input_ids=IDS), normlens.load(model).maps(input_ids=IDS))
     weight.data = weight.data.clone() * 2
     assert_same(lens.maps(input_ids=IDS), normlens.load(model).maps(input_ids=IDS))
-
-
-def test_hooks_are_called_though_there_is_a_recording() -> None:
-    model = tiny_model("bert").to("cuda")
-    lens = normlens.load(model)
-    for _ in range(CALLS):
-        before = lens.maps(input_ids=IDS)
-    handle = model.embeddings.register_forward_hook(lambda _, __, output: output * 2)
-    changed = lens.maps(input_ids=IDS)
-    assert not np.array_equal(changed["ATTN-N"], before["ATTN-N"])
-    handle.remove()
-    assert_same(lens.maps(input_ids=IDS), before)
-
-
-def test_threads_share_a_recording() -> None:
-    lens = normlens.load(tiny_model("bert"), device="cuda")
-    expected = {tuple(ids): lens.maps(input_ids=ids) for ids in (IDS, OTHERS)}
-    for _ in range(CALLS):
-        lens.maps(input_ids=IDS)
-    wrong: list[BaseException] = []
-
-    def work(ids: list[int]) -> None:
-        try:
-            for _ in range(20):
-                assert_same(lens.maps(input_ids=ids), expected[tuple(ids)])
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(ids,)) for ids in (IDS, OTHERS) * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-@in_one_case("family", ["bert", "gpt2", "mistral"])
-def test_results_that_are_sent_have_the_same_bits(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = [IDS * 5, OTHERS * 3]
-    model = tiny_model(family)
-    expected = normlens.load(model, device="cuda").maps(input_ids=batch, heads=True)
-    monkeypatch.setattr(collector, "SENT_AT_ONCE", 1)
-    monkeypatch.setattr(transfer, "ROWS", 8)
-    monkeypatch.setattr(transfer, "SLOT", 1 << 12)
-    monkeypatch.setattr(transfer, "_SLOTS", transfer._Slots())
-    monkeypatch.setattr(transfer, "WAITING", 1 << 14)
-    lens = normlens.load(model, device="cuda")
-    for _ in range(CALLS):
-        for found, one in zip(lens.maps(input_ids=batch, heads=True), expected, strict=True):
-            assert_same(found, one)
 
 
 @in_one_case("family", ["bert", "gpt2", "mistral", "t5"])

@@ -127,31 +127,6 @@ def test_weights_that_moved_drop_all_recordings(model, made, record) -> None:
     assert len(made) == 2
 
 
-def test_nobody_waits_while_another_thread_records(model, made, record) -> None:
-    """It may wait for the model, which whoever asks may hold."""
-    recordings, begun, go_on = Recordings(), threading.Event(), threading.Event()
-
-    def slow(state: ModelState) -> Fake:
-        begun.set()
-        assert go_on.wait(10)
-        return record(state)
-
-    for _ in range(BEFORE):
-        lend(recordings, model, record)
-    thread = threading.Thread(target=lambda: lend(recordings, model, slow))
-    thread.start()
-    assert begun.wait(10)
-    acquire: list[object] = []
-    asking = threading.Thread(target=lambda: acquire.append(lend(recordings, model, record)))
-    asking.start()
-    asking.join(10)
-    go_on.set()
-    thread.join()
-    assert acquire == [None]
-    assert lend(recordings, model, record) is made[0]
-    assert len(made) == 1
-
-
 class Analysing:
     """Another thread that analyses with a model, with a hook on it, for as long as it is told."""
 

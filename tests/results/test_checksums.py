@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 import re
 import warnings
 from pathlib import Path
@@ -97,18 +95,6 @@ def test_checksums_that_are_none(value: str, path: Path) -> None:
         normlens.open(path)
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_a_file_without_checksums_is_opened_with_a_warning(
-    mapped: bool, maps: Any, path: Path
-) -> None:
-    header, data = entries(path)
-    del header["__metadata__"][files.KEY]
-    write(path, header, data)
-    with pytest.warns(UserWarning, match=r"it.safetensors' has no checksums.*save it again"):
-        assert normlens.open(path, mapped=mapped) == maps
-    assert normlens.open(path, mapped=mapped, verify=False) == maps
-
-
 def test_the_command_warns_in_one_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     header, data = entries(path)
     del header["__metadata__"][files.KEY]
@@ -168,13 +154,3 @@ def test_what_opening_reads_is_checked_then(name: str, tmp_path: Path) -> None:
     damage(path, name)
     with pytest.raises(MapsFileError, match=f"the array '{name}'"):
         normlens.open(path, mapped=True)
-
-
-def test_copies_of_mapped_maps_are_plain(maps: Any, path: Path) -> None:
-    mapped = normlens.open(path, mapped=True)
-    for copied in (pickle.loads(pickle.dumps(mapped)), copy.deepcopy(mapped)):
-        assert copied == maps
-        assert type(copied.arrays) is dict
-    damage(path, "arrays/ATTNRESLN-N")
-    with pytest.raises(MapsFileError, match="damaged"):
-        pickle.dumps(normlens.open(path, mapped=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from one_case import in_one_case
 
 import normlens
-from normlens.errors import InputError, MissingDependencyError, OutputError
+from normlens.errors import InputError, OutputError
 from normlens.models.tiny import tiny_model
 from normlens.results import exports as export
 
@@ -46,13 +45,6 @@ def test_unknown_format_lists_the_known(maps: normlens.Maps, tmp_path: Path, nam
         export.write(maps, tmp_path / name)
     assert all(suffix in str(caught.value) for suffix in export.FORMATS)
     assert not any(tmp_path.iterdir())
-
-
-def test_pictures_ask_for_matplotlib_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert export.check_format("maps.csv") == ".csv"
-    with pytest.raises(MissingDependencyError, match="viz"):
-        export.check_format("maps.svg")
 
 
 # Tables ------------------------------------------------------------------------------------------

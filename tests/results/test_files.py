@@ -149,18 +149,13 @@ def test_fields_are_all_needed_and_no_other_is_taken(saved: Saved) -> None:
             saved.refused()
 
 
-@pytest.mark.parametrize(
-    "said", ["", "{", "[]", "null", "3", '"a"', "{}", DEEP, "\ud7ff"], ids=repr
-)
-def test_headers_that_are_none(said: str, saved: Saved) -> None:
-    saved.write(**{saved.key: said})
-    saved.refused("damaged")
-
-
-@pytest.mark.parametrize("version", ["99", "1", "04", "one", "9" * 10_000])
-def test_other_versions(version: str, saved: Saved) -> None:
-    saved.write(version=version)
-    saved.refused("make it again")
+def test_headers_that_are_none_and_other_versions(saved: Saved) -> None:
+    for said in ("", "{", "[]", "null", "3", '"a"', "{}", DEEP, "\ud7ff"):
+        saved.write(**{saved.key: said})
+        saved.refused("damaged")
+    for version in ("99", "1", "04", "one", "9" * 10_000):
+        saved.write(version=version)
+        saved.refused("make it again")
 
 
 def test_every_array_is_needed_in_its_own_form_and_no_other_is_taken(saved: Saved) -> None:
@@ -180,11 +175,11 @@ def test_every_array_is_needed_in_its_own_form_and_no_other_is_taken(saved: Save
         saved.refused()
 
 
-@pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.5, 0.999, 1.001])
-def test_a_file_that_is_cut_off_or_too_long(share: float, saved: Saved) -> None:
+def test_a_file_that_is_cut_off_or_too_long(saved: Saved) -> None:
     content = saved.path.read_bytes()
-    saved.altered.write_bytes((content + b"more")[: int(share * len(content))])
-    saved.refused()
+    for share in (0, 0.001, 0.1, 0.5, 0.999, 2):
+        saved.altered.write_bytes((content + b"more")[: int(share * len(content))])
+        saved.refused()
 
 
 @pytest.mark.parametrize("finer", [1, pytest.param(9, marks=pytest.mark.slow)])

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from one_case import in_one_case
 from scipy.stats import spearmanr
 
@@ -161,16 +160,6 @@ def test_words_of_ids_are_not_known(tiny):
         maps.words()
 
 
-def test_nothing_is_changed_in_place(maps):
-    before = {scope: maps[scope].copy() for scope in SCOPES}
-    maps.words()
-    maps.without_special_tokens()
-    maps.amplification("LN", "FF")
-    for scope in SCOPES:
-        np.testing.assert_array_equal(maps[scope], before[scope])
-    assert maps.tokens == make().tokens
-
-
 # Taking away --------------------------------------------------------------------------------------
 
 
@@ -195,17 +184,6 @@ def test_to_pandas(maps):
     assert row.value.item() == maps["LN"][1, 4, 2]
     assert row.target_token.item() == "dog"
     assert row.source_token.item() == "##aff"
-
-
-def test_to_bertviz(maps):
-    """One tensor (1, heads, n, n) per layer: every head where it is known, else one."""
-    heads = maps.to_bertviz("ATTN-N")
-    assert len(heads) == 2
-    assert all(layer.shape == (1, 3, 6, 6) for layer in heads)
-    torch.testing.assert_close(heads[1][0, 2], torch.from_numpy(maps.heads["ATTN-N"][1, 2]))
-    single = maps.to_bertviz("FF")
-    assert all(layer.shape == (1, 1, 6, 6) for layer in single)
-    torch.testing.assert_close(single[0][0, 0], torch.from_numpy(maps["FF"][0]))
 
 
 def test_to_xarray(maps):
@@ -237,16 +215,6 @@ def test_equal_maps_hold_the_same_numbers_and_labels(maps, tmp_path):
     assert undefined == replace(undefined)
 
 
-# Tokens -------------------------------------------------------------------------------------------
-
-
-def test_tokens_are_for_reading():
-    maps = replace(make(n=2), raw_tokens=["ĠcafÃ©", "s"], special=[False, False])
-    assert maps.tokens == ["␣café", "s"]
-    assert maps.raw_tokens == ["ĠcafÃ©", "s"]
-    assert set(maps.to_pandas().source_token) == {"␣café", "s"}
-
-
 # Strongest pairs ----------------------------------------------------------------------------------
 
 
@@ -261,28 +229,3 @@ def test_top_pairs_of_a_scope(maps):
     best = table.iloc[0]
     assert (best.target, best.source, best.value) == (target, source, off.max())
     assert best.source_token == maps.tokens[source]
-
-
-def test_top_pairs_are_those_of_the_feed_forward_block_by_default(maps):
-    table = maps.top_pairs()
-    expected = maps.top_pairs("FF", before="LN")
-    assert table.equals(expected)
-    values = maps.amplification("LN", "FF")
-    assert all(values[row.layer, row.target, row.source] == row.value for row in table.itertuples())
-
-
-# Pictures in axes of one's own --------------------------------------------------------------------
-
-
-def test_pictures_in_other_axes(maps):
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    left, middle, right = figure.subplots(1, 3)
-    assert maps.plot(layer=-1, scopes="FF", ax=left) is figure
-    np.testing.assert_array_equal(left.images[0].get_array(), maps["FF"][1])
-    assert [tick.get_text() for tick in left.get_xticklabels()] == maps.tokens
-    assert maps.plot_amplification(layer=-1, diagonal=True, ax=middle) is figure
-    np.testing.assert_allclose(middle.images[0].get_array(), maps.amplification("LN", "FF")[1])
-    assert maps.plot_similarity(ax=right) is figure
-    assert len(right.lines) == 4
-    with pytest.raises(InputError, match="one map, not 6"):
-        maps.plot(ax=left)

@@ -19,12 +19,7 @@ from unlike_examples import _own_registry, reader, unlike  # noqa: F401
 import normlens
 from normlens import Maps
 from normlens.errors import InputError, OutputError
-from normlens.frozen.norm_maps import LayerMaps
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.options import AnalysisOptions
-from normlens.pipeline import call as writing
-from normlens.pipeline.call import Stack
-from normlens.pipeline.collector import Collector
 from normlens.results import files as growing_file
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -142,15 +137,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert names_in(tmp_path) == []
 
 
-def test_a_header_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "ROOM", 0)
-    monkeypatch.setattr(writing, "ROOM_OF_LAYER", 0)
-    monkeypatch.setattr(writing, "LABELS", 0)
-    with pytest.raises(OutputError, match="has room for 0"):
-        normlens.load(tiny_model("bert")).maps(input_ids=IDS, out=tmp_path / "maps.safetensors")
-    assert names_in(tmp_path) == []
-
-
 # Memory -----------------------------------------------------------------------------------------
 
 
@@ -188,41 +174,6 @@ def test_memory_does_not_hold_the_maps(tmp_path: Path) -> None:
     streamed, same = most_held(lens, ids, out=tmp_path / "maps.safetensors")
     assert same == total
     assert streamed < total / 2
-
-
-class Instant:
-    """An outbox that copies at once; a CPU stands in for the GPU."""
-
-    def send(self, tensors: Any, into: Any, ready: Any, first: int | None) -> None:
-        for tensor, place in zip(tensors, into, strict=True):
-            place.copy_(tensor if first is None else tensor.tril(first))
-
-    def wait(self) -> None:
-        pass
-
-
-def test_what_leaves_a_gpu_goes_to_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    path.touch()
-    file = growing_file.GrowingFile(str(path), 500)
-    transfer: Any = Instant()
-    lens = normlens.load(tiny_model("gpt2"))
-    stack = Stack(lens.layers, [0, 1], ["ATTN-N"], AnalysisOptions(map_dtype="float16"))
-    encoded = lens.encode(input_ids=IDS[:4])
-    collector = Collector(lens, stack, encoded, transfer=transfer, place=file.place)
-    layers = [torch.randn(1, 4, 4).abs(), torch.randn(1, 4, 4).abs()]
-    for index, tensor in enumerate(layers):
-        one = {"ATTN-N": tensor}
-        sizes = {"ATTN-N": tensor[:, 0]}
-        maps = LayerMaps(norms=one, standard_error=one, own=sizes, others=sizes)
-        collector.add(maps, index, lens.layers[index])
-    assert set(collector._sent) == {("arrays", "ATTN-N"), ("standard_error", "ATTN-N")}
-    arrays = {"/".join(name): array[0] for name, array in collector._arrays.items()}
-    file.finish(arrays, {})
-    found = growing_file.mapped_arrays(path)
-    expected = torch.cat(layers).tril()
-    assert np.array_equal(found["standard_error/ATTN-N"], expected)
-    assert np.array_equal(found["arrays/ATTN-N"], expected.half())
 
 
 # The file itself --------------------------------------------------------------------------------

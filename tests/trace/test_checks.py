@@ -143,13 +143,9 @@ def louder(model: nn.Module, *names: str) -> nn.Module:
     ("family", "name", "place"),
     [
         ("llama", "v_proj", "layers.0.self_attn.v_proj"),
-        ("llama", "o_proj", "layers.0.self_attn.o_proj"),
-        ("llama", "gate_proj", "layers.0.mlp.gate_proj"),
         ("llama", "down_proj", "layers.0.mlp.down_proj"),
         ("phi3", "qkv_proj", "layers.0.self_attn.qkv_proj"),
-        ("phi3", "gate_up_proj", "layers.0.mlp.gate_up_proj"),
         ("bloom", "query_key_value", "h.0.self_attention.query_key_value"),
-        ("gptj", "fc_in", "h.0.mlp.fc_in"),
     ],
 )
 def test_a_module_that_does_more_than_its_weight_says_is_named(family, name, place, dtype):

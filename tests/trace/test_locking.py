@@ -93,33 +93,6 @@ def causal_model() -> Any:
     return model.eval().requires_grad_(False)
 
 
-def test_a_plain_call_may_meet_hooks_that_are_half_registered():
-    """torch notes a hook first, and that it takes keywords afterwards."""
-    model = causal_model()
-    lens = normlens.load(model)
-    other = torch.tensor([[5, 6, 7, 8, 9]])
-    expected = model(other).logits
-    found = []
-
-    def progress(*_: int) -> None:
-        notes = [
-            note
-            for module in model.modules()
-            for note in (module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs)
-        ]
-        before = [dict(note) for note in notes]
-        for note in notes:
-            note.clear()
-        found.extend(run_together([lambda: model(other).logits]))
-        for note, entries in zip(notes, before, strict=True):
-            note.update(entries)
-
-    maps = lens.maps(input_ids=[5, 6, 7], progress=progress)
-    assert len(found) == lens.n_layers
-    assert all(torch.equal(logits, expected) for logits in found)
-    assert_same_bits(maps, lens.maps(input_ids=[5, 6, 7]))
-
-
 def test_a_plain_call_keeps_its_kind_of_attention_when_an_analysis_begins_or_ends():
     """Its mask was made for that kind, and in layers of another kind it would hide nothing."""
     model = causal_model()
