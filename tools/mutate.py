@@ -26,6 +26,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator
 from glob import glob
@@ -279,6 +280,8 @@ class Trials:
                 if mutant is not None:
                     replace_code(mutant)
                 code = self.first_failure(tests, blamed)
+            except BaseException:
+                (WORK / "error.txt").write_text(traceback.format_exc())
             finally:
                 os._exit(code)
         deadline = time.monotonic() + 4 * BUDGET + 60
@@ -311,6 +314,7 @@ def replace_code(mutant: Mutant) -> None:
     text = path.read_bytes()
     text = text[: mutant.start] + mutant.new.encode() + text[mutant.end :]
     (code,) = codes_of(compile(text, str(path), "exec", dont_inherit=True), mutant)
+    gc.unfreeze()  # frozen objects are not listed
     functions = [each for each in gc.get_objects() if type(each) is FunctionType]
     found = [each for each in functions if [*codes_of(each.__code__, mutant)] == [each.__code__]]
     found = [each for each in found if Path(each.__code__.co_filename) == path]
