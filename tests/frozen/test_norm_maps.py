@@ -21,7 +21,7 @@ from normlens.layers import (
     Reach,
     Residual,
 )
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
 RULES = ["ig", "ig-bias", "gradient"]
@@ -97,7 +97,7 @@ def test_completeness_is_measured_against_the_real_vectors(scale, problem):
     }
     n = given.x.shape[1]
     found = decompose_layer(
-        given.layer, given.x, given.alpha, [n], given.layer.scopes, Settings(), real
+        given.layer, given.x, given.alpha, [n], given.layer.scopes, AnalysisOptions(), real
     ).completeness
     assert set(found) == set(expected)
     for error in found.values():
@@ -109,7 +109,9 @@ def test_vectors_that_are_not_finite_are_never_complete(value, problem):
     given = problem("post")
     real = {1: torch.full_like(given.x, value)}
     n = given.x.shape[1]
-    found = decompose_layer(given.layer, given.x, given.alpha, [n], ["ATTN-N"], Settings(), real)
+    found = decompose_layer(
+        given.layer, given.x, given.alpha, [n], ["ATTN-N"], AnalysisOptions(), real
+    )
     assert found.completeness["ATTN-N"] == float("inf")
 
 

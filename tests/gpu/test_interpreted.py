@@ -19,7 +19,7 @@ from normlens.frozen.norm_maps import decompose_layer
 from normlens.frozen.stage import kernel_slots, sampled_error, tail_of
 from normlens.frozen.tiles import ORDINARY, Job, feed_forward_norms
 from normlens.models.tiny import tiny_model
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 from normlens.pipeline.batches import KERNEL_TOLERANCE
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
@@ -102,7 +102,7 @@ def test_many_tiles_of_a_ragged_batch(method, problem, forced):
     lengths, scopes = [18, 5], given.layer.scopes
     x, alpha = given.x.clone(), given.alpha.clone()
     x[1, 5:], alpha[1, :, :, 5:], alpha[1, :, 5:] = 1e6, 0, 1e6  # whatever the padding holds
-    settings = Settings(precision="float32", memory_limit=40_000)
+    settings = AnalysisOptions(precision="float32", memory_limit=40_000)
     found = decompose_layer(given.layer, x, alpha, lengths, scopes, settings)
     for place, length in enumerate(lengths):
         some = slice(length)

@@ -159,12 +159,12 @@ def test_a_layer_with_split_products_gives_the_reference(
 def test_a_models_own_products_may_be_split(
     family: str, monkeypatch: pytest.MonkeyPatch, split_everywhere: Any
 ) -> None:
-    monkeypatch.setattr(run, "FEWEST", 1)
+    monkeypatch.setattr(matmul, "MANY", 1)
     model = tiny_model(family).to(DEVICE)
     ids = torch.tensor([[3, 1, 4, 1, 5]], device=DEVICE)
     with torch.no_grad():
         plain = model(input_ids=ids).last_hidden_state
-        with run.split_linears():
+        with matmul.split_linears():
             found = model(input_ids=ids).last_hidden_state
     assert split_everywhere
     assert relative_errors(found, plain.cpu().double()).max() < 1e-5
