@@ -200,7 +200,7 @@ def test_padding_up_to_a_size_changes_no_number(family: str, task: str, monkeypa
             for name, array in getattr(theirs, group).items():
                 assert_close(getattr(ours, group)[name], array)
     for ours, theirs in zip(found_back, backward, strict=True):
-        assert ours.value == pytest.approx(theirs.value, rel=1e-9)
+        assert ours.value == pytest.approx(theirs.value, rel=1e-6)
         for name in ("contributions", "nodes", "components", "head_flow"):
             assert_close(getattr(ours, name), getattr(theirs, name))
         for name, array in theirs.flows.items():
@@ -209,7 +209,8 @@ def test_padding_up_to_a_size_changes_no_number(family: str, task: str, monkeypa
 
 def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
     assert np.array_equal(np.isnan(ours), np.isnan(theirs))
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9 * np.nanmax(np.abs(theirs)))
+    # Some models' softmax is in float32.
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.nanmax(np.abs(theirs)))
 
 
 def test_a_window_that_ends_in_padding_is_not_padded() -> None:
