@@ -163,7 +163,7 @@ KEPT = {
 }
 
 
-def pair_sizes(source: str, sequences: int, shard_size: int = 64) -> list[dict]:
+def pair_sizes(source: str, sequences: int, block_size: int = 64) -> list[dict]:
     """The size of amplification_pairs under every choice, of maps that are computed once."""
     from dataclasses import replace
 
@@ -191,9 +191,9 @@ def pair_sizes(source: str, sequences: int, shard_size: int = 64) -> list[dict]:
         name: {"kept": name, "least": way.least, "bytes": 0, "rows": 0}
         for name, way in ways.items()
     }
-    for first in range(0, len(encoded), shard_size):
+    for first in range(0, len(encoded), block_size):
         parts: dict[str, list] = {name: [] for name in ways}
-        for index, one in enumerate(encoded[first : first + shard_size], first):
+        for index, one in enumerate(encoded[first : first + block_size], first):
             (maps,) = lens.analyse([one])
             for name, way in ways.items():
                 parts[name].append(way.rows(Item(str(index), index, maps, one))[table])
@@ -201,12 +201,12 @@ def pair_sizes(source: str, sequences: int, shard_size: int = 64) -> list[dict]:
             merged = way.combine(table, pa.concat_tables(parts[name]))
             results[name]["bytes"] += file_size(merged)
             results[name]["rows"] += merged.num_rows
-        print(f"{first + shard_size} sequences", file=sys.stderr, flush=True)
+        print(f"{first + block_size} sequences", file=sys.stderr, flush=True)
     return list(results.values())
 
 
 def file_size(table: Any) -> int:
-    """Bytes of a table as a shard's file."""
+    """Bytes of a table as a block's file."""
     import io
 
     import pyarrow as pa

@@ -153,7 +153,7 @@ def compare(folder: Path, given: argparse.Namespace) -> int:
     make_model(folder / "model")
     lines = [f"w{n % 7} w{n % 5} w{n % 3}" for n in range(96)]
     (folder / "data.txt").write_text("\n".join(lines) + "\n")
-    start = {"measures": "mixing,similarity", "shard_size": 4, "file_size": 0}
+    start = {"measures": "mixing,similarity", "block_size": 4, "file_size": 0}
     start |= {"model": str(folder / "model"), "data": str(folder / "data.txt")}
     alone = command(start | {"out": "s3://runs/alone"})
     subprocess.run(alone, check=True, capture_output=True)

@@ -6,7 +6,7 @@
 
 MiniLM on SST-2 train (--data, or sst2/train.tsv in NORMLENS_TEST_DATA), two local workers. One run
 is left alone. The other one is killed with SIGKILL at moments that --seed chooses, spread over its
-shards, and resumed each time:
+blocks, and resumed each time:
 
     all          the driver and its workers at once
     writing      the same, while a file of a table is being written
@@ -54,8 +54,8 @@ class Kill:
     """A kill and what it left."""
 
     kind: str
-    done: int  # shards that are recorded afterwards
-    unfinished: int  # of the shards that the driver last said it had handed out
+    done: int  # blocks that are recorded afterwards
+    unfinished: int  # of the blocks that the driver last said it had handed out
     files: int  # that no record vouches for
     seconds: float  # since this driver was started
 
@@ -63,10 +63,10 @@ class Kill:
 # Kills --------------------------------------------------------------------------------------------
 
 
-def killed_run(out: Path, options: argparse.Namespace, shards: int) -> list[Kill]:
+def killed_run(out: Path, options: argparse.Namespace, blocks: int) -> list[Kill]:
     """Run to the end in spite of all kills."""
     chance = random.Random(options.seed)
-    moments = sorted(chance.randint(0, shards * 19 // 20) for _ in range(options.kills))
+    moments = sorted(chance.randint(0, blocks * 19 // 20) for _ in range(options.kills))
     kinds = [KINDS[number % len(KINDS)] for number in range(options.kills)]
     chance.shuffle(kinds)
     kills: list[Kill] = []
@@ -78,7 +78,7 @@ def killed_run(out: Path, options: argparse.Namespace, shards: int) -> list[Kill
             if driver.ended:
                 driver.finish()
                 raise SystemExit(
-                    f"the run was complete after {len(kills)} kills; give it more shards"
+                    f"the run was complete after {len(kills)} kills; give it more blocks"
                 )
             wake(orphans)
             orphans = strike(driver, kind, chance)
@@ -100,9 +100,9 @@ def killed_run(out: Path, options: argparse.Namespace, shards: int) -> list[Kill
 
 
 def wait_for(driver: Driver, kind: str, moment: int, delay: float, orphans: list[int]) -> None:
-    """Wait until so many shards are done, a while longer, and for what is to be killed.
+    """Wait until so many blocks are done, a while longer, and for what is to be killed.
 
-    Workers that hang wake up as soon as the driver has done a shard.
+    Workers that hang wake up as soon as the driver has done a block.
     """
     begun = len(done_numbers(driver.out))
     while not driver.ended and (done := len(done_numbers(driver.out))) < moment:
@@ -150,12 +150,12 @@ def wake(orphans: list[int]) -> None:
 
 def report(kills: list[Kill], run: Run, rows: dict[str, tuple[int, str]], wrong: list[str]) -> str:
     """The kills and the comparison as Markdown."""
-    shards, files = run.manifest.shards, run.check().files
+    blocks, files = run.manifest.blocks, run.check().files
     lines = [
-        f"{run.manifest.sequences:,} sequences, {shards} shards; {len(kills)} kills, "
+        f"{run.manifest.sequences:,} sequences, {blocks} blocks; {len(kills)} kills, "
         f"{sum(kill.kind != 'worker' for kill in kills)} resumes; {files} files at the end.",
         "",
-        "| | killed | shards done | last said to be in flight, not done | files without a record |",
+        "| | killed | blocks done | last said to be in flight, not done | files without a record |",
         "|---|---|---|---|---|",
     ]
     lines += [
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--measures", default="similarity,mixing,norms")
     parser.add_argument("--set", action="append", default=[], help="an option of a measure")
-    parser.add_argument("--shard-size", type=int, default=64)
+    parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--device", default="auto", help="cpu, or cuda: all workers share it")
     parser.add_argument("--batch-size", default="16", help="or auto; 16 is fast on a CPU")
     parser.add_argument("--file-size", type=float, default=4, help="MB: small, so many files")
@@ -197,8 +197,8 @@ def main() -> None:
             alone.finish()
         while not alone.ended and not (alone.out / MANIFEST).exists():
             time.sleep(LOOK)
-        shards = Manifest.load(LocalFolder(alone.out)).shards
-        kills = killed_run(place / "killed", options, shards)
+        blocks = Manifest.load(LocalFolder(alone.out)).blocks
+        kills = killed_run(place / "killed", options, blocks)
         alone.finish()
         expected, killed = Run.open(place / "reference"), Run.open(place / "killed")
         with ThreadPoolExecutor() as threads:

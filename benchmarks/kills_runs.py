@@ -46,7 +46,7 @@ class Driver:
         given |= {"file_size": options.file_size, "file_minutes": options.file_minutes}
         if not (out / MANIFEST).exists():
             given |= {"model": "minilm", "data": f"sst2:{options.data}"}
-            given |= {"measures": options.measures, "shard_size": options.shard_size}
+            given |= {"measures": options.measures, "block_size": options.block_size}
             given |= {"settings": parse_settings(options.set), "limit": options.sequences or None}
         self.said = out.with_suffix(".log")
         with self.said.open("ab") as said:
@@ -67,7 +67,7 @@ class Driver:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether its workers have shards: one is done, or it says that it has handed some out."""
+        """Whether its workers have blocks: one is done, or it says that it has handed some out."""
         return bool(self.handed_out()) or len(done_numbers(self.out)) > self._begun
 
     def workers(self) -> list[int]:
@@ -79,7 +79,7 @@ class Driver:
         ]
 
     def handed_out(self) -> set[int]:
-        """Shards in flight, as the driver itself last said, at most some seconds ago."""
+        """Blocks in flight, as the driver itself last said, at most some seconds ago."""
         activity = read_activity(LocalFolder(self.out))
         if activity is None or activity.pid != self.process.pid:
             return set()
@@ -118,11 +118,11 @@ def state_of(out: Path) -> State | None:
 
 
 def done_numbers(out: Path) -> set[int]:
-    """The shards that are done, as the records say; none before the run has begun."""
+    """The blocks that are done, as the records say; none before the run has begun."""
     state = state_of(out)
     if state is None:
         return set()
-    return {number for record in state.records.values() for number in record.shards}
+    return {number for record in state.records.values() for number in record.blocks}
 
 
 def unvouched(out: Path) -> list[str]:

@@ -5,7 +5,7 @@
 writes files of that size to a temporary folder, one format after the other, and prints a line for
 each: MB/s of the one reading (processor time, so that what else the machine does counts little),
 how often a plain SHA-256 of the file goes into that time, the peak of resident memory beyond that
-at the start, and the seconds that it takes to read the last shard alone.
+at the start, and the seconds that it takes to read the last block alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from normlens.corpus.data.files import read_through
 from normlens.corpus.data.records import sha256_of
 
 WORDS = [f"word{n}" for n in range(5000)]
-SHARD = 64
+BLOCK = 64
 
 
 def texts(seed: int, count: int) -> list[str]:
@@ -71,7 +71,7 @@ def measure(path: str) -> dict[str, Any]:
     data = open_data(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
-    index, first = read_through(data, SHARD)
+    index, first = read_through(data, BLOCK)
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     del first
@@ -87,7 +87,7 @@ def measure(path: str) -> dict[str, Any]:
         "seconds": seconds,
         "hashing": hashing,
         "peak_mb": peak / (1 << (20 if sys.platform == "darwin" else 10)),
-        "last_shard_seconds": seeking,
+        "last_block_seconds": seeking,
     }
 
 
@@ -111,7 +111,7 @@ def main() -> None:
                 f"{name:8}{megabytes:7.0f} MB, {found['sequences']:,} sequences: "
                 f"{megabytes / found['seconds']:.0f} MB/s, {times:.0f} times SHA-256, "
                 f"peak + {found['peak_mb']:.0f} MB, "
-                f"last shard alone in {found['last_shard_seconds']:.3f} s",
+                f"last block alone in {found['last_block_seconds']:.3f} s",
                 flush=True,
             )
 

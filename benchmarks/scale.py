@@ -1,12 +1,12 @@
 """What a run of up to ten million sequences costs its driver, with maps that cost nothing.
 
-The run is a real one: its data is a file that is read, its pool hands shards to a hundred workers
+The run is a real one: its data is a file that is read, its pool hands blocks to a hundred workers
 and takes in what they finish, its log, its compaction and its folder are those of any run. Only the
 workers are simulated: they live in another process, and write made-up tables instead of computing
 maps. They and the driver share the processor; CPU times are those of the driver's own threads, and
 memory is that of the driver's process.
 
-    driver      the thread that hands out shards and commits files, milliseconds of CPU per shard
+    driver      the thread that hands out blocks and commits files, milliseconds of CPU per block
     memory      resident MiB of the driver at a tenth of the run and at its end, and its peak
     requests    to an object store, per 1,000 sequences
     status, query, resume
@@ -86,17 +86,17 @@ def measure_run(sequences: int, workers: int, out: str, corpus: Path) -> dict[st
     begin, reading = time.perf_counter(), time.thread_time()
     done = run("a-stand-in", corpus, out, measures="norms", workers=workers, progress=watching)
     driver = time.thread_time() - watching.cpu
-    shards = done.manifest.shards
+    blocks = done.manifest.blocks
     assert done.status().complete
     names = open_folder(out).names()
     kinds = Counter(name.partition("/")[0] for name in names)
     return {
         "sequences": sequences,
-        "shards": shards,
+        "blocks": blocks,
         "tables": len(done.tables),
         "wall": time.perf_counter() - begin,
         "reading": watching.cpu - reading,
-        "driver": 1e3 * driver / shards,
+        "driver": 1e3 * driver / blocks,
         "memory": watching.memory,
         "peak": peak(),
         "files": len(names),
@@ -139,7 +139,7 @@ def measure(sequences: int, store: str, workers: int, scratch: Path) -> dict[str
     expected = {"status": sequences, "resume": 1}
     for what, answer in expected.items():
         assert result[what]["answer"] == answer, (what, result[what])
-    # Σ over the dimensions of what every shard adds, over the tokens of each dimension.
+    # Σ over the dimensions of what every block adds, over the tokens of each dimension.
     sums = sum(LAYERS * [sum(1.5 + d for d in range(WIDTH)) / (640 * WIDTH)])
     assert abs(result["query"]["answer"] - sums) < 1e-12
     return result

@@ -17,7 +17,7 @@ ASKED = ("status", "query", "resume")
 Results = dict[str, list[dict[str, Any]]]
 #: What each plot shows: lines by their names.
 DRAWN: dict[str, dict[str, Callable[[dict[str, Any]], float]]] = {
-    "driver (ms CPU per shard)": {"": lambda row: row["driver"]},
+    "driver (ms CPU per block)": {"": lambda row: row["driver"]},
     "memory of the driver (MiB)": {
         "at a tenth": lambda row: row["memory"][0],
         "at the end": lambda row: row["memory"][-1],
@@ -36,7 +36,7 @@ DRAWN: dict[str, dict[str, Callable[[dict[str, Any]], float]]] = {
 def report(results: Results, workers: int) -> str:
     """The tables as Markdown."""
     lines = [
-        f"{workers} simulated workers, shards of 64 sequences, "
+        f"{workers} simulated workers, blocks of 64 sequences, "
         f"{next(iter(results.values()))[0]['tables']} tables. CPU times of the driver's own "
         "threads; other processes use the same two cores, so wall-clock times say little.",
     ]
@@ -44,8 +44,8 @@ def report(results: Results, workers: int) -> str:
     for store, rows in results.items():
         heads = [
             f"{titles[store]}: sequences",
-            "shards",
-            "driver, ms CPU per shard",
+            "blocks",
+            "driver, ms CPU per block",
             "MiB at a tenth, at the end, at most",
             *(f"`{what}`, s CPU" for what in ASKED),
             "files at the end",
@@ -56,7 +56,7 @@ def report(results: Results, workers: int) -> str:
         for row in rows:
             seconds = " | ".join(f"{row[what]['seconds']:.2f}" for what in ASKED)
             line = (
-                f"| {row['sequences']:,} | {row['shards']:,} | {row['driver']:.2f} "
+                f"| {row['sequences']:,} | {row['blocks']:,} | {row['driver']:.2f} "
                 f"| {row['memory'][0]:.0f}, {row['memory'][-1]:.0f}, {row['peak']:.0f} "
                 f"| {seconds} | {row['files']} |"
             )

@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 from object_store import CountingStore
 
+from normlens.corpus.engines.block_rows import FAILURES, SEQUENCES, Clock, Gatherer, Prepared
 from normlens.corpus.engines.pool import Answered, Call, Crew, Event, Joined, Pool
-from normlens.corpus.engines.shard_rows import FAILURES, SEQUENCES, Clock, Gatherer, Prepared
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.measures import get
 from normlens.corpus.measures.base import build
 from normlens.corpus.measures.rows import TABLES
 from normlens.corpus.runs import identity, runs
 from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.ledger import Kept, Shard, Written
+from normlens.corpus.runs.ledger import Block, FileSet, Unwritten
 
 LAYERS, WIDTH = 2, 16
 #: Processes that the workers share, and threads of each; more would only wait for the same cores.
@@ -37,7 +37,7 @@ PROCESSES, THREADS = 4, 4
 
 
 class StandIn:
-    """Makes the tables of shards out of nothing, and gathers them as a worker does."""
+    """Makes the tables of blocks out of nothing, and gathers them as a worker does."""
 
     def __init__(self, task: Task):
         self.folder = open_folder(task.folder)
@@ -59,7 +59,7 @@ class StandIn:
             "gamma": 1.0,
             "special": dimensions == 3,
         }
-        # The same in every shard.
+        # The same in every block.
         self.constant = {
             "failures": FAILURES.empty_table(),
             "special_dimensions": TABLES["special_dimensions"].empty_table(),
@@ -71,10 +71,10 @@ class StandIn:
         self._new = lambda: Gatherer(self.folder, measures, self.by, *size)
         self.gatherers: dict[int, Gatherer] = {}
 
-    def compute(self, worker: int, shard: Shard, alone: bool) -> Written | Kept:
-        started, n = time.time(), len(shard.records)
-        index = np.arange(shard.first, shard.first + n)
-        names = pa.array([record.id for record in shard.records])
+    def compute(self, worker: int, block: Block, alone: bool) -> FileSet | Unwritten:
+        started, n = time.time(), len(block.records)
+        index = np.arange(block.first, block.first + n)
+        names = pa.array([record.id for record in block.records])
         whole, none = pa.array(np.full(n, 10, np.int32)), pa.nulls(n, pa.int32())
         columns = [index, names, whole, none, pa.array(np.zeros(n)), none, pa.nulls(n, pa.string())]
         norms = {
@@ -92,19 +92,19 @@ class StandIn:
             },
             n,
         )
-        prepared: Any = Prepared(replace(shard, records=()), [], rows, Clock(), started)  # type: ignore[arg-type]
+        prepared: Any = Prepared(replace(block, records=()), [], rows, Clock(), started)  # type: ignore[arg-type]
         return self.gatherer(worker).add(prepared, alone)
 
     def gatherer(self, worker: int) -> Gatherer:
         return self.gatherers.setdefault(worker, self._new())
 
-    def write(self, worker: int) -> Written | None:
+    def write(self, worker: int) -> FileSet | None:
         return self.gatherer(worker).write()
 
 
 @dataclass
 class MadeUp:
-    """The rows of a shard as a worker counts them."""
+    """The rows of a block as a worker counts them."""
 
     _tables: dict[str, pa.Table]
     sequences: int

@@ -16,28 +16,28 @@ def state_of(run: Run, salvage: bool = False) -> State:
     return read_state(run.folder, run.manifest, salvage=salvage)
 
 
-def shards_done(run: Run, salvage: bool = False) -> set[int]:
+def blocks_done(run: Run, salvage: bool = False) -> set[int]:
     records = state_of(run, salvage).records.values()
-    return {number for record in records for number in record.shards}
+    return {number for record in records for number in record.blocks}
 
 
-def forget(out: str | os.PathLike[str], *shards: int) -> None:
-    """Make these shards of a run ones that are not done, as if it had been stopped before."""
+def forget(out: str | os.PathLike[str], *blocks: int) -> None:
+    """Make these blocks of a run ones that are not done, as if it had been stopped before."""
     run = Run.open(out)
     state = state_of(run)
-    assert set(shards) <= shards_done(run)
+    assert set(blocks) <= blocks_done(run)
     gone = [
         file.name
         for record in state.records.values()
-        if set(shards) & set(record.shards)
+        if set(blocks) & set(record.blocks)
         for file in record.tables.values()
     ]
     Ledger.claim(run.folder, run.manifest).begin(state.without(gone))
 
 
-def table_file(out: Path, table: str, shard: int = 0) -> Path:
-    """The file of a table that begins with a shard."""
-    [path] = out.glob(f"tables/{table}/{shard:06d}-*.parquet")
+def table_file(out: Path, table: str, block: int = 0) -> Path:
+    """The file of a table that begins with a block."""
+    [path] = out.glob(f"tables/{table}/{block:06d}-*.parquet")
     return path
 
 

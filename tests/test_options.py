@@ -98,9 +98,9 @@ def test_a_shown_signature_says_what_a_keyword_takes() -> None:
 
 
 def test_an_option_is_named_as_python_or_the_shell_names_it() -> None:
-    error = OptionError("shard_size", "{option} must be at least 1, not '{option}'")
-    assert str(error) == "shard_size must be at least 1, not '{option}'"
-    assert error.as_typed == "--shard-size must be at least 1, not '{option}'"
+    error = OptionError("block_size", "{option} must be at least 1, not '{option}'")
+    assert str(error) == "block_size must be at least 1, not '{option}'"
+    assert error.as_typed == "--block-size must be at least 1, not '{option}'"
     arrived = pickle.loads(pickle.dumps(error))  # as from a worker
     assert (str(arrived), arrived.as_typed) == (str(error), error.as_typed)
 

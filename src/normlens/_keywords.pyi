@@ -247,7 +247,7 @@ class RunKeywords(TypedDict, total=False):
     extra_columns: str | Sequence[str]
     revision: str | None
     precision: str
-    shard_size: int
+    block_size: int
     device: str
     dtype: str
     engine: str
@@ -280,7 +280,7 @@ class EvaluateKeywords(TypedDict, total=False):
     pair_column: str | None
     paragraphs: bool
     revision: str | None
-    shard_size: int
+    block_size: int
     device: str
     dtype: str
     engine: str
@@ -311,7 +311,7 @@ class AlignKeywords(TypedDict, total=False):
     pair_column: str | None
     paragraphs: bool
     revision: str | None
-    shard_size: int
+    block_size: int
     device: str
     dtype: str
     engine: str

@@ -117,7 +117,7 @@ def listed(items: Sequence[str], word: str = "and") -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and its noun: ``1 shard``, ``2 shards``."""
+    """A number and its noun: ``1 block``, ``2 blocks``."""
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 

@@ -17,11 +17,11 @@ from normlens.errors import InputError
 from normlens.studies.ablation.interventions import digest_of, gather
 from normlens.studies.ablation.measure import AblationMeasure
 
-SHARD = 4
+BLOCK = 4
 
 
 class Stopping(Progress):
-    """Stops a run, as Ctrl-C does, once a shard is done."""
+    """Stops a run, as Ctrl-C does, once a block is done."""
 
     def advance(self, sequences: int, failures: int) -> None:
         raise KeyboardInterrupt
@@ -48,7 +48,7 @@ def whole(
 ) -> Run:
     """A run that nothing disturbed."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    options: Any = {"measures": [measure], "shard_size": SHARD, "device": "cpu", "file_size": 0}
+    options: Any = {"measures": [measure], "block_size": BLOCK, "device": "cpu", "file_size": 0}
     return run(models["next-token"], corpora["next-token"], out, **options)
 
 
@@ -60,7 +60,7 @@ def test_a_stopped_run_ends_with_the_same_bits(
     whole: Run,
 ) -> None:
     model, data = models["next-token"], corpora["next-token"]
-    options: Any = {"measures": [measure], "shard_size": SHARD, "device": "cpu", "file_size": 0}
+    options: Any = {"measures": [measure], "block_size": BLOCK, "device": "cpu", "file_size": 0}
     with pytest.raises(KeyboardInterrupt):
         run(model, data, tmp_path / "run", progress=Stopping(), **options)
     status = Run.open(tmp_path / "run").status()
@@ -83,7 +83,7 @@ def test_several_processes_come_to_the_same_bits(
         corpora["next-token"],
         tmp_path / "run",
         measures=[measure],
-        shard_size=SHARD,
+        block_size=BLOCK,
         device="cpu",
         workers=2,
     )
@@ -106,7 +106,7 @@ def test_ray_comes_to_the_same_numbers(
             corpora["next-token"],
             tmp_path / "run",
             measures=[measure],
-            shard_size=SHARD,
+            block_size=BLOCK,
             device="cpu",
             engine="ray",
             address="local",
@@ -124,7 +124,7 @@ def test_batches_change_nothing_but_last_digits(
     whole: Run,
 ) -> None:
     lens = normlens.load(models["next-token"], device="cpu")
-    options: Any = {"measures": [measure], "shard_size": SHARD, "batch_size": 3}
+    options: Any = {"measures": [measure], "block_size": BLOCK, "batch_size": 3}
     done = run(lens, corpora["next-token"], tmp_path / "run", **options)
     examples.assert_same_tables(done, whole, tolerance=1e-4)
 

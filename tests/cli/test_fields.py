@@ -19,8 +19,8 @@ from normlens.options import (
     ExplainOptions,
     LoadOptions,
     Option,
-    at_least_one,
     options_of,
+    whole_number,
 )
 
 
@@ -41,7 +41,7 @@ class Drawing:
     secret: int = 7
 
     def __post_init__(self) -> None:
-        at_least_one(self.width, "width")
+        whole_number(self.width, "width", 1)
 
 
 def run(command: Any, *words: str) -> tuple[Any, str]:
@@ -245,7 +245,7 @@ def test_only_what_cannot_be_typed_has_no_option() -> None:
     ("words", "message"),
     [
         (("--mask", "1.5"), "--mask is a share between 0 and 1, not 1.5"),
-        (("--shard-size", "0"), "--shard-size must be at least 1, not 0"),
+        (("--block-size", "0"), "--block-size must be at least 1, not 0"),
         (("--max-length", "0"), "--max-length must be at least 1, not 0"),
         (("--batch-size", "many"), "--batch-size is a number from 1 or 'auto', not 'many'"),
         (("--workers", "0"), "--workers must be at least 1, not 0"),

@@ -1,4 +1,4 @@
-"""``normlens rank``: what it prints and writes of rankings and of one score."""
+"""``normlens rank`` and ``score``: what they print and write."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ def test_documents_are_lines_of_a_pipe(
     assert json.loads(typed)["given"] == normlens.load(model).rank(QUERY, DOCUMENTS).places
 
 
-def test_one_document_is_a_score(model: Path, shell: Shell, tmp_path: Path) -> None:
-    out = shell("rank", QUERY, DOCUMENT, "-m", model)
+def test_a_score_is_printed_by_words_and_written(model: Path, shell: Shell, tmp_path: Path) -> None:
+    out = shell("score", QUERY, DOCUMENT, "-m", model)
     score: Any = normlens.load(model).score(QUERY, DOCUMENT)
     assert f"cosine {number(score.value)}" in out
     assert "What each word of the query has of the score" in out
     assert "cats" in out
     assert "##s" not in out
     for ending in ("safetensors", "csv", "json", "html", "png"):
-        shell("rank", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / f"score.{ending}")
+        shell("score", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / f"score.{ending}")
     assert normlens.open(tmp_path / "score.safetensors") == score
     assert pd.read_csv(tmp_path / "score.csv")["value"].sum() == pytest.approx(score.value)
     held = json.loads((tmp_path / "score.json").read_text("utf-8"))
@@ -84,17 +84,33 @@ def test_one_document_is_a_score(model: Path, shell: Shell, tmp_path: Path) -> N
     assert sum(held["by_document"]) == pytest.approx(score.by_document.sum())
 
 
+def test_the_document_of_a_score_may_be_piped(
+    model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = shell("score", QUERY, DOCUMENT, "-m", model, "--json")
+    monkeypatch.setattr(common, "is_piped", lambda: True)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(DOCUMENT.encode())))
+    assert shell("score", QUERY, "-m", model, "--json") == typed
+
+
+def test_one_document_is_a_ranking_of_one(model: Path, shell: Shell) -> None:
+    out = shell("rank", QUERY, DOCUMENT, "-m", model)
+    assert out.splitlines()[-2].split()[0] == "1"
+    assert "above" not in out
+    assert len(json.loads(shell("rank", QUERY, DOCUMENT, "-m", model, "--json"))["scores"]) == 1
+
+
 def test_a_reranker_has_parts_without_pairs(reranker: Path, shell: Shell, tmp_path: Path) -> None:
-    out = shell("rank", QUERY, DOCUMENT, "-m", reranker)
+    out = shell("score", QUERY, DOCUMENT, "-m", reranker)
     score: Any = normlens.load(reranker).score(QUERY, DOCUMENT)
     assert f"cross-encoder {number(score.value)}" in out
     assert "(neither text)" in out
     table = tmp_path / "score.csv"
-    shell("rank", QUERY, DOCUMENT, "-m", reranker, "--out", table)
+    shell("score", QUERY, DOCUMENT, "-m", reranker, "--out", table)
     no_token = score.remainder["no token"]
     assert pd.read_csv(table)["value"].sum() + no_token == pytest.approx(score.value, abs=1e-5)
     picture = tmp_path / "score.png"
-    line = shell.error("rank", QUERY, DOCUMENT, "-m", reranker, "--out", picture)
+    line = shell.error("score", QUERY, DOCUMENT, "-m", reranker, "--out", picture)
     assert "has no pairs to draw" in line
 
 
@@ -103,6 +119,10 @@ def test_a_reranker_has_parts_without_pairs(reranker: Path, shell: Shell, tmp_pa
     [
         (("rank", QUERY), "rank compares documents"),
         (("rank", QUERY, " "), "the text is empty"),
+        (("score", QUERY), "give one text"),
+        (("score", QUERY, " "), "the text is empty"),
+        (("score", " ", DOCUMENT), "the text is empty"),
+        (("score", QUERY, "a", "b"), "unexpected extra argument"),
         (("rank", QUERY, "a", "b", "--out", "ranking.png"), "a ranking has no picture"),
         (("rank", QUERY, "a", "--out", "ranking.txt"), "the ending chooses the format"),
     ],

@@ -20,8 +20,9 @@ from test_loading import save_tiny, tiny_tokenizer
 from torch import Tensor
 
 import normlens
-from normlens.errors import InputError, UnsupportedModelError
+from normlens.errors import InputError, MissingDependencyError, UnsupportedModelError
 from normlens.layers import FIRST, LAST, MEAN, Dense, Linear
+from normlens.loading import sentences as reading
 from normlens.loading.sentences import BothTexts, Pooling, SparseVectors, TokenVectors
 
 DOCUMENTS = (DOCUMENT, "a mat", "the cats sat on a mat", "on the cats")
@@ -226,14 +227,15 @@ def test_a_sparse_model_scores_as_its_library_does(pools, activation, sentences,
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_an_inference_free_query_has_its_words_weights(sentences, tmp_path):
+def test_an_inference_free_query_has_its_words_weights(sentences, tmp_path, monkeypatch):
     sparse = importlib.import_module("sentence_transformers.sparse_encoder.modules")
     modules = importlib.import_module("sentence_transformers.base.modules")
     folder = save_kind(tmp_path / "mlm", "BertForMaskedLM")
     encoder = modules.Transformer(str(folder), transformer_task="fill-mask")
     torch.manual_seed(1)
     weights = torch.rand(encoder.tokenizer.vocab_size + 20)
-    static = sparse.SparseStaticEmbedding(encoder.tokenizer, weights[: len(encoder.tokenizer)])
+    words = weights[: len(encoder.tokenizer)].clone()
+    static = sparse.SparseStaticEmbedding(encoder.tokenizer, words)
     router = modules.Router.for_query_document(
         query_modules=[static], document_modules=[encoder, sparse.SpladePooling()]
     )
@@ -241,10 +243,16 @@ def test_an_inference_free_query_has_its_words_weights(sentences, tmp_path):
     query = whole.encode_query(QUERY).to_dense()
     documents = whole.encode_document(list(DOCUMENTS)).to_dense()
     expected = (documents[:, : len(query)] @ query).detach().numpy()
-    ranking = check_ranking(whole, expected, "sparse")
-    special = np.array(ranking[0].a.is_special)
-    assert (ranking[0].by_query[special] == 0).all()
-    assert ranking[0].bias == pytest.approx(0)
+    whole.save(str(tmp_path / "saved"))
+    for source in (whole, tmp_path / "saved"):
+        ranking = check_ranking(source, expected, "sparse")
+        special = np.array(ranking[0].a.is_special)
+        assert (ranking[0].by_query[special] == 0).all()
+        assert ranking[0].bias == pytest.approx(0)
+    assert normlens.load(tmp_path / "saved").name == "saved"
+    monkeypatch.setattr(reading, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="pip install sentence-transformers"):
+        normlens.load(tmp_path / "saved")
 
 
 @in_one_case(
@@ -283,6 +291,120 @@ def test_a_multi_vector_model_scores_as_its_library_does(
         assert len(first.term_names) == len(query) == len(first.a)
         assert (first.term_places[:, 0] == np.arange(len(query))).all()
         assert not {"on", "a"} & {first.tokens_b[place] for place in first.term_places[:, 1]}
+
+
+#: What pylate saves beside its modules, without what is its default.
+OF_PYLATE = {"query_length": 12, "document_length": 20, "attend_to_expansion_tokens": True}
+
+
+@in_one_case(
+    "settings",
+    [
+        OF_PYLATE,
+        OF_PYLATE | {"do_query_expansion": False, "skiplist_words": ["on", "a"]},
+        {"query_prefix": "cat", "document_prefix": "mat", "prompts": {"query": "a "}},
+    ],
+)
+def test_pylates_folders_score_as_sentence_transformers_reads_them(settings, sentences, tmp_path):
+    torch.manual_seed(3)
+    kept = {"query_prefix": "", "document_prefix": "", "model_type": "ColBERT"} | settings
+    folder = save_kind(tmp_path / "saved", "BertModel")
+    with_mask(tiny_tokenizer()).save_pretrained(folder)
+    dense = sentences.models.Dense(16, 8, bias=False, activation_function=torch.nn.Identity())
+    (folder / "1_Dense").mkdir()
+    dense.save(str(folder / "1_Dense"))
+    written = json.loads((folder / "1_Dense" / "config.json").read_text())
+    plain = {name: value for name, value in written.items() if "module_" not in name}
+    (folder / "1_Dense" / "config.json").write_text(json.dumps(plain))
+    kinds = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
+    rows = [{"idx": k, "name": str(k), "path": at, "type": kinds[at]} for k, at in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(rows))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(kept))
+    whole = sentences.MultiVectorEncoder(str(folder), device="cpu")
+    query, documents = whole.encode_query(QUERY), whole.encode_document(list(DOCUMENTS))
+    expected = whole.similarity([query], documents)[0].numpy()
+    for source in (whole, folder):
+        check_ranking(source, expected, "late interaction")
+
+
+def with_mask(tokenizer: Any) -> Any:
+    tokenizer.mask_token = "the"
+    return tokenizer
+
+
+@in_one_case(
+    "settings",
+    [
+        {},
+        {"do_query_expansion": False, "skiplist_words": ["on", "a"]},
+        {"attend_to_expansion_tokens": True, "query_length": 12},
+        {"query_prefix": "", "document_prefix": ""},  # a word that is unknown is skipped, too
+        {"prompts": {"query": "a cat "}, "default_prompt_name": "query"},
+    ],
+)
+def test_pylates_objects_score_as_pylate_does(settings, tmp_path):
+    models = pytest.importorskip("pylate.models", reason="ColBERT objects: pip install pylate")
+    scores = importlib.import_module("pylate.scores")
+    folder = save_tiny(tmp_path / "tiny")
+    with_mask(tiny_tokenizer()).save_pretrained(folder)
+    torch.manual_seed(4)
+    whole = models.ColBERT(str(folder), device="cpu", embedding_size=8, **settings)
+    documents = [*DOCUMENTS, "the cats sat on a mat !"]
+    q, *ds = (
+        torch.tensor(whole.encode([text], is_query=not place)[0])[None]
+        for place, text in enumerate([QUERY, *documents])
+    )
+    expected = [float(scores.colbert_scores(q, d)) for d in ds]
+    ranking = normlens.load(whole).rank(QUERY, documents)
+    values = [score.value for score in sorted_back(ranking)]
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-5)
+    for score in ranking:
+        check_parts(score, 1e-5)
+
+
+def sorted_back(ranking: normlens.Ranking) -> list[normlens.Score]:
+    """A ranking's scores in the order of the documents that were given."""
+    return [score for _, score in sorted(zip(ranking.places, ranking, strict=True))]
+
+
+def test_a_folder_in_stanfords_files_says_what_to_do(tmp_path):
+    folder = save_kind(tmp_path / "colbert", "BertModel")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
+    with pytest.raises(UnsupportedModelError, match="MultiVectorEncoder"):
+        normlens.load(folder).score(QUERY, DOCUMENT)
+
+
+def test_longer_texts_than_the_library_reads_are_noted(tiny):
+    search = TokenVectors(expansion={"length": 5, "strategy": "fixed"})
+    lens = lens_of(tiny("bert"), search=search, max_query_tokens=5, max_tokens=9)
+    assert "would cut texts after 5 tokens" in lens.score(QUERY, "a mat").note
+    assert "after 9 tokens" in lens.score("cat", f"{DOCUMENT} {DOCUMENT}").note
+    assert lens.score("cat", "a mat").note is None
+
+
+@in_one_case("kind", ["sparse", "late"])
+def test_two_towers_of_other_kinds(kind, tiny):
+    if kind == "sparse":
+        models = tiny_of("BertForMaskedLM"), tiny_of("BertForMaskedLM", hidden_act="relu")
+        lenses = [lens_of(model, reads="any", search=SparseVectors()) for model in models]
+    else:
+        models = tiny("bert"), tiny("roberta")
+        lenses = [lens_of(model, search=TokenVectors(), normalized=True) for model in models]
+    query, document = lenses
+    score = query.score(QUERY, DOCUMENT, document_lens=document)
+    u, v = (
+        model(**lens.tokenizer(text, return_tensors="pt", return_token_type_ids=False))[0][0]
+        for model, lens, text in zip(models, lenses, (QUERY, DOCUMENT), strict=True)
+    )
+    if kind == "sparse":
+        expected = u.relu().log1p().amax(0) @ v.relu().log1p().amax(0)
+    else:
+        u, v = (x / x.norm(dim=-1, keepdim=True) for x in (u, v))
+        expected = (u @ v.T).amax(1).sum()
+    assert score.value == pytest.approx(expected.item(), rel=1e-9)
+    assert score.value != pytest.approx(query.score(QUERY, DOCUMENT).value, rel=1e-3)
+    check_parts(score, 1e-9)
 
 
 @in_one_case("labels", [1, 3])

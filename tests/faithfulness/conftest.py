@@ -25,7 +25,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> examples.Places:
 
 @pytest.fixture(scope="session")
 def classified(places: examples.Places) -> Run:
-    """A classifier's evaluation, in shards."""
+    """A classifier's evaluation, in blocks."""
     return evaluate(
         places.classifier, places.labelled, places.folder / "classified", **examples.CLASSIFIED
     )

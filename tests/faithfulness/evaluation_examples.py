@@ -20,11 +20,11 @@ METHODS = "normlens,rollout-weights,gradient-x-input,leave-one-out,random,first-
 CLASSIFIED: dict[str, Any] = {
     "methods": METHODS,
     "label_column": "label",
-    "shard_size": 4,
+    "block_size": 4,
     "device": "cpu",
     "page": False,
 }
-PREFERRED: dict[str, Any] = {"methods": METHODS, "shard_size": 4, "device": "cpu", "page": False}
+PREFERRED: dict[str, Any] = {"methods": METHODS, "block_size": 4, "device": "cpu", "page": False}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def again(places: examples.Places, out: Path, **changed: Any) -> Run:
 
 
 class Interrupting(Progress):
-    """Stops the run after its first shard."""
+    """Stops the run after its first block."""
 
     def advance(self, sequences: int, failures: int) -> None:
         raise KeyboardInterrupt
@@ -38,7 +38,7 @@ def test_kill_9_at_any_moment(places: examples.Places, classified: Run, tmp_path
         "measures": "faithfulness",
         "settings": classified.manifest.options.settings,
         "extra_columns": ["label"],
-        "shard_size": 4,
+        "block_size": 4,
     }
     arguments = [tmp_path / "killed", places.classifier, places.labelled, 6, 0]
     done = run_python(KILLED, *arguments, json.dumps(options))
@@ -75,7 +75,7 @@ def test_batches_do_not_change_what_is_found(
     places: examples.Places, classified: Run, tmp_path: Path
 ) -> None:
     """Texts of one batch are padded, and the variants of all of them run together."""
-    together = again(places, tmp_path / "together", batch_size=9, shard_size=9)
+    together = again(places, tmp_path / "together", batch_size=9, block_size=9)
     for table in ("examples", "attributions", "removals", "faithfulness"):
         a, b = together.table(table), classified.table(table)
         for column in a:

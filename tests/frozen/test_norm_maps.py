@@ -22,7 +22,7 @@ from normlens.layers import (
     Reach,
     Residual,
 )
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
 RULES = ["ig", "ig-bias", "gradient"]
@@ -133,7 +133,7 @@ def test_completeness_is_measured_against_the_real_vectors(scale, problem):
     }
     n = given.x.shape[1]
     found = decompose_layer(
-        given.layer, given.x, given.alpha, [n], given.layer.scopes, Settings(), real
+        given.layer, given.x, given.alpha, [n], given.layer.scopes, AnalysisOptions(), real
     ).completeness
     assert set(found) == set(expected)
     for error in found.values():
@@ -145,7 +145,9 @@ def test_vectors_that_are_not_finite_are_never_complete(value, problem):
     given = problem("post")
     real = {1: torch.full_like(given.x, value)}
     n = given.x.shape[1]
-    found = decompose_layer(given.layer, given.x, given.alpha, [n], ["ATTN-N"], Settings(), real)
+    found = decompose_layer(
+        given.layer, given.x, given.alpha, [n], ["ATTN-N"], AnalysisOptions(), real
+    )
     assert found.completeness["ATTN-N"] == float("inf")
 
 

@@ -9,7 +9,7 @@ from one_case import in_one_case
 from reference import hidden, largest_error, mixing_of, reference
 
 import normlens
-from normlens.frozen import shapley
+from normlens.frozen import norm_maps
 from normlens.models.tiny import tiny_model
 
 GATES = in_one_case("gated", [False, True])
@@ -37,7 +37,7 @@ def test_every_order_once_is_exact(gated, problem, monkeypatch):
     given = problem("post", n=3, gated=gated, activation="gelu")
     orders = itertools.cycle(itertools.permutations(range(4)))
     monkeypatch.setattr(
-        shapley.torch, "randperm", lambda count, generator: torch.tensor(next(orders))
+        norm_maps.torch, "randperm", lambda count, generator: torch.tensor(next(orders))
     )
     found = given.solve(rule="shapley", samples=24)
     expected = reference(given.layer, given.x[0], given.alpha[0], "shapley")

@@ -19,7 +19,7 @@ from normlens.frozen.norm_maps import decompose_layer
 from normlens.frozen.stage import kernel_slots, sampled_error, tail_of
 from normlens.frozen.tiles import ORDINARY, Job, feed_forward_norms
 from normlens.models.tiny import tiny_model
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 from normlens.pipeline.batches import KERNEL_TOLERANCE
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
@@ -103,7 +103,7 @@ def test_many_tiles_of_a_ragged_batch(method, problem, forced):
     lengths, scopes = [18, 5], given.layer.scopes
     x, alpha = given.x.clone(), given.alpha.clone()
     x[1, 5:], alpha[1, :, :, 5:], alpha[1, :, 5:] = 1e6, 0, 1e6  # whatever the padding holds
-    settings = Settings(precision="float32", memory_limit=40_000)
+    settings = AnalysisOptions(precision="float32", memory_limit=40_000)
     found = decompose_layer(given.layer, x, alpha, lengths, scopes, settings)
     for place, length in enumerate(lengths):
         some = slice(length)
@@ -157,7 +157,7 @@ def test_a_ragged_batch_equals_one_by_one(problem, fused):
     x[1, 3:] = 1e6  # whatever the padding holds
     alpha[1, :, :, 3:] = 0
     alpha[1, :, 3:] = 1e6
-    scopes, settings = given.layer.scopes, Settings(precision="float32")
+    scopes, settings = given.layer.scopes, AnalysisOptions(precision="float32")
     together = decompose_layer(given.layer, x, alpha, [4, 3], scopes, settings)
     alone = replace(given, x=x[1:, :3], alpha=alpha[1:, :, :3, :3]).solve(precision="float32")
     for scope, norms in alone.norms.items():
@@ -263,7 +263,7 @@ def test_errors_of_both_signs_are_noticed_by_a_sample(method, order, problem, fo
 @pytest.mark.parametrize("lengths", [[1], [2], [3, 1], [2, 5]])
 def test_a_sample_of_short_sequences(lengths, problem, fused):
     given = problem("post", n=max(lengths), batch=len(lengths), dtype=torch.float32)
-    scopes, settings = given.layer.scopes, Settings(precision="float32")
+    scopes, settings = given.layer.scopes, AnalysisOptions(precision="float32")
     found = decompose_layer(given.layer, given.x, given.alpha, lengths, scopes, settings)
     assert found.sampled_error < INTERPRETED["float32"]
 

@@ -24,7 +24,7 @@ import normlens
 from normlens.frozen.norm_maps import decompose_layer
 from normlens.gpu import stage
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 
 pytestmark = pytest.mark.gpu
 
@@ -158,7 +158,7 @@ def test_padding_is_not_computed(problem):
     given = on(problem("post", n=9, batch=2, dtype=torch.float32), "cuda")
     x, alpha = given.x.clone(), given.alpha.clone()
     x[1, 5:], alpha[1, :, :, 5:], alpha[1, :, 5:] = 1e6, 0, 1e6
-    settings = Settings(precision="float32")
+    settings = AnalysisOptions(precision="float32")
     together = decompose_layer(given.layer, x, alpha, [9, 5], given.layer.scopes, settings)
     expected = reference(given.layer, x[1, :5], alpha[1, :, :5, :5])
     for scope, norms in together.norms.items():

@@ -211,12 +211,12 @@ def test_a_layer_with_split_products_gives_the_reference(
 def test_a_models_own_products_may_be_split(
     family: str, monkeypatch: pytest.MonkeyPatch, split_everywhere: Any
 ) -> None:
-    monkeypatch.setattr(run, "FEWEST", 1)
+    monkeypatch.setattr(matmul, "MANY", 1)
     model = tiny_model(family).to(DEVICE)
     ids = torch.tensor([[3, 1, 4, 1, 5]], device=DEVICE)
     with torch.no_grad():
         plain = model(input_ids=ids).last_hidden_state
-        with run.split_linears():
+        with matmul.split_linears():
             found = model(input_ids=ids).last_hidden_state
     assert split_everywhere
     assert relative_errors(found, plain.cpu().double()).max() < 1e-5
@@ -249,13 +249,13 @@ def test_long_texts_on_cuda_are_close_to_float64(family: str) -> None:
 def test_only_the_models_own_functions_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done with a traced layer is not, and the model's next layer is again."""
     seen: list[str] = []
-    look = run.split_linears.__torch_function__
+    look = matmul.split_linears.__torch_function__
 
     def noted(mode: Any, function: Any, *rest: Any) -> Any:
         seen.append(getattr(function, "__name__", ""))
         return look(mode, function, *rest)
 
-    monkeypatch.setattr(run.split_linears, "__torch_function__", noted)
+    monkeypatch.setattr(matmul.split_linears, "__torch_function__", noted)
     monkeypatch.setattr(run, "are_many", lambda inputs: True)
     adapter = normlens.load(tiny_model("bert")).adapter
     linears: list[int] = []

@@ -20,7 +20,7 @@ from normlens.corpus.measures.rows import correlate
 from normlens.errors import CompletenessError, InputError, MemoryLimitError, UnsupportedModelError
 from normlens.families.bart import Bart
 from normlens.families.t5 import T5
-from normlens.frozen import shapley
+from normlens.frozen import norm_maps
 from normlens.layers import Attention, Norm
 from normlens.models.parts import DECODER, ENCODER
 from normlens.models.tiny import scramble, tiny_config, tiny_encoder_decoders, tiny_model
@@ -157,7 +157,7 @@ def test_every_order_of_the_players_of_both_sequences_is_exact(family, tiny, mon
     """With all orders instead of random ones, nothing is left to chance; mT5's block is gated."""
     orders = {count: itertools.cycle(itertools.permutations(range(count))) for count in (3, 5)}
     monkeypatch.setattr(
-        shapley.torch, "randperm", lambda count, generator: torch.tensor(next(orders[count]))
+        norm_maps.torch, "randperm", lambda count, generator: torch.tensor(next(orders[count]))
     )
     model, pair = tiny(family, torch.float64), (LONG[:2], SHORT[:2])
     both = pair_references(model, model_call(family, *pair), "shapley")

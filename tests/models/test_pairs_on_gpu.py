@@ -146,7 +146,7 @@ def test_the_rectangular_tensors_never_reach_the_device():
 
 def rows_of(run: Run, table: str) -> Any:
     """A table's rows, read without a database."""
-    files = sorted(Path(run.folder.url).glob(f"shards/{table}/*.parquet"))
+    files = sorted(Path(run.folder.url).glob(f"tables/{table}/*.parquet"))
     assert files
     return pa.concat_tables([pq.read_table(file) for file in files]).to_pandas()
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import normlens
 from normlens.errors import UnsupportedModelError
-from normlens.gpu.lazy_tensor import LazyTensor, formed
+from normlens.gpu.matmul import LazyTensor, formed
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]

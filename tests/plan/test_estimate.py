@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
 from normlens.errors import InputError
-from normlens.frozen import shapley, tiles
+from normlens.frozen import norm_maps, tiles
 from normlens.layers import Branch, Layer, Reach, Residual
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 from normlens.options import AnalysisOptions
@@ -163,10 +163,10 @@ def test_the_plan_is_that_of_the_lens(
         monkeypatch.setattr(place, name, watched)
 
     watch(tiles, "choose_plan")
-    watch(shapley, "sampled_targets", end=True)
+    watch(norm_maps, "sampled_targets", end=True)
     watch(tiles.Job, "uses_head_products")
     monkeypatch.setattr(tiles, "scope_norms", stop_watching)  # of the first tile
-    monkeypatch.setattr("normlens.pipeline.call.check_limit", lambda *_: None)
+    monkeypatch.setattr("normlens.plan.costs.check_limit", lambda *_: None)
     lens = normlens.load(tiny_model(family, **WIDE[family]))
     options: Any = {"nonlinearity": rule, "samples": 2, "memory_limit": limit}
     with pytest.raises(StopWatching):

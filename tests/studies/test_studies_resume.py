@@ -43,7 +43,7 @@ CPU: dict[str, Any] = {"execution": {"device": "cpu"}, "resamples": 100}
 STUDIES = {
     "evaluate": Study(
         normlens.evaluate,
-        {"methods": "random,first-token,normlens", "device": "cpu", "shard_size": 2},
+        {"methods": "random,first-token,normlens", "device": "cpu", "block_size": 2},
         {"methods": "random"},
         "report/report.html",
     ),
@@ -55,7 +55,7 @@ STUDIES = {
     ),
     "align": Study(
         normlens.align,
-        {"scopes": "all", "device": "cpu", "shard_size": 1},
+        {"scopes": "all", "device": "cpu", "block_size": 1},
         {"ways": "input"},
         "links/CROSS-N.layer0.input.txt",
     ),

@@ -16,7 +16,7 @@ EVERY = "similarity,mixing,amplification,norms,explanations"
 #: Runs by name: model, data, options.
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "minilm": ("minilm", "data.txt", {}),
-    "masked": ("bert", "data.txt", {"mask": 0.3, "seed": 3, "shard_size": 5}),
+    "masked": ("bert", "data.txt", {"mask": 0.3, "seed": 3, "block_size": 5}),
     "causal": ("gpt2", "data.txt", {"measures": EVERY, "max_length": 8}),
     "experts": ("mixtral", "data.txt", {"limit": 4}),
     "classifier": ("classifier", "table.csv", {"measures": "explanations", "column": "text"}),

@@ -101,7 +101,7 @@ _HOW = (
 )
 _TABLES = (
     *("measures", "settings", "mask", "seed", "limit", "max_length", "truncate", "column"),
-    *("pair_column", "revision", "shard_size"),
+    *("pair_column", "revision", "block_size"),
 )
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
@@ -318,7 +318,7 @@ def query_command(
         return
     tables = opened.snapshot()
     if not tables.complete:
-        _note(f"note: only shards that are done answer; see: normlens status {run}")
+        _note(f"note: only blocks that are done answer; see: normlens status {run}")
     if out is not None:
         tables.export(sql, out, overwrite=force)
         return

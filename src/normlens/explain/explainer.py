@@ -15,16 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from normlens.errors import InputError, MemoryLimitError, is_out_of_memory, process_limit
-from normlens.explain.backward import (
-    Packer,
-    Passed,
-    Seed,
-    ask_for_places,
-    carry,
-    check_layers,
-    rows_read,
-    seed_of,
-)
+from normlens.explain import backward
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.questions import AnswerOptions, Question, QuestionReader, Target, label_of
 from normlens.frozen.scores import SCORES, Errors
@@ -33,20 +24,12 @@ from normlens.gpu.matmul import rounded_once
 from normlens.inputs.text import Encoded
 from normlens.layers import LAST, Head
 from normlens.options import DEFAULT_LIMIT, ExplainOptions, parse_bytes
-from normlens.pipeline.batches import (
-    SCORE_TOLERANCE,
-    Progress,
-    batches,
-    layers_by_stack,
-    provenance,
-    scopes_of,
-)
+from normlens.pipeline import batches
 from normlens.pipeline.recordings import padded
 from normlens.results.explanation import Explanation, Explanations
 from normlens.scopes import is_among, resolve
-from normlens.trace.attention import EAGER, FAST, can_keep_queries
+from normlens.trace import run as tracing
 from normlens.trace.locking import exclusive
-from normlens.trace.run import model_inputs, reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -67,7 +50,7 @@ def ask(
     items: Sequence[Encoded],
     many: bool,
     options: ExplainOptions,
-    progress: Progress | None = None,
+    progress: batches.Progress | None = None,
     *,
     target: Targets = None,
     contrast: Targets = None,
@@ -153,7 +136,7 @@ class Explainer:
         items: Sequence[Encoded],
         head: Head,
         options: ExplainOptions,
-        progress: Progress | None = None,
+        progress: batches.Progress | None = None,
     ):
         self.lens, self.items, self.options, self.progress = lens, items, options, progress
         with torch.no_grad():
@@ -168,7 +151,9 @@ class Explainer:
         lens, asked = self.lens, self.options.scopes or ()
         if asked == "all":
             return set(lens.scopes)
-        stacks = [*map(scopes_of, layers_by_stack(lens.adapter, lens.layers).values())]
+        stacks = [
+            *map(batches.scopes_of, batches.layers_by_stack(lens.adapter, lens.layers).values())
+        ]
         found = set()
         for name in [asked] if isinstance(asked, str) else asked:
             having = [scopes for scopes in stacks if is_among(name, scopes)]
@@ -218,7 +203,7 @@ class Explainer:
         for is_long in (False, True):
             alike = [k for k in single if self._is_long(self._item(questions[k])) == is_long]
             items = [self._item(questions[index]) for index in alike]
-            for places in batches(self.lens, items, size):
+            for places in batches.batches(self.lens, items, size):
                 yield sorted(alike[place] for place in places)
         yield from (indices for indices in of_item.values() if len(indices) > 1)
 
@@ -240,12 +225,12 @@ class Explainer:
         items = [self.items[k] for k in dict.fromkeys(each.sequence for each in questions)]
         recorded = self._may_record(questions, items)
         given = padded(lens, items) if recorded and self._may_pad else items
-        inputs = model_inputs(lens.adapter, given, lens.device)
+        inputs = tracing.model_inputs(lens.adapter, given, lens.device)
         if self.head.output is not None:
             positions = [each.positions if each.answer else each.position for each in questions]
-            places = ask_for_places(lens.adapter.whole, inputs, positions)
+            places = backward.ask_for_places(lens.adapter.whole, inputs, positions)
         batch = Batch(questions, items, given, inputs, places)
-        with torch.no_grad(), without_autocast(lens.device):
+        with torch.no_grad(), tracing.without_autocast(lens.device):
             answers = self._replayed(batch) if recorded else None
             if answers is not None:
                 return answers
@@ -253,7 +238,12 @@ class Explainer:
             # In half precision the model's own rounding is the larger error by far
             # (`benchmarks/gpu_explain.py`), and a long text is slow enough.
             rounding = rounded_once() if is_long else nullcontext()
-            with reading(lens.adapter.whole, lens.adapter, FAST if is_long else EAGER), rounding:
+            with (
+                tracing.reading(
+                    lens.adapter.whole, lens.adapter, tracing.FAST if is_long else tracing.EAGER
+                ),
+                rounding,
+            ):
                 network, output = self.forward(given, inputs)
                 network.real_lengths = batch.lengths
                 seeds = self.seeds(network, questions, self._rows(batch, output))
@@ -314,23 +304,25 @@ class Explainer:
             (k % texts, question.positions if question.answer else question.position)
             for k, question in questions
         )
-        return rows_read(output, batch.places, asked)
+        return backward.rows_read(output, batch.places, asked)
 
     def seeds(
         self, network: FrozenNetwork, questions: Sequence[Question], rows: Sequence[Tensor]
-    ) -> list[Seed]:
+    ) -> list[backward.Seed]:
         """The gradient of each question's score, with which the backward pass begins."""
         seeds = []
         for k, (question, row) in enumerate(zip(questions, rows, strict=True)):
             b = k % network.texts
             vectors = network.behind(question.layer)[b, : network.real_lengths[-1][b]]
             row = row if question.layer is None else vectors
-            seeds.append(seed_of(question, self.head, vectors, row, self.rule))
+            seeds.append(backward.seed_of(question, self.head, vectors, row, self.rule))
         return seeds
 
-    def back(self, network: FrozenNetwork, seeds: Sequence[Seed], g: Tensor) -> list[Passed]:
+    def back(
+        self, network: FrozenNetwork, seeds: Sequence[backward.Seed], g: Tensor
+    ) -> list[backward.Passed]:
         """Carry the gradients g (score, n, d) of scores back through the model."""
-        return carry(
+        return backward.carry(
             network,
             g.unflatten(0, (-1, network.texts)),
             seeds[0].question.layer,
@@ -365,17 +357,20 @@ class Explainer:
             yield "scores", max(missed) / max(sizes)
 
     def _packed(
-        self, network: FrozenNetwork, seeds: Sequence[Seed], passed: Sequence[Passed]
+        self,
+        network: FrozenNetwork,
+        seeds: Sequence[backward.Seed],
+        passed: Sequence[backward.Passed],
     ) -> list[Explanation]:
         """Check what was carried back and pack it up."""
         lens, head, answers = self.lens, self.head, []
         if lens.device.type == "cuda":
             torch.cuda.synchronize(lens.device)
-        check_layers(network, passed)
+        backward.check_layers(network, passed)
         for k, seed in enumerate(seeds):
-            fields = Packer(network, passed, divmod(k, network.texts)).fields(seed)
-            question, tolerance = seed.question, SCORE_TOLERANCE[lens.dtype]
-            said = provenance(lens, self.rule, fields["completeness"], tolerance)
+            fields = backward.Packer(network, passed, divmod(k, network.texts)).fields(seed)
+            question, tolerance = seed.question, batches.SCORE_TOLERANCE[lens.dtype]
+            said = batches.provenance(lens, self.rule, fields["completeness"], tolerance)
             said["head"] = type(lens.adapter.whole).__name__
             item = self.items[question.sequence]
             axis = item.axis
@@ -420,7 +415,7 @@ class Explainer:
         """Whether a text's attention weights would take too much memory, and need not be formed."""
         heads = max(attention.heads for layer in self.lens.layers for attention in layer.attentions)
         size = heads * item.longest**2 * self.lens.dtype.itemsize
-        return size > self.alpha_bytes and can_keep_queries(self.lens.layers)
+        return size > self.alpha_bytes and tracing.can_keep_queries(self.lens.layers)
 
     def _keeps_flow(self, n: int) -> bool:
         """Whether flow maps of texts of n tokens are kept."""
@@ -439,7 +434,7 @@ class Explainer:
         return texts * max(1, (self.limit or DEFAULT_LIMIT) // each)
 
 
-def gradients(seeds: Sequence[Seed], network: FrozenNetwork) -> Tensor:
+def gradients(seeds: Sequence[backward.Seed], network: FrozenNetwork) -> Tensor:
     """The gradients (score, n, d) of scores, padded."""
     rows = pad_sequence([seed.gradient for seed in seeds], batch_first=True)
     return F.pad(rows, (0, 0, 0, max(network.lengths[-1]) - rows.shape[1]))
@@ -456,7 +451,7 @@ class RecordedPasses:
     def __init__(self, explainer: Explainer, batch: Batch, state: ModelState):
         self.state, self.used = state, threading.Lock()
         adapter = explainer.lens.adapter
-        with reading(adapter.whole, adapter):
+        with tracing.reading(adapter.whole, adapter):
             self.forward = Captured(partial(explainer.forward, batch.given), batch.inputs)
             network, output = self.forward.replay(batch.inputs)
             network.real_lengths = batch.lengths

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
 from normlens.frozen.activations import Nonlinearity, activation
-from normlens.frozen.alpha import QueryKey
+from normlens.frozen.attention import QueryKey
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import FrozenReadout
 from normlens.frozen.parts import plus, relative_error

@@ -26,14 +26,7 @@ from normlens.measures.maps import mixing_ratio, special_dimensions
 from normlens.measures.tensors import spearman_matrices
 from normlens.models.parts import DECODER
 from normlens.options import AUTO, SHAPLEY
-from normlens.pipeline.batches import (
-    TOLERANCE,
-    check_completeness,
-    check_kernels,
-    check_range,
-    components_in_words,
-    provenance,
-)
+from normlens.pipeline import batches
 from normlens.results.axes import GROUPS, Axes, Routing, TokenAxis, axes_of
 from normlens.results.files import Place
 from normlens.results.maps import Correlations, Maps
@@ -413,9 +406,9 @@ class Collector:
         self.checks.judge()
         numbers = self._numbers()
         errors = numbers[COMPLETENESS]
-        check_completeness(errors, self.lens.dtype, words)
-        check_kernels(numbers[KERNELS], computed.precision, words)
-        check_range(numbers[PEAKS], words)
+        batches.check_completeness(errors, self.lens.dtype, words)
+        batches.check_kernels(numbers[KERNELS], computed.precision, words)
+        batches.check_range(numbers[PEAKS], words)
         worst = max(map(itemgetter(2), errors), default=math.nan)  # weights have no parts
         said = self._provenance(worst)
         coverage = {
@@ -498,7 +491,9 @@ class Collector:
     def _provenance(self, completeness: float) -> dict[str, Any]:
         lens, stack, computed = self.lens, self.stack, self.computed
         options = stack.options
-        said = provenance(lens, options.nonlinearity, completeness, TOLERANCE[lens.dtype])
+        said = batches.provenance(
+            lens, options.nonlinearity, completeness, batches.TOLERANCE[lens.dtype]
+        )
         said |= {"origin": options.origin, "precision": computed.precision}
         if len(computed.devices) > 1:
             said["device"] = ", ".join(map(str, computed.devices))
@@ -508,7 +503,7 @@ class Collector:
             said |= {
                 "stack": stack.name,
                 "stack_layers": len(stack.layers),
-                "components": components_in_words(stack.layers),
+                "components": batches.components_in_words(stack.layers),
                 "causal": stack.name == DECODER,
             }
         if (outside := lens.adapter.outside_scopes()) is not None:

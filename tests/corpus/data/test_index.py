@@ -1,4 +1,4 @@
-"""One reading of a data set: its fingerprint, its number of sequences, and where its shards lie."""
+"""One reading of a data set: its fingerprint, its number of sequences, and where its blocks lie."""
 
 from __future__ import annotations
 
@@ -162,10 +162,10 @@ def check(data: Data, size: int) -> None:
     assert made.sequences == len(whole)
     assert made.fingerprint == data.fingerprint
     assert first == whole  # this little fits
-    shards = [whole[begin : begin + size] for begin in range(0, len(whole), size)]
-    assert len(made.marks) == len(shards)
-    for number in range(0, len(shards), 1 + len(shards) // 12):
-        records = shards[number]
+    blocks = [whole[begin : begin + size] for begin in range(0, len(whole), size)]
+    assert len(made.marks) == len(blocks)
+    for number in range(0, len(blocks), 1 + len(blocks) // 12):
+        records = blocks[number]
         reading = data.reading(made.mark(number))
         rest = [record for record, _ in zip(reading, whole[number * size :], strict=False)]
         assert rest == whole[number * size :]
@@ -267,7 +267,7 @@ def test_one_reading_tells_everything(
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_shard_is_read_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_read_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).write_bytes(LARGE[name])
     data = open_data(tmp_path / name)
     made, _ = read_through(data, 64)

@@ -1,4 +1,4 @@
-"""The rows of several shards become one set of files, whenever and however they come together."""
+"""The rows of several blocks become one set of files, whenever and however they come together."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from normlens.corpus.engines.shard_rows import Clock, Gatherer, Prepared
+from normlens.corpus.engines.block_rows import Clock, Gatherer, Prepared
 from normlens.corpus.measures import get
 from normlens.corpus.measures.base import build
 from normlens.corpus.measures.rows import TABLES
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.ledger import Kept, Shard, Written
+from normlens.corpus.runs.ledger import Block, FileSet, Unwritten
 
-ROWS = 50  # of a shard
+ROWS = 50  # of a block
 
 
 @dataclass
 class Rows:
-    """The rows of a shard, as if its sequences had been measured."""
+    """The rows of a block, as if its sequences had been measured."""
 
     made: dict[str, pa.Table]
     sequences: int = ROWS
@@ -48,14 +48,14 @@ def prepared(number: int) -> Any:
     }
     clock = Clock()
     clock.seconds["maps"] = 1.0
-    return Prepared(Shard(number, number * ROWS, ()), [], Rows(made), clock, time.time())  # type: ignore[arg-type]
+    return Prepared(Block(number, number * ROWS, ()), [], Rows(made), clock, time.time())  # type: ignore[arg-type]
 
 
 def gatherer(folder: Path, megabytes: float = 1.0, minutes: float = 1e9) -> Gatherer:
     return Gatherer(LocalFolder(folder), [get("norms")], {"host": "here"}, megabytes, minutes)
 
 
-def read(folder: Path, written: Written, table: str) -> pa.Table:
+def read(folder: Path, written: FileSet, table: str) -> pa.Table:
     file = written.tables[table]
     found = pq.read_table(folder / file.name)
     assert found.num_rows == file.rows
@@ -63,14 +63,14 @@ def read(folder: Path, written: Written, table: str) -> pa.Table:
     return found
 
 
-def test_shards_that_come_in_any_order_lie_in_theirs(tmp_path: Path) -> None:
+def test_blocks_that_come_in_any_order_lie_in_theirs(tmp_path: Path) -> None:
     made, numbers = gatherer(tmp_path), list(range(9))
     random.Random(0).shuffle(numbers)
     kept = [made.add(prepared(number)) for number in numbers]
-    assert kept == [Kept(number, ROWS, 1) for number in numbers]
+    assert kept == [Unwritten(number, ROWS, 1) for number in numbers]
     written = made.write()
     assert written is not None
-    assert written.shards == tuple(range(9))
+    assert written.blocks == tuple(range(9))
     assert (written.sequences, written.failures, written.tokens) == (9 * ROWS, 9, 63)
     assert written.seconds["maps"] == 9.0
     assert read(tmp_path, written, "norms")["index"].to_pylist() == list(range(9 * ROWS))
@@ -86,38 +86,38 @@ def test_a_set_is_written_when_it_is_large_enough(tmp_path: Path) -> None:
     size = sum(table.nbytes for table in prepared(0).rows.tables().values())
     made = gatherer(tmp_path, megabytes=3.5 * size / (1 << 20))
     reported = [made.add(prepared(number)) for number in range(12)]
-    sets = [each.shards for each in reported if isinstance(each, Written)]
+    sets = [each.blocks for each in reported if isinstance(each, FileSet)]
     assert sets
     assert 3 <= len(sets[0]) <= 5
     rest = made.write()
-    numbers = [number for shards in sets for number in shards] + list(rest.shards if rest else ())
+    numbers = [number for blocks in sets for number in blocks] + list(rest.blocks if rest else ())
     assert numbers == list(range(12))
 
 
 @pytest.mark.parametrize("limits", [{"megabytes": 0.0}, {"minutes": 0.0}])
-def test_without_a_size_or_time_every_shard_is_written(
+def test_without_a_size_or_time_every_block_is_written(
     tmp_path: Path, limits: dict[str, float]
 ) -> None:
     made = gatherer(tmp_path, **limits)
     for number in range(3):
         written = made.add(prepared(number))
-        assert isinstance(written, Written)
-        assert written.shards == (number,)
+        assert isinstance(written, FileSet)
+        assert written.blocks == (number,)
 
 
-def test_a_shard_alone_leaves_the_others_where_they_are(tmp_path: Path) -> None:
+def test_a_block_alone_leaves_the_others_where_they_are(tmp_path: Path) -> None:
     made = gatherer(tmp_path)
     made.add(prepared(0))
     alone = made.add(prepared(1), alone=True)
-    assert isinstance(alone, Written)
-    assert alone.shards == (1,)
+    assert isinstance(alone, FileSet)
+    assert alone.blocks == (1,)
     rest = made.write()
     assert rest is not None
-    assert rest.shards == (0,)
+    assert rest.blocks == (0,)
 
 
 def test_after_a_death_sets_grow(tmp_path: Path) -> None:
     made = gatherer(tmp_path)
     made.most = 1
     reported = [made.add(prepared(number)) for number in range(15)]
-    assert [len(each.shards) for each in reported if isinstance(each, Written)] == [1, 2, 4, 8]
+    assert [len(each.blocks) for each in reported if isinstance(each, FileSet)] == [1, 2, 4, 8]

@@ -22,7 +22,7 @@ from normlens.corpus.measures import measure
 from normlens.corpus.runs.folder import StuckError
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), examples.some_fail]
-N, SHARD, CULPRITS = 12, 4, (5, 10)
+N, BLOCK, CULPRITS = 12, 4, (5, 10)
 PATIENCE = 300.0
 #: Seconds that a sequence may take: far more than one takes that does not hang.
 LIMIT = 5.0
@@ -57,7 +57,7 @@ def hanging(item):
     return {"length": [len(item)]}
 """
 MEASURES = "similarity,mixing,amplification,norms,hanging_measure:hanging"
-OPTIONS: dict[str, Any] = {"measures": MEASURES, "shard_size": SHARD, "device": "cpu"}
+OPTIONS: dict[str, Any] = {"measures": MEASURES, "block_size": BLOCK, "device": "cpu"}
 TOO_LONG = f"it took longer than {LIMIT:g} s (sequence_timeout)"
 
 
@@ -103,8 +103,8 @@ def test_processes_in_which_a_sequence_hangs_are_replaced(
     mute = f"it kills its worker: it was ended after {LIMIT:g} s without an answer"
     reasons = [f"{reason}, each time it was tried alone" for reason in (TOO_LONG, mute)]
     assert_only_failures(done, expected, *reasons)
-    # Once with its shard at least, and twice alone.
-    assert all(done.status().attempts[culprit // SHARD] >= 1 + 2 for culprit in CULPRITS)
+    # Once with its block at least, and twice alone.
+    assert all(done.status().attempts[culprit // BLOCK] >= 1 + 2 for culprit in CULPRITS)
     # The limit is no part of what the tables depend on.
     assert resume(done.folder.url, measures=MEASURES, sequence_timeout=None).check().sound
 
@@ -157,7 +157,7 @@ def test_a_sequence_that_hangs_in_a_thread_ends_the_run_in_one_line(
         return {"length": [len(item)]}
 
     lens = normlens.load(place / "model", device="cpu")
-    options: dict[str, Any] = {"measures": [waiting], "shard_size": SHARD}
+    options: dict[str, Any] = {"measures": [waiting], "block_size": BLOCK}
     try:
         with pytest.raises(StuckError, match="sequence 5 hangs in a thread") as caught:
             run(lens, place / "corpus.txt", tmp_path / "run", sequence_timeout=LIMIT, **options)
@@ -185,7 +185,7 @@ def test_a_command_in_which_a_thread_hangs_ends(
 ) -> None:
     monkeypatch.setenv("HOW", "sleep")
     words = ["run", "--model", place / "model", "--data", place / "corpus.txt", "--device", "cpu"]
-    words += ["--out", tmp_path / "run", "--shard-size", SHARD, "--measures", MEASURES, "--quiet"]
+    words += ["--out", tmp_path / "run", "--block-size", BLOCK, "--measures", MEASURES, "--quiet"]
     words += ["--sequence-timeout", LIMIT]
     done = run_python(STUCK, *words, path=place, patience=PATIENCE)
     assert done.returncode == 2, done.stderr

@@ -1,4 +1,4 @@
-"""Stages of shards beside each other: tokenising, the model, measures and tables."""
+"""Stages of blocks beside each other: tokenising, the model, measures and tables."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from normlens.corpus.engines.guard import Guard
 from normlens.corpus.engines.pool import EACH
 from normlens.corpus.engines.worker import LARGEST_BATCH, Station, Task, Worker
 from normlens.corpus.measures import measure
-from normlens.corpus.runs.ledger import Shard
+from normlens.corpus.runs.ledger import Block
 from normlens.corpus.runs.options import RunOptions
 
-N, SHARD = 18, 3
+N, BLOCK = 18, 3
 PATIENCE = 60.0
 
 
@@ -41,7 +41,7 @@ def lens(place: Path) -> Any:
 
 
 class Staged:
-    """A worker whose every stage waits until another shard is at the stage that it names."""
+    """A worker whose every stage waits until another block is at the stage that it names."""
 
     lens = SimpleNamespace(device=torch.device("cpu"))
     guard = Guard()
@@ -53,9 +53,9 @@ class Staged:
             for number in range(3)
         }
 
-    def prepare(self, shard: Shard) -> int:
-        self.reached["prepare", shard.number].set()
-        return shard.number
+    def prepare(self, block: Block) -> int:
+        self.reached["prepare", block.number].set()
+        return block.number
 
     @property
     def gatherer(self) -> Staged:
@@ -76,8 +76,8 @@ class Staged:
 def test_a_worker_tokenises_and_makes_tables_beside_its_model() -> None:
     at_work: Any = Station(Staged())  # type: ignore[arg-type]
     with ThreadPoolExecutor(EACH) as threads:
-        shards = [Shard(number, 0, ()) for number in range(3)]
-        assert list(threads.map(at_work.compute, shards)) == [0, 1, 2]
+        blocks = [Block(number, 0, ()) for number in range(3)]
+        assert list(threads.map(at_work.compute, blocks)) == [0, 1, 2]
     at_work.close()
 
 
@@ -89,25 +89,25 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_one_shard_is_measured_while_the_model_works_on_another(
+def test_one_block_is_measured_while_the_model_works_on_another(
     place: Path, lens: Any, tmp_path: Path
 ) -> None:
     together = threading.Barrier(2, timeout=PATIENCE)
 
     @measure(schema={"length": int})
     def meeting(item: Any) -> dict[str, list[int]]:
-        if item.index in (0, SHARD):  # of the first shard and of the second
+        if item.index in (0, BLOCK):  # of the first block and of the second
             together.wait()
         return {"length": [len(item)]}
 
-    options: dict[str, Any] = {"measures": [meeting], "shard_size": SHARD}
+    options: dict[str, Any] = {"measures": [meeting], "block_size": BLOCK}
     done = run(lens, place / "corpus.txt", tmp_path / "run", **options)
     assert done.status().failures == 0
     examples.assert_each_once(done)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_slow_shard_does_not_hold_up_the_others(place: Path, lens: Any, tmp_path: Path) -> None:
+def test_a_slow_block_does_not_hold_up_the_others(place: Path, lens: Any, tmp_path: Path) -> None:
     last = threading.Event()
 
     @measure(schema={"length": int})
@@ -115,10 +115,10 @@ def test_a_slow_shard_does_not_hold_up_the_others(place: Path, lens: Any, tmp_pa
         if item.index == N - 1:
             last.set()
         if item.index == 0:
-            assert last.wait(PATIENCE), "the last shard was never begun"
+            assert last.wait(PATIENCE), "the last block was never begun"
         return {"length": [len(item)]}
 
-    options: dict[str, Any] = {"measures": [slow_at_first], "shard_size": SHARD}
+    options: dict[str, Any] = {"measures": [slow_at_first], "block_size": BLOCK}
     done = run(lens, place / "corpus.txt", tmp_path / "run", **options)
     assert done.status().failures == 0
     examples.assert_each_once(done)
@@ -126,14 +126,14 @@ def test_a_slow_shard_does_not_hold_up_the_others(place: Path, lens: Any, tmp_pa
 
 @pytest.fixture(scope="module")
 def in_turn(place: Path, lens: Any) -> Run:
-    return run(lens, place / "corpus.txt", place / "in-turn", shard_size=SHARD)
+    return run(lens, place / "corpus.txt", place / "in-turn", block_size=BLOCK)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_threads_beside_each_other_change_no_bit(
     place: Path, lens: Any, in_turn: Run, tmp_path: Path
 ) -> None:
-    done = run(lens, place / "corpus.txt", tmp_path / "run", shard_size=SHARD)
+    done = run(lens, place / "corpus.txt", tmp_path / "run", block_size=BLOCK)
     examples.assert_same_tables(done, in_turn, tolerance=0)
 
 
@@ -145,7 +145,7 @@ def test_batches_of_short_sequences_are_full_on_a_gpu(
 ) -> None:
     count = 3 * LARGEST_BATCH
     corpus = examples.corpus_file(tmp_path / "corpus.txt", count)
-    whole = run(lens, corpus, tmp_path / "one-by-one", measures="mixing", shard_size=count)
+    whole = run(lens, corpus, tmp_path / "one-by-one", measures="mixing", block_size=count)
     sizes: list[tuple[int, Any]] = []
     analyse = type(lens).analyse
 
@@ -156,7 +156,7 @@ def test_batches_of_short_sequences_are_full_on_a_gpu(
     monkeypatch.setattr(type(lens), "analyse", noted)
     # A GPU on which a largest batch of sequences of 128 tokens fits.
     monkeypatch.setattr(Worker, "_filled", lambda self: worker.FILLED)
-    filled = run(lens, corpus, tmp_path / "filled", measures="mixing", shard_size=count)
+    filled = run(lens, corpus, tmp_path / "filled", measures="mixing", block_size=count)
     assert sizes == [(count, count)]
     examples.assert_same_tables(filled, whole)
 

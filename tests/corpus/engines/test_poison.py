@@ -16,7 +16,7 @@ from normlens.corpus.engines import pool as pools
 from normlens.corpus.runs.folder import RunError
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), examples.some_fail]
-N, SHARD, CULPRIT = 12, 4, 5
+N, BLOCK, CULPRIT = 12, 4, 5
 PATIENCE = 300.0
 #: Kills its process at the sequences that the environment names, or fails there; notes each visit.
 POISON = """
@@ -34,7 +34,7 @@ def poison(item):
     return {"length": [len(item)]}
 """
 MEASURES = "similarity,mixing,amplification,norms,poison_measure:poison"
-OPTIONS: dict[str, Any] = {"measures": MEASURES, "shard_size": SHARD, "device": "cpu"}
+OPTIONS: dict[str, Any] = {"measures": MEASURES, "block_size": BLOCK, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,11 @@ def test_processes_outlive_a_culprit(
         place / "model", place / "corpus.txt", tmp_path / "run", workers=2, attempts=2, **OPTIONS
     )
     assert_same_but_for_reasons(done, expected)
-    # Twice with its shard, and twice alone.
+    # Twice with its block, and twice alone.
     visits = (tmp_path / "visits").read_text().split()
     assert visits.count(str(CULPRIT)) == 2 + 2
-    assert done.status().attempts[CULPRIT // SHARD] == 2 + 2
-    assert f"shard {CULPRIT // SHARD}: 4 failed" in str(done.status())
+    assert done.status().attempts[CULPRIT // BLOCK] == 2 + 2
+    assert f"block {CULPRIT // BLOCK}: 4 failed" in str(done.status())
     assert done.check().sound
 
 
@@ -104,14 +104,14 @@ def test_one_process_that_is_resumed_each_time_outlives_a_culprit(
     poisoned(monkeypatch, tmp_path / "visits", CULPRIT)
     out = tmp_path / "run"
     words = ["run", "--model", place / "model", "--data", place / "corpus.txt", "--out", out]
-    words += ["--device", "cpu", "--shard-size", SHARD]
+    words += ["--device", "cpu", "--block-size", BLOCK]
     again = ["run", "--resume", out]
     common = ["--measures", MEASURES, "--quiet"]
     statuses = [command(place, [*words, *common])]
     while statuses[-1] < 0 and len(statuses) < 5:
         statuses.append(command(place, [*again, *common]))
-    # Three deaths, or four if the first one came before the record of the shard before; then the
-    # shard is tried elsewhere, and a sequence of it fails.
+    # Three deaths, or four if the first one came before the record of the block before; then the
+    # block is tried elsewhere, and a sequence of it fails.
     deaths = len(statuses) - 1
     assert deaths in (3, 4)
     assert statuses == [-9] * deaths + [3]

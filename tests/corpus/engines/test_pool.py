@@ -1,4 +1,4 @@
-"""Who gets which shard, and what happens when workers die: on a crew that only plays its part."""
+"""Who gets which block, and what happens when workers die: on a crew that only plays its part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from normlens.corpus.engines.pool import (
     Pool,
 )
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.ledger import Kept, Shard, Written
+from normlens.corpus.runs.ledger import Block, FileSet, Unwritten
 
 SIZE = 3
 
@@ -52,10 +52,10 @@ class Played(Crew):
         self.hired = self.calls = 0
         self.asked: dict[int, list[tuple[int, Call]]] = {}
         self.joining: list[int] = []
-        self.begun: dict[int, tuple[Shard, dict[int, str]]] = {}
+        self.begun: dict[int, tuple[Block, dict[int, str]]] = {}
         self.deaths = 0
-        self.most = 0  # shards that one worker held at a time
-        self.gathered: dict[int, list[int]] = {}  # shards that a worker has not reported yet
+        self.most = 0  # blocks that one worker held at a time
+        self.gathered: dict[int, list[int]] = {}  # blocks that a worker has not reported yet
         self.lost = 0  # of those that died
 
     @property
@@ -93,21 +93,21 @@ class Played(Crew):
 
     def _kills(self, worker: int, call: Call) -> bool:
         if call.method == "compute":
-            shard = call.arguments[0]
-            return any(index in self.poison for index in _indices(shard))
+            block = call.arguments[0]
+            return any(index in self.poison for index in _indices(block))
         return call.method == "analyse" and call.arguments[0] in self.poison
 
     def _answer(self, worker: int, call: Call) -> Any:
         gathered = self.gathered.setdefault(worker, [])
         match call.method:
             case "compute":
-                shard, alone = call.arguments
+                block, alone = call.arguments
                 if alone:
-                    return written([shard.number])
-                gathered.append(shard.number)
+                    return written([block.number])
+                gathered.append(block.number)
                 if self.chance.random() < 0.3:
                     return written(self.gathered.pop(worker))
-                return Kept(shard.number, SIZE, 0)
+                return Unwritten(block.number, SIZE, 0)
             case "write":
                 return written(self.gathered.pop(worker)) if gathered else None
             case "begin":
@@ -115,8 +115,8 @@ class Played(Crew):
             case "encode":
                 return 10 - call.arguments[0] % 2
             case "finish":
-                shard, culprits = self.begun[worker]
-                return written([shard.number], set(culprits))
+                block, culprits = self.begun[worker]
+                return written([block.number], set(culprits))
         return None
 
     def dismiss(self, worker: int) -> None:
@@ -126,29 +126,29 @@ class Played(Crew):
         return
 
 
-def _indices(shard: Shard) -> range:
-    return range(shard.first, shard.first + len(shard.records))
+def _indices(block: Block) -> range:
+    return range(block.first, block.first + len(block.records))
 
 
-def written(shards: list[int], culprits: set[int] | None = None) -> Written:
-    return Written(1, tuple(sorted(shards)), 0, 0, 0, 0.0, 0.0, {}, {}, by={"culprits": culprits})
+def written(blocks: list[int], culprits: set[int] | None = None) -> FileSet:
+    return FileSet(1, tuple(sorted(blocks)), 0, 0, 0, 0.0, 0.0, {}, {}, by={"culprits": culprits})
 
 
-def read(number: int) -> Shard:
+def read(number: int) -> Block:
     records = tuple(Record(f"r{i}", text="a") for i in range(SIZE))
-    return Shard(number, number * SIZE, records)
+    return Block(number, number * SIZE, records)
 
 
 def computed(
     crew: Crew, count: int, attempts: int = 3, known: Counter[int] | None = None
 ) -> list[tuple[int, set[int]]]:
-    """Shards as they were reported, each with its culprits."""
+    """Blocks as they were reported, each with its culprits."""
     results = Pool(crew, attempts).compute(range(count), read, known)
     return [
         (number, each.by["culprits"] or set())
         for each in results
-        if isinstance(each, Written)
-        for number in each.shards
+        if isinstance(each, FileSet)
+        for number in each.blocks
     ]
 
 
@@ -160,10 +160,10 @@ def computed(
     attempts=st.integers(1, 4),
     seed=st.integers(0, 1000),
 )
-def test_every_shard_comes_once_without_its_culprits_alone(
+def test_every_block_comes_once_without_its_culprits_alone(
     workers: int, count: int, poison: set[int], attempts: int, seed: int
 ) -> None:
-    """At least one sequence of each shard is harmless, so that the crew is never given up."""
+    """At least one sequence of each block is harmless, so that the crew is never given up."""
     crew = Played(workers, poison, seed)
     known: Counter[int] = Counter()
     results = computed(crew, count, attempts, known)
@@ -171,16 +171,16 @@ def test_every_shard_comes_once_without_its_culprits_alone(
     poison = {index for index in poison if index < count * SIZE}
     assert set().union(*(culprits for _, culprits in results)) == poison
     poisonous = {index // SIZE for index in poison}
-    # Each poisonous shard may take others along once; alone it dies until it is gone through, and
+    # Each poisonous block may take others along once; alone it dies until it is gone through, and
     # each culprit until it is certain.
     assert crew.deaths <= len(poisonous) * attempts + CERTAIN * len(poison)
     assert all(known[number] >= attempts for number in poisonous)
-    # An innocent shard is suspect once for each time that it shared a worker with a culprit.
+    # An innocent block is suspect once for each time that it shared a worker with a culprit.
     assert all(known[number] <= len(poisonous) for number in set(range(count)) - poisonous)
     assert crew.most <= EACH
 
 
-def test_workers_hold_shards_ahead_of_the_one_at_work() -> None:
+def test_workers_hold_blocks_ahead_of_the_one_at_work() -> None:
     crew = Played(2, set())
     computed(crew, 50)
     assert crew.most == EACH
@@ -203,7 +203,7 @@ def test_a_suspect_has_a_worker_for_itself() -> None:
     assert all(alone)
 
 
-def test_shards_that_were_suspect_before_are_tried_alone_or_one_by_one_at_once() -> None:
+def test_blocks_that_were_suspect_before_are_tried_alone_or_one_by_one_at_once() -> None:
     crew = Played(1, {4})
     results = computed(crew, 3, attempts=3, known=Counter({1: 3}))
     assert crew.deaths == CERTAIN
@@ -223,8 +223,8 @@ def test_what_is_lost_is_told() -> None:
     for seed in range(10):
         counted: Counter[int] = Counter()
         for each in Pool(Played(2, {31}, seed)).compute(range(40), read):
-            if isinstance(each, Kept):
-                counted[each.shard] += each.sequences
+            if isinstance(each, Unwritten):
+                counted[each.block] += each.sequences
         assert set(counted.values()) <= {0, SIZE}
 
 
@@ -232,11 +232,11 @@ def test_what_was_gathered_is_written_when_a_run_is_interrupted() -> None:
     crew = Played(2, set(), seed=1)
     pool, done = Pool(crew), list[int]()
     for each in pool.compute(range(50), read):
-        done += each.shards if isinstance(each, Written) else ()
+        done += each.blocks if isinstance(each, FileSet) else ()
         if len(done) > 10:
             break
     had = {number for gathered in crew.gathered.values() for number in gathered}
-    rest = [number for each in pool.rest() for number in each.shards]
+    rest = [number for each in pool.rest() for number in each.blocks]
     assert had <= set(rest)
     assert len({*done, *rest}) == len(done) + len(rest)
 
@@ -245,7 +245,7 @@ def test_one_death_at_a_sequence_alone_is_no_proof() -> None:
     happened: set[int] = set()
 
     def by_accident(worker: int, call: Call) -> bool:
-        """Shard 1 dies twice, and the first of its sequences once, all from outside."""
+        """Block 1 dies twice, and the first of its sequences once, all from outside."""
         if call.method == "compute" and call.arguments[0].number == 1:
             return True
         first = call.method == "analyse" and not happened
@@ -257,12 +257,12 @@ def test_one_death_at_a_sequence_alone_is_no_proof() -> None:
     assert sorted(results) == [(0, set()), (1, set()), (2, set())]
 
 
-def test_a_shard_that_dies_at_no_sequence_ends_in_one_line() -> None:
+def test_a_block_that_dies_at_no_sequence_ends_in_one_line() -> None:
     def at_the_end(worker: int, call: Call) -> bool:
         whole = call.method == "compute" and call.arguments[0].number == 1
         return whole or call.method == "finish"
 
-    with pytest.raises(RunError, match=r"shard 1 \(it fell\), which is no single sequence's doing"):
+    with pytest.raises(RunError, match=r"block 1 \(it fell\), which is no single sequence's doing"):
         computed(Played(2, set(), dies=at_the_end), 3)
 
 
@@ -297,7 +297,7 @@ class Hanging(Played):
     def ask(self, worker: int, call: Call) -> int:
         number = super().ask(worker, call)
         indices = {
-            "compute": lambda shard, alone: _indices(shard),
+            "compute": lambda block, alone: _indices(block),
             "analyse": lambda index: [index],
         }
         at = indices.get(call.method, lambda *_: ())(*call.arguments)
@@ -333,8 +333,8 @@ def looked_after(
     patch.setattr(pools, "time", crew)
     known: Counter[int] = Counter()
     results = Pool(crew, attempts, TIMEOUT).compute(range(count), read, known)
-    done = [each for each in results if isinstance(each, Written)]
-    return [number for each in done for number in each.shards], known
+    done = [each for each in results if isinstance(each, FileSet)]
+    return [number for each in done for number in each.blocks], known
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,4 +1,4 @@
-"""How a shard's sequences are cut into batches."""
+"""How a block's sequences are cut into batches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from normlens.corpus.data.spans import EncodedRecord
-from normlens.corpus.engines import shard_rows
-from normlens.corpus.engines.shard_rows import Clock, Entry, batches
+from normlens.corpus.engines import block_rows
+from normlens.corpus.engines.block_rows import Clock, Entry, batches
 from normlens.inputs.text import Encoded
 
 
@@ -34,7 +34,7 @@ def test_every_sequence_is_in_one_batch_beside_those_of_like_length(size: int) -
 
 
 def test_a_batch_holds_what_fits_and_at_least_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_rows, "HELD", 20)
+    monkeypatch.setattr(block_rows, "HELD", 20)
     cut = list(batches(entries([4, 4, 4, 6, 6, 30, 31]), 8, lambda n: n))
     # The longest of a batch decides: 4 × 6 is more than 20, and 30 is too much even alone.
     assert [[len(entry.encoded) for entry in batch] for batch in cut] == [
@@ -60,7 +60,7 @@ def test_short_sequences_fill_a_batch_up_to_a_number_of_tokens() -> None:
 
 
 def test_both_sequences_of_a_pair_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_rows, "HELD", 20)
+    monkeypatch.setattr(block_rows, "HELD", 20)
     pairs = entries([4, 4, 4], sources=[1, 9, 3])
     assert [len(pair) for pair in pairs] == [5, 13, 7]
     cut = list(batches(pairs, 8, lambda n: n))
@@ -69,7 +69,7 @@ def test_both_sequences_of_a_pair_take_memory(monkeypatch: pytest.MonkeyPatch) -
 
 def test_seconds_of_a_stage_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([1.0, 3.0, 10.0, 10.5])
-    monkeypatch.setattr(shard_rows, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(block_rows, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     clock = Clock()
     with clock.on("maps"):
         pass

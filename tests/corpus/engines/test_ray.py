@@ -24,7 +24,7 @@ from normlens.errors import InputError, ModelLoadError
 
 ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
 
-N, SHARD = 40, 2
+N, BLOCK = 40, 2
 PATIENCE = 180.0
 QUICK = Path(__file__).parents[2] / "quick_ray"
 #: Leaves a mark for each sequence in a note of the node that it runs on. Once a node was taken
@@ -70,7 +70,7 @@ def odd(item):
     return {"length": [len(item)]}
 """.replace("PATIENCE", str(PATIENCE)).replace("CULPRIT", "5")
 NODE = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 << 20}
-OPTIONS: dict[str, Any] = {"measures": "similarity,mixing,slow_measure:slow", "shard_size": SHARD}
+OPTIONS: dict[str, Any] = {"measures": "similarity,mixing,slow_measure:slow", "block_size": BLOCK}
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def cluster(folder: Path) -> Iterator[Any]:
 
 
 class Exchanging(progress.Progress):
-    """Takes a node away once it has finished a shard and is working on others; brings another."""
+    """Takes a node away once it has finished a block and is working on others; brings another."""
 
     def __init__(self, cluster: Any, node: Any, folder: Path):
         self.cluster, self.node, self.folder = cluster, node, folder
@@ -145,8 +145,8 @@ class Exchanging(progress.Progress):
     def advance(self, sequences: int, failures: int) -> None:
         self.done += sequences
         note = self.folder / "nodes" / self.node.node_id
-        # It holds three shards at a time, so that one at least has come back by then.
-        if self.taken_at is None and note.exists() and len(note.read_text()) > 3 * SHARD:
+        # It holds three blocks at a time, so that one at least has come back by then.
+        if self.taken_at is None and note.exists() and len(note.read_text()) > 3 * BLOCK:
             self.taken_at = self.done
             # In a thread of its own: waiting for the node to be gone must not stop the run.
             threading.Thread(
@@ -172,7 +172,7 @@ def test_nodes_leave_and_join_and_no_row_is_lost(folder: Path, cluster: Any) -> 
         **OPTIONS,
     )
     assert exchanging.taken_at is not None
-    assert exchanging.taken_at < N - 2 * SHARD
+    assert exchanging.taken_at < N - 2 * BLOCK
     # Two workers, and a third on the node that joined; what the lost one had is computed again.
     records = state_of(done).records.values()
     assert len({record.by["pid"] for record in records}) >= 2
@@ -194,7 +194,7 @@ def test_nodes_leave_and_join_and_no_row_is_lost(folder: Path, cluster: Any) -> 
 def test_a_sequence_that_kills_its_worker_becomes_a_failure(folder: Path, cluster: Any) -> None:
     both, _ = cluster
     options: dict[str, Any] = {"measures": "similarity,amplification,slow_measure:poison"}
-    options |= {"shard_size": 4, "limit": 12, "device": "cpu"}
+    options |= {"block_size": 4, "limit": 12, "device": "cpu"}
     lines = folder / "corpus.txt"
     done = run(
         folder / "model",
@@ -223,7 +223,7 @@ def test_sequences_that_hang_or_exit_become_failures(
 ) -> None:
     both, _ = cluster
     monkeypatch.setattr(ray_engine, "LOOK", 0.5)
-    options: dict[str, Any] = {"measures": "mixing,slow_measure:odd", "shard_size": 4, "limit": 12}
+    options: dict[str, Any] = {"measures": "mixing,slow_measure:odd", "block_size": 4, "limit": 12}
     options |= {"engine": "ray", "address": both.address, "resources": "cpu=1", "device": "cpu"}
     done = run(
         folder / "model", folder / "corpus.txt", folder / "odd", sequence_timeout=8, **options
@@ -312,7 +312,7 @@ def test_pairs_of_an_encoder_decoder_come_to_the_same_tables(folder: Path, clust
     fast_tokenizer().save_pretrained(checkpoint)
     lines.write_text("the house ||| la maison\nis small ||| est petite\ngreen ||| verte\n")
     measures = "similarity,mixing,norms,amplification,explanations"
-    options: dict[str, Any] = {"measures": measures, "shard_size": 1}
+    options: dict[str, Any] = {"measures": measures, "block_size": 1}
     spread = run(
         checkpoint,
         lines,

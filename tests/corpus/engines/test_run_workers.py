@@ -45,7 +45,7 @@ def test_workers_give_the_same_tables_and_may_die(
     monkeypatch.syspath_prepend(tmp_path)
     options: dict[str, Any] = {
         "measures": "similarity,mixing,norms,fatal_measure:fatal",
-        "shard_size": 3,
+        "block_size": 3,
     }
     done = run(model, corpus, tmp_path / "workers", device="cpu", workers=2, **options)
     assert (tmp_path / "died").exists()
@@ -64,7 +64,7 @@ def test_what_a_worker_cannot_load_is_one_line(tmp_path: Path) -> None:
         run(tmp_path / "no-model", corpus, tmp_path / "run", device="cpu", workers=2)
 
 
-#: Waits at every sequence behind the first shard, until a file says that it may go on.
+#: Waits at every sequence behind the first block, until a file says that it may go on.
 #: The command line; a shell's background jobs, such as these tests may be, are born deaf to Ctrl-C.
 INTERRUPTIBLE = """
 import signal, sys
@@ -80,7 +80,7 @@ seen = []
 
 @measure(schema={"length": int})
 def slow(item):
-    # The first shard of each process passes, whichever it is.
+    # The first block of each process passes, whichever it is.
     seen.append(item.index)
     while len(seen) > 3 and not pathlib.Path(__file__).with_name("go").exists():
         time.sleep(0.05)
@@ -109,7 +109,7 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on(
     words += [
         "--workers",
         2,
-        "--shard-size",
+        "--block-size",
         3,
         "--file-size",
         0,
@@ -127,7 +127,7 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on(
     )
     try:
         last = time.monotonic() + PATIENCE
-        while not (out / "manifest.json").exists() or not Run.open(out).status().shards_done:
+        while not (out / "manifest.json").exists() or not Run.open(out).status().blocks_done:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < last
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Small sequences to measure, and shards of them as a run makes them."""
+"""Small sequences to measure, and blocks of them as a run makes them."""
 
 from __future__ import annotations
 
@@ -130,13 +130,13 @@ def real_item(family: str, index: int = 0, n: int = 8) -> Item:
     return Item(f"text-{index}", index, maps, encoded, 0)
 
 
-def shards(measure: Measure, table: str, items: list[Item], cuts: list[int]) -> list[pa.Table]:
-    """The table's part in each shard; a shard begins at each cut."""
+def blocks(measure: Measure, table: str, items: list[Item], cuts: list[int]) -> list[pa.Table]:
+    """The table's part in each block; a block begins at each cut."""
     return cut_rows(measure, table, [measure.rows(one)[table] for one in items], cuts)
 
 
 def cut_rows(measure: Measure, table: str, rows: list[pa.Table], cuts: list[int]) -> list[pa.Table]:
-    """The same from the sequences' rows; a shard may be empty."""
+    """The same from the sequences' rows; a block may be empty."""
     empty = measure.tables[table].empty_table()
     return [
         measure.combine(table, pa.concat_tables([empty, *rows[first:last]]))

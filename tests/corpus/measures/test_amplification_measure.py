@@ -10,7 +10,7 @@ from dataclasses import replace
 import duckdb
 import numpy as np
 import pytest
-from measure_examples import SCOPES, final, item, real_item, shards
+from measure_examples import SCOPES, blocks, final, item, real_item
 
 from normlens.corpus import measures
 from normlens.corpus.measures.tokens import (
@@ -80,7 +80,7 @@ def expected_pairs(options, one):
 def test_sums_per_pair_of_subwords(kind, options, tmp_path):
     items = items_of(kind)
     measure = measures.get("amplification", **options)
-    parts = shards(measure, "amplification_pairs", items, [1])
+    parts = blocks(measure, "amplification_pairs", items, [1])
     table = final(measure, "amplification_pairs", parts, tmp_path)
     sums = defaultdict(lambda: [0, 0.0, 0.0, 0])
     tokens = {}
@@ -113,7 +113,7 @@ def test_sums_per_pair_of_subwords(kind, options, tmp_path):
 def test_sums_per_sequence_and_distance(kind, options, tmp_path):
     items = items_of(kind)
     measure = measures.get("amplification", **options)
-    parts = shards(measure, "amplification_distance", items, [2])
+    parts = blocks(measure, "amplification_distance", items, [2])
     table = final(measure, "amplification_distance", parts, tmp_path)
     sums = defaultdict(lambda: [0, 0.0, 0.0])
     for one in items:
@@ -140,7 +140,7 @@ def test_sums_per_sequence_and_distance(kind, options, tmp_path):
 def test_a_sample_with_room_for_all_holds_every_pair(kind, options, tmp_path):
     items = items_of(kind)
     measure = measures.get("amplification", **options)
-    parts = shards(measure, "amplification_sample", items, [1])
+    parts = blocks(measure, "amplification_sample", items, [1])
     table = final(measure, "amplification_sample", parts, tmp_path)
     found = {}
     for row in table.to_pylist():
@@ -179,7 +179,7 @@ def test_pairs_of_one_subword_are_told_in_every_relation():
 
 def test_a_sample_from_before_such_pairs_were_told_can_be_read(tmp_path):
     measure = measures.get("amplification", keep=5, keep_other=3)
-    [part] = shards(measure, "amplification_sample", items_of("random"), [])
+    [part] = blocks(measure, "amplification_sample", items_of("random"), [])
     whole = final(measure, "amplification_sample", [part], tmp_path)
     with duckdb.connect() as connection:
         connection.register("parts", part.drop_columns(["same_subword"]))

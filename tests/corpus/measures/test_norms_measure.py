@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from measure_examples import final, item, real_item, shards
+from measure_examples import blocks, final, item, real_item
 from scipy.stats import spearmanr
 
 from normlens.corpus import measures
@@ -65,7 +65,7 @@ def test_a_block_beside_the_attention_has_no_rows():
 
 def test_dimensions_are_summed_over_the_tokens_of_a_corpus(tmp_path):
     items = [item(index, n=5 + index) for index in range(4)]
-    parts = shards(norms, "norms_dimensions", items, [1])
+    parts = blocks(norms, "norms_dimensions", items, [1])
     table = final(norms, "norms_dimensions", parts, tmp_path)
     sums = defaultdict(float)
     for one in items:

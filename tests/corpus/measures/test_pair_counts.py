@@ -81,8 +81,8 @@ def test_counters_do_not_begin_anew(monkeypatch):
 
 @pytest.mark.parametrize("cuts", [[], [1], [6], [2, 3, 9]])
 @pytest.mark.parametrize(("items", "causal"), [(ITEMS, False), (CAUSAL, True)])
-def test_sums_of_pairs_that_are_kept_are_exact_whatever_the_shards(items, causal, cuts, tmp_path):
-    """Rarer ones are in no shard, or are left out when the shards are merged."""
+def test_sums_of_pairs_that_are_kept_are_exact_whatever_the_blocks(items, causal, cuts, tmp_path):
+    """Rarer ones are in no block, or are left out when the blocks are merged."""
     least = 9
     whole = measures.get("amplification")
     kept = counter(items, causal).kept(least, None)

@@ -23,8 +23,8 @@ from normlens.corpus.runs import folder
 from normlens.errors import NormLensError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
-N, SHARD = 20, 3
-OPTIONS: dict[str, Any] = {"shard_size": SHARD, "mask": 0.12, "file_size": 0}
+N, BLOCK = 20, 3
+OPTIONS: dict[str, Any] = {"block_size": BLOCK, "mask": 0.12, "file_size": 0}
 
 
 @pytest.fixture(scope="module")
@@ -168,17 +168,17 @@ def test_each_file_is_verified_once(copy: Path, file: str, monkeypatch: pytest.M
     real = folder.Folder.sha256
     monkeypatch.setattr(folder.Folder, "sha256", sha256)
     monkeypatch.setattr(folder, "NEW", -1.0)
-    shards = -(-N // SHARD)
+    blocks = -(-N // BLOCK)
     Run.open(copy).sql("SELECT avg(ratio) FROM mixing")
-    assert len(read) == shards
+    assert len(read) == blocks
     assert all(name.startswith("tables/mixing/") for name in read)
     Run.open(copy).table("mixing")
     checks._remembered.clear()  # as in another process
     Run.open(copy).table("mixing")
-    assert len(read) == shards
+    assert len(read) == blocks
     (copy / file).touch()
     Run.open(copy).table("mixing")
-    assert read[shards:] == [file]
+    assert read[blocks:] == [file]
     # A file of another size need not be read.
     with (copy / file).open("ab") as opened:
         opened.write(b"more")
@@ -221,7 +221,7 @@ def test_check_names_every_problem(
     copy: Path, file: str, harm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("check", copy) == 0
-    assert capsys.readouterr().out.startswith("7 of 7 shards are done, ")
+    assert capsys.readouterr().out.startswith("7 of 7 blocks are done, ")
     do, message = HARM[harm]
     do(copy)
     before = contents(copy)
@@ -252,7 +252,7 @@ def test_what_a_run_is_writing_is_not_stray(copy: Path) -> None:
     (copy / "tables/mixing/.000004-2-0.parquet.0.tmp").touch()
     found = Run.open(copy).check()
     assert found.sound
-    assert (found.shards_done, found.shards) == (6, 7)
+    assert (found.blocks_done, found.blocks) == (6, 7)
 
 
 def test_an_answer_from_part_of_a_run_says_so(
@@ -264,8 +264,8 @@ def test_an_answer_from_part_of_a_run_says_so(
     forget(copy, 3)
     command("query", copy, query, "--csv")
     shown = capsys.readouterr()
-    assert shown.out == f"n\n{N - SHARD}\n"
-    assert shown.err.startswith("note: only shards that are done answer")
+    assert shown.out == f"n\n{N - BLOCK}\n"
+    assert shown.err.startswith("note: only blocks that are done answer")
 
 
 # The manifest -------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_an_answer_from_part_of_a_run_says_so(
         ("options", "seed", 1),
         ("options", "mask", 0.5),
         ("options", "max_length", 5),
-        ("options", "shard_size", 2),
+        ("options", "block_size", 2),
         ("data", "sequences", 9),
     ],
 )
@@ -291,7 +291,7 @@ def test_an_edited_manifest_is_refused(
     for use in (lambda: resume(copy, model=lens), lambda: Run.open(copy).table("mixing")):
         with pytest.raises(NormLensError, match="edited or is damaged"):
             use()
-    # Another manifest that is sound in itself is not the one that the shards were computed under.
+    # Another manifest that is sound in itself is not the one that the blocks were computed under.
     rest = {k: v for k, v in manifest.items() if k not in ("format", "version", "digest")}
     manifest["digest"] = examples._sha256(rest)
     (copy / "manifest.json").write_text(json.dumps(manifest))
@@ -303,7 +303,7 @@ def test_an_edited_manifest_is_refused(
     assert contents(copy) | {"manifest.json": b""} == before | {"manifest.json": b""}
 
 
-def test_sound_shards_are_never_deleted(copy: Path, lens: Any, place: Path) -> None:
+def test_sound_blocks_are_never_deleted(copy: Path, lens: Any, place: Path) -> None:
     # The lost manifest of a run is no reason to write over it.
     kept = (copy / "manifest.json").read_bytes()
     (copy / "manifest.json").unlink()
@@ -318,7 +318,7 @@ def test_sound_shards_are_never_deleted(copy: Path, lens: Any, place: Path) -> N
     before = contents(copy)
     with pytest.raises(NormLensError, match=r"number of sequences: then 9, now 20"):
         resume(copy, model=lens)
-    # Its records hold more than that: those of other shards do not count.
+    # Its records hold more than that: those of other blocks do not count.
     problems = Run.open(copy).check().problems
     assert {problem.file.partition("/")[0] for problem in problems} == {"records", "tables"}
     assert contents(copy) == before

@@ -23,10 +23,10 @@ from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.ledger import DATA_INDEX
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
-N, SHARD = 40, 4
-LAST = N // SHARD - 1
+N, BLOCK = 40, 4
+LAST = N // BLOCK - 1
 OPTIONS: dict[str, Any] = {
-    "shard_size": SHARD,
+    "block_size": BLOCK,
     "measures": "mixing",
     "max_length": 8,
     "file_size": 0,
@@ -73,9 +73,9 @@ def copy(whole: Run, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole.folder.url, tmp_path / "copy"))
 
 
-def lose(out: Path, shard: int) -> None:
-    """Remove the tables of a shard, which is then computed again."""
-    for path in out.glob(f"tables/*/{shard:06d}-*.parquet"):
+def lose(out: Path, block: int) -> None:
+    """Remove the tables of a block, which is then computed again."""
+    for path in out.glob(f"tables/*/{block:06d}-*.parquet"):
         path.unlink()
 
 
@@ -89,11 +89,11 @@ def test_a_run_reads_its_data_once(
     examples.assert_each_once(done)
 
 
-def test_large_data_is_read_once_more_a_shard_at_a_time(
+def test_large_data_is_read_once_more_a_block_at_a_time(
     lens: Any, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = Path(whole.manifest.options.data)
-    monkeypatch.setattr(indexes, "KEPT", 300_000)  # seven lines, which is more than a shard
+    monkeypatch.setattr(indexes, "KEPT", 300_000)  # seven lines, which is more than a block
     counter = Counter(monkeypatch)
     done = run(lens, corpus, tmp_path / "run", **OPTIONS)
     size = corpus.stat().st_size
@@ -102,16 +102,16 @@ def test_large_data_is_read_once_more_a_shard_at_a_time(
 
 
 @pytest.mark.parametrize("lost", [LAST, 0, 5])
-def test_resuming_reads_the_shards_that_are_left(
+def test_resuming_reads_the_blocks_that_are_left(
     lens: Any, whole: Run, copy: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     corpus = Path(whole.manifest.options.data)
     lose(copy, lost)
     counter = Counter(monkeypatch)
     done = resume(copy, model=lens)
-    shard = corpus.stat().st_size / (N / SHARD)
-    # A buffer for each look at the first lines, and one behind the shard.
-    assert counter.bytes <= shard + 4 * (1 << 18)
+    block = corpus.stat().st_size / (N / BLOCK)
+    # A buffer for each look at the first lines, and one behind the block.
+    assert counter.bytes <= block + 4 * (1 << 18)
     assert counter.bytes < corpus.stat().st_size
     examples.assert_same_tables(done, whole, tolerance=0)
 
@@ -195,7 +195,7 @@ HARM: dict[str, Any] = {
     "a list": lambda out: (out / DATA_INDEX).write_bytes(b"[]"),
     "of another version": lambda out: edited(out, lambda told: told.update(version=99)),
     "of other data": lambda out: edited(out, lambda told: told.update(fingerprint="0" * 64)),
-    "of other shards": lambda out: edited(out, lambda told: told.update(size=7)),
+    "of other blocks": lambda out: edited(out, lambda told: told.update(size=7)),
     "too few marks": lambda out: edited(out, lambda told: told["checksums"].pop()),
     "another file": lambda out: edited(out, lambda told: told["marks"][0].__setitem__(-1, 7)),
     "before the file": lambda out: edited(out, lambda told: told["marks"][1].__setitem__(-1, -7)),
@@ -257,8 +257,8 @@ def test_data_that_cannot_seek_is_read_in_order(
     data = Ordered()
     whole = run(lens, data, tmp_path / "run", **OPTIONS)
     assert data.readings == 2
-    for shard in (2, 5, LAST):
-        lose(tmp_path / "run", shard)
+    for block in (2, 5, LAST):
+        lose(tmp_path / "run", block)
     data.readings = 0
     done = resume(tmp_path / "run", model=lens, data=data)
     assert data.readings == 2  # to compare it, and past what is done

@@ -19,7 +19,7 @@ from run_examples import (
 import normlens
 from normlens import cli
 from normlens.corpus import Run
-from normlens.corpus.engines import shard_rows
+from normlens.corpus.engines import block_rows
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import scramble, tiny_config, tiny_model
@@ -53,7 +53,7 @@ def whole(checkpoint: Path, corpus: Path, tmp_path_factory: pytest.TempPathFacto
         tmp_path_factory.mktemp("runs") / "whole",
         measures="explanations",
         settings={"explanations": ASKED},
-        shard_size=3,
+        block_size=3,
     )
 
 
@@ -97,16 +97,16 @@ def test_beside_measures_of_maps(checkpoint, corpus, tmp_path):
 
 def test_stopped_and_resumed_is_whole(whole, checkpoint, corpus, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    add = shard_rows.Gatherer.add
+    add = block_rows.Gatherer.add
     finished: list[int] = []
 
     def interrupted(self, prepared, alone):
         if len(finished) == 2:
             raise KeyboardInterrupt
-        finished.append(prepared.shard.number)
+        finished.append(prepared.block.number)
         return add(self, prepared, alone)
 
-    monkeypatch.setattr(shard_rows.Gatherer, "add", interrupted)
+    monkeypatch.setattr(block_rows.Gatherer, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         normlens.run(
             checkpoint,
@@ -114,9 +114,9 @@ def test_stopped_and_resumed_is_whole(whole, checkpoint, corpus, tmp_path, monke
             out,
             measures="explanations",
             settings={"explanations": ASKED},
-            shard_size=3,
+            block_size=3,
         )
-    monkeypatch.setattr(shard_rows.Gatherer, "add", add)
+    monkeypatch.setattr(block_rows.Gatherer, "add", add)
     assert not Run.open(out).status().complete
     resumed = normlens.resume(out)
     assert resumed.status().complete

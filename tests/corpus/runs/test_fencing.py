@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import run_examples as examples
 from counting_store import URL, CountingStore, counting_store
-from run_records import shards_done, state_of
+from run_records import blocks_done, state_of
 
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines.worker import Station, Task, Worker
 from normlens.corpus.runs.folder import LocalFolder, RunError
-from normlens.corpus.runs.ledger import Ledger, Shard, State, check_same_folder, locked
+from normlens.corpus.runs.ledger import Block, Ledger, State, check_same_folder, locked
 from normlens.corpus.runs.progress import Progress
 
 N = 16
-OPTIONS: dict[str, Any] = {"shard_size": 2, "measures": "mixing", "file_size": 0}
+OPTIONS: dict[str, Any] = {"block_size": 2, "measures": "mixing", "file_size": 0}
 OUT = f"{URL}/run"
 
 
@@ -30,7 +30,7 @@ def store() -> Iterator[type[CountingStore]]:
 
 
 class Stalling(Progress):
-    """Stands still after two shards, while someone else goes on with the run."""
+    """Stands still after two blocks, while someone else goes on with the run."""
 
     def __init__(self, meanwhile: Any):
         self.meanwhile, self.done = meanwhile, 0
@@ -75,8 +75,8 @@ def test_a_driver_that_stalled_cannot_commit(
     found = Run.open(OUT)
     state = state_of(found)
     assert state.epoch == 2
-    assert state.shards_done == (N // 2 if finishes else 4)
-    # Of the first driver's shards those count that it had committed before.
+    assert state.blocks_done == (N // 2 if finishes else 4)
+    # Of the first driver's blocks those count that it had committed before.
     assert [record.epoch for record in state.records.values()][:3] == [1, 1, 2]
     done = resume(OUT, model=lens)
     examples.assert_each_once(done)
@@ -116,9 +116,9 @@ def test_a_claim_without_a_base_is_passed_over(
     with pytest.raises(StoppedError):
         run(lens, place / "corpus.txt", OUT, progress=Stopping(), **OPTIONS)
     stopped = Run.open(OUT)
-    before = shards_done(stopped)
+    before = blocks_done(stopped)
     sleeping = Ledger.claim(stopped.folder, stopped.manifest)
-    assert (sleeping.epoch, shards_done(stopped)) == (2, before)
+    assert (sleeping.epoch, blocks_done(stopped)) == (2, before)
     done = resume(OUT, model=lens)
     assert state_of(done).epoch == 3
     sleeping.begin(State(1))  # it wakes up
@@ -152,7 +152,7 @@ def test_a_worker_of_a_dead_driver_overwrites_nothing(
     kept = {path: path.read_bytes() for path in (tmp_path / "run/tables").rglob("*.parquet")}
     task = Task(done.manifest.options, ("mixing",), folder=str(tmp_path / "run"))
     station = Station(Worker(task, lens))
-    late = [station.compute(Shard(3, 6, ()), alone=True) for _ in range(2)]
+    late = [station.compute(Block(3, 6, ()), alone=True) for _ in range(2)]
     names = {file.name for record in late if record for file in record.tables.values()}
     assert len(names) == 2 * len(done.tables)
     assert {path: path.read_bytes() for path in kept} == kept
@@ -160,7 +160,7 @@ def test_a_worker_of_a_dead_driver_overwrites_nothing(
     # One that knows of a newer driver writes nothing at all.
     Ledger.claim(done.folder, done.manifest)
     with pytest.raises(RunError, match="another process has taken over"):
-        station.compute(Shard(3, 6, ()), alone=True)
+        station.compute(Block(3, 6, ()), alone=True)
     station.close()
 
 

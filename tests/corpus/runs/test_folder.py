@@ -128,7 +128,7 @@ def lens(folder: Path) -> Any:
 
 @pytest.fixture
 def done(store: type[BucketStore], folder: Path, lens: Any) -> Run:
-    return run(lens, folder / "corpus.txt", "bucket://mine/run", measures="mixing", shard_size=2)
+    return run(lens, folder / "corpus.txt", "bucket://mine/run", measures="mixing", block_size=2)
 
 
 def test_a_run_in_a_bucket(done: Run, store: type[BucketStore]) -> None:
@@ -200,7 +200,7 @@ def test_the_command_says_it_in_one_line(
     assert line.startswith("error: cannot list bucket://mine/run: Unable to locate credentials")
 
 
-def test_a_store_that_fails_does_not_cost_finished_shards(
+def test_a_store_that_fails_does_not_cost_finished_blocks(
     done: Run, store: type[BucketStore], lens: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set(store.store)

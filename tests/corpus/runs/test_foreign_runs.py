@@ -66,7 +66,7 @@ def lens(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path, lens: Any) -> Path:
-    run(lens, folder / "corpus.txt", folder / "run", shard_size=4, file_size=0)
+    run(lens, folder / "corpus.txt", folder / "run", block_size=4, file_size=0)
     return folder / "run"
 
 
@@ -137,11 +137,11 @@ def test_names_of_tables_are_names(copy: Path, tmp_path: Path, name: str) -> Non
     "query",
     [
         "COPY (SELECT 1) TO 'FILE'",
-        "COPY (SELECT 1) TO 'SHARD' (FORMAT parquet, USE_TMP_FILE false)",
-        "EXPLAIN ANALYZE COPY (SELECT 1) TO 'SHARD' (FORMAT parquet, USE_TMP_FILE false)",
-        "COPY (PIVOT mixing ON scope USING count(*)) TO 'SHARD' (USE_TMP_FILE false)",
-        "PREPARE p AS COPY (SELECT 1) TO 'SHARD' (USE_TMP_FILE false); EXECUTE p",
-        "SELECT 1) TO 'SHARD' (USE_TMP_FILE false); COPY (SELECT 2",
+        "COPY (SELECT 1) TO 'BLOCK' (FORMAT parquet, USE_TMP_FILE false)",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO 'BLOCK' (FORMAT parquet, USE_TMP_FILE false)",
+        "COPY (PIVOT mixing ON scope USING count(*)) TO 'BLOCK' (USE_TMP_FILE false)",
+        "PREPARE p AS COPY (SELECT 1) TO 'BLOCK' (USE_TMP_FILE false); EXECUTE p",
+        "SELECT 1) TO 'BLOCK' (USE_TMP_FILE false); COPY (SELECT 2",
         "EXPORT DATABASE 'FILE'",
         "ATTACH 'FILE'",
         "SET enable_external_access = true",
@@ -149,15 +149,15 @@ def test_names_of_tables_are_names(copy: Path, tmp_path: Path, name: str) -> Non
     ],
 )
 def test_a_query_writes_only_where_it_is_told_to(copy: Path, tmp_path: Path, query: str) -> None:
-    shard, file = table_file(copy, "mixing"), tmp_path / "file"
-    before = shard.read_bytes()
-    query = query.replace("SHARD", str(shard)).replace("FILE", str(file))
+    block, file = table_file(copy, "mixing"), tmp_path / "file"
+    before = block.read_bytes()
+    query = query.replace("BLOCK", str(block)).replace("FILE", str(file))
     with pytest.raises(InputError) as caught:
         Run.open(copy).sql(query)
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError):
         Run.open(copy).export(query, tmp_path / "answer.csv")
-    assert shard.read_bytes() == before
+    assert block.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy"]
 
 
@@ -351,17 +351,17 @@ def test_code_of_a_model_is_not_run_because_a_run_says_so(
 # Tables that are none, with every checksum right --------------------------------------------------
 
 
-def put(out: Path, table: str, change: Callable[[bytes], bytes], shards: tuple[int, ...]) -> None:
+def put(out: Path, table: str, change: Callable[[bytes], bytes], blocks: tuple[int, ...]) -> None:
     """Change files of a table as a stranger would: their records fit what they hold afterwards."""
-    for shard in shards:
-        path = table_file(out, table, shard)
+    for block in blocks:
+        path = table_file(out, table, block)
         contents = change(path.read_bytes())
         path.write_bytes(contents)
 
         def edit(told: dict[str, Any], contents: bytes = contents) -> None:
             told["tables"][table][2:] = [len(contents), hashlib.sha256(contents).hexdigest()]
 
-        edit_record(out, shard + 1, edit)
+        edit_record(out, block + 1, edit)
 
 
 def parquet(change: Callable[[pa.Table], pa.Table]) -> Callable[[bytes], bytes]:
@@ -427,7 +427,7 @@ def assert_one_line(out: Path, table: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("table", "shards"),
+    ("table", "blocks"),
     [
         ("norms_dimensions", (0, 1)),
         ("norms_dimensions", (1,)),
@@ -437,9 +437,9 @@ def assert_one_line(out: Path, table: str, capsys: pytest.CaptureFixture[str]) -
 )
 @pytest.mark.parametrize("crafted", CRAFTED)
 def test_crafted_files_are_one_line(
-    copy: Path, capsys: pytest.CaptureFixture[str], crafted: str, table: str, shards: tuple[int]
+    copy: Path, capsys: pytest.CaptureFixture[str], crafted: str, table: str, blocks: tuple[int]
 ) -> None:
-    put(copy, table, CRAFTED[crafted], shards)
+    put(copy, table, CRAFTED[crafted], blocks)
     assert_one_line(copy, table, capsys)
 
 
@@ -536,7 +536,7 @@ def test_a_relation_is_imported_only_if_the_user_names_it(
     assert not trap.exists()
 
 
-#: A measure of a user's own that merges its shards.
+#: A measure of a user's own that merges its blocks.
 MERGING = """
 import pyarrow as pa
 
@@ -564,7 +564,7 @@ def test_a_users_own_merged_table_needs_its_measure_named(
     monkeypatch.syspath_prepend(tmp_path)
     name = "own_merging:Longest"
     options: dict[str, Any] = {"measures": f"mixing,{name}", "settings": {name: {"least": 3}}}
-    done = run(lens, folder / "corpus.txt", tmp_path / "run", shard_size=2, **options)
+    done = run(lens, folder / "corpus.txt", tmp_path / "run", block_size=2, **options)
     expected = {"tokens": [int(done.table("sequences")["tokens"].max())], "least": [3]}
     assert done.table("longest").to_dict("list") == expected
     assert done.resume(model=lens).status().complete

@@ -79,7 +79,7 @@ def test_an_edited_file_of_the_model_is_refused(
     place: Path, tmp_path: Path, checkpoint: Path, file: str, values: dict[str, Any], message: str
 ) -> None:
     out = tmp_path / "run"
-    run(checkpoint, place / "corpus.txt", out, measures="mixing", device="cpu", shard_size=2)
+    run(checkpoint, place / "corpus.txt", out, measures="mixing", device="cpu", block_size=2)
     forget(out, 1)
     kept = (checkpoint / file).read_bytes()
     edit(checkpoint / file, **values)

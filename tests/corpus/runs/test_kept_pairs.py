@@ -55,12 +55,12 @@ def test_pairs_that_occur_twice_are_kept_and_exact(model: Path, data: Path, tmp_
     everything = run(model, data, tmp_path / "all", ALL)
     assert "least" not in everything.manifest.measures["amplification"]["options"]
     whole = everything.table(PAIRS)
-    for name, settings, shard_size in (
+    for name, settings, block_size in (
         ("twice", {}, 64),
-        ("in shards", {}, 3),
+        ("in blocks", {}, 3),
         ("bounded", {"keep_pairs": 30}, 5),
     ):
-        kept = run(model, data, tmp_path / name, settings, shard_size=shard_size)
+        kept = run(model, data, tmp_path / name, settings, block_size=block_size)
         least = kept.manifest.measures["amplification"]["options"]["least"]
         assert least == 2 if name != "bounded" else least > 2
         expected = often(whole, least)
@@ -89,7 +89,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def part(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that was stopped before its first shard was done."""
+    """A run that was stopped before its first block was done."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -97,14 +97,14 @@ def part(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patched:
         patched.setattr("normlens.corpus.runs.ledger.Ledger.commit", stop)
         with pytest.raises(KeyboardInterrupt):
-            run(normlens.load(model), data, tmp_path / "part", {}, shard_size=3)
+            run(normlens.load(model), data, tmp_path / "part", {}, block_size=3)
     return tmp_path / "part"
 
 
 def test_a_run_that_is_resumed_keeps_the_same_pairs(
     model: Path, data: Path, tmp_path: Path, part: Path, cache: Path, counted: list[Any]
 ) -> None:
-    whole = run(model, data, tmp_path / "whole", {}, shard_size=3)
+    whole = run(model, data, tmp_path / "whole", {}, block_size=3)
     assert counted == []  # the user's cache remembers what the stopped run has counted
     shutil.rmtree(cache)
     lens = normlens.load(model)
@@ -125,8 +125,8 @@ def test_pairs_are_counted_again_where_the_run_has_lost_them(
     cache: Path,
     counted: list[Any],
 ) -> None:
-    whole = run(model, data, tmp_path / "whole", {}, shard_size=3)
-    other = run(model, data, tmp_path / "other", {"keep_pairs": 30}, shard_size=3)
+    whole = run(model, data, tmp_path / "whole", {}, block_size=3)
+    other = run(model, data, tmp_path / "other", {"keep_pairs": 30}, block_size=3)
     counted.clear()
     shutil.rmtree(cache)
     file = part / KEPT_PAIRS

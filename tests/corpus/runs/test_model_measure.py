@@ -14,7 +14,7 @@ from run_examples import assert_each_once, assert_same_tables, some_fail, tiny_c
 
 import normlens
 from normlens.corpus import Run
-from normlens.corpus.engines import shard_rows
+from normlens.corpus.engines import block_rows
 from normlens.corpus.measures import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.corpus.runs.folder import RunError
 from normlens.errors import InputError
@@ -136,18 +136,18 @@ def test_a_sequence_that_memory_is_too_small_for_is_no_failure_of_its_own(
 def test_a_run_goes_on_where_it_was_stopped(
     checkpoint: Path, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = counted(checkpoint, labelled, tmp_path / "whole", shard_size=2)
-    add, calls = shard_rows.Gatherer.add, []
+    whole = counted(checkpoint, labelled, tmp_path / "whole", block_size=2)
+    add, calls = block_rows.Gatherer.add, []
 
-    def once(self: shard_rows.Gatherer, prepared: Any, alone: bool) -> Any:
-        calls.append(prepared.shard.number)
+    def once(self: block_rows.Gatherer, prepared: Any, alone: bool) -> Any:
+        calls.append(prepared.block.number)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return add(self, prepared, alone)
 
-    monkeypatch.setattr(shard_rows.Gatherer, "add", once)
+    monkeypatch.setattr(block_rows.Gatherer, "add", once)
     with pytest.raises(KeyboardInterrupt):
-        counted(checkpoint, labelled, tmp_path / "stopped", shard_size=2)
+        counted(checkpoint, labelled, tmp_path / "stopped", block_size=2)
     monkeypatch.undo()
     with pytest.raises(RunError, match="extra-columns"):
         normlens.resume(tmp_path / "stopped", measures=[Counting()], extra_columns="sentence")

@@ -44,7 +44,7 @@ def made(lens, tmp_path_factory) -> Run:
         lines,
         folder / "run",
         measures="similarity,mixing,norms,amplification,explanations",
-        shard_size=2,
+        block_size=2,
     )
 
 

@@ -198,7 +198,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("forked_workers")
 def test_processes_come_to_the_same_tables(checkpoint, lines, tmp_path: Path):
-    alone = normlens.run(checkpoint, lines, tmp_path / "a", measures=MEASURES, shard_size=1)
+    alone = normlens.run(checkpoint, lines, tmp_path / "a", measures=MEASURES, block_size=1)
     several = normlens.run(checkpoint, lines, tmp_path / "b", measures=MEASURES, workers=2)
     assert_same_tables(alone, several)
 
@@ -225,7 +225,7 @@ def test_a_worker_that_dies_costs_no_row(checkpoint, lines, tmp_path: Path, monk
     (tmp_path / "fatal_pairs.py").write_text(FATAL)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    options = {"measures": f"{MEASURES},fatal_pairs:fatal", "shard_size": 1}
+    options = {"measures": f"{MEASURES},fatal_pairs:fatal", "block_size": 1}
     out = tmp_path / "run"
     with suppress(RunError):
         normlens.run(checkpoint, lines, out, workers=2, **options)
@@ -240,7 +240,7 @@ def test_a_worker_that_dies_costs_no_row(checkpoint, lines, tmp_path: Path, monk
 def test_a_run_of_pairs_goes_on_with_its_own_tables(checkpoint, lines, tmp_path: Path):
     """What a measure writes depends on the model; a run resumed knows which one it was."""
     out = tmp_path / "run"
-    normlens.run(checkpoint, lines, out, measures=MEASURES, shard_size=1, file_size=0)
+    normlens.run(checkpoint, lines, out, measures=MEASURES, block_size=1, file_size=0)
     before = Run.open(out)
     tables = {name: before.table(name) for name in before.tables}
     lost = [path for path in out.glob("**/*.parquet") if path.name.startswith("000001-")]

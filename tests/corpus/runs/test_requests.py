@@ -14,8 +14,8 @@ from run_records import forget
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import folder
 
-N, SHARD = 40, 2
-SHARDS = N // SHARD
+N, BLOCK = 40, 2
+BLOCKS = N // BLOCK
 OUT = f"{URL}/run"
 
 
@@ -28,7 +28,7 @@ def store() -> Iterator[type[CountingStore]]:
 @pytest.fixture
 def done(store: type[CountingStore], place: Path, lens: Any, monkeypatch: Any) -> Run:
     monkeypatch.setattr(folder, "NEW", 0.0)  # the data's file is not written during the test
-    options: dict[str, Any] = {"measures": "mixing,norms", "shard_size": SHARD, "file_size": 0}
+    options: dict[str, Any] = {"measures": "mixing,norms", "block_size": BLOCK, "file_size": 0}
     return run(lens, place / "corpus.txt", OUT, **options)
 
 
@@ -36,24 +36,24 @@ def test_one_request_for_each_table_and_three_for_each_record(
     done: Run, store: type[CountingStore]
 ) -> None:
     tables = len(done.manifest.tables)
-    assert store.count("put", "/tables/") == tables * SHARDS
-    assert store.count("put", "/records/") == SHARDS
+    assert store.count("put", "/tables/") == tables * BLOCKS
+    assert store.count("put", "/records/") == BLOCKS
     once = ["manifest", "claim", "base", "data index", "activity"]  # the last once a minute
-    assert store.count("put") == (tables + 1) * SHARDS + len(once)
+    assert store.count("put") == (tables + 1) * BLOCKS + len(once)
     assert store.repeated("put") == []
     # The worker looks for a newer claim before it writes, and the driver before it commits.
-    assert store.count("get", "/claims/2.json") == 2 * SHARDS + len(["the end"])
+    assert store.count("get", "/claims/2.json") == 2 * BLOCKS + len(["the end"])
     # No table is read or asked for. The end looks whether all are there, with one listing.
     assert store.count("get", "/tables/") == store.count("head", "/tables/") == 0
     assert store.count("list", "/tables") == 0
     assert store.count("delete") == len(["activity"])
 
 
-def test_files_of_many_shards_take_few_requests(
+def test_files_of_many_blocks_take_few_requests(
     store: type[CountingStore], place: Path, lens: Any, done: Run
 ) -> None:
     store.requests.clear()
-    options: dict[str, Any] = {"measures": "mixing,norms", "shard_size": SHARD}
+    options: dict[str, Any] = {"measures": "mixing,norms", "block_size": BLOCK}
     together = run(lens, place / "corpus.txt", f"{URL}/together", **options)
     assert store.count("put", "/tables/") == len(done.manifest.tables)
     assert store.count("put", "/records/") == 1
@@ -69,7 +69,7 @@ def test_a_finished_run_is_resumed_by_its_records_alone(
     assert store.objects == before
     assert store.count("list") == 3  # claims, records, and everything for its size
     once = ["manifest", "data index", "base"]
-    assert store.count("get") == len(once) + SHARDS
+    assert store.count("get") == len(once) + BLOCKS
     assert store.count("put") == store.count("delete") == store.count("head") == 0
     store.requests.clear()
     assert Run.open(OUT).status().complete
@@ -87,9 +87,9 @@ def test_a_run_that_goes_on_reads_no_table(
     assert store.count("put") <= 2 * (tables + 1) + len(once)
     assert store.count("get", "/tables/") == store.count("head", "/tables/") == 0
     assert store.repeated("put") == []
-    # What the first driver had written for these two shards is removed at the end.
+    # What the first driver had written for these two blocks is removed at the end.
     left = [key for key in store.objects if "/tables/" in key]
-    assert len(left) == tables * SHARDS
+    assert len(left) == tables * BLOCKS
     new = {key.rpartition("-")[0] for key in left if key.split("-")[1] == "3"}
     assert new == {
         f"counted/run/tables/{table}/{number:06d}-3" for table in done.tables for number in (3, 8)

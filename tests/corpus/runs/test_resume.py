@@ -19,10 +19,10 @@ import run_examples as examples
 import torch
 from forking import run_python
 from run_records import (
+    blocks_done,
     edit_record,
     forget,
     record_file,
-    shards_done,
     state_of,
     table_file,
 )
@@ -38,13 +38,13 @@ from normlens.errors import InputError, NormLensError, OutputError
 
 pytestmark = examples.some_fail
 N = 40
-SHARD = 3
+BLOCK = 3
 OPTIONS: dict[str, Any] = {
-    "shard_size": SHARD,
+    "block_size": BLOCK,
     "mask": 0.12,
     "max_length": 16,
     "truncate": False,
-    "file_size": 0,  # a set of files for every shard
+    "file_size": 0,  # a set of files for every block
 }
 
 
@@ -94,7 +94,7 @@ def leftovers(out: Path) -> list[str]:
 # Stopped ------------------------------------------------------------------------------------------
 
 
-def test_what_a_driver_leaves_when_all_shards_are_done_is_removed(copy: Path) -> None:
+def test_what_a_driver_leaves_when_all_blocks_are_done_is_removed(copy: Path) -> None:
     """It may be stopped behind the last record, before it has removed what nobody needs."""
     stray = table_file(copy, "mixing", 2).with_name("000002-1-0a7.parquet")
     stray.write_bytes(b"left over")
@@ -136,7 +136,7 @@ def test_kill_9_at_any_moment(
 def test_kill_9_at_every_point_of_writing(
     lens: Any, tmp_path: Path, checkpoint: Path, corpus: Path
 ) -> None:
-    options = OPTIONS | {"shard_size": 2, "limit": 21}
+    options = OPTIONS | {"block_size": 2, "limit": 21}
     undisturbed = run(lens, corpus, tmp_path / "whole", **options)
     assert undisturbed.status().failures > 0
     expected = examples.frames_of(undisturbed)
@@ -228,7 +228,7 @@ def test_an_interrupted_run_says_what_is_left(
     with pytest.raises(KeyboardInterrupt):
         run(lens, corpus, tmp_path / "run", progress=Impatient(), **OPTIONS)
     status = Run.open(tmp_path / "run").status()
-    assert SHARD <= status.done <= 3 * SHARD  # what is ready is written yet
+    assert BLOCK <= status.done <= 3 * BLOCK  # what is ready is written yet
     assert status.left == N - status.done
     assert "stopped" in str(status)
     # What is done can be looked at.
@@ -240,7 +240,7 @@ def test_an_interrupted_run_says_what_is_left(
 
 
 BOMB = b"[" * 100_000
-#: The record of the shard 4; a worker may be ahead with another, so records are not in order.
+#: The record of the block 4; a worker may be ahead with another, so records are not in order.
 RECORD = 5
 
 
@@ -271,8 +271,8 @@ HARM: dict[str, Callable[[Path], Any]] = {
     "record with a text for a number": forged(sequences="4"),
     "record with a list for times": forged(seconds=[]),
     "record of another epoch": forged(epoch=9),
-    "record of another run's shards": forged(shards=[[400, 400]]),
-    "record with shards out of order": forged(shards=[[4, 3]]),
+    "record of another run's blocks": forged(blocks=[[400, 400]]),
+    "record with blocks out of order": forged(blocks=[[4, 3]]),
     "record with a path for a file": forged(tables={"mixing": ["../x", 1, 1, "0" * 64]}),
     "record of another": damaged(lambda _: b"{}"),
 }
@@ -298,9 +298,9 @@ def test_what_is_damaged_is_computed_again(harm: str, copy: Path, whole: Run, le
 
 
 def records_of(out: Path) -> dict[int, Any]:
-    """The names of records by their shards."""
+    """The names of records by their blocks."""
     state = state_of(Run.open(out))
-    return {number: name for name, each in state.records.items() for number in each.shards}
+    return {number: name for name, each in state.records.items() for number in each.blocks}
 
 
 def test_a_lost_table_is_computed_again_after_a_check(copy: Path, whole: Run, lens: Any) -> None:
@@ -345,12 +345,12 @@ def test_a_damaged_base_costs_no_record(
 ) -> None:
     forget(copy, 3)
     resume(copy, model=lens)
-    # A record of the same shards does no harm.
+    # A record of the same blocks does no harm.
     shutil.copy(record_file(copy, 2), record_file(copy, 15))
     harm(copy / "claims/3.base.json")
     with pytest.raises(RunError, match=r"3\.base\.json in .* is missing or damaged"):
         Run.open(copy).table("mixing")
-    assert shards_done(Run.open(copy), salvage=True) == set(range(whole.manifest.shards))
+    assert blocks_done(Run.open(copy), salvage=True) == set(range(whole.manifest.blocks))
     done = resume(copy, model=lens)
     examples.assert_same_tables(done, whole, tolerance=0)
     assert done.check().sound
@@ -393,7 +393,7 @@ def test_tables_with_other_columns_are_refused(copy: Path, lens: Any) -> None:
         ({"seed": 1}, "--seed: then 0, now 1"),
         ({"max_length": 100}, "--max-length: then 16, now 100"),
         ({"truncate": True}, "--truncate: then False, now True"),
-        ({"shard_size": 4}, "--shard-size: then 3, now 4"),
+        ({"block_size": 4}, "--block-size: then 3, now 4"),
         ({"limit": 9}, "--limit: then none, now 9"),
         ({"measures": "mixing"}, "--measures: then .*similarity.*, now .*mixing"),
         ({"revision": "other"}, "--revision: then none, now other"),

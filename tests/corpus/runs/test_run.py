@@ -19,7 +19,7 @@ from run_records import forget
 import normlens
 from normlens import cli
 from normlens.corpus import Run, open_data, resume, run
-from normlens.corpus.engines.shard_rows import _checked
+from normlens.corpus.engines.block_rows import _checked
 from normlens.corpus.measures import measure
 from normlens.corpus.runs.folder import AllFailedError, RunError, SomeFailedWarning
 from normlens.corpus.runs.options import parse_settings
@@ -56,7 +56,7 @@ def lens(checkpoint: Path) -> Any:
 @pytest.fixture(scope="module")
 def plain(folder: Path, lens: Any, corpus: Path) -> Run:
     """A run that the others are compared with."""
-    return run(lens, corpus, folder / "plain", shard_size=5, mask=0.12)
+    return run(lens, corpus, folder / "plain", block_size=5, mask=0.12)
 
 
 def test_a_run_has_the_tables_of_all_measures(plain: Run) -> None:
@@ -88,16 +88,16 @@ def test_rows_are_those_of_the_lens_alone(plain: Run, lens: Any, corpus: Path) -
 @pytest.mark.parametrize(
     "options",
     [
-        {"shard_size": 1},
-        {"shard_size": 1000},
-        {"shard_size": 5, "batch_size": 4},
-        {"shard_size": 7, "batch_size": 3},
-        {"shard_size": 3, "file_size": 0},
-        {"shard_size": 2, "file_size": 0.02},
+        {"block_size": 1},
+        {"block_size": 1000},
+        {"block_size": 5, "batch_size": 4},
+        {"block_size": 7, "batch_size": 3},
+        {"block_size": 3, "file_size": 0},
+        {"block_size": 2, "file_size": 0.02},
     ],
     ids=str,
 )
-def test_tables_do_not_depend_on_shards_and_batches(
+def test_tables_do_not_depend_on_blocks_and_batches(
     plain: Run, lens: Any, corpus: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     examples.assert_same_tables(run(lens, corpus, tmp_path / "run", mask=0.12, **options), plain)
@@ -156,7 +156,7 @@ def test_causal_models_are_not_masked(tmp_path: Path, corpus: Path) -> None:
 
 @examples.some_fail
 def test_sequences_that_are_too_long_fail_alone(tmp_path: Path, lens: Any, corpus: Path) -> None:
-    done = run(lens, corpus, tmp_path / "run", max_length=12, truncate=False, shard_size=4)
+    done = run(lens, corpus, tmp_path / "run", max_length=12, truncate=False, block_size=4)
     failures = done.table("failures")
     assert 0 < len(failures) < N
     assert failures["reason"].str.contains("at most 12").all()
@@ -303,7 +303,7 @@ def test_a_run_with_failures_warns_and_counts_them(
         ({"measures": ""}, "no measure"),
         ({"mask": 1.5}, "^mask is a share"),
         ({"limit": 0}, "limit"),
-        ({"shard_size": 0}, "^shard_size must"),
+        ({"block_size": 0}, "^block_size must"),
         ({"max_length": 0}, "^max_length must"),
         ({"batch_size": "many"}, "^batch_size is"),
         ({"workers": 0}, "^workers must"),
@@ -341,9 +341,9 @@ def test_a_run_needs_a_folder_of_its_own(folder: Path, lens: Any, corpus: Path, 
 
 def test_a_run_may_live_behind_a_url(lens: Any, corpus: Path, plain: Run) -> None:
     url = f"memory://normlens-{id(plain)}/run"
-    done = run(lens, corpus, url, shard_size=6, mask=0.12, file_size=0)
+    done = run(lens, corpus, url, block_size=6, mask=0.12, file_size=0)
     examples.assert_same_tables(done, plain)
-    # Lose two shards, one of them half.
+    # Lose two blocks, one of them half.
     forget(url, 1)
     [name] = [name for name in done.folder.names() if "tables/mixing/000002-" in name]
     done.folder.write(name, b"PAR1")
@@ -376,7 +376,7 @@ def test_measures_take_settings_and_a_users_own_relations(
     }
     out = tmp_path / "run"
     done = normlens.run(
-        lens, corpus, out, measures="amplification", settings=settings, shard_size=5, limit=12
+        lens, corpus, out, measures="amplification", settings=settings, block_size=5, limit=12
     )
     found = done.table("amplification_distance")
     assert set(found["before"]) == {"ATTN-N"}
@@ -436,7 +436,7 @@ def test_the_precision_belongs_to_the_run(tmp_path: Path, lens: Any, corpus: Pat
 def test_a_byte_that_is_not_utf8_is_a_row_of_failures(tmp_path: Path, lens: Any) -> None:
     path = tmp_path / "corpus.txt"
     path.write_bytes(b"ab cd\nef\xe9 gh\nab\ncd ef\n")
-    done = run(lens, path, tmp_path / "run", measures="mixing", shard_size=2, file_size=0)
+    done = run(lens, path, tmp_path / "run", measures="mixing", block_size=2, file_size=0)
     examples.assert_each_once(done)
     failures = done.table("failures")
     assert failures["index"].tolist() == [1]
@@ -472,7 +472,7 @@ def test_a_measure_that_the_machine_fails_is_one_line(
         return {"length": [len(item)]}
 
     with pytest.raises(RunError, match=f"'hungry' .*{reason}.* at corpus.txt:7") as caught:
-        run(lens, corpus, tmp_path / "run", measures=[hungry], shard_size=2)
+        run(lens, corpus, tmp_path / "run", measures=[hungry], block_size=2)
     assert "\n" not in str(caught.value)
     broken.clear()
     done = resume(tmp_path / "run", model=lens, measures=[hungry])
@@ -485,6 +485,6 @@ def test_no_memory_for_tables_is_one_line(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("normlens.corpus.engines.shard_rows.parquet", fail)
+    monkeypatch.setattr("normlens.corpus.engines.block_rows.parquet", fail)
     with pytest.raises(RunError, match="not enough memory; what is done is kept"):
         run(lens, corpus, tmp_path / "run", measures="mixing")

@@ -18,7 +18,7 @@ import pytest
 import run_examples as examples
 import torch
 import typer
-from run_records import forget, shards_done
+from run_records import blocks_done, forget
 
 from normlens import cli
 from normlens.cli.corpus import SOME_FAILED
@@ -55,7 +55,7 @@ def start(folder: Path, out: Path, *more: Any) -> int:
 
 @pytest.fixture(scope="module")
 def done(folder: Path) -> Run:
-    options = ("--shard-size", 4, "--file-size", 0, "--quiet")
+    options = ("--block-size", 4, "--file-size", 0, "--quiet")
     assert start(folder, folder / "run", *options) == 0
     return Run.open(folder / "run")
 
@@ -70,7 +70,7 @@ def test_tables_are_in_their_own_order(done: Run) -> None:
     assert table["index"].nunique() == N
 
 
-def test_aggregates_are_merged_over_shards(done: Run) -> None:
+def test_aggregates_are_merged_over_blocks(done: Run) -> None:
     parts = pq.read_table(Path(done.folder.url) / "tables" / "amplification_pairs").to_pandas()
     table = done.table("amplification_pairs")
     keys = ["before", "after", "layer", "relation", "source_id", "target_id"]
@@ -159,14 +159,14 @@ def test_unknown_tables_are_named(done: Run) -> None:
         done.table("nothing")
 
 
-def test_only_finished_shards_count(done: Run, tmp_path: Path) -> None:
+def test_only_finished_blocks_count(done: Run, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(done.folder.url, tmp_path / "run"))
     forget(copy, 1)
     half = Run.open(copy)
     assert set(half.table("sequences")["index"]) == {0, 1, 2, 3, 8, 9, 10}
     assert set(half.sql('SELECT DISTINCT "index" FROM mixing')["index"]) == {0, 1, 2, 3, 8, 9, 10}
-    forget(copy, *shards_done(half))
-    with pytest.raises(InputError, match=r"no shard .* is done yet"):
+    forget(copy, *blocks_done(half))
+    with pytest.raises(InputError, match=r"no block .* is done yet"):
         half.table("sequences")
 
 
@@ -305,7 +305,7 @@ def test_a_run_in_a_notebook_shows_a_bar_and_what_came_of_it(
     given = folder / "model", folder / "corpus.txt", tmp_path / "run"
     notebook = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None))
     monkeypatch.setitem(sys.modules, "IPython", notebook)
-    done = run(*given, measures="mixing", shard_size=2)
+    done = run(*given, measures="mixing", block_size=2)
     out, err = capsys.readouterr()
     status = done.status()
     said = rf"{status.done} sequences, {status.failures} failed, in 0:\d\d:\d\d\n"

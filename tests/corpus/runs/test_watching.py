@@ -21,19 +21,19 @@ from normlens.corpus import Run, run
 from normlens.corpus.runs import status as activities
 from normlens.corpus.runs import status as watchings
 from normlens.corpus.runs.folder import LocalFolder, open_folder
-from normlens.corpus.runs.ledger import ACTIVITY, State, Written, locked
+from normlens.corpus.runs.ledger import ACTIVITY, FileSet, State, locked
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.status import Activity, Watching, read_activity
 from normlens.errors import NormLensError, OutputError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
-N, SHARD = 12, 2
-OPTIONS: dict[str, Any] = {"shard_size": SHARD, "measures": "mixing", "file_size": 0}
+N, BLOCK = 12, 2
+OPTIONS: dict[str, Any] = {"block_size": BLOCK, "measures": "mixing", "file_size": 0}
 
 
 @pytest.fixture
 def stopped(place: Path, lens: Any, tmp_path: Path) -> Run:
-    """A run that was interrupted after its first shard."""
+    """A run that was interrupted after its first block."""
 
     class Impatient(Progress):
         def advance(self, sequences: int, failures: int) -> None:
@@ -68,19 +68,19 @@ def told(**fields: Any) -> Activity:
 # What the driver notes ----------------------------------------------------------------------------
 
 
-def done(*shards: int, deaths: int = 0, pid: int = 7) -> Written:
-    return Written(
+def done(*blocks: int, deaths: int = 0, pid: int = 7) -> FileSet:
+    return FileSet(
         epoch=1,
-        shards=shards,
-        sequences=3 * len(shards),
-        failures=len(shards),
+        blocks=blocks,
+        sequences=3 * len(blocks),
+        failures=len(blocks),
         tokens=9,
         started=100.0,
-        finished=100.0 + 2 * len(shards),
+        finished=100.0 + 2 * len(blocks),
         seconds={},
         tables={},
         by={"host": "node", "pid": pid, "device": "cuda"},
-        deaths={shards[0]: deaths} if deaths else {},
+        deaths={blocks[0]: deaths} if deaths else {},
     )
 
 
@@ -99,10 +99,10 @@ def test_what_goes_out_and_comes_back_is_counted(stopped: Run) -> None:
     assert activity.rate == 0
     last, first = activity.workers  # the last to finish comes first
     assert (last.name, first.name, first.device) == ("node:8", "node:7", "cuda")
-    assert (first.shards, first.sequences, first.failures, first.rate) == (3, 12, 3, 2.0)
+    assert (first.blocks, first.sequences, first.failures, first.rate) == (3, 12, 3, 2.0)
     line = watching.heartbeat("running")
-    assert (line["done"], line["failures"], line["shards_done"]) == (16, 4, 4)
-    assert line["workers"]["node:7"] == {"shards": 3, "rate": 2.0}
+    assert (line["done"], line["failures"], line["blocks_done"]) == (16, 4, 4)
+    assert line["workers"]["node:7"] == {"blocks": 3, "rate": 2.0}
     assert (line["epoch"], line["in_flight"], line["retried"]) == (4, 1, 2)
 
 
@@ -129,14 +129,14 @@ def test_the_rate_is_that_of_late(stopped: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 class Looking(Progress):
-    """Looks at the run, after its second shard, until its driver has told of a worker."""
+    """Looks at the run, after its second block, until its driver has told of a worker."""
 
     def __init__(self, out: Path):
-        self.out, self.seen, self.shards = out, [], 0
+        self.out, self.seen, self.blocks = out, [], 0
 
     def advance(self, sequences: int, failures: int) -> None:
-        self.shards += 1
-        if self.shards != 2:
+        self.blocks += 1
+        if self.blocks != 2:
             return
         for _ in range(3000):
             watched = Run.open(self.out).watched()
@@ -158,10 +158,10 @@ def test_a_running_run_tells_what_it_does(
     assert f"pid {os.getpid()} on " in str(watched.running)
     [worker] = watched.activity.workers
     assert worker.name == f"{socket.gethostname()}:{os.getpid()}"
-    assert worker.sequences >= SHARD
+    assert worker.sequences >= BLOCK
     assert "in flight" in str(watched)
     assert worker.name in str(watched)
-    assert "shards in flight" in watched.line()
+    assert "blocks in flight" in watched.line()
     assert json.loads(json.dumps(watched.as_json()))["activity"]["in_flight"] >= 0
     # At its end nothing is left to tell, and the file is no stray one.
     assert not (out / ACTIVITY).exists()
@@ -224,8 +224,8 @@ def test_who_holds_the_lock_is_believed(stopped: Run) -> None:
         assert watched.note == ""
         assert watched.rate == 2.0
         assert watched.seconds_left == stopped.status().left / 2
-        assert "2 shards, shard 3 for 0:00:30" in str(watched)
-        assert "node:7 (cpu): 5 shards, 2.5/s, 1 failed, last 0:00:03 ago" in str(watched)
+        assert "2 blocks, block 3 for 0:00:30" in str(watched)
+        assert "node:7 (cpu): 5 blocks, 2.5/s, 1 failed, last 0:00:03 ago" in str(watched)
         told(pid=1).write(stopped.folder)  # of the driver before
         assert stopped.watched().activity is None
         told(written=time.time() - 3600).write(stopped.folder)
@@ -303,7 +303,7 @@ def test_a_heartbeat(place: Path, lens: Any, tmp_path: Path) -> None:
     other, first, last = map(json.loads, file.read_text().splitlines())
     assert other == {"of": "another run"}
     assert (first["state"], first["done"], first["sequences"]) == ("running", 0, N)
-    assert (last["state"], last["done"], last["shards_done"]) == ("complete", N, N // SHARD)
+    assert (last["state"], last["done"], last["blocks_done"]) == ("complete", N, N // BLOCK)
     assert last["run"] == str(tmp_path / "run")
     assert last["in_flight"] == 0
     assert last["seconds_left"] == 0
@@ -371,10 +371,10 @@ def test_lines_in_a_pipe_until_the_run_ends(
     first, second, last = capsys.readouterr().out.splitlines()
     done = stopped.status().done
     assert first == (
-        f"{done}/{N} sequences, 2.0/s, 2 shards in flight, 1 worker so far, 0 failed, "
+        f"{done}/{N} sequences, 2.0/s, 2 blocks in flight, 1 worker so far, 0 failed, "
         f"0:00:0{(N - done) // 2} left"
     )
-    assert "5.0/s, 1 shard in flight" in second
+    assert "5.0/s, 1 block in flight" in second
     assert last.startswith(f"{done}/{N} sequences, ")
     assert last.endswith("0 failed, stopped")
     corpus.watch_run(Played(stopped, *states), as_json=True)  # type: ignore[arg-type]
@@ -382,12 +382,12 @@ def test_lines_in_a_pipe_until_the_run_ends(
     assert told_states == ["running", "running", "stopped"]
 
 
-def test_no_worker_has_finished_a_shard_yet(stopped: Run) -> None:
+def test_no_worker_has_finished_a_block_yet(stopped: Run) -> None:
     with locked(stopped.folder):
         told(workers=()).write(stopped.folder)
         watched = stopped.watched()
-    assert "2 shards in flight, 0 failed" in watched.line()
-    assert "workers    none has finished a shard yet" in str(watched)
+    assert "2 blocks in flight, 0 failed" in watched.line()
+    assert "workers    none has finished a block yet" in str(watched)
 
 
 def test_a_live_view_on_a_terminal(

@@ -17,7 +17,7 @@ from normlens.errors import NormLensError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N = 12
-OPTIONS: dict[str, Any] = {"shard_size": 2, "measures": "mixing", "file_size": 0}
+OPTIONS: dict[str, Any] = {"block_size": 2, "measures": "mixing", "file_size": 0}
 
 
 class Meddling(Progress):

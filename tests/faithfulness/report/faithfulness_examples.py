@@ -140,4 +140,4 @@ def made_up_run(folder: Path, sequences: int = 24, lens: Any = None, **options: 
     """Do a run over lines of letters with a tiny random model."""
     data = examples.corpus_file(folder / "letters.txt", sequences)
     model = lens or str(examples.tiny_checkpoint(folder / "tiny-bert"))
-    return run(model, data, folder / "run", measures=[MadeUp(**options)], shard_size=16)
+    return run(model, data, folder / "run", measures=[MadeUp(**options)], block_size=16)

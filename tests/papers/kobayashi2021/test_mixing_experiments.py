@@ -92,7 +92,7 @@ def worked(experiment: Any, evidence: Evidence) -> Result:
 @pytest.fixture(scope="module")
 def finished(tiny_bert: Path, letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("runs") / "masked"
-    return run(tiny_bert, letters, out, measures="mixing", mask=0.12, shard_size=7)
+    return run(tiny_bert, letters, out, measures="mixing", mask=0.12, block_size=7)
 
 
 @pytest.fixture

@@ -146,8 +146,8 @@ def unreadable(path: Path, error: OSError) -> InputError:
 
 # The index of a data set: what one reading of all of it has found out.
 #
-# Its fingerprint, the number of its sequences, and for each shard where it begins and a checksum
-# of its records. With it a shard is read alone, and read for certain as it was.
+# Its fingerprint, the number of its sequences, and for each block where it begins and a checksum
+# of its records. With it a block is read alone, and read for certain as it was.
 
 
 #: Bytes of memory for records that are kept from the reading: small data is read once in all.
@@ -158,21 +158,21 @@ _OBJECT = 350
 
 @dataclass(frozen=True)
 class Index:
-    """Where the shards of a data set begin, of `size` sequences each."""
+    """Where the blocks of a data set begin, of `size` sequences each."""
 
     fingerprint: str
     sequences: int
     size: int
     digests: tuple[str, ...]  # SHA-256 of each file, where the data lies in files
-    marks: NDArray[np.int64]  # (shard, 4): the fields of a Mark
-    checksums: NDArray[np.int64]  # (shard,)
+    marks: NDArray[np.int64]  # (block, 4): the fields of a Mark
+    checksums: NDArray[np.int64]  # (block,)
 
-    def mark(self, shard: int) -> Mark:
-        return Mark(*map(int, self.marks[shard]))
+    def mark(self, block: int) -> Mark:
+        return Mark(*map(int, self.marks[block]))
 
-    def matches(self, shard: int, records: Iterable[Record]) -> bool:
-        """Whether these are the records that the shard had when the index was made."""
-        return checksum(records) == int(self.checksums[shard])
+    def matches(self, block: int, records: Iterable[Record]) -> bool:
+        """Whether these are the records that the block had when the index was made."""
+        return checksum(records) == int(self.checksums[block])
 
 
 def checksum(records: Iterable[Record]) -> int:
@@ -194,7 +194,7 @@ def _contents(record: Record) -> bytes:
 def read_through(data: Data, size: int) -> tuple[Index, list[Record]]:
     """Read all of a data set once; the index, and the first records as far as memory is spared."""
     reading = data.reading(fingerprint=True)
-    # Eight bytes a number: there may be millions of shards.
+    # Eight bytes a number: there may be millions of blocks.
     marks, checksums = array("q", reading.mark), array("q")
     first: list[Record] = []
     count = held = value = 0

@@ -1,1 +1,1 @@
-"""Workers that compute shards: in this process, in several, or on a Ray cluster."""
+"""Workers that compute blocks: in this process, in several, or on a Ray cluster."""

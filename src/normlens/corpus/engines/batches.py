@@ -13,8 +13,8 @@ import torch
 from normlens.corpus.data.formats import SEPARATOR, split_pair
 from normlens.corpus.data.records import Record, located
 from normlens.corpus.data.spans import EncodedRecord, encode_apart, encode_record, mask_tokens
+from normlens.corpus.engines.block_rows import Analysed, Clock, Entry
 from normlens.corpus.engines.guard import RUNS, Guard
-from normlens.corpus.engines.shard_rows import Analysed, Clock, Entry
 from normlens.corpus.measures import BoundMeasure, Item, Measure, ModelMeasure, Needs
 from normlens.corpus.measures.base import Asked
 from normlens.corpus.runs.folder import RunError

@@ -37,7 +37,7 @@ from normlens.corpus.engines.pool import (
 from normlens.corpus.engines.ray_engine import ray_pool
 from normlens.corpus.engines.worker import Station, Task, Worker, model_threads
 from normlens.corpus.runs.folder import RunError, StuckError
-from normlens.corpus.runs.ledger import Kept, Written
+from normlens.corpus.runs.ledger import FileSet, Unwritten
 from normlens.corpus.runs.options import Execution
 from normlens.errors import InputError, reason_of
 from normlens.lens import Lens
@@ -105,7 +105,7 @@ class HereCrew(Crew):
         self.worker = Worker(task, lens)
         on_gpu = model_threads(self.worker.lens) > 1
         self.station = Station(self.worker, None if on_gpu else _CallersThread(self._events))
-        self._threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-shard")
+        self._threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-block")
         self._calls = itertools.count()
 
     def hire(self) -> int:
@@ -146,13 +146,13 @@ class HereCrew(Crew):
                 "ended"
             )
 
-    def rest(self) -> Iterator[Written]:
+    def rest(self) -> Iterator[FileSet]:
         """What was written and not yet told, and what was gathered."""
         while not self._events.empty():
             event = self._events.get()
             if isinstance(event, _Work):
                 event.future.cancel()
-            elif isinstance(event, Answered) and isinstance(event.answer, Written):
+            elif isinstance(event, Answered) and isinstance(event.answer, FileSet):
                 yield event.answer
         written = self.station.write()
         if written is not None:
@@ -170,7 +170,7 @@ class HereCrew(Crew):
 class HerePool(Pool):
     """One worker in this process, and no other: its death is that of the run's driver.
 
-    So when the run is resumed, the first shard that is not done is suspect; after so many deaths it
+    So when the run is resumed, the first block that is not done is suspect; after so many deaths it
     is tried in a process of its own.
     """
 
@@ -182,18 +182,18 @@ class HerePool(Pool):
         super().__init__(HereCrew(task, lens), attempts)
 
     def write_early(self) -> None:
-        """Write after one shard, then after two more, then four: a run that dies again and again
-        comes to the shard that it dies of."""
+        """Write after one block, then after two more, then four: a run that dies again and again
+        comes to the block that it dies of."""
         self.crew.worker.gatherer.most = 1
 
     def compute(
         self, numbers: Iterable[int], read: Read, deaths: Counter[int] | None = None
-    ) -> Iterator[Written | Kept]:
+    ) -> Iterator[FileSet | Unwritten]:
         deaths = Counter() if deaths is None else deaths
         remaining, poisonous = iter(numbers), deque[int]()
 
         def harmless(number: int) -> bool:
-            """Whether a shard can be computed here; one that cannot is put aside."""
+            """Whether a block can be computed here; one that cannot is put aside."""
             # A model that is no name cannot be loaded elsewhere.
             if deaths[number] < self.attempts or self._given:
                 return True
@@ -201,13 +201,13 @@ class HerePool(Pool):
             return False
 
         while True:
-            # Up to the next poisonous shard, which waits until those before it are done.
+            # Up to the next poisonous block, which waits until those before it are done.
             yield from super().compute(takewhile(harmless, remaining), read, deaths)
             if not poisonous:
                 return
             number = poisonous.popleft()
             print(
-                f"shard {number} was at work in {deaths[number]} processes that ended; its "
+                f"block {number} was at work in {deaths[number]} processes that ended; its "
                 "sequences are tried one by one, in a process of their own",
                 file=sys.stderr,
             )
@@ -216,8 +216,8 @@ class HerePool(Pool):
             with Pool(ProcessCrew(task, 1), self.attempts, task.sequence_timeout) as pool:
                 yield from pool.compute([number], read, deaths)
 
-    def rest(self) -> Iterator[Written]:
-        yield from (result for result in self._results if isinstance(result, Written))
+    def rest(self) -> Iterator[FileSet]:
+        yield from (result for result in self._results if isinstance(result, FileSet))
         yield from self.crew.rest()
 
 
@@ -354,8 +354,8 @@ def _serve(task: Task, place: int, connection: Connection) -> None:
         except BaseException as error:
             send("raised", _portable(error))
 
-    # Each shard has a thread, and the question whether one of them takes too long has another.
-    threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-shard")
+    # Each block has a thread, and the question whether one of them takes too long has another.
+    threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-block")
     threads.submit(load)
     try:
         while True:

@@ -1,10 +1,10 @@
-"""Giving shards to workers that may join, leave and die, wherever they run; nothing needs torch.
+"""Giving blocks to workers that may join, leave and die, wherever they run; nothing needs torch.
 
-A worker gathers the rows of several shards before it writes and reports them. What it had gathered
-is computed again if it dies. A shard that was at work in a worker that died is suspect: it is given
+A worker gathers the rows of several blocks before it writes and reports them. What it had gathered
+is computed again if it dies. A block that was at work in a worker that died is suspect: it is given
 out again, to a worker that holds nothing else, so that the next death has one suspect only. After
 so many deaths it is tried sequence by sequence. Nothing is repeated for ever: each death counts
-against a shard, against a sequence, or against the workers as a whole.
+against a block, against a sequence, or against the workers as a whole.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 from normlens.corpus.engines.guard import Late
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.ledger import Kept, Shard, Written
+from normlens.corpus.runs.ledger import Block, FileSet, Unwritten
 
-#: Shards that a worker holds: one is tokenised and one becomes tables while the model works on the
+#: Blocks that a worker holds: one is tokenised and one becomes tables while the model works on the
 #: third.
 EACH = 3
 #: Deaths at one sequence, alone in its worker, that make it the culprit: one may be a coincidence.
 CERTAIN = 2
-#: Sequences of a shard that may be culprits, one after another, before the fault is the machine's.
+#: Sequences of a block that may be culprits, one after another, before the fault is the machine's.
 IN_A_ROW = 3
 #: Seconds after which a worker is asked whether a sequence takes too long, at most.
 LOOK = 5.0
 #: Seconds that workers have to write what they gathered when a run is interrupted.
 LAST_WORD = 10.0
 
-Read: TypeAlias = Callable[[int], Shard]
+Read: TypeAlias = Callable[[int], Block]
 
 
 # The workers of a run, wherever they are: hired, asked, and lost.
@@ -113,20 +113,20 @@ class Crew(ABC):
         """Let all workers go."""
 
 
-# What workers are asked, one call after another, until a shard is finished.
+# What workers are asked, one call after another, until a block is finished.
 
 
 class Job:
-    """A shard in one call; `alone`, the worker holds nothing else and writes it at once."""
+    """A block in one call; `alone`, the worker holds nothing else and writes it at once."""
 
-    def __init__(self, shard: Shard, alone: bool = False):
-        self.shard, self.alone = shard, alone
-        self.call = Call("compute", (shard, alone))
+    def __init__(self, block: Block, alone: bool = False):
+        self.block, self.alone = block, alone
+        self.call = Call("compute", (block, alone))
 
     @property
     def indices(self) -> range:
-        """The running numbers of the shard's sequences."""
-        return range(self.shard.first, self.shard.first + len(self.shard.records))
+        """The running numbers of the block's sequences."""
+        return range(self.block.first, self.block.first + len(self.block.records))
 
     def answered(self, answer: Any) -> bool:
         """Take the answer to `call`; whether it was the last one."""
@@ -142,14 +142,14 @@ class WorkerDied(Exception):
 
 
 class OneByOne(Job):
-    """A shard sequence by sequence, to find which of them kills its worker.
+    """A block sequence by sequence, to find which of them kills its worker.
 
-    The sequences go through the same stages, in the same order, as those of a whole shard whose
+    The sequences go through the same stages, in the same order, as those of a whole block whose
     batches hold one each, so that the tables come to the same bits.
     """
 
-    def __init__(self, shard: Shard, attempts: int):
-        super().__init__(shard, alone=True)
+    def __init__(self, block: Block, attempts: int):
+        super().__init__(block, alone=True)
         self._attempts = attempts
         self._steps = self._calls()
         self.call = next(self._steps)
@@ -171,7 +171,7 @@ class OneByOne(Job):
         while True:
             index: int | None = None  # the sequence at work
             try:
-                yield Call("begin", (self.shard, dict(culprits)))
+                yield Call("begin", (self.block, dict(culprits)))
                 lengths: dict[int, int] = {}
                 for index in self.indices:
                     if index not in culprits:
@@ -186,8 +186,8 @@ class OneByOne(Job):
                 deaths[index] += 1
                 if index is None and deaths[None] >= self._attempts:
                     raise RunError(
-                        f"a worker died {deaths[None]} times while it made the tables of shard "
-                        f"{self.shard.number} ({error}), which is no single sequence's doing; what "
+                        f"a worker died {deaths[None]} times while it made the tables of block "
+                        f"{self.block.number} ({error}), which is no single sequence's doing; what "
                         "is done is kept: resume the run with fewer --workers or more memory"
                     ) from None
                 if index is not None and deaths[index] >= CERTAIN:
@@ -195,7 +195,7 @@ class OneByOne(Job):
                     culprits[index] = f"{fate}, each time it was tried alone"
 
 
-# Giving shards out, and taking in what comes back.
+# Giving blocks out, and taking in what comes back.
 
 
 @dataclass
@@ -204,8 +204,8 @@ class _Post:
 
     joined: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)
-    gathered: dict[int, Kept] = field(default_factory=dict)  # shards computed and not yet reported
-    reported: set[int] = field(default_factory=set)  # shards whose own answer is still to come
+    gathered: dict[int, Unwritten] = field(default_factory=dict)  # computed, not reported
+    reported: set[int] = field(default_factory=set)  # blocks whose own answer is still to come
     writing: int | None = None  # the call that asks it to write what it has gathered
     pulse: int | None = None  # the call that asks whether a sequence takes too long
     asked: float = 0.0  # when it was asked that
@@ -215,7 +215,7 @@ class _Post:
 
     @property
     def free(self) -> int:
-        """How many shards it can take beside those that it holds."""
+        """How many blocks it can take beside those that it holds."""
         room = EACH - len(self.jobs)  # most workers are full, which is quickly seen
         return 0 if room and any(job.alone for job in self.jobs.values()) else room
 
@@ -225,7 +225,7 @@ class _Post:
 
 
 class Pool:
-    """Keeps a crew at work on shards, and finds those that kill workers.
+    """Keeps a crew at work on blocks, and finds those that kill workers.
 
     With a `timeout`, workers are asked now and then whether a sequence takes too long. One in which
     it does, or that cannot even answer within so many seconds, is ended, and counts as dead.
@@ -239,9 +239,9 @@ class Pool:
         self.attempts = attempts
         self.timeout = timeout or 0.0
         self._posts: dict[int, _Post] = {}
-        self._again: deque[int] = deque()  # shards that were lost with what a worker had gathered
+        self._again: deque[int] = deque()  # blocks that were lost with what a worker had gathered
         self._waiting: deque[Job] = deque()  # each needs a worker of its own
-        self._results: deque[Written | Kept] = deque()  # that are there and not yet given out
+        self._results: deque[FileSet | Unwritten] = deque()  # that are there and not yet given out
         self._most = sys.maxsize  # workers, where more of them died while they started
         self._failed_starts = 0  # in a row
         self._fruitless = 0  # deaths since something was last finished
@@ -273,10 +273,10 @@ class Pool:
 
     def compute(
         self, numbers: Iterable[int], read: Read, deaths: Counter[int] | None = None
-    ) -> Iterator[Written | Kept]:
-        """Yield results as they come; a shard is read only when there is a worker for it.
+    ) -> Iterator[FileSet | Unwritten]:
+        """Yield results as they come; a block is read only when there is a worker for it.
 
-        `deaths` counts the workers that died with each shard.
+        `deaths` counts the workers that died with each block.
         """
         remaining, more = iter(numbers), True
         deaths = Counter() if deaths is None else deaths
@@ -299,7 +299,7 @@ class Pool:
     def write_early(self) -> None:
         """Have workers write more often at first, where their death is that of this process."""
 
-    def rest(self) -> Iterator[Written]:
+    def rest(self) -> Iterator[FileSet]:
         """Have workers write what they have gathered, before they are left."""
         until = time.monotonic() + LAST_WORD
         self._waiting.clear()
@@ -308,7 +308,7 @@ class Pool:
                 post.writing = self.crew.ask(worker, Call("write"))
         while time.monotonic() < until:
             while self._results:
-                if isinstance(result := self._results.popleft(), Written):
+                if isinstance(result := self._results.popleft(), FileSet):
                     yield result
             if not any(post.writing is not None for post in self._posts.values()):
                 return
@@ -334,7 +334,7 @@ class Pool:
             self._posts[self.crew.hire()] = _Post()
 
     def _hand_out(self, remaining: Iterator[int], read: Read, deaths: Counter[int]) -> bool:
-        """Give shards to the workers with most room; False if there are no more new ones.
+        """Give blocks to the workers with most room; False if there are no more new ones.
 
         As many workers as there are suspects get nothing new, until they are idle and take them.
         """
@@ -370,9 +370,9 @@ class Pool:
     def _give(self, worker: int, job: Job) -> None:
         self._posts[worker].jobs[self.crew.ask(worker, job.call)] = job
 
-    def _suspect(self, shard: Shard, deaths: int) -> Job:
+    def _suspect(self, block: Block, deaths: int) -> Job:
         """A suspect: whole once more, or sequence by sequence."""
-        return Job(shard, alone=True) if deaths < self.attempts else OneByOne(shard, self.attempts)
+        return Job(block, alone=True) if deaths < self.attempts else OneByOne(block, self.attempts)
 
     # Workers that take too long -------------------------------------------------------------------
 
@@ -402,10 +402,10 @@ class Pool:
             post.pulse = None
             post.late, post.longest = answer
             return
-        if isinstance(answer, Written):
-            at_work = {job.shard.number for job in post.jobs.values()}
-            post.reported |= at_work.intersection(answer.shards)
-            for number in answer.shards:
+        if isinstance(answer, FileSet):
+            at_work = {job.block.number for job in post.jobs.values()}
+            post.reported |= at_work.intersection(answer.blocks)
+            for number in answer.blocks:
                 post.gathered.pop(number, None)
             self._results.append(answer)
         if event.number == post.writing:
@@ -418,17 +418,17 @@ class Pool:
             self._fruitless = 0
         if not job.answered(answer):
             self._give(event.worker, job)
-        elif job.shard.number in post.reported:
-            post.reported.remove(job.shard.number)
-        elif isinstance(answer, Kept):
-            post.gathered[answer.shard] = answer
+        elif job.block.number in post.reported:
+            post.reported.remove(job.block.number)
+        elif isinstance(answer, Unwritten):
+            post.gathered[answer.block] = answer
             self._results.append(answer)
 
     def _lose(self, post: _Post) -> None:
         """Have what a worker had gathered computed again."""
         for number, kept in sorted(post.gathered.items()):
             self._again.append(number)
-            self._results.append(Kept(number, -kept.sequences, -kept.failures))
+            self._results.append(Unwritten(number, -kept.sequences, -kept.failures))
         post.gathered.clear()
 
     def on_worker_died(self, event: Died, deaths: Counter[int]) -> None:
@@ -437,7 +437,7 @@ class Pool:
             self._lost_at_start(event.reason)
             return
         self._fruitless += 1
-        # Each worker may be at a poisonous shard, whose first sequences may all be culprits.
+        # Each worker may be at a poisonous block, whose first sequences may all be culprits.
         if self._fruitless > (1 + len(self._posts)) * (self.attempts + CERTAIN * IN_A_ROW):
             raise RunError(
                 f"{self._fruitless} workers died one after another and none finished a sequence "
@@ -445,19 +445,19 @@ class Pool:
                 "is put right, with fewer --workers or a smaller --batch-size if memory is short"
             )
         self._lose(post)
-        # They come before other suspects, so that one shard is through with before the next.
+        # They come before other suspects, so that one block is through with before the next.
         for job in reversed(post.jobs.values()):
-            if job.shard.number in post.reported:
+            if job.block.number in post.reported:
                 continue
-            deaths[job.shard.number] += 1
+            deaths[job.block.number] += 1
             late = event.late is not None and event.late in job.indices
             if isinstance(job, OneByOne):
                 job.died(event.reason, late)
                 self._waiting.appendleft(job)
             else:
-                # A sequence that took too long will do so again: no need to try the whole shard.
-                count = self.attempts if late else deaths[job.shard.number]
-                self._waiting.appendleft(self._suspect(job.shard, count))
+                # A sequence that took too long will do so again: no need to try the whole block.
+                count = self.attempts if late else deaths[job.block.number]
+                self._waiting.appendleft(self._suspect(job.block, count))
 
     def _lost_at_start(self, reason: str) -> None:
         self._failed_starts += 1

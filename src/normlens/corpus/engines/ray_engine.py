@@ -1,4 +1,4 @@
-"""Shards on a Ray cluster: reaching it, workers that are its actors, and what its nodes have."""
+"""Blocks on a Ray cluster: reaching it, workers that are its actors, and what its nodes have."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ LOOK = 5.0  # seconds after which a cluster is looked at again
 class RayCrew(Crew):
     """Actors that Ray places where there is room.
 
-    An actor for which there is none waits, holds no shard, and joins when the cluster grows. One
+    An actor for which there is none waits, holds no block, and joins when the cluster grows. One
     that dies is not restarted by Ray: another is hired.
     """
 
@@ -400,7 +400,7 @@ class unwrapped:
             raise RunError(f"Ray gave up: {reason_of(error)}; what is done is kept") from error
 
 
-# Shards on a Ray cluster: Ray places workers and sends shards; workers may join, leave and die.
+# Blocks on a Ray cluster: Ray places workers and sends blocks; workers may join, leave and die.
 
 
 def ray_pool(task: Task, execution: Execution) -> Pool:

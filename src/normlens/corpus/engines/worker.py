@@ -1,4 +1,4 @@
-"""The work of one process with one model: from a shard's records to its tables."""
+"""The work of one process with one model: from a block's records to its tables."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from normlens.corpus.engines.batches import (
     explained,
     no_maps,
 )
-from normlens.corpus.engines.guard import Guard, Late, Unfinished
-from normlens.corpus.engines.shard_rows import (
+from normlens.corpus.engines.block_rows import (
     Analysed,
+    BlockRows,
     Clock,
     Entry,
     Gatherer,
     Prepared,
-    ShardRows,
     batches,
 )
+from normlens.corpus.engines.guard import Guard, Late, Unfinished
 from normlens.corpus.measures import Measure, ModelMeasure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.ledger import Kept, Shard, Written, check_same_folder
+from normlens.corpus.runs.ledger import Block, FileSet, Unwritten, check_same_folder
 from normlens.corpus.runs.options import FILE_MINUTES, FILE_SIZE, RunOptions
 from normlens.errors import InputError, NormLensError
 from normlens.inputs.text import Encoded
@@ -48,7 +48,7 @@ from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, resolve_all
 
-# The work of one process with one model: from a shard's records to its tables.
+# The work of one process with one model: from a block's records to its tables.
 
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
@@ -77,7 +77,7 @@ class Task:
 class Worker:
     """A model and the measures to take with it.
 
-    A shard passes three stages: `prepare`, `analyse`, and its tables being gathered. The first and
+    A block passes three stages: `prepare`, `analyse`, and its tables being gathered. The first and
     the last may run in any threads. Only the one that made the worker may `analyse`: OpenMP keeps a
     team of threads for every thread that calls torch, and two teams on the same cores slow each
     other down.
@@ -124,25 +124,25 @@ class Worker:
             self.folder, self.measures, self.by, task.file_size, task.file_minutes
         )
 
-    # One shard ----------------------------------------------------------------------------------
+    # One block ----------------------------------------------------------------------------------
 
-    def prepare(self, shard: Shard) -> Prepared:
-        """Tokenise and mask a shard's records."""
-        prepared = self.begin(shard)
+    def prepare(self, block: Block) -> Prepared:
+        """Tokenise and mask a block's records."""
+        prepared = self.begin(block)
         with prepared.clock.on("tokenising"):
-            for index, record in enumerate(shard.records, shard.first):
+            for index, record in enumerate(block.records, block.first):
                 entry = self.encode(index, record, prepared.rows)
                 prepared.entries.extend(() if entry is None else (entry,))
         return prepared
 
-    def begin(self, shard: Shard) -> Prepared:
-        """A shard before any of its sequences is read."""
-        clock, rows = Clock(), ShardRows(self.measures, self.guard)
-        clock.seconds["reading"] = shard.seconds
-        started = time.time() - shard.seconds
-        return Prepared(replace(shard, records=()), [], rows, clock, started)
+    def begin(self, block: Block) -> Prepared:
+        """A block before any of its sequences is read."""
+        clock, rows = Clock(), BlockRows(self.measures, self.guard)
+        clock.seconds["reading"] = block.seconds
+        started = time.time() - block.seconds
+        return Prepared(replace(block, records=()), [], rows, clock, started)
 
-    def encode(self, index: int, record: Record, rows: ShardRows) -> Entry | None:
+    def encode(self, index: int, record: Record, rows: BlockRows) -> Entry | None:
         """Tokenise and mask one record; where that fails, the reason is among the rows."""
         try:
             encoded = self.guard.call(
@@ -171,7 +171,7 @@ class Worker:
                         rows.add(entry.index, entry.encoded, maps, seed, explanations, ready)
 
     def _batches(self, entries: list[Entry]) -> Iterator[list[Entry]]:
-        """Cut a shard into batches for the lens."""
+        """Cut a block into batches for the lens."""
         size = self.task.batch_size
         if size == "auto":
             size = 1 if self.lens.device.type == "cpu" else LARGEST_BATCH
@@ -250,7 +250,7 @@ def _load(task: Task) -> Lens:
     )
 
 
-# Where a worker works: several shards at different stages, or one shard sequence by sequence.
+# Where a worker works: several blocks at different stages, or one block sequence by sequence.
 
 
 #: Threads that call the model on a GPU: one launches its kernels while the other packs up and
@@ -261,7 +261,7 @@ ON_GPU = 2
 class Station:
     """A worker and its threads; every method may be called from any thread.
 
-    The methods between `begin` and `finish` go through one shard sequence by sequence. Whoever
+    The methods between `begin` and `finish` go through one block sequence by sequence. Whoever
     calls them knows at which sequence the process died.
     """
 
@@ -292,29 +292,29 @@ class Station:
         """A sequence that takes too long, and the seconds that what is at work may take."""
         return self.worker.guard.late(), self.worker.guard.longest()
 
-    def compute(self, shard: Shard, alone: bool = False) -> Written | Kept:
-        """Compute every table of a shard, and gather its rows or write what was gathered."""
-        prepared = self.worker.prepare(shard)
+    def compute(self, block: Block, alone: bool = False) -> FileSet | Unwritten:
+        """Compute every table of a block, and gather its rows or write what was gathered."""
+        prepared = self.worker.prepare(block)
         self._model.submit(self.worker.analyse, prepared).result()
         return self.worker.gatherer.add(prepared, alone)
 
-    def write(self) -> Written | None:
-        """Write what was gathered of finished shards."""
+    def write(self) -> FileSet | None:
+        """Write what was gathered of finished blocks."""
         return self.worker.gatherer.write()
 
     # Sequence by sequence -------------------------------------------------------------------------
 
-    def begin(self, shard: Shard, culprits: Mapping[int, str]) -> None:
-        """Begin with a shard; `culprits` are sequences that fail, with their reasons."""
-        prepared = self.worker.begin(shard)
+    def begin(self, block: Block, culprits: Mapping[int, str]) -> None:
+        """Begin with a block; `culprits` are sequences that fail, with their reasons."""
+        prepared = self.worker.begin(block)
         for index, reason in culprits.items():
-            prepared.rows.fail(index, shard.records[index - shard.first].id, reason)
-        self._open = _Opened(shard, prepared, {})
+            prepared.rows.fail(index, block.records[index - block.first].id, reason)
+        self._open = _Opened(block, prepared, {})
 
     def encode(self, index: int) -> int | None:
         """Tokenise a sequence; its length, or None if that failed."""
         opened = self._opened()
-        record = opened.shard.records[index - opened.shard.first]
+        record = opened.block.records[index - opened.block.first]
         with opened.prepared.clock.on("tokenising"):
             entry = self.worker.encode(index, record, opened.prepared.rows)
         if entry is None:
@@ -328,8 +328,8 @@ class Station:
         alone = replace(opened.prepared, entries=[opened.entries.pop(index)])
         self._model.submit(self.worker.analyse, alone).result()
 
-    def finish(self) -> Written | Kept:
-        """Write the tables of the shard that was begun."""
+    def finish(self) -> FileSet | Unwritten:
+        """Write the tables of the block that was begun."""
         opened, self._open = self._opened(), None
         return self.worker.gatherer.add(opened.prepared, alone=True)
 
@@ -338,7 +338,7 @@ class Station:
         self._model.shutdown(wait=self.worker.guard.late() is None, cancel_futures=True)
 
     def _opened(self) -> _Opened:
-        assert self._open is not None, "no shard was begun"
+        assert self._open is not None, "no block was begun"
         return self._open
 
 
@@ -353,8 +353,8 @@ def executor(threads: int) -> ThreadPoolExecutor:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A shard that is gone through sequence by sequence."""
+    """A block that is gone through sequence by sequence."""
 
-    shard: Shard
+    block: Block
     prepared: Prepared
     entries: dict[int, Entry]  # those that are tokenised and not yet analysed

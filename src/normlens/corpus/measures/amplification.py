@@ -20,9 +20,9 @@ from normlens.corpus.measures.base import (
     LONG,
     REAL,
     WHOSE,
-    Blocks,
     Item,
     Needs,
+    RowParts,
     alike,
     at_layers,
     build,
@@ -41,7 +41,7 @@ from normlens.errors import InputError, valid_choice
 from normlens.measures.maps import AXES, normalise
 from normlens.results.maps import Maps
 
-# The tables of FF-amp: their columns, their order, and how shards become one table.
+# The tables of FF-amp: their columns, their order, and how blocks become one table.
 
 
 PAIRS, DISTANCE, SAMPLE = "amplification_pairs", "amplification_distance", "amplification_sample"
@@ -175,7 +175,7 @@ class Amplification:
 
     @property
     def sql(self) -> Mapping[str, str]:
-        """Merge the shards' sums, and their samples by the sizes of the strata.
+        """Merge the blocks' sums, and their samples by the sizes of the strata.
 
         Pairs of subwords that occur less often than `least` times, in all relations together, are
         left out.
@@ -236,7 +236,7 @@ class Amplification:
         """The rows of some of a map's columns, whose tokens are the sources of `pairs`."""
         maps = item.maps
         counted = pairs.counted(self.exclude_same_type, self.exclude_special)
-        blocks = {name: Blocks() for name in TABLES}
+        blocks = {name: RowParts() for name in TABLES}
         for group in alike(maps):
             layers = np.array(maps.layers, np.int64)[group]
             at = np.flatnonzero(counted & maps.allowed[group[0]][:, columns].ravel())

@@ -17,7 +17,7 @@ from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 
 if TYPE_CHECKING:
-    from normlens.corpus.engines.shard_rows import Clock
+    from normlens.corpus.engines.block_rows import Clock
     from normlens.inputs.text import Encoded
     from normlens.lens import Lens
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LABEL = pa.dictionary(pa.int32(), pa.string())
 
 #: Sums of parts of a corpus. Floating-point sums depend on their order, and with it on the size of
-#: shards; fixed-point sums do not, and 10⁻¹⁸ is finer than what float32 maps can tell.
+#: blocks; fixed-point sums do not, and 10⁻¹⁸ is finer than what float32 maps can tell.
 EXACT = pa.decimal128(38, 18)
 
 #: every row of a row table says whose it is
@@ -88,8 +88,8 @@ def _is_column(values: Any) -> bool:
     return isinstance(values, pa.Array) or np.ndim(values) > 0
 
 
-class Blocks:
-    """Rows that arrive block by block, a scalar filling its block; together one set of columns."""
+class RowParts:
+    """Rows that arrive part by part, a scalar filling its part; together one set of columns."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, list[NDArray[Any]]] = {}
@@ -141,7 +141,7 @@ def sums_sql(
     order: Sequence[str] | None = None,
     qualify: str = "",
 ) -> str:
-    """Write the same as SQL over all shards; `values` maps each column to its expression.
+    """Write the same as SQL over all blocks; `values` maps each column to its expression.
 
     `qualify` is a condition on the sums, which may compare them with others (a window).
     """
@@ -162,7 +162,7 @@ def count(column: str = "count") -> str:
     return f'CAST(sum("{column}") AS BIGINT)'
 
 
-# The interface of a measure: rows per sequence, combining rows, and merging shards.
+# The interface of a measure: rows per sequence, combining rows, and merging blocks.
 
 
 AT_ONCE = 1 << 16  # pairs of tokens, which bounds the memory that a measure takes
@@ -253,7 +253,7 @@ class Measure(Protocol):
 
     A row table keeps every row and has the columns `index` and `sequence`. An aggregate keeps sums
     or a bounded sample: `combine` merges rows of any sequences (it is associative, and merging
-    twice changes nothing), and `sql` merges the union of all shards, called `parts`, in DuckDB. A
+    twice changes nothing), and `sql` merges the union of all blocks, called `parts`, in DuckDB. A
     table without `sql` is a row table, final as it is. `order` names the columns that sort it.
     """
 
@@ -359,7 +359,7 @@ class BoundMeasure(ABC):
 
         Rows depend on a sequence, the measure's options and the run's seed alone, not on the
         sequences beside it, but for the last digits of a batched product. Seconds that `clock`
-        counts go to the shard's record.
+        counts go to the block's record.
         """
 
 

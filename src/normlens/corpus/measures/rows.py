@@ -22,11 +22,11 @@ from normlens.corpus.measures.base import (
     TEXT,
     WHOSE,
     Asked,
-    Blocks,
     Item,
     Measure,
     Needs,
     RowMeasure,
+    RowParts,
     alike,
     are_among,
     at_layers,
@@ -403,7 +403,7 @@ class Norms(RowMeasure):
             return {}
         ordinary = maps.over_layers("statistics", "ff_without_special")
         normed = are_among(maps.layers, maps.covered("statistics", "ff_without_special"))
-        blocks = Blocks()
+        blocks = RowParts()
         for pair in feed_forward_pairs(maps.scopes):
             for group in alike(maps, *pair):
                 group = group[normed[group]]
@@ -526,7 +526,7 @@ class ExplanationsMeasure(RowMeasure):
 
 def _token_columns(why: Explanation) -> dict[str, Any]:
     """The tokens of the text, or of the source and of the target's prefix that had been read."""
-    rows = Blocks()
+    rows = RowParts()
     for place, part in enumerate(why.sequences):
         positions = np.arange(len(part))
         rows.add(part=place, position=positions, contribution=part.contributions)
@@ -540,7 +540,7 @@ def _component_columns(why: Explanation) -> dict[str, Any]:
     Attentions have a row per head and none as a whole, so that no sum of rows of a layer counts
     anything twice. What a layer lacks has no row.
     """
-    names, rows = why.component_names, Blocks()
+    names, rows = why.component_names, RowParts()
     by_head = {"ATTN": why.heads, "CROSS": why.cross_heads}
     sums = why.components.sum(-1)  # (layer, component), NaN where a layer lacks it
     for place, name in enumerate(names):

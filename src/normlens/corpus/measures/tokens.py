@@ -212,7 +212,7 @@ def _are_among(pair: ScopePair, scopes: Sequence[str]) -> bool:
     return all(is_among(name, scopes) for name in pair)
 
 
-# A bounded sample of pairs that does not depend on how a corpus is cut into shards.
+# A bounded sample of pairs that does not depend on how a corpus is cut into blocks.
 #
 # Every pair has a priority, a hash of what identifies it. The sample of a stratum is the k pairs
 # of lowest priority: of two samples together the k lowest are the sample of both.
@@ -481,7 +481,7 @@ def _sums(
 # A count-min sketch (Cormode & Muthukrishnan 2005): every ordered pair adds to one counter in
 # each of two rows, so that the smaller of its two counters is never less than its count. What is
 # kept is decided by these counters, for all sequences alike, so that the sums of a pair that is
-# kept are exact; a pair that is kept by mistake is left out when the shards are merged.
+# kept are exact; a pair that is kept by mistake is left out when the blocks are merged.
 
 
 #: Counters in each of the two rows, as a power of two: 32 MiB of counters, 1 MiB of bits.

@@ -1,1 +1,1 @@
-"""Runs over a corpus: their manifest and options, their shards, and their tables."""
+"""Runs over a corpus: their manifest and options, their blocks, and their tables."""

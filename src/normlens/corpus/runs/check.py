@@ -135,10 +135,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check: problems, and how many shards and files it read."""
+    """The result of a check: problems, and how many blocks and files it read."""
 
-    shards: int
-    shards_done: int
+    blocks: int
+    blocks_done: int
     files: int  # that were compared with their checksums
     problems: tuple[Problem, ...]
 
@@ -151,7 +151,7 @@ class Check:
 
     def __str__(self) -> str:
         lines = [str(problem) for problem in self.problems]
-        done = f"{self.shards_done} of {self.shards} shards are done"
+        done = f"{self.blocks_done} of {self.blocks} blocks are done"
         if self.problems:
             many = "problem" if len(lines) == 1 else "problems"
             verdict = (
@@ -163,7 +163,7 @@ class Check:
 
 
 def check(folder: Folder, manifest: Manifest) -> Check:
-    """Read every file of the shards that are done, and look for what belongs to none.
+    """Read every file of the blocks that are done, and look for what belongs to none.
 
     While a run goes on, files that it has written and not yet recorded count neither as sound nor
     as stray.
@@ -173,7 +173,7 @@ def check(folder: Folder, manifest: Manifest) -> Check:
     problems = Verified(folder).wrong(files, again=True)
     problems |= dict.fromkeys(state.damaged, "missing or damaged")
     known = {MANIFEST, *SIDE_FILES, *(file.name for file in files)}
-    may_be_written = state.shards_done < manifest.shards or holder(folder) is not None
+    may_be_written = state.blocks_done < manifest.blocks or holder(folder) is not None
     left = () if may_be_written else strays(state, names, state.epoch)
     for name in names:
         is_half = may_be_written and name.endswith(TEMPORARY)
@@ -181,8 +181,8 @@ def check(folder: Folder, manifest: Manifest) -> Check:
         if name in left or (foreign and not name.startswith(MADE_OF_IT)):
             problems.setdefault(name, "stray: no record names it")
     return Check(
-        shards=manifest.shards,
-        shards_done=state.shards_done,
+        blocks=manifest.blocks,
+        blocks_done=state.blocks_done,
         files=len(files),
         problems=tuple(Problem(name, what) for name, what in sorted(problems.items())),
     )

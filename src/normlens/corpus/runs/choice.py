@@ -14,7 +14,7 @@ from normlens.corpus import measures
 from normlens.corpus.data.formats import has_target
 from normlens.corpus.data.readers import NAME, MemoryData, find_data, is_in_memory, open_data
 from normlens.corpus.data.records import Data, ReadOptions, sha256_of
-from normlens.corpus.engines.shard_rows import schemas
+from normlens.corpus.engines.block_rows import schemas
 from normlens.corpus.measures import Measure
 from normlens.corpus.measures.rows import for_two_stacks
 from normlens.corpus.measures.user_code import module_sources, sources_of

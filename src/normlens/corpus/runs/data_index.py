@@ -2,7 +2,7 @@
 
 The file vouches for itself (it has a checksum) and for nothing else: without it, or if it does not
 fit, the data is read through once more. It is trusted as long as the data files have the size and
-time that they had; a file with another time is compared by its SHA-256, and each shard's records by
+time that they had; a file with another time is compared by its SHA-256, and each block's records by
 their checksum whenever they are read.
 """
 
@@ -27,7 +27,7 @@ VERSION = 1
 
 
 class IndexedData:
-    """A data set with its index: its shards one by one, in any order, each as it was."""
+    """A data set with its index: its blocks one by one, in any order, each as it was."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class IndexedData:
         self._stamps = list(stamps)  # of the files
         self._first = first  # records that are in memory anyway
         self._reading: Reading | None = None
-        self._at = 0  # the shard that the reading comes to next
+        self._at = 0  # the block that the reading comes to next
 
     @property
     def described(self) -> dict[str, Any]:
@@ -53,8 +53,8 @@ class IndexedData:
             "sequences": index.sequences,
         }
 
-    def shard(self, number: int) -> tuple[Record, ...]:
-        """Read the records of one shard."""
+    def block(self, number: int) -> tuple[Record, ...]:
+        """Read the records of one block."""
         index = self.index
         begin = number * index.size
         end = min(begin + index.size, index.sequences)
@@ -84,7 +84,7 @@ class IndexedData:
         return self._reading
 
     def _check_files(self, number: int) -> None:
-        """Refuse files that a shard lies in and that are not what they were."""
+        """Refuse files that a block lies in and that are not what they were."""
         if not isinstance(self.data, FileData):
             return
         last = number + 1 == len(self.index.marks)
@@ -142,7 +142,7 @@ def reopen(folder: Folder, manifest: Manifest, data: Data) -> IndexedData:
     if not isinstance(data, FileData):
         if stored is not None and data.quick_fingerprint() == stored[0].fingerprint:
             return IndexedData(data, stored[0], [], saved=True)
-        return index_data(data, manifest.options.shard_size)
+        return index_data(data, manifest.options.block_size)
     now = _stamps(data)
     if stored is not None and len(stored[1]) != len(now):
         stored = None
@@ -158,7 +158,7 @@ def reopen(folder: Folder, manifest: Manifest, data: Data) -> IndexedData:
     ]
     refuse(folder, changes(manifest, {"data": {"fingerprint": data.fingerprint_of(digests)}}))
     if stored is None:
-        return index_data(data, manifest.options.shard_size)
+        return index_data(data, manifest.options.block_size)
     return IndexedData(data, index, now, saved=now == then)
 
 
@@ -197,8 +197,8 @@ def _load(folder: Folder, manifest: Manifest) -> tuple[Index, list[Stamp]] | Non
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
         return None
     told = (index.fingerprint, index.sequences, index.size)
-    asked = (manifest.data["fingerprint"], manifest.sequences, manifest.options.shard_size)
-    fits = told == asked and len(index.marks) == len(index.checksums) == manifest.shards
+    asked = (manifest.data["fingerprint"], manifest.sequences, manifest.options.block_size)
+    fits = told == asked and len(index.marks) == len(index.checksums) == manifest.blocks
     files = max(1, len(stamps))
     return (index, stamps) if fits and _are_marks(index.marks, files) else None
 

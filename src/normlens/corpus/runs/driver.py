@@ -1,4 +1,4 @@
-"""The work of a run's driver: shards handed out, and files recorded as workers report them."""
+"""The work of a run's driver: blocks handed out, and files recorded as workers report them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.kept_pairs import save_kept_pairs
 from normlens.corpus.runs.ledger import (
-    Kept,
+    Block,
+    FileSet,
     Ledger,
     Lock,
-    Shard,
     State,
-    Written,
+    Unwritten,
     read_state,
     strays,
     wrong_files,
@@ -33,7 +33,7 @@ from normlens.errors import NormLensError, OutputError
 
 
 def recovered(folder: Folder, manifest: Manifest, *, verify: bool = False) -> tuple[State, bool]:
-    """Read which shards can be kept, and whether there is nothing left to do; nothing is written.
+    """Read which blocks can be kept, and whether there is nothing left to do; nothing is written.
 
     The size of every file is compared. Files that `check` or a query has seen damaged are read
     again; the others are compared with their checksums by whoever reads them, or here if `verify`.
@@ -44,7 +44,7 @@ def recovered(folder: Folder, manifest: Manifest, *, verify: bool = False) -> tu
     suspects = verified.suspects()
     doubtful = [file for file in state.all_files() if verify or file.name in suspects]
     state = state.without([*wrong, *verified.wrong(doubtful, again=True)])
-    is_whole = state.shards_done == manifest.shards and not state.damaged
+    is_whole = state.blocks_done == manifest.blocks and not state.damaged
     return state, is_whole and not strays(state, sizes, state.epoch)
 
 
@@ -64,12 +64,12 @@ class Driver:
         self.folder, self.lock, self.manifest, self.data = folder, lock, manifest, data
         self.pool, self.ledger, self.progress = pool, ledger, progress
         self._model = digest(manifest.model)
-        self._deaths: Counter[int] = Counter()  # of workers, by shard
+        self._deaths: Counter[int] = Counter()  # of workers, by block
         self._commits = False  # whether it is about to
-        self._shown: dict[int, Kept] = {}  # shards that progress counts and no record yet does
+        self._shown: dict[int, Unwritten] = {}  # blocks that progress counts and no record yet does
 
     def finish(self, state: State, chosen: Choice, heartbeat: str | None) -> State:
-        """Go on from a state that was read after the claim, until every shard is done."""
+        """Go on from a state that was read after the claim, until every block is done."""
         try:
             self._begin(state, chosen)
             with Watching(
@@ -86,7 +86,7 @@ class Driver:
 
     def _begin(self, state: State, chosen: Choice) -> None:
         self._deaths.update(state.deaths)
-        first = state.done(self.manifest.shards).find(0)
+        first = state.done(self.manifest.blocks).find(0)
         if self.pool.dies_with_workers and self.ledger.epoch > 1 and first >= 0:
             self._deaths[first] += 1  # which the process before may have died of
             self.pool.write_early()
@@ -95,15 +95,15 @@ class Driver:
         save_kept_pairs(self.folder, self.manifest, chosen)
 
     def _compute(self, watching: Watching) -> None:
-        def read(number: int) -> Shard:
+        def read(number: int) -> Block:
             start = time.perf_counter()
-            records, first = self.data.shard(number), number * self.manifest.options.shard_size
+            records, first = self.data.block(number), number * self.manifest.options.block_size
             watching.handed_out(number)
-            return Shard(number, first, records, time.perf_counter() - start, self.ledger.epoch)
+            return Block(number, first, records, time.perf_counter() - start, self.ledger.epoch)
 
         try:
             for result in self.pool.compute(self.ledger.left(), read, self._deaths):
-                if isinstance(result, Kept):
+                if isinstance(result, Unwritten):
                     self._show(result, watching)
                 else:
                     self._commit(result, watching)
@@ -120,7 +120,7 @@ class Driver:
                 "--workers or a smaller --batch-size"
             ) from error
 
-    def _commit(self, written: Written, watching: Watching) -> None:
+    def _commit(self, written: FileSet, watching: Watching) -> None:
         self._commits = True
         if written.by["model"] != self._model:
             raise RunError(
@@ -128,22 +128,22 @@ class Driver:
                 "device, than the run began with; give every node the same and resume"
             )
         self.lock.check()
-        deaths = {number: self._deaths[number] for number in written.shards}
+        deaths = {number: self._deaths[number] for number in written.blocks}
         told = {number: count for number, count in deaths.items() if count}
         written = replace(written, deaths=told)
         self.ledger.commit(written)
         self._commits = False
         watching.finished(written)
-        shown = [self._shown.pop(number, Kept(number, 0, 0)) for number in written.shards]
+        shown = [self._shown.pop(number, Unwritten(number, 0, 0)) for number in written.blocks]
         sequences = written.sequences - sum(kept.sequences for kept in shown)
         failures = written.failures - sum(kept.failures for kept in shown)
         if sequences or failures:
             self._advance(sequences, failures, watching)
 
-    def _show(self, kept: Kept, watching: Watching) -> None:
-        """Count a shard as soon as it is computed, and no longer if that is lost."""
-        if self._shown.pop(kept.shard, None) is None:
-            self._shown[kept.shard] = kept
+    def _show(self, kept: Unwritten, watching: Watching) -> None:
+        """Count a block as soon as it is computed, and no longer if that is lost."""
+        if self._shown.pop(kept.block, None) is None:
+            self._shown[kept.block] = kept
         self._advance(kept.sequences, kept.failures, watching)
 
     def _advance(self, sequences: int, failures: int, watching: Watching) -> None:
@@ -159,12 +159,12 @@ class Driver:
         if not same:
             raise RunError(
                 f"{MANIFEST} vanished from {str(self.folder)!r} or was changed while the run went "
-                "on; the shards are done, put it back"
+                "on; the blocks are done, put it back"
             )
         self.ledger.check()
         state, sizes = read_state(self.folder, self.manifest, salvage=True), self.folder.sizes()
         lost = [*state.damaged, *wrong_files(state, sizes)]
-        if state.epoch != self.ledger.epoch or state.shards_done < self.manifest.shards:
+        if state.epoch != self.ledger.epoch or state.blocks_done < self.manifest.blocks:
             lost.append("records")
         if lost:
             raise RunError(

@@ -108,7 +108,7 @@ def _counted(reader: Lens, options: RunOptions, data: Data, chosen: Choice) -> P
 def _key(reader: Lens, options: RunOptions, fingerprint: str, measure: Amplification) -> str:
     """Everything that the counts depend on."""
     facts = {
-        **{name: value for name, value in options.as_json().items() if name != "shard_size"},
+        **{name: value for name, value in options.as_json().items() if name != "block_size"},
         "normlens": __version__,
         "fingerprint": fingerprint,
         "tokenizer": tokenizer_hash(reader.tokenizer),

@@ -1,9 +1,9 @@
-"""The ledger of a run: who works on it, and which files hold the tables of which shards.
+"""The ledger of a run: who works on it, and which files hold the tables of which blocks.
 
     manifest.json                  what the run is; created once, before anything else
     claims/<epoch>.json            a driver; created exclusively, so every epoch has one
     claims/<epoch>.base.json       the records of earlier epochs that this driver goes on from
-    records/<epoch>-<number>.json  some shards, and one file per table with their rows
+    records/<epoch>-<number>.json  some blocks, and one file per table with their rows
     tables/<table>/….parquet       such a file; without a record it is not there
 
 A driver claims the run, then reads it, then works. Before each record it looks for a newer claim,
@@ -58,7 +58,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Shard:
+class Block:
     """Work to do: consecutive records and the running number of the first."""
 
     number: int
@@ -78,11 +78,11 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Written:
-    """A set of files, one per table, that a worker has written, and the shards that they hold."""
+class FileSet:
+    """A set of files, one per table, that a worker has written, and the blocks that they hold."""
 
-    epoch: int  # of the driver that handed the shards out
-    shards: tuple[int, ...]  # their numbers, in order
+    epoch: int  # of the driver that handed the blocks out
+    blocks: tuple[int, ...]  # their numbers, in order
     sequences: int  # analysed
     failures: int
     tokens: int
@@ -91,13 +91,13 @@ class Written:
     seconds: dict[str, float]  # stage → time
     tables: dict[str, File]
     by: dict[str, Any] = field(default_factory=dict)  # host, device, versions, digest of the model
-    deaths: dict[int, int] = field(default_factory=dict)  # shard → workers that died with it
+    deaths: dict[int, int] = field(default_factory=dict)  # block → workers that died with it
 
 
-class Kept(NamedTuple):
-    """A shard that a worker has computed and not written yet; negative: that was lost with it."""
+class Unwritten(NamedTuple):
+    """A block that a worker has computed and not written yet; negative: that was lost with it."""
 
-    shard: int
+    block: int
     sequences: int
     failures: int
 
@@ -150,24 +150,24 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
     return ranges
 
 
-def _record_bytes(written: Written, manifest: str) -> bytes:
-    fields = asdict(written) | {"manifest": manifest, "shards": _ranges(written.shards)}
+def _record_bytes(written: FileSet, manifest: str) -> bytes:
+    fields = asdict(written) | {"manifest": manifest, "blocks": _ranges(written.blocks)}
     fields["deaths"] = {str(number): count for number, count in written.deaths.items()}
     return sealed(fields)
 
 
-def _parsed(contents: bytes, name: str, manifest: Manifest) -> Written:
+def _parsed(contents: bytes, name: str, manifest: Manifest) -> FileSet:
     """Read a record, or raise a ValueError; one of another manifest is a LookupError."""
     fields = unsealed(contents)
     try:
         if fields.pop("manifest") != manifest.digest:
             raise LookupError(name)
-        ranges, files = fields.pop("shards"), fields.pop("tables")
-        _check_ranges(ranges, manifest.shards)
-        record = Written(
+        ranges, files = fields.pop("blocks"), fields.pop("tables")
+        _check_ranges(ranges, manifest.blocks)
+        record = FileSet(
             **{
                 **fields,
-                "shards": tuple(n for first, last in ranges for n in range(first, last + 1)),
+                "blocks": tuple(n for first, last in ranges for n in range(first, last + 1)),
                 "tables": {table: File(*files[table]) for table in manifest.tables},
                 "deaths": {int(number): int(count) for number, count in fields["deaths"].items()},
             }
@@ -182,7 +182,7 @@ def _parsed(contents: bytes, name: str, manifest: Manifest) -> Written:
             sound = sound and _SHA256.fullmatch(file.sha256) is not None
             counts += [file.rows, file.bytes]
         sound = sound and all(type(count) is int and count >= 0 for count in counts)
-        size = sum(map(manifest.size, record.shards))
+        size = sum(map(manifest.size, record.blocks))
         if not sound or size != record.sequences + record.failures:
             raise ValueError("it is no record of this run")
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -190,11 +190,11 @@ def _parsed(contents: bytes, name: str, manifest: Manifest) -> Written:
     return record
 
 
-def _check_ranges(ranges: Sequence[Sequence[int]], shards: int) -> None:
+def _check_ranges(ranges: Sequence[Sequence[int]], blocks: int) -> None:
     last = -1
     for begin, end in ranges:
-        if not (type(begin) is int and type(end) is int and last < begin <= end < shards):
-            raise ValueError("its shards are not those of this run")
+        if not (type(begin) is int and type(end) is int and last < begin <= end < blocks):
+            raise ValueError("its blocks are not those of this run")
         last = end
 
 
@@ -206,30 +206,30 @@ class State:
     """The records of a run that count at one moment."""
 
     epoch: int  # of the driver that they are of; 0 if there was none yet
-    records: dict[str, Written] = field(default_factory=dict)  # by name
-    deaths: Mapping[int, int] = field(default_factory=dict)  # shard → workers that died with it
+    records: dict[str, FileSet] = field(default_factory=dict)  # by name
+    deaths: Mapping[int, int] = field(default_factory=dict)  # block → workers that died with it
     damaged: tuple[str, ...] = ()  # files of the ledger that are missing or damaged
 
-    def done(self, shards: int) -> bytearray:
-        """For each of so many shards, whether it is done."""
-        done = bytearray(shards)
+    def done(self, blocks: int) -> bytearray:
+        """For each of so many blocks, whether it is done."""
+        done = bytearray(blocks)
         for record in self.records.values():
-            for number in record.shards:
+            for number in record.blocks:
                 done[number] = 1
         return done
 
     @property
-    def shards_done(self) -> int:
-        return sum(len(record.shards) for record in self.records.values())
+    def blocks_done(self) -> int:
+        return sum(len(record.blocks) for record in self.records.values())
 
     @property
     def sequences(self) -> int:
-        """Sequences of these shards that were analysed."""
+        """Sequences of these blocks that were analysed."""
         return sum(record.sequences for record in self.records.values())
 
     @property
     def failures(self) -> int:
-        """Sequences of these shards that could not be analysed."""
+        """Sequences of these blocks that could not be analysed."""
         return sum(record.failures for record in self.records.values())
 
     @property
@@ -245,8 +245,8 @@ class State:
         return dict(total)
 
     def files(self, table: str) -> list[File]:
-        """List the files that hold a table, in the order of their first shards."""
-        ordered = sorted(self.records.values(), key=lambda record: record.shards)
+        """List the files that hold a table, in the order of their first blocks."""
+        ordered = sorted(self.records.values(), key=lambda record: record.blocks)
         return [record.tables[table] for record in ordered]
 
     def all_files(self) -> list[File]:
@@ -264,9 +264,9 @@ class State:
 
 
 def read_state(folder: Folder, manifest: Manifest, *, salvage: bool = False) -> State:
-    """Read which shards are done; damage is an error, unless it is to be `salvage`d.
+    """Read which blocks are done; damage is an error, unless it is to be `salvage`d.
 
-    A damaged record costs its own shards. Where a base is damaged, every sound record counts.
+    A damaged record costs its own blocks. Where a base is damaged, every sound record counts.
     """
     # Records first: those that a newer claim lists are there, whatever was listed before.
     records = {
@@ -293,20 +293,20 @@ def read_state(folder: Folder, manifest: Manifest, *, salvage: bool = False) -> 
     last = max([number for of, number in records if of == epoch], default=0)
     names = [*earlier, *(record_name(epoch, number) for number in range(1, last + 1))]
     contents = folder.read_all(names)
-    read: dict[str, Written] = {}
-    taken = bytearray(manifest.shards)
+    read: dict[str, FileSet] = {}
+    taken = bytearray(manifest.blocks)
     for name in names:
         try:
             record = _parsed(contents.get(name, b""), name, manifest)
-            if any(taken[number] for number in record.shards):
-                raise ValueError("another record has its shards")
+            if any(taken[number] for number in record.blocks):
+                raise ValueError("another record has its blocks")
         except LookupError:
             raise another_manifest(folder, name) from None
         except ValueError:
             damaged.append(name)
             continue
         read[name] = record
-        for number in record.shards:
+        for number in record.blocks:
             taken[number] = 1
         deaths |= record.deaths
     if damaged and not salvage:
@@ -326,7 +326,7 @@ class Ledger:
     def __init__(self, folder: Folder, manifest: Manifest, epoch: int):
         self.folder, self.manifest, self.epoch = folder, manifest, epoch
         self._number = 0  # records so far
-        self._done = bytearray(manifest.shards)
+        self._done = bytearray(manifest.blocks)
 
     @classmethod
     def claim(cls, folder: Folder, manifest: Manifest) -> Ledger:
@@ -354,12 +354,12 @@ class Ledger:
         }
         if not self.folder.create(base_name(self.epoch), sealed(base)):
             raise self._replaced()
-        self._done = state.done(self.manifest.shards)
+        self._done = state.done(self.manifest.blocks)
 
-    def commit(self, written: Written) -> None:
+    def commit(self, written: FileSet) -> None:
         """Vouch for a set of files: the record is on the disk, or in the store, on return."""
-        for number in written.shards:
-            assert not self._done[number], f"shard {number} was committed before"
+        for number in written.blocks:
+            assert not self._done[number], f"block {number} was committed before"
             self._done[number] = 1
         self.check()
         self._number += 1
@@ -373,8 +373,8 @@ class Ledger:
             raise self._replaced()
 
     def left(self) -> Iterator[int]:
-        """The numbers of the shards that are not done."""
-        return (number for number in range(self.manifest.shards) if not self._done[number])
+        """The numbers of the blocks that are not done."""
+        return (number for number in range(self.manifest.blocks) if not self._done[number])
 
     def sweep(self, state: State, names: Iterable[str]) -> None:
         """Remove what is stray among the files of a complete run."""

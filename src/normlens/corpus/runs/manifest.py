@@ -15,7 +15,7 @@ from normlens.errors import parse_json
 
 NAME = "manifest.json"
 FORMAT = "normlens-run"
-VERSION = 4
+VERSION = 5
 
 #: Fields that must be the same when a run is resumed, by the words that an error uses for them.
 FIXED = {
@@ -55,13 +55,13 @@ class Manifest:
         return int(self.data["sequences"])
 
     @property
-    def shards(self) -> int:
-        return -(-self.sequences // self.options.shard_size)
+    def blocks(self) -> int:
+        return -(-self.sequences // self.options.block_size)
 
-    def size(self, shard: int) -> int:
-        """Sequences of one shard; the last may be smaller."""
-        first = shard * self.options.shard_size
-        return min(self.options.shard_size, self.sequences - first)
+    def size(self, block: int) -> int:
+        """Sequences of one block; the last may be smaller."""
+        first = block * self.options.block_size
+        return min(self.options.block_size, self.sequences - first)
 
     @property
     def digest(self) -> str:

@@ -18,10 +18,10 @@ from normlens.options import (
     REVISION,
     TRUST,
     Option,
-    at_least_one,
     names_of,
     parse_batch_size,
     parse_bytes,
+    whole_number,
 )
 
 # How many workers there are, and what each takes of a node: ``gpu=1,cpu=4,memory=16GB``.
@@ -174,7 +174,7 @@ class RunOptions:
     - `column`, `pair_column` and `paragraphs` say how the data is read; `extra_columns` are kept
       beside the text for measures that read them (`Item.encoded.extra`).
     - `precision` is that of the feed-forward products on a GPU.
-    - `shard_size` is the number of sequences that are handed out to a worker at a time; the tables
+    - `block_size` is the number of sequences that are handed out to a worker at a time; the tables
       do not depend on it.
     """
 
@@ -215,7 +215,7 @@ class RunOptions:
     ).field(())
     revision: str | None = REVISION.field(None)
     precision: str = PRECISION.field(AUTO)
-    shard_size: int = Option("Sequences that a worker is given at a time.", metavar="N").field(64)
+    block_size: int = Option("Sequences that a worker is given at a time.", metavar="N").field(64)
 
     def __post_init__(self) -> None:
         if not self.measures:
@@ -225,10 +225,10 @@ class RunOptions:
         check_choice(self.precision, PRECISIONS, "precision")
         if self.mask is not None and not 0 < self.mask <= 1:
             raise OptionError("mask", f"{{option}} is a share between 0 and 1, not {self.mask}")
-        for name in ("limit", "max_length", "shard_size"):
+        for name in ("limit", "max_length", "block_size"):
             value = getattr(self, name)
             if value is not None:
-                at_least_one(value, name)
+                whole_number(value, name, 1)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "measures": list(self.measures)}
@@ -246,14 +246,14 @@ class Execution:
     """How the work is done; no table depends on it, so a run may go on with another one.
 
     Device and dtype are what was asked for. What they came to is the manifest's, and is fixed.
-    `workers` are processes, each with a model; "auto" takes as many as there is room for. A shard
+    `workers` are processes, each with a model; "auto" takes as many as there is room for. A block
     whose worker has died `attempts` times is tried sequence by sequence. A sequence is a failure if
     one step of it takes longer than `sequence_timeout`: so many seconds, and more by the square of
     its length if it has more than 128 tokens; None or 0 is no limit.
 
     `address`, `gpus_per_worker` and `resources` are Ray's. A worker takes one GPU where the cluster
     has some, or what `resources` says: ``gpu=1,cpu=4,memory=16GB``, or resources that the cluster
-    names itself. A worker joins the rows of its shards until they are `file_size` MB, or until the
+    names itself. A worker joins the rows of its blocks until they are `file_size` MB, or until the
     first of them is `file_minutes` old; what it has not written is computed again if it dies.
     """
 
@@ -267,7 +267,7 @@ class Execution:
         parse=parse_workers,
     ).field(1)
     attempts: int = Option(
-        "Deaths of its worker after which a shard is tried sequence by sequence.", metavar="N"
+        "Deaths of its worker after which a block is tried sequence by sequence.", metavar="N"
     ).field(3)
     sequence_timeout: float | None = Option(
         "Seconds after which a sequence that hangs is a failure, of up to 128 tokens; longer ones "
@@ -296,7 +296,7 @@ class Execution:
         "Before a run goes on, compare every finished file with its checksum."
     ).field(False)
     file_size: float = Option(
-        "Write a worker's rows when they are so many MB; 0: after every shard.", metavar="MB"
+        "Write a worker's rows when they are so many MB; 0: after every block.", metavar="MB"
     ).field(FILE_SIZE)
     file_minutes: float = Option(
         "Write a worker's rows when the first of them are so many minutes old.", metavar="MINUTES"
@@ -309,8 +309,8 @@ class Execution:
                 raise OptionError(name, f"{{option}} is a number from 0, not {value}")
         check_choice(self.engine, ENGINES, "engine")
         if parse_workers(self.workers) != AUTO:
-            at_least_one(self.workers, "workers")  # type: ignore[arg-type]
-        at_least_one(self.attempts, "attempts")
+            whole_number(self.workers, "workers", 1)  # type: ignore[arg-type]
+        whole_number(self.attempts, "attempts", 1)
         timeout = self.sequence_timeout
         if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
             raise OptionError(

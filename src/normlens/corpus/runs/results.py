@@ -48,7 +48,7 @@ class Run:
     ) -> Run:
         """The run in a folder, finished or not.
 
-        Nothing that the run names is imported. A measure of your own that merges shards
+        Nothing that the run names is imported. A measure of your own that merges blocks
         (``my_module:my_measure``) has to be named in `measures` for its tables to be read.
         """
         folder = open_folder(path)

@@ -97,7 +97,7 @@ def run(
     source = opened_data(fixed, data)
     if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
-    indexed = index_data(source, fixed.shard_size)
+    indexed = index_data(source, fixed.block_size)
     trust = execution.trust_remote_code
     chosen = with_kept_pairs(chosen, fixed, indexed, lens, progress, trust_remote_code=trust)
     with locked(folder) as lock:
@@ -138,7 +138,7 @@ def resume(
     again, but not another value. Code of your own (measures ``my_module:my_measure``, relations in
     `settings`) has to be named again: nothing is imported because a run's files say so. Nor is
     anything fetched from the hub: a model that is not in its cache has to be named, too. Data that
-    is not named again is compared with its fingerprint before a record of it is read. Shards are
+    is not named again is compared with its fingerprint before a record of it is read. Blocks are
     computed again if files of theirs are lost or were seen to be damaged; `verify` reads them all.
     """
     folder = open_folder(out)

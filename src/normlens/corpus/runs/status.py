@@ -20,8 +20,8 @@ from typing import Any, TextIO
 from normlens.corpus.runs.folder import Folder, LocalFolder
 from normlens.corpus.runs.ledger import (
     ACTIVITY,
+    FileSet,
     State,
-    Written,
     holder,
     read_state,
     sealed,
@@ -31,7 +31,7 @@ from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.progress import clock
 from normlens.errors import InputError, NormLensError, OutputError, counted, system_reason
 
-# What a run's driver is doing: shards in flight, workers, and how fast it goes at present.
+# What a run's driver is doing: blocks in flight, workers, and how fast it goes at present.
 #
 # The driver writes it to a small file in the run's folder every now and then. It is no part of
 # the run: the records tell what is done, and the lock who works on it. The driver removes the file
@@ -42,7 +42,7 @@ from normlens.errors import InputError, NormLensError, OutputError, counted, sys
 EVERY_LOCAL, EVERY_REMOTE = 5.0, 60.0
 #: Writes that may be missing before the activity counts as out of date.
 _MISSING = 3
-#: Shards and workers of which more is told than their number.
+#: Blocks and workers of which more is told than their number.
 LISTED = 500
 
 
@@ -52,11 +52,11 @@ class WorkerActivity:
 
     name: str  # host:pid
     device: str
-    shards: int
+    blocks: int
     sequences: int
     failures: int
     rate: float  # sequences per second of its working time
-    last: float  # when its last shards came, in seconds since 1970
+    last: float  # when its last blocks came, in seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Activity:
     every: float  # seconds until the next one is due
     sequences: int  # done since it started
     failures: int
-    retried: int  # workers that died with the shards that are done since
+    retried: int  # workers that died with the blocks that are done since
     rate: float  # sequences per second, of late
-    in_flight: int  # shards that were handed out and are not recorded yet
+    in_flight: int  # blocks that were handed out and are not recorded yet
     oldest: dict[str, float]  # the first of these, by number: since when
     workers: tuple[WorkerActivity, ...]
 
@@ -127,7 +127,7 @@ _NUMBERS = (
     *("pid", "epoch", "started", "written", "every"),
     *("sequences", "failures", "retried", "rate", "in_flight"),
 )
-_WORKER_NUMBERS = ("shards", "sequences", "failures", "rate", "last")
+_WORKER_NUMBERS = ("blocks", "sequences", "failures", "rate", "last")
 
 
 # The driver's own account of a run while it goes on: a file in the run, and lines of JSON.
@@ -155,7 +155,7 @@ class Watching:
         heartbeat: str | None = None,
     ):
         self._folder, self._manifest, self._epoch = folder, manifest, epoch
-        self._before = (state.sequences + state.failures, state.failures, state.shards_done)
+        self._before = (state.sequences + state.failures, state.failures, state.blocks_done)
         self._heartbeat = heartbeat
         self._lines: TextIO | None = None
         self._every = EVERY_LOCAL if isinstance(folder, LocalFolder) else EVERY_REMOTE
@@ -165,7 +165,7 @@ class Watching:
         self._workers: dict[str, WorkerActivity] = {}
         self._seconds: dict[str, float] = {}  # worker → its working time
         self._recent: deque[tuple[float, int]] = deque([(self._started, 0)])  # time, sequences
-        self._sequences = self._failures = self._retried = self._shards = 0
+        self._sequences = self._failures = self._retried = self._blocks = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tell, name="normlens-activity", daemon=True)
 
@@ -191,7 +191,7 @@ class Watching:
     # What happens -------------------------------------------------------------------------------
 
     def handed_out(self, number: int) -> None:
-        """Note a shard that goes out to a worker."""
+        """Note a block that goes out to a worker."""
         with self._lock:
             self._in_flight.setdefault(number, time.time())
 
@@ -203,17 +203,17 @@ class Watching:
             while len(self._recent) > 2 and self._recent[1][0] < now - LATELY:
                 self._recent.popleft()
 
-    def finished(self, written: Written) -> None:
-        """Note shards that are recorded."""
+    def finished(self, written: FileSet) -> None:
+        """Note blocks that are recorded."""
         now, count = time.time(), written.sequences + written.failures
         name = f"{written.by.get('host', '?')}:{written.by.get('pid', '?')}"
         with self._lock:
-            for number in written.shards:
+            for number in written.blocks:
                 self._in_flight.pop(number, None)
             self._sequences += count
             self._failures += written.failures
             self._retried += sum(written.deaths.values())
-            self._shards += len(written.shards)
+            self._blocks += len(written.blocks)
             seconds = self._seconds.get(name, 0.0) + max(0.0, written.finished - written.started)
             self._seconds[name] = seconds
             before = self._workers.pop(name, None)  # the last to finish stands last
@@ -221,7 +221,7 @@ class Watching:
             self._workers[name] = WorkerActivity(
                 name=name,
                 device=str(written.by.get("device", "?")),
-                shards=len(written.shards) + (before.shards if before else 0),
+                blocks=len(written.blocks) + (before.blocks if before else 0),
                 sequences=sequences,
                 failures=written.failures + (before.failures if before else 0),
                 rate=sequences / seconds if seconds else 0.0,
@@ -270,7 +270,7 @@ class Watching:
     def heartbeat(self, state: str) -> dict[str, Any]:
         """One line: how far the run is, for programs that collect such lines."""
         activity = self.activity()
-        done, failures, shards = self._before
+        done, failures, blocks = self._before
         left = self._manifest.sequences - done - activity.sequences
         return {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -279,15 +279,15 @@ class Watching:
             "sequences": self._manifest.sequences,
             "done": done + activity.sequences,
             "failures": failures + activity.failures,
-            "shards": self._manifest.shards,
-            "shards_done": shards + self._shards,
+            "blocks": self._manifest.blocks,
+            "blocks_done": blocks + self._blocks,
             "in_flight": activity.in_flight,
             "retried": activity.retried,
             "rate": round(activity.rate, 3),
             "seconds_left": round(left / activity.rate, 1) if activity.rate else None,
             "epoch": self._epoch,
             "workers": {
-                worker.name: {"shards": worker.shards, "rate": round(worker.rate, 3)}
+                worker.name: {"blocks": worker.blocks, "rate": round(worker.rate, 3)}
                 for worker in activity.workers
             },
         }
@@ -310,12 +310,12 @@ def _opened(place: str) -> TextIO:
         ) from error
 
 
-# How far a run is, from the records of its shards.
+# How far a run is, from the records of its blocks.
 
 
 #: The stages that a sequence goes through, in their order.
 STAGES = ("reading", "tokenising", "maps", "measures", "tables", "writing")
-#: Shards of which attempts are shown.
+#: Blocks of which attempts are shown.
 SHOWN = 5
 
 
@@ -329,12 +329,12 @@ class Status:
     done: int  # analysed or failed
     failures: int
     tokens: int
-    shards: int
-    shards_done: int
+    blocks: int
+    blocks_done: int
     seconds: float  # during which at least one worker was busy
     stages: dict[str, float]  # seconds, summed over workers
     running: str | None  # who works on it now
-    attempts: dict[int, int] = field(default_factory=dict)  # shard → tries that failed
+    attempts: dict[int, int] = field(default_factory=dict)  # block → tries that failed
 
     @property
     def left(self) -> int:
@@ -342,7 +342,7 @@ class Status:
 
     @property
     def complete(self) -> bool:
-        return self.shards_done == self.shards
+        return self.blocks_done == self.blocks
 
     @property
     def rate(self) -> float:
@@ -362,7 +362,7 @@ class Status:
             f"run        {self.model} on {self.data}",
             f"state      {self._state()}",
             f"done       {self.done} of {self.sequences} sequences "
-            f"({self.shards_done} of {self.shards} shards)",
+            f"({self.blocks_done} of {self.blocks} blocks)",
             f"left       {self.left} sequences{self._time_left()}",
             f"rate       {self.rate:.2f} sequences/s, {self._tokens_rate():.0f} tokens/s",
             f"failures   {self.failures}{self._share()}",
@@ -381,11 +381,11 @@ class Status:
         return "complete" if self.complete else "stopped; go on with normlens run --resume"
 
     def _tried(self) -> str:
-        """The shards that were in flight in workers that died, most deaths first."""
+        """The blocks that were in flight in workers that died, most deaths first."""
         most = sorted(self.attempts.items(), key=lambda each: (-each[1], each[0]))
-        named = [f"shard {number}: {count} failed" for number, count in most[:SHOWN]]
+        named = [f"block {number}: {count} failed" for number, count in most[:SHOWN]]
         more = len(most) - len(named)
-        return ", ".join(named) + (f", and {more} more shards" if more else "")
+        return ", ".join(named) + (f", and {more} more blocks" if more else "")
 
     def _share(self) -> str:
         if not self.failures:
@@ -411,8 +411,8 @@ def status_of(folder: Folder, manifest: Manifest) -> Status:
         done=state.sequences + state.failures,
         failures=state.failures,
         tokens=state.tokens,
-        shards=manifest.shards,
-        shards_done=state.shards_done,
+        blocks=manifest.blocks,
+        blocks_done=state.blocks_done,
         seconds=_covered((each.started, each.finished) for each in state.records.values()),
         stages=dict.fromkeys(STAGES, 0.0) | state.seconds,
         running=holder(folder),
@@ -432,7 +432,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 # How far a run is and what its driver is doing, put together for whoever watches it.
 
 
-NONE_YET = "none has finished a shard yet"
+NONE_YET = "none has finished a block yet"
 
 
 @dataclass(frozen=True)
@@ -476,8 +476,8 @@ class Watched:
         left = "?" if self.seconds_left is None else clock(self.seconds_left)
         parts = [f"{status.done}/{status.sequences} sequences", f"{self.rate:.1f}/s"]
         if activity is not None:
-            parts.append(f"{counted(activity.in_flight, 'shard')} in flight")
-            if activity.workers:  # each has finished a shard
+            parts.append(f"{counted(activity.in_flight, 'block')} in flight")
+            if activity.workers:  # each has finished a block
                 parts.append(f"{counted(len(activity.workers), 'worker')} so far")
         parts.append(f"{status.failures} failed")
         if status.attempts:
@@ -499,7 +499,7 @@ class Watched:
         left = "" if self.seconds_left is None else f", about {clock(self.seconds_left)} left"
         lines = [
             f"of late    {self.rate:.2f} sequences/s{left}",
-            f"in flight  {counted(activity.in_flight, 'shard')}{_longest(activity)}",
+            f"in flight  {counted(activity.in_flight, 'block')}{_longest(activity)}",
             f"workers    {f'{len(activity.workers)} so far' if activity.workers else NONE_YET}",
         ]
         lines += [f"           {worker_line(worker)}" for worker in activity.workers[:LISTED]]
@@ -511,15 +511,15 @@ class Watched:
 def worker_line(worker: WorkerActivity) -> str:
     failed = f", {worker.failures} failed" if worker.failures else ""
     ago = clock(max(0.0, time.time() - worker.last))
-    shards = counted(worker.shards, "shard")
-    return f"{worker.name} ({worker.device}): {shards}, {worker.rate:.1f}/s{failed}, last {ago} ago"
+    blocks = counted(worker.blocks, "block")
+    return f"{worker.name} ({worker.device}): {blocks}, {worker.rate:.1f}/s{failed}, last {ago} ago"
 
 
 def _longest(activity: Activity) -> str:
     if not activity.oldest:
         return ""
     number, since = min(activity.oldest.items(), key=lambda each: each[1])
-    return f", shard {number} for {clock(max(0.0, time.time() - since))}"
+    return f", block {number} for {clock(max(0.0, time.time() - since))}"
 
 
 def watched(folder: Folder, status: Status) -> Watched:

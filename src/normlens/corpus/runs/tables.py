@@ -226,7 +226,7 @@ class UnreadableFile(RunError, InputError):
 
 
 class Tables:
-    """The tables of a run, as far as its shards were done when this was made.
+    """The tables of a run, as far as its blocks were done when this was made.
 
     A table answers only if all of its files match their checksums. DuckDB can open those files and
     nothing else. `named` are measures of the user's own that merge tables of theirs.
@@ -240,21 +240,21 @@ class Tables:
         named: Sequence[Measure] = (),
     ):
         self.folder, self.manifest, self.memory, self.named = folder, manifest, memory, named
-        # One state for all tables: shards that are done later are in none of them.
+        # One state for all tables: blocks that are done later are in none of them.
         self._state = self._read()
 
     def _read(self) -> State:
         state = read_state(self.folder, self.manifest)
         if not state.records:
             raise InputError(
-                f"no shard of {str(self.folder)!r} is done yet; see: normlens status {self.folder}"
+                f"no block of {str(self.folder)!r} is done yet; see: normlens status {self.folder}"
             )
         return state
 
     @property
     def complete(self) -> bool:
-        """Whether every shard of the run is in them."""
-        return self._state.shards_done == self.manifest.shards
+        """Whether every block of the run is in them."""
+        return self._state.blocks_done == self.manifest.blocks
 
     def table(self, name: str) -> pd.DataFrame:
         """Read a whole table, in its measure's order."""

@@ -45,7 +45,7 @@ from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:
     from normlens.corpus.data.spans import EncodedRecord
-    from normlens.corpus.engines.shard_rows import Clock
+    from normlens.corpus.engines.block_rows import Clock
     from normlens.lens import Lens
 
 # One batch of sequences, the intact model and every ablation.

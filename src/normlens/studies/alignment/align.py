@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from normlens._keywords import AlignKeywords
-    from normlens.corpus.engines.shard_rows import Clock
+    from normlens.corpus.engines.block_rows import Clock
     from normlens.lens import Lens
     from normlens.results.maps import Maps
 

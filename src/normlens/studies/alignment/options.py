@@ -33,7 +33,7 @@ RUN_FIELDS = (
     "pair_column",
     "paragraphs",
     "revision",
-    "shard_size",
+    "block_size",
 )
 
 

@@ -54,7 +54,7 @@ from normlens.studies.faithfulness.questions import (
 )
 
 if TYPE_CHECKING:
-    from normlens.corpus.engines.shard_rows import Clock
+    from normlens.corpus.engines.block_rows import Clock
     from normlens.lens import Lens
 
 # The tables of an evaluation, which need no model to be read.
@@ -424,7 +424,7 @@ class Trial:
 
 # Faithfulness as a measure of a corpus: methods, put to the test by protocols, text by text.
 #
-# A shard's record counts the seconds of each stage: ``questions`` (what the model predicts),
+# A block's record counts the seconds of each stage: ``questions`` (what the model predicts),
 # ``intact`` (one plain forward pass of every text, the unit of costs), ``method NAME`` for each
 # method, and ``protocols`` (all changed texts).
 

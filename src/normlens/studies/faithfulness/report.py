@@ -201,7 +201,7 @@ def draw_curves(ranking: Ranking, averaged: Curves, styles: Styles) -> Drawing:
 # What each method costs: passes through the model, and time against one forward pass.
 
 
-INTACT, METHOD = "intact", "method "  # stages in the records of shards
+INTACT, METHOD = "intact", "method "  # stages in the records of blocks
 TIME = "time / forward pass"
 
 

@@ -1,4 +1,4 @@
-"""The rows of shards, sequence by sequence, in any order, and the files that they become."""
+"""The rows of blocks, sequence by sequence, in any order, and the files that they become."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from normlens.corpus.engines.guard import Guard, Unfinished
 from normlens.corpus.measures import Item, Measure
 from normlens.corpus.measures.user_code import sources_of
 from normlens.corpus.runs.folder import Folder, RunError
-from normlens.corpus.runs.ledger import File, Kept, Shard, Written, claim_name, table_file
+from normlens.corpus.runs.ledger import Block, File, FileSet, Unwritten, claim_name, table_file
 from normlens.errors import InputError, NormLensError, is_out_of_memory, one_line, reason_of
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 
-# A shard between its stages: its sequences, the time that they took, and their batches.
+# A block between its stages: its sequences, the time that they took, and their batches.
 
 
 #: What is known of a sequence before it is measured.
@@ -52,7 +52,7 @@ class Entry:
 
 
 class Clock:
-    """Count the seconds that each stage of a shard takes."""
+    """Count the seconds that each stage of a block takes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -72,11 +72,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A shard between its stages: tokenised, and with the rows that it has so far."""
+    """A block between its stages: tokenised, and with the rows that it has so far."""
 
-    shard: Shard  # without its records
+    block: Block  # without its records
     entries: list[Entry]
-    rows: ShardRows
+    rows: BlockRows
     clock: Clock
     started: float
 
@@ -104,7 +104,7 @@ def batches(
         yield batch
 
 
-# Collecting the rows of a shard, sequence by sequence, in any order.
+# Collecting the rows of a block, sequence by sequence, in any order.
 
 
 SEQUENCES = pa.schema(
@@ -145,7 +145,7 @@ def schemas(measures: Iterable[Measure]) -> dict[str, pa.Schema]:
     return tables
 
 
-class ShardRows:
+class BlockRows:
     """Rows per table; a sequence is in all of them or among the failures."""
 
     def __init__(self, measures: Iterable[Measure], guard: Guard | None = None):
@@ -303,16 +303,16 @@ def _has_nan(column: pa.ChunkedArray) -> bool:
     return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
 
 
-# Gathering the rows of finished shards, until a file is worth it.
+# Gathering the rows of finished blocks, until a file is worth it.
 
 
 @dataclass
 class Gathered:
-    """The tables of some shards, and what is to be said of them."""
+    """The tables of some blocks, and what is to be said of them."""
 
-    epoch: int = 0  # of the driver that handed the shards out
-    shards: list[int] = field(default_factory=list)
-    parts: dict[str, list[tuple[int, pa.Table]]] = field(default_factory=dict)  # with their shards
+    epoch: int = 0  # of the driver that handed the blocks out
+    blocks: list[int] = field(default_factory=list)
+    parts: dict[str, list[tuple[int, pa.Table]]] = field(default_factory=dict)  # with their blocks
     bytes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     clock: Clock = field(default_factory=Clock)
@@ -320,10 +320,10 @@ class Gathered:
 
 
 class Gatherer:
-    """Joins the tables of finished shards, and writes a set of files when that is worth it.
+    """Joins the tables of finished blocks, and writes a set of files when that is worth it.
 
     A set holds so many `megabytes` of rows, or was begun so many `minutes` ago; or it has as many
-    shards as `most`, which doubles from set to set.
+    blocks as `most`, which doubles from set to set.
     """
 
     def __init__(
@@ -346,42 +346,42 @@ class Gatherer:
         self._turn = Lock()
         self._open = Gathered()
 
-    def add(self, prepared: Prepared, alone: bool = False) -> Written | Kept:
-        """Take in a shard; what is written now, if anything, or only the shard if it is `alone`."""
+    def add(self, prepared: Prepared, alone: bool = False) -> FileSet | Unwritten:
+        """Take in a block; what is written now, if anything, or only the block if it is `alone`."""
         with prepared.clock.on("tables"):
             tables = prepared.rows.tables()
         with self._turn:
             now = Gathered() if alone else self._open
-            shard, rows = prepared.shard, prepared.rows
-            now.epoch = shard.epoch
-            now.shards.append(shard.number)
+            block, rows = prepared.block, prepared.rows
+            now.epoch = block.epoch
+            now.blocks.append(block.number)
             now.started = min(now.started, prepared.started)
             now.counts.update(sequences=rows.sequences, failures=rows.failures, tokens=rows.tokens)
             now.clock.add_seconds(prepared.clock.seconds)
             for name, table in tables.items():
-                now.parts.setdefault(name, []).append((shard.number, table))
+                now.parts.setdefault(name, []).append((block.number, table))
                 now.bytes += table.nbytes
             if not alone:
                 if not self._is_due(now):
-                    return Kept(shard.number, rows.sequences, rows.failures)
+                    return Unwritten(block.number, rows.sequences, rows.failures)
                 self._open, self.most = Gathered(), min(2 * self.most, sys.maxsize)
         return self._written(now)
 
-    def write(self) -> Written | None:
+    def write(self) -> FileSet | None:
         """Write what there is."""
         with self._turn:
             now, self._open = self._open, Gathered()
-        return self._written(now) if now.shards else None
+        return self._written(now) if now.blocks else None
 
     def _is_due(self, now: Gathered) -> bool:
-        if len(now.shards) >= self.most or time.time() - now.started >= self._seconds:
+        if len(now.blocks) >= self.most or time.time() - now.started >= self._seconds:
             return True
         if now.bytes < self._bytes:
             return False
         # Sums shrink when they are summed; what is left has to be worth a file.
         with now.clock.on("tables"):
             for name in self._combine:
-                now.parts[name] = [(now.shards[0], self._joined(name, now))]
+                now.parts[name] = [(now.blocks[0], self._joined(name, now))]
         now.bytes = sum(table.nbytes for parts in now.parts.values() for _, table in parts)
         return now.bytes >= self._bytes / 2
 
@@ -394,7 +394,7 @@ class Gatherer:
             joined = _without_old_labels(self._combine[name].combine(name, joined))
         return joined.unify_dictionaries().combine_chunks()
 
-    def _written(self, now: Gathered) -> Written:
+    def _written(self, now: Gathered) -> FileSet:
         """Write a set of files, one request each, and describe them."""
         if self.folder.read(claim_name(now.epoch + 1)) is not None:
             raise RunError(f"another process has taken over the run in {str(self.folder)!r}")
@@ -403,14 +403,14 @@ class Gatherer:
             with now.clock.on("tables"):
                 joined = self._joined(table, now)
                 data = parquet(joined)
-            name = table_file(table, min(now.shards), now.epoch)
+            name = table_file(table, min(now.blocks), now.epoch)
             with now.clock.on("writing"):
                 self.folder.write(name, data)
             digest = hashlib.sha256(data).hexdigest()
             files[table] = File(name, joined.num_rows, len(data), digest)
-        return Written(
+        return FileSet(
             epoch=now.epoch,
-            shards=tuple(sorted(now.shards)),
+            blocks=tuple(sorted(now.blocks)),
             sequences=now.counts["sequences"],
             failures=now.counts["failures"],
             tokens=now.counts["tokens"],

@@ -1,4 +1,4 @@
-"""Whatever the shards, the tables are the same, to the last bit."""
+"""Whatever the blocks, the tables are the same, to the last bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from measure_examples import cut_rows, final, item, shards
+from measure_examples import blocks, cut_rows, final, item
 
 from normlens.corpus import measures
 from normlens.corpus.measures import tokens as pairs
@@ -29,7 +29,7 @@ def make(name: str) -> measures.Measure:
 
 
 @pytest.mark.parametrize(("name", "table"), ALL)
-def test_final_tables_do_not_depend_on_the_shards(name, table, tmp_path):
+def test_final_tables_do_not_depend_on_the_blocks(name, table, tmp_path):
     measure = make(name)
     rows = [measure.rows(one)[table] for one in ITEMS]
     expected = final(measure, table, cut_rows(measure, table, rows, []), tmp_path)
@@ -80,7 +80,7 @@ def test_rows_are_as_announced_and_the_same_each_time(name, table):
 
 def sample(items, tmp_path, cuts=(), **options) -> pa.Table:
     measure = measures.get("amplification", **options)
-    parts = shards(measure, "amplification_sample", items, list(cuts))
+    parts = blocks(measure, "amplification_sample", items, list(cuts))
     return final(measure, "amplification_sample", parts, tmp_path)
 
 
