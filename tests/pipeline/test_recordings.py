@@ -6,12 +6,20 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
+import numpy as np
 import pytest
+from heads import headed
+from one_case import in_one_case
 from torch import nn
 
+import normlens
+from normlens.explain import explainer
 from normlens.gpu.graphs import ModelState
+from normlens.inputs.text import Encoded
+from normlens.models.tiny import tiny_model
+from normlens.pipeline import call
 from normlens.pipeline import recordings as recording
-from normlens.pipeline.recordings import BEFORE, FAILURES, Recordings
+from normlens.pipeline.recordings import BEFORE, FAILURES, Recordings, padded
 from normlens.trace.locking import exclusive
 
 
@@ -46,7 +54,7 @@ def lend(recordings: Recordings, model: nn.Module, record: Callable[[ModelState]
         return acquire
 
 
-def test_the_third_batch_is_recorded(model, made, record) -> None:
+def test_the_second_batch_is_recorded(model, made, record) -> None:
     recordings = Recordings()
     acquire = [lend(recordings, model, record) for _ in range(BEFORE + 2)]
     assert acquire == [None] * BEFORE + made * 2
@@ -114,6 +122,93 @@ def test_a_shape_that_fails_twice_is_not_tried_again(model) -> None:
     for _ in range(BEFORE + 5):
         assert lend(recordings, model, record) is None
     assert len(tried) == FAILURES
+
+
+def test_more_shapes_than_are_kept_do_not_record_each_other_away(model, made, record) -> None:
+    recordings = Recordings()
+    for _ in range(20):
+        for key in range(2 * recording.RECORDINGS):
+            with recordings.acquire(model, key, record):
+                pass
+    # Each is made again after 1, 2, 4, … more batches, not with every second one.
+    assert len(made) <= 5 * 2 * recording.RECORDINGS
+    assert len(recordings._recorded) == recording.RECORDINGS
+
+
+class NoRecordings(Recordings):
+    """Records nothing, so that batches run as those of a GPU do, on a CPU."""
+
+    def _find(self, *_: object) -> None:
+        return None
+
+
+PADDED = [("bert", "MaskedLM"), ("roberta", "TokenClassification"), ("gpt2", "CausalLM")]
+PADDED += [("llama", "SequenceClassification"), ("mistral", "CausalLM"), ("bloom", "CausalLM")]
+PADDED += [("deberta-v2", "SequenceClassification")]
+
+
+@in_one_case(("family", "task"), PADDED)
+def test_padding_up_to_a_size_changes_no_number(family: str, task: str, monkeypatch) -> None:
+    """A GPU gives texts of up to 16 tokens one shape, so that they share a recording."""
+    lens = normlens.load(headed(family, task), tokenizer=False)
+    texts = [[3, 9, 27, 14, 5, 33, 8, 4, 15][:n] for n in (3, 9)]
+    place = {} if task == "SequenceClassification" else {"position": 1}
+    single = [lens.maps(input_ids=ids, heads=True) for ids in texts]
+    backward = [lens.explain(input_ids=ids, target=2, heads=True, **place) for ids in texts]
+    sizes: list[int] = []
+
+    def seen(lens_: normlens.Lens, items: list[Encoded]) -> list[Encoded]:
+        given = padded(lens_, items)
+        sizes.extend(map(len, given))
+        return given
+
+    for each in (call.Call, explainer.Explainer):
+        monkeypatch.setattr(each, "_may_record", lambda *_: True)
+    monkeypatch.setattr(call, "padded", seen)
+    monkeypatch.setattr(explainer, "padded", seen)
+    lens.recordings = NoRecordings()
+    found = [lens.maps(input_ids=ids, heads=True) for ids in texts]
+    found_back = [lens.explain(input_ids=ids, target=2, heads=True, **place) for ids in texts]
+    if family != "mistral":  # whose window ends in the padding
+        assert set(sizes) == {16}
+    for ours, theirs in zip(found, single, strict=True):
+        assert ours.tokens == theirs.tokens
+        for group in ("arrays", "mixing", "heads"):
+            for name, array in getattr(theirs, group).items():
+                assert_close(getattr(ours, group)[name], array)
+    for ours, theirs in zip(found_back, backward, strict=True):
+        assert ours.value == pytest.approx(theirs.value, rel=1e-6)
+        for name in ("contributions", "nodes", "components", "head_flow"):
+            assert_close(getattr(ours, name), getattr(theirs, name))
+        for name, array in theirs.flows.items():
+            assert_close(ours.flows[name], array)
+
+
+def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert np.array_equal(np.isnan(ours), np.isnan(theirs))
+    # Some models' softmax is in float32.
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.nanmax(np.abs(theirs)))
+
+
+def test_a_window_that_ends_in_padding_is_not_padded() -> None:
+    lens = normlens.load(tiny_model("mistral"), tokenizer=False)
+    window = min(layer.reach.back for layer in lens.layers if layer.reach.back is not None)
+    items = [encode(lens, n) for n in (16 - window - 1, 16 - window)]
+    assert [len(padded(lens, [item])[0]) for item in items] == [16 - window - 1, 16]
+
+
+def test_batches_of_very_different_lengths_are_not_padded() -> None:
+    lens = normlens.load(tiny_model("bert"), tokenizer=False)
+    short, long = encode(lens, 8), encode(lens, 30)
+    assert [len(item) for item in padded(lens, [short, long])] == [32, 32]
+    few = recording.FEW_PAIRS // 32**2
+    assert len(padded(lens, [short] * few + [long])[0]) == 8
+    assert len(padded(lens, [long] * few * 2)[0]) == 32
+
+
+def encode(lens: normlens.Lens, n: int) -> Encoded:
+    ids = [*range(1, n + 1)]
+    return Encoded(ids, [*map(str, ids)], [False] * n)
 
 
 def test_weights_that_moved_drop_all_recordings(model, made, record) -> None:
