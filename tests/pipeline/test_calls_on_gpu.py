@@ -13,7 +13,7 @@ from one_case import in_one_case
 import normlens
 from normlens.gpu import transfer
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.pipeline import collector, recordings
+from normlens.pipeline import call, collector, recordings
 from normlens.results.maps import Maps
 
 pytestmark = pytest.mark.gpu
