@@ -31,7 +31,7 @@ from normlens.frozen.stage import stage_by_kernels
 from normlens.frozen.tiles import Job, feed_forward_norms
 from normlens.gpu.sizes import PRECISIONS
 from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 from normlens.plan import costs as method
 
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
@@ -285,7 +285,7 @@ def measure(shape: Shape) -> Iterator[Row]:
 
         def fused(name: str = precision.name) -> Any:
             return stage_by_kernels(
-                job, lengths, Settings(precision=name, sample_kernels=False)
+                job, lengths, AnalysisOptions(precision=name), sample=False
             ).norms
 
         error = None if exact is None else worst_error(fused(), exact)

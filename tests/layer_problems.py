@@ -21,7 +21,7 @@ from normlens.layers import (
     Reach,
     Residual,
 )
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Problem:
     x: Tensor  # (b, j, d)
     alpha: Tensor  # (b, h, i, j)
 
-    def solve(self, scopes: list[str] | None = None, **settings: Any) -> LayerMaps:
+    def solve(self, scopes: list[str] | None = None, rule: str = "ig", **options: Any) -> LayerMaps:
         b, n, _ = self.x.shape
         return decompose_layer(
             self.layer,
@@ -40,7 +40,7 @@ class Problem:
             self.alpha,
             [n] * b,
             self.layer.scopes if scopes is None else scopes,
-            Settings(**settings),
+            AnalysisOptions(nonlinearity=rule, **options),
         )
 
 

@@ -14,16 +14,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from normlens.errors import SMALLER, InputError, shortage_explained
+from normlens.explain import search
 from normlens.explain.citations import cite, prepared
 from normlens.explain.explainer import Positions, Targets, Tokens, ask
 from normlens.explain.questions import AnswerOptions, Target
-from normlens.explain.search import (
-    check_documents,
-    check_texts,
-    cosines,
-    scores,
-    text_pairs,
-)
 from normlens.frozen.head_products import ProductStore, refresh_products
 from normlens.gpu.transfer import DeviceTransfer
 from normlens.inputs.encode import (
@@ -76,21 +70,7 @@ from normlens.results.search import Ranking, Score
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from normlens._keywords import (
-        AnalysisKeywords,
-        AnyQuestionKeywords,
-        CiteKeywords,
-        CosineKeywords,
-        EncodeKeywords,
-        EncodePairsKeywords,
-        ExplainKeywords,
-        IdKeywords,
-        NoTextKeywords,
-        PairKeywords,
-        QuestionKeywords,
-        ScoreKeywords,
-        TextKeywords,
-    )
+    from normlens import _keywords
 
 
 # What a lens explains: scores and cosines, traced back to tokens.
@@ -213,25 +193,29 @@ class Lens:
 
     @overload
     def maps(  # type: ignore[overload-overlap] # a text is an iterable of texts, too
-        self, text: Text | Chat | Signal, **options: Unpack[TextKeywords]
+        self, text: Text | Chat | Signal, **options: Unpack[_keywords.TextKeywords]
     ) -> Maps: ...
 
     @overload
-    def maps(self, text: Side, target: Side, **options: Unpack[TextKeywords]) -> Maps: ...
+    def maps(self, text: Side, target: Side, **options: Unpack[_keywords.TextKeywords]) -> Maps: ...
 
     @overload
     def maps(
-        self, text: Texts | list[SourceTarget] | list[Signal], **options: Unpack[TextKeywords]
+        self,
+        text: Texts | list[SourceTarget] | list[Signal],
+        **options: Unpack[_keywords.TextKeywords],
     ) -> list[Maps]: ...
 
     @overload
-    def maps(self, *, input_ids: list[int], **options: Unpack[IdKeywords]) -> Maps: ...
+    def maps(self, *, input_ids: list[int], **options: Unpack[_keywords.IdKeywords]) -> Maps: ...
 
     @overload
-    def maps(self, *, input_ids: list[list[int]], **options: Unpack[IdKeywords]) -> list[Maps]: ...
+    def maps(
+        self, *, input_ids: list[list[int]], **options: Unpack[_keywords.IdKeywords]
+    ) -> list[Maps]: ...
 
     @overload
-    def maps(self, **options: Unpack[NoTextKeywords]) -> Maps | list[Maps]: ...
+    def maps(self, **options: Unpack[_keywords.NoTextKeywords]) -> Maps | list[Maps]: ...
 
     @shows_fields_of(AnalysisOptions)
     @shows_fields_of(RawInput, without=("source",), before="out")
@@ -243,7 +227,7 @@ class Lens:
         out: str | PathLike[str] | None = None,
         overwrite: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[AnalysisKeywords],
+        **options: Unpack[_keywords.AnalysisKeywords],
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair (a tuple); any other iterable gives a list.
 
@@ -290,12 +274,12 @@ class Lens:
         contrast: Target | None = ...,
         position: int | None = ...,
         direction: Direction | None = ...,
-        **options: Unpack[QuestionKeywords],
+        **options: Unpack[_keywords.QuestionKeywords],
     ) -> Explanation: ...
 
     @overload
     def explain(
-        self, text: Text, *, position: Literal["all"], **options: Unpack[QuestionKeywords]
+        self, text: Text, *, position: Literal["all"], **options: Unpack[_keywords.QuestionKeywords]
     ) -> Explanations: ...
 
     @overload
@@ -305,12 +289,12 @@ class Lens:
         *,
         target: Side | None = ...,
         token: Literal["all"],
-        **options: Unpack[QuestionKeywords],
+        **options: Unpack[_keywords.QuestionKeywords],
     ) -> Explanations: ...
 
     @overload
     def explain(
-        self, text: Given | None = ..., **options: Unpack[AnyQuestionKeywords]
+        self, text: Given | None = ..., **options: Unpack[_keywords.AnyQuestionKeywords]
     ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
 
     @shows_fields_of(ExplainOptions)
@@ -331,7 +315,7 @@ class Lens:
         generate: int | None = None,
         generation: Mapping[str, object] | None = None,
         progress: Progress | bool | None = None,
-        **options: Unpack[ExplainKeywords],
+        **options: Unpack[_keywords.ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
         """Trace a score back to every input token, exactly for the frozen network, in one way back.
 
@@ -413,7 +397,7 @@ class Lens:
         answer: str | None = None,
         *,
         progress: Progress | bool | None = None,
-        **options: Unpack[CiteKeywords],
+        **options: Unpack[_keywords.CiteKeywords],
     ) -> Citation:
         """Which sources made an answer, exactly for the frozen network, in one way back.
 
@@ -431,10 +415,12 @@ class Lens:
             return cite(prompt, advance)
 
     @overload
-    def cosine(self, a: str, b: str, **options: Unpack[PairKeywords]) -> Cosine: ...
+    def cosine(self, a: str, b: str, **options: Unpack[_keywords.PairKeywords]) -> Cosine: ...
 
     @overload
-    def cosine(self, a: list[tuple[str, str]], **options: Unpack[PairKeywords]) -> list[Cosine]: ...
+    def cosine(
+        self, a: list[tuple[str, str]], **options: Unpack[_keywords.PairKeywords]
+    ) -> list[Cosine]: ...
 
     @shows_fields_of(CosineOptions)
     @shortage_explained("this cosine", SMALLER)
@@ -445,7 +431,7 @@ class Lens:
         *,
         truncate: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[CosineKeywords],
+        **options: Unpack[_keywords.CosineKeywords],
     ) -> Cosine | list[Cosine]:
         """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
 
@@ -457,14 +443,14 @@ class Lens:
         """
         check_keywords(Lens.cosine, options)
         chosen = CosineOptions(**options)
-        pairs, many = text_pairs(a, b)
-        check_texts(pairs, self.pooling)
+        pairs, many = search.text_pairs(a, b)
+        search.check_texts(pairs, self.pooling)
         if isinstance(self.adapter, SignalEncoder):
             raise InputError(f"{self.name} reads pictures or sound; cosines are of two texts")
         encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
         with layers_shown(progress, self.device.type) as advance:
-            results = cosines(self, self.pooling, together, chosen, advance)
+            results = search.cosines(self, self.pooling, together, chosen, advance)
         return results if many else results[0]
 
     @shows_fields_of(ScoreOptions)
@@ -476,7 +462,7 @@ class Lens:
         document_lens: Lens | None = None,
         truncate: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[ScoreKeywords],
+        **options: Unpack[_keywords.ScoreKeywords],
     ) -> Score:
         """Which words made the score of a query and a document, as a search model computes it.
 
@@ -506,16 +492,16 @@ class Lens:
         document_lens: Lens | None = None,
         truncate: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[ScoreKeywords],
+        **options: Unpack[_keywords.ScoreKeywords],
     ) -> Ranking:
         """The scores (`score`) of several documents, the best first, and why one is above another.
 
         ``ranking.why_above(0, 1)`` is the difference of the first two, word by word.
         """
         check_keywords(Lens.rank, options)
-        chosen, listed = ScoreOptions(**options), check_documents(query, documents)
+        chosen, listed = ScoreOptions(**options), search.check_documents(query, documents)
         with layers_shown(progress, self.device.type) as advance:
-            found = scores(
+            found = search.scores(
                 self,
                 query,
                 listed,
@@ -533,7 +519,7 @@ class Lens:
     def encode(
         self,
         text: Text | Texts | Chat | Signal | list[Signal] | None = None,
-        **options: Unpack[EncodeKeywords],
+        **options: Unpack[_keywords.EncodeKeywords],
     ) -> list[Encoded]:
         """Texts, token ids, pictures or sounds as `analyse` takes them."""
         check_keywords(Lens.encode, options)
@@ -546,7 +532,7 @@ class Lens:
         self,
         source: Side | list[str] | list[SourceTarget] | SourceTarget | None = None,
         target: Side | None = None,
-        **options: Unpack[EncodePairsKeywords],
+        **options: Unpack[_keywords.EncodePairsKeywords],
     ) -> list[Encoded]:
         """Sources and targets of an encoder–decoder as `analyse` takes them; see `maps`."""
         check_keywords(Lens.encode_pairs, options)

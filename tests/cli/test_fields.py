@@ -19,8 +19,8 @@ from normlens.options import (
     ExplainOptions,
     LoadOptions,
     Option,
-    at_least_one,
     options_of,
+    whole_number,
 )
 
 
@@ -41,7 +41,7 @@ class Drawing:
     secret: int = 7
 
     def __post_init__(self) -> None:
-        at_least_one(self.width, "width")
+        whole_number(self.width, "width", 1)
 
 
 def run(command: Any, *words: str) -> tuple[Any, str]:

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 import normlens
 from normlens.errors import NormLensError
 from normlens.explain import explainer
-from normlens.frozen import alpha, feedforward
+from normlens.frozen import attention, feedforward
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
-from normlens.trace.attention import can_keep_queries
+from normlens.trace.run import can_keep_queries
 
 #: Model types whose attention does not go through transformers' interface; α is formed for them.
 EAGER = {
@@ -31,7 +31,7 @@ TEXTS = [[5, 17, 31, 8, 44, 23, 12], [5, 9, 33, 2]]
 def begin_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep queries and keys of every text, and form weights of a few tokens at a time."""
     monkeypatch.setattr(explainer, "ALPHA_BYTES", 0)
-    monkeypatch.setitem(alpha._TILE, "cpu", 60)
+    monkeypatch.setitem(attention._TILE, "cpu", 60)
     monkeypatch.setattr(feedforward, "NEURONS", 100)
 
 
@@ -123,8 +123,9 @@ def test_long_texts_go_on_their_own(monkeypatch):
     alone = 4 * 8**2 * 4
     monkeypatch.setattr(explainer, "ALPHA_BYTES", alone - 1)
     kinds, sizes = [], []
-    monkeypatch.setattr(explainer, "model_inputs", spied(explainer.model_inputs, 1, sizes))
-    monkeypatch.setattr(explainer, "reading", spied(explainer.reading, 2, kinds))
+    inputs = spied(explainer.tracing.model_inputs, 1, sizes)
+    monkeypatch.setattr(explainer.tracing, "model_inputs", inputs)
+    monkeypatch.setattr(explainer.tracing, "reading", spied(explainer.tracing.reading, 2, kinds))
     asked = {"position": -1, "layer": 1, "direction": [1.0] * 16}
     lens.explain(input_ids=texts, batch_size=4, **asked)
     lengths = [[len(item) for item in items] for items in sizes]
@@ -172,8 +173,8 @@ def test_flash_kernels_spread_gradients_as_tiles_do():
     query, key = torch.randn(2, 8, 300, 64).cuda(), torch.randn(2, 2, 300, 64).cuda()
     g = torch.randn(3, 2, 8, 300, 64).cuda()
     given = {"scale": 0.125, "causal": True}
-    half = alpha.QueryKey(query.bfloat16(), key.bfloat16(), dtype=torch.float32, **given)
-    exact = alpha.QueryKey(
+    half = attention.QueryKey(query.bfloat16(), key.bfloat16(), dtype=torch.float32, **given)
+    exact = attention.QueryKey(
         query.bfloat16().double(), key.bfloat16().double(), dtype=torch.float64, **given
     )
     expected = exact.spread(g.double(), 2)

@@ -44,9 +44,8 @@ from normlens.models.base import read_head
 from normlens.options import CiteOptions, ExplainOptions
 from normlens.pipeline.batches import Progress, batches
 from normlens.results.citation import ANSWER, PROMPT, Citation
-from normlens.trace.attention import EAGER, can_keep_queries
 from normlens.trace.locking import exclusive
-from normlens.trace.run import model_inputs, plain_options, reading
+from normlens.trace.run import EAGER, can_keep_queries, model_inputs, plain_options, reading
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

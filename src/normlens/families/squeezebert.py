@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
 from normlens.families.bert import Bert
-from normlens.gpu.lazy_tensor import formed, lazy_tensor
+from normlens.gpu.matmul import formed, lazy_tensor
 from normlens.layers import Attention, FeedForward, Linear
 from normlens.models.base import register
 from normlens.models.reading import UnreadableModule, read_tensor, without_idle_adapters

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
-from normlens.gpu.lazy_tensor import formed, lazy_tensor
+from normlens.gpu.matmul import formed, lazy_tensor
 from normlens.layers import Linear
 from normlens.options import DTYPES
 

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens.errors import InputError, NormLensError, UnsupportedModelError
-from normlens.gpu.lazy_tensor import LazyTensor
-from normlens.gpu.matmul import matmul_rows
+from normlens.gpu.matmul import LazyTensor, matmul_rows
 from normlens.gpu.transfer import DeviceTransfer, on_device, pinned_copy
 from normlens.layers import Layer, Linear, Reach
 from normlens.models.base import Adapter

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, OptionError, check_choice
-from normlens.options import FROM_ZERO, LayerRanges, at_least_one, parse_layers, whole
+from normlens.options import FROM_ZERO, LayerRanges, parse_layers, whole_number
 from normlens.scopes import layers_in_words
 
 # The vocabulary of ablations: which component, replaced in what way, in which layers.
@@ -211,9 +211,9 @@ class AblateOptions:
                 raise OptionError(name, "{option} names nothing; leave it out to take all")
         for name in ("reference_size", "draws", "max_length", "limit"):
             if (value := getattr(self, name)) is not None:
-                at_least_one(value, name)
-        whole(self.seed, "seed")
-        if whole(self.resamples, "resamples") < FEWEST_RESAMPLES:
+                whole_number(value, name, 1)
+        whole_number(self.seed, "seed")
+        if whole_number(self.resamples, "resamples") < FEWEST_RESAMPLES:
             raise OptionError(
                 "resamples", f"{{option}} must be at least {FEWEST_RESAMPLES}, not {self.resamples}"
             )

@@ -45,9 +45,8 @@ from normlens.studies.faithfulness.options import (
     SOURCES_COLUMN,
     ablations_of,
 )
-from normlens.trace.attention import EAGER
 from normlens.trace.locking import Hooks, exclusive
-from normlens.trace.run import model_inputs, plain_options, reading
+from normlens.trace.run import EAGER, model_inputs, plain_options, reading
 
 if TYPE_CHECKING:
     from normlens.corpus.engines.block_rows import Clock

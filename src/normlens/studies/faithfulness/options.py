@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, require
-from normlens.options import Option, at_least_one
+from normlens.options import Option, whole_number
 
 # What an evaluation is asked for beside the options of a run.
 
@@ -70,7 +70,7 @@ class EvaluateOptions:
     steps: int = Option("Steps of integrated gradients.", metavar="N").field(50)
 
     def __post_init__(self) -> None:
-        at_least_one(self.steps, "steps")
+        whole_number(self.steps, "steps", 1)
         for what in ("method", "protocol"):
             if (named := getattr(self, f"{what}s")) is not None:
                 listed = parse_names(named)
