@@ -156,12 +156,12 @@ def gradient_x_input(prompt: Prompt) -> Scores:
 def flashtrace(prompt: Prompt) -> Scores:
     """FlashTrace's scores of the prompt's tokens, by its own package, as it comes."""
     traced = _package().FlashTrace(prompt.lens.adapter.whole, prompt.lens.tokenizer)
-    encoded = prompt.read()[0]
-    assert prompt.answer is not None
+    encoded, answer = prompt.read()[0], prompt.answer
+    assert answer is not None
 
     def run() -> Any:
         with reading(prompt.lens.adapter.whole, prompt.lens.adapter, EAGER):
-            return traced.trace(prompt=encoded.text, target=prompt.answer.text)
+            return traced.trace(prompt=encoded.text, target=answer.text)
 
     result = exclusive(prompt.lens.adapter.whole, run)
     if len(result.scores) != len(encoded):
