@@ -425,13 +425,17 @@ def fast_attention(
 # What a model is called with, and how the caller's surroundings are kept out of the call.
 
 
+def padding_id(adapter: Adapter) -> int:
+    """The id of padding: any will do under the mask; some configurations name none, or −1."""
+    named = getattr(adapter.config, "pad_token_id", None)
+    return named if isinstance(named, int) and named >= 0 else 0
+
+
 def model_inputs(
     adapter: Adapter, batch: Sequence[Encoded], device: torch.device
 ) -> dict[str, Any]:
     """The arguments of the model's call for a batch; texts are padded on the right."""
-    # The id of padding: any will do under the mask; some configurations name none, or −1.
-    named = getattr(adapter.config, "pad_token_id", None)
-    padding = named if isinstance(named, int) and named >= 0 else 0
+    padding = padding_id(adapter)
     read_first = [item.sequences[0] for item in batch]
     signals = [each.signal for each in read_first if each.signal is not None]
     if signals:

@@ -137,7 +137,7 @@ def _plan_of_citations(
         raise InputError(
             "citations read the columns question, sources, gold and answer; leave the others out"
         )
-    check_answers(lens)
+    check_answers(lens, options.methods or ())
     reading = replace(reading, column=reading.column or QUESTION_COLUMN)
     known = (SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN)
     extra = tuple(name for name in known if reading.has((name,)))
