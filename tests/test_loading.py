@@ -24,12 +24,11 @@ from transformers.utils import logging
 import normlens
 from normlens.errors import (
     InputError,
-    MapsFileError,
     ModelLoadError,
     NormLensError,
     UnsupportedModelError,
 )
-from normlens.loading import hub, load
+from normlens.loading import hub
 from normlens.models.tiny import tiny_model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "mat", "##s"]
@@ -292,31 +291,6 @@ def test_a_folder_without_a_tokenizer_takes_ids(folder: Path) -> None:
         lens.maps("the cat")
 
 
-@in_one_case("source", ["folder", "object"])
-def test_no_tokenizer_wanted(source: str, good: Path) -> None:
-    lens = normlens.load(good if source == "folder" else tiny_model("bert"), tokenizer=False)
-    assert lens.tokenizer is None
-    assert lens.maps(input_ids=[4, 5, 6]).tokens == ["4", "5", "6"]
-    with pytest.raises(InputError, match="no tokenizer"):
-        lens.maps("the cat")
-
-
-def test_a_damaged_tokenizer_can_be_left_out(folder: Path) -> None:
-    garble_tokenizer(folder)
-    assert len(normlens.load(folder, tokenizer=False).maps(input_ids=[4, 5]).tokens) == 2
-
-
-@in_one_case("tokenizer", [True, 3, ["a"]])
-def test_what_is_not_a_tokenizer(tokenizer: Any, good: Path) -> None:
-    with pytest.raises(InputError, match=r"tokenizer is .* or False for none, not"):
-        normlens.load(good, tokenizer)
-
-
-def test_missing_tokenizer_folder(good: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"no tokenizer folder at './nowhere'"):
-        normlens.load(good, "./nowhere")
-
-
 @in_one_case(
     ("source", "expected", "words"),
     [
@@ -338,39 +312,6 @@ def test_impossible_sources(source: Any, expected: type[NormLensError], words: s
 def test_bad_device(device: str, good: Path) -> None:
     with pytest.raises(InputError, match=f"device '{device}'.*use 'auto'"):
         normlens.load(good, device=device)
-
-
-@in_one_case("dtype", ["int8", "half", torch.int32])
-def test_bad_dtype(dtype: Any, good: Path) -> None:
-    with pytest.raises(InputError, match=r"unknown dtype .* bfloat16"):
-        normlens.load(good, dtype=dtype)
-
-
-def test_dtype_by_name_and_by_type(good: Path) -> None:
-    assert normlens.load(good, dtype="float64").dtype == torch.float64
-    assert normlens.load(good, dtype=torch.float64).dtype == torch.float64
-
-
-@in_one_case("source", ["folder", "minilm"])
-def test_revision_is_for_the_hub(source: str, good: Path) -> None:
-    with pytest.raises(InputError, match="'v2' is for models on the hub"):
-        normlens.load(good if source == "folder" else source, revision="v2")
-
-
-# An object ---------------------------------------------------------------------------------------
-
-
-def test_model_object_stays_as_it_is() -> None:
-    model = tiny_model("bert").double()
-    lens = normlens.load(model)
-    assert lens.model is model
-    assert lens.dtype == torch.float64
-    with pytest.raises(InputError, match="no tokenizer"):
-        lens.maps("the cat")
-
-
-def test_model_object_in_another_dtype() -> None:
-    assert normlens.load(tiny_model("bert"), dtype="float64").dtype == torch.float64
 
 
 # The hub, up to the network ----------------------------------------------------------------------
@@ -417,12 +358,6 @@ def test_what_is_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options["dtype"] == torch.float32
 
 
-def test_trust_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Hub(monkeypatch)
-    normlens.load("someone/some-bert", trust_remote_code=True)
-    assert all(options["trust_remote_code"] is True for _, options in asked.calls.values())
-
-
 def test_unreachable_hub_leaves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Hub(monkeypatch, reachable=False)
     normlens.load("someone/some-bert")
@@ -444,21 +379,6 @@ def test_unreachable_hub_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     for words in ("'someone/some-bert'", "unreachable", "embedded", "folder", "cache"):
         assert words in message
     assert hub.state().startswith("unreachable")
-
-
-def test_offline_by_choice_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE is set"):
-        normlens.load("someone/some-bert")
-    assert "HF_HUB_OFFLINE" in hub.state()
-
-
-def test_a_proxy_is_left_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.invalid:3128")
-    assert hub.reachable()
-    assert "proxy" in hub.state()
 
 
 class Answer:
@@ -485,67 +405,3 @@ def test_refusals_of_the_hub(kind: str, words: str, monkeypatch: pytest.MonkeyPa
     asked.error.__cause__ = getattr(errors, kind)("no", response=Answer())
     with pytest.raises(ModelLoadError, match=words):
         normlens.load("someone/some-bert", revision="v2")
-
-
-def test_a_token_that_the_hub_does_not_accept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import errors
-
-    asked = Hub(monkeypatch)
-    asked.error = OSError("a long story\nin several lines")
-    refused = "401 Client Error.\n\nInvalid credentials in Authorization header"
-    asked.error.__cause__ = errors.HfHubHTTPError(refused, response=Answer())
-    with pytest.raises(ModelLoadError, match=r"not accept the token .* set HF_TOKEN"):
-        normlens.load("someone/some-bert")
-
-
-def test_any_other_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Hub(monkeypatch)
-    asked.error = RuntimeError("first line\nsecond line " + "and more " * 100)
-    with pytest.raises(ModelLoadError, match="first line second line") as caught:
-        normlens.load("someone/some-bert")
-    assert len(str(caught.value)) < 600
-
-
-def test_configuration_alone(good: Path, tmp_path: Path) -> None:
-    assert load.load_config(good).model_type == "bert"
-    (tmp_path / "config.json").write_text((good / "config.json").read_text())
-    assert load.load_config(tmp_path).hidden_size == 16  # weights are not needed
-    with pytest.raises(ModelLoadError, match=r"no config\.json"):
-        load.load_config(tmp_path.parent)
-
-
-# Texts -------------------------------------------------------------------------------------------
-
-
-@in_one_case("text", ["", "  \n\t", ("the cat", " ")])
-def test_empty_text(text: Any, good: Path) -> None:
-    with pytest.raises(InputError, match="empty"):
-        normlens.load(good).maps(text)
-
-
-def test_text_longer_than_the_model(good: Path) -> None:
-    lens = normlens.load(good)
-    with pytest.raises(InputError, match=r"62 tokens and the model takes at most 48.*truncate"):
-        lens.maps("the " * 60)
-    assert len(lens.maps("the " * 60, truncate=True).tokens) == 48
-
-
-# Maps files --------------------------------------------------------------------------------------
-
-
-def test_open_of_what_is_no_maps_file(good: Path, tmp_path: Path) -> None:
-    with pytest.raises(MapsFileError, match="there is no maps file"):
-        normlens.open(tmp_path / "missing.safetensors")
-    with pytest.raises(MapsFileError, match="holds no NormLens maps"):
-        normlens.open(good / "model.safetensors")
-    with pytest.raises(MapsFileError, match="not a NormLens maps file"):
-        normlens.open(good / "config.json")
-
-
-def test_open_of_a_damaged_maps_file(good: Path, tmp_path: Path) -> None:
-    path = normlens.load(good).maps("the cat").save(tmp_path / "maps.safetensors")
-    whole = path.read_bytes()
-    for size in (0, 4, 100, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(MapsFileError):
-            normlens.open(path)

@@ -59,6 +59,7 @@ def calls():
 
 
 def test_a_dataclass_is_made_of_what_was_typed(calls):
+    @as_typer_reads
     def draw(*, text: str = "a", drawing: Drawing, quiet: bool = False) -> None:
         """Draw."""
         calls.append((text, drawing, quiet))
@@ -83,6 +84,7 @@ def test_a_dataclass_is_made_of_what_was_typed(calls):
 
 
 def test_wrong_values_are_refused_as_the_dataclass_refuses_them(calls):
+    @as_typer_reads
     def draw(*, drawing: Drawing) -> None:
         calls.append(drawing)
 
@@ -95,6 +97,7 @@ def test_wrong_values_are_refused_as_the_dataclass_refuses_them(calls):
 
 
 def test_what_was_typed_alone(calls):
+    @as_typer_reads
     def draw(*, given: Annotated[dict[str, Any], Fields(of=(Drawing, LoadOptions))]) -> None:
         calls.append(given)
 
@@ -104,6 +107,7 @@ def test_what_was_typed_alone(calls):
 
 
 def test_help_tells_names_texts_and_defaults():
+    @as_typer_reads
     def draw(*, drawing: Annotated[Drawing, Fields(panel="How it is drawn")]) -> None:
         """Draw."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from one_case import in_one_case
-from pair_examples import Letters, fast_tokenizer, with_head
+from pair_examples import fast_tokenizer, with_head
 
 import normlens
 from normlens.errors import InputError
@@ -184,16 +184,6 @@ def test_every_way_to_split(smollm2, citation):
     assert text in spaced.text
 
 
-def test_parts_of_the_answer_are_the_answer(smollm2, citation):
-    whole = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence", parts="document")
-    assert whole.parts == [ANSWER]
-    np.testing.assert_allclose(whole.scores, citation.scores, atol=2e-4)
-    assert whole.value == pytest.approx(citation.value, rel=1e-5)
-    logits = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, score="logit", parts="token")
-    assert len(logits.parts) == len(logits.raw_tokens) - int((logits.owners > -2).sum())
-    assert logits.value > whole.value
-
-
 def test_the_model_answers_where_no_answer_is_given(smollm2):
     made = smollm2.cite(QUESTION, DOCUMENTS, generate=12)
     assert "Lima" in made.answer
@@ -202,31 +192,6 @@ def test_the_model_answers_where_no_answer_is_given(smollm2):
     np.testing.assert_allclose(given.scores, made.scores, atol=1e-5)
     longer = smollm2.cite(QUESTION, DOCUMENTS, generate=12, generation={"min_new_tokens": 12})
     assert (longer.owners == -2).sum() >= (made.owners == -2).sum()
-
-
-def test_one_source_and_the_same_source_twice(smollm2):
-    one = smollm2.cite(QUESTION, [DOCUMENTS[1]], ANSWER, ablations=4)
-    assert len(one.scores) == 1
-    assert one.scores[0] > 0
-    twice = smollm2.cite(QUESTION, [DOCUMENTS[1], DOCUMENTS[0], DOCUMENTS[1]], ANSWER)
-    spans = twice.source_spans
-    assert [twice.text[a:b] for a, b in spans] == twice.sources
-    assert len({*spans[:, 0].tolist()}) == 3
-    assert (twice.scores[[0, 2]] > 0).all()
-
-
-def test_padding_on_the_left_changes_nothing(smollm2, citation):
-    left = changed(smollm2, padding_side="left", pad_token=smollm2.tokenizer.eos_token)
-    again = left.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence")
-    np.testing.assert_allclose(again.scores, citation.scores, atol=1e-6)
-
-
-def test_a_model_without_a_template_reads_plain_text(smollm2):
-    plain = changed(smollm2, chat_template=None)
-    made = plain.cite(QUESTION, DOCUMENTS, "Lima", by="sentence", system="Answer briefly.")
-    assert made.text == f"Answer briefly.\n\n{message(DOCUMENTS)}\n\nAnswer: Lima"
-    assert [made.text[a:b] for a, b in made.source_spans] == made.sources
-    made._check()
 
 
 TEMPLATE = (
@@ -242,12 +207,6 @@ def test_what_a_template_strips_of_an_answer_stays(smollm2):
     assert made.text.endswith("|assistant:<think>Peru?</think> Lima")
     assert [made.text[a:b] for a, b in made.source_spans] == DOCUMENTS
     made._check()
-
-
-def test_a_template_that_changes_sources_is_refused(smollm2):
-    lens = changed(smollm2, chat_template=TEMPLATE.replace(".strip()", ".upper()"))
-    with pytest.raises(InputError, match="chat template changes the message"):
-        lens.cite(QUESTION, DOCUMENTS, ANSWER)
 
 
 @in_one_case("family", ["bart", "t5"])
@@ -283,34 +242,15 @@ def test_encoder_decoders(family):
     assert lens.cite("is it ?", sources, ablations=4, generate=5).scores.shape == (3,)
 
 
-def test_it_is_saved_and_drawn(smollm2, citation, tmp_path):
-    pytest.importorskip("matplotlib")
-    citation.save(tmp_path / "c.safetensors")
-    assert normlens.open(tmp_path / "c.safetensors") == citation
-    sharp = smollm2.cite(QUESTION, "\n".join(20 * DOCUMENTS[:1]), ANSWER, ablations=3)
-    figure = sharp.plot()
-    assert len(figure.axes[0].get_yticklabels()) == 15
-    assert "6 sources, first 2" in repr(citation)
-
-
 @in_one_case(
     ("given", "words"),
     [
         ({"sources": []}, "there are no sources"),
-        ({"sources": ""}, "the sources are empty"),
         ({"sources": ["a", " \n"]}, "source 1 is empty"),
-        ({"sources": 3}, "list of texts"),
-        ({"sources": [3]}, "list of texts"),
         ({"question": " "}, "question is empty"),
-        ({"answer": " "}, "answer is empty"),
         ({"by": "chapter"}, "sentence"),
-        ({"parts": "chapter"}, "sentence"),
-        ({"score": "p"}, "logit"),
         ({"ablations": 2}, "0 or at least 3"),
-        ({"ablations": -1}, "at least 3"),
         ({"prompt": "{context}"}, "question"),
-        ({"generate": 0}, "at least 1"),
-        ({"sourcs": 1}, "did you mean"),
         ({"sources": 9000 * ["many words"]}, "at most"),
     ],
 )
@@ -318,11 +258,3 @@ def test_wrong_citations_are_one_line(given, words, smollm2):
     call = {"question": QUESTION, "sources": DOCUMENTS, "answer": ANSWER} | given
     with pytest.raises(InputError, match=words):
         smollm2.cite(call.pop("question"), call.pop("sources"), call.pop("answer"), **call)
-
-
-def test_models_that_cannot_answer_say_so(minilm):
-    with pytest.raises(normlens.NormLensError):
-        minilm.cite(QUESTION, DOCUMENTS)
-    lens = normlens.load(with_head("bart"), Letters())
-    with pytest.raises(InputError, match="fast tokenizer"):
-        lens.cite(QUESTION, DOCUMENTS)

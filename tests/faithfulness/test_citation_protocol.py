@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy.stats import spearmanr
 
 import normlens
 from normlens.corpus.runs.folder import SomeFailedWarning
-from normlens.errors import InputError
+from normlens.errors import InputError, MissingDependencyError
 from normlens.explain.citations import prepared
 from normlens.inputs.text import DOCUMENT
 from normlens.options import CiteOptions
@@ -75,6 +76,28 @@ def test_the_solver_is_the_published_one():
         model.fit(x, odds / 12)
         expected = model.coef_ / scaler.scale_ * 12
         np.testing.assert_allclose(lasso(masks, log_p, 12), expected, atol=1e-4)
+
+
+def test_flashtrace_is_its_package_on_the_same_tokens(trial, plain, smollm2):
+    package = pytest.importorskip("flashtrace", reason="pip install flashtrace")
+    ids, _, places = plain
+    traced = package.FlashTrace(smollm2.adapter.whole, smollm2.tokenizer)
+    smollm2.adapter.whole.set_attn_implementation("eager")
+    result = traced.trace(prompt=smollm2.tokenizer.decode(ids), target=ANSWER)
+    expected = [sum(result.scores[k] for k in own) for own in places]
+    np.testing.assert_allclose(trial.scores("flashtrace"), expected, rtol=1e-4)
+    assert passes("flashtrace", 3) == (1, 0)
+
+
+def test_flashtrace_without_its_package_is_one_line(monkeypatch, smollm2, tmp_path):
+    monkeypatch.setitem(sys.modules, "flashtrace", None)
+    data = tmp_path / "questions.jsonl"
+    data.write_text(json.dumps({"question": QUESTION, "sources": SOURCES}) + "\n")
+    with pytest.raises(MissingDependencyError, match="pip install flashtrace"):
+        normlens.evaluate(
+            smollm2, data, tmp_path / "run", methods=["flashtrace"], protocols=["citations"]
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_source_out(trial):

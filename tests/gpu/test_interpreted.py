@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_method, force_storing
+from layer_problems import decompose_layer
 from reference import largest_error, mixing_of, pair_references, reference
 from torch import nn
 
 import normlens
 from normlens.frozen import norm_maps
-from normlens.frozen.norm_maps import decompose_layer
 from normlens.frozen.stage import kernel_slots, sampled_error, tail_of
 from normlens.frozen.tiles import ORDINARY, Job, feed_forward_norms
 from normlens.models.tiny import tiny_model
@@ -24,11 +24,10 @@ from normlens.pipeline.batches import KERNEL_TOLERANCE
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.gpu import by_source, feed_forward
+from normlens.gpu import feed_forward
 from normlens.gpu import operands as source_rows
 from normlens.gpu.feed_forward import fused_norms
 from normlens.gpu.operands import ScaledWeights
-from normlens.gpu.pieces import launch
 from normlens.gpu.sizes import TargetTiling, Tiling
 
 pytestmark = [
@@ -125,45 +124,6 @@ def test_stored_hidden_rows_give_the_same_numbers(precision, problem, forced, mo
         torch.testing.assert_close(stored.norms[scope], norms, rtol=1e-5, atol=0)
 
 
-def test_rows_that_nobody_stored_are_not_read(problem, forced, monkeypatch):
-    read = []
-
-    def watched(kernel, programs, *arguments, **options):
-        if kernel is by_source.pair_sums:
-            *_, begin, end, _first, _batch, _n = arguments
-            read.append((arguments[2].shape[0], end - begin))
-        launch(kernel, programs, *arguments, **options)
-
-    forced("by pair")
-    monkeypatch.setattr(feed_forward, "launch", watched)
-    given = problem("pre", n=7, d=20, m=24, causal=True, dtype=torch.float32)
-    given.solve(precision="float32")
-    assert sum(rows for rows, _ in read) == 28  # the pairs, in blocks of 16
-    assert all(rows == stored for rows, stored in read)
-
-
-def test_short_sums_change_nothing_but_rounding(problem, fused, monkeypatch):
-    given = problem("pre", n=3, d=20, m=40, dtype=torch.float32, gated=True)
-    whole = given.solve(precision="float32")
-    short = replace(TINY, chunk=16)
-    monkeypatch.setattr(Tiling, "choose", classmethod(lambda cls, *_: short))
-    for scope, norms in given.solve(precision="float32").norms.items():
-        torch.testing.assert_close(norms, whole.norms[scope], rtol=1e-5, atol=0)
-
-
-def test_a_ragged_batch_equals_one_by_one(problem, fused):
-    given = problem("post", n=4, batch=2, dtype=torch.float32)
-    x, alpha = given.x.clone(), given.alpha.clone()
-    x[1, 3:] = 1e6  # whatever the padding holds
-    alpha[1, :, :, 3:] = 0
-    alpha[1, :, 3:] = 1e6
-    scopes, settings = given.layer.scopes, AnalysisOptions(precision="float32")
-    together = decompose_layer(given.layer, x, alpha, [4, 3], scopes, settings)
-    alone = replace(given, x=x[1:, :3], alpha=alpha[1:, :, :3, :3]).solve(precision="float32")
-    for scope, norms in alone.norms.items():
-        assert entry_error(together.norms[scope][1, :3, :3], norms[0]) < 1e-5, scope
-
-
 @pytest.mark.parametrize("method", ["in one kernel", "by pair", "matrices"])
 def test_nan_never_passes_for_a_number(method, problem, forced):
     forced(method)
@@ -213,15 +173,6 @@ def test_every_element_of_the_output_is_written(method, order, problem, forced, 
     assert ORDINARY in found.norms
 
 
-@pytest.mark.parametrize("limit", [1, 3_000])
-def test_a_memory_limit_changes_no_number(limit, problem, fused):
-    given = problem("post", n=3, dtype=torch.float32)
-    expected = given.solve(precision="float32")
-    found = given.solve(precision="float32", memory_limit=limit)
-    for scope, norms in found.norms.items():
-        torch.testing.assert_close(norms, expected.norms[scope], rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize("faint", [1e-12, 1e-30])
 def test_faint_pairs_keep_their_digits(faint, problem, fused):
     """Attention weights of any size give norms with the same relative error."""
@@ -258,24 +209,6 @@ def test_errors_of_both_signs_are_noticed_by_a_sample(method, order, problem, fo
     assert 0.03 < sampled_error(job, [6], wrong) < 0.07
     wrong[job.scope] = torch.full_like(wrong[job.scope], torch.nan)
     assert sampled_error(job, [6], wrong) == torch.inf
-
-
-@pytest.mark.parametrize("lengths", [[1], [2], [3, 1], [2, 5]])
-def test_a_sample_of_short_sequences(lengths, problem, fused):
-    given = problem("post", n=max(lengths), batch=len(lengths), dtype=torch.float32)
-    scopes, settings = given.layer.scopes, AnalysisOptions(precision="float32")
-    found = decompose_layer(given.layer, given.x, given.alpha, lengths, scopes, settings)
-    assert found.sampled_error < INTERPRETED["float32"]
-
-
-def test_a_lens_refuses_norms_that_miss_the_sample(fused, monkeypatch):
-    def wrong(job, lengths, norms):
-        return torch.tensor(0.05)
-
-    monkeypatch.setattr("normlens.frozen.stage.sampled_error", wrong)
-    lens = normlens.load(tiny_model("bert", num_hidden_layers=1), device="cpu")
-    with pytest.raises(normlens.NormLensError, match="miss an exact recomputation"):
-        lens.maps(input_ids=[3, 9, 27], precision="float32")
 
 
 def test_what_one_request_keeps_suits_the_next(fused):
@@ -321,20 +254,3 @@ def test_layers_that_read_another_sequence(family, method, pair, forced):
     _, decoder = pair_references(copy.deepcopy(model).double(), inputs)
     for scope in scopes:
         assert largest_error(found[scope][0], decoder[0].maps[scope]) <= 1e-4, scope
-
-
-@pytest.mark.parametrize("method", ["in one kernel", "by pair"])
-def test_a_ragged_batch_that_reads_another_sequence(method, forced):
-    forced(method)
-    lens = normlens.load(tiny_model("bart", decoder_layers=1), device="cpu")
-    scope = "ATTNRESLNCROSSRESLNFFRESLN-N"
-    pairs = [LONGER_SOURCE, LONGER_TARGET]
-    together = lens.maps(
-        input_ids=[source for source, _ in pairs],
-        decoder_input_ids=[target for _, target in pairs],
-        batch_size=2,
-        scopes=scope,
-    )
-    for found, (source, target) in zip(together, pairs, strict=True):
-        alone = lens.maps(input_ids=source, decoder_input_ids=target, scopes=scope)
-        assert largest_error(found[scope], alone[scope]) <= 1e-4

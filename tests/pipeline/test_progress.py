@@ -31,11 +31,6 @@ def test_a_bar_is_shown_to_those_who_ask(lens, capsys):
     assert "3/3" in err
 
 
-def test_a_bar_begins_anew_with_every_batch(lens, capsys):
-    lens.maps(input_ids=[IDS, IDS[:3]], batch_size=1, progress=True)
-    assert "layers of batch 2" in capsys.readouterr().err
-
-
 @in_one_case("seconds", [0.0, 600.0])
 def test_watchers_see_a_bar_of_work_that_takes_long(seconds, lens, capsys, monkeypatch):
     monkeypatch.setattr(batches, "_is_watched", lambda: True)
@@ -52,24 +47,3 @@ def test_calls_on_a_gpu_are_not_slowed_by_a_bar(monkeypatch):
         assert advance is None
     with batches.layers_shown(None, "cpu") as advance:
         assert isinstance(advance, batches.LayerBar)
-
-
-def test_a_notebook_is_watched(monkeypatch):
-    class Shell:
-        kernel = object()
-
-    class IPython:
-        @staticmethod
-        def get_ipython():
-            return Shell()
-
-    assert not batches._is_watched()
-    monkeypatch.setitem(batches.sys.modules, "IPython", IPython)
-    assert batches._is_watched()
-
-
-def test_a_machine_without_tqdm_shows_nothing(lens, monkeypatch, capsys):
-    for name in ("tqdm", "tqdm.auto"):
-        monkeypatch.setitem(batches.sys.modules, name, None)
-    lens.maps(input_ids=IDS, progress=True)
-    assert capsys.readouterr().err == ""

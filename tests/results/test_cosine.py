@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from crafted_files import save_crafted
-from one_case import in_one_case
-from safetensors import safe_open
-from safetensors.numpy import load_file
 
-import normlens
-from normlens.errors import InputError, MapsFileError, OutputError
+from normlens.errors import InputError
 from normlens.results.axes import TokenAxis
 from normlens.results.explanation import Cosine
 
@@ -84,66 +77,3 @@ def test_tables(pair):
     best = pair.top(3)
     assert len(best) == 3
     assert abs(best.value[0]) == np.abs(pair.matrix).max()
-
-
-def test_labelled_arrays(pair):
-    pytest.importorskip("xarray")
-    data = pair.to_xarray()
-    assert data.matrix.dims == ("a", "b")
-    assert float(data.matrix.sum() + data.a_with_bias.sum()) == pytest.approx(
-        pair.matrix.sum() + pair.a_with_bias.sum()
-    )
-    assert data.b_token.values.tolist() == pair.tokens_b
-
-
-def test_a_representation_says_what_it_consists_of(pair):
-    assert "4 × 3 pairs of tokens" in repr(pair)
-    assert "a note" in repr(pair)
-
-
-def test_files_hold_everything(pair, tmp_path):
-    path = pair.save(tmp_path / "pair.safetensors")
-    with safe_open(path, framework="numpy") as file:
-        assert file.metadata()["format"] == "normlens-cosine"
-    again = normlens.open(path)
-    assert again == pair
-    assert again.provenance == pair.provenance
-    assert again.words() == pair.words()
-    with pytest.raises(OutputError, match="exists already"):
-        pair.save(path, overwrite=False)
-    pair.save(path)  # it is a file of NormLens
-    with pytest.raises(MapsFileError, match="holds Cosine and not Maps"):
-        normlens.Maps.load(path)
-
-
-@in_one_case(
-    "change",
-    [
-        lambda meta: meta.pop("value"),
-        lambda meta: meta.update(value="much"),
-        lambda meta: meta.update(other=1),
-        lambda meta: meta["a"].update(raw_tokens=["x"]),
-        lambda meta: meta["b"].update(token_words=[0, 1, 9]),
-        lambda meta: meta["b"].pop("special"),
-        lambda meta: meta.update(a=[]),
-        lambda meta: meta.update(text_a=5),
-    ],
-)
-def test_altered_files_are_one_line(change, pair, tmp_path):
-    path = pair.save(tmp_path / "pair.safetensors")
-    with safe_open(path, framework="numpy") as file:
-        header = file.metadata()
-    meta = json.loads(header["cosine"])
-    change(meta)
-    save_crafted(load_file(path), path, metadata={**header, "cosine": json.dumps(meta)})
-    with pytest.raises(MapsFileError, match="is damaged"):
-        normlens.open(path)
-
-
-def test_files_of_another_version_are_refused(pair, tmp_path):
-    path = pair.save(tmp_path / "pair.safetensors")
-    with safe_open(path, framework="numpy") as file:
-        header = file.metadata()
-    save_crafted(load_file(path), path, metadata={**header, "version": "2"})
-    with pytest.raises(MapsFileError, match="make it again"):
-        normlens.open(path)

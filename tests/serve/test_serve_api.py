@@ -317,6 +317,7 @@ def test_the_schema_says_what_is_served(site):
         "/api/analyses/{id}",
         "/api/analyses/{id}/maps",
         "/api/analyses/{id}/result",
+        "/api/citations",
         "/api/cosines",
         "/api/explanations",
         "/api/models",
@@ -325,6 +326,7 @@ def test_the_schema_says_what_is_served(site):
         ("Analysis", ["ig", "ig-bias", "gradient", "shapley"]),
         ("Explanation", ["ig", "ig-bias", "gradient"]),
         ("Cosine", ["ig", "ig-bias", "gradient"]),
+        ("Citation", ["ig", "ig-bias", "gradient"]),
     ):
         request = schema["components"]["schemas"][f"{kind}Request"]["properties"]
         assert request["model"]["enum"] == list(site.models.names)
@@ -336,6 +338,7 @@ def test_the_schema_says_what_is_served(site):
         ("/api/analyses", "post", {"202", "422", "429"}),
         ("/api/explanations", "post", {"202", "422", "429"}),
         ("/api/cosines", "post", {"202", "422", "429"}),
+        ("/api/citations", "post", {"202", "422", "429"}),
         ("/api/analyses/{id}", "get", {"200", "404"}),
         ("/api/analyses/{id}", "delete", {"200", "404"}),
         ("/api/analyses/{id}/maps", "get", {"200", "404", "409", "410"}),

@@ -39,6 +39,7 @@ OPERATIONS = [
     ("POST", "/api/analyses"),
     ("POST", "/api/explanations"),
     ("POST", "/api/cosines"),
+    ("POST", "/api/citations"),
     ("GET", "/api/analyses/{id}"),
     ("DELETE", "/api/analyses/{id}"),
     ("GET", "/api/analyses/{id}/maps"),
@@ -77,7 +78,8 @@ def fuzz(operation: Any, mode: GenerationMode) -> None:
     @BOUNDED
     @given(case=operation.as_strategy(generation_mode=mode))
     def request(case: Any) -> None:
-        case.call_and_validate(checks=CHECKS)
+        # A citation's documents have a limit together, which a schema cannot say.
+        case.call_and_validate(checks=AFTERWARDS if case.path == "/api/citations" else CHECKS)
 
     request()
 

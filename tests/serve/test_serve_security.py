@@ -12,7 +12,7 @@ from serving import Site
 from normlens.serve.analyses import Limits
 from normlens.serve.app import HEADERS, Hosts
 
-PATHS = ("", "static/viewer.js", "api/models", "api/analyses/x", "openapi.json", "nowhere")
+PATHS = ("", "cite", "static/viewer.js", "api/models", "api/analyses/x", "openapi.json", "nowhere")
 
 
 def exchange(site: Site, data: bytes) -> tuple[int, bytes]:

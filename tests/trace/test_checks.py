@@ -86,11 +86,6 @@ def test_a_reach_that_is_right_is_no_news(reach, n):
     assert sides(softmax_weights(reach.mask(n)), [n], reach) == [None, None]
 
 
-@in_one_case("n", [1, 2])
-def test_one_or_two_tokens_are_no_evidence(n):
-    assert sides(softmax_weights(Reach(None, 0).mask(n)), [n]) == [None, None]
-
-
 def test_small_weights_that_vanish_in_half_precision_are_no_mask():
     """Weights that decay with the distance underflow far away, but they fade out."""
     n, heads = 200, 4
@@ -100,15 +95,6 @@ def test_small_weights_that_vanish_in_half_precision_are_no_mask():
     alpha = scores.softmax(-1).half()
     counts = attention_support(alpha, Reach(), [n])[1]
     assert (counts == 0).sum() > 20  # whole diagonals are zero
-    assert sides(alpha, [n]) == [None, None]
-
-
-def test_hard_attention_is_no_mask():
-    """Every head looks at one token; nothing but its choice is ever above zero."""
-    n = 12
-    generator = torch.Generator().manual_seed(1)
-    choice = torch.randint(n, (1, 4, n), generator=generator)
-    alpha = torch.nn.functional.one_hot(choice, n).float()
     assert sides(alpha, [n]) == [None, None]
 
 
@@ -125,16 +111,6 @@ def test_rounding_is_within_the_tolerance(dtype, scale):
     precise = torch.float64 if dtype == torch.float64 else torch.float32
     linear = Linear(module.weight.detach().T.to(precise), module.bias.detach().to(precise))
     assert linear_errors([linear_sizes(linear, rows, 8)])[0] < LINEAR_TOLERANCE[dtype] / 4
-
-
-@in_one_case("dtype", LINEAR_TOLERANCE, ids=str)
-def test_a_change_above_rounding_is_not(dtype):
-    torch.manual_seed(0)
-    module = nn.Linear(300, 200, bias=False).to(dtype)
-    x = torch.randn(8, 300).to(dtype)
-    y = module(x).detach() * (1 + 3 * LINEAR_TOLERANCE[dtype])
-    linear = Linear(module.weight.detach().T.to(torch.float64))
-    assert linear_errors([linear_sizes(linear, Rows(x, y), 8)])[0] > LINEAR_TOLERANCE[dtype]
 
 
 def test_one_wrong_row_among_larger_ones_is_seen():
@@ -167,13 +143,9 @@ def louder(model: nn.Module, *names: str) -> nn.Module:
     ("family", "name", "place"),
     [
         ("llama", "v_proj", "layers.0.self_attn.v_proj"),
-        ("llama", "o_proj", "layers.0.self_attn.o_proj"),
-        ("llama", "gate_proj", "layers.0.mlp.gate_proj"),
         ("llama", "down_proj", "layers.0.mlp.down_proj"),
         ("phi3", "qkv_proj", "layers.0.self_attn.qkv_proj"),
-        ("phi3", "gate_up_proj", "layers.0.mlp.gate_up_proj"),
         ("bloom", "query_key_value", "h.0.self_attention.query_key_value"),
-        ("gptj", "fc_in", "h.0.mlp.fc_in"),
     ],
 )
 def test_a_module_that_does_more_than_its_weight_says_is_named(family, name, place, dtype):
@@ -185,16 +157,3 @@ def test_a_module_that_does_more_than_its_weight_says_is_named(family, name, pla
     assert "Louder) of layer 0 does not compute x W + b" in message
     assert "merge_and_unload" in message
     assert "\n" not in message
-
-
-def test_what_acts_on_queries_and_keys_alone_changes_no_map():
-    """They make the weights, which are read as they are."""
-    lens = normlens.load(louder(tiny_model("llama"), "q_proj", "k_proj").double())
-    assert lens.maps(input_ids=IDS).completeness < 1e-5
-
-
-def test_a_hook_that_changes_an_output_is_found():
-    model = tiny_model("bert")
-    model.encoder.layer[1].output.dense.register_forward_hook(lambda _, __, out: out * 1.05)
-    with pytest.raises(UnsupportedModelError, match=r"encoder\.layer\.1\.output\.dense.*layer 1"):
-        normlens.load(model).maps(input_ids=IDS)

@@ -9,7 +9,7 @@ answer's log-probability y under each, ``y = b + M w`` is solved for w around th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -161,9 +161,17 @@ def check_answers(lens: Lens, two_stacks: bool = True) -> None:
 
 
 def prepared(
-    lens: Lens, question: str, sources: Any, answer: str | None, options: CiteOptions
+    lens: Lens,
+    question: str,
+    sources: Any,
+    answer: str | None,
+    options: CiteOptions,
+    check: Callable[[Encoded], None] = lambda encoded: None,
 ) -> Prompt:
-    """The prompt with its answer, which the model generates where none is given."""
+    """The prompt with its answer, which the model generates where none is given.
+
+    `check` sees the prompt before the model does, and again with a given answer.
+    """
     check_answers(lens)
     if not getattr(lens.tokenizer, "is_fast", False):
         raise InputError(
@@ -174,6 +182,7 @@ def prepared(
         raise InputError("the question is empty; give at least one word")
     prompt = Prompt(lens, question.strip(), *read_sources(lens, sources, options), options)
     whole = prompt.read()[0]
+    check(whole)
     if answer is not None and (not isinstance(answer, str) or not answer.strip()):
         raise InputError("the answer is empty; leave it out to let the model answer")
     if lens.two_stacks:
@@ -183,6 +192,7 @@ def prepared(
     else:
         spoken = whole.contents is None and not answer[:1].isspace()
         whole = reader_of(lens).answered(whole, f" {answer}" if spoken else answer)
+        check(whole)
     assert whole.answer is not None
     ids = tuple(whole.ids[whole.answer.first :])
     return replace(prompt, answer=whole.answer, ids=ids, generated=whole.generated)

@@ -18,7 +18,8 @@ from torch import Tensor
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError, is_out_of_memory
 from normlens.explain.whole_vectors import collect_whole_way
 from normlens.frozen.head_products import ProductStore
-from normlens.frozen.norm_maps import decompose_layer
+from normlens.frozen.layer import freeze
+from normlens.frozen.norm_maps import last_frozen_step, layer_maps
 from normlens.frozen.scores import PARTS
 from normlens.frozen.tiles import Buffers
 from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, Inputs, ModelState, described
@@ -32,6 +33,7 @@ from normlens.options import INPUT, LAYER, SHAPLEY, AnalysisOptions
 from normlens.pipeline import batches
 from normlens.pipeline.collector import Collector
 from normlens.pipeline.comparisons import Seen
+from normlens.pipeline.recordings import padded
 from normlens.plan import costs
 from normlens.results import store
 from normlens.results.axes import TokenAxis
@@ -291,14 +293,16 @@ class Call:
     def _launch(self, batch: list[Encoded]) -> list[Collector]:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         lens = self.lens
-        inputs = model_inputs(lens.adapter, batch, lens.device)
-        collectors = self._collectors(batch, inputs)
+        recorded = self._may_record(batch)
+        given = self._padded(batch) if recorded else batch
+        inputs = model_inputs(lens.adapter, given, lens.device)
+        collectors = self._collectors(batch, inputs, given)
         if self.options.origin == INPUT:
             collect_whole_way(lens, collectors, batch, inputs, self.progress)
             return collectors
-        key = self._recording_key(batch, inputs) if lens.device.type == "cuda" else None
-        if key is not None:
-            record = partial(Recording, partial(self._recorded, batch), inputs)
+        if recorded:
+            record = partial(Recording, partial(self._recorded, batch, given), inputs)
+            key = self._recording_key(given, inputs)
             with lens.recordings.acquire(lens.model, key, record) as recording:
                 if recording is not None:
                     if recording.replay(inputs, collectors):
@@ -317,46 +321,63 @@ class Call:
                 raise
         return self._launch(batch)  # with the memory that recordings took
 
-    def _recording_key(self, batch: Sequence[Encoded], inputs: Inputs) -> Hashable | None:
-        """What batches have in common that a recording can stand for; None: this one has none.
+    def _may_record(self, batch: Sequence[Encoded]) -> bool:
+        """Whether a recording can stand for batches such as this one."""
+        options, on_gpu = self.options, self.lens.device.type == "cuda" and HAS_GRAPH_EVENTS
+        if not on_gpu or self.file is not None or self.progress is not None:
+            return False
+        if options.origin == INPUT or options.nonlinearity == SHAPLEY:
+            return False
+        lengths = [len(sequence) for item in batch for sequence in item.sequences]
+        blocks = [layer.feed_forward for stack in self.stacks for layer in stack.layers]
+        sizes = [block.down.weight.numel() for block in blocks if isinstance(block, FeedForward)]
+        # Operations for one pair of tokens in the largest feed-forward block, of its last product.
+        operations = sum(n * n for n in lengths) * 2 * max(sizes, default=0)
+        return sum(lengths) <= TOKENS and operations <= OPERATIONS
+
+    def _padded(self, batch: list[Encoded]) -> list[Encoded]:
+        """The batch as the model reads it, padded unless results are about all of its tokens."""
+        of_all = self.options.statistics or self.options.map_dtype == "float16"
+        is_plain = not of_all and not any(stack.correlations for stack in self.stacks)
+        return padded(self.lens, batch) if is_plain else batch
+
+    def _recording_key(self, batch: Sequence[Encoded], inputs: Inputs) -> Hashable:
+        """What batches have in common that a recording can stand for.
 
         The key holds the products of weights that a prepared lens keeps, so that they stay in
         memory, and others that take their place are other ones.
         """
-        lens, products = self.lens, self.products
-        if not HAS_GRAPH_EVENTS or self.file is not None or self.progress is not None:
-            return None
-        lengths = tuple(len(sequence) for item in batch for sequence in item.sequences)
-        if self.options.nonlinearity == SHAPLEY or sum(lengths) > TOKENS:
-            return None
-        blocks = [layer.feed_forward for stack in self.stacks for layer in stack.layers]
-        sizes = [block.down.weight.numel() for block in blocks if isinstance(block, FeedForward)]
-        # Operations for one pair of tokens in the largest feed-forward block, of its last product.
-        if sum(n * n for n in lengths) * 2 * max(sizes, default=0) > OPERATIONS:
-            return None
+        products, blocks = self.products, self.lens.adapter.blocks()
         return (
             repr(self.stacks),
-            lengths,
+            tuple(len(sequence) for item in batch for sequence in item.sequences),
             described(inputs),
-            () if products is None else tuple(map(products.of, lens.adapter.blocks())),
+            () if products is None else tuple(map(products.of, blocks)),
         )
 
-    def _recorded(self, batch: list[Encoded], inputs: dict[str, Tensor]) -> list[Collector]:
+    def _recorded(
+        self, batch: list[Encoded], given: list[Encoded], inputs: dict[str, Tensor]
+    ) -> list[Collector]:
         """Run a batch so that it can be replayed: large results stay on the device."""
         call = replace(self, buffers=Buffers(), transfer=None)
-        collectors = call._collectors(batch, inputs)
+        collectors = call._collectors(batch, inputs, given)
         exclusive(self.lens.model, partial(call._run, collectors, inputs))
         for collector in collectors:
             collector.recorded()
         return collectors
 
     def _collectors(
-        self, batch: Sequence[Encoded], inputs: Mapping[str, Tensor]
+        self, batch: Sequence[Encoded], inputs: Mapping[str, Tensor], given: Sequence[Encoded]
     ) -> list[Collector]:
-        """What collects each stack's results; a decoder reads the encoder's tokens, too."""
+        """What collects each stack's results; a decoder reads the encoder's tokens, too.
+
+        `given` is the batch as the model reads it.
+        """
         collectors, place, adapter = [], None, self.lens.adapter
         for stack in self.stacks:
-            sequences = [item.sequences[-1 if stack.name == DECODER else 0] for item in batch]
+            which = -1 if stack.name == DECODER else 0
+            sequences = [item.sequences[which] for item in batch]
+            lengths = [len(item.sequences[which]) for item in given]
             names = {name for layer in stack.layers for name in layer.others}
             if len(names) > 1:
                 raise UnsupportedModelError(
@@ -373,7 +394,7 @@ class Call:
             if self.file is not None:
                 place = self.file.under("encoder/") if stack.name == ENCODER else self.file.place
             collectors.append(
-                Collector(self.lens, stack, sequences, others, transfer=self.transfer, place=place)
+                Collector(self.lens, stack, sequences, others, lengths, self.transfer, place=place)
             )
         return collectors
 
@@ -416,19 +437,24 @@ class Call:
                 norm = layer.norm_behind_feed_forward
                 if norm is not None and norm.gamma is not None:
                     ordinary = special_dimensions(norm.gamma)[1]
-            result = decompose_layer(
+            frozen = freeze(
                 layer,
                 traced.x.to(dtype),
                 [alpha.to(dtype) for alpha in traced.weights],
                 collector.lengths,
+                options.nonlinearity,
+                {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
+                last_frozen_step(layer, stack.scopes, options),
+                source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
+            )
+            result = layer_maps(
+                frozen,
                 stack.scopes,
                 options,
                 traced.real,
                 kept=None if self.products is None else self.products.of(traced.block),
                 buffers=self.buffers,
                 ordinary=ordinary,
-                sources={name: vectors.to(dtype) for name, vectors in traced.sources.items()},
-                source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
                 sample_kernels=index in stages[:1] + stages[-1:],
             )
         collector.add(result, index, layer)

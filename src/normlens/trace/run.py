@@ -27,7 +27,7 @@ from normlens.gpu.matmul import are_many, split_linears
 from normlens.inputs.text import Encoded, pad
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
-from normlens.models.reading import class_name, execution_device
+from normlens.models.reading import class_name, execution_device, weights_dtype
 from normlens.trace.checks import check_chunks, check_weights, explain_failure
 from normlens.trace.locking import Hooks, Undo, exclusive, other_methods
 
@@ -425,19 +425,22 @@ def fast_attention(
 # What a model is called with, and how the caller's surroundings are kept out of the call.
 
 
+def padding_id(adapter: Adapter) -> int:
+    """The id of padding: any will do under the mask; some configurations name none, or −1."""
+    named = getattr(adapter.config, "pad_token_id", None)
+    return named if isinstance(named, int) and named >= 0 else 0
+
+
 def model_inputs(
     adapter: Adapter, batch: Sequence[Encoded], device: torch.device
 ) -> dict[str, Any]:
     """The arguments of the model's call for a batch; texts are padded on the right."""
-    # The id of padding: any will do under the mask; some configurations name none, or −1.
-    named = getattr(adapter.config, "pad_token_id", None)
-    padding = named if isinstance(named, int) and named >= 0 else 0
+    padding = padding_id(adapter)
     read_first = [item.sequences[0] for item in batch]
     signals = [each.signal for each in read_first if each.signal is not None]
     if signals:
         # Pictures or sounds of one shape; padding would be seen and heard.
-        dtype = next(p.dtype for p in adapter.model.parameters() if p.is_floating_point())
-        values = torch.stack(signals).to(device, dtype)
+        values = torch.stack(signals).to(device, weights_dtype(adapter.model))
         if isinstance(adapter, SignalEncoder):
             return {adapter.argument: values, **adapter.call_options(values)}
         inputs = {"input_features": values}

@@ -7,7 +7,9 @@ log-probabilities of random subsets: Spearman's ρ of the two is the linear data
 
 from __future__ import annotations
 
+import importlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures.base import BoundMeasure, Item
-from normlens.errors import NormLensError
+from normlens.errors import InputError, MissingDependencyError, NormLensError
 from normlens.explain.citations import (
     Prompt,
     check_answers,
@@ -150,6 +152,37 @@ def gradient_x_input(prompt: Prompt) -> Scores:
     return by_source(prompt, _run(prompt, products).numpy())
 
 
+def flashtrace(prompt: Prompt) -> Scores:
+    """FlashTrace's scores of the prompt's tokens, by its own package, as it comes."""
+    traced = _package().FlashTrace(prompt.lens.adapter.whole, prompt.lens.tokenizer)
+    encoded, answer = prompt.read()[0], prompt.answer
+    assert answer is not None
+
+    def run() -> Any:
+        with reading(prompt.lens.adapter.whole, prompt.lens.adapter, EAGER):
+            return traced.trace(prompt=encoded.text, target=answer.text)
+
+    result = exclusive(prompt.lens.adapter.whole, run)
+    if len(result.scores) != len(encoded):
+        raise InputError(
+            f"flashtrace reads the prompt as {len(result.scores)} tokens and the model as "
+            f"{len(encoded)}; leave it out for {prompt.lens.name}"
+        )
+    return by_source(prompt, np.array(result.scores, np.float64))
+
+
+def _package() -> Any:
+    """The package FlashTrace; it needs others, of which one may be missing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("flashtrace")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the method flashtrace needs its package ({error}); run: pip install flashtrace"
+        ) from error
+
+
 # One question, its answer, and what the model says of the answer with some of the sources.
 
 
@@ -218,6 +251,7 @@ _PLAIN: Mapping[str, Callable[[Trial], Scores]] = {
     "leave-one-out": lambda trial: trial.whole - trial.log_p(~np.eye(trial.count, dtype=bool)),
     "attention": lambda trial: attention(trial.prompt),
     "gradient-x-input": lambda trial: gradient_x_input(trial.prompt),
+    "flashtrace": lambda trial: flashtrace(trial.prompt),
     "random": lambda trial: np.random.default_rng([*trial._seed, 3]).random(trial.count),
 }
 
@@ -230,10 +264,17 @@ def passes(method: str, sources: int) -> tuple[int, int]:
         return 1 + sources, 0
     if method.startswith("contextcite-"):
         return ablations_of(method), 0
-    return 1 + ablations_of(method), int(method != "attention")
+    return 1 + ablations_of(method), int(method not in ("attention", "flashtrace"))
 
 
 # The protocol over the rows of a corpus.
+
+
+def check_citations(lens: Lens, methods: Sequence[str] = ()) -> None:
+    """Refuse models that do not answer, and methods whose package is missing."""
+    if "flashtrace" in methods:
+        _package()
+    check_answers(lens, two_stacks=False)
 
 
 @dataclass(frozen=True)
@@ -259,7 +300,7 @@ class Citations(BoundMeasure):
         tables: Mapping[str, pa.Schema],
     ) -> Citations:
         """The protocol as ContextCite set it up: whole sources, answers of at most 40 tokens."""
-        check_answers(lens, two_stacks=False)
+        check_citations(lens, methods)
         options = CiteOptions(
             by=DOCUMENT, parts=DOCUMENT, generate=40, separator=" ", batch_size=batch_size
         )

@@ -16,10 +16,10 @@ from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.progress import Progress, for_caller
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
-from normlens.explain.citations import check_answers
 from normlens.lens import Lens
 from normlens.options import AUTO, check_keywords, names_of, shows_fields_of, split_keywords
 from normlens.studies.driver import GivenData, GivenModel, Planned, is_here, loaded, one_measure
+from normlens.studies.faithfulness.citations import check_citations
 from normlens.studies.faithfulness.measure import (
     Asking,
     choose_protocols,
@@ -129,7 +129,7 @@ def _plan_of_citations(
     """Plan an evaluation of citations; the model answers where the data has no answer."""
     if columns != Columns():
         raise InputError("citations read columns of their own; leave others out")
-    check_answers(lens, two_stacks=False)
+    check_citations(lens, options.methods or ())
     reading = replace(reading, column=reading.column or QUESTION_COLUMN)
     known = (SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN)
     extra = tuple(name for name in known if reading.has((name,)))

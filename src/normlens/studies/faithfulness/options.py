@@ -186,6 +186,8 @@ CITATION_METHODS = (
     "gradient-x-input",
     "random",
 )
+#: Methods that need a package of their own; they are measured where they are named.
+_PACKAGES = ("flashtrace",)
 
 
 def ablations_of(name: str) -> int:
@@ -194,6 +196,7 @@ def ablations_of(name: str) -> int:
         number = name.removeprefix(start)
         if number != name and number.isdecimal() and int(number) > 2:
             return int(number)
-    if name in CITATION_METHODS and not name[-1].isdecimal():
+    if name in (*CITATION_METHODS, *_PACKAGES) and not name[-1].isdecimal():
         return 0
-    raise InputError(f"unknown method {name!r}; choose among {', '.join(CITATION_METHODS)}")
+    known = ", ".join((*CITATION_METHODS, *_PACKAGES))
+    raise InputError(f"unknown method {name!r} of citations; choose among {known}")
