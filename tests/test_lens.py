@@ -152,12 +152,6 @@ def test_no_scope(options, lens):
         lens.maps(input_ids=IDS, scopes=[], **options)
 
 
-@in_one_case("arguments", [{}, {"text": "a", "input_ids": IDS}])
-def test_text_or_ids(arguments, lens):
-    with pytest.raises(InputError, match="one of the two"):
-        lens.maps(**arguments)
-
-
 # Statistics of the feed-forward block -------------------------------------------------------------
 
 

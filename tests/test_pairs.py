@@ -176,17 +176,6 @@ def test_a_model_without_its_head_cannot_generate():
         lens.maps(input_ids=[5, 9, 2])
 
 
-def test_generating_leaves_the_model_as_it_was(slow):
-    model = slow.adapter.whole
-    model.train()
-    try:
-        slow.maps("the house", scopes="CROSS")
-        assert model.training
-        assert not any(module._forward_hooks for module in model.modules())
-    finally:
-        model.eval()
-
-
 @in_one_case("family", ["bart", "t5"])
 def test_a_folder_is_loaded_with_the_head_that_generates(family, tmp_path):
     model = with_head(family)
@@ -282,7 +271,6 @@ def folders(folder, tmp_path_factory):
 
 SOURCES = "the house\nis small\n"
 PAIRS = "the house ||| la maison\nis small ||| est petite\n"
-MANY = 12 * "the house ||| la maison\n"
 
 
 @in_one_case(

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import normlens
 from normlens.errors import InputError, NormLensWarning
-from normlens.inputs.text import Encoded, Reader, pad
+from normlens.inputs.text import Encoded, Reader
 from normlens.models.tiny import tiny_model
 
 LIMIT = 48
@@ -314,18 +314,3 @@ def test_types_for_a_model_without_them_are_refused(family):
         lens.maps(input_ids=[5, 6, 7, 8], token_type_ids=TYPES)
     zeros = lens.maps(input_ids=[5, 6, 7, 8], token_type_ids=[0] * 4)
     np.testing.assert_array_equal(zeros["ATTN-N"], lens.maps(input_ids=[5, 6, 7, 8])["ATTN-N"])
-
-
-@in_one_case("name", ["attention_mask", "token_type_ids"])
-@in_one_case("shape", [[[1]], [[1, 1], [1, 1]], [[1, 1, 1]]])
-def test_shapes_that_differ(name, shape, lens):
-    with pytest.raises(InputError, match="same shape"):
-        lens.maps(input_ids=[[3, 4]], **{name: shape})
-
-
-def test_padding_goes_to_the_right():
-    batch, _ = Reader(None).read_ids([[5, 6, 7], [8]], None, [[0, 1, 1], [1]])
-    inputs = pad(batch, 9, torch.device("cpu"))
-    assert inputs["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert inputs["token_type_ids"].tolist() == [[0, 1, 1], [1, 0, 0]]

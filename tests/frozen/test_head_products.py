@@ -6,13 +6,11 @@ import copy
 import random
 
 import numpy as np
-import pytest
 import torch
 from one_case import in_one_case
 from reference import largest_error, reference
 
 import normlens
-from normlens.errors import InputError
 from normlens.frozen import head_products
 from normlens.frozen.feedforward import SampledFeedForward
 from normlens.frozen.head_products import ProductStore
@@ -122,28 +120,6 @@ def test_the_same_call_gives_the_same_bits_whatever_came_before(family, prepare)
     for options in asked + random.Random(1).sample(asked, len(asked)):
         for found, expected in zip(lens.maps(**options), fresh().maps(**options), strict=True):
             assert_same_bits(found, expected)
-
-
-def test_preparing_is_done_once():
-    lens = normlens.load(tiny_model("bert"))
-    assert lens.prepare() is lens
-    block = lens.adapter.blocks()[0]
-    products = lens._products.of(block).tensors
-    assert products[0].shape == (4, 4, 24)
-    lens.maps(input_ids=IDS[:2])
-    lens.prepare().prepare(memory_limit="512MB")
-    assert lens._products.of(block).tensors is products
-
-
-def test_what_is_prepared_respects_its_limit():
-    lens = normlens.load(tiny_model("bert"))
-    one = 16 * 24 * 4
-    for limit, layers in [(one - 1, 0), (one, 1), (2 * one, 2), (one, 1)]:
-        lens.prepare(memory_limit=limit)
-        lens.maps(input_ids=IDS, memory_limit="1GB")
-        assert lens._products.size == layers * one
-    with pytest.raises(InputError, match="512MB"):
-        lens.prepare(memory_limit="much")
 
 
 # Weights that change ------------------------------------------------------------------------------
