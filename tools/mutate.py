@@ -299,9 +299,10 @@ class Trials:
 
     def first_failure(self, tests: list[str], blamed: Path) -> int:
         items = [self.items[test] for test in tests]
+        before = items[0].session.testsfailed  # files that could not be collected
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if item.session.testsfailed:
+            if item.session.testsfailed > before:
                 blamed.write_text(item.nodeid)
                 return 1
         return 0
