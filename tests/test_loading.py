@@ -251,12 +251,6 @@ def test_damaged_folder(kind: str, folder: Path) -> None:
     assert not (folder / "EXECUTED").exists()
 
 
-def test_ordinary_pickled_weights_load(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save(tiny_model("bert").state_dict(), folder / "pytorch_model.bin")
-    assert normlens.load(folder).maps("the cat").completeness < 1e-4
-
-
 def test_custom_code_runs_only_when_trusted(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,13 +265,6 @@ def test_custom_code_runs_only_when_trusted(
     with pytest.raises(UnsupportedModelError, match="custom_bert"):
         normlens.load(folder, trust_remote_code=True)
     assert (folder / "EXECUTED").exists()
-
-
-def test_tokenizer_from_another_folder(folder: Path, tmp_path: Path) -> None:
-    without("token*")(folder)
-    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    lens = normlens.load(folder, str(tmp_path / "tokenizer"))
-    assert lens.maps("the cat").tokens == ["[CLS]", "the", "cat", "[SEP]"]
 
 
 def test_a_folder_without_a_tokenizer_takes_ids(folder: Path) -> None:

@@ -200,26 +200,6 @@ def whisper() -> normlens.Lens:
     return normlens.load(tiny_model("whisper"), tokenizer)
 
 
-def test_a_target_that_begins_with_the_start_token_is_not_shifted(whisper):
-    maps = whisper.maps(input_features=np.ones((6, 18)), target="la")
-    assert maps.tokens == ["</s>", "<fr>", "␣l", "a"]
-    assert maps.encoder.tokens[:3] == ["0.00s", "0.02s", "0.04s"]
-
-
-@in_one_case(
-    ("arguments", "message"),
-    [
-        ({"text": "la", "target": "la"}, "hears its source; pass input_features"),
-        ({"input_features": np.ones((5, 18)), "target": "la"}, r"shape \(5, 18\).*6 mel bins"),
-        ({"input_features": np.ones((6, 17)), "target": "la"}, r"shape \(6, 17\).*18 time steps"),
-        ({"input_features": np.ones((2, 6, 18)), "target": "la"}, "2 sources and 1 targets"),
-    ],
-)
-def test_wrong_sound_is_one_line(arguments, message, whisper):
-    with pytest.raises(InputError, match=message):
-        whisper.maps(**arguments)
-
-
 # Bad input ----------------------------------------------------------------------------------------
 
 

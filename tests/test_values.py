@@ -55,12 +55,6 @@ def test_white_space_may_stand_behind_a_value(value: Any, end: str) -> None:
     assert parse_json(json.dumps(value) + end) == value
 
 
-@in_one_case("end", ["\x0c\n", "\u00a0", "}", " {}"])
-def test_nothing_else_may(end: str) -> None:
-    with pytest.raises(ValueError, match="Extra data"):
-        parse_json('{"text": "a"}' + end)
-
-
 def test_what_is_nested_too_deeply_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json("[" * 200_000 + "]" * 200_000 + "\n")
@@ -97,11 +91,6 @@ def test_thinning_keeps_first_and_last(count: int, most: int) -> None:
     gaps = {after - before for before, after in pairwise(kept)}
     assert max(gaps) - min(gaps) <= 1  # evenly spread, and none twice
     assert min(gaps) >= 1
-
-
-def test_one_layer_is_the_first() -> None:
-    assert thinned([3, 4, 7], 1) == [3]
-    assert thinned([3], 6) == [3]
 
 
 @in_one_case(

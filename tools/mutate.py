@@ -251,7 +251,7 @@ class Trials:
             }
         by_file: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for test in tests:
-            by_file[test.split("::")[0]].append((seconds.get(test, 1.0), test))
+            by_file[test.split("::")[0]].append((seconds.get(test, 0.15), test))
         turns = [(turn, *one) for some in by_file.values() for turn, one in enumerate(sorted(some))]
         kept, spent = [], 0.0
         for _, cost, test in sorted(turns):

@@ -144,29 +144,8 @@ def through_data(model):
         weight.data.add_(0.015 * weight.data.flip(0))
 
 
-def one_number(model):
-    weight = feed_forward_weights(model)[0]
-    weight.data.view(-1)[7] += 0.25
-
-
-def rows_exchanged(model):
-    for weight in feed_forward_weights(model):
-        weight.data[[0, 1]] = weight.data[[1, 0]]
-
-
-def replaced(model):
-    for weight in feed_forward_weights(model):
-        weight.data = torch.flip(weight.data, [0])
-
-
 def loaded(model):
     model.load_state_dict(tiny_model(model.config.model_type, seed=1).state_dict())
-
-
-def norms_changed(model):
-    for name, weight in model.named_parameters():
-        if weight.dim() == 1 and ("norm" in name.lower() or "ln_" in name):
-            weight.data.mul_(1.25)
 
 
 def to_double(model):
@@ -176,11 +155,7 @@ def to_double(model):
 CHANGES = [
     in_place,
     through_data,
-    one_number,
-    rows_exchanged,
-    replaced,
     loaded,
-    norms_changed,
     to_double,
 ]
 
