@@ -188,7 +188,7 @@ def test_the_map_without_special_dimensions(family, rule, tiny):
 def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[int]:
     """Batches of more than `largest` sequences do not fit; returns the sizes that were tried."""
     tried = []
-    real = call.decompose_layer
+    real = call.freeze
 
     def guarded(layer, x, *rest, **options):
         tried.append(len(x))
@@ -196,7 +196,7 @@ def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[
             raise error("out of memory")
         return real(layer, x, *rest, **options)
 
-    monkeypatch.setattr(call, "decompose_layer", guarded)
+    monkeypatch.setattr(call, "freeze", guarded)
     return tried
 
 

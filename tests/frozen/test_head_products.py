@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import torch
+from layer_problems import decompose_layer
 from one_case import in_one_case
 from reference import largest_error, reference
 
@@ -14,7 +15,6 @@ import normlens
 from normlens.frozen import head_products
 from normlens.frozen.feedforward import SampledFeedForward
 from normlens.frozen.head_products import ProductStore
-from normlens.frozen.norm_maps import decompose_layer
 from normlens.frozen.parts import Factors
 from normlens.frozen.tiles import Job
 from normlens.layers import FeedForward, Linear, Reach

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_problems import decompose_layer
 from one_case import in_one_case
 from reference import largest_error, mixing_of, reference
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from normlens.frozen import tiles
 from normlens.frozen.feedforward import FrozenFeedForward
-from normlens.frozen.norm_maps import decompose_layer
 from normlens.plan.costs import Plan
 
 LAYERS = [

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_method, force_storing
+from layer_problems import decompose_layer
 from reference import largest_error, mixing_of, pair_references, reference
 
 import normlens
 from normlens.frozen import norm_maps
-from normlens.frozen.norm_maps import decompose_layer
 from normlens.frozen.stage import kernel_slots, sampled_error, tail_of
 from normlens.frozen.tiles import ORDINARY, Job, feed_forward_norms
 from normlens.models.tiny import tiny_model

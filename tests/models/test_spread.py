@@ -135,7 +135,7 @@ def test_no_two_devices_are_mixed(
     lens = normlens.load(model)
     assert lens.device == FIRST
     seen: list[torch.device] = []
-    check, decompose = Collector.check, calls.decompose_layer
+    check, decompose = Collector.check, calls.layer_maps
 
     def watched(self: Collector, traced: LayerTrace) -> Any:
         seen.append(traced.x.device)
@@ -145,13 +145,13 @@ def test_no_two_devices_are_mixed(
         assert {vector.device for vector in vectors} == weights == {traced.x.device}
         return layer
 
-    def decomposed(layer: Any, x: torch.Tensor, *rest: Any, **options: Any) -> Any:
-        result = decompose(layer, x, *rest, **options)
-        assert {norms.device for norms in result.norms.values()} == {x.device}
+    def decomposed(frozen: Any, *rest: Any, **options: Any) -> Any:
+        result = decompose(frozen, *rest, **options)
+        assert {norms.device for norms in result.norms.values()} == {frozen.x.device}
         return result
 
     monkeypatch.setattr(Collector, "check", watched)
-    monkeypatch.setattr(calls, "decompose_layer", decomposed)
+    monkeypatch.setattr(calls, "layer_maps", decomposed)
     # The integral of a gate looks at its numbers first, as the choice of experts does.
     rule = "gradient" if family == "llama" else "ig"
     options = AnalysisOptions(heads=True, map_dtype=map_dtype, nonlinearity=rule)

@@ -9,7 +9,7 @@ answer's log-probability y under each, ``y = b + M w`` is solved for w around th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -152,16 +152,27 @@ class Prompt:
         return len(whole) - (1 if self.lens.two_stacks else 2)
 
 
+def check_answers(lens: Lens, two_stacks: bool = True) -> None:
+    """Refuse models that give no answer; without `two_stacks` encoder–decoders, too."""
+    task = read_head(lens.adapter).task
+    if task != CAUSAL and not (two_stacks and lens.two_stacks):
+        needed = "causal language model" + two_stacks * " or an encoder–decoder"
+        raise InputError(f"{lens.name} is a {task}; citations need a {needed}")
+
+
 def prepared(
-    lens: Lens, question: str, sources: Any, answer: str | None, options: CiteOptions
+    lens: Lens,
+    question: str,
+    sources: Any,
+    answer: str | None,
+    options: CiteOptions,
+    check: Callable[[Encoded], None] = lambda encoded: None,
 ) -> Prompt:
-    """The prompt with its answer, which the model generates where none is given."""
-    head = read_head(lens.adapter)
-    if head.task != CAUSAL and not lens.two_stacks:
-        raise InputError(
-            f"{lens.name} is a {head.task}; citations need a causal language model or an "
-            "encoder–decoder, which answers"
-        )
+    """The prompt with its answer, which the model generates where none is given.
+
+    `check` sees the prompt before the model does, and again with a given answer.
+    """
+    check_answers(lens)
     if not getattr(lens.tokenizer, "is_fast", False):
         raise InputError(
             "citations need a fast tokenizer, which says which characters each token covers; pass "
@@ -171,6 +182,7 @@ def prepared(
         raise InputError("the question is empty; give at least one word")
     prompt = Prompt(lens, question.strip(), *read_sources(lens, sources, options), options)
     whole = prompt.read()[0]
+    check(whole)
     if answer is not None and (not isinstance(answer, str) or not answer.strip()):
         raise InputError("the answer is empty; leave it out to let the model answer")
     if lens.two_stacks:
@@ -180,6 +192,7 @@ def prepared(
     else:
         spoken = whole.contents is None and not answer[:1].isspace()
         whole = reader_of(lens).answered(whole, f" {answer}" if spoken else answer)
+        check(whole)
     assert whole.answer is not None
     ids = tuple(whole.ids[whole.answer.first :])
     return replace(prompt, answer=whole.answer, ids=ids, generated=whole.generated)
