@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -37,15 +35,6 @@ ANSWER = "It is Lima. Lima lies on the coast."
 @pytest.fixture(scope="module")
 def citation(smollm2):
     return smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence")
-
-
-def changed(lens, **settings):
-    """The lens with another tokenizer."""
-    lens = copy.copy(lens)
-    lens.tokenizer = copy.deepcopy(lens.tokenizer)
-    for name, value in settings.items():
-        setattr(lens.tokenizer, name, value)
-    return lens
 
 
 def message(sources: list[str], separator: str = "\n\n") -> str:
@@ -204,31 +193,6 @@ def test_every_way_to_split(smollm2, citation):
     assert text in alone.text
     spaced = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, separator=" ")
     assert text in spaced.text
-
-
-def test_the_model_answers_where_no_answer_is_given(smollm2):
-    made = smollm2.cite(QUESTION, DOCUMENTS, generate=12)
-    assert "Lima" in made.answer
-    assert made.provenance["target"] == "generated"
-    given = smollm2.cite(QUESTION, DOCUMENTS, made.answer)
-    np.testing.assert_allclose(given.scores, made.scores, atol=1e-5)
-    longer = smollm2.cite(QUESTION, DOCUMENTS, generate=12, generation={"min_new_tokens": 12})
-    assert (longer.owners == -2).sum() >= (made.owners == -2).sum()
-
-
-TEMPLATE = (
-    "{{ '<|im_start|>' }}{% for message in messages %}|{{ message['role'] }}: "
-    "{{ message['content'].split('</think>')[-1].strip() }}{% endfor %}|assistant:"
-)
-
-
-def test_what_a_template_strips_of_an_answer_stays(smollm2):
-    lens = changed(smollm2, chat_template=TEMPLATE)
-    made = lens.cite(QUESTION, DOCUMENTS, "<think>Peru?</think> Lima", system="Be brief.")
-    assert made.text.startswith("<|im_start|>|system: Be brief.|user: Context: The Eiffel")
-    assert made.text.endswith("|assistant:<think>Peru?</think> Lima")
-    assert [made.text[a:b] for a, b in made.source_spans] == DOCUMENTS
-    made._check()
 
 
 @in_one_case("family", ["bart", "t5"])
