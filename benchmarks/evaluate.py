@@ -3,6 +3,7 @@
     python benchmarks/evaluate.py sst2      # fine-tunes MiniLM on SST-2 first, then all of dev.tsv
     python benchmarks/evaluate.py cosines   # all-MiniLM-L6-v2 on the pairs of STS-B dev
     python benchmarks/evaluate.py evidence  # SmolLM2 on minimal pairs and IOI, 150 of each file
+    python benchmarks/evaluate.py scores    # the same pairs, by what lens.score says of each token
     python benchmarks/evaluate.py docs      # writes the tables of what is there into the docs
 
 The data is read from NORMLENS_TEST_DATA (or --data), results go to --out. Each evaluation takes
@@ -16,8 +17,11 @@ import argparse
 import os
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
 from finetune import finetune
 
 import normlens
@@ -35,6 +39,7 @@ from normlens.studies.faithfulness.report import build_report
 from normlens.studies.reports.contents import Evidence
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "evaluate.md"
+STSB = "stsb/sts-dev.csv"
 EACH = 150  # rows of each file of evidence
 RUNS = ("sst2", "cosines", "evidence")
 
@@ -48,7 +53,7 @@ class Printed(Progress):
 
 def model_of(kind: str, out: Path, data: Path) -> str:
     """The model of an evaluation; SST-2's is fine-tuned where there is none yet."""
-    if kind == "cosines":
+    if kind in ("cosines", "scores"):
         return "minilm"
     if kind == "evidence":
         return "smollm2"
@@ -61,7 +66,7 @@ def model_of(kind: str, out: Path, data: Path) -> str:
 def data_of(kind: str, out: Path, data: Path) -> Path:
     """The data of an evaluation; of evidence, the first rows of each file."""
     if kind != "evidence":
-        return data / {"sst2": "sst2/dev.tsv", "cosines": "stsb/sts-dev.csv"}[kind]
+        return data / {"sst2": "sst2/dev.tsv"}.get(kind, STSB)
     folder = out / "evidence-data"
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted((data / "evidence").glob("*.csv")):
@@ -71,9 +76,25 @@ def data_of(kind: str, out: Path, data: Path) -> Path:
     return folder
 
 
+def by_query(lens: normlens.Lens, question: Any) -> list[float]:
+    """What `lens.score` says that each token of a pair's first text has of the cosine."""
+    data = os.environ.get("NORMLENS_TEST_DATA", "../shared/data")
+    pairs = pd.read_csv(Path(data) / STSB, sep="\t", header=None, usecols=[5, 6], quoting=3)
+    first = question.encoded.text
+    scores = [lens.score(first, text) for text in pairs[6][pairs[5] == first].unique()]
+    # The question holds the second text's vector alone: the pair is the one with its cosine.
+    ids = torch.tensor([question.encoded.ids], device=lens.device)
+    with torch.no_grad():
+        u = lens.model(ids).last_hidden_state[0].mean(0).double().cpu().numpy()
+    cosine = u @ question.other / np.linalg.norm(u)
+    return list(min(scores, key=lambda score: abs(score.value - cosine)).by_query)
+
+
 def evaluate(kind: str, data: Path, out: Path, limit: int | None) -> Run:
     """Run one of the evaluations, or finish it."""
-    label = {"label_column": "label"} if kind == "sst2" else {}
+    more: dict[str, Any] = {"label_column": "label"} if kind == "sst2" else {}
+    if kind == "scores":
+        more = {"methods": ["normlens", "evaluate:by_query", "random"]}
     return normlens.evaluate(
         model_of(kind, out, data),
         data_of(kind, out, data),
@@ -81,7 +102,7 @@ def evaluate(kind: str, data: Path, out: Path, limit: int | None) -> Run:
         limit=limit,
         page=False,  # the documents' tables come from what is kept
         progress=Printed(),
-        **label,
+        **more,
     )
 
 
@@ -144,7 +165,7 @@ def write_docs(out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=[*RUNS, "docs"])
+    parser.add_argument("what", choices=[*RUNS, "scores", "docs"])
     here = os.environ.get("NORMLENS_TEST_DATA", "../shared/data")
     parser.add_argument("--data", type=Path, default=Path(here))
     parser.add_argument("--out", type=Path, default=Path("evaluations"))

@@ -2,6 +2,7 @@
 
 stage        the feed-forward stage: published, unfused and fused; memory, error
 calls        the whole call of one text
+streams      texts of different lengths, and the first call of a process
 explain      one explanation beside a forward pass
 spearman     correlations of real maps in each precision (of --model)
 experiment   the papers' experiment
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import gpu_methods
 import torch
-from gpu_calls import CALLS, call_table
+from gpu_calls import CALLS, call_table, stream_table
 from gpu_corpus import corpus_table
 from gpu_experiment import experiment, spearman_errors
 from gpu_explain import explain_table
@@ -49,6 +50,7 @@ def main() -> None:
     parts: dict[str, Callable[[], list[str]]] = {
         "stage": partial(stage_table, shapes),
         "calls": partial(call_table, CALLS[:2] if options.quick else CALLS),
+        "streams": stream_table,
         "explain": explain_table,
         "experiment": partial(experiment, 128 if options.quick else 992),
         "corpus": partial(corpus_table, 1_000 if options.quick else 10_000),

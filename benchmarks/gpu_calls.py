@@ -5,15 +5,19 @@
     kernel    the feed-forward kernels alone
     ceiling   one cuBLAS product with the operations of these kernels
 
-Weights are random. `gpu.py` prints the table.
+`stream_table` asks what a user's texts take, which differ in length, one call each; and the first
+call of a process. Weights are random. `gpu.py` prints the tables.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -166,3 +170,79 @@ def _union(spans: list[tuple[float, float, str]]) -> float:
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total
+
+
+# Texts of different lengths, and the first call of a process.
+
+
+#: Texts of a stream, how long they are, and how many calls are not counted.
+TEXTS, LENGTHS, WARM = 200, (8, 64), 20
+
+
+def stream_table() -> list[str]:
+    """The table, as lines."""
+    shortest, longest = LENGTHS
+    lines = [
+        f"{TEXTS} texts of {shortest} to {longest} tokens, one call each, beside one length again "
+        f"and again, in ms; the first {WARM} calls are not counted:",
+        "",
+        "| call | model | median | 95th percentile | slowest | one length |",
+        "|---|---|---|---|---|---|",
+    ]
+    chosen = random.Random(0)
+    lengths = [chosen.randint(shortest, longest) for _ in range(TEXTS)]
+    for name in ("maps", "explain"):
+        model, call = _asked(name)
+        taken = _taken(call, lengths)[WARM:]
+        steady = _taken(call, [(shortest + longest) // 2] * 40)[WARM:]
+        worst = statistics.quantiles(taken, n=20)[-1]
+        lines.append(
+            f"| `{name}` | {model} | **{statistics.median(taken):.1f}** | **{worst:.1f}** "
+            f"| {max(taken):.1f} | {statistics.median(steady):.1f} |"
+        )
+        print(lines[-1], flush=True)
+    seconds = []
+    for _ in range(3):  # the first one compiles kernels
+        printed = subprocess.run(
+            [sys.executable, __file__], check=True, capture_output=True, text=True
+        )
+        seconds.append(float(printed.stdout.split()[-1]))
+    line = (
+        "The first call of a process (`maps`, BERT-base, 32 tokens, model loaded, kernels compiled "
+        f"before) takes {min(seconds[1:]):.1f} s, with kernels to compile {seconds[0]:.1f} s."
+    )
+    print(line, flush=True)
+    return [*lines, "", line, ""]
+
+
+def _asked(name: str) -> tuple[str, Callable[[list[int]], object]]:
+    """A model, and the call of it with a text's ids."""
+    from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+
+    import normlens
+
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        if name == "maps":
+            lens = normlens.load(BertModel(BertConfig(), add_pooling_layer=False).eval())
+            return "BERT-base", lambda ids: lens.maps(input_ids=ids)
+        lens = normlens.load(GPT2LMHeadModel(GPT2Config()).eval(), tokenizer=False)
+    return "GPT-2", lambda ids: lens.explain(input_ids=ids, target=1, contrast=0)
+
+
+def _taken(call: Callable[[list[int]], object], lengths: Sequence[int]) -> list[float]:
+    """Milliseconds of each call."""
+    taken = []
+    for n in lengths:
+        ids = torch.randint(1000, 20000, (n,)).tolist()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call(ids)
+        taken.append((time.perf_counter() - start) * 1e3)
+    return taken
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    _, first = _asked("maps")
+    print(_taken(first, [32])[0] / 1e3)

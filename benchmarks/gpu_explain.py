@@ -6,20 +6,25 @@ table.
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+
+from normlens.explain import explainer
 
 #: Model, dtype, tokens.
 CASES = (
     ("BERT-base", torch.float32, (16, 128)),
     ("GPT-2", torch.float32, (1024, 4096)),
-    ("Llama-8B", torch.bfloat16, (512, 2048, 8192, 32768)),
+    ("Llama-8B", torch.bfloat16, (512, 2048, 8192, 32768, 131072)),
 )
 
 
@@ -53,8 +58,11 @@ def model_of(name: str, layers: int = 32) -> Any:
 
 
 def median(work: Callable[[], object], times: int = 5) -> tuple[float, float]:
-    """Milliseconds, once warm, and the peak of memory beside what is there before, in GiB."""
-    for _ in range(2):
+    """Milliseconds, once warm, and the peak of memory beside what is there before, in GiB.
+
+    What is done once takes so long that it is not warmed up.
+    """
+    for _ in range(2 if times > 1 else 0):
         work()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -95,9 +103,41 @@ def explain_table() -> list[str]:
                 f"| **{ours / plain:.2f}** | {room:.1f} | {used:.1f} |"
             )
             print(lines[-1], flush=True)
+        if name == "Llama-8B":
+            cited = cite_line(lens)
         del lens
         torch.cuda.empty_cache()
-    return [*lines, "", *errors_in_half_precision(), ""]
+    return [*lines, "", cited, "", *errors_in_half_precision(), ""]
+
+
+def cite_line(lens: Any, words: int = 8192, answer: int = 256, sources: int = 64) -> str:
+    """What one citation takes, of random words that are a token each."""
+    import normlens
+
+    lens = normlens.load(lens.adapter.whole, tokenizer=word_tokenizer())
+    chosen = random.Random(0)
+    text = [f"w{chosen.randrange(900)}" for _ in range(words + answer)]
+    each = words // sources
+    passages = [" ".join(text[k : k + each]) for k in range(0, words, each)]
+    asked = {"answer": " ".join(text[words:]), "progress": False}
+    taken, room = median(partial(lens.cite, "w1 w2 w3", passages, **asked), 2)
+    line = (
+        f"One citation of an answer of {answer} tokens over {words:,} of context in {sources} "
+        f"passages, that Llama: {taken / 1e3:.2f} s, {room:.1f} GiB beside the weights."
+    )
+    print(line, flush=True)
+    return line
+
+
+def word_tokenizer() -> Any:
+    """A tokenizer whose tokens are the words w0, w1, …"""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{k}": k for k in range(1000)} | {"<pad>": 1000, "<unk>": 1001}
+    plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", unk_token="<unk>")
 
 
 def lens_of(name: str, dtype: torch.dtype, layers: int = 32) -> Any:
@@ -111,22 +151,32 @@ def lens_of(name: str, dtype: torch.dtype, layers: int = 32) -> Any:
 
 
 def errors_in_half_precision(layers: int = 8) -> list[str]:
-    """Contributions in bfloat16 against those of the same weights in float32."""
+    """Contributions in bfloat16 against those of the same weights in float32.
+
+    The gradients of long texts are rounded to bfloat16 once; here they are split into two, too.
+    """
     import normlens
 
     lens = lens_of("Llama-8B", torch.bfloat16, layers)
     texts = [torch.randint(1, 900, (n,)).tolist() for n in (512, 2048, 8192)]
     asked = {"target": 1, "contrast": 0, "flow": False, "progress": False}
-    half = [lens.explain(input_ids=ids, **asked).contributions for ids in texts]
-    full = normlens.load(lens.adapter.whole.float(), tokenizer=False)
-    said = []
-    for ids, found in zip(texts, half, strict=True):
-        exact = full.explain(input_ids=ids, **asked).contributions
-        error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
-        said.append(f"{error:.1e} at {len(ids):,} tokens")
-    line = (
-        f"Contributions in bfloat16 against float32, {layers} layers of that Llama (relative error "
-        f"of the whole vector): {', '.join(said)}."
-    )
-    print(line, flush=True)
-    return [line]
+
+    def contributions(of: Any) -> list[Any]:
+        return [of.explain(input_ids=ids, **asked).contributions for ids in texts]
+
+    rounded = contributions(lens)
+    with mock.patch.object(explainer, "rounded_once", nullcontext):
+        split = contributions(lens)
+    exact = contributions(normlens.load(lens.adapter.whole.float(), tokenizer=False))
+    lines = []
+    for way, half in (("rounded once", rounded), ("split into two", split)):
+        errors = [
+            f"{np.linalg.norm(found - right) / np.linalg.norm(right):.1e} at {len(ids):,} tokens"
+            for ids, found, right in zip(texts, half, exact, strict=True)
+        ]
+        lines.append(
+            f"Contributions in bfloat16 against float32, {layers} layers of that Llama, gradients "
+            f"of long texts {way} (relative error of the whole vector): {', '.join(errors)}."
+        )
+        print(lines[-1], flush=True)
+    return lines

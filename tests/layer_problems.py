@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from normlens.frozen.norm_maps import LayerMaps, decompose_layer
+from normlens.frozen.head_products import KeptProducts
+from normlens.frozen.layer import freeze
+from normlens.frozen.norm_maps import LayerMaps, last_frozen_step, layer_maps
 from normlens.layers import (
     Attention,
     Branch,
@@ -21,7 +24,23 @@ from normlens.layers import (
     Reach,
     Residual,
 )
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
+
+
+def decompose_layer(
+    layer: Layer,
+    x: Tensor,
+    alpha: Tensor,
+    lengths: Sequence[int],
+    scopes: Sequence[str],
+    options: AnalysisOptions = AnalysisOptions(),
+    real: Mapping[int, Tensor] | None = None,
+    kept: KeptProducts | None = None,
+) -> LayerMaps:
+    """Freeze one layer as far as the scopes need it, and return its maps."""
+    until = last_frozen_step(layer, scopes, options)
+    frozen = freeze(layer, x, alpha, lengths, options.nonlinearity, until=until)
+    return layer_maps(frozen, scopes, options, real, kept)
 
 
 @dataclass(frozen=True)
@@ -32,7 +51,7 @@ class Problem:
     x: Tensor  # (b, j, d)
     alpha: Tensor  # (b, h, i, j)
 
-    def solve(self, scopes: list[str] | None = None, **settings: Any) -> LayerMaps:
+    def solve(self, scopes: list[str] | None = None, rule: str = "ig", **options: Any) -> LayerMaps:
         b, n, _ = self.x.shape
         return decompose_layer(
             self.layer,
@@ -40,7 +59,7 @@ class Problem:
             self.alpha,
             [n] * b,
             self.layer.scopes if scopes is None else scopes,
-            Settings(**settings),
+            AnalysisOptions(nonlinearity=rule, **options),
         )
 
 

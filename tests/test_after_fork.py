@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 
-import pytest
 from forking import run_python
 
 PATIENCE = 60  # seconds after which a process counts as stuck
@@ -76,35 +74,6 @@ def test_while_another_thread_analyses_the_same_model():
     leave.set()
     other.join()
     analysed(lens)  # in the parent as well
-    """)
-
-
-def test_while_another_thread_registers_a_model():
-    run("""
-    from normlens.trace import locking
-
-    def hold():
-        with locking._guard:
-            wait()
-
-    other = threading.Thread(target=hold)
-    other.start()
-    assert entered.wait(60)
-    assert forked(lambda: analysed(lens)) == 0
-    leave.set()
-    other.join()
-    """)
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="cached properties have no lock any more")
-def test_while_another_thread_computes_a_cached_property():
-    run("""
-    waiting = normlens.load(model)
-    waiting.adapter.blocks = wait
-    other = threading.Thread(target=lambda: waiting.layers, daemon=True)
-    other.start()
-    assert entered.wait(60)
-    assert forked(lambda: analysed(normlens.load(model))) == 0
     """)
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import normlens
-from normlens.errors import ModelLoadError, OutputError
+from normlens.errors import OutputError
 from normlens.loading.embedded import EMBEDDED
 from normlens.results import exports
 from normlens.studies.papers import demo
-from normlens.studies.papers.demo import SENTENCES, run_demo, show_model
+from normlens.studies.papers.demo import SENTENCES, run_demo
 
 needs_minilm = pytest.mark.skipif(
     not EMBEDDED["minilm"].installed,
@@ -66,53 +65,8 @@ def test_demo_prints_tables_and_writes_maps_and_pictures(
         assert normlens.open(folder / f"minilm-{number}.safetensors").text == sentence
 
 
-@needs_minilm
-@pytest.mark.usefixtures("encoder_only")
-def test_demo_without_matplotlib_says_how_to_get_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    lines: list[str] = []
-    folder = run_demo(tmp_path / "new" / "demo", echo=lines.append)
-    assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".html"}
-    assert "pip install 'normlens[reproduce]'" in lines[0]
-
-
 def test_demo_keeps_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="--force"):
         run_demo(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-@needs_minilm
-def test_demo_needs_a_folder(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("mine")
-    with pytest.raises(OutputError, match="File exists"):
-        run_demo(path, force=True)
-    assert path.read_text() == "mine"
-
-
-def test_demo_without_its_model_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    absent = replace(EMBEDDED["minilm"], package="normlens_no_such_package")
-    monkeypatch.setitem(EMBEDDED, "minilm", absent)
-    with pytest.raises(ModelLoadError, match="normlens models --install minilm"):
-        run_demo(tmp_path / "demo")
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_decoder_says_why(
-    smollm2: normlens.Lens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(exports, "_RESOLUTION", 50)
-    lines: list[str] = []
-    show_model(smollm2, tmp_path, lines.append)
-    assert {Path(line.split(": ")[0]) for line in lines} == set(tmp_path.iterdir())
-    assert len([*tmp_path.glob("*.png")]) == 8
-    why = normlens.open(tmp_path / "smollm2-why.safetensors")
-    assert why.value > 0
-    assert f"{demo.PROMPT}, {why}" in "\n".join(lines)

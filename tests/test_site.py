@@ -201,8 +201,3 @@ def test_pages_load_nothing_from_elsewhere():
     for path in PAGES:
         assert not re.search(r"!\[[^\]]*\]\(https?:", path.read_text()), path.name
         assert not re.search(r"<(script|iframe|img)\b", path.read_text()), path.name
-
-
-def test_what_a_build_makes_is_not_in_git():
-    ignored = (ROOT / ".gitignore").read_text().split()
-    assert {f"docs/{folder}/" for folder in MADE} <= set(ignored)

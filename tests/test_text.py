@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from one_case import in_one_case
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import normlens
 from normlens.errors import InputError, NormLensWarning
-from normlens.inputs.text import Encoded, Reader, pad
+from normlens.inputs.text import Encoded, Reader
 from normlens.models.tiny import tiny_model
 
 LIMIT = 48
@@ -86,10 +86,6 @@ def test_words_of_wordpieces():
     ]
 
 
-def test_a_word_that_comes_twice_is_two_words():
-    assert encode("dogs dogs", wordpiece()).words == [None, 0, 0, 1, 1, None]
-
-
 def test_words_of_a_pair_are_counted_through():
     encoded = encode(("the dog", "the dogs"), wordpiece())
     assert encoded.words == [None, 0, 1, None, 2, 3, 3, None]
@@ -97,16 +93,6 @@ def test_words_of_a_pair_are_counted_through():
     assert encoded.type_ids == [0, 0, 0, 0, 1, 1, 1, 1]
     assert encoded.special == [True, False, False, True, False, False, False, True]
     assert encoded.text == ("the dog", "the dogs")
-
-
-def test_words_of_byte_level_bpe():
-    assert words_of(encode("hello world", byte_level())) == [
-        ("hell", "hello"),
-        ("o", "hello"),
-        ("Ġwo", "world"),
-        ("rl", "world"),
-        ("d", "world"),
-    ]
 
 
 @in_one_case("text", ["hé wo", "日本 wo", "👩‍🚀 wo", "naïve wo"])
@@ -141,12 +127,6 @@ def test_words_without_a_pretokeniser_are_what_white_space_separates(text, prepe
     encoded = encode(text, unigram(split=False, prepend=prepend))
     said = [label for label in encoded.word_labels if label]
     assert said == text.split()
-
-
-def test_pairs_without_a_pretokeniser():
-    encoded = encode(("Hello world", "new Hello"), unigram(split=False))
-    assert encoded.word_labels == ["Hello", "world", "new", "Hello"]
-    assert encoded.words == [0, 0, 1, 1, 2, 3, 3]
 
 
 def test_words_of_a_real_tokenizer(minilm):
@@ -197,21 +177,6 @@ def lens():
     return normlens.load(tiny_model("bert", pad_token_id=0), wordpiece())
 
 
-def test_one_text(lens):
-    maps = lens.maps("the dogs")
-    assert maps.tokens == ["[CLS]", "the", "dog", "##s", "[SEP]"]
-    assert maps.special == [True, False, False, False, True]
-    assert maps.text == "the dogs"
-
-
-def test_a_text_is_its_ids(lens):
-    maps = lens.maps("the dogs")
-    again = lens.maps(input_ids=maps.token_ids)
-    np.testing.assert_allclose(again["FF"], maps["FF"], rtol=1e-5)
-    assert again.tokens == maps.tokens
-    assert again.special == maps.special
-
-
 def test_a_pair_is_read_with_its_segments(lens):
     maps = lens.maps(("the dog", "the dogs"))
     again = lens.maps(input_ids=maps.token_ids, token_type_ids=[0, 0, 0, 0, 1, 1, 1, 1])
@@ -229,59 +194,10 @@ def test_a_pair_is_refused_where_nothing_would_stand_between_its_texts():
     assert lens.maps("hello world").text == "hello world"
 
 
-@in_one_case("name", ["attention_mask", "token_type_ids"])
-def test_masks_and_types_of_a_text_are_refused(lens, name):
-    """A text has no padding that a mask could leave out, and its tokenizer gives its types."""
-    with pytest.raises(InputError, match=f"{name} belongs to token ids; give input_ids="):
-        lens.maps("the dogs", **{name: [1, 1, 1, 1]})
-
-
-@in_one_case("batch_size", [1, 4])
-def test_a_list_of_texts_and_pairs(lens, batch_size):
-    texts = ["the dogs", ("the dog", "unaffable"), "the"]
-    found = lens.maps(texts, batch_size=batch_size)
-    assert [maps.text for maps in found] == texts
-    for maps, text in zip(found, texts, strict=True):
-        np.testing.assert_allclose(maps["FF"], lens.maps(text)["FF"], rtol=1e-4, atol=1e-6)
-
-
-def test_the_tokenizer_of_another_model():
-    """Its ids may lie outside of the model's embeddings."""
-    lens = normlens.load(tiny_model("bert", vocab_size=8, pad_token_id=0), wordpiece())
-    assert lens.maps("the", layers=0, scopes="ATTN").tokens == ["[CLS]", "the", "[SEP]"]
-    with pytest.raises(InputError, match=r"token id 8 is out of vocabulary.*0 to 7"):
-        lens.maps("the dog")
-
-
-def test_no_tokenizer(tiny):
-    with pytest.raises(InputError, match=r"no tokenizer.*load\(model, tokenizer\).*input_ids"):
-        normlens.load(tiny("bert", torch.float32)).maps("the dog")
-
-
 @in_one_case("text", ["", "   ", "\n\t", ("the dog", ""), ("", "the dog")])
 def test_an_empty_text(text, lens):
     with pytest.raises(InputError, match="empty; give at least one word"):
         lens.maps(text)
-
-
-@in_one_case("text", ["a \ud800", ("the dog", "\udce4"), ["the dog", "\udce4"]])
-def test_half_a_character(text, lens):
-    with pytest.raises(InputError, match="not valid Unicode"):
-        lens.maps(text)
-
-
-def test_an_empty_text_among_others(lens):
-    with pytest.raises(InputError, match="empty"):
-        lens.maps(["the dog", " "])
-
-
-def test_a_text_that_makes_no_token():
-    raw = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    raw.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    raw.normalizer = normalizers.Replace("x", "")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
-    with pytest.raises(InputError, match="makes no token of 'xx'"):
-        encode("xx", tokenizer)
 
 
 @in_one_case("text", [("a", "b", "c"), (), ("a", 3), 5, [5], [None], [["a", "b", "c"]], {"a": 1}])
@@ -290,30 +206,10 @@ def test_what_is_not_a_text(text, lens):
         lens.maps(text)
 
 
-def test_too_long_a_text(lens):
-    with pytest.raises(InputError, match=r"52 tokens.*at most 48.*truncate=True"):
-        lens.maps("the " * 50)
-
-
 def test_truncated(lens):
     maps = lens.maps("the " * 60, truncate=True, layers=0, scopes="ATTN-N")
     assert len(maps.tokens) == 48
     assert maps.tokens[-1] == "[SEP]"
-
-
-def test_truncation_leaves_short_texts_alone(lens):
-    assert lens.maps("the dog", truncate=True).tokens == lens.maps("the dog").tokens
-
-
-def test_a_truncated_pair(lens):
-    maps = lens.maps(("the " * 60, "dog " * 60), truncate=True, layers=0, scopes="ATTN-N")
-    assert len(maps.tokens) == 48
-    assert {"the", "dog"} < set(maps.tokens)
-
-
-def test_truncation_without_a_limit():
-    encoded = encode("the " * 60, wordpiece(), None, truncate=True)
-    assert len(encoded) == 62
 
 
 def test_a_long_text_is_read_without_a_warning(minilm, recwarn, caplog):
@@ -332,21 +228,10 @@ def test_an_id_out_of_vocabulary(wrong, lens):
         lens.maps(input_ids=[3, wrong, 5])
 
 
-@in_one_case("ids", [[], [[]], [[3], []]])
-def test_no_ids(ids, lens):
-    with pytest.raises(InputError, match="empty sequence"):
-        lens.maps(input_ids=ids)
-
-
 @in_one_case("ids", [[1.5, 2.0], ["a"], [[[3]]], torch.tensor([0.5]), 5, torch.tensor(5)])
 def test_ids_that_are_not_integers(ids, lens):
     with pytest.raises(InputError, match="integers"):
         lens.maps(input_ids=ids)
-
-
-def test_a_mask_that_masks_everything(lens):
-    with pytest.raises(InputError, match="empty sequence"):
-        lens.maps(input_ids=[[3, 4]], attention_mask=[[0, 0]])
 
 
 @in_one_case("mask", [[1, 0, 1], [0, 1, 0, 1, 1, 0], [1, 1, 0, 0, 1]])
@@ -367,18 +252,6 @@ def test_padding_may_stand_at_either_end(mask, lens):
     with nullcontext() if mask[0] else pytest.warns(NormLensWarning, match="positions"):
         (found,) = lens.maps(input_ids=[padded], attention_mask=[mask])
     np.testing.assert_array_equal(found["FF"], lens.maps(input_ids=[7, 8, 9])["FF"])
-
-
-@in_one_case(("mask", "words"), [([1, 2], "has 2"), ([-1, 1], "has -1")])
-def test_a_mask_of_other_numbers_is_refused(mask, words, lens):
-    with pytest.raises(InputError, match=words):
-        lens.maps(input_ids=[[3, 4]], attention_mask=[mask])
-
-
-@in_one_case("name", ["attention_mask", "token_type_ids"])
-def test_what_is_not_an_integer_is_named(name, lens):
-    with pytest.raises(InputError, match=f"{name} must be integers"):
-        lens.maps(input_ids=[3, 4], **{name: [0.5, 1.0]})
 
 
 # Token types --------------------------------------------------------------------------------------
@@ -417,15 +290,6 @@ def test_token_types_reach_the_model(family, types):
     torch.testing.assert_close(alone, expected_input(model, ids, None))
 
 
-def test_types_that_a_tokenizer_gives_reach_the_model():
-    model = tiny_model("gpt2")
-    lens = normlens.load(model, wordpiece())
-    text = "the dogs"
-    given = {key: list(wordpiece()(text)[key]) for key in ("input_ids", "token_type_ids")}
-    expected = expected_input(model, given["input_ids"], given["token_type_ids"])
-    torch.testing.assert_close(traced_output(lens, text=text), expected)
-
-
 @in_one_case("family", ["distilbert", "opt", "llama", "modernbert", "deberta-v2"])
 def test_types_for_a_model_without_them_are_refused(family):
     lens = normlens.load(tiny_model(family))
@@ -433,46 +297,3 @@ def test_types_for_a_model_without_them_are_refused(family):
         lens.maps(input_ids=[5, 6, 7, 8], token_type_ids=TYPES)
     zeros = lens.maps(input_ids=[5, 6, 7, 8], token_type_ids=[0] * 4)
     np.testing.assert_array_equal(zeros["ATTN-N"], lens.maps(input_ids=[5, 6, 7, 8])["ATTN-N"])
-
-
-@in_one_case(("family", "wrong"), [("bert", 2), ("bert", -1), ("gpt2", 64)])
-def test_types_out_of_range_are_refused(family, wrong):
-    with pytest.raises(InputError, match=rf"token_type_ids holds {wrong}.*knows types 0 to"):
-        normlens.load(tiny_model(family)).maps(input_ids=[5, 6], token_type_ids=[0, wrong])
-
-
-def test_types_for_some_sequences_of_a_batch_only():
-    with_types, without = (
-        Encoded([5, 6], ["", ""], [False, False], type_ids=types) for types in ([0, 1], None)
-    )
-    with pytest.raises(InputError, match="give them to all"):
-        pad([with_types, without], 0, torch.device("cpu"))
-
-
-@in_one_case("name", ["attention_mask", "token_type_ids"])
-@in_one_case("shape", [[[1]], [[1, 1], [1, 1]], [[1, 1, 1]]])
-def test_shapes_that_differ(name, shape, lens):
-    with pytest.raises(InputError, match="same shape"):
-        lens.maps(input_ids=[[3, 4]], **{name: shape})
-
-
-def test_masks_may_be_booleans(lens):
-    mask = torch.tensor([[True, True, False]])
-    found = lens.maps(input_ids=[[3, 4, 1]], attention_mask=mask)[0]
-    assert found.token_ids == [3, 4]
-
-
-def test_padding_goes_to_the_right():
-    batch, _ = Reader(None).read_ids([[5, 6, 7], [8]], None, [[0, 1, 1], [1]])
-    inputs = pad(batch, 9, torch.device("cpu"))
-    assert inputs["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert inputs["token_type_ids"].tolist() == [[0, 1, 1], [1, 0, 0]]
-
-
-def test_labels_of_ids_without_a_tokenizer():
-    (encoded,), many = Reader(None).read_ids([5, 6])
-    assert encoded.tokens == ["5", "6"]
-    assert encoded.special == [False, False]
-    assert encoded.words is None
-    assert not many

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from crafted_files import save_crafted
 from one_case import in_one_case
 from reference import largest_error, reference
-from scipy.stats import spearmanr
 from unlike_examples import ReaderAdapter, _own_registry, reader  # noqa: F401
 
 import normlens
-from normlens.cli.map import show_maps
-from normlens.corpus.measures import Item, get
-from normlens.errors import InputError, MapsFileError, MemoryLimitError, UnsupportedModelError
-from normlens.inputs.text import Encoded
-from normlens.results import exports as export
+from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError
 from normlens.results.axes import TokenAxis
 from normlens.trace.run import trace
-from normlens.viewer import encode
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 SCOPES = ["ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESCROSS-N"]
@@ -87,13 +78,6 @@ def test_each_axis_has_its_tokens(maps):
     assert same == ([[i, 5 + i] for i in range(4)] if len(maps.sources) == 9 else [])
 
 
-def test_sources_are_the_targets_unless_said_otherwise():
-    square = replace(rectangular(False), arrays={}, mixing={}, heads={}, standard_error={},
-                     allowed=np.ones((2, 4, 4), bool), source_axis=None)  # fmt: skip
-    assert square.source_tokens == square.tokens
-    np.testing.assert_array_equal(square.is_same_token, np.eye(4, dtype=bool))
-
-
 @in_one_case("group", ["arrays", "mixing", "heads", "standard_error"])
 def test_arrays_that_do_not_fit_their_labels_are_refused(group, maps):
     wrong = {name: array[..., 1:] for name, array in maps.groups[group].items()}
@@ -102,16 +86,6 @@ def test_arrays_that_do_not_fit_their_labels_are_refused(group, maps):
 
 
 # Choosing and merging -----------------------------------------------------------------------------
-
-
-def test_special_tokens_leave_both_axes(maps):
-    some = maps.without_special_tokens()
-    assert some.tokens == TARGETS[1:3]
-    assert some.source_tokens[:3] == OTHERS[1:4]
-    columns = [1, 2, 3] + ([6, 7] if len(maps.sources) == 9 else [])
-    np.testing.assert_array_equal(some["ATTN"], maps["ATTN"][:, 1:3][:, :, columns])
-    np.testing.assert_array_equal(some.allowed, maps.allowed[:, 1:3][:, :, columns])
-    assert some.is_same_token.sum() == (2 if len(maps.sources) == 9 else 0)
 
 
 def test_words_merge_rows_and_columns_by_their_own_words(maps):
@@ -125,54 +99,7 @@ def test_words_merge_rows_and_columns_by_their_own_words(maps):
     assert words.heads["ATTN-N"].shape[-2:] == words["ATTN"].shape[-2:]
 
 
-def test_choosing_keeps_both_axes(maps):
-    some = maps.choose(3, "CROSS")
-    assert some.layers == [3]
-    assert some.source_tokens == maps.source_tokens
-    np.testing.assert_array_equal(some["CROSS"], maps["CROSS"][1:])
-
-
-# Measuring ----------------------------------------------------------------------------------------
-
-
-def test_similarity_and_amplification_are_over_all_columns(maps):
-    found = maps.similarity("ATTN", "CROSS")
-    for layer, mask in enumerate(maps.allowed):
-        values = [maps[scope][layer][mask] for scope in ("ATTN", "CROSS")]
-        assert found[layer] == pytest.approx(spearmanr(*values).statistic)
-    np.testing.assert_allclose(maps.amplification("ATTN", "CROSS").sum(axis=1), 0, atol=1e-6)
-
-
-def test_top_pairs_are_of_different_tokens_with_the_labels_of_their_axes(maps):
-    pairs = maps.top_pairs("CROSS", count=100)
-    counted = maps.allowed[0] & ~maps.is_same_token
-    assert pairs.groupby("layer").size().to_dict() == {1: counted.sum(), 3: counted.sum()}
-    for row in pairs.itertuples():
-        assert row.source_token == maps.source_tokens[row.source]
-        assert row.target_token == maps.tokens[row.target]
-        assert row.value == maps.at("CROSS", row.layer)[row.target, row.source]
-        assert not maps.is_same_token[row.target, row.source]
-
-
 # Taking away --------------------------------------------------------------------------------------
-
-
-def test_to_pandas(maps):
-    table = maps.to_pandas()
-    assert len(table) == sum(array.size for array in maps.arrays.values())
-    row = table.query("scope == 'ATTN-N' and layer == 3 and target == 2 and source == 4")
-    assert row["value"].item() == maps["ATTN"][1, 2, 4]
-    assert row["source_token"].item() == "</s>"
-    assert row["target_token"].item() == "##known"
-
-
-def test_to_xarray(maps):
-    pytest.importorskip("xarray")
-    data = maps.to_xarray()
-    assert data.sizes["target"] == 4
-    assert data.sizes["source"] == len(maps.sources)
-    assert data.source_token.values.tolist() == maps.source_tokens
-    np.testing.assert_array_equal(data["ATTN-N"], maps["ATTN"])
 
 
 def test_a_file_keeps_both_axes(maps, tmp_path):
@@ -182,147 +109,6 @@ def test_a_file_keeps_both_axes(maps, tmp_path):
         assert again == some
         assert again.source_axis == some.source_axis
         np.testing.assert_array_equal(again.is_same_token, some.is_same_token)
-
-
-def test_maps_that_differ_in_their_columns_are_not_equal(maps):
-    renamed = replace(maps.source_axis, raw_tokens=[*maps.source_axis.raw_tokens[:-1], "x"])
-    assert replace(maps, source_axis=renamed) != maps
-    assert replace(maps, same_token=np.ones_like(maps.is_same_token)) != maps
-
-
-def change_header(path, change) -> None:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        header, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    meta = json.loads(header["maps"])
-    change(meta)
-    save_crafted(tensors, path, metadata={**header, "maps": json.dumps(meta)})
-
-
-@in_one_case(
-    "change",
-    [
-        lambda meta: meta["source_axis"]["raw_tokens"].pop(),
-        lambda meta: meta["source_axis"].pop("special"),
-        lambda meta: meta["source_axis"].update(raw_tokens="text"),
-        lambda meta: meta["source_axis"].update(more=[]),
-        lambda meta: meta["source_axis"]["token_words"].__setitem__(1, 99),
-        lambda meta: meta.update(source_axis=None),
-        lambda meta: meta.pop("source_axis"),
-        lambda meta: meta.update(coverage=[]),
-        lambda meta: meta.update(coverage={"arrays/ATTN-N": [2]}),
-        lambda meta: meta.update(coverage={"arrays/ATTN-N": [1]}),
-        lambda meta: meta.update(coverage={"arrays/ATTN-N": [1, 3]}),
-        lambda meta: meta.update(coverage={"arrays/FF-N": [1]}),
-        lambda meta: meta.update(coverage={"allowed": [1]}),
-        lambda meta: meta.update(coverage={"arrays/ATTN-N": None}),
-    ],
-)
-def test_a_damaged_header_is_one_line(change, tmp_path):
-    path = rectangular().save(tmp_path / "maps.safetensors")
-    assert normlens.open(path).layers == [1, 3]
-    change_header(path, change)
-    with pytest.raises(MapsFileError, match="is damaged"):
-        normlens.open(path)
-
-
-def test_csv_and_json(maps):
-    table = export.table(maps)
-    heads = table[table["head"] == 2]
-    assert len(heads) == maps.heads["ATTN-N"][:, 0].size
-    document = json.loads(json.dumps(export.document(maps)))
-    assert document["source_tokens"] == maps.source_tokens
-    assert len(document["maps"]["ATTN-N"][0][0]) == len(maps.sources)
-    assert document["same_token"] == maps.is_same_token.tolist()
-
-
-def test_to_bertviz(maps):
-    for tensor in maps.to_bertviz("ATTN"):
-        assert tensor.shape == (1, 3, 4, len(maps.sources))
-
-
-# Showing ------------------------------------------------------------------------------------------
-
-
-def labels(axes) -> tuple[list[str], list[str]]:
-    return (
-        [label.get_text() for label in axes.get_yticklabels()],
-        [label.get_text() for label in axes.get_xticklabels()],
-    )
-
-
-def test_pictures_label_each_axis_by_its_tokens(maps):
-    for figure in (
-        maps.plot(3, "CROSS"),
-        maps.plot_overview(3, "CROSS"),
-        maps.plot_amplification("ATTN", "CROSS", 3),
-    ):
-        (axes, *_) = [axes for axes in figure.axes if axes.images]
-        assert labels(axes) == (maps.tokens, maps.source_tokens)
-        assert axes.images[0].get_array().shape == (4, len(maps.sources))
-    assert maps.plot_similarity().axes
-
-
-def test_pictures_in_other_axes(maps):
-    from matplotlib.figure import Figure
-
-    for draw in (
-        lambda ax: maps.plot(3, "CROSS", ax=ax),
-        lambda ax: maps.plot_amplification("ATTN", "CROSS", 3, ax=ax),
-    ):
-        axes = Figure().add_subplot()
-        draw(axes)
-        assert labels(axes) == (maps.tokens, maps.source_tokens)
-
-
-def test_the_amplified_pairs_in_a_picture_have_both_labels():
-    maps = rectangular()
-    arrays = {scope: np.ones_like(array) for scope, array in maps.arrays.items()}
-    arrays["ATTNRESCROSS-N"][:, 2, 3] = 9
-    figure = replace(maps, arrays=arrays).plot_amplification("ATTN", "CROSS", 3)
-    listed = [text.get_text() for axes in figure.axes for text in axes.texts]
-    listed += [text.get_text() for text in figure.texts]
-    assert any(line.endswith("mot → ##known") for text in listed for line in text.splitlines())
-
-
-def test_the_viewer_gets_rows_and_columns(maps):
-    """Every allowed pair and every label; nothing is squared."""
-    data = encode(maps, precision=32)
-    length = int.from_bytes(data[8:12], "little")
-    (item,) = json.loads(data[12 : 12 + length])["items"]
-
-    def inflated(blob):
-        start = 12 + length + blob["at"]
-        return np.frombuffer(zlib.decompress(data[start : start + blob["length"]], -15), np.uint8)
-
-    def bits(blob):
-        size = maps.allowed[0].size
-        flags = np.unpackbits(inflated(blob), bitorder="little")[:size]
-        return flags.reshape(maps.allowed[0].shape).astype(bool)
-
-    assert item["tokens"] == TARGETS
-    assert item["sources"]["tokens"] == maps.sources.raw_tokens
-    assert item["sources"]["sequences"] == maps.source_sequences
-    assert item["sources"]["word_labels"][:2] == ["inconnu", "mot"]
-    np.testing.assert_array_equal(bits(item["masks"][0]), maps.allowed[0])
-    if maps.same_token is None:
-        assert item["same_token"] is None
-    else:
-        np.testing.assert_array_equal(bits(item["same_token"]), maps.is_same_token)
-    values = np.frombuffer(inflated(item["maps"]["ATTN-N"][1]).reshape(4, -1).T.tobytes(), "<f4")
-    np.testing.assert_array_equal(values, maps["ATTN"][1][maps.allowed[1]])
-    assert set(item["mixing"]) == set(maps.mixing)
-
-
-def test_the_summary_of_the_command_line(maps, capsys):
-    show_maps(maps.choose(scopes="CROSS"))
-    printed = capsys.readouterr().out
-    assert f"{len(maps.sources)} sources: <s> in ##connu mot </s>" in printed
-    header = next(
-        line for line in printed.splitlines() if "##connu" in line and "sources" not in line
-    )
-    assert header.split()[:5] == OTHERS
 
 
 # From a model -------------------------------------------------------------------------------------
@@ -342,16 +128,6 @@ def traced(lens, rows):
     layers: list = []
     trace(lens.adapter, inputs, range(2), layers.append)
     return layers
-
-
-def test_a_trace_has_the_weights_of_each_attention_and_what_it_reads(lens):
-    plain, cross = traced(lens, [IDS])
-    assert [alpha.shape for alpha in plain.alphas] == [(1, 3, 7, 7)]
-    assert not plain.sources
-    assert [alpha.shape for alpha in cross.alphas] == [(1, 3, 7, 7), (1, 3, 7, 4)]
-    memory = lens.model.memory(torch.tensor([IDS[:4]]))
-    torch.testing.assert_close(cross.sources["memory"], memory, rtol=0, atol=0)
-    torch.testing.assert_close(cross.alphas[1].sum(-1), torch.ones(1, 3, 7, dtype=torch.double))
 
 
 @in_one_case("rule", ["ig", "gradient"])
@@ -396,41 +172,6 @@ def test_padding_of_either_sequence_is_left_out(lens):
             assert largest_error(together[scope], alone[scope]) < 1e-12
 
 
-def test_correlations_are_over_the_columns_that_are_allowed(lens):
-    batch = [IDS, IDS[:4]]
-    encoded = lens.encode(input_ids=batch)
-    for maps in lens.analyse(encoded, correlations=True):
-        found = maps.correlations
-        a, b = (found.scopes.index(f"ATTNRESLN{name}-N") for name in ("", "CROSS"))
-        values = [maps.at(found.scopes[k], 1)[maps.allowed[1]] for k in (a, b)]
-        assert found.rho[1, a, b] == pytest.approx(spearmanr(*values).statistic)
-        assert np.isnan(found.rho[0, a, b])
-
-
-def test_statistics_of_a_layer_that_reads_another_sequence(lens):
-    maps = lens.maps(input_ids=IDS, statistics=True)
-    assert maps.statistics["ff_without_special"].shape == (2, 7, 11)
-    assert maps.statistics["ff_without_special"][1, :, :4].all()
-
-
-def test_measures_of_two_sequences(lens):
-    (encoded,) = lens.encode(input_ids=IDS)
-    (maps,) = lens.analyse([encoded])
-    item = Item("text-0", 0, maps, encoded)
-    for name in ("similarity", "mixing"):
-        assert len(get(name).rows(item)[name])
-    with pytest.raises(InputError, match="'amplification' compares the tokens of one text"):
-        get("amplification").rows(item)
-
-
-def test_a_prepared_lens_gives_the_same_maps(lens):
-    """What it keeps of a layer's weights is of one attention; the other goes its own way."""
-    plain = lens.maps(input_ids=IDS)
-    prepared = lens.prepare().maps(input_ids=IDS)
-    for scope in plain:
-        assert largest_error(prepared[scope], plain[scope]) < 1e-12
-
-
 def test_samples_of_two_attentions(lens):
     """Every order adds up to the model's own vectors; a limit changes only how it is cut."""
     options = {"nonlinearity": "shapley", "samples": 3}
@@ -452,20 +193,6 @@ def test_an_adapter_has_to_say_what_the_other_tokens_are(lens, monkeypatch):
     monkeypatch.setattr(ReaderAdapter, "source_tokens", normlens.Adapter.source_tokens)
     with pytest.raises(UnsupportedModelError, match=r"'memory'.*`source_tokens`"):
         lens.maps(input_ids=IDS)
-
-
-def test_other_tokens_that_are_too_few(lens, monkeypatch):
-    monkeypatch.setattr(ReaderAdapter, "source_tokens", lambda *_: [["one"]])
-    with pytest.raises(UnsupportedModelError, match="4 vectors of 'memory' are read"):
-        lens.maps(input_ids=IDS)
-
-
-def test_the_maps_of_two_sequences_are_shown_and_kept(lens, tmp_path):
-    maps = lens.maps(input_ids=IDS)
-    assert normlens.open(maps.save(tmp_path / "maps.safetensors")) == maps
-    assert maps.plot_overview().axes
-    assert maps.to_html(tmp_path / "maps.html").exists()
-    assert isinstance(lens.encode(input_ids=IDS)[0], Encoded)
 
 
 def test_scores_of_such_a_model_are_not_explained(lens):

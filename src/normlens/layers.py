@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normlens.gpu.lazy_tensor import LazyTensor, formed
-from normlens.gpu.matmul import splits, times, times_plus
+from normlens.gpu.matmul import LazyTensor, formed, splits, times, times_plus
 from normlens.scopes import WEIGHT_SCOPES
 
 # A linear map of a model, and where the model computes it.

@@ -14,16 +14,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from normlens.errors import SMALLER, InputError, shortage_explained
+from normlens.explain import search
 from normlens.explain.citations import cite, prepared
 from normlens.explain.explainer import Positions, Targets, Tokens, ask
 from normlens.explain.questions import AnswerOptions, Target
-from normlens.explain.search import (
-    check_documents,
-    check_texts,
-    cosines,
-    scores,
-    text_pairs,
-)
 from normlens.frozen.head_products import ProductStore, refresh_products
 from normlens.gpu.transfer import DeviceTransfer
 from normlens.inputs.encode import (
@@ -41,7 +35,7 @@ from normlens.loading.sentences import Pooling
 from normlens.models import adapt
 from normlens.models.base import read_head
 from normlens.models.parts import SignalEncoder
-from normlens.models.reading import execution_device
+from normlens.models.reading import execution_device, weights_dtype
 from normlens.models.unwrapping import name_of_model
 from normlens.options import (
     HALF,
@@ -184,7 +178,7 @@ class Lens:
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return weights_dtype(self.model)
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -221,7 +215,9 @@ class Lens:
 
     @overload
     def maps(
-        self, text: Texts | list[SourceTarget] | list[Signal], **options: Unpack[TextKeywords]
+        self,
+        text: Texts | list[SourceTarget] | list[Signal],
+        **options: Unpack[TextKeywords],
     ) -> list[Maps]: ...
 
     @overload
@@ -457,14 +453,14 @@ class Lens:
         """
         check_keywords(Lens.cosine, options)
         chosen = CosineOptions(**options)
-        pairs, many = text_pairs(a, b)
-        check_texts(pairs, self.pooling)
+        pairs, many = search.text_pairs(a, b)
+        search.check_texts(pairs, self.pooling)
         if isinstance(self.adapter, SignalEncoder):
             raise InputError(f"{self.name} reads pictures or sound; cosines are of two texts")
         encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
         with layers_shown(progress, self.device.type) as advance:
-            results = cosines(self, self.pooling, together, chosen, advance)
+            results = search.cosines(self, self.pooling, together, chosen, advance)
         return results if many else results[0]
 
     @shows_fields_of(ScoreOptions)
@@ -513,9 +509,9 @@ class Lens:
         ``ranking.why_above(0, 1)`` is the difference of the first two, word by word.
         """
         check_keywords(Lens.rank, options)
-        chosen, listed = ScoreOptions(**options), check_documents(query, documents)
+        chosen, listed = ScoreOptions(**options), search.check_documents(query, documents)
         with layers_shown(progress, self.device.type) as advance:
-            found = scores(
+            found = search.scores(
                 self,
                 query,
                 listed,

@@ -17,7 +17,7 @@ from normlens.errors import InputError, OptionError, check_choice, listed, valid
 
 IG = "ig"
 SHAPLEY = "shapley"
-#: `normlens.frozen.activations` and `normlens.frozen.shapley` compute them.
+#: `normlens.frozen.activations` and `normlens.frozen.norm_maps` compute them.
 RULES = (IG, "ig-bias", "gradient", SHAPLEY)
 
 #: Why no layers can be composed under that rule.
@@ -270,23 +270,6 @@ def keep_iterators(options: Any) -> None:
             object.__setattr__(options, name, list(value))
 
 
-# Settings of a decomposition.
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a decomposition, apart from its scopes."""
-
-    rule: str = "ig"
-    heads: bool = False
-    memory_limit: int | None = None
-    statistics: bool = False
-    samples: int = 64  # permutations of the Shapley rule
-    seed: int = 0
-    precision: str = AUTO  # of the feed-forward products on a GPU; `engine` names them
-    sample_kernels: bool = True  # compare a few of a kernel's norms with an exact recomputation
-
-
 # What an analysis and a model may be asked for: one set of options for Python, runs, server and
 # shell.
 #
@@ -374,8 +357,8 @@ class AnalysisOptions:
         valid_choice(self.nonlinearity, RULES, "rule for the nonlinearity")
         check_choice(self.precision, PRECISIONS, "precision")
         check_choice(self.map_dtype, MAP_DTYPES, "map_dtype")
-        at_least_one(self.samples, "samples")
-        whole(self.seed, "seed")
+        whole_number(self.samples, "samples", 1)
+        whole_number(self.seed, "seed")
         parse_bytes(self.memory_limit)
         parse_batch_size(self.batch_size)
         check_choice(self.origin, ORIGINS, "origin")
@@ -401,19 +384,6 @@ class AnalysisOptions:
         """The memory limit in bytes."""
         return parse_bytes(self.memory_limit) or DEFAULT_LIMIT
 
-    @property
-    def settings(self) -> Settings:
-        """The same for the algebra."""
-        return Settings(
-            rule=self.nonlinearity,
-            heads=self.heads,
-            statistics=self.statistics,
-            memory_limit=self.limit,
-            samples=int(self.samples),
-            seed=int(self.seed),
-            precision=self.precision,
-        )
-
     def layers_of(self, count: int, name: str, longest: int = 0) -> list[int]:
         """The chosen ones of a stack's layers, in order; negative ones count from the end.
 
@@ -426,7 +396,7 @@ class AnalysisOptions:
         several = isinstance(given, Iterable) and not isinstance(given, str)
         indices = set()
         for layer in given if several else [given]:
-            if not _is_whole(layer) or not -most <= int(layer) < most:
+            if not is_whole(layer) or not -most <= int(layer) < most:
                 raise InputError(
                     f"layer {layer!r} is out of range; {name} has layers 0 to {most - 1} "
                     f"({FROM_ZERO})"
@@ -438,21 +408,16 @@ class AnalysisOptions:
         return sorted(indices)
 
 
-def whole(value: int, option: str) -> int:
+def whole_number(value: int, option: str, least: int | None = None) -> int:
     """A whole number as such, or an error that names the option."""
-    if not _is_whole(value):
+    if not is_whole(value):
         raise OptionError(option, f"{{option}} must be a whole number, not {value!r}")
+    if least is not None and value < least:
+        raise OptionError(option, f"{{option}} must be at least {least}, not {value}")
     return operator.index(value)
 
 
-def at_least_one(value: int, option: str) -> int:
-    """A whole number from 1, or an error that names the option."""
-    if whole(value, option) < 1:
-        raise OptionError(option, f"{{option}} must be at least 1, not {value}")
-    return operator.index(value)
-
-
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
     """Python's and NumPy's whole numbers, without truth values."""
     return not isinstance(value, bool) and hasattr(value, "__index__")
 
@@ -561,9 +526,9 @@ class CiteOptions:
             check_choice(self.by, PARTS, "by")
         check_choice(self.parts, PARTS, "parts")
         check_choice(self.score, ANSWER_SCORES, "score")
-        at_least_one(self.generate, "generate")
-        whole(self.seed, "seed")
-        if whole(self.ablations, "ablations") and self.ablations < 3:
+        whole_number(self.generate, "generate", 1)
+        whole_number(self.seed, "seed")
+        if whole_number(self.ablations, "ablations") and self.ablations < 3:
             raise OptionError("ablations", f"{{option}} is 0 or at least 3, not {self.ablations}")
         if [self.prompt.count(name) for name in ("{context}", "{question}")] != [1, 1]:
             raise OptionError("prompt", "{option} holds {{context}} and {{question}}, once each")
@@ -638,4 +603,4 @@ class ScoreOptions(CosineOptions):
         if self.similarity is not None:
             check_choice(self.similarity, SIMILARITIES, "similarity")
         if self.truncate_dim is not None:
-            at_least_one(self.truncate_dim, "truncate_dim")
+            whole_number(self.truncate_dim, "truncate_dim", 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -81,20 +79,6 @@ def test_autograd_through_a_frozen_copy_gives_the_same(family, score, rule):
     assert_every_layer_makes_the_score(why)
 
 
-@in_one_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@in_one_case("family", ["llama", "gemma2"])
-def test_half_precision_is_checked(family, dtype):
-    """Its head is compared with float32 at the first call, with other columns, too."""
-    model = headed(family, "CausalLM", dtype)
-    why = explain_answer(model, "log-probability", "ig")
-    assert why.completeness < why.provenance["tolerance"]
-    assert (dtype == torch.float32) == ("compared_with_float32" not in why.provenance)
-    exact = explain_answer(model.double(), "log-probability", "ig")
-    error = np.abs(why.contributions - exact.contributions).max()
-    size = np.abs(exact.contributions).max()
-    assert error < (1e-4 if dtype == torch.float32 else 0.2) * size
-
-
 def test_an_answer_is_the_sum_of_its_tokens(smollm2):
     whole = smollm2.explain(TEXT, target=ANSWER)
     each = smollm2.explain(TEXT, target=ANSWER, by="token")
@@ -114,18 +98,6 @@ def test_an_answer_is_the_sum_of_its_tokens(smollm2):
     assert whole.completeness < 1e-5
 
 
-def test_a_single_token_stays_what_it_was(smollm2):
-    one = smollm2.explain(TEXT, target=" are")
-    assert one.answer_ids is None
-    likely = smollm2.explain(TEXT, target=" are", score="log-probability")
-    logit = smollm2.explain(TEXT, target=" are on", score="logit", by="token")[0]
-    assert likely.probability == pytest.approx(one.probability, rel=1e-5)
-    assert likely.value != pytest.approx(one.value, rel=1e-2)
-    assert logit.value == pytest.approx(one.value, rel=1e-6)
-    np.testing.assert_allclose(logit.contributions[:-2], one.contributions, atol=1e-4)
-    assert smollm2.explain(TEXT, target=" areologically", first_piece=True).answer_ids is None
-
-
 def test_the_model_answers_first(smollm2):
     why = smollm2.explain(CHAT, generate=12)
     assert "Paris" in why.target
@@ -137,14 +109,6 @@ def test_the_model_answers_first(smollm2):
     torch.manual_seed(3)
     other = smollm2.explain(CHAT, generate=12, generation=options)
     assert other.answer_ids != why.answer_ids
-
-
-def test_sentences_of_an_answer(smollm2):
-    answer = "It is Paris. Paris lies on the Seine."
-    parts = smollm2.explain(CHAT, target=answer, by="sentence")
-    assert parts.predicted == ["It is Paris.", "Paris lies on the Seine."]
-    whole = smollm2.explain(CHAT, target=answer)
-    np.testing.assert_allclose(parts.contributions.sum(0), whole.contributions, atol=2e-4)
 
 
 def test_a_dialogue_is_read_as_its_template_writes_it(smollm2):
@@ -164,99 +128,24 @@ def test_a_dialogue_is_read_as_its_template_writes_it(smollm2):
     assert not item.text.endswith("assistant\n")
 
 
-def test_what_a_template_strips_or_adds_is_its_own(smollm2):
-    lens = copy.copy(smollm2)
-    lens.tokenizer = copy.deepcopy(smollm2.tokenizer)
-    lens.tokenizer.chat_template = (
-        "You say user{% for message in messages %}|{{ message['role'] }}: "
-        "{{ message['content'].split('</think>')[-1].strip() }}{% endfor %}|assistant: "
-    )
-    chat = [
-        {"role": "user", "content": "  user  "},
-        {"role": "assistant", "content": "<think>so</think> yes"},
-        {"role": "user", "content": "s"},
-    ]
-    (item,) = lens.encode(chat)
-    assert item.text == "You say user|user: user|assistant: yes|user: s|assistant: "
-    assert item.contents[0] == (19, 23)
-    assert item.text[slice(*item.contents[2])] == "s"
-    why = lens.explain(chat, target="<think>he asks</think> no")
-    assert why.text.endswith("<think>he asks</think> no")  # an answer is as it is given
-
-
-def test_answers_together_are_answers_alone(smollm2):
-    texts = [TEXT, "A dog", CHAT]
-    answers = [ANSWER, " barks at the cat", "Paris is."]
-    together = smollm2.explain(texts, target=answers, batch_size=3)
-    for text, answer, both in zip(texts, answers, together, strict=True):
-        alone = smollm2.explain(text, target=answer)
-        np.testing.assert_allclose(both.contributions, alone.contributions, atol=2e-4)
-        assert both.value == pytest.approx(alone.value, rel=1e-5)
-
-
-def test_padding_before_a_text_changes_nothing(smollm2):
-    ids = smollm2.encode(TEXT)[0].ids
-    mask = [[0, 0] + [1] * len(ids)]
-    (padded,) = smollm2.explain(
-        input_ids=[[2, 2, *ids]], attention_mask=mask, target=" are on the table."
-    )
-    plain = smollm2.explain(TEXT, target=ANSWER)
-    assert padded.answer_ids == plain.answer_ids
-    np.testing.assert_allclose(padded.contributions, plain.contributions, atol=1e-5)
-
-
-def test_an_answer_is_saved_and_drawn(smollm2, tmp_path):
-    pytest.importorskip("matplotlib")
-    why = smollm2.explain(TEXT, target=ANSWER)
-    why.save(tmp_path / "why.safetensors")
-    assert normlens.open(tmp_path / "why.safetensors") == why
-    why.plot()
-    why.words().to_html(tmp_path / "why.html")
-    smollm2.explain(TEXT, target=ANSWER, by="token").plot()
-
-
 @in_one_case(
     ("asked", "words"),
     [
         ({"target": ANSWER, "contrast": " is"}, "contrast is one token"),
-        ({"target": ANSWER, "position": 1}, "first_piece=True"),
         ({"target": ANSWER, "position": 1, "by": "token"}, "leave position out"),
         ({"by": "token"}, "which answer"),
-        ({"score": "log-probability"}, "which answer"),
-        ({"score": "best"}, "logit"),
-        ({"target": ANSWER, "by": "chapter"}, "sentence"),
         ({"generate": 0}, "at least 1"),
         ({"generate": 3, "target": " are"}, "leave target"),
         ({"generation": {"top_k": 1}}, "add generate=N"),
-        ({"generate": 3, "generation": {"nonsense": 1}}, "nonsense"),
         (
             {"generate": 3, "generation": {"num_return_sequences": 2, "num_beams": 2}},
             "one sequence",
         ),
-        ({"target": "  ", "by": "token"}, "is empty"),
     ],
 )
 def test_wrong_questions_are_one_line(asked, words, smollm2):
     with pytest.raises(InputError, match=words):
         smollm2.explain(TEXT, **asked)
-
-
-@in_one_case(
-    ("chat", "words"),
-    [
-        ([{"role": "user"}], "chat template"),
-        ([{"content": "no role"}], "expected a text"),
-        ({"messages": []}, "keys and values"),
-    ],
-)
-def test_wrong_dialogues_are_one_line(chat, words, smollm2):
-    with pytest.raises(InputError, match=words):
-        smollm2.explain(chat)
-
-
-def test_a_dialogue_needs_a_template(minilm):
-    with pytest.raises(InputError, match="chat template"):
-        minilm.maps(CHAT)
 
 
 SENTENCES = [

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 from one_case import in_one_case
-from pair_examples import Letters, fast_tokenizer, with_head
+from pair_examples import fast_tokenizer, with_head
 
 import normlens
 from normlens.errors import InputError
 from normlens.explain import citations
 from normlens.explain.citations import (
     RIDGE,
+    SHARE,
+    ablation_masks,
     cite,
     prepared,
     random_masks,
@@ -35,15 +35,6 @@ ANSWER = "It is Lima. Lima lies on the coast."
 @pytest.fixture(scope="module")
 def citation(smollm2):
     return smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence")
-
-
-def changed(lens, **settings):
-    """The lens with another tokenizer."""
-    lens = copy.copy(lens)
-    lens.tokenizer = copy.deepcopy(lens.tokenizer)
-    for name, value in settings.items():
-        setattr(lens.tokenizer, name, value)
-    return lens
 
 
 def message(sources: list[str], separator: str = "\n\n") -> str:
@@ -121,20 +112,25 @@ def test_subsets_leave_sources_out_and_keep_the_answer(smollm2, batch_size, limi
 def test_a_ridge_around_the_exact_scores():
     rng = np.random.default_rng(0)
     masks, prior = random_masks(12, 8, 3), rng.normal(size=12)
-    y = masks @ (2 * prior + rng.normal(size=12)) - 30 + rng.normal(size=8)
-    scores, interval = sharpened(prior, masks, y)
-    m = np.column_stack([np.ones(8), masks])
-    a = np.linalg.lstsq(np.column_stack([np.ones(8), masks @ prior]), y, rcond=None)[0][1]
+    real = 2 * prior + rng.normal(size=12)
+    y, whole = masks @ real - 30 + rng.normal(size=8), real.sum() - 30
+    scores, interval = sharpened(prior, masks, y, whole)
+    rows, every = np.vstack([masks, np.ones(12)]), np.append(y, whole)
+    m = np.column_stack([np.ones(9), rows])
+    a = np.linalg.lstsq(np.column_stack([np.ones(9), rows @ prior]), every, rcond=None)[0][1]
     assert a > 0
-    penalty = np.diag([0.0] + [RIDGE] * 12)
-    target = m.T @ y + penalty @ np.array([0, *(a * prior)])
+    width = np.abs(prior) + SHARE * np.abs(prior).mean()
+    penalty = np.diag([0.0, *(RIDGE * width.mean() / width)])
+    target = m.T @ every + penalty @ np.array([0, *(a * prior)])
     np.testing.assert_allclose(scores, np.linalg.solve(m.T @ m + penalty, target)[1:], atol=1e-9)
     assert (interval[:, 0] <= scores).all()
     assert (scores <= interval[:, 1]).all()
-    wrong, _ = sharpened(-prior, masks, masks @ prior * 5.0)  # a is not negative
-    still, _ = sharpened(np.zeros(12), masks, masks @ prior * 5.0)
-    np.testing.assert_allclose(wrong, still)
-    same, width = sharpened(prior, masks, np.full(8, -4.0))
+    effect = masks @ prior * 5.0, prior.sum() * 5.0
+    wrong, _ = sharpened(-np.abs(prior), masks, masks.sum(1) * 5.0, 60.0)  # a is not negative
+    assert (wrong >= 0).all()
+    still, _ = sharpened(np.zeros(12), masks, *effect)
+    assert np.corrcoef(still, prior)[0, 1] > 0.5
+    same, width = sharpened(prior, masks, np.full(8, -4.0), -4.0)
     np.testing.assert_allclose(same, 0)
     np.testing.assert_allclose(width, 0)
 
@@ -145,12 +141,27 @@ def test_intervals_hold_what_many_subsets_say():
     inside = []
     for _ in range(200):
         prior = rng.normal(size=10)
-        real = 1.5 * prior + rng.normal(size=10)
-        masks = rng.random((16, 10)) < 0.5
-        y = masks @ real + 2 * rng.normal(size=16)  # λ = 4 is this noise
-        _, interval = sharpened(prior, masks, y)
+        width = np.abs(prior) + SHARE * np.abs(prior).mean()
+        real = 1.5 * prior + np.sqrt(width / width.mean()) * rng.normal(size=10)
+        masks = ablation_masks(prior, 16, rng.integers(1 << 30))
+        y, noise = masks @ real, np.sqrt(RIDGE) * rng.normal(size=17)
+        _, interval = sharpened(prior, masks, y + noise[:16], real.sum() + noise[16])
         inside += list((interval[:, 0] <= real) & (real <= interval[:, 1]))
     assert 0.88 < np.mean(inside) < 0.98
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 11, 32])
+def test_large_sources_are_in_orthogonal_subsets(count):
+    prior = np.random.default_rng(count).normal(size=19)
+    masks = ablation_masks(prior, count, 5)
+    assert masks.shape == (count, 19)
+    assert np.array_equal(masks, ablation_masks(prior, count, 5))
+    if count in (8, 32):
+        assert (masks.sum(0) == count / 2).all()
+        largest = np.argsort(-np.abs(prior))[: count - 1]
+        signs = 2.0 * masks[:, largest] - 1
+        np.testing.assert_allclose(signs.T @ signs, count * np.eye(len(largest)))
+    assert len({ablation_masks(prior, count, seed).tobytes() for seed in range(8)}) > 1
 
 
 def test_ablations_sharpen(smollm2, citation):
@@ -182,72 +193,6 @@ def test_every_way_to_split(smollm2, citation):
     assert text in alone.text
     spaced = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, separator=" ")
     assert text in spaced.text
-
-
-def test_parts_of_the_answer_are_the_answer(smollm2, citation):
-    whole = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence", parts="document")
-    assert whole.parts == [ANSWER]
-    np.testing.assert_allclose(whole.scores, citation.scores, atol=2e-4)
-    assert whole.value == pytest.approx(citation.value, rel=1e-5)
-    logits = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, score="logit", parts="token")
-    assert len(logits.parts) == len(logits.raw_tokens) - int((logits.owners > -2).sum())
-    assert logits.value > whole.value
-
-
-def test_the_model_answers_where_no_answer_is_given(smollm2):
-    made = smollm2.cite(QUESTION, DOCUMENTS, generate=12)
-    assert "Lima" in made.answer
-    assert made.provenance["target"] == "generated"
-    given = smollm2.cite(QUESTION, DOCUMENTS, made.answer)
-    np.testing.assert_allclose(given.scores, made.scores, atol=1e-5)
-    longer = smollm2.cite(QUESTION, DOCUMENTS, generate=12, generation={"min_new_tokens": 12})
-    assert (longer.owners == -2).sum() >= (made.owners == -2).sum()
-
-
-def test_one_source_and_the_same_source_twice(smollm2):
-    one = smollm2.cite(QUESTION, [DOCUMENTS[1]], ANSWER, ablations=4)
-    assert len(one.scores) == 1
-    assert one.scores[0] > 0
-    twice = smollm2.cite(QUESTION, [DOCUMENTS[1], DOCUMENTS[0], DOCUMENTS[1]], ANSWER)
-    spans = twice.source_spans
-    assert [twice.text[a:b] for a, b in spans] == twice.sources
-    assert len({*spans[:, 0].tolist()}) == 3
-    assert (twice.scores[[0, 2]] > 0).all()
-
-
-def test_padding_on_the_left_changes_nothing(smollm2, citation):
-    left = changed(smollm2, padding_side="left", pad_token=smollm2.tokenizer.eos_token)
-    again = left.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence")
-    np.testing.assert_allclose(again.scores, citation.scores, atol=1e-6)
-
-
-def test_a_model_without_a_template_reads_plain_text(smollm2):
-    plain = changed(smollm2, chat_template=None)
-    made = plain.cite(QUESTION, DOCUMENTS, "Lima", by="sentence", system="Answer briefly.")
-    assert made.text == f"Answer briefly.\n\n{message(DOCUMENTS)}\n\nAnswer: Lima"
-    assert [made.text[a:b] for a, b in made.source_spans] == made.sources
-    made._check()
-
-
-TEMPLATE = (
-    "{{ '<|im_start|>' }}{% for message in messages %}|{{ message['role'] }}: "
-    "{{ message['content'].split('</think>')[-1].strip() }}{% endfor %}|assistant:"
-)
-
-
-def test_what_a_template_strips_of_an_answer_stays(smollm2):
-    lens = changed(smollm2, chat_template=TEMPLATE)
-    made = lens.cite(QUESTION, DOCUMENTS, "<think>Peru?</think> Lima", system="Be brief.")
-    assert made.text.startswith("<|im_start|>|system: Be brief.|user: Context: The Eiffel")
-    assert made.text.endswith("|assistant:<think>Peru?</think> Lima")
-    assert [made.text[a:b] for a, b in made.source_spans] == DOCUMENTS
-    made._check()
-
-
-def test_a_template_that_changes_sources_is_refused(smollm2):
-    lens = changed(smollm2, chat_template=TEMPLATE.replace(".strip()", ".upper()"))
-    with pytest.raises(InputError, match="chat template changes the message"):
-        lens.cite(QUESTION, DOCUMENTS, ANSWER)
 
 
 @in_one_case("family", ["bart", "t5"])
@@ -283,34 +228,15 @@ def test_encoder_decoders(family):
     assert lens.cite("is it ?", sources, ablations=4, generate=5).scores.shape == (3,)
 
 
-def test_it_is_saved_and_drawn(smollm2, citation, tmp_path):
-    pytest.importorskip("matplotlib")
-    citation.save(tmp_path / "c.safetensors")
-    assert normlens.open(tmp_path / "c.safetensors") == citation
-    sharp = smollm2.cite(QUESTION, "\n".join(20 * DOCUMENTS[:1]), ANSWER, ablations=3)
-    figure = sharp.plot()
-    assert len(figure.axes[0].get_yticklabels()) == 15
-    assert "6 sources, first 2" in repr(citation)
-
-
 @in_one_case(
     ("given", "words"),
     [
         ({"sources": []}, "there are no sources"),
-        ({"sources": ""}, "the sources are empty"),
         ({"sources": ["a", " \n"]}, "source 1 is empty"),
-        ({"sources": 3}, "list of texts"),
-        ({"sources": [3]}, "list of texts"),
         ({"question": " "}, "question is empty"),
-        ({"answer": " "}, "answer is empty"),
         ({"by": "chapter"}, "sentence"),
-        ({"parts": "chapter"}, "sentence"),
-        ({"score": "p"}, "logit"),
         ({"ablations": 2}, "0 or at least 3"),
-        ({"ablations": -1}, "at least 3"),
         ({"prompt": "{context}"}, "question"),
-        ({"generate": 0}, "at least 1"),
-        ({"sourcs": 1}, "did you mean"),
         ({"sources": 9000 * ["many words"]}, "at most"),
     ],
 )
@@ -318,11 +244,3 @@ def test_wrong_citations_are_one_line(given, words, smollm2):
     call = {"question": QUESTION, "sources": DOCUMENTS, "answer": ANSWER} | given
     with pytest.raises(InputError, match=words):
         smollm2.cite(call.pop("question"), call.pop("sources"), call.pop("answer"), **call)
-
-
-def test_models_that_cannot_answer_say_so(minilm):
-    with pytest.raises(normlens.NormLensError):
-        minilm.cite(QUESTION, DOCUMENTS)
-    lens = normlens.load(with_head("bart"), Letters())
-    with pytest.raises(InputError, match="fast tokenizer"):
-        lens.cite(QUESTION, DOCUMENTS)

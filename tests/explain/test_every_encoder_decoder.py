@@ -12,7 +12,6 @@ from pair_models import FAMILIES, IDS, TARGET, generating, model_inputs, source_
 
 import normlens
 from normlens.errors import CompletenessError
-from normlens.pipeline.batches import check_scores
 
 RULES = ["ig", "ig-bias", "gradient"]
 PLACE, CONTRAST = 3, 7  # the token behind position 3, and another in its place
@@ -139,66 +138,6 @@ def test_padding_of_either_side_changes_nothing(family):
             np.testing.assert_allclose(found.flow, alone.flow, rtol=0, atol=1e-10)
 
 
-@in_one_case(
-    ("family", "settings"),
-    [
-        ("t5", dict(tie_word_embeddings=False)),  # whose last vectors are not scaled
-        ("marian", dict(share_encoder_decoder_embeddings=False, decoder_vocab_size=50)),
-        ("bart", dict(scale_embedding=True)),
-        ("whisper", dict(decoder_layers=1, encoder_layers=3)),
-    ],
-)
-def test_other_settings_of_a_family(family, settings):
-    model = generating(family, **settings)
-    with in_float64():
-        why = explain(family, model)
-        scores = own_scores(family, model)[PLACE]
-    assert why.value == pytest.approx(float(scores[TARGET[PLACE + 1]]), rel=1e-12)
-    assert why.completeness < 1e-10
-
-
-def test_little_memory_gives_the_same_by_running_layers_twice():
-    model = generating("marian")
-    with in_float64():
-        plenty = explain("marian", model, token="all", memory_limit="1GB")
-        little = explain("marian", model, token="all", memory_limit=1)
-    for one, other in zip(plenty, little, strict=True):
-        np.testing.assert_allclose(one.nodes, other.nodes, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(one.flow, other.flow, rtol=0, atol=1e-12)
-
-
-def test_what_is_explained_does_not_depend_on_what_comes_later():
-    model = generating("mbart")
-    with in_float64():
-        within = explain("mbart", model, token=1)
-        cut = explain("mbart", model, token=1, decoder_input_ids=TARGET[:3])
-    np.testing.assert_allclose(
-        within.prefix.contributions, cut.prefix.contributions, rtol=0, atol=1e-12
-    )
-    np.testing.assert_allclose(within.source.contributions, cut.source.contributions, atol=1e-12)
-    assert within.shares.source_share == pytest.approx(cut.shares.source_share)
-
-
-@in_one_case("scope", ["FF", "CROSS", "ATTN"])
-def test_flows_behind_scopes_cover_the_layers_that_have_them(scope):
-    with in_float64():
-        why = explain("bart", scopes=[scope])
-    encoder, m = why.encoder_layers, why.encoder_tokens
-    named = [name for name in why.flows if name]
-    flows = [why.flow_behind(name) for name in named]
-    whole = np.isfinite(np.stack(flows)).all(axis=(2, 3))
-    if scope == "CROSS":
-        assert named == ["ATTNRESLNCROSS-N"]
-        # Nothing but that attention's output stands there.
-        assert not flows[0][encoder:, m:, m:].any()
-        assert flows[0][encoder:, m:, :m].any()
-        assert whole[0].tolist() == [False] * encoder + [True] * (len(whole[0]) - encoder)
-    else:
-        assert whole.any(axis=0).all()
-    if scope == "ATTN":
-        assert not flows[0][encoder:, m:, :m].any()
-
-
 def test_a_head_that_differs_from_its_description_is_noticed():
     model = generating("bart")
     lm_head = model.lm_head.forward
@@ -213,9 +152,3 @@ def test_an_encoder_end_that_differs_is_named_by_its_layer(monkeypatch):
     monkeypatch.setattr(type(lens.adapter), "encoder_end", lambda self: [])
     with pytest.raises(CompletenessError, match="from encoder layer 1 on"):
         lens.explain(input_ids=IDS, decoder_input_ids=TARGET)
-
-
-def test_the_layer_that_misses_is_named():
-    names = ["encoder layer 0", "decoder layer 0"]
-    with pytest.raises(CompletenessError, match="from decoder layer 0 on"):
-        check_scores([1.0, 1.0, 0.0], torch.float32, names)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -13,15 +11,11 @@ from reference import largest_error
 from whole_examples import everything, frozen_network
 
 import normlens
-from normlens import cli
-from normlens.errors import CompletenessError, InputError, MemoryLimitError
+from normlens.errors import CompletenessError, MemoryLimitError
 from normlens.frozen.layer import freeze
-from normlens.layers import Norm, Projection
-from normlens.viewer.pages import title_of
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
-SENTENCE = "She teaches soap opera history."
 
 every_family = pytest.mark.parametrize("family", tried_families())
 
@@ -45,46 +39,6 @@ def test_maps_are_the_norms_of_the_whole_vectors(family, rule, tiny):
             own = v[range(len(IDS)), range(len(IDS))].norm(dim=-1)
             ratio = others / (others + own)
             assert largest_error(maps.mixing_ratio(scope)[layer], ratio) <= 1e-9
-
-
-@in_one_case("family", tried_families())
-def test_the_first_layer_differs_from_its_own_map_by_biases_alone(family, tiny):
-    """There input tokens are the layer's input; what a token owns inside a layer includes biases.
-
-    Without a value bias and without β in front of the attention both maps are the same.
-    """
-    model = copy.deepcopy(tiny(family))
-    adapter = normlens.load(model).adapter
-    with torch.no_grad():
-        for step in adapter.layer(adapter.blocks()[0]).steps:
-            for bias in _own_biases(step):
-                bias.zero_()
-    lens = normlens.load(model)
-    own, whole = lens.maps(input_ids=IDS), lens.maps(input_ids=IDS, origin="input")
-    parallel = "∥" in lens.component_sequence
-    for scope in whole.scopes:
-        # A block beside the attention is all the token's own inside a layer, its biases included.
-        if not (parallel and "FF" in scope):
-            # RMSNorm computes in float32: one is frozen at that, the other at float64.
-            assert largest_error(whole[scope][0], own[scope][0]) <= 1e-6
-    assert any(largest_error(whole[scope][1], own[scope][1]) > 1e-2 for scope in whole.scopes)
-
-
-def _own_biases(step):
-    """Biases that belong to a token inside a layer: they act before tokens are mixed."""
-    if isinstance(step, Norm) and step.beta is not None:
-        yield step.beta
-    for inner in getattr(step, "through", ()):
-        yield from _own_biases(inner)
-    if isinstance(step, Projection):
-        yield step.module.bias
-    latent = getattr(step, "latent", None)
-    if latent is not None and latent.down.bias is not None:
-        yield latent.down.module.bias
-    value = getattr(step, "value", None)
-    if value is not None and value.bias is not None:
-        # Of keys and queries too, where one module makes all three: α is as good as any other.
-        yield value.bias if value.bias_outside else value.module.bias
 
 
 @in_one_case("family", tried_families())
@@ -130,76 +84,3 @@ def test_a_layer_that_does_not_add_up_is_an_error(tiny, monkeypatch):
     monkeypatch.setattr(module, "freeze", wrong)
     with pytest.raises(CompletenessError, match=r"layer 0 at its ATTN \(scope ATTN-N\)"):
         normlens.load(tiny("bert")).maps(input_ids=IDS, origin="input")
-
-
-@in_one_case(
-    ("options", "line"),
-    [
-        ({"scopes": "ATTN-W"}, "ATTN-W shows one layer's attention weights"),
-        ({"scopes": ["FF", "ATTNRES-W"]}, "ATTNRES-W shows one layer's attention weights"),
-        ({"heads": True}, "`heads` is for one layer"),
-        ({"statistics": True}, "`statistics` is for one layer"),
-        ({"nonlinearity": "shapley"}, "not linear"),
-        ({"precision": "tf32"}, "`precision` is for one layer"),
-    ],
-)
-def test_what_has_no_such_origin_is_refused_in_a_line(options, line, tiny):
-    with pytest.raises(InputError, match=line):
-        normlens.load(tiny("bert")).maps(input_ids=IDS, origin="input", **options)
-
-
-def test_an_unknown_origin_lists_those_there_are(tiny):
-    with pytest.raises(InputError, match="unknown origin 'tokens'; choose one of: layer, input"):
-        normlens.load(tiny("bert")).maps(input_ids=IDS, origin="tokens")
-
-
-def test_progress_ends_at_the_layers_asked_for(tiny):
-    seen = []
-    lens = normlens.load(tiny("bert"))
-    lens.maps(input_ids=IDS, origin="input", progress=lambda done, all_: seen.append((done, all_)))
-    assert seen == [(1, 2), (2, 2)]
-
-
-def test_maps_say_whose_contributions_they_show(minilm, tmp_path):
-    maps = minilm.maps(SENTENCE, origin="input", layers=[0, 5])
-    assert maps.origin == "input"
-    assert "sources: input tokens" in repr(maps)
-    assert maps.completeness <= 1e-5
-    again = normlens.open(maps.save(tmp_path / "maps.safetensors"))
-    assert again == maps
-    assert again.origin == "input"
-    assert "sources: input tokens" in title_of([maps])
-    own = minilm.maps(SENTENCE, layers=[0])
-    assert own.origin == "layer"
-    assert "sources" not in repr(own)
-    assert "sources" not in title_of([own])
-
-
-def test_figures_say_whose_contributions_they_show(minilm):
-    plt = pytest.importorskip("matplotlib.pyplot")
-    maps = minilm.maps(SENTENCE, origin="input", layers=[0, 5])
-
-    def words(figure) -> str:
-        texts = figure.findobj(lambda artist: hasattr(artist, "get_text"))
-        return " ".join(text.get_text() for text in texts)
-
-    _, ax = plt.subplots()
-    drawn = [
-        maps.plot(5),
-        maps.plot_overview(),
-        maps.plot_similarity(),
-        maps.plot_amplification(layer=5),
-        maps.plot(5, "FF", ax=ax),
-    ]
-    for figure in drawn:
-        assert "sources: input tokens" in words(figure)
-    assert "sources: input" not in words(minilm.maps(SENTENCE, layers=[0]).plot(0))
-    plt.close("all")
-
-
-def test_the_command_line_takes_an_origin(minilm, capsys):
-    assert cli.main(["map", SENTENCE, "--origin", "input"]) == 0
-    assert "sources: input tokens" in capsys.readouterr().out
-    assert cli.main(["map", SENTENCE, "--origin", "tokens"]) == 2
-    assert "choose one of: layer, input" in capsys.readouterr().err
-    assert cli.main(["map", SENTENCE, "--origin", "input", "--scope", "ATTN-W"]) == 2

@@ -9,10 +9,9 @@ from frozen_copies import FrozenPair
 from heads import in_float64
 from one_case import in_one_case
 from pair_models import FAMILIES, IDS, TARGET, generating, model_inputs, source_of
-from scipy.stats import spearmanr
 
 import normlens
-from normlens.errors import CompletenessError, InputError, MemoryLimitError
+from normlens.errors import CompletenessError
 from normlens.models.parts import TwoStacks
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -87,18 +86,6 @@ def test_the_first_cross_attention_reads_the_encoders_parts(family):
     assert not np.triu(before[:, :, m:], 1).any()
 
 
-def test_similarity_leaves_out_columns_that_nothing_has_reached():
-    maps = whole_maps("bart")
-    m = len(maps.encoder.targets)
-    a, b = "ATTN-N", "ATTNRES-N"
-    rho = maps.similarity(a, b)
-    seen = np.tril(np.ones((len(TARGET), len(TARGET)), bool))
-    first = spearmanr(maps[a][0][:, m:][seen], maps[b][0][:, m:][seen]).statistic
-    both = np.concatenate([np.ones((len(TARGET), m), bool), seen], axis=1)
-    second = spearmanr(maps[a][1][both], maps[b][1][both]).statistic
-    assert rho[:2] == pytest.approx([first, second])
-
-
 @in_one_case("family", ["marian", "t5"])
 def test_batches_groups_and_chosen_layers_change_nothing(family):
     lens = normlens.load(generating(family), tokenizer=False)
@@ -135,26 +122,6 @@ def test_batches_groups_and_chosen_layers_change_nothing(family):
             np.testing.assert_allclose(
                 alone.encoder[scope][0], maps.encoder[scope][1], rtol=0, atol=1e-6
             )
-
-
-def test_progress_and_limits():
-    calls = []
-    maps = whole_maps("bart", progress=lambda done, asked: calls.append((done, asked)))
-    assert calls[-1] == (5, 5)
-    assert maps.origin == maps.encoder.origin == "input"
-    with pytest.raises(MemoryLimitError, match="too low for 11 tokens"):
-        whole_maps("bart", memory_limit="1KB")
-    with pytest.raises(InputError, match="CROSS-W shows one layer's attention weights"):
-        whole_maps("bart", scopes=["CROSS-W"])
-    with pytest.raises(InputError, match="`heads` is for one layer"):
-        whole_maps("bart", heads=True)
-
-
-def test_the_decoder_alone_can_be_asked_for():
-    everything = whole_maps("bart")
-    some = whole_maps("bart", scopes=["CROSS-N"], layers=-1)
-    assert some.encoder is None
-    np.testing.assert_allclose(some["CROSS-N"][0], everything["CROSS-N"][-1], rtol=0, atol=1e-12)
 
 
 def test_an_end_of_the_encoder_that_the_adapter_leaves_out_is_noticed(monkeypatch):

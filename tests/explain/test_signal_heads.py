@@ -11,9 +11,9 @@ from heads import headed, in_float64
 from one_case import in_one_case
 
 import normlens
-from normlens.errors import InputError, UnsupportedModelError
+from normlens.errors import InputError
 from normlens.models.parts import ImageEncoder
-from normlens.models.tiny import scramble, tiny_config, tiny_model
+from normlens.models.tiny import scramble, tiny_config
 
 
 def noise(*shape: int) -> torch.Tensor:
@@ -149,59 +149,3 @@ def test_a_class_is_named_as_people_call_it():
         lens.explain(noise(3, 12, 12), target="bird")
     with pytest.raises(InputError, match="picture classifier reads the whole input"):
         lens.explain(noise(3, 12, 12), position=2)
-
-
-def test_pictures_of_several_sizes():
-    lens = normlens.load(image_model("vit"))
-    small, wide = lens.explain([noise(3, 12, 12), noise(3, 8, 20)], target=[0, 1])
-    assert (small.grid.columns, wide.grid.columns) == (3, 5)
-    alone = lens.explain(noise(3, 8, 20), target=1)
-    np.testing.assert_allclose(wide.contributions, alone.contributions, rtol=1e-6)
-
-
-@in_one_case("task", ["CTC", "AudioFrameClassification"])
-def test_frames_are_explained_one_by_one(task):
-    lens = normlens.load(headed("wav2vec2", task))
-    why = lens.explain(noise(270), position=3, target=2)
-    with torch.no_grad():
-        logits = lens.adapter.whole(noise(270)[None]).logits[0, 3]
-    assert why.value == pytest.approx(float(logits[2]), rel=1e-9)
-    assert why.completeness < 1e-6
-    with pytest.raises(InputError, match="position=0 to 5"):
-        lens.explain(noise(270))
-
-
-def test_heads_that_read_every_layer_are_not_described():
-    lens = normlens.load(headed("wav2vec2", "AudioClassification", use_weighted_layer_sum=True))
-    with pytest.raises(UnsupportedModelError, match="is not described"):
-        lens.explain(noise(270))
-    assert lens.maps(noise(270)).completeness < 1e-6
-
-
-def test_convolutions_behind_the_last_layer_are_refused():
-    lens = normlens.load(tiny_model("wav2vec2", add_adapter=True, output_hidden_size=16))
-    assert lens.maps(noise(270)).completeness < 1e-5
-    with pytest.raises(UnsupportedModelError, match="add_adapter"):
-        lens.explain(noise(270), direction=np.ones(16), position=0)
-
-
-@in_one_case("family", ["clip_vision_model", "siglip_vision_model", "beit", "hubert"])
-def test_a_direction_is_read_at_the_models_own_end(family, tiny):
-    """CLIP's last norm acts on its pooled vector alone; SigLIP's on every vector."""
-    model = tiny(family)
-    lens = normlens.load(model)
-    values, inputs = given(lens)
-    direction = noise(16)
-    with torch.no_grad():
-        last = model(**inputs).last_hidden_state[0]
-    why = lens.explain(values, direction=direction, position=2)
-    assert why.value == pytest.approx(float(last[2] @ direction), rel=1e-9)
-    assert why.completeness < 1e-10
-
-
-def test_sources_may_be_the_models_input(tiny):
-    lens = normlens.load(tiny("dinov2"))
-    maps = lens.maps(noise(3, 12, 12), origin="input")
-    assert maps.completeness < 1e-9
-    assert maps.grid == lens.maps(noise(3, 12, 12)).grid
-    assert lens.maps(noise(3, 12, 12)).rollout("ATTN-W").grid == maps.grid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from scipy.stats import spearmanr
 
 import normlens
 from normlens.corpus.runs.folder import SomeFailedWarning
-from normlens.errors import InputError
+from normlens.errors import InputError, MissingDependencyError
 from normlens.explain.citations import prepared
 from normlens.inputs.text import DOCUMENT
 from normlens.options import CiteOptions
+from normlens.studies.faithfulness import citations
 from normlens.studies.faithfulness.citations import (
     Trial,
     attention,
@@ -76,6 +78,28 @@ def test_the_solver_is_the_published_one():
         np.testing.assert_allclose(lasso(masks, log_p, 12), expected, atol=1e-4)
 
 
+def test_flashtrace_is_its_package_on_the_same_tokens(trial, plain, smollm2):
+    package = pytest.importorskip("flashtrace", reason="pip install flashtrace")
+    ids, _, places = plain
+    traced = package.FlashTrace(smollm2.adapter.whole, smollm2.tokenizer)
+    smollm2.adapter.whole.set_attn_implementation("eager")
+    result = traced.trace(prompt=smollm2.tokenizer.decode(ids), target=ANSWER)
+    expected = [sum(result.scores[k] for k in own) for own in places]
+    np.testing.assert_allclose(trial.scores("flashtrace"), expected, rtol=1e-4)
+    assert passes("flashtrace", 3) == (1, 0)
+
+
+def test_flashtrace_without_its_package_is_one_line(monkeypatch, smollm2, tmp_path):
+    monkeypatch.setitem(sys.modules, "flashtrace", None)
+    data = tmp_path / "questions.jsonl"
+    data.write_text(json.dumps({"question": QUESTION, "sources": SOURCES}) + "\n")
+    with pytest.raises(MissingDependencyError, match="pip install flashtrace"):
+        normlens.evaluate(
+            smollm2, data, tmp_path / "run", methods=["flashtrace"], protocols=["citations"]
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_one_source_out(trial):
     scores = trial.scores("leave-one-out")
     kept = ~np.eye(3, dtype=bool)
@@ -120,13 +144,6 @@ def test_values_of_known_scores(trial):
     assert trial.values(right, gold=[])["gold"] is None
 
 
-def test_methods_share_their_subsets(trial):
-    masks = trial.masks
-    expected = lasso(masks[:4], trial.log_p(masks[:4]), len(trial.prompt.ids))
-    np.testing.assert_array_equal(trial.scores("contextcite-4"), expected)
-    assert trial.scores("normlens+8").argmax() == trial.scores("normlens").argmax() == 1
-
-
 def test_names_and_what_they_cost():
     assert [ablations_of(name) for name in CITATION_METHODS] == [0, 8, 32, 8, 16, 32, 0, 0, 0, 0]
     assert passes("normlens+8", 5) == (9, 1)
@@ -137,7 +154,8 @@ def test_names_and_what_they_cost():
             ablations_of(name)
 
 
-def test_an_evaluation_of_citations(smollm2, tmp_path):
+def test_an_evaluation_of_citations(smollm2, tmp_path, monkeypatch):
+    monkeypatch.setattr(citations, "SUBSETS", 8)
     rows = [
         {"question": QUESTION, "sources": SOURCES, "gold": [1], "answer": ANSWER},
         {"question": QUESTION, "sources": SOURCES[::-1], "gold": [1], "answer": ANSWER},

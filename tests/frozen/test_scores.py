@@ -151,29 +151,6 @@ def test_every_component_has_a_name_of_its_own(problem):
     assert list(names.values()) == ["(LN1)", "(LN2)", "ATTN", "RES1", "LN", "FF", "RES2"]
 
 
-def test_sampled_blocks_carry_no_score(problem):
-    given = problem("post")
-    with pytest.raises(InputError, match="not linear"):
-        layer_scores(frozen(given, "shapley"), given.x)
-
-
-@every_order
-def test_the_output_is_the_same_with_and_without_parts(order, problem):
-    given = problem(order, batch=2)
-    a, b = (frozen(given, parts=parts) for parts in (True, False))
-    torch.testing.assert_close(a.forward(given.x), b.forward(given.x), rtol=0, atol=1e-12)
-    torch.testing.assert_close(a.bias_part(), b.bias_part(), rtol=0, atol=1e-12)
-
-
-def test_few_heads_at_a_time_give_the_same_flow(problem, monkeypatch):
-    given = problem("pre", batch=2, groups=2)
-    layer = frozen(given)
-    scores = layer_scores(layer, gradient(given, 2))
-    whole, _ = layer_flow(layer, scores)
-    monkeypatch.setattr("normlens.frozen.attention._FLOW_PAIRS", 1)
-    torch.testing.assert_close(layer_flow(layer, scores)[0], whole, rtol=0, atol=1e-12)
-
-
 # A layer that reads another sequence --------------------------------------------------------------
 
 

@@ -6,10 +6,10 @@ import itertools
 
 import torch
 from one_case import in_one_case
-from reference import hidden, largest_error, mixing_of, reference
+from reference import largest_error, mixing_of, reference
 
 import normlens
-from normlens.frozen import shapley
+from normlens.frozen import norm_maps
 from normlens.models.tiny import tiny_model
 
 GATES = in_one_case("gated", [False, True])
@@ -18,62 +18,18 @@ IDS = [3, 9, 27, 14, 5, 33, 8]
 
 
 @GATES
-def test_sampled_values_are_near_the_exact_ones(gated, problem):
-    given = problem("post", n=3, gated=gated, activation="silu")
-    expected = reference(given.layer, given.x[0], given.alpha[0], "shapley")
-    off = ~torch.eye(3, dtype=torch.bool)
-    for seed in range(5):
-        found = given.solve(rule="shapley", samples=64, seed=seed)
-        for scope in BEHIND:
-            error = (found.norms[scope][0] - expected.maps[scope])[off].abs()
-            assert (error <= 4 * found.standard_error[scope][0][off] + 1e-12).all(), scope
-        for scope in ("ATTN-N", "ATTNRES-N", "ATTNRESLN-N"):
-            assert largest_error(found.norms[scope][0], expected.maps[scope]) < 1e-9
-
-
-@GATES
 def test_every_order_once_is_exact(gated, problem, monkeypatch):
     """With all orders instead of random ones, nothing is left to chance."""
     given = problem("post", n=3, gated=gated, activation="gelu")
     orders = itertools.cycle(itertools.permutations(range(4)))
     monkeypatch.setattr(
-        shapley.torch, "randperm", lambda count, generator: torch.tensor(next(orders))
+        norm_maps.torch, "randperm", lambda count, generator: torch.tensor(next(orders))
     )
     found = given.solve(rule="shapley", samples=24)
     expected = reference(given.layer, given.x[0], given.alpha[0], "shapley")
     for scope in found.norms:
         assert largest_error(found.norms[scope][0], expected.maps[scope]) < 1e-9, scope
         torch.testing.assert_close(mixing_of(found, scope)[0], expected.mixing[scope])
-
-
-@GATES
-def test_standard_error_is_that_of_a_mean_over_orders(gated, problem):
-    """``SE² = E((part in one order − mean) · mean/‖mean‖)² / samples``, from all orders."""
-    given = problem("bare", n=3, gated=gated, activation="silu")
-    ff = given.layer.feed_forward
-    parts = reference(given.layer, given.x[0], given.alpha[0]).parts["ATTN-N"]
-    inputs = [ff.up] if ff.gate is None else [ff.gate, ff.up]
-    players = [
-        torch.cat([(parts.owned @ w.weight).transpose(0, 1), w(parts.bias)[None]]) for w in inputs
-    ]
-    f = hidden(ff)
-    in_one_order = []
-    for order in itertools.permutations(range(4)):
-        marginal = torch.zeros_like(players[0])
-        for position, player in enumerate(order):
-            with_it, without = (
-                f(*(p[list(order[:stop])].sum(0) for p in players))
-                for stop in (position + 1, position)
-            )
-            marginal[player] = with_it - without
-        in_one_order.append((marginal @ ff.down.weight)[:3])
-    stacked = torch.stack(in_one_order)  # (orders, j, i, d)
-    mean = stacked.mean(0)
-    direction = mean / mean.norm(dim=-1, keepdim=True)
-    variance = ((stacked - mean) * direction).sum(-1).square().mean(0).T  # (i, j)
-    samples = 1000
-    found = given.solve(rule="shapley", samples=samples).standard_error["ATTNFF-N"][0]
-    torch.testing.assert_close(found, (variance / samples).sqrt(), rtol=0.15, atol=1e-6)
 
 
 @in_one_case(
@@ -94,16 +50,6 @@ def test_standard_error_is_the_spread_over_seeds(order, gated, causal, problem):
         assert (ratio > 0.75).all(), scope
         assert (ratio < 1.35).all(), scope
         assert 0.9 < ratio.mean() < 1.1, scope
-
-
-def test_standard_error_shrinks_with_samples(problem):
-    given = problem("post", n=4)
-    few, many = (
-        given.solve(rule="shapley", samples=samples).standard_error for samples in (40, 640)
-    )
-    for scope in BEHIND:
-        ratio = few[scope].mean() / many[scope].mean()
-        assert 3 < ratio < 5, scope  # √16 = 4
 
 
 def test_one_sample_has_no_standard_error(problem):
@@ -128,12 +74,6 @@ def test_completeness_holds_however_few_orders_there_are(family, samples):
     assert 0 < maps.completeness < 1e-5
 
 
-def test_completeness_with_an_activation_that_is_not_zero_at_zero():
-    """``g(0)`` belongs to no token."""
-    lens = normlens.load(tiny_model("gpt2", activation_function="sigmoid"))
-    assert lens.maps(input_ids=IDS, nonlinearity="shapley", samples=2).completeness < 1e-5
-
-
 def test_the_seed_decides():
     lens = normlens.load(tiny_model("bert"))
 
@@ -142,15 +82,6 @@ def test_the_seed_decides():
 
     assert (draw(3) == draw(3)).all()
     assert (draw(3) != draw(4)).any()
-
-
-def test_the_global_random_state_is_left_alone():
-    lens = normlens.load(tiny_model("bert"))
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    lens.maps(input_ids=IDS, nonlinearity="shapley", samples=2)
-    assert torch.equal(torch.rand(3), expected)
 
 
 @in_one_case("family", ["bert", "llama"])
@@ -164,18 +95,3 @@ def test_a_batch_draws_what_each_sequence_draws_alone(family):
             assert largest_error(found[scope], alone[scope]) < 1e-6, scope
         for scope, error in alone.standard_error.items():
             assert largest_error(found.standard_error[scope], error) < 1e-4, scope
-
-
-def test_the_size_of_a_block_of_targets_changes_nothing(problem, monkeypatch):
-    given = problem("post", n=9)
-    expected = given.solve(rule="shapley", samples=4)
-    found = given.solve(rule="shapley", samples=4, memory_limit=1)
-    for scope in expected.norms:
-        assert largest_error(found.norms[scope], expected.norms[scope]) < 1e-12, scope
-
-
-def test_players_that_send_nothing_get_nothing(problem):
-    """Sources that a causal mask hides have no part behind the block either."""
-    found = problem("post", n=5, causal=True).solve(rule="shapley", samples=8)
-    for scope in BEHIND:
-        assert not found.norms[scope][0].triu(1).any(), scope

@@ -10,7 +10,6 @@ import torch
 from one_case import in_one_case
 
 import normlens
-from normlens.errors import InputError
 from normlens.gpu import sizes as memory
 from normlens.models.tiny import tiny_model
 from normlens.options import PRECISIONS
@@ -24,18 +23,6 @@ def test_on_a_cpu_tiles_run_in_the_precision_of_the_weights(dtype, precision):
     lens = normlens.load(tiny_model("bert").to(dtype), device="cpu")
     maps = lens.maps(input_ids=IDS, precision=precision)
     assert maps.provenance["precision"] == str(dtype).removeprefix("torch.")
-
-
-def test_without_feed_forward_products_there_is_no_precision():
-    lens = normlens.load(tiny_model("bert"), device="cpu")
-    maps = lens.maps(input_ids=IDS, scopes=["ATTN-W", "ATTN-N"])
-    assert maps.provenance["precision"] is None
-
-
-def test_an_unknown_precision_is_refused():
-    lens = normlens.load(tiny_model("bert"), device="cpu")
-    with pytest.raises(InputError, match="float32, tf32, bfloat16"):
-        lens.maps(input_ids=IDS, precision="half")
 
 
 @pytest.fixture
@@ -82,11 +69,3 @@ def test_a_gpu_that_is_here_is_asked(capability, expected, monkeypatch):
     assert memory.kernels_run_on(torch.device("cuda"), torch.float32) == expected
     monkeypatch.setattr(memory, "has_triton", lambda: False)
     assert not memory.kernels_run_on(torch.device("cuda"), torch.float32)
-
-
-@pytest.mark.gpu
-def test_without_triton_a_gpu_runs_tiles(no_triton):
-    lens = normlens.load(tiny_model("bert"), device="cuda")
-    with pytest.warns(RuntimeWarning, match="PyTorch tiles"):
-        maps = lens.maps(input_ids=IDS)
-    assert maps.provenance["precision"] == "float32"

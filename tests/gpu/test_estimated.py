@@ -78,17 +78,6 @@ def test_the_method_is_that_of_the_run(family, tokens, batch, launches, first_st
     assert (costs.by_source, costs.matrices) == (run.by_source, run.matrices)
 
 
-def test_the_methods_differ(monkeypatch):
-    """Both methods are met above."""
-    for name in ("LAUNCHES", "STORED_BYTE"):
-        monkeypatch.setattr(kernels, name, 0.0)
-    found = set()
-    for family, tokens in (("bert", 2), ("bert", 40), ("opt", 20)):
-        lens = normlens.load(tiny_model(family, dtype=torch.float32))
-        found.add(first_group(lens, tokens, 1, "tf32").plan.method)
-    assert found == {"by source", "matrices"}
-
-
 @pytest.fixture(params=["bert", "llama"])
 def lens(request) -> normlens.Lens:
     return normlens.load(tiny_model(request.param, dtype=torch.float32))

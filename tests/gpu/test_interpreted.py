@@ -6,29 +6,26 @@ import copy
 import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_method, force_storing
+from layer_problems import decompose_layer
 from reference import largest_error, mixing_of, pair_references, reference
-from torch import nn
 
 import normlens
 from normlens.frozen import norm_maps
-from normlens.frozen.norm_maps import decompose_layer
 from normlens.frozen.stage import kernel_slots, sampled_error, tail_of
 from normlens.frozen.tiles import ORDINARY, Job, feed_forward_norms
 from normlens.models.tiny import tiny_model
-from normlens.options import Settings
+from normlens.options import AnalysisOptions
 from normlens.pipeline.batches import KERNEL_TOLERANCE
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.gpu import by_source, feed_forward
+from normlens.gpu import feed_forward
 from normlens.gpu import operands as source_rows
 from normlens.gpu.feed_forward import fused_norms
 from normlens.gpu.operands import ScaledWeights
-from normlens.gpu.pieces import launch
 from normlens.gpu.sizes import TargetTiling, Tiling
 
 pytestmark = [
@@ -103,7 +100,7 @@ def test_many_tiles_of_a_ragged_batch(method, problem, forced):
     lengths, scopes = [18, 5], given.layer.scopes
     x, alpha = given.x.clone(), given.alpha.clone()
     x[1, 5:], alpha[1, :, :, 5:], alpha[1, :, 5:] = 1e6, 0, 1e6  # whatever the padding holds
-    settings = Settings(precision="float32", memory_limit=40_000)
+    settings = AnalysisOptions(precision="float32", memory_limit=40_000)
     found = decompose_layer(given.layer, x, alpha, lengths, scopes, settings)
     for place, length in enumerate(lengths):
         some = slice(length)
@@ -123,45 +120,6 @@ def test_stored_hidden_rows_give_the_same_numbers(precision, problem, forced, mo
     stored = given.solve(precision=precision)
     for scope, norms in mixed_anew.norms.items():
         torch.testing.assert_close(stored.norms[scope], norms, rtol=1e-5, atol=0)
-
-
-def test_rows_that_nobody_stored_are_not_read(problem, forced, monkeypatch):
-    read = []
-
-    def watched(kernel, programs, *arguments, **options):
-        if kernel is by_source.pair_sums:
-            *_, begin, end, _first, _batch, _n = arguments
-            read.append((arguments[2].shape[0], end - begin))
-        launch(kernel, programs, *arguments, **options)
-
-    forced("by pair")
-    monkeypatch.setattr(feed_forward, "launch", watched)
-    given = problem("pre", n=7, d=20, m=24, causal=True, dtype=torch.float32)
-    given.solve(precision="float32")
-    assert sum(rows for rows, _ in read) == 28  # the pairs, in blocks of 16
-    assert all(rows == stored for rows, stored in read)
-
-
-def test_short_sums_change_nothing_but_rounding(problem, fused, monkeypatch):
-    given = problem("pre", n=3, d=20, m=40, dtype=torch.float32, gated=True)
-    whole = given.solve(precision="float32")
-    short = replace(TINY, chunk=16)
-    monkeypatch.setattr(Tiling, "choose", classmethod(lambda cls, *_: short))
-    for scope, norms in given.solve(precision="float32").norms.items():
-        torch.testing.assert_close(norms, whole.norms[scope], rtol=1e-5, atol=0)
-
-
-def test_a_ragged_batch_equals_one_by_one(problem, fused):
-    given = problem("post", n=4, batch=2, dtype=torch.float32)
-    x, alpha = given.x.clone(), given.alpha.clone()
-    x[1, 3:] = 1e6  # whatever the padding holds
-    alpha[1, :, :, 3:] = 0
-    alpha[1, :, 3:] = 1e6
-    scopes, settings = given.layer.scopes, Settings(precision="float32")
-    together = decompose_layer(given.layer, x, alpha, [4, 3], scopes, settings)
-    alone = replace(given, x=x[1:, :3], alpha=alpha[1:, :, :3, :3]).solve(precision="float32")
-    for scope, norms in alone.norms.items():
-        assert entry_error(together.norms[scope][1, :3, :3], norms[0]) < 1e-5, scope
 
 
 @pytest.mark.parametrize("method", ["in one kernel", "by pair", "matrices"])
@@ -213,27 +171,6 @@ def test_every_element_of_the_output_is_written(method, order, problem, forced, 
     assert ORDINARY in found.norms
 
 
-@pytest.mark.parametrize("limit", [1, 3_000])
-def test_a_memory_limit_changes_no_number(limit, problem, fused):
-    given = problem("post", n=3, dtype=torch.float32)
-    expected = given.solve(precision="float32")
-    found = given.solve(precision="float32", memory_limit=limit)
-    for scope, norms in found.norms.items():
-        torch.testing.assert_close(norms, expected.norms[scope], rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("faint", [1e-12, 1e-30])
-def test_faint_pairs_keep_their_digits(faint, problem, fused):
-    """Attention weights of any size give norms with the same relative error."""
-    given = problem("post", n=3, dtype=torch.float32)
-    alpha = given.alpha.clone()
-    alpha[..., 0] *= faint
-    expected = reference(given.layer, given.x[0], alpha[0])
-    found = replace(given, alpha=alpha).solve(["ATTNRESLNFF-N"], precision="tf32")
-    norms = found.norms["ATTNRESLNFF-N"][0]
-    assert entry_error(norms, expected.maps["ATTNRESLNFF-N"]) <= TOLERANCE["tf32"]
-
-
 def test_parts_that_do_not_add_up_are_noticed(problem, fused, monkeypatch):
     """As when operands were kept from weights that have been edited since."""
     given = problem("post", n=3, dtype=torch.float32)
@@ -258,39 +195,6 @@ def test_errors_of_both_signs_are_noticed_by_a_sample(method, order, problem, fo
     assert 0.03 < sampled_error(job, [6], wrong) < 0.07
     wrong[job.scope] = torch.full_like(wrong[job.scope], torch.nan)
     assert sampled_error(job, [6], wrong) == torch.inf
-
-
-@pytest.mark.parametrize("lengths", [[1], [2], [3, 1], [2, 5]])
-def test_a_sample_of_short_sequences(lengths, problem, fused):
-    given = problem("post", n=max(lengths), batch=len(lengths), dtype=torch.float32)
-    scopes, settings = given.layer.scopes, Settings(precision="float32")
-    found = decompose_layer(given.layer, given.x, given.alpha, lengths, scopes, settings)
-    assert found.sampled_error < INTERPRETED["float32"]
-
-
-def test_a_lens_refuses_norms_that_miss_the_sample(fused, monkeypatch):
-    def wrong(job, lengths, norms):
-        return torch.tensor(0.05)
-
-    monkeypatch.setattr("normlens.frozen.stage.sampled_error", wrong)
-    lens = normlens.load(tiny_model("bert", num_hidden_layers=1), device="cpu")
-    with pytest.raises(normlens.NormLensError, match="miss an exact recomputation"):
-        lens.maps(input_ids=[3, 9, 27], precision="float32")
-
-
-def test_what_one_request_keeps_suits_the_next(fused):
-    """Operands are kept from text to text, whichever scopes were asked for."""
-    model = tiny_model("bert", num_hidden_layers=1)
-    for norm in (module for module in model.modules() if isinstance(module, nn.LayerNorm)):
-        nn.init.normal_(norm.weight)
-    options = {"input_ids": [3, 9, 27], "precision": "float32"}
-    expected = normlens.load(copy.deepcopy(model), device="cpu").maps(**options)
-    lens = normlens.load(model, device="cpu")
-    lens.maps(scopes=["ATTNRESLNFF-N"], **options)
-    found = lens.maps(**options)
-    assert found.provenance["precision"] == "float32"
-    for scope in expected.scopes:
-        np.testing.assert_allclose(found[scope], expected[scope], rtol=1e-6, err_msg=scope)
 
 
 LONGER_SOURCE, LONGER_TARGET = ([3, 9, 27], [2, 5]), ([3], [2, 5, 8])
@@ -321,20 +225,3 @@ def test_layers_that_read_another_sequence(family, method, pair, forced):
     _, decoder = pair_references(copy.deepcopy(model).double(), inputs)
     for scope in scopes:
         assert largest_error(found[scope][0], decoder[0].maps[scope]) <= 1e-4, scope
-
-
-@pytest.mark.parametrize("method", ["in one kernel", "by pair"])
-def test_a_ragged_batch_that_reads_another_sequence(method, forced):
-    forced(method)
-    lens = normlens.load(tiny_model("bart", decoder_layers=1), device="cpu")
-    scope = "ATTNRESLNCROSSRESLNFFRESLN-N"
-    pairs = [LONGER_SOURCE, LONGER_TARGET]
-    together = lens.maps(
-        input_ids=[source for source, _ in pairs],
-        decoder_input_ids=[target for _, target in pairs],
-        batch_size=2,
-        scopes=scope,
-    )
-    for found, (source, target) in zip(together, pairs, strict=True):
-        alone = lens.maps(input_ids=source, decoder_input_ids=target, scopes=scope)
-        assert largest_error(found[scope], alone[scope]) <= 1e-4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from one_case import in_one_case
 
-from normlens.gpu.lazy_tensor import LazyTensor, formed, lazy_tensor
+from normlens.gpu.matmul import LazyTensor, formed, lazy_tensor
 
 
 class Recipe:

@@ -16,7 +16,6 @@ import normlens
 from normlens.frozen import norm_maps
 from normlens.frozen import parts as steps
 from normlens.frozen.parts import Parts, relative_rows
-from normlens.gpu import sizes as memory
 from normlens.gpu.rows import measured, normalised
 from normlens.layers import Norm
 from normlens.models.tiny import tiny_model
@@ -70,27 +69,6 @@ def test_measured_rows(shape: tuple[int, ...] | None, d: int) -> None:
     assert expected[0].min() > 0.001
     torch.testing.assert_close(errors.cpu(), expected, rtol=1e-4, atol=1e-6)
     assert measured(there, None, [3, 2])[2] is None
-
-
-def test_what_is_not_finite_is_an_error() -> None:
-    own = torch.ones(1, 2, 8)
-    own[0, 1, 3] = torch.nan
-    parts = Parts(own.to(DEVICE), mixed=torch.zeros_like(own).to(DEVICE))
-    _, _, errors = measured(parts, torch.ones(1, 2, 8, device=DEVICE), [2])
-    assert errors is not None
-    assert errors[0, 0] == 0
-    assert errors[0, 1].isnan()
-
-
-def test_vectors_of_a_cpu_or_with_a_gradient_are_left_to_pytorch() -> None:
-    assert not steps.takes_one_pass(torch.ones(2, 3))
-    if DEVICE == "cuda":
-        v = torch.ones(2, 3, device=DEVICE)
-        assert steps.takes_one_pass(v)
-        assert not steps.takes_one_pass(v.double())
-        assert not steps.takes_one_pass(torch.ones(2, memory.WIDEST + 1, device=DEVICE))
-        with torch.enable_grad():
-            assert not steps.takes_one_pass(v.requires_grad_())
 
 
 def test_a_vector_for_several_targets_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

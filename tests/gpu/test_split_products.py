@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from normlens.gpu import matmul, split_products
 from normlens.gpu.split_products import SplitRows, multiply
 from normlens.models.tiny import tiny_model
 from normlens.trace import run
-from normlens.trace.run import LayerTrace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else [pytest.mark.slow]
@@ -60,22 +58,6 @@ def test_products_of_each_head(shape: tuple[int, ...]) -> None:
     assert relative_errors(made, exact).max() < ERROR[22]
 
 
-def test_vectors_of_heads_are_close_to_the_plain_product() -> None:
-    v, weights = random(2, 3, 4, 16), random(4, 16, 24, seed=1)
-    plain = matmul.by_head(v, weights)
-    found = matmul.split_by_head(v.to(DEVICE), weights.to(DEVICE)).cpu()
-    assert found.shape == plain.shape == (2, 3, 4, 24)
-    assert not torch.equal(found, plain)
-    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
-
-
-def test_small_numbers_beside_large_ones_keep_their_share() -> None:
-    v, weight = random(3, 64), torch.eye(64)
-    v[:, 0] = 3000.0
-    made = multiply(v.to(DEVICE), SplitRows.of(weight.to(DEVICE))).cpu()
-    assert (made - v).abs().max() < 2**-22 * 3000
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_half_precision_miss_nothing(dtype: torch.dtype) -> None:
     """So the product with what they miss is left out, and no digit is another one."""
@@ -86,43 +68,6 @@ def test_weights_of_half_precision_miss_nothing(dtype: torch.dtype) -> None:
     assert relative_errors(made, v.double() @ weight.double().T).max() < ERROR[22]
     whole = replace(split, missed=torch.ones_like(split.missed))
     assert torch.equal(made, multiply(v.to(DEVICE), whole))
-
-
-def test_one_weight_that_misses_something_is_enough() -> None:
-    v, weight = random(5, 72), random(200, 72, seed=1).bfloat16().float()
-    weight[150, 3] += 0.001
-    split = SplitRows.of(weight.to(DEVICE))
-    assert split.missed.nonzero().tolist() == [[150]]
-    made = multiply(v.to(DEVICE), split)
-    assert relative_errors(made, v.double() @ weight.double().T).max() < ERROR[22]
-    exact = v.double() @ weight[150].double()
-    assert relative_errors(made[:, 150:151], exact[:, None]).max() < ERROR[22]
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_few_of_many_vectors(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    v, weight = random(8, 64).to(DEVICE), random(64, 96, seed=1).to(DEVICE)
-    monkeypatch.setattr(matmul, "is_split", lambda v, weight, vectors=0: vectors >= 256)
-    formed: list[int] = []
-    real = SplitRows.of
-    monkeypatch.setattr(
-        split_products.SplitRows,
-        "of",
-        staticmethod(lambda given: (formed.append(len(given)), real(given))[1]),
-    )
-    with matmul.operands_kept() if kept else nullcontext():
-        for among in (8, 300):
-            made = matmul.matmul_rows(v, weight, among)
-            exact = v.double().cpu() @ weight.double().cpu()
-            assert relative_errors(made, exact).max() < ERROR[22]
-        matmul.matmul_rows(v, weight, 300)
-    assert formed.count(96) == kept  # the weight, once
-
-
-def test_a_bias_is_added() -> None:
-    v, weight, bias = random(9, 24), random(24, 11, seed=1), random(11, seed=2)
-    made = multiply(v.to(DEVICE), SplitRows.of(weight.T.to(DEVICE)), bias.to(DEVICE))
-    assert relative_errors(made, v.double() @ weight.double() + bias.double()).max() < ERROR[22]
 
 
 def test_nothing_and_what_is_not_finite() -> None:
@@ -159,15 +104,6 @@ def split_everywhere(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-def test_few_vectors_and_those_of_a_cpu_are_not_split() -> None:
-    assert not matmul.is_split(torch.zeros(512, 64), torch.zeros(64, 64))
-    if DEVICE == "cuda":
-        weight = torch.zeros(64, 64, device="cuda")
-        assert matmul.is_split(torch.zeros(2, 128, 64, device="cuda"), weight)
-        assert not matmul.is_split(torch.zeros(255, 64, device="cuda"), weight)
-        assert not matmul.is_split(torch.zeros(512, 64, device="cuda").double(), weight.double())
-
-
 def test_a_weight_is_split_once_while_operands_are_kept(split_everywhere: Any) -> None:
     v, weight = random(4, 16).to(DEVICE), random(16, 24).to(DEVICE)
     bias = torch.zeros(24, device=DEVICE)
@@ -181,15 +117,6 @@ def test_a_weight_is_split_once_while_operands_are_kept(split_everywhere: Any) -
     matmul.times(v, weight)
     matmul.times(v, weight)
     assert split_everywhere.count((24, 16)) == 4  # nothing is kept outside
-
-
-def test_operands_are_those_of_the_weights_that_are_there(split_everywhere: Any) -> None:
-    """Views of one memory are different weights."""
-    v, both = random(4, 16).to(DEVICE), random(32, 16).to(DEVICE)
-    with matmul.operands_kept():
-        for weight in (both[:16], both[16:], both[:16].T, both[16:].T):
-            exact = v.cpu().double() @ weight.cpu().double()
-            assert relative_errors(matmul.times(v, weight), exact).max() < ERROR[22]
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the layer is a CPU's")
@@ -211,12 +138,12 @@ def test_a_layer_with_split_products_gives_the_reference(
 def test_a_models_own_products_may_be_split(
     family: str, monkeypatch: pytest.MonkeyPatch, split_everywhere: Any
 ) -> None:
-    monkeypatch.setattr(run, "FEWEST", 1)
+    monkeypatch.setattr(matmul, "MANY", 1)
     model = tiny_model(family).to(DEVICE)
     ids = torch.tensor([[3, 1, 4, 1, 5]], device=DEVICE)
     with torch.no_grad():
         plain = model(input_ids=ids).last_hidden_state
-        with run.split_linears():
+        with matmul.split_linears():
             found = model(input_ids=ids).last_hidden_state
     assert split_everywhere
     assert relative_errors(found, plain.cpu().double()).max() < 1e-5
@@ -244,26 +171,3 @@ def test_long_texts_on_cuda_are_close_to_float64(family: str) -> None:
             scale = abs(exact[scope]).max()
             assert abs(maps[scope] - exact[scope]).max() < 1e-4 * scale, scope
         assert maps.completeness < 1e-5
-
-
-def test_only_the_models_own_functions_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done with a traced layer is not, and the model's next layer is again."""
-    seen: list[str] = []
-    look = run.split_linears.__torch_function__
-
-    def noted(mode: Any, function: Any, *rest: Any) -> Any:
-        seen.append(getattr(function, "__name__", ""))
-        return look(mode, function, *rest)
-
-    monkeypatch.setattr(run.split_linears, "__torch_function__", noted)
-    monkeypatch.setattr(run, "are_many", lambda inputs: True)
-    adapter = normlens.load(tiny_model("bert")).adapter
-    linears: list[int] = []
-
-    def consume(traced: LayerTrace) -> None:
-        linears.append(seen.count("linear"))
-        torch.special.i0(traced.x)
-
-    run.trace(adapter, {"input_ids": torch.tensor([[3, 1, 4]])}, [0, 1], consume)
-    assert 0 < linears[0] < linears[1]
-    assert "special_i0" not in seen

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,26 +73,6 @@ def test_a_head_that_came_with_the_adapter(base, tmp_path):
     assert largest_error(why.contributions, expected.contributions) < 1e-4
 
 
-def test_a_head_that_nobody_saved_is_left_out(base, tmp_path):
-    """transformers would fill it with random numbers."""
-    config = base / "config.json"
-    config.write_text(
-        json.dumps(json.loads(config.read_text()) | {"architectures": ["BertForMaskedLM"]})
-    )
-    model = transformers.AutoModelForMaskedLM.from_pretrained(base)
-    tuned(model).save_pretrained(tmp_path / "other")
-    lens = normlens.load(tmp_path / "other")
-    assert lens.adapter.whole is lens.model
-    assert lens.name == "other"
-    assert lens.maps(SENTENCE).completeness < 1e-5
-
-
-def test_a_base_beside_the_adapter(folder, base):
-    name_base(folder, "../moved")
-    shutil.move(base, folder.parent / "moved")
-    assert normlens.load(folder).maps(SENTENCE).completeness < 1e-5
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -115,12 +94,6 @@ def test_an_adapter_that_is_not_whole(folder):
     del tensors[next(iter(tensors))]
     save_file(tensors, path)
     with pytest.raises(ModelLoadError, match=r"lacks 1 of its tensors.*lora_A"):
-        normlens.load(folder)
-
-
-def test_an_adapter_of_another_model(folder, tmp_path):
-    name_base(folder, str(save_tiny(tmp_path / "gpt2", "gpt2")))
-    with pytest.raises(ModelLoadError, match="does not go onto"):
         normlens.load(folder)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from shell import Shell
 from test_loading import SENTENCE, tiny_tokenizer
 
 import normlens
@@ -65,29 +64,9 @@ def test_half_precision_where_float32_does_not_fit(folder, monkeypatch):
     assert normlens.load(folder, dtype="float32").dtype == torch.float32
 
 
-def test_a_checkpoint_in_float32_needs_no_look_at_the_memory(tmp_path, monkeypatch):
-    tiny_model("bert").save_pretrained(tmp_path)
-    free(monkeypatch, 1)
-    assert normlens.load(tmp_path).dtype == torch.float32
-    assert normlens.load(tmp_path, dtype="checkpoint").dtype == torch.float32
-
-
-def test_an_object_keeps_its_own():
-    model = tiny_model("bert").to(torch.float16)
-    for dtype in ("auto", "checkpoint"):
-        assert normlens.load(model, dtype=dtype).dtype == torch.float16
-
-
 def test_quantised_checkpoints_stay_in_the_precision_they_were_made_for():
     config = tiny_config("bert", dtype="bfloat16")
     cpu = torch.device("cpu")
     assert load.dtype_to_load("auto", config, cpu, "tiny") == torch.float32
     config.quantization_config = {"quant_method": "gptq"}
     assert load.dtype_to_load("auto", config, cpu, "tiny") == "auto"
-
-
-def test_on_the_command_line(folder, capsys):
-    shell = Shell(capsys)
-    shown = shell("map", SENTENCE, "--model", folder, "--dtype", "checkpoint")
-    assert "in bfloat16, about 1e-06 in float32" in " ".join(shown.split())
-    assert "checkpoint" in shell.error("map", SENTENCE, "--model", folder, "--dtype", "int8")

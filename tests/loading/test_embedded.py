@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import normlens
-from normlens.errors import InputError, ModelLoadError
+from normlens.errors import ModelLoadError
 from normlens.loading import embedded
 from normlens.loading.embedded import EMBEDDED, EmbeddedModel
 
@@ -59,35 +59,6 @@ def test_package_that_is_not_installed(model: EmbeddedModel) -> None:
         missing.locate()
 
 
-def test_package_without_its_weights(model: EmbeddedModel) -> None:
-    model.locate().unlink()
-    assert not model.installed
-    with pytest.raises(ModelLoadError, match="not installed"):
-        normlens.load("made-up")
-
-
-def test_missing_extras_are_named(model: EmbeddedModel) -> None:
-    needy = replace(model, extras=("normlens_no_such_reader",))
-    with pytest.raises(ModelLoadError, match=r"needs normlens_no_such_reader; run: "):
-        needy.locate()
-
-
-def test_missing_package_through_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelLoadError, match=r"'minilm' is not installed; run: "):
-        normlens.load()
-
-
-def test_a_model_in_a_folder_of_the_same_name_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "minilm").mkdir()
-    (tmp_path / "minilm" / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ModelLoadError, match="the folder 'minilm' holds no weights"):
-        normlens.load("minilm")
-
-
 # Installing --------------------------------------------------------------------------------------
 
 
@@ -118,25 +89,10 @@ def test_install_takes_the_package_without_its_dependencies(
     ]
 
 
-def test_install_replaces_what_may_be_damaged(
-    model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pip = Pip(monkeypatch)
-    embedded.install("made-up")
-    assert "--force-reinstall" in pip.commands[0]
-
-
 def test_failing_install_is_one_line(model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     Pip(monkeypatch, status=1, message="a long log\nERROR: no network\n")
     with pytest.raises(ModelLoadError, match=r"ERROR: no network; try: .*pip install"):
         embedded.install("made-up")
-
-
-def test_unknown_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pip = Pip(monkeypatch)
-    with pytest.raises(InputError, match=r"unknown embedded model 'gpt9'.*minilm, smollm2"):
-        embedded.install("gpt9")
-    assert pip.commands == []
 
 
 # The real one ------------------------------------------------------------------------------------

@@ -71,30 +71,6 @@ def test_a_sentence_encoder_brings_what_makes_its_vector(kind, sentences, folder
     np.testing.assert_array_equal(lens.maps(SENTENCE)["ATTN-N"], expected["ATTN-N"])
 
 
-def test_a_dense_module_that_is_not_described_is_refused(sentences, folder):
-    modules = sentences.models
-    parts = [modules.Transformer(str(folder)), modules.Pooling(16)]
-    try:
-        parts.append(modules.Dense(16, 16, use_residual=True))
-    except TypeError:
-        pytest.skip("this sentence-transformers has no such module")
-    lens = normlens.load(sentences.SentenceTransformer(modules=parts, device="cpu"))
-    with pytest.raises(UnsupportedModelError, match="residual connection, which is not described"):
-        lens.cosine(*TEXTS)
-
-
-def test_a_cross_encoder_brings_its_head_and_its_limit(sentences, classifier, tmp_path):
-    classifier.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    encoder = sentences.CrossEncoder(str(tmp_path), max_length=7, device="cpu")
-    lens = normlens.load(encoder)
-    assert lens.max_tokens == 7
-    explained = lens.explain(("the cat", "a mat"))
-    with torch.no_grad():
-        logits = classifier(**tiny_tokenizer()("the cat", "a mat", return_tensors="pt")).logits
-    assert explained.value == pytest.approx(float(logits.max()), abs=1e-5)
-
-
 class StaticSentences(torch.nn.Sequential):
     """As a SentenceTransformer of word vectors: no transformers model is inside."""
 
@@ -144,12 +120,6 @@ class Trainer:
 
 
 Trainer.__module__ = "transformers.trainer"
-
-
-def test_a_trainer_brings_its_model(classifier):
-    tokenizer = tiny_tokenizer()
-    lens = normlens.load(Trainer(classifier, tokenizer))
-    assert (lens.adapter.whole, lens.tokenizer) == (classifier, tokenizer)
 
 
 @in_one_case("thing", [3.5, ["bert"], {"model": 1}, object()])

@@ -64,9 +64,7 @@ def add_dense(folder: Path, path: str, activation: str, bias: bool, safe: bool) 
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}, MEAN),
         ({"pooling_mode_cls_token": True}, FIRST),
         ({"pooling_mode_lasttoken": True}, LAST),
-        ({"pooling_mode": "mean"}, MEAN),
         ({"pooling_mode": ["cls"]}, FIRST),
-        ({"pooling_mode": "lasttoken"}, LAST),
     ],
 )
 def test_pooling_and_dense_are_what_the_files_say(mode, reads, folder):
@@ -94,14 +92,10 @@ def test_pooling_and_dense_are_what_the_files_say(mode, reads, folder):
     ("mode", "named"),
     [
         ({"pooling_mode_max_tokens": True}, "max_tokens"),
-        ({"pooling_mode_weightedmean_tokens": True}, "weightedmean_tokens"),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
         (
             {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
             "mean_tokens and max",
         ),
-        ({"pooling_mode": "mean+cls"}, "mean and cls"),
-        ({"pooling_mode": "max"}, "by max"),
         ({"pooling_mode_mean_tokens": False}, "by nothing"),
     ],
 )
@@ -117,7 +111,6 @@ def test_other_pooling_is_refused_by_name(mode, named, folder):
     ("kinds", "named"),
     [
         (("Transformer", "Pooling", "LayerNorm"), "'LayerNorm'"),
-        (("Transformer", "CNN", "Pooling"), "'CNN'"),
         (("Transformer", "Dense", "Pooling"), "'Dense'"),
         (("Transformer", "Pooling", "Normalize", "Dense"), "Normalize before Dense"),
         (("Transformer",), "names no Pooling"),
@@ -129,13 +122,6 @@ def test_other_modules_are_refused_by_name(kinds, named, folder):
         if kind in ("LayerNorm", "CNN", "Dense"):
             write(folder, f"{place}_{kind}/config.json", {})
     with pytest.raises(UnsupportedModelError, match=named):
-        normlens.load(folder, device="cpu").cosine(*TEXTS)
-
-
-def test_an_unknown_activation_is_refused_by_name(folder):
-    describe(folder, "Transformer", "Pooling", "Dense")
-    add_dense(folder, "2_Dense", "torch.nn.modules.activation.Hardtanh", True, True)
-    with pytest.raises(UnsupportedModelError, match="'Hardtanh'"):
         normlens.load(folder, device="cpu").cosine(*TEXTS)
 
 

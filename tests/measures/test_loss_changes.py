@@ -58,12 +58,6 @@ def test_a_loss_that_is_not_finite_is_not_left_out(broken: float) -> None:
     assert np.isfinite([end[[0, 2]] for end in change]).all()
 
 
-def test_one_sequence_has_no_interval() -> None:
-    change = loss_changes([[2.0]], [1.5], [3], 50).change
-    assert change.mean[0] == 0.5
-    assert np.isnan([change.low[0], change.high[0]]).all()
-
-
 def test_place_among_draws() -> None:
     assert place_among(2.0, np.arange(20) / 10) == (0, 1 / 21)
     assert place_among(0.0, np.arange(20) / 10) == (20, 1.0)

@@ -123,13 +123,6 @@ def test_p_and_the_differences_interval_are_made_of_studentised_resamples() -> N
     assert found.difference.high[0] == pytest.approx(own + reach, rel=1e-5)
 
 
-def test_the_interval_excludes_zero_where_p_is_small() -> None:
-    for seed in range(40):
-        pairs = simulated(np.random.default_rng(seed), effect=0.3)
-        found = pairs.compare(resamples=199, seed=seed).comparison
-        assert (found.difference.low[0] * found.difference.high[0] > 0) == (found.p[0] <= 0.05)
-
-
 def test_strong_sequences_deceive_a_test_of_pairs_but_not_this_one() -> None:
     """No difference, but scores that belong to sequences: 400 experiments, each drawn anew."""
     chance = np.random.default_rng(0)
@@ -151,32 +144,6 @@ def test_strong_sequences_deceive_a_test_of_pairs_but_not_this_one() -> None:
     low, high = stats.binom.interval(0.999, 400, 0.05)
     assert low <= clustered <= high
     assert naive > 120
-
-
-def test_a_true_difference_is_found_and_covered() -> None:
-    chance = np.random.default_rng(7)
-    significant = covered = 0
-    for seed in range(200):
-        found = simulated(chance, sequences=80, effect=0.5, between=0.5).compare(199, seed)
-        difference = found.comparison.difference
-        significant += int(found.comparison.p[0] <= 0.05)
-        covered += int(difference.low[0] <= 0.5 <= difference.high[0])
-    assert significant > 190
-    low, high = stats.binom.interval(0.999, 200, 0.95)
-    assert low <= covered <= high
-
-
-def test_what_distance_alone_explains_is_no_difference() -> None:
-    """Targets are near and near pairs score low: unweighted means differ by far."""
-    chance = np.random.default_rng(3)
-    sequence = np.repeat(np.arange(60), 40)
-    distance = chance.integers(1, 9, len(sequence))
-    related = chance.random(len(sequence)) < np.where(distance < 3, 0.5, 0.02)
-    score = 2.0 * distance + chance.normal(size=len(sequence))
-    found = Pairs(sequence, distance, related, score, 60).compare().comparison
-    assert score[~related].mean() - score[related].mean() > 3
-    assert abs(found.difference.mean[0]) < 0.2
-    assert found.p[0] > 0.01
 
 
 def test_targets_without_others_at_their_distance_are_left_out_and_counted() -> None:
@@ -212,24 +179,6 @@ def test_the_effect_is_hedges_g_of_as_many_others_at_the_same_distances() -> Non
     )
     found = pairs.compare().comparison.effect[0]
     assert found == pytest.approx(hedges_g(target, matched)[0])
-
-
-def test_few_sequences_give_means_and_no_test() -> None:
-    pairs = simulated(np.random.default_rng(2), sequences=4)
-    pairs.related = (pairs.sequence == 1) & (np.arange(len(pairs.sequence)) % 2 == 0)
-    found = pairs.compare()
-    assert found.sequences == 1
-    assert np.isfinite(found.comparison.difference.mean[0])
-    assert np.isnan(found.comparison.p[0])
-    assert np.isnan(found.comparison.difference.low[0])
-
-
-def test_no_targets_at_all() -> None:
-    pairs = simulated(np.random.default_rng(2))
-    pairs.related[:] = False
-    found = pairs.compare()
-    assert (found.pairs, found.left_out, found.sequences) == (0, 0, 0)
-    assert np.isnan([found.comparison.p[0], found.comparison.effect[0]]).all()
 
 
 def test_columns_are_compared_as_if_each_were_alone_and_the_seed_decides() -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from one_case import in_one_case
 from reference import assert_maps_match, largest_error, reference, references, routed_of
 
 import normlens
-from normlens.errors import CompletenessError, InputError, UnsupportedModelError
+from normlens.errors import CompletenessError, InputError
 from normlens.families.llama import Llama
 from normlens.layers import Experts
-from normlens.measures.tensors import expansion_rates
 from normlens.models import adapt
-from normlens.models.tiny import scramble, tiny_config
 from normlens.plan import costs as plans
 from normlens.plan.costs import MATRICES, TILES
 from normlens.trace.run import trace
@@ -88,48 +84,6 @@ def test_every_way_of_routing_equals_the_reference(family, settings, tiny):
         assert np.allclose(weights, 1) == settings["norm_topk_prob"]
 
 
-def test_ties_are_broken_as_the_model_broke_them(tiny):
-    """With equal scores any choice is right but one: the one that the run made."""
-    model = copy.deepcopy(tiny("mixtral", torch.float64))
-    with torch.no_grad():
-        for block in model.layers:
-            block.mlp.gate.weight.zero_()
-    maps = normlens.load(model).maps(input_ids=IDS)
-    np.testing.assert_allclose(maps.routing.weights, 0.5)
-    assert_maps_match(maps, references(model, IDS), 1e-9)
-
-
-def test_noise_of_training_is_off_and_the_mode_stays(tiny):
-    quiet = tiny("mixtral", torch.float32)
-    config = tiny_config("mixtral", router_jitter_noise=0.9)
-    noisy = transformers.AutoModel.from_config(config)
-    noisy.load_state_dict(quiet.state_dict())
-    noisy.train()
-    maps = normlens.load(noisy).maps(input_ids=IDS)
-    assert noisy.training
-    assert maps.routing == normlens.load(quiet).maps(input_ids=IDS).routing
-
-
-@in_one_case("implementation", ["eager", "batched_mm", "grouped_mm"])
-def test_every_implementation_of_experts_gives_the_same(implementation, tiny):
-    expected = normlens.load(tiny("gpt_oss", torch.float32)).maps(input_ids=IDS)
-    model = transformers.AutoModel.from_config(
-        tiny_config("gpt_oss"), experts_implementation=implementation
-    )
-    model.load_state_dict(tiny("gpt_oss", torch.float32).state_dict())
-    found = normlens.load(model).maps(input_ids=IDS)
-    assert largest_error(found[FF], expected[FF]) <= 1e-5
-    assert model.config._experts_implementation == implementation
-
-
-def test_a_model_in_float64_runs_though_its_implementation_has_none():
-    model = transformers.AutoModel.from_config(tiny_config("mixtral")).double()
-    scramble(model)
-    before = model.config._experts_implementation
-    assert normlens.load(model).maps(input_ids=IDS).completeness < 1e-5
-    assert model.config._experts_implementation == before
-
-
 # The same numbers, however they are computed ------------------------------------------------------
 
 
@@ -142,18 +96,6 @@ def test_tiles_and_matrices_agree(family, tiny, monkeypatch):
         found.append(lens.maps(input_ids=IDS))
     for scope in found[0].scopes:
         assert largest_error(found[0][scope], found[1][scope]) <= 1e-12, scope
-
-
-def test_half_precision_converts_one_expert_at_a_time(tiny):
-    """A copy of all of them could be larger than the rest of the model."""
-    model = tiny("mixtral", torch.bfloat16)
-    layer = adapt(model).layer(model.layers[0])
-    cast = layer.to(torch.float32).experts
-    assert cast.members is layer.experts.members
-    assert cast.members[0].up.weight.dtype == torch.bfloat16
-    assert cast.member(0).up.weight.dtype == torch.float32
-    assert cast.member(0).up.weight.shape == (16, 24)
-    assert normlens.load(model).maps(input_ids=IDS).completeness < 0.1
 
 
 # What must not pass silently ----------------------------------------------------------------------
@@ -172,43 +114,11 @@ def test_weights_other_than_the_models_are_noticed(tiny, monkeypatch):
         normlens.load(tiny("mixtral", torch.float32)).maps(input_ids=IDS)
 
 
-def test_experts_that_no_hook_sees_are_named(tiny):
-    model = copy.deepcopy(tiny("mixtral", torch.float32))
-    for block in model.layers:
-        block.mlp.experts.register_forward_pre_hook(lambda *_: None)
-        experts = block.mlp.experts
-        block.mlp.forward = lambda x, mlp=block.mlp, experts=experts: experts.forward(
-            x.flatten(0, 1), *reversed(mlp.gate(x.flatten(0, 1))[1:])
-        ).view_as(x)
-    with pytest.raises(UnsupportedModelError, match="did not show which experts"):
-        normlens.load(model).maps(input_ids=IDS)
-
-
 def test_shapley_values_are_refused_in_one_line(tiny):
     lens = normlens.load(tiny("mixtral", torch.float32))
     with pytest.raises(InputError, match="not sampled for mixtures of experts"):
         lens.maps(input_ids=IDS, nonlinearity="shapley")
     assert lens.maps(input_ids=IDS, nonlinearity="shapley", scopes=["ATTN-N"]).completeness < 1e-4
-
-
-def test_a_gate_of_another_slope_is_refused(tiny):
-    model = copy.deepcopy(tiny("gpt_oss", torch.float32))
-    model.layers[1].mlp.experts.alpha = 1.5
-    with pytest.raises(UnsupportedModelError, match=r"α = 1\.5"):
-        normlens.load(model)
-
-
-def test_a_text_of_several_chunks_is_refused(tiny):
-    """Llama 4's chunks end where no distance does."""
-    lens = normlens.load(tiny("llama4_text", torch.float32, attention_chunk_size=4))
-    assert lens.maps(input_ids=IDS[:4]).completeness < 1e-4
-    with pytest.raises(InputError, match="4"):
-        lens.maps(input_ids=IDS)
-
-
-def test_latent_values_have_no_expansion_rate(tiny):
-    with pytest.raises(InputError, match="latent attention pass a norm"):
-        expansion_rates(normlens.load(tiny("deepseek_v3", torch.float32)))
 
 
 # Sinks --------------------------------------------------------------------------------------------

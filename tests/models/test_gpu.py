@@ -15,7 +15,6 @@ from normlens.models.tiny import tiny_families, tiny_model
 pytestmark = pytest.mark.gpu
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
-BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
 
 
 @in_one_case("family", tiny_families())
@@ -26,37 +25,6 @@ def test_float32_on_cuda_is_close_to_the_float64_reference(family):
     assert maps.provenance["device"].startswith("cuda")
     assert_maps_match(maps, expected, 1e-4)
     assert maps.completeness <= 1e-4
-
-
-@in_one_case("family", tiny_families())
-def test_batches_on_cuda_equal_one_by_one(family):
-    lens = normlens.load(tiny_model(family), device="cuda")
-    together = lens.maps(input_ids=BATCH, precision="float32")
-    for found, ids in zip(together, BATCH, strict=True):
-        alone = lens.maps(input_ids=ids, precision="float32")
-        for scope in alone.scopes:
-            assert largest_error(found[scope], alone[scope]) < 1e-5, scope
-
-
-@in_one_case("rule", ["ig-bias", "gradient"])
-@in_one_case("family", ["bert", "llama"])
-def test_other_rules_on_cuda(family, rule):
-    model = tiny_model(family)
-    expected = references(copy.deepcopy(model).double(), IDS, rule)
-    lens = normlens.load(model, device="cuda")
-    maps = lens.maps(input_ids=IDS, nonlinearity=rule, precision="float32")
-    assert_maps_match(maps, expected, 1e-4)
-
-
-@in_one_case("family", ["bert", "llama"])
-def test_shapley_on_cuda_equals_the_cpu(family):
-    """The orders are drawn on the CPU, so the seed means the same everywhere."""
-    model = tiny_model(family)
-    options = {"input_ids": IDS, "nonlinearity": "shapley", "samples": 8}
-    expected = normlens.load(copy.deepcopy(model)).maps(**options)
-    maps = normlens.load(model, device="cuda").maps(**options)
-    for scope in expected.scopes:
-        assert largest_error(maps[scope], expected[scope]) < 1e-4, scope
 
 
 @in_one_case("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
@@ -83,8 +51,3 @@ def test_the_big_tensors_never_reach_the_device(family):
     before = torch.cuda.memory_allocated()
     lens.maps(input_ids=ids)
     assert torch.cuda.max_memory_allocated() - before < 4 * n * n * d
-
-
-def test_an_empty_list_on_cuda():
-    lens = normlens.load(tiny_model("bert"), tokenizer=lambda text: text, device="cuda")
-    assert lens.maps([]) == []

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib import import_module, metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from installed_examples import FAMILY, install, python
 
-import normlens
-from normlens.cli import main
-from normlens.errors import ModelLoadError, UnsupportedModelError
-from normlens.models import adapter_class, base, supported_families
-from normlens.models.tiny import tiny_config, tiny_model
+from normlens.models import base, supported_families
+from normlens.models.tiny import tiny_model
 
 LOAD = """
 import sys
@@ -56,14 +51,6 @@ def test_a_model_of_an_installed_family_is_loaded(tmp_path, checkpoint):
     # Where torchao is installed, it speaks of itself.
     said = [line for line in done.stderr.splitlines() if "torchao" not in line]
     assert not [line for line in said if "torch/utils/_pytree.py" not in line]
-
-
-def test_an_installed_family_is_listed(tmp_path):
-    site = install(tmp_path / "site", "new-family", "new_family", FAMILY)
-    done = python("-m", "normlens", "models", "--json", path=site)
-    assert done.returncode == 0, done.stderr
-    families = {row["model_type"]: row for row in json.loads(done.stdout)["families"]}
-    assert families["brand-new"] == {**families["bert"], "model_type": "brand-new"}
 
 
 # In this process, whose registry is put back afterwards -------------------------------------------
@@ -117,76 +104,3 @@ def test_a_package_that_fails_is_named_and_left_out(site, code, caplog):
     assert "importing broken_family failed" in line
     assert set(supported_families()) == {*before, "simple-new"}
     assert len(caplog.records) == 1
-
-
-def test_half_an_installation_is_named_by_its_entry_point(site, caplog, monkeypatch):
-    install(site, "broken-family", "broken_family", "1 / 0")
-
-    def missing(distribution):
-        raise FileNotFoundError("METADATA")
-
-    monkeypatch.setattr(metadata.PathDistribution, "metadata", property(missing))
-    assert "bert" in supported_families()
-    assert "the installed package 'broken_family' are left out" in one_line(caplog)
-
-
-def test_built_in_families_do_without_other_packages(site, caplog):
-    install(site, "broken-family", "broken_family", "1 / 0")
-    normlens.load(tiny_model("bert"))
-    assert not [record for record in caplog.records if record.name.startswith("normlens")]
-    assert "broken_family" not in sys.modules
-
-
-def test_an_adapter_that_is_there_stays(site, caplog):
-    """Otherwise the maps of BERT would depend on whether families were listed before."""
-    bert = base._ADAPTERS["bert"]
-    taker = SIMPLE.replace('"simple-new"', '"bert", "taken-new", tiny={"hidden_size": 8}')
-    install(site, "taker", "taker", taker)
-    families = supported_families()
-    assert families["bert"] is bert
-    assert tiny_config("bert").hidden_size == 16
-    assert families["taken-new"].__name__ == "Simple"
-    line = one_line(caplog)
-    assert "'taker' registers model types that have an adapter already" in line
-    assert "stays in use: bert; import taker before" in line
-
-
-def test_a_package_that_is_imported_first_has_its_own(site, caplog):
-    install(site, "taker", "taker", SIMPLE.replace('"simple-new"', '"bert"'))
-    import_module("taker")
-    assert supported_families()["bert"].__name__ == "Simple"
-    assert not caplog.records
-
-
-def test_a_family_of_the_session_stays(site, caplog):
-    install(site, "simple-family", "simple_family", SIMPLE)
-
-    @normlens.register("simple-new")
-    class Mine(normlens.Adapter):
-        pass
-
-    assert supported_families()["simple-new"] is Mine
-    assert "simple-new" in one_line(caplog)
-
-
-def test_a_family_without_a_tiny_model_is_listed_without_its_traits(site, caplog, capsys):
-    """Neither one that came without a configuration nor one whose configuration is of no use."""
-    wrong = SIMPLE.replace('"simple-new"', '"wrong-new", tiny={"hidden_size": 8}')
-    install(site, "simple-family", "simple_family", SIMPLE)
-    install(site, "wrong-family", "wrong_family", wrong)
-    assert main(["models", "--json"]) == 0
-    families = {row["model_type"]: row for row in json.loads(capsys.readouterr().out)["families"]}
-    for name in ("simple-new", "wrong-new"):
-        assert families[name]["attention"] == families[name]["components"] == "unknown"
-        assert families[name]["scopes"] == []
-    assert families["bert"]["attention"] == "bidirectional"
-    assert "the tiny configuration of 'wrong-new' gives no model" in one_line(caplog)
-
-
-def test_a_type_that_no_package_knows_is_refused(site, checkpoint, caplog):
-    install(site, "simple-family", "simple_family", SIMPLE)
-    with pytest.raises(ModelLoadError, match="brand-new"):
-        normlens.load(checkpoint)
-    with pytest.raises(UnsupportedModelError, match="'brand-new' is not supported; `normlens"):
-        adapter_class(SimpleNamespace(model_type="brand-new"))
-    assert not caplog.records

@@ -85,25 +85,6 @@ def test_quantised_activations_are_not_linear(torchao):
     assert "\n" not in message
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # peft and torchao, of each other
-def test_adapters_on_quantised_weights(torchao):
-    """What QLoRA trains."""
-    peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
-    model = quantised(torchao, "Int8WeightOnlyConfig")
-    plain = dequantised(model)
-    some = ["v_proj", "o_proj", "up_proj", "down_proj"]
-    found = []
-    for each in (model, plain):
-        wrapped = peft.get_peft_model(each, peft.LoraConfig(target_modules=some, r=4))
-        generator = torch.Generator().manual_seed(3)
-        for name, parameter in wrapped.named_parameters():
-            if "lora_" in name:
-                parameter.data.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
-        found.append(normlens.load(wrapped).maps(input_ids=IDS))
-    for scope in found[1].scopes:
-        assert largest_error(found[0][scope], found[1][scope]) < 1e-5, scope
-
-
 def test_a_checkpoint_whose_package_is_not_installed(tmp_path):
     if importlib.util.find_spec("gptqmodel") or importlib.util.find_spec("optimum"):
         pytest.skip("a package for GPTQ is installed")

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from one_case import in_one_case
 from reference import largest_error
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.models.tiny import scramble, tiny_config, tiny_model
+from normlens.models.tiny import tiny_model
 from normlens.pipeline.batches import padding_spoils
 from normlens.trace.checks import check_weights
 
@@ -52,27 +51,6 @@ def test_offloaded_weights(place, family, tmp_path):
         normlens.load(model, device="cpu")
 
 
-def test_offloaded_explanations():
-    accelerate = pytest.importorskip("accelerate", reason="offloading: pip install accelerate")
-    found = []
-    for offloaded in (False, True):
-        model = transformers.AutoModelForCausalLM.from_config(tiny_config("gpt2"))
-        scramble(model)
-        if offloaded:
-            accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-        found.append(normlens.load(model).explain(input_ids=IDS))
-    assert largest_error(found[1].contributions, found[0].contributions) < 1e-7
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit")  # DeBERTa's modules are scripted
-def test_weights_that_no_hook_brings():
-    """DeBERTa reads its table of relative positions past the module."""
-    accelerate = pytest.importorskip("accelerate", reason="offloading: pip install accelerate")
-    model = tiny_model("deberta-v2")
-    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-    assert "needs weights of a module that does not run" in refusal(model)
-
-
 def test_weights_that_were_never_loaded():
     with torch.device("meta"):
         model = tiny_model("llama")
@@ -90,41 +68,6 @@ def test_weights_on_several_devices():
         UnsupportedModelError, match=r"Spread are spread over cuda:0, cuda:1; only maps"
     ):
         check_weights(Spread(), [])
-
-
-# In what precision --------------------------------------------------------------------------------
-
-
-def mixed(part: str) -> torch.nn.Module:
-    model = tiny_model("llama")
-    if part == "block":
-        model.layers[0].mlp.to(torch.bfloat16)
-    elif part == "layers":
-        model.layers.to(torch.bfloat16)
-    else:
-        model.to(torch.bfloat16)
-        for layer in model.layers:
-            layer.input_layernorm.float()
-    return model
-
-
-@in_one_case("part", ["block", "layers", "norms"])
-def test_several_precisions(part):
-    message = refusal(mixed(part))
-    assert "the weights of LlamaModel are of several precisions (bfloat16, float32)" in message
-    assert "model.to(torch.float32)" in message
-
-
-def test_several_precisions_are_converted_on_request():
-    maps = normlens.load(mixed("block"), dtype="float32").maps(input_ids=IDS)
-    assert maps.completeness < 1e-4
-
-
-def test_norms_in_a_higher_precision_are_welcome_where_the_model_takes_them():
-    model = tiny_model("gemma").to(torch.bfloat16)
-    for layer in model.layers:
-        layer.input_layernorm.float()
-    normlens.load(model).maps(input_ids=IDS)
 
 
 # How it runs --------------------------------------------------------------------------------------

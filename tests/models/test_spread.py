@@ -20,10 +20,10 @@ from one_case import in_one_case
 from reference import largest_error
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from transformers import AutoModelForCausalLM, LlamaModel
+from transformers import AutoModelForCausalLM
 
 import normlens
-from normlens.errors import InputError, MissingDependencyError, UnsupportedModelError
+from normlens.errors import UnsupportedModelError
 from normlens.models import reading
 from normlens.models.reading import execution_places
 from normlens.models.tiny import tiny_config, tiny_model
@@ -135,7 +135,7 @@ def test_no_two_devices_are_mixed(
     lens = normlens.load(model)
     assert lens.device == FIRST
     seen: list[torch.device] = []
-    check, decompose = Collector.check, calls.decompose_layer
+    check, decompose = Collector.check, calls.layer_maps
 
     def watched(self: Collector, traced: LayerTrace) -> Any:
         seen.append(traced.x.device)
@@ -145,13 +145,13 @@ def test_no_two_devices_are_mixed(
         assert {vector.device for vector in vectors} == weights == {traced.x.device}
         return layer
 
-    def decomposed(layer: Any, x: torch.Tensor, *rest: Any, **options: Any) -> Any:
-        result = decompose(layer, x, *rest, **options)
-        assert {norms.device for norms in result.norms.values()} == {x.device}
+    def decomposed(frozen: Any, *rest: Any, **options: Any) -> Any:
+        result = decompose(frozen, *rest, **options)
+        assert {norms.device for norms in result.norms.values()} == {frozen.x.device}
         return result
 
     monkeypatch.setattr(Collector, "check", watched)
-    monkeypatch.setattr(calls, "decompose_layer", decomposed)
+    monkeypatch.setattr(calls, "layer_maps", decomposed)
     # The integral of a gate looks at its numbers first, as the choice of experts does.
     rule = "gradient" if family == "llama" else "ig"
     options = AnalysisOptions(heads=True, map_dtype=map_dtype, nonlinearity=rule)
@@ -189,96 +189,6 @@ def test_what_needs_one_device_says_so(analysis: str, fake: FakeTensorMode) -> N
 
     with pytest.raises(UnsupportedModelError, match="only maps of single layers"):
         run()
-
-
-# With numbers -----------------------------------------------------------------------------------
-
-
-@in_one_case("family", ["llama", "bert"])
-def test_layers_in_memory_and_on_disk(family: str, tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate", reason="device maps: pip install accelerate")
-    expected = normlens.load(tiny_model(family)).maps(input_ids=IDS, heads=True)
-    model = tiny_model(family)
-    blocks = "layers" if family == "llama" else "encoder.layer"
-    others = [name for name, _ in model.named_children() if name != blocks.split(".")[0]]
-    device_map = {**dict.fromkeys(others, "cpu"), f"{blocks}.0": "cpu", f"{blocks}.1": "disk"}
-    model = accelerate.dispatch_model(
-        model, device_map, main_device="cpu", offload_dir=tmp_path / "offloaded"
-    )
-    assert any(parameter.is_meta for parameter in model.parameters())
-    lens = normlens.load(model)
-    maps = lens.maps(input_ids=IDS, heads=True)
-    for group in ("arrays", "heads"):
-        for name, array in expected.groups[group].items():
-            assert largest_error(maps.groups[group][name], array) < 1e-7, name
-    assert maps.provenance["device"] == "cpu"
-    written = lens.maps(input_ids=IDS, heads=True, out=tmp_path / "maps.safetensors")
-    assert written == maps
-
-
-def saved(folder: Path, family: str = "llama") -> Path:
-    tiny_model(family).save_pretrained(folder)
-    return folder
-
-
-@in_one_case("device_map", ["auto", {"": "cpu"}])
-def test_a_device_map_is_passed_on(
-    device_map: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("accelerate", reason="device maps: pip install accelerate")
-    folder = saved(tmp_path)
-    given: list[Any] = []
-    read = LlamaModel.from_pretrained.__func__  # type: ignore[attr-defined]
-
-    def watched(cls: Any, *args: Any, **options: Any) -> Any:
-        given.append(options["device_map"])
-        return read(cls, *args, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LlamaModel, "from_pretrained", classmethod(watched))
-        lens = normlens.load(folder, device_map=device_map)
-    assert given == [device_map]
-    expected = normlens.load(folder, device="cpu").maps(input_ids=IDS)
-    for scope, array in lens.maps(input_ids=IDS).arrays.items():
-        assert largest_error(array, expected[scope]) < 1e-6
-
-
-def test_a_device_map_with_a_place_on_disk(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="device maps: pip install accelerate")
-    folder = saved(tmp_path / "model")
-    device_map: Any = {
-        "embed_tokens": "cpu",
-        "rotary_emb": "cpu",
-        "layers.0": "cpu",
-        "layers.1": "disk",
-        "norm": "cpu",
-    }
-    lens = normlens.load(folder, device_map=device_map)
-    assert any(parameter.is_meta for parameter in lens.model.parameters())
-    expected = normlens.load(folder, device="cpu").maps(input_ids=IDS)
-    for scope, array in lens.maps(input_ids=IDS).arrays.items():
-        assert largest_error(array, expected[scope]) < 1e-6
-
-
-@in_one_case(
-    ("given", "message"),
-    [
-        ({"source": None, "device": "cpu"}, "give device or device_map, not both"),
-        ({"source": None, "part": "encoder"}, "spreads whole models"),
-        ({"source": "model"}, r"from_pretrained\(…, device_map=…\)"),
-    ],
-)
-def test_a_device_map_that_cannot_be(given: dict[str, Any], message: str) -> None:
-    if given["source"] == "model":
-        given = {"source": tiny_model("bert")}
-    with pytest.raises(InputError, match=message):
-        normlens.load(**given, device_map="auto")
-
-
-def test_a_device_map_needs_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingDependencyError, match="pip install accelerate"):
-        normlens.load(saved(tmp_path), device_map="auto")
 
 
 # On a GPU and the CPU ---------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from one_case import in_one_case
-from safetensors.numpy import load_file
 
 import normlens
 from normlens import Maps
@@ -16,10 +15,8 @@ from normlens.errors import InputError
 from normlens.measures import maps as measures
 from normlens.models.tiny import tiny_model
 from normlens.pipeline.batches import HALF_RANGE
-from normlens.results import exports
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
-CLOSE = {"rtol": 2e-3, "atol": 2e-6}  # of numbers that are rounded to 11 bits
 
 
 def rounded(array: np.ndarray) -> np.ndarray:
@@ -75,30 +72,6 @@ def test_every_kind_of_model(model_type: str) -> None:
                     assert np.array_equal(ours.groups[group][name], rounded(array))
 
 
-def test_the_way_from_the_input(lens: normlens.Lens) -> None:
-    half, whole = (
-        lens.maps(input_ids=IDS, origin="input", map_dtype=kind) for kind in ("float16", "auto")
-    )
-    assert all(np.array_equal(half[scope], rounded(whole[scope])) for scope in whole)
-
-
-def test_float32_of_a_model_in_float64() -> None:
-    lens = normlens.load(tiny_model("bert").double())
-    assert lens.maps(input_ids=IDS)["FF"].dtype == np.float64
-    assert lens.maps(input_ids=IDS, map_dtype="float32")["FF"].dtype == np.float32
-
-
-def test_correlations_are_those_of_the_whole_numbers(lens: normlens.Lens) -> None:
-    options = [normlens.options.AnalysisOptions(map_dtype=kind) for kind in ("float16", "auto")]
-    half, whole = (
-        lens.analyse(lens.encode(input_ids=IDS), each, correlations=True)[0].correlations
-        for each in options
-    )
-    assert half is not None
-    assert whole is not None
-    assert np.array_equal(half.rho, whole.rho)
-
-
 # What float16 cannot hold -----------------------------------------------------------------------
 
 
@@ -126,34 +99,7 @@ def test_a_map_that_would_lose_its_digits_is_refused() -> None:
         lens.maps(input_ids=IDS, map_dtype="float16")
 
 
-def test_a_map_of_zeros_is_none_of_them() -> None:
-    maps = with_output(0).maps(input_ids=IDS, layers=0, map_dtype="float16")
-    assert (maps["FF"] == 0).all()
-
-
-def test_an_unknown_type_is_refused(lens: normlens.Lens) -> None:
-    with pytest.raises(InputError, match=r"map_dtype 'bfloat16'.*float16"):
-        lens.maps(input_ids=IDS, map_dtype="bfloat16")
-
-
 # What becomes of them ---------------------------------------------------------------------------
-
-
-def test_saved_and_opened_again(half: Maps, tmp_path: Any) -> None:
-    path = half.save(tmp_path / "half.safetensors")
-    assert load_file(path)["arrays/ATTN-N"].dtype == np.float16
-    opened = Maps.load(path)
-    assert opened == half
-    assert opened["ATTN-N"].dtype == np.float16
-
-
-def test_measures_are_computed_with_more_digits(whole: Maps, half: Maps) -> None:
-    before, after = whole.feed_forward_pair()
-    found = half.amplification(before, after)
-    assert found.dtype == np.float32
-    assert np.allclose(found, whole.amplification(before, after), atol=1e-3)
-    assert np.allclose(half.similarity(before, after), whole.similarity(before, after), atol=0.02)
-    assert np.allclose(half.rollout("RES2")["RES2"], whole.rollout("RES2")["RES2"], **CLOSE)
 
 
 def test_sums_do_not_stand_still() -> None:
@@ -162,24 +108,3 @@ def test_sums_do_not_stand_still() -> None:
     assert np.allclose(measures.normalise(tall).sum(), 1, atol=1e-6)
     words = measures.merge_words(np.ones((1, 1, 4096), np.float16), [[0]], [range(4096)])
     assert words.item() == 4096
-
-
-def test_tables_pictures_and_pages(whole: Maps, half: Maps, tmp_path: Any) -> None:
-    table = half.to_pandas()
-    assert table["value"].dtype == np.float32
-    assert np.allclose(table["value"], whole.to_pandas()["value"], **CLOSE)
-    assert half.to_bertviz("ATTN-N")[0].dtype == torch.float32
-    for ending in ("csv", "json", "html"):
-        exports.write(half, tmp_path / f"half.{ending}")
-    pytest.importorskip("xarray")
-    assert half.to_xarray()["ATTN-N"].dtype == np.float32
-
-
-def test_pictures_show_them(whole: Maps, half: Maps) -> None:
-    pytest.importorskip("matplotlib")
-    figures = [maps.plot(0, "FF") for maps in (half, whole)]
-    shown = [figure.axes[0].images[0].get_array() for figure in figures]
-    assert np.allclose(*shown, **CLOSE)
-    half.plot_amplification()
-    half.plot_overview()
-    half.plot_similarity()

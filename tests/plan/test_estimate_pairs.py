@@ -12,11 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
 from normlens.errors import InputError
-from normlens.frozen import tiles
 from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_model
 from normlens.options import AnalysisOptions
-from normlens.pipeline import batches
-from normlens.plan import costs
 from normlens.plan.estimate import Estimate, skeleton
 
 WIDE: dict[str, dict[str, int]] = {
@@ -68,54 +65,6 @@ def test_operations_and_memory_are_those_of_the_run(
     assert within(result.peak_memory - result.weights, peak, MEMORY_FACTOR), peak
 
 
-def test_a_batch_costs_as_much_as_its_pairs(lens: normlens.Lens) -> None:
-    given: Any = {"input_ids": [ids(20)] * 3, "decoder_input_ids": [ids(12)] * 3}
-    with FlopCounterMode(display=False) as counted:
-        lens.maps(**given, batch_size=3, memory_limit=LIMIT)
-    result = estimate(lens, 20, 12, batch=3)
-    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
-
-
-@in_one_case(("n", "m"), [(24, 9), (160, 120)])
-def test_tiles_are_those_of_the_run(
-    lens: normlens.Lens, n: int, m: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walked = []
-    walk = tiles.scope_norms  # every tile goes through it once
-
-    def counting(*args: Any, **options: Any) -> Any:
-        walked.append(args)
-        return walk(*args, **options)
-
-    monkeypatch.setattr(tiles, "scope_norms", counting)
-    lens.maps(input_ids=ids(n), decoder_input_ids=ids(m), scopes="FF", memory_limit=LIMIT)
-    result = estimate(lens, n, m, "FF")
-    stages = result.stages
-    assert [stage.name for stage in stages] == [
-        "encoder", "decoder, sources of the decoder", "decoder, sources of the encoder",
-    ]  # fmt: skip
-    layers = {stack.name: len(stack.chosen) for stack in result.stacks}
-    counts = {stage.name: layers[stage.name.split(",")[0]] for stage in stages}
-    assert len(walked) == sum(stage.tiles * counts[stage.name] for stage in stages)
-
-
-def test_either_length_costs(lens: normlens.Lens) -> None:
-    both, longer_source, longer_target = (
-        estimate(lens, n, m) for n, m in [(20, 20), (40, 20), (20, 40)]
-    )
-    for longer in (longer_source, longer_target):
-        assert longer.total_operations > both.total_operations
-        assert longer.peak_memory > both.peak_memory
-        assert longer.published > both.published
-
-
-def test_layers_count_in_each_stack(lens: normlens.Lens) -> None:
-    one = estimate(lens, 20, 12, layers=[0])
-    whole = estimate(lens, 20, 12)
-    assert one.operations["forward pass"] == whole.operations["forward pass"]
-    assert one.operations["feed-forward pairs"] < whole.operations["feed-forward pairs"]
-
-
 def test_on_a_gpu_kernels_do_both_groups(
     lens: normlens.Lens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,42 +83,11 @@ def test_on_a_gpu_kernels_do_both_groups(
     assert not any(stage.at.is_fused for stage in stages)
 
 
-def test_the_automatic_batch_is_that_of_the_lens(
-    lens: normlens.Lens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A decoder's layer has the weights of two attentions."""
-    asked: list[tuple[Any, ...]] = []
-
-    def record(n: int, heads: int, d: int, itemsize: int) -> int:
-        asked.append((n, heads, d, itemsize))
-        return 1
-
-    monkeypatch.setattr(type(lens), "device", torch.device("cuda"))
-    monkeypatch.setattr(costs, "device_memory", lambda device: 1 << 30)
-    monkeypatch.setattr(costs, "sequence_memory", record)
-    batches.affordable(lens, 50)
-    estimate(lens, 50, 3, device="cuda").automatic_batch()
-    assert asked[0] == asked[1]
-
-
 @in_one_case("family", tiny_encoder_decoders())
 def test_every_encoder_decoder_has_an_estimate(family: str) -> None:
     lens = skeleton(tiny_config(family))
     result = estimate(lens, 9, 6)
     assert {stage.name.split(",")[0] for stage in result.stages} == {"encoder", "decoder"}
-
-
-def test_shapley_values_are_of_one_attention(lens: normlens.Lens) -> None:
-    asked = AnalysisOptions(nonlinearity="shapley")
-    with pytest.raises(InputError, match="one attention only"):
-        Estimate(lens, 9, asked, 6).check()
-
-
-def test_what_hears_has_as_many_frames_as_ever() -> None:
-    lens = skeleton(tiny_config("whisper"))
-    estimate(lens, 9, 6).check()
-    with pytest.raises(InputError, match="always has 9 frames"):
-        estimate(lens, 8, 6).check()
 
 
 def test_a_target_is_for_two_stacks(lens: normlens.Lens) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import torch
 from one_case import in_one_case
 
 import normlens
-from normlens import cli
 from normlens.errors import MemoryLimitError
-from normlens.models.tiny import tiny_config, tiny_model
+from normlens.models.tiny import tiny_model
 from normlens.options import parse_bytes
 from normlens.pipeline import call
 from normlens.plan.costs import Shape, choose_plan, least_memory
@@ -62,14 +60,6 @@ def test_scopes_before_the_block_need_no_tiles() -> None:
     parallel.maps(input_ids=IDS, memory_limit=1)
 
 
-def test_the_longest_sequence_decides() -> None:
-    lens = normlens.load(tiny_model("bert"))
-    least = needed(lens, nonlinearity="shapley", samples=1)
-    lens.maps(input_ids=[IDS], memory_limit=least, nonlinearity="shapley", samples=1)
-    with pytest.raises(MemoryLimitError, match="for 14 tokens"):
-        lens.maps(input_ids=[IDS, IDS + IDS], memory_limit=least, nonlinearity="shapley", samples=1)
-
-
 @given(
     n=st.integers(1, 4000),
     d=st.integers(1, 2048),
@@ -86,14 +76,3 @@ def test_the_plan_keeps_the_least_limit(
     assert plan.memory(shape) <= least
     assert plan.method == "matrices" or plan.sources >= min(8, n)
     assert plan.method == "tiles" or plan.sources == n
-
-
-def test_the_command_says_it_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny_config("bert").save_pretrained(tmp_path)
-    words = ["map", "--model", str(tmp_path), "--estimate", "16", "--memory-limit", "1KB"]
-    assert cli.main(words) == 2
-    line = capsys.readouterr().err.strip()
-    assert "the memory limit of 1KB is too low for 16 tokens" in line
-    assert "\n" not in line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from one_case import in_one_case
 
 import normlens
-from normlens.errors import InputError, MissingDependencyError, OutputError
+from normlens.errors import InputError, OutputError
 from normlens.models.tiny import tiny_model
 from normlens.results import exports as export
 
@@ -40,24 +39,12 @@ def read_csv(path: Path) -> pd.DataFrame:
 # Formats -----------------------------------------------------------------------------------------
 
 
-def test_suffix_decides_in_any_case(maps: normlens.Maps, tmp_path: Path) -> None:
-    assert export.write(maps, tmp_path / "maps.JSON").exists()
-    assert export.check_format("x/y.Csv") == ".csv"
-
-
 @in_one_case("name", ["maps.xlsx", "maps", "maps.", ".csv"])
 def test_unknown_format_lists_the_known(maps: normlens.Maps, tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError) as caught:
         export.write(maps, tmp_path / name)
     assert all(suffix in str(caught.value) for suffix in export.FORMATS)
     assert not any(tmp_path.iterdir())
-
-
-def test_pictures_ask_for_matplotlib_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert export.check_format("maps.csv") == ".csv"
-    with pytest.raises(MissingDependencyError, match="viz"):
-        export.check_format("maps.svg")
 
 
 # Tables ------------------------------------------------------------------------------------------
@@ -76,18 +63,6 @@ def test_csv_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None
     assert list(whole["target_token"][:25:5]) == maps.tokens
     assert list(whole["source_token"][:5]) == maps.tokens
     assert list(whole["source"][:5]) == [0, 1, 2, 3, 4]
-
-
-def test_csv_holds_heads_counted_from_zero(maps: normlens.Maps, tmp_path: Path) -> None:
-    table = read_csv(export.write(maps, tmp_path / "maps.csv"))
-    heads = table[table["head"] != ""]
-    assert set(heads["scope"]) == set(maps.heads) == {"ATTN-W", "ATTN-N"}
-    assert set(heads["head"]) == {"0", "1", "2", "3"}
-    for scope, array in maps.heads.items():
-        for head in range(4):
-            rows = heads[(heads["scope"] == scope) & (heads["head"] == str(head))]
-            values = rows["value"].to_numpy(np.float32).reshape(array[:, head].shape)
-            np.testing.assert_array_equal(values, array[:, head])
 
 
 def test_json_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None:
@@ -109,53 +84,6 @@ def test_json_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> Non
         for scope, array in group.items():
             np.testing.assert_array_equal(np.array(document[name][scope], np.float32), array)
     np.testing.assert_array_equal(document["allowed"], maps.allowed)
-
-
-def test_json_writes_null_for_what_is_not_a_number(maps: normlens.Maps, tmp_path: Path) -> None:
-    array = maps["FF"].copy()
-    array[0, 0, :2] = np.nan, np.inf
-    odd = replace(maps, arrays={"ATTNRESLNFF-N": array}, provenance={"x": float("nan")})
-    document = strict_json(export.write(odd, tmp_path / "maps.json"))
-    assert document["maps"]["ATTNRESLNFF-N"][0][0][:2] == [None, None]
-    assert document["maps"]["ATTNRESLNFF-N"][0][0][2] == array[0, 0, 2]
-    assert document["provenance"] == {"x": None}
-
-
-@in_one_case("suffix", [".safetensors", ".csv", ".json"])
-def test_layers_and_scopes_can_be_chosen(maps: normlens.Maps, tmp_path: Path, suffix: str) -> None:
-    path = export.write(maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "FF"])
-    if suffix == ".safetensors":
-        opened = normlens.open(path)
-        layers, values = opened.layers, opened["FF"]
-        assert set(opened.heads) == {"ATTN-N"}
-    elif suffix == ".csv":
-        table = read_csv(path)
-        layers = sorted(set(table["layer"]))
-        values = table[table["scope"] == "ATTNRESLNFF-N"]["value"].to_numpy(np.float32)
-    else:
-        document = strict_json(path)
-        layers, values = document["layers"], np.array(document["maps"]["ATTNRESLNFF-N"])
-    assert layers == [1]
-    np.testing.assert_array_equal(np.ravel(values), maps["FF"][1].ravel())
-
-
-def test_everything_of_a_layer_is_chosen_with_it(maps: normlens.Maps) -> None:
-    whole = replace(maps, statistics={"ff_output_norm": np.arange(10.0).reshape(2, 5)})
-    one = whole.choose(1, ["FF", "attn"])
-    assert one.layers == [1]
-    assert one.scopes == ["ATTN-N", "ATTNRESLNFF-N"]  # in the layer's order
-    for group in (one.arrays, one.heads, one.mixing, one.statistics, {"": one.allowed}):
-        assert {len(array) for array in group.values()} == {1}
-    np.testing.assert_array_equal(one.statistics["ff_output_norm"], [[5, 6, 7, 8, 9]])
-    np.testing.assert_array_equal(one.heads["ATTN-N"][0], maps.heads["ATTN-N"][1])
-    assert whole.choose([1, 0, 1]).layers == [0, 1]
-
-
-@in_one_case(("layers", "message"), [(7, "0, 1"), ([], "no layer")])
-def test_layers_must_exist(maps: normlens.Maps, tmp_path: Path, layers: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        export.write(maps, tmp_path / "maps.csv", layers=layers)
-    assert not any(tmp_path.iterdir())
 
 
 # Pictures ----------------------------------------------------------------------------------------
@@ -187,23 +115,7 @@ def test_pictures_are_reproducible(maps: normlens.Maps, tmp_path: Path) -> None:
         assert first == second
 
 
-def test_drawing_options_are_for_pictures(maps: normlens.Maps, tmp_path: Path) -> None:
-    export.write(maps, tmp_path / "maps.svg", layers=0, scopes="FF", colour="linear")
-    with pytest.raises(InputError, match=r"'colour' is for pictures .* not for \.csv"):
-        export.write(maps, tmp_path / "maps.csv", colour="linear")
-
-
 # Whole or not at all -----------------------------------------------------------------------------
-
-
-def test_existing_files_are_kept_unless_told(maps: normlens.Maps, tmp_path: Path) -> None:
-    path = tmp_path / "maps.json"
-    path.write_text("mine")
-    with pytest.raises(OutputError, match="--force"):
-        export.write(maps, path)
-    assert path.read_text() == "mine"
-    export.write(maps, path, overwrite=True)
-    assert strict_json(path)["tokens"] == maps.tokens
 
 
 @in_one_case("suffix", [".csv", ".json", ".png", ".pdf"])
@@ -231,8 +143,3 @@ def test_a_failed_write_leaves_nothing(
         export.write(maps, path, overwrite=True)
     assert path.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_missing_folder_is_said_before_drawing(maps: normlens.Maps, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="does not exist"):
-        export.write(maps, tmp_path / "nowhere" / "maps.png")

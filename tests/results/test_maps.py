@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from one_case import in_one_case
 from scipy.stats import spearmanr
 
@@ -61,12 +60,6 @@ def test_scopes_by_any_name(maps):
         maps["LN2"]
 
 
-def test_length_and_repr(maps):
-    assert len(maps) == len(SCOPES)
-    assert list(maps) == SCOPES
-    assert repr(maps) == "Maps(toy: 6 tokens, 2 layers, 6 scopes, completeness 1.0e-07)"
-
-
 # Measuring ----------------------------------------------------------------------------------------
 
 
@@ -81,14 +74,6 @@ def test_similarity(causal):
         assert found[layer] == pytest.approx(expected)
 
 
-def test_similarity_of_a_causal_model_counts_the_lower_triangle(tiny):
-    maps = normlens.load(tiny("gpt2")).maps(input_ids=IDS)
-    lower = np.tril_indices(len(IDS))
-    for layer, found in enumerate(maps.similarity("ATTN-W", "FF")):
-        expected = spearmanr(maps["ATTN-W"][layer][lower], maps["FF"][layer][lower]).statistic
-        assert found == pytest.approx(expected)
-
-
 def test_amplification(maps):
     found = maps.amplification("LN", "FF")
     assert found.shape == (2, 6, 6)
@@ -99,15 +84,6 @@ def test_amplification(maps):
     np.testing.assert_allclose(maps.amplification("LN", "FF", "target").sum(axis=2), 0, atol=1e-6)
     with pytest.raises(InputError, match="source, target, none"):
         maps.amplification("LN", "FF", "both")
-
-
-def test_mixing_ratio(maps):
-    assert maps.mixing_ratio("FF") is maps.mixing["ATTNRESLNFF-N"]
-
-
-def test_mixing_ratio_of_words_is_refused(maps):
-    with pytest.raises(InputError, match="mixing ratios belong to tokens"):
-        maps.words().mixing_ratio("FF")
 
 
 # Choosing and merging -----------------------------------------------------------------------------
@@ -125,17 +101,6 @@ def test_choose(maps):
     assert set(some.heads) == {"ATTN-N"}
     assert set(some.standard_error) == {"ATTNRESLNFF-N"}
     assert some.allowed.shape == (1, 6, 6)
-
-
-def test_choose_by_the_models_layers(tiny):
-    """Layers are named as in the model, also where the maps hold only some of them."""
-    maps = normlens.load(tiny("albert")).maps(input_ids=IDS, layers=[0, 2], statistics=True)
-    some = maps.choose(layers=[2])
-    np.testing.assert_array_equal(some["FF"][0], maps["FF"][1])
-    for name, values in maps.statistics.items():
-        np.testing.assert_array_equal(some.statistics[name], values[1:])
-    with pytest.raises(InputError, match=r"layer 1 is not among.*0, 2"):
-        maps.choose(layers=1)
 
 
 def test_choose_everything_or_nothing(maps):
@@ -166,19 +131,6 @@ def test_without_special_tokens(maps):
     assert plain.allowed.shape == (2, 4, 4)
 
 
-def test_without_special_tokens_when_there_are_none(maps):
-    plain = maps.without_special_tokens()
-    again = plain.without_special_tokens()
-    assert again.tokens == plain.tokens
-    np.testing.assert_array_equal(again["FF"], plain["FF"])
-
-
-def test_nothing_but_special_tokens():
-    maps = make(n=1)
-    with pytest.raises(InputError, match="every token"):
-        maps.without_special_tokens()
-
-
 def test_words(maps):
     words = maps.words()
     assert words.tokens == ["[CLS]", "unaffable", "dog", "[SEP]"]
@@ -196,53 +148,13 @@ def test_words(maps):
     )
 
 
-def test_words_keep_the_rows_of_attention_weights_whole(tiny):
-    maps = normlens.load(tiny("bert")).maps(input_ids=IDS)
-    maps = replace(maps, token_words=[0, 0, 1, 2, 2, 2, 3], word_labels=["a", "b", "c", "d"])
-    np.testing.assert_allclose(maps.words()["ATTN-W"].sum(-1), 1)
-
-
-def test_words_that_a_causal_mask_allows():
-    words = make(causal=True).words()
-    np.testing.assert_array_equal(words.allowed, np.tril(np.ones((2, 4, 4), bool)))
-
-
-def test_words_twice_are_words(maps):
-    words = maps.words()
-    again = words.words()
-    assert again.tokens == words.tokens
-    np.testing.assert_allclose(again["FF"], words["FF"])
-
-
-def test_words_and_special_tokens_in_either_order(maps):
-    first, second = maps.words().without_special_tokens(), maps.without_special_tokens().words()
-    assert first.tokens == second.tokens == ["unaffable", "dog"]
-    np.testing.assert_allclose(first["FF"], second["FF"], rtol=1e-6)
-
-
 def test_words_of_ids_are_not_known(tiny):
     maps = normlens.load(tiny("bert")).maps(input_ids=IDS)
     with pytest.raises(InputError, match="pass the text itself"):
         maps.words()
 
 
-def test_nothing_is_changed_in_place(maps):
-    before = {scope: maps[scope].copy() for scope in SCOPES}
-    maps.words()
-    maps.without_special_tokens()
-    maps.amplification("LN", "FF")
-    for scope in SCOPES:
-        np.testing.assert_array_equal(maps[scope], before[scope])
-    assert maps.tokens == make().tokens
-
-
 # Taking away --------------------------------------------------------------------------------------
-
-
-def test_to_numpy(maps):
-    arrays = maps.to_numpy()
-    assert list(arrays) == SCOPES
-    assert arrays["ATTN-N"].shape == (2, 6, 6)
 
 
 def test_to_pandas(maps):
@@ -268,22 +180,6 @@ def test_to_pandas(maps):
     assert row.source_token.item() == "##aff"
 
 
-def test_to_pandas_names_the_models_layers(tiny):
-    maps = normlens.load(tiny("albert")).maps(input_ids=IDS, layers=[0, 2], scopes="FF")
-    assert sorted(set(maps.to_pandas().layer)) == [0, 2]
-
-
-def test_to_bertviz(maps):
-    """One tensor (1, heads, n, n) per layer: every head where it is known, else one."""
-    heads = maps.to_bertviz("ATTN-N")
-    assert len(heads) == 2
-    assert all(layer.shape == (1, 3, 6, 6) for layer in heads)
-    torch.testing.assert_close(heads[1][0, 2], torch.from_numpy(maps.heads["ATTN-N"][1, 2]))
-    single = maps.to_bertviz("FF")
-    assert all(layer.shape == (1, 1, 6, 6) for layer in single)
-    torch.testing.assert_close(single[0][0, 0], torch.from_numpy(maps["FF"][0]))
-
-
 def test_to_xarray(maps):
     xarray = pytest.importorskip("xarray")
     data = maps.to_xarray()
@@ -294,13 +190,6 @@ def test_to_xarray(maps):
     np.testing.assert_array_equal(data["ATTN-N"].sel(layer=1), maps["ATTN-N"][1])
     dog = data["ATTNRESLNFF-N"].isel(source=data.source_token.values.tolist().index("dog"))
     np.testing.assert_array_equal(dog, maps["FF"][:, :, 4])
-
-
-def test_statistics_have_named_axes(tiny):
-    pytest.importorskip("xarray")
-    data = normlens.load(tiny("bert")).maps(input_ids=IDS, statistics=True).to_xarray()
-    assert data["statistics/gamma"].dims == ("layer", "d_model")
-    assert data["statistics/ff_output_norm"].dims == ("layer", "target")
 
 
 # Comparing ----------------------------------------------------------------------------------------
@@ -320,23 +209,6 @@ def test_equal_maps_hold_the_same_numbers_and_labels(maps, tmp_path):
     assert undefined == replace(undefined)
 
 
-def test_layers_from_the_end(maps):
-    assert maps.choose(layers=-1) == maps.choose(layers=1)
-    assert maps.choose(layers=[-2, 1]) == maps
-    with pytest.raises(InputError, match="layer -3 is not among"):
-        maps.choose(layers=-3)
-
-
-# Tokens -------------------------------------------------------------------------------------------
-
-
-def test_tokens_are_for_reading():
-    maps = replace(make(n=2), raw_tokens=["ĠcafÃ©", "s"], special=[False, False])
-    assert maps.tokens == ["␣café", "s"]
-    assert maps.raw_tokens == ["ĠcafÃ©", "s"]
-    assert set(maps.to_pandas().source_token) == {"␣café", "s"}
-
-
 # Strongest pairs ----------------------------------------------------------------------------------
 
 
@@ -351,39 +223,3 @@ def test_top_pairs_of_a_scope(maps):
     best = table.iloc[0]
     assert (best.target, best.source, best.value) == (target, source, off.max())
     assert best.source_token == maps.tokens[source]
-
-
-def test_top_pairs_are_those_of_the_feed_forward_block_by_default(maps):
-    table = maps.top_pairs()
-    expected = maps.top_pairs("FF", before="LN")
-    assert table.equals(expected)
-    values = maps.amplification("LN", "FF")
-    assert all(values[row.layer, row.target, row.source] == row.value for row in table.itertuples())
-
-
-def test_top_pairs_need_a_feed_forward_block(maps):
-    with pytest.raises(InputError, match="name two of"):
-        maps.choose(scopes=["ATTN", "RES"]).top_pairs()
-
-
-# Pictures in axes of one's own --------------------------------------------------------------------
-
-
-def test_pictures_in_other_axes(maps):
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    left, middle, right = figure.subplots(1, 3)
-    assert maps.plot(layer=-1, scopes="FF", ax=left) is figure
-    np.testing.assert_array_equal(left.images[0].get_array(), maps["FF"][1])
-    assert [tick.get_text() for tick in left.get_xticklabels()] == maps.tokens
-    assert maps.plot_amplification(layer=-1, diagonal=True, ax=middle) is figure
-    np.testing.assert_allclose(middle.images[0].get_array(), maps.amplification("LN", "FF")[1])
-    assert maps.plot_similarity(ax=right) is figure
-    assert len(right.lines) == 4
-    with pytest.raises(InputError, match="one map, not 6"):
-        maps.plot(ax=left)
-
-
-@in_one_case("picture", ["plot", "plot_overview", "plot_similarity", "plot_amplification"])
-def test_every_picture_of_the_command_line_is_a_method(maps, picture):
-    pytest.importorskip("matplotlib")
-    assert getattr(maps, picture)().axes

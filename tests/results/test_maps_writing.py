@@ -11,21 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from crafted_files import save_crafted
 from forking import run_python
 from one_case import in_one_case
 from safetensors import safe_open
 from unlike_examples import _own_registry, reader, unlike  # noqa: F401
 
 import normlens
-from normlens import Maps, cli
-from normlens.errors import InputError, MapsFileError, OutputError
-from normlens.frozen.norm_maps import LayerMaps
+from normlens import Maps
+from normlens.errors import InputError, OutputError
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.options import AnalysisOptions
-from normlens.pipeline import call as writing
-from normlens.pipeline.call import Stack
-from normlens.pipeline.collector import Collector
 from normlens.results import files as growing_file
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -60,20 +54,6 @@ def test_the_same_maps(family: str, map_dtype: str, tmp_path: Path) -> None:
             assert all(array.flags.writeable for array in arrays.values())
 
 
-def test_the_file_is_what_save_writes(tmp_path: Path) -> None:
-    lens = normlens.load(tiny_model("t5"))
-    ids = ids_of(lens)
-    lens.maps(**ids, out=tmp_path / "streamed.safetensors")
-    lens.maps(**ids).save(tmp_path / "saved.safetensors")
-    files = [safe_open(tmp_path / f"{name}.safetensors", "np") for name in ("streamed", "saved")]
-    streamed, saved = files
-    assert streamed.metadata() == saved.metadata()
-    assert sorted(streamed.keys()) == sorted(saved.keys())
-    for name in saved.keys():  # noqa: SIM118
-        assert streamed.get_tensor(name).dtype == saved.get_tensor(name).dtype
-        assert np.array_equal(streamed.get_tensor(name), saved.get_tensor(name))
-
-
 @in_one_case("model", [unlike, reader])
 @in_one_case("map_dtype", ["auto", "float32", "float16"])
 def test_layers_that_lack_a_scope_leave_no_gap(model: Any, map_dtype: str, tmp_path: Path) -> None:
@@ -84,29 +64,6 @@ def test_layers_that_lack_a_scope_leave_no_gap(model: Any, map_dtype: str, tmp_p
     path = tmp_path / "maps.safetensors"
     assert lens.maps(input_ids=IDS, map_dtype=map_dtype, out=path) == expected
     assert Maps.load(tmp_path / "maps.safetensors") == expected
-
-
-def test_written_to_in_memory_the_file_stays(tmp_path: Path) -> None:
-    lens = normlens.load(tiny_model("bert"))
-    path = tmp_path / "maps.safetensors"
-    maps = lens.maps(input_ids=IDS, out=path)
-    maps["FF"][:] = 0
-    assert Maps.load(path) == lens.maps(input_ids=IDS) != maps
-
-
-def test_what_else_maps_can_do(tmp_path: Path) -> None:
-    lens = normlens.load(tiny_model("bert"))
-    maps, expected = (
-        lens.maps(input_ids=IDS, out=tmp_path / "x.safetensors"),
-        lens.maps(input_ids=IDS),
-    )
-    assert maps.choose(layers=1, scopes="FF") == expected.choose(layers=1, scopes="FF")
-    assert np.array_equal(maps.similarity("LN1", "FF"), expected.similarity("LN1", "FF"))
-    assert maps.to_pandas().equals(expected.to_pandas())
-    assert maps.rollout("LN2") == expected.rollout("LN2")
-    assert Maps.load(maps.save(tmp_path / "again.safetensors")) == expected
-    maps.save(tmp_path / "x.safetensors", overwrite=True)
-    assert maps == expected  # the replaced file stays as long as it is mapped
 
 
 # Refused, or ended ------------------------------------------------------------------------------
@@ -138,11 +95,6 @@ def test_what_cannot_be_written_layer_by_layer(
     with pytest.raises(InputError, match=message):
         lens.maps(**asked, out=tmp_path / "maps.safetensors")
     assert names_in(tmp_path) == []
-
-
-def test_other_endings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a \.safetensors file"):
-        normlens.load(tiny_model("bert")).maps(input_ids=IDS, out=tmp_path / "maps.csv")
 
 
 def test_a_call_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -185,25 +137,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert names_in(tmp_path) == []
 
 
-def test_a_header_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "ROOM", 0)
-    monkeypatch.setattr(writing, "ROOM_OF_LAYER", 0)
-    monkeypatch.setattr(writing, "LABELS", 0)
-    with pytest.raises(OutputError, match="has room for 0"):
-        normlens.load(tiny_model("bert")).maps(input_ids=IDS, out=tmp_path / "maps.safetensors")
-    assert names_in(tmp_path) == []
-
-
-def test_strange_tokens_have_room(tmp_path: Path) -> None:
-    """Characters that JSON writes as six, twice over."""
-    lens = normlens.load(tiny_model("gpt2"))
-    (encoded,) = lens.encode(input_ids=IDS)
-    strange = ['\x00"\\\n' * 4000, *encoded.tokens[1:]]
-    object.__setattr__(encoded, "tokens", strange)
-    (maps,) = lens.analyse([encoded], out=tmp_path / "maps.safetensors")
-    assert maps.raw_tokens == strange
-
-
 # Memory -----------------------------------------------------------------------------------------
 
 
@@ -243,58 +176,6 @@ def test_memory_does_not_hold_the_maps(tmp_path: Path) -> None:
     assert streamed < total / 2
 
 
-def test_nothing_is_collected_but_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pending: list[int] = []
-    add = Collector.add
-
-    def watched(self: Collector, *args: Any) -> None:
-        add(self, *args)
-        waiting = self.checks.pending._waiting.values()
-        pending.append(max(len(tensor.shape) for each in waiting for tensor in each))
-
-    monkeypatch.setattr(Collector, "add", watched)
-    lens = normlens.load(tiny_model("bert"))
-    lens.maps(input_ids=IDS, heads=True, out=tmp_path / "maps.safetensors")
-    assert pending == [2, 2]  # mixing ratios (b, i) and numbers of the checks alone
-
-
-class Instant:
-    """An outbox that copies at once; a CPU stands in for the GPU."""
-
-    def send(self, tensors: Any, into: Any, ready: Any, first: int | None) -> None:
-        for tensor, place in zip(tensors, into, strict=True):
-            place.copy_(tensor if first is None else tensor.tril(first))
-
-    def wait(self) -> None:
-        pass
-
-
-def test_what_leaves_a_gpu_goes_to_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    path.touch()
-    file = growing_file.GrowingFile(str(path), 500)
-    transfer: Any = Instant()
-    lens = normlens.load(tiny_model("gpt2"))
-    stack = Stack(lens.layers, [0, 1], ["ATTN-N"], AnalysisOptions(map_dtype="float16"))
-    encoded = lens.encode(input_ids=IDS[:4])
-    collector = Collector(lens, stack, encoded, transfer=transfer, place=file.place)
-    layers = [torch.randn(1, 4, 4).abs(), torch.randn(1, 4, 4).abs()]
-    for index, tensor in enumerate(layers):
-        one = {"ATTN-N": tensor}
-        sizes = {"ATTN-N": tensor[:, 0]}
-        maps = LayerMaps(norms=one, standard_error=one, own=sizes, others=sizes)
-        collector.add(maps, index, lens.layers[index])
-    assert set(collector._sent) == {("arrays", "ATTN-N"), ("standard_error", "ATTN-N")}
-    arrays = {"/".join(name): array[0] for name, array in collector._arrays.items()}
-    file.finish(arrays, {})
-    found = growing_file.mapped_arrays(path)
-    expected = torch.cat(layers).tril()
-    assert np.array_equal(found["standard_error/ATTN-N"], expected)
-    assert np.array_equal(found["arrays/ATTN-N"], expected.half())
-
-
 # The file itself --------------------------------------------------------------------------------
 
 
@@ -316,40 +197,3 @@ def test_a_growing_file_is_a_safetensors_file(tmp_path: Path) -> None:
     arrays = growing_file.mapped_arrays(path)
     assert np.array_equal(arrays["more"], more)
     assert np.array_equal(arrays["of/half"], np.full(5, 7, np.float16))
-
-
-def test_masks_of_other_bytes_are_refused(tmp_path: Path) -> None:
-    path = normlens.load(tiny_model("bert")).maps(input_ids=IDS).save(tmp_path / "x.safetensors")
-    with safe_open(path, "np") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        header = file.metadata()
-    tensors["allowed"].view(np.uint8)[0, 0, 0] = 2
-    save_crafted(tensors, path, metadata=header)
-    with pytest.raises(MapsFileError, match="'allowed' holds other bytes"):
-        normlens.open(path)
-
-
-# The command line -------------------------------------------------------------------------------
-
-
-@in_one_case("more", [(), ("--heads",), ("--words",)])
-def test_the_command_writes_the_same(
-    more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("typer")
-    from normlens.loading.embedded import EMBEDDED
-
-    if not EMBEDDED["minilm"].installed:
-        pytest.skip("needs an embedded model")
-    path = tmp_path / "maps.safetensors"
-    text = "The cat sat."
-    given = ["map", text, "--model", "minilm", "--device", "cpu", "--out", str(path), *more]
-    assert cli.main(given) == 0
-    assert f"wrote {path}: " in capsys.readouterr().out
-    lens = normlens.load("minilm", device="cpu")
-    half = "--map-dtype" in more
-    maps = lens.maps(text, heads="--heads" in more, map_dtype="float16" if half else "auto")
-    assert Maps.load(path) == (maps.words() if "--words" in more else maps)
-    assert cli.main(given) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert cli.main([*given, "--force"]) == 0

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
-import torch
-from crafted_files import save_crafted
 from one_case import in_one_case
 from pair_examples import fast_tokenizer, with_head
-from safetensors import safe_open
 from scipy.stats import spearmanr
 
 import normlens
-from normlens.errors import InputError, MapsFileError, UnknownScopeError
+from normlens.errors import InputError
 from normlens.measures.maps import normalise
-from normlens.results import exports as export
 from normlens.results.words import by_stack, choose_in_stacks
 
 SOURCE, TARGET = "the house is small and green", "la maison est petite"
@@ -53,13 +47,10 @@ def assert_identical(found: normlens.Maps, expected: normlens.Maps) -> None:
 @in_one_case(
     "changed",
     [
-        lambda maps: maps,
         lambda maps: maps.words(),
-        lambda maps: maps.without_special_tokens(),
         lambda maps: maps.choose(1, ["CROSS-N", "FF"]),
         lambda maps: maps.sources_of("encoder"),
         lambda maps: maps.rollout(DEEPEST),
-        lambda maps: maps.decoder,
         lambda maps: maps.encoder,
     ],
     ids=["whole", "words", "ordinary", "chosen", "sources", "rollout", "decoder", "encoder"],
@@ -70,75 +61,7 @@ def test_a_file_holds_both_stacks(changed, maps, tmp_path):
     assert_identical(normlens.Maps.load(tmp_path / "maps.safetensors"), some)
 
 
-def test_what_a_file_says_of_both_sequences(maps, tmp_path):
-    again = normlens.open(maps.save(tmp_path / "maps.safetensors"))
-    assert again.source_sequences == maps.source_sequences
-    assert again.text == (SOURCE, TARGET)
-    assert again.encoder.text == SOURCE
-    assert again.provenance["target"] == "given"
-    assert again.words().encoder.tokens == maps.encoder.words().tokens
-    assert again.completeness == max(maps.completeness, maps.encoder.completeness)
-    assert again.encoder.completeness == maps.encoder.completeness
-    assert set(again.encoder.heads) == {"ATTN-W", "ATTN-N"}
-    assert set(again.heads) == {"ATTN-W", "ATTN-N", "CROSS-W", "CROSS-N"}
-
-
-def rewritten(maps, path, change) -> None:
-    maps.save(path)
-    with safe_open(path, framework="numpy") as file:
-        header = dict(file.metadata())
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    meta = json.loads(header["maps"])
-    change(tensors, meta, meta["encoder"])
-    header["maps"] = json.dumps(meta)
-    save_crafted(tensors, path, metadata=header)
-
-
-@in_one_case(
-    "change",
-    [
-        lambda tensors, both, meta: tensors.pop("encoder/allowed"),
-        lambda tensors, both, meta: tensors.pop("encoder/arrays/ATTN-N"),
-        lambda tensors, both, meta: tensors.update({"encoder/arrays/FF-N": np.zeros((2, 3, 3))}),
-        lambda tensors, both, meta: tensors.update({"encoder/encoder/x": np.zeros(2)}),
-        lambda tensors, both, meta: both.update(encoder=None),
-        lambda tensors, both, meta: meta.pop("raw_tokens"),
-        lambda tensors, both, meta: meta.update(layers=[0]),
-        lambda tensors, both, meta: meta.update(raw_tokens=["one"]),
-        lambda tensors, both, meta: meta["provenance"].update(stack=3),
-        lambda tensors, both, meta: meta["provenance"].update(stack="decoder"),
-    ],
-)
-def test_a_damaged_encoder_is_one_line(change, maps, tmp_path):
-    path = tmp_path / "maps.safetensors"
-    rewritten(maps, path, lambda *_: None)
-    assert normlens.open(path) == maps
-    rewritten_path = tmp_path / "damaged.safetensors"
-    rewritten(maps, rewritten_path, change)
-    with pytest.raises(MapsFileError, match="damaged"):
-        normlens.open(rewritten_path)
-
-
-def test_maps_that_name_no_stacks_are_not_written(maps, tmp_path):
-    with pytest.raises(InputError, match="an encoder and of a decoder"):
-        replace(maps, encoder=maps.decoder).save(tmp_path / "maps.safetensors")
-    assert not list(tmp_path.iterdir())
-
-
 # Comparing and choosing ---------------------------------------------------------------------------
-
-
-def test_equality_and_words_about_them_count_the_encoder(maps):
-    assert maps != maps.decoder
-    assert replace(maps, encoder=maps.encoder.choose(0)) != maps
-    assert "decoder, " in repr(maps)
-    assert "; encoder: " in repr(maps)
-    assert "encoder: " not in repr(maps.decoder)
-    assert (maps.stack, maps.encoder.stack) == ("decoder", "encoder")
-
-
-def test_choosing_decoder_layers_keeps_the_encoder(maps):
-    assert maps.choose(2, "CROSS-N").encoder == maps.encoder
 
 
 def test_both_stacks_are_cut_down_alike(maps):
@@ -151,29 +74,6 @@ def test_both_stacks_are_cut_down_alike(maps):
     assert choose_in_stacks(maps, stack="encoder") == maps.encoder
     assert choose_in_stacks(maps) == maps
     assert by_stack(maps, "decoder") == [maps.decoder]
-
-
-@in_one_case(
-    ("arguments", "error", "message"),
-    [
-        ({"layers": 5}, InputError, r"layer 5 is not among .* 0, 1, 2$"),
-        ({"layers": []}, InputError, "no layer is chosen"),
-        ({"scopes": []}, InputError, "no scope is chosen"),
-        ({"scopes": "MLP"}, UnknownScopeError, "ATTNRESLNCROSS-N"),
-        ({"layers": 2, "scopes": "ATTNRESLNFF-N"}, InputError, "no stack has both"),
-        ({"stack": "both"}, InputError, "encoder, decoder"),
-    ],
-)
-def test_what_neither_stack_has(arguments, error, message, maps):
-    with pytest.raises(error, match=message):
-        choose_in_stacks(maps, **arguments)
-
-
-def test_a_stack_that_is_not_there(maps):
-    with pytest.raises(InputError, match="the decoder's alone; there is no encoder"):
-        by_stack(maps.decoder, "encoder")
-    with pytest.raises(InputError, match="one stack"):
-        by_stack(replace(maps.encoder, provenance={}), "encoder")
 
 
 # Measures -----------------------------------------------------------------------------------------
@@ -192,30 +92,6 @@ def test_similarity_is_over_the_pairs_that_either_scope_has_parts_of(maps):
             mask = maps.allowed[layer] & shown
             expected = spearmanr(maps[a][layer][mask], maps[b][layer][mask]).statistic
             assert found[layer] == pytest.approx(expected)
-
-
-@in_one_case("axis", ["source", "target", "none"])
-def test_amplification_is_over_all_columns(axis, maps):
-    found = maps.amplification("LN2", "FF", axis)
-    sums = {"source": 1, "target": 2}
-    before, after = maps["LN2"], maps["FF"]
-    if axis != "none":
-        before, after = (
-            array / array.sum(axis=sums[axis], keepdims=True) for array in (before, after)
-        )
-    np.testing.assert_allclose(found, after - before, atol=1e-6)
-
-
-def test_top_pairs_say_whose_token_a_source_is(maps):
-    pairs = maps.top_pairs("FF", count=1000)
-    assert len(pairs) == 3 * (maps.allowed[0] & ~maps.is_same_token).sum()
-    sequences = [maps.source_sequences[place] for place in pairs["source"]]
-    assert pairs["source_sequence"].tolist() == sequences
-    assert set(sequences) == {"encoder", "decoder"}
-    best = pairs[pairs["layer"] == 1].iloc[0]
-    ranked = np.where(maps.allowed[1] & ~maps.is_same_token, maps["FF"][1], -1)
-    assert (best["target"], best["source"]) == np.unravel_index(ranked.argmax(), ranked.shape)
-    assert set(maps.encoder.top_pairs()["source_sequence"]) == {"encoder"}
 
 
 def test_mixing_counts_the_tokens_of_both_sequences(lens):
@@ -266,24 +142,16 @@ def test_a_rollout_goes_through_both_stacks(scope, of_encoder, maps):
     ("rolled", "message"),
     [
         (lambda lens, maps: maps.rollout("ATTN-N"), "parts of one sequence alone"),
-        (lambda lens, maps: maps.rollout("ATTN-W"), "parts of one sequence alone"),
         (lambda lens, maps: maps.rollout("CROSS-N"), r"alone.*ATTNRESLNCROSSRES-N"),
         (
             lambda lens, maps: maps.decoder.rollout("FF"),
             "goes on through all layers of the encoder",
         ),
         (lambda lens, maps: maps.words().rollout("FF"), "before words"),
-        (lambda lens, maps: maps.sources_of("encoder").rollout("FF"), "before sources_of"),
         (lambda lens, maps: maps.choose([1, 2]).rollout("FF"), "layers from 0 on"),
         (
             lambda lens, maps: lens.maps(SOURCE, TARGET, layers=0).rollout("FF"),
             "all layers of the encoder.*1 of 2",
-        ),
-        (
-            lambda lens, maps: replace(maps, encoder=maps.encoder.choose(scopes="LN2")).rollout(
-                "FF"
-            ),
-            "all layers of the encoder with their ATTNRESLNFF-N",
         ),
     ],
 )
@@ -308,81 +176,3 @@ def test_a_table_has_both_stacks(maps):
             columns = found["source_sequence"].iloc[: len(one.sources)].tolist()
             assert columns == (one.source_sequences or ["encoder"] * len(one.sources))
             assert found["source_token"].iloc[: len(one.sources)].tolist() == one.source_tokens
-
-
-def test_tables_of_one_stack_are_as_they_were(tiny):
-    maps = normlens.load(tiny("bert", torch.float32)).maps(input_ids=[5, 6, 7])
-    columns = ["scope", "layer", "target", "target_token", "source", "source_token", "value"]
-    assert list(maps.to_pandas().columns) == columns
-    assert "head" in export.table(maps)
-    assert {"stack", "source_sequence"}.isdisjoint(export.table(maps).columns)
-    assert {"stack", "source_sequences", "encoder"}.isdisjoint(export.document(maps))
-    assert "source_sequence" not in maps.top_pairs().columns
-    assert isinstance(maps.to_bertviz(), tuple)
-
-
-def test_csv_and_json_have_both_stacks(maps):
-    table = export.table(maps)
-    heads = table[table["head"].notna()]
-    counted = heads.groupby(["stack", "scope"])["head"].nunique().to_dict()
-    assert counted == {
-        **{("encoder", scope): 4 for scope in maps.encoder.heads},
-        **{("decoder", scope): 2 for scope in maps.heads},
-    }
-    document = json.loads(json.dumps(export.document(maps)))
-    assert document["stack"] == "decoder"
-    assert document["source_sequences"] == maps.source_sequences
-    inside = document["encoder"]
-    assert (inside["stack"], inside["tokens"]) == ("encoder", maps.encoder.tokens)
-    np.testing.assert_array_equal(
-        np.array(inside["maps"]["ATTN-N"], np.float32), maps.encoder["ATTN-N"]
-    )
-    np.testing.assert_array_equal(np.array(document["maps"]["ATTN-N"], np.float32), maps["ATTN-N"])
-
-
-@in_one_case("suffix", [".safetensors", ".csv", ".json", ".png", ".svg", ".pdf"])
-def test_every_file_but_a_page_holds_both(suffix, maps, tmp_path):
-    path = export.write(maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "CROSS-N"])
-    assert path.stat().st_size > 1000
-    if suffix == ".safetensors":
-        assert normlens.open(path) == choose_in_stacks(maps, 1, ["ATTN-N", "CROSS-N"])
-    if suffix == ".pdf":
-        assert len(re.findall(rb"/Type /Page\b", path.read_bytes())) == 2
-
-
-def test_xarray_names_both_stacks(maps):
-    pytest.importorskip("xarray")
-    data = maps.to_xarray()
-    np.testing.assert_array_equal(data["ATTN-N"], maps["ATTN-N"])
-    np.testing.assert_array_equal(data["encoder/ATTN-N"], maps.encoder["ATTN-N"])
-    assert data["encoder/ATTN-N"].dims == ("encoder_layer", "encoder_target", "encoder_source")
-    assert data.source_sequence.values.tolist() == maps.source_sequences
-    assert data.encoder_source_token.values.tolist() == maps.encoder.tokens
-    np.testing.assert_array_equal(data["encoder/mixing/ATTN-N"],
-                                  maps.encoder.mixing["ATTN-N"])  # fmt: skip
-
-
-def test_bertviz_takes_each_attention(maps):
-    k, n = len(maps.encoder.tokens), len(maps.tokens)
-    keywords = maps.to_bertviz()
-    shapes = {name: [tuple(t.shape) for t in keywords[name]] for name in list(keywords)[:3]}
-    assert shapes == {
-        "encoder_attention": [(1, 4, k, k)] * 2,
-        "decoder_attention": [(1, 2, n, n)] * 3,
-        "cross_attention": [(1, 2, n, k)] * 3,
-    }
-    assert keywords["encoder_tokens"] == maps.encoder.tokens
-    assert keywords["decoder_tokens"] == maps.tokens
-    np.testing.assert_array_equal(
-        keywords["cross_attention"][2][0], maps.heads["CROSS-N"][2][..., :k]
-    )
-    np.testing.assert_array_equal(
-        keywords["decoder_attention"][2][0], maps.heads["ATTN-N"][2][..., k:]
-    )
-    cross = maps.decoder.to_bertviz("CROSS-W")
-    assert set(cross) == {"cross_attention", "encoder_tokens", "decoder_tokens"}
-    assert maps.encoder.to_bertviz("FF")[0].shape == (1, 1, k, k)
-    with pytest.raises(UnknownScopeError):
-        maps.to_bertviz("MLP")
-    with pytest.raises(InputError, match="no parts of the sources"):
-        maps.sources_of("decoder").to_bertviz("CROSS-N")

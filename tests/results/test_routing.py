@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from crafted_files import save_crafted
-from one_case import in_one_case
 from reference import observe
 
 import normlens
-from normlens.errors import InputError, MapsFileError
+from normlens.errors import InputError
 from normlens.models import adapt
-from normlens.results import exports
 from normlens.results.axes import Routing
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -42,19 +37,6 @@ def test_models_without_experts_have_none(tiny):
     assert normlens.load(tiny("llama", torch.float32)).maps(input_ids=IDS).routing is None
 
 
-@in_one_case("origin", ["layer", "input"])
-def test_padding_is_left_out(origin, tiny):
-    lens = normlens.load(tiny("deepseek_v3", torch.float32))
-    batch = [IDS, [40, 41, 3]]
-    together = lens.maps(input_ids=batch, batch_size=2, origin=origin)
-    for found, ids in zip(together, batch, strict=True):
-        alone = lens.maps(input_ids=ids).routing
-        assert found.routing.tokens == alone.tokens
-        np.testing.assert_array_equal(found.routing.experts, alone.experts)
-        np.testing.assert_allclose(found.routing.weights, alone.weights, rtol=1e-6)
-        assert (found.routing.shared == 1).all()  # it has no gate
-
-
 def test_a_table_has_a_row_for_every_expert_that_was_used(maps):
     table = maps.routing.to_pandas()
     assert list(table) == ["layer", "position", "token", "expert", "weight"]
@@ -75,49 +57,6 @@ def test_it_follows_the_choice_of_layers_and_tokens(maps):
     np.testing.assert_array_equal(some.shared, maps.routing.shared[:, [4, 0]])
 
 
-def test_a_file_holds_it(maps, tmp_path):
-    path = maps.save(tmp_path / "maps.safetensors")
-    found = normlens.open(path)
-    assert found == maps
-    assert found.routing == maps.routing
-    assert found.choose(layers=[1]).routing == maps.routing
-
-
-@in_one_case(
-    ("name", "change"),
-    [
-        ("routing/experts", lambda array: array + 5),
-        ("routing/experts", lambda array: array[:, :-1]),
-        ("routing/weights", lambda array: array[..., :1]),
-        ("routing/shared", lambda array: array.astype(np.int64)),
-        ("routing/weights", None),
-        ("routing/other", lambda _: np.zeros(3)),
-    ],
-)
-def test_an_altered_file_is_refused_in_one_line(maps, tmp_path, name, change):
-    from safetensors import safe_open
-
-    path = maps.save(tmp_path / "maps.safetensors")
-    with safe_open(path, framework="numpy") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        header = file.metadata()
-    altered = None if change is None else change(tensors.get(name))
-    tensors = {key: array for key, array in tensors.items() if key != name}
-    if altered is not None:
-        tensors[name] = np.ascontiguousarray(altered)
-    save_crafted(tensors, path, metadata=header)
-    with pytest.raises(MapsFileError):
-        normlens.open(path)
-
-
 def test_arrays_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="for layer 1, token 3"):
         Routing([1], np.zeros((1, 2, 2), int), np.zeros((1, 2, 2)), 4, ["a", "b", "c"])
-
-
-def test_json_and_a_table_have_it(maps):
-    rows = json.loads(json.dumps(exports.document(maps)))["routing"]
-    assert len(rows) == len(IDS) * 3
-    assert rows[2]["expert"] == "shared"
-    written = maps.routing.to_pandas()["expert"]
-    assert [str(expert) for expert in written[:3]] == [str(row["expert"]) for row in rows[:3]]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from one_case import in_one_case
 from torch import Tensor
 
-from normlens.trace import checks
 from normlens.trace.checks import Deferred
 
 LAYERS = 3
@@ -94,24 +92,3 @@ def test_results_are_sent_off_before_they_are_asked_for() -> None:
     transfer.wait()
     check(results)
     assert not transfer.sent
-
-
-def test_nothing_comes_of_nothing() -> None:
-    results = Deferred(None)
-    results.stack_pending()
-    results.to_host()
-    assert not results.arrived()
-
-
-def test_what_takes_too_much_room_comes_home_in_pieces() -> None:
-    results, key = Deferred(Copies()), ("arrays", "a")  # type: ignore[arg-type]
-    for layer in range(LAYERS):
-        results._held = checks.HELD_ON_DEVICE + layer  # as if a GPU held so much
-        results.add(key, RESULTS[key] + 100 * layer)
-        assert bool(results._waiting) == (layer == 0)  # the first layer alone fitted
-    assert results.arrived()[key][:, 0, 0, 0].tolist() == [0, 100, 200]
-
-
-def test_room_is_made_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "HELD_ON_DEVICE", 0)
-    check(added(Copies()))

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 import normlens
 from normlens.errors import NormLensError
 from normlens.explain import explainer
-from normlens.frozen import alpha, feedforward
+from normlens.frozen import attention, feedforward
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
-from normlens.trace.attention import can_keep_queries
+from normlens.trace.run import can_keep_queries
 
 #: Model types whose attention does not go through transformers' interface; α is formed for them.
 EAGER = {
@@ -31,7 +31,7 @@ TEXTS = [[5, 17, 31, 8, 44, 23, 12], [5, 9, 33, 2]]
 def begin_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep queries and keys of every text, and form weights of a few tokens at a time."""
     monkeypatch.setattr(explainer, "ALPHA_BYTES", 0)
-    monkeypatch.setitem(alpha._TILE, "cpu", 60)
+    monkeypatch.setitem(attention._TILE, "cpu", 60)
     monkeypatch.setattr(feedforward, "NEURONS", 100)
 
 
@@ -116,31 +116,6 @@ def test_no_tensor_of_all_pairs_exists(fast, dtype):
     assert largest[1] < 400**2 / 2
 
 
-def test_long_texts_go_on_their_own(monkeypatch):
-    """So that which attention runs does not depend on the other texts of a batch."""
-    lens = normlens.load(tiny_model("llama"), tokenizer=False)
-    texts = [[5, 9, 33, 2], [5, 17, 31, 8, 44, 23, 12, 9], [7, 9, 33], [6, 1, 3, 8, 4, 2, 12, 9]]
-    alone = 4 * 8**2 * 4
-    monkeypatch.setattr(explainer, "ALPHA_BYTES", alone - 1)
-    kinds, sizes = [], []
-    monkeypatch.setattr(explainer, "model_inputs", spied(explainer.model_inputs, 1, sizes))
-    monkeypatch.setattr(explainer, "reading", spied(explainer.reading, 2, kinds))
-    asked = {"position": -1, "layer": 1, "direction": [1.0] * 16}
-    lens.explain(input_ids=texts, batch_size=4, **asked)
-    lengths = [[len(item) for item in items] for items in sizes]
-    assert dict(zip(kinds, lengths, strict=True)) == {"eager": [4, 3], "normlens": [8, 8]}
-
-
-def spied(function: Any, place: int, seen: list[Any]) -> Any:
-    """The function, whose argument at this place is written down at each call."""
-
-    def call(*given: Any) -> Any:
-        seen.append(given[place])
-        return function(*given)
-
-    return call
-
-
 def test_the_model_keeps_its_own_attention(fast, monkeypatch):
     """After a call, after an error, and in other threads while a call runs."""
     lens = normlens.load(tiny_model("llama"), tokenizer=False)
@@ -172,8 +147,8 @@ def test_flash_kernels_spread_gradients_as_tiles_do():
     query, key = torch.randn(2, 8, 300, 64).cuda(), torch.randn(2, 2, 300, 64).cuda()
     g = torch.randn(3, 2, 8, 300, 64).cuda()
     given = {"scale": 0.125, "causal": True}
-    half = alpha.QueryKey(query.bfloat16(), key.bfloat16(), dtype=torch.float32, **given)
-    exact = alpha.QueryKey(
+    half = attention.QueryKey(query.bfloat16(), key.bfloat16(), dtype=torch.float32, **given)
+    exact = attention.QueryKey(
         query.bfloat16().double(), key.bfloat16().double(), dtype=torch.float64, **given
     )
     expected = exact.spread(g.double(), 2)

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from one_case import in_one_case
-from test_text import wordpiece
 from transformers import AutoModelForCausalLM
 
 import normlens
@@ -86,78 +85,11 @@ def test_two_lenses_on_one_model():
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_and_the_model_inside_it():
-    with_head = AutoModelForCausalLM.from_config(tiny_config("gpt2"), attn_implementation="sdpa")
-    scramble(with_head)
-    hammer([normlens.load(with_head), normlens.load(with_head.transformer)])
-
-
-def test_two_models_with_a_block_in_common():
-    first, second = tiny_model("bert"), tiny_model("bert", seed=1)
-    second.encoder.layer[1] = first.encoder.layer[0]
-    third = tiny_model("bert", seed=2)
-    third.encoder.layer[0] = second.encoder.layer[0]
-    hammer([normlens.load(model) for model in (first, second, third)])
-
-
-def test_two_models_with_one_configuration():
-    """The kind of attention is written there."""
-    first = tiny_model("bert")
-    second = type(first)(first.config)
-    second.config = first.config
-    for module in (*first.modules(), *second.modules()):
-        if hasattr(module, "config"):
-            module.config = first.config
-    first.set_attn_implementation("sdpa")
-    hammer([normlens.load(first), normlens.load(second.eval())])
-
-
-def test_a_thread_that_runs_the_model_itself_is_not_listened_to():
-    model = tiny_model("bert")
-    lens = normlens.load(model)
-    ids = texts(1)[0]
-    expected = lens.maps(input_ids=ids)
-    other = torch.tensor([[5, 6, 7, 8, 9]])
-
-    def progress(done: int, _: int) -> None:
-        with torch.no_grad():
-            run_together([lambda: model(input_ids=other)])
-
-    assert_same_bits(lens.maps(input_ids=ids, progress=progress), expected)
-
-
 def causal_model() -> Any:
     """A decoder with the attention that transformers takes by itself, in which it hides masks."""
     model = AutoModelForCausalLM.from_config(tiny_config("gpt2"), attn_implementation="sdpa")
     scramble(model)
     return model.eval().requires_grad_(False)
-
-
-def test_a_plain_call_may_meet_hooks_that_are_half_registered():
-    """torch notes a hook first, and that it takes keywords afterwards."""
-    model = causal_model()
-    lens = normlens.load(model)
-    other = torch.tensor([[5, 6, 7, 8, 9]])
-    expected = model(other).logits
-    found = []
-
-    def progress(*_: int) -> None:
-        notes = [
-            note
-            for module in model.modules()
-            for note in (module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs)
-        ]
-        before = [dict(note) for note in notes]
-        for note in notes:
-            note.clear()
-        found.extend(run_together([lambda: model(other).logits]))
-        for note, entries in zip(notes, before, strict=True):
-            note.update(entries)
-
-    maps = lens.maps(input_ids=[5, 6, 7], progress=progress)
-    assert len(found) == lens.n_layers
-    assert all(torch.equal(logits, expected) for logits in found)
-    assert_same_bits(maps, lens.maps(input_ids=[5, 6, 7]))
 
 
 def test_a_plain_call_keeps_its_kind_of_attention_when_an_analysis_begins_or_ends():
@@ -214,34 +146,6 @@ def test_the_configuration_that_other_threads_see_is_the_one_that_was_given():
     assert vars(model.config) == vars(plain)
 
 
-def test_plain_calls_beside_a_lens():
-    model = causal_model()
-    lens = normlens.load(model)
-    asked = [torch.tensor([ids]) for ids in texts(12)]
-    alone = [model(ids).logits for ids in asked]
-    analyses = [lambda: lens.maps(input_ids=[5, 6, 7]), lambda: lens.explain(input_ids=[5, 6, 7])]
-    expected = [analysis() for analysis in analyses]
-    done = threading.Event()
-
-    def call_until_done() -> int:
-        count = 0
-        while not done.is_set():
-            for ids, logits in zip(asked, alone, strict=True):
-                assert torch.allclose(model(ids).logits, logits, atol=1e-5)
-                count += 1
-        return count
-
-    with ThreadPoolExecutor(1) as pool:
-        calls = pool.submit(call_until_done)
-        try:
-            for _ in range(15):
-                assert [analysis() for analysis in analyses] == expected
-        finally:
-            done.set()
-        assert calls.result(PATIENCE) > 0
-    assert hooks_of(model) == 0
-
-
 def test_from_inside_an_analysis_another_one_is_refused():
     lens = normlens.load(tiny_model("bert"))
 
@@ -271,55 +175,11 @@ def test_an_exception_lets_go_of_the_model(error):
     assert_same_bits(found, expected)
 
 
-def test_exceptions_in_some_threads_leave_the_others_right():
-    lens = normlens.load(tiny_model("bert"))
-    asked = texts(40)
-    expected = [lens.maps(input_ids=ids) for ids in asked]
-
-    def task(index: int) -> Any:
-        def progress(*_: int) -> None:
-            if index % 3 == 0:
-                raise ZeroDivisionError
-
-        try:
-            return lens.maps(input_ids=asked[index], progress=progress)
-        except ZeroDivisionError:
-            return None
-
-    found = run_together([lambda index=index: task(index) for index in range(40)])
-    for index, maps in enumerate(found):
-        assert (maps is None) == (index % 3 == 0)
-        if maps is not None:
-            assert_same_bits(maps, expected[index])
-
-
-def test_a_tokenizer_in_many_threads():
-    """Some truncate and some do not, which a fast tokenizer notes in itself."""
-    lens = normlens.load(tiny_model("bert", pad_token_id=0), wordpiece())
-    options = {"layers": 0, "scopes": "ATTN-W"}
-
-    def task(index: int) -> int:
-        if index % 2:
-            return len(lens.maps("the " * 60, truncate=True, **options).tokens)
-        return len(lens.maps("the dog " * (index % 8 + 1), **options).tokens)
-
-    lengths = run_together([lambda index=index: task(index) for index in range(80)])
-    assert lengths == [48 if index % 2 else 2 + 2 * (index % 8 + 1) for index in range(80)]
-
-
 # Turns alone --------------------------------------------------------------------------------------
 
 
 class Thing:
     """Something that threads share."""
-
-
-def test_what_has_nothing_in_common_runs_side_by_side():
-    meeting = threading.Barrier(2)
-    things = [Thing(), Thing()]
-    run_together(
-        [lambda thing=thing: exclusive([thing], lambda: meeting.wait(PATIENCE)) for thing in things]
-    )
 
 
 def test_overlapping_sets_never_run_at_once_and_never_wait_in_a_circle():
@@ -342,10 +202,6 @@ def test_overlapping_sets_never_run_at_once_and_never_wait_in_a_circle():
     run_together(tasks, threads=8)
 
 
-def test_the_result_is_passed_on():
-    assert exclusive([Thing()], lambda: 3) == 3
-
-
 def test_nothing_is_remembered_of_what_is_gone():
     gc.collect()
     before = len(locking._turns)
@@ -355,7 +211,3 @@ def test_nothing_is_remembered_of_what_is_gone():
     del model
     gc.collect()
     assert len(locking._turns) <= before
-
-
-def test_objects_that_cannot_be_weakly_referenced():
-    assert exclusive([{}], lambda: 3) == 3

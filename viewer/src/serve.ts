@@ -165,7 +165,7 @@ export class ServePanel {
     return h(
       "form",
       { class: "ask", onsubmit: submit },
-      h("div", { class: "toolbar first" }, this.mode_.el, this.model.el, this.rule.el),
+      h("div", { class: "toolbar first" }, this.mode_.el, h("button", { type: "button", "data-action": "cite", title: "Which sources made an answer: documents, question, answer", onclick: () => location.assign("cite") }, "Cite …"), this.model.el, this.rule.el),
       h("label", { class: "text" }, this.first, this.text),
       second.el,
       targetText.el,

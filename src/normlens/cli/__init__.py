@@ -17,26 +17,19 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from normlens import errors
 from normlens._version import __version__
 from normlens.cli import corpus, explain, map, studies, tools
 from normlens.cli.parameters import as_typer_reads
 from normlens.corpus.runs.folder import AllFailedError, StuckError
-from normlens.errors import (
-    SMALLER,
-    NormLensError,
-    OptionError,
-    is_out_of_memory,
-    listed,
-    one_line,
-    process_limit,
-)
 from normlens.loading.hub import hush
 
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 #: The commands in the order in which --help lists them.
 _COMMANDS = (
-    "map explain cite cosine rank view serve models help run status check query evaluate reproduce"
+    "map explain cite cosine score rank view serve models help run status check query evaluate "
+    "reproduce"
 )
 
 
@@ -115,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             message = _in_words(error)
             if message is None:
                 raise
-            print("error:", one_line(message), file=sys.stderr)
+            print("error:", errors.one_line(message), file=sys.stderr)
             if isinstance(error, StuckError):
                 sys.stdout.flush()
                 os._exit(2)  # where Python would wait for the thread that is stuck
@@ -125,22 +118,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _in_words(error: Any) -> str | None:
     """What to say of an error that a user can cause; None for any other."""
-    if isinstance(error, OptionError):
+    if isinstance(error, errors.OptionError):
         return error.as_typed
-    if isinstance(error, NormLensError):
+    if isinstance(error, errors.NormLensError):
         return str(error)
     if isinstance(error, _ClickError):
         path = getattr(getattr(error, "ctx", None), "command_path", "normlens")
         said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         if owners := _commands_with(getattr(error, "option_name", None)):
-            said += f" ({listed(owners)} {'have' if owners[1:] else 'has'} it)"
+            said += f" ({errors.listed(owners)} {'have' if owners[1:] else 'has'} it)"
         return f"{said}; see: {path} --help"
     if isinstance(error, UnicodeEncodeError):
         near = error.object[max(0, error.start - 40) : error.end]
         return f"the text {near!a} is not valid Unicode; encode it as UTF-8"
     kinds = MemoryError | RuntimeError | OSError | ImportError
-    if isinstance(error, kinds) and is_out_of_memory(error):
-        return f"there is not enough memory; {SMALLER}{process_limit()}"
+    if isinstance(error, kinds) and errors.is_out_of_memory(error):
+        return f"there is not enough memory; {errors.SMALLER}{errors.process_limit()}"
     return None
 
 
@@ -155,7 +148,7 @@ def _commands_with(option: str | None) -> list[str]:
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    print("warning:", one_line(str(message)), file=sys.stderr)
+    print("warning:", errors.one_line(str(message)), file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:

@@ -19,19 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normlens.errors import (
-    IMAGES,
-    PICTURES,
-    RAY,
-    REPORT,
-    InputError,
-    Need,
-    NormLensError,
-    check_installed,
-    missing,
-    require,
-    system_reason,
-)
+from normlens import errors
 from normlens.loading.embedded import DEFAULT, EMBEDDED
 from normlens.loading.hub import is_embedded
 from normlens.options import LoadOptions
@@ -119,7 +107,7 @@ def load_lens(model: str | None, loading: LoadOptions) -> Lens:
 
 def check_needs(
     model: str | None,
-    *needs: Need,
+    *needs: errors.Need,
     execution: Mapping[str, Any] | None = None,
     extra: str | None = None,
     page: bool = False,
@@ -129,12 +117,12 @@ def check_needs(
     A `page` is what a study can do without.
     """
     if execution is not None and execution.get("engine") == "ray":
-        needs = (RAY, *needs)
+        needs = (errors.RAY, *needs)
     if model is not None and is_embedded(model) and EMBEDDED[model].installed:
         # An embedded model that is not there says so by itself.
-        needs = (Need(f"the embedded model {model!r} needs", EMBEDDED[model].extras), *needs)
-    instead = NO_PAGE if page and not missing(needs) else ""
-    check_installed(*needs, *[REPORT] * page, extra=extra, instead=instead)
+        needs = (errors.Need(f"the embedded model {model!r} needs", EMBEDDED[model].extras), *needs)
+    instead = NO_PAGE if page and not errors.missing(needs) else ""
+    errors.check_installed(*needs, *[errors.REPORT] * page, extra=extra, instead=instead)
 
 
 def check_stacks(lens: Lens, of_two: dict[str, Any], of_one: dict[str, Any]) -> None:
@@ -142,11 +130,11 @@ def check_stacks(lens: Lens, of_two: dict[str, Any], of_one: dict[str, Any]) -> 
     wrong = of_one if lens.two_stacks else of_two
     for name in (name for name, value in wrong.items() if value is not None):
         if lens.two_stacks:
-            raise InputError(
+            raise errors.InputError(
                 f"--{name} is for models of one stack; {lens.name} is an encoder–decoder: give the "
                 "decoder's text as --target-text, of which explain takes a --position"
             )
-        raise InputError(f"--{name} is for encoder–decoders; {lens.name} reads one text")
+        raise errors.InputError(f"--{name} is for encoder–decoders; {lens.name} reads one text")
 
 
 # Where results go: files, judged before the work is done, or standard output.
@@ -174,7 +162,7 @@ class Output:
 
     def __post_init__(self) -> None:
         if self.as_json and self.out not in (None, STDOUT):
-            raise InputError(
+            raise errors.InputError(
                 f"--json prints the result and --out {str(self.out)!r} writes it; choose one (a "
                 "file that ends in .json holds the same)"
             )
@@ -199,7 +187,7 @@ class Output:
         `drawing` names the options of pictures that were typed, and `like` a file for them.
         """
         drawn = self.out is not None and self.out.suffix.lower() in _DRAWN
-        needs = [PICTURES] * drawn + [IMAGES] * (inputs.image is not None)
+        needs = [errors.PICTURES] * drawn + [errors.IMAGES] * (inputs.image is not None)
         check_needs(model or DEFAULT, *needs)
         file = self.file(1 if inputs.lines else None)
         if file is not None:
@@ -210,7 +198,7 @@ class Output:
             check_output(file, overwrite=self.force or inputs.lines)
         elif drawing:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in drawing)
-            raise InputError(f"only pictures follow {flags}; add --out {like}")
+            raise errors.InputError(f"only pictures follow {flags}; add --out {like}")
 
     def compute(self, message: str, given: Given, call: Callable[..., Any], **options: Any) -> Any:
         """Call with one input, and show that it goes on; errors say which line it was."""
@@ -218,10 +206,10 @@ class Output:
         try:
             with status(message) as progress:
                 return call(value, progress=progress, **options)
-        except NormLensError as error:
+        except errors.NormLensError as error:
             if line is None:
                 raise
-            raise InputError(f"line {line}: {error}") from error
+            raise errors.InputError(f"line {line}: {error}") from error
 
     def deliver(
         self,
@@ -283,39 +271,39 @@ class Inputs:
         """
         texts = [text for text in (typed, self.file) if text is not None]
         alone = self.pair is None and self.image is None
-        require(
+        errors.require(
             alone or not self.lines,
             "--lines reads one text from each line; leave --pair and --image out",
         )
         if self.image is not None:
-            require(not texts and self.pair is None, "give a text or an --image, not both")
+            errors.require(not texts and self.pair is None, "give a text or an --image, not both")
             found = self.image.is_file()
-            require(found, f"there is no file {str(self.image)!r}; --image names a picture")
+            errors.require(found, f"there is no file {str(self.image)!r}; --image names a picture")
             return iter([(None, self.image)])
         if not texts and is_piped():
             texts = [STDIN]
-        require(
+        errors.require(
             len(texts) < 2,
             "two texts were given; give one, as an argument or with --file",
         )
-        require(
+        errors.require(
             texts,
             'give one text, as "…", with --file FILE, or through a pipe',
         )
         text, in_file = texts[0], self.file is not None or texts[0] == STDIN
         if self.lines:
-            require(
+            errors.require(
                 in_file, "--lines reads texts from a file or a pipe; add --file FILE, or give -"
             )
             every = _read(text, lines=True)
             first = next(every, None)
             if first is None:
-                raise InputError(f"{_called(text)} holds no text; write one in each line")
+                raise errors.InputError(f"{_called(text)} holds no text; write one in each line")
             return chain([first], every)
         if in_file:
             ((_, text),) = _read(text, lines=False)
         both = (text,) if self.pair is None else (text, self.pair)
-        require(all(map(str.strip, both)), "the text is empty; give at least one word")
+        errors.require(all(map(str.strip, both)), "the text is empty; give at least one word")
         return iter([(None, text if self.pair is None else both)])
 
 
@@ -338,11 +326,13 @@ def _read(name: str, lines: bool) -> Iterator[Given]:
                 if text or not lines:
                     yield number, text
     except OSError as error:
-        raise InputError(f"cannot read {_called(name)}: {system_reason(error)}") from error
+        raise errors.InputError(
+            f"cannot read {_called(name)}: {errors.system_reason(error)}"
+        ) from error
     except UnicodeDecodeError as error:
         which = f"line {number} of {_called(name)} is" if lines else f"{_called(name)} is"
         where = "" if lines else f" (byte {error.start})"
-        raise InputError(f"{which} not UTF-8 text{where}; convert it") from error
+        raise errors.InputError(f"{which} not UTF-8 text{where}; convert it") from error
 
 
 def read_text(name: str) -> str:

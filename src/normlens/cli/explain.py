@@ -1,4 +1,4 @@
-"""``normlens explain``, ``cite``, ``cosine`` and ``rank``: which tokens made a number."""
+"""``normlens explain``, ``cite``, ``cosine``, ``score``, ``rank``: which tokens made a number."""
 
 from __future__ import annotations
 
@@ -423,10 +423,35 @@ def show_cosine(pair: Cosine) -> None:
     print_table("Strongest pairs of tokens", ("A", "B", "part"), pairs, left=(0, 1))
 
 
-# ``normlens rank``: which words made the scores of a search model.
+# ``normlens score`` and ``rank``: which words made the scores of a search model.
 
 
 _DOCUMENT = 60  # characters of a document in a table
+
+
+def score_command(
+    query: str,
+    document: str | None = None,
+    *,
+    model: str | None = None,
+    output: Annotated[common.Output, Fields(only=("out", "as_json"))],
+) -> None:
+    """Which words of a query and a document made a search model's score of them (dense, SPLADE,
+    ColBERT or a cross-encoder): what each word of either text has of it, and what is matched.
+
+    In the list: Which words made the score of a query and a document.
+
+    Example: normlens score "flute music" "A man plays a flute." --out score.html
+
+    Options:
+        query QUERY: What is searched for.
+        document DOCUMENT: The document; - reads standard input.
+    """
+    output.check(model, common.Inputs())
+    ((_, text),) = common.Inputs().read(document)
+    lens = common.load_lens(model, LoadOptions())
+    call = partial(lens.score, query)
+    output.deliver(output.compute("comparing", (None, text), call), None, show_score)
 
 
 def rank_command(
@@ -437,8 +462,8 @@ def rank_command(
     output: Annotated[common.Output, Fields(only=("out", "as_json"))],
 ) -> None:
     """Rank documents for a query by a search model (dense, SPLADE, ColBERT or a cross-encoder), and
-    say why the first is above the second, word by word. Of one document it prints the score: what
-    each word of either text has of it. Without documents each line of standard input is one.
+    say why the first is above the second, word by word. Without documents each line of standard
+    input is one.
 
     In the list: Rank documents for a query by a search model, and say why, word by word.
 
@@ -455,10 +480,7 @@ def rank_command(
     output.check(model, common.Inputs())
     lens = common.load_lens(model, LoadOptions())
     ranking = output.compute("comparing", (None, given), partial(lens.rank, query))
-    if len(given) == 1:
-        output.deliver(ranking[0], None, show_score)
-    else:
-        output.deliver(ranking, None, show_ranking)
+    output.deliver(ranking, None, show_ranking)
 
 
 def _by_words(result: Any) -> Any:

@@ -23,7 +23,7 @@ from normlens.errors import PAGE_SERVER, InputError, check_installed
 from normlens.loading import embedded
 from normlens.loading.embedded import DEFAULT
 from normlens.loading.hub import shown_name
-from normlens.options import AnalysisOptions, LoadOptions, at_least_one
+from normlens.options import AnalysisOptions, LoadOptions, whole_number
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -105,7 +105,7 @@ def show_estimate(
         raise InputError(
             f"--estimate is a number of tokens, or N,M of source and target, not {typed!r}"
         )
-    tokens, *more = (at_least_one(int(number), "estimate") for number in typed.split(","))
+    tokens, *more = (whole_number(int(number), "estimate", 1) for number in typed.split(","))
     target_tokens = more[0] if more else None
 
     import torch
@@ -170,7 +170,7 @@ def _show_estimate(result: Estimate, place: torch.device) -> None:
         texts = f"({result.tokens} source + {result.target_tokens} target tokens)"
         encoder, decoder = (scopes.get(name, "0 scopes") for name in ("encoder", "decoder"))
         listed = f"{encoder} of the encoder and {decoder} of the decoder"
-    limit = _bytes(result.options.settings.memory_limit or 0)
+    limit = _bytes(result.options.limit)
     say(
         f"{lens.name} ({lens.model_type}): {layers} of {lens.n_layers} layers of "
         f"{lens.component_sequence}, {dtype} on {result.device}",
@@ -296,7 +296,7 @@ def serve_command(
         example (--example/--no-example): Analyse an example at the start, to open the page on.
         open_browser (--open): Open it in a browser.
     """
-    at_least_one(tokens, "tokens")
+    whole_number(tokens, "tokens", 1)
     check_installed(PAGE_SERVER)
 
     from normlens.serve.analyses import Limits, ServedModels, installed_models

@@ -290,7 +290,7 @@ class Packer:
 
     def __init__(self, network: FrozenNetwork, passed: Sequence[Passed], place: tuple[int, int]):
         self.network, self.passed, self.place = network, passed, place
-        ends = [*accumulate(lengths[place[1]] for lengths in network.lengths)]
+        ends = [*accumulate(lengths[place[1]] for lengths in network.real_lengths)]
         self.tokens = [*map(slice, [0, *ends], ends)]  # of each stack
         self.total = ends[-1]
 

@@ -10,20 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from normlens.errors import InputError, MemoryLimitError, is_out_of_memory, process_limit
-from normlens.explain.backward import (
-    Packer,
-    Passed,
-    Seed,
-    ask_for_places,
-    carry,
-    check_layers,
-    rows_read,
-    seed_of,
-)
+from normlens.explain import backward
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.questions import AnswerOptions, Question, QuestionReader, Target, label_of
 from normlens.frozen.scores import SCORES, Errors
@@ -32,19 +24,12 @@ from normlens.gpu.matmul import rounded_once
 from normlens.inputs.text import Encoded
 from normlens.layers import LAST, Head
 from normlens.options import DEFAULT_LIMIT, ExplainOptions, parse_bytes
-from normlens.pipeline.batches import (
-    SCORE_TOLERANCE,
-    Progress,
-    batches,
-    layers_by_stack,
-    provenance,
-    scopes_of,
-)
+from normlens.pipeline import batches
+from normlens.pipeline.recordings import padded
 from normlens.results.explanation import Explanation, Explanations
 from normlens.scopes import is_among, resolve
-from normlens.trace.attention import EAGER, FAST, can_keep_queries
+from normlens.trace import run as tracing
 from normlens.trace.locking import exclusive
-from normlens.trace.run import model_inputs, reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -65,7 +50,7 @@ def ask(
     items: Sequence[Encoded],
     many: bool,
     options: ExplainOptions,
-    progress: Progress | None = None,
+    progress: batches.Progress | None = None,
     *,
     target: Targets = None,
     contrast: Targets = None,
@@ -131,8 +116,15 @@ class Batch(NamedTuple):
 
     questions: Sequence[Question]  # one about each of several items, or several about one
     items: Sequence[Encoded]
+    given: Sequence[Encoded]  # the items as the model reads them, which may be padded
     inputs: dict[str, Any]
     places: list[int] | None  # the positions that the model is asked for, where it can choose
+
+    @property
+    def lengths(self) -> list[list[int]]:
+        """The items' lengths, by stack."""
+        stacks = zip(*(item.sequences for item in self.items), strict=True)
+        return [[*map(len, sequences)] for sequences in stacks]
 
 
 class Explainer:
@@ -144,7 +136,7 @@ class Explainer:
         items: Sequence[Encoded],
         head: Head,
         options: ExplainOptions,
-        progress: Progress | None = None,
+        progress: batches.Progress | None = None,
     ):
         self.lens, self.items, self.options, self.progress = lens, items, options, progress
         with torch.no_grad():
@@ -159,7 +151,9 @@ class Explainer:
         lens, asked = self.lens, self.options.scopes or ()
         if asked == "all":
             return set(lens.scopes)
-        stacks = [*map(scopes_of, layers_by_stack(lens.adapter, lens.layers).values())]
+        stacks = [
+            *map(batches.scopes_of, batches.layers_by_stack(lens.adapter, lens.layers).values())
+        ]
         found = set()
         for name in [asked] if isinstance(asked, str) else asked:
             having = [scopes for scopes in stacks if is_among(name, scopes)]
@@ -204,16 +198,20 @@ class Explainer:
         for index, question in enumerate(questions):
             of_item.setdefault(question.sequence, []).append(index)
         single = [indices[0] for indices in of_item.values() if len(indices) == 1]
-        size, config = self.options.batch_size, self.lens.adapter.config
-        if self.head.reads == LAST and getattr(config, "pad_token_id", None) is None:
-            size = 1  # such a classifier cannot tell padding from text
+        size = self.options.batch_size if self._may_pad else 1
         # A number must not depend on the batch, so long texts go on their own.
         for is_long in (False, True):
             alike = [k for k in single if self._is_long(self._item(questions[k])) == is_long]
             items = [self._item(questions[index]) for index in alike]
-            for places in batches(self.lens, items, size):
+            for places in batches.batches(self.lens, items, size):
                 yield sorted(alike[place] for place in places)
         yield from (indices for indices in of_item.values() if len(indices) > 1)
+
+    @property
+    def _may_pad(self) -> bool:
+        """False of a classifier of the last token that cannot tell padding from text."""
+        named = getattr(self.lens.adapter.config, "pad_token_id", None)
+        return self.head.reads != LAST or named is not None
 
     def _item(self, question: Question) -> Encoded:
         return self.items[question.sequence]
@@ -225,66 +223,77 @@ class Explainer:
         """
         lens, places = self.lens, None
         items = [self.items[k] for k in dict.fromkeys(each.sequence for each in questions)]
-        inputs = model_inputs(lens.adapter, items, lens.device)
+        recorded = self._may_record(questions, items)
+        given = padded(lens, items) if recorded and self._may_pad else items
+        inputs = tracing.model_inputs(lens.adapter, given, lens.device)
         if self.head.output is not None:
             positions = [each.positions if each.answer else each.position for each in questions]
-            places = ask_for_places(lens.adapter.whole, inputs, positions)
-        batch = Batch(questions, items, inputs, places)
-        with torch.no_grad(), without_autocast(lens.device):
-            answers = self._replayed(batch)
+            places = backward.ask_for_places(lens.adapter.whole, inputs, positions)
+        batch = Batch(questions, items, given, inputs, places)
+        with torch.no_grad(), tracing.without_autocast(lens.device):
+            answers = self._replayed(batch) if recorded else None
             if answers is not None:
                 return answers
             is_long = self._is_long(items[0])
             # In half precision the model's own rounding is the larger error by far
             # (`benchmarks/gpu_explain.py`), and a long text is slow enough.
             rounding = rounded_once() if is_long else nullcontext()
-            with reading(lens.adapter.whole, lens.adapter, FAST if is_long else EAGER), rounding:
-                network, rows = self.forward(batch, inputs)
-                seeds = self.seeds(network, questions, rows)
+            with (
+                tracing.reading(
+                    lens.adapter.whole, lens.adapter, tracing.FAST if is_long else tracing.EAGER
+                ),
+                rounding,
+            ):
+                network, output = self.forward(given, inputs)
+                network.real_lengths = batch.lengths
+                seeds = self.seeds(network, questions, self._rows(batch, output))
                 if questions[0].layer is None:
                     errors = partial(self._head_errors, batch, network)
                     lens.float32_check.once(self.rule, self.head.task, "the head", errors)
                 answers, at_once = [], self._at_once(network.tokens, network.texts)
                 for first in range(0, len(seeds), at_once):
                     chunk = seeds[first : first + at_once]
-                    passed = self.back(network, chunk, gradients(chunk))
+                    passed = self.back(network, chunk, gradients(chunk, network))
                     answers += self._packed(network, chunk, passed)
         return answers
 
-    def _replayed(self, batch: Batch) -> list[Explanation] | None:
-        """The same by recorded kernels, where questions of this kind are recorded."""
-        lens, recordings, questions = self.lens, self.lens.recordings, batch.questions
-        if lens.device.type != "cuda" or not HAS_GRAPH_EVENTS or self.progress is not None:
-            return None
-        if self._is_long(batch.items[0]):
-            return None
-        lengths = [len(item) for item in batch.items]
+    def _may_record(self, questions: Sequence[Question], items: Sequence[Encoded]) -> bool:
+        """Whether a recording can answer questions such as these."""
+        lens, lengths = self.lens, [len(item) for item in items]
+        on_gpu = lens.device.type == "cuda" and HAS_GRAPH_EVENTS
+        if not on_gpu or self.progress is not None or self._is_long(items[0]) or lens.two_stacks:
+            return False
         tokens, maps = sum(lengths), (layer.linear_maps for layer in lens.layers)
         numbers = max(sum(linear.weight.numel() for linear in each) for each in maps)
-        if lens.two_stacks or tokens > TOKENS or tokens * numbers > WORK:
-            return None
-        if self._at_once(max(lengths), len(lengths)) < len(questions):
-            return None
-        asked = tuple((each.position, each.layer, len(each.answer)) for each in questions)
-        kind = "passes", repr(self.options), self.head.task
-        key = *kind, tuple(lengths), described(batch.inputs), asked
+        few = tokens <= TOKENS and tokens * numbers <= WORK
+        return few and self._at_once(max(lengths), len(lengths)) >= len(questions)
+
+    def _replayed(self, batch: Batch) -> list[Explanation] | None:
+        """The answers by recorded kernels, if questions of this kind have been recorded."""
+        recordings, questions = self.lens.recordings, batch.questions
+        asked = tuple((each.layer, len(each.answer)) for each in questions)
+        sizes = tuple(map(len, batch.given))
+        key = "passes", repr(self.options), self.head.task, sizes, described(batch.inputs), asked
         record = partial(RecordedPasses, self, batch)
-        with recordings.acquire(lens.adapter.whole, key, record) as passes:
+        with recordings.acquire(self.lens.adapter.whole, key, record) as passes:
             if passes is None:
                 return None
-            network, rows = passes.forward.replay(batch.inputs)
+            network, output = passes.forward.replay(batch.inputs)
             # Whether the model is still the one that was recorded is found out meanwhile.
             if passes.state.holds():
-                seeds = self.seeds(network, questions, rows)
-                passed = passes.back.replay({"g": gradients(seeds)})
+                network.real_lengths = batch.lengths
+                seeds = self.seeds(network, questions, self._rows(batch, output))
+                passed = passes.back.replay({"g": gradients(seeds, network)})
                 return self._packed(network, seeds, passed)
         recordings.forget()
         return None
 
-    def forward(self, batch: Batch, inputs: dict[str, Any]) -> tuple[FrozenNetwork, list[Tensor]]:
-        """Run the model; with the network, what the model returned for each question."""
-        network = FrozenNetwork(self.lens, batch.items, self.rule, self.limit)
-        return network, self._rows(batch, network.forward(self.model, inputs, SCORES))
+    def forward(
+        self, given: Sequence[Encoded], inputs: dict[str, Any]
+    ) -> tuple[FrozenNetwork, Any]:
+        """Run the model; returns the frozen network and what the model returned."""
+        network = FrozenNetwork(self.lens, given, self.rule, self.limit)
+        return network, network.forward(self.model, inputs, SCORES)
 
     def _rows(self, batch: Batch, output: Any) -> list[Tensor]:
         """The scores, or the vectors of a text, in the model's output, for each question."""
@@ -295,23 +304,25 @@ class Explainer:
             (k % texts, question.positions if question.answer else question.position)
             for k, question in questions
         )
-        return rows_read(output, batch.places, asked)
+        return backward.rows_read(output, batch.places, asked)
 
     def seeds(
         self, network: FrozenNetwork, questions: Sequence[Question], rows: Sequence[Tensor]
-    ) -> list[Seed]:
-        """Where the way back of each question begins."""
+    ) -> list[backward.Seed]:
+        """The gradient of each question's score, with which the backward pass begins."""
         seeds = []
         for k, (question, row) in enumerate(zip(questions, rows, strict=True)):
             b = k % network.texts
-            vectors = network.behind(question.layer)[b, : network.lengths[-1][b]]
+            vectors = network.behind(question.layer)[b, : network.real_lengths[-1][b]]
             row = row if question.layer is None else vectors
-            seeds.append(seed_of(question, self.head, vectors, row, self.rule))
+            seeds.append(backward.seed_of(question, self.head, vectors, row, self.rule))
         return seeds
 
-    def back(self, network: FrozenNetwork, seeds: Sequence[Seed], g: Tensor) -> list[Passed]:
+    def back(
+        self, network: FrozenNetwork, seeds: Sequence[backward.Seed], g: Tensor
+    ) -> list[backward.Passed]:
         """Carry the gradients g (score, n, d) of scores back through the model."""
-        return carry(
+        return backward.carry(
             network,
             g.unflatten(0, (-1, network.texts)),
             seeds[0].question.layer,
@@ -346,17 +357,20 @@ class Explainer:
             yield "scores", max(missed) / max(sizes)
 
     def _packed(
-        self, network: FrozenNetwork, seeds: Sequence[Seed], passed: Sequence[Passed]
+        self,
+        network: FrozenNetwork,
+        seeds: Sequence[backward.Seed],
+        passed: Sequence[backward.Passed],
     ) -> list[Explanation]:
         """Check what was carried back and pack it up."""
         lens, head, answers = self.lens, self.head, []
         if lens.device.type == "cuda":
             torch.cuda.synchronize(lens.device)
-        check_layers(network, passed)
+        backward.check_layers(network, passed)
         for k, seed in enumerate(seeds):
-            fields = Packer(network, passed, divmod(k, network.texts)).fields(seed)
-            question, tolerance = seed.question, SCORE_TOLERANCE[lens.dtype]
-            said = provenance(lens, self.rule, fields["completeness"], tolerance)
+            fields = backward.Packer(network, passed, divmod(k, network.texts)).fields(seed)
+            question, tolerance = seed.question, batches.SCORE_TOLERANCE[lens.dtype]
+            said = batches.provenance(lens, self.rule, fields["completeness"], tolerance)
             said["head"] = type(lens.adapter.whole).__name__
             item = self.items[question.sequence]
             axis = item.axis
@@ -401,7 +415,7 @@ class Explainer:
         """Whether a text's attention weights would take too much memory, and need not be formed."""
         heads = max(attention.heads for layer in self.lens.layers for attention in layer.attentions)
         size = heads * item.longest**2 * self.lens.dtype.itemsize
-        return size > self.alpha_bytes and can_keep_queries(self.lens.layers)
+        return size > self.alpha_bytes and tracing.can_keep_queries(self.lens.layers)
 
     def _keeps_flow(self, n: int) -> bool:
         """Whether flow maps of texts of n tokens are kept."""
@@ -420,15 +434,16 @@ class Explainer:
         return texts * max(1, (self.limit or DEFAULT_LIMIT) // each)
 
 
-def gradients(seeds: Sequence[Seed]) -> Tensor:
+def gradients(seeds: Sequence[backward.Seed], network: FrozenNetwork) -> Tensor:
     """The gradients (score, n, d) of scores, padded."""
-    return pad_sequence([seed.gradient for seed in seeds], batch_first=True)
+    rows = pad_sequence([seed.gradient for seed in seeds], batch_first=True)
+    return F.pad(rows, (0, 0, 0, max(network.lengths[-1]) - rows.shape[1]))
 
 
 class RecordedPasses:
     """Both passes of a batch as CUDA graphs, with the tensors that they read and write.
 
-    Between the two Python reads where the way back begins.
+    Between the two, Python computes the gradients that the backward pass begins with.
     """
 
     pending = False  # whoever replays them reads the results before the next replay
@@ -436,11 +451,13 @@ class RecordedPasses:
     def __init__(self, explainer: Explainer, batch: Batch, state: ModelState):
         self.state, self.used = state, threading.Lock()
         adapter = explainer.lens.adapter
-        with reading(adapter.whole, adapter):
-            self.forward = Captured(partial(explainer.forward, batch), batch.inputs)
-            network, rows = self.forward.replay(batch.inputs)
-            seeds = explainer.seeds(network, batch.questions, rows)
+        with tracing.reading(adapter.whole, adapter):
+            self.forward = Captured(partial(explainer.forward, batch.given), batch.inputs)
+            network, output = self.forward.replay(batch.inputs)
+            network.real_lengths = batch.lengths
+            seeds = explainer.seeds(network, batch.questions, explainer._rows(batch, output))
             self.back = Captured(
-                lambda given: explainer.back(network, seeds, given["g"]), {"g": gradients(seeds)}
+                lambda given: explainer.back(network, seeds, given["g"]),
+                {"g": gradients(seeds, network)},
             )
         self.bytes = self.forward.bytes + self.back.bytes

@@ -244,11 +244,13 @@ def expanded(lens: Lens, query: Encoded, search: Any) -> Encoded:
     if expansion is None or len(query) >= expansion["length"]:
         return query
     token = expansion.get("token")
-    wanted = (
-        tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.eos_token_id
-    )
+    kinds = ("mask", "eos", "pad")
+    ids = (getattr(tokenizer, f"{kind}_token_id", None) for kind in kinds)
+    wanted = next((one for one in ids if one is not None), None)
     if token is not None:
         wanted = tokenizer.convert_tokens_to_ids(token)
+    if wanted is None:
+        raise InputError(f"{lens.name}'s tokenizer has no [MASK], which its queries end with")
     count = expansion["length"] - len(query)
     return replace(
         query,
@@ -310,6 +312,7 @@ def _scored(lens: Lens, pooling: Pooling, text: Encoded, side: str) -> list[int]
     assert isinstance(search, TokenVectors)
     if side not in search.skipped_in or not search.skipped:
         return list(range(len(text)))
-    ids = dict.fromkeys(tokenizer.convert_tokens_to_ids(list(search.skipped)))
-    ids.pop(getattr(tokenizer, "unk_token_id", None), None)
+    ids = {*tokenizer.convert_tokens_to_ids(list(search.skipped))}
+    if getattr(tokenizer, "unk_token", None) not in search.skipped:
+        ids.discard(getattr(tokenizer, "unk_token_id", None))
     return [place for place, token in enumerate(text.ids) if token not in ids]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
 from normlens.frozen.activations import Nonlinearity, activation
-from normlens.frozen.alpha import QueryKey
+from normlens.frozen.attention import QueryKey
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.network import FrozenReadout
 from normlens.frozen.parts import plus, relative_error
@@ -62,6 +62,7 @@ class FrozenNetwork:
             self.kept_bytes = sum(parameter.nbytes for parameter in lens.model.parameters()) // 2
         stacks = zip(*(item.sequences for item in batch), strict=True)
         self.lengths = [[*map(len, sequences)] for sequences in stacks]  # by stack
+        self.real_lengths = self.lengths  # without padding up to a size that texts share
         self.texts, self.tokens = len(batch), max(map(sum, zip(*self.lengths, strict=True)))
         self.firsts, self.layer_words = [0], ["layer"]  # by stack
         if isinstance(lens.adapter, TwoStacks):

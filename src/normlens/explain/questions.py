@@ -15,7 +15,7 @@ from normlens.inputs.encode import answered, reader_of
 from normlens.inputs.text import TARGET, Encoded, Reader, tokenise
 from normlens.layers import ANY, CAUSAL, FIRST, LAST, MASKED, OF_TOKENS, TOKENS, Dense, Head
 from normlens.models.base import read_head
-from normlens.options import ANSWER_SCORES, LOG_PROBABILITY, PARTS, ExplainOptions
+from normlens.options import ANSWER_SCORES, LOG_PROBABILITY, PARTS, ExplainOptions, is_whole
 from normlens.results.axes import SPACE, readable_tokens
 
 if TYPE_CHECKING:
@@ -316,11 +316,6 @@ class QuestionReader:
         return " ".join(readable(self.lens.tokenizer, [*item.ids[1:], *end]))
 
 
-def _is_index(value: Any) -> bool:
-    """Whether a value is a whole number."""
-    return not isinstance(value, bool) and hasattr(value, "__index__")
-
-
 # Where a score is read, and the column of the head's output that a word or a label means.
 
 
@@ -328,7 +323,7 @@ def checked_index(
     value: Any, count: int, what: str, among: str, kind: str = "a whole number"
 ) -> int:
     """An index from 0; a negative one counts from the end."""
-    require(_is_index(value), f"{what} is {kind}, not {value!r}")
+    require(is_whole(value), f"{what} is {kind}, not {value!r}")
     require(-count <= int(value) < count, f"{what} {value} is out of range; {among}")
     return int(value) % count
 
@@ -383,7 +378,7 @@ def column_of(
     assert head.output is not None
     count = head.output.weight.shape[1]
     if not isinstance(target, str):
-        require(_is_index(target), f"{what} is a word, a label or a number, not {target!r}")
+        require(is_whole(target), f"{what} is a word, a label or a number, not {target!r}")
         if not 0 <= int(target) < count:
             named = "token ids" if head.task in OF_TOKENS else "classes"
             raise InputError(

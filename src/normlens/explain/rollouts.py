@@ -34,14 +34,8 @@ from normlens.plan.costs import source_memory
 from normlens.results.maps import Maps
 from normlens.results.rolled import rolled_out
 from normlens.scopes import WEIGHT_SCOPES, resolve
+from normlens.trace import run as tracing
 from normlens.trace.locking import Hooks, exclusive
-from normlens.trace.run import (
-    LayerTrace,
-    model_inputs,
-    reading,
-    run_traced,
-    trace,
-)
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -159,7 +153,7 @@ def rolled_maps(
 
 def traced_maps(
     lens: Lens,
-    of_layer: Callable[[LayerTrace, Sequence[int]], tuple[Tensor, Tensor]],
+    of_layer: Callable[[tracing.LayerTrace, Sequence[int]], tuple[Tensor, Tensor]],
     batch: Sequence[Encoded],
 ) -> list[LayerMap]:
     """Run the model on a batch once and take a map of every layer as it is traced.
@@ -169,13 +163,13 @@ def traced_maps(
     lengths, dtype = [len(sequence) for sequence in batch], lens.compute_dtype
     maps: list[LayerMap] = []
 
-    def consume(traced: LayerTrace) -> None:
+    def consume(traced: tracing.LayerTrace) -> None:
         layer, x = traced.layer.to(dtype), traced.x.to(dtype)
         alphas = tuple(alpha.to(dtype) for alpha in traced.alphas)
         maps.append(of_layer(replace(traced, layer=layer, x=x, alphas=alphas), lengths))
 
-    inputs = model_inputs(lens.adapter, batch, lens.device)
-    trace(lens.adapter, inputs, range(lens.n_layers), consume)
+    inputs = tracing.model_inputs(lens.adapter, batch, lens.device)
+    tracing.trace(lens.adapter, inputs, range(lens.n_layers), consume)
     return maps
 
 
@@ -221,7 +215,11 @@ def alti(
 
 
 def contributions_of_layer(
-    traced: LayerTrace, lengths: Sequence[int], scope: str, rule: str, options: RolloutOptions
+    traced: tracing.LayerTrace,
+    lengths: Sequence[int],
+    scope: str,
+    rule: str,
+    options: RolloutOptions,
 ) -> tuple[Tensor, Tensor]:
     """The contributions (b, i, j) of one layer behind `scope`, and the error of parts and bias.
 
@@ -271,7 +269,7 @@ def globenc(
     return rolled_maps(lens, text, options, of_batch, scope=SCOPE, method=GLOBENC, normalise=False)
 
 
-def norms_of_layer(traced: LayerTrace, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+def norms_of_layer(traced: tracing.LayerTrace, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The norms (b, i, j) of one layer, and the error of the parts behind its first norm."""
     layer = traced.layer
     (first, _), (second, norm) = (
@@ -309,7 +307,7 @@ def value_zeroing(
 
 def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerMap]:
     """The distances of every layer for a batch, as many sources at a time as `limit` bytes hold."""
-    inputs = model_inputs(lens.adapter, batch, lens.device)
+    inputs = tracing.model_inputs(lens.adapter, batch, lens.device)
     b, n = inputs["input_ids"].shape
     # Bytes of one sequence inside a block: scores, vectors, neurons.
     attention = lens.layers[0].attention
@@ -318,9 +316,9 @@ def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerM
     copies = min(n, max(1, limit // (b * n * numbers * lens.dtype.itemsize)))
     # The model itself makes the masks and positions that a block is called with for many copies.
     repeated = {name: value.repeat_interleave(copies, 0) for name, value in inputs.items()}
-    visited: list[LayerTrace] = []
+    visited: list[tracing.LayerTrace] = []
 
-    def visit(traced: LayerTrace) -> None:
+    def visit(traced: tracing.LayerTrace) -> None:
         args, kwargs = traced.call[0][1:], dict(traced.call[1])
         kwargs.pop("hidden_states", None)
         # Copied: a view would keep the vectors of all copies.
@@ -330,14 +328,14 @@ def zeroed_maps(lens: Lens, limit: int, batch: Sequence[Encoded]) -> list[LayerM
 
     def run() -> list[LayerMap]:
         model = lens.adapter.model
-        with reading(model, lens.adapter):
-            run_traced(lens.adapter, model, repeated, range(lens.n_layers), visit)
+        with tracing.reading(model, lens.adapter):
+            tracing.run_traced(lens.adapter, model, repeated, range(lens.n_layers), visit)
             return [(_distances(one, copies, lens.compute_dtype), None) for one in visited]
 
     return exclusive(lens.adapter.model, run)
 
 
-def _distances(ran: LayerTrace, copies: int, dtype: torch.dtype) -> Tensor:
+def _distances(ran: tracing.LayerTrace, copies: int, dtype: torch.dtype) -> Tensor:
     """``1 − cos(y_i, y_i with v_j = 0)``, (b, i, j), of a layer that the model has run."""
     b, n, _ = ran.x.shape
     args, kwargs = ran.call

@@ -341,11 +341,11 @@ def _provenance(
     said = batches.provenance(lens, options.nonlinearity, error, tolerance)
     said["pooling"] = texts[0][0].reads
     notes = [pooling.note for pooling, _ in texts if pooling.note]
-    for pooling, text in texts:
-        if pooling.max_tokens is not None and len(text) > pooling.max_tokens:
+    for side, (pooling, text) in enumerate(texts):
+        limit = pooling.max_tokens if side else pooling.max_query_tokens or pooling.max_tokens
+        if limit is not None and len(text) > limit:
             notes.append(
-                f"sentence-transformers would cut texts after {pooling.max_tokens} tokens; here "
-                "they are whole"
+                f"sentence-transformers would cut texts after {limit} tokens; here they are whole"
             )
     if notes:
         said["note"] = "; ".join(dict.fromkeys(notes))

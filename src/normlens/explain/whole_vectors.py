@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.explain.network import FrozenHead, FrozenNetwork, check_one_sequence
+from normlens.frozen import norm_maps
 from normlens.frozen.activations import activation
 from normlens.frozen.network import Sources, WholeNorms
-from normlens.frozen.norm_maps import LayerMaps
 from normlens.frozen.parts import relative_error
 from normlens.frozen.scores import Errors
 from normlens.inputs.text import Encoded
@@ -48,7 +48,7 @@ class WholeMaps:
 
     network: FrozenNetwork
     scopes: Mapping[tuple[int, int], str]  # that are asked for, by layer and step
-    maps: dict[int, LayerMaps] = field(default_factory=dict)  # by layer
+    maps: dict[int, norm_maps.LayerMaps] = field(default_factory=dict)  # by layer
     passing: dict[tuple[int, int], WholeNorms] = field(default_factory=dict)
 
     def sources(self, layer: int, step: int, sources: Sources) -> None:
@@ -66,7 +66,7 @@ class WholeMaps:
         if (layer, step) not in self.scopes:
             return
         scope, whole = self.scopes[layer, step], self.passing.pop((layer, step))
-        maps = self.maps.setdefault(layer, LayerMaps())
+        maps = self.maps.setdefault(layer, norm_maps.LayerMaps())
         maps.norms[scope] = whole.norms
         maps.own[scope], maps.others[scope] = whole.mixing()
         if step in self.network.real:
@@ -170,7 +170,7 @@ def collect_whole_way(
             place = run.stack.first + index
             passed = layers[run.stack.first : place + 1]
             reach = reduce(Reach.then, [layer.reach for layer in passed])
-            maps = whole.maps.get(place, LayerMaps())
+            maps = whole.maps.get(place, norm_maps.LayerMaps())
             run.add(maps, index, Layer(layers[place].steps, reach))
 
 

@@ -6,8 +6,6 @@ back, so that every module takes and gives (b, i, d) and hooks see all of them; 
 the same to the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
 from normlens.families.bert import Bert
-from normlens.gpu.lazy_tensor import formed, lazy_tensor
+from normlens.gpu.matmul import formed, lazy_tensor
 from normlens.layers import Attention, FeedForward, Linear
 from normlens.models.base import register
 from normlens.models.reading import UnreadableModule, read_tensor, without_idle_adapters

@@ -14,14 +14,16 @@ from normlens.figures.explanations import (
     plot_shares,
 )
 from normlens.figures.heat_maps import plot_patches
-from normlens.figures.map_grids import (
+from normlens.figures.matrices import (
     head_scope,
+    plot_amplification,
+    plot_cosine,
+    plot_explanations,
     plot_heads,
     plot_layer,
     plot_overview,
     plot_similarity,
 )
-from normlens.figures.matrices import plot_amplification, plot_cosine, plot_explanations
 
 __all__ = [
     "COLOUR_SCALES",

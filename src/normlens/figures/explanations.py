@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.figures import canvas
+from normlens.figures import canvas, heat_maps
 from normlens.figures.colours import (
     DIVERGING,
     NO_TOKEN,
@@ -19,17 +19,6 @@ from normlens.figures.colours import (
     colour_bar,
     largest,
     sign_colours,
-)
-from normlens.figures.heat_maps import (
-    COVER,
-    MIDDLING,
-    Panel,
-    draw_panel,
-    draw_patches,
-    label_tokens,
-    left_out_note,
-    picture_note,
-    shape_of,
 )
 from normlens.results.words import (
     EMBEDDINGS,
@@ -197,16 +186,16 @@ def plot_explanation(
     about += [READING_WORDS[reading]] if reading in READING_WORDS else []
     tall = 0.165 * len(rows)  # inches
     if why.grid is not None:
-        width, height = (3.4 * share for share in shape_of(why.grid))
+        width, height = (3.4 * share for share in heat_maps.shape_of(why.grid))
         widths = [width, canvas.BAR, 3.0]
         page = canvas.Page(why, why.question, widths, [max(height, tall)], about)
         values = why.grid.of(contributions)
-        draw_patches(page.axes(), why.grid, Panel(values, colours.norm, cmap))
+        heat_maps.draw_patches(page.axes(), why.grid, heat_maps.Panel(values, colours.norm, cmap))
         bar = page.axes(0, 1)
-        colour_bar(bar, colours.norm, cmap, height, alpha=COVER)
-        bar.set(box_aspect=height / canvas.BAR, anchor="NW", facecolor=MIDDLING)
+        colour_bar(bar, colours.norm, cmap, height, alpha=heat_maps.COVER)
+        bar.set(box_aspect=height / canvas.BAR, anchor="NW", facecolor=heat_maps.MIDDLING)
         bars = page.axes(0, 2)
-        what, notes = "patch", [picture_note(why.grid)]
+        what, notes = "patch", [heat_maps.picture_note(why.grid)]
     else:
         shares = [share_words(why)] if why.has_two_sequences else []
         page = canvas.Page(why, why.question, [5.1], [tall], [*about, *shares])
@@ -397,7 +386,7 @@ def plot_flow(
     )
     axes = page.axes()
     _draw_flow(axes, why, edges, nodes, min(row, column), beside)
-    stride = label_tokens(axes.yaxis, labels, row * n)
+    stride = heat_maps.label_tokens(axes.yaxis, labels, row * n)
     shown = [*range(0, n, stride), n - 1 + beside]
     axes.set_yticks(shown, [*labels[::stride], "no token"])
     axes.tick_params(length=0)
@@ -409,7 +398,7 @@ def plot_flow(
             "frames: what no token owns, at the layer where it enters."
             + (_TWO_STACKS if why.has_two_sequences else ""),
             edges.note,
-            *left_out_note(stride, stride),
+            *heat_maps.left_out_note(stride, stride),
         ],
         narrowest=4.7,
     )
@@ -517,7 +506,7 @@ def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None 
     bars.tick_params(axis="y", length=0)
     bars.set_ylabel("layer", size=canvas.NOTE)
     heat = page.axes(0, 1)
-    draw_panel(heat, Panel(np.ma.masked_invalid(by_head), colours.norm, cmap))
+    heat_maps.draw_panel(heat, heat_maps.Panel(np.ma.masked_invalid(by_head), colours.norm, cmap))
     title = "heads" if why.cross_heads is None else "heads of ATTN | CROSS"
     canvas.bold_title(heat, title)
     heat.set_ylim(bars.get_ylim())
@@ -596,7 +585,7 @@ def plot_shares(
     groups = {name: (colour, table[name]) for name, colour in _OF.items()}
     _draw_bars(sums, {**groups, NO_TOKEN_WORDS: (NO_TOKEN, table["bias"])})
     canvas.legend_above(sums)
-    stride = label_tokens(sums.yaxis, labels, height)
+    stride = heat_maps.label_tokens(sums.yaxis, labels, height)
     _draw_shares(shares, table)
     shares.set_yticks([])
     canvas.number_axis(sums.xaxis, 5, "part of the score")
@@ -606,7 +595,7 @@ def plot_shares(
             "Left: contributions of the source's tokens, of the target's tokens before the "
             "generated one, and of no token (biases); they sum to the token's score. Right: "
             "|Σ source| / (|Σ source| + |Σ prefix|); black marks: the same of Σ|contribution|.",
-            *left_out_note(stride, stride),
+            *heat_maps.left_out_note(stride, stride),
         ]
     )
 

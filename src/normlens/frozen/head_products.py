@@ -18,8 +18,7 @@ from torch import Tensor
 
 from normlens.frozen.attention import output_basis
 from normlens.frozen.parts import stretch
-from normlens.gpu.lazy_tensor import LazyTensor, formed
-from normlens.gpu.matmul import times
+from normlens.gpu.matmul import LazyTensor, formed, times
 from normlens.layers import FeedForward, Layer, Norm
 from normlens.trace.locking import exclusive
 

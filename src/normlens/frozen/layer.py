@@ -15,16 +15,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from normlens import layers as components
 from normlens.errors import InputError
-from normlens.frozen.alpha import Alpha
-from normlens.frozen.attention import FrozenAttention
-from normlens.frozen.feedforward import (
-    ChunkedFeedForward,
-    FrozenExperts,
-    FrozenParallelFeedForward,
-    SampledFeedForward,
-    frozen_feed_forward,
-)
+from normlens.frozen import feedforward
+from normlens.frozen.attention import Alpha, FrozenAttention
 from normlens.frozen.parts import (
     FrozenBlock,
     FrozenBranch,
@@ -34,16 +28,6 @@ from normlens.frozen.parts import (
     frozen_at,
 )
 from normlens.frozen.tiles import FeedForwardBlock
-from normlens.layers import (
-    Attention,
-    Branch,
-    Experts,
-    Layer,
-    Norm,
-    ParallelFeedForward,
-    Projection,
-    Residual,
-)
 from normlens.options import NOT_BY_SOURCE, NOT_FOR_EXPERTS, SHAPLEY
 
 #: Is shown the index of a step and the vectors (…, b, i, d) behind it.
@@ -54,7 +38,7 @@ Observer = Callable[[int, Tensor], None]
 class FrozenLayer:
     """A layer's components in order, frozen at the vectors that the model computed."""
 
-    layer: Layer
+    layer: components.Layer
     x: Tensor  # (b, i, d), the layer's input
     steps: tuple[FrozenStep, ...]  # of `layer.steps`, as far as anybody asked for them
     lengths: tuple[int, ...]  # real tokens of each sequence
@@ -123,7 +107,7 @@ class FrozenLayer:
 
 
 def freeze(
-    layer: Layer,
+    layer: components.Layer,
     x: Tensor,
     alpha: Tensor | Alpha | Sequence[Tensor | Alpha],
     lengths: Sequence[int],
@@ -153,13 +137,13 @@ def freeze(
     for index, step in enumerate(layer.steps[: None if until is None else until + 1]):
         y = vectors.stream
         frozen: FrozenStep
-        if isinstance(step, Branch):
+        if isinstance(step, components.Branch):
             frozen = FrozenBranch.at(step, y)
-        elif isinstance(step, Residual):
+        elif isinstance(step, components.Residual):
             frozen = FrozenResidual()
-        elif isinstance(step, (Norm, Projection)):
+        elif isinstance(step, (components.Norm, components.Projection)):
             frozen = frozen_at(step, y)
-        elif isinstance(step, Attention):
+        elif isinstance(step, components.Attention):
             read = y if step.source is None else (sources or {})[step.source]
             real_sources = (source_lengths or {}).get(step.source or "")
             a = next(weights)
@@ -168,21 +152,21 @@ def freeze(
             if not mixed:  # what was a bias before is now the part of a token
                 bias.saved = [None] * len(bias.saved)
             mixed = True
-        elif isinstance(step, ParallelFeedForward):
-            frozen = FrozenParallelFeedForward.at(step, x, rule)
+        elif isinstance(step, components.ParallelFeedForward):
+            frozen = feedforward.FrozenParallelFeedForward.at(step, x, rule)
         elif rule == SHAPLEY:
-            if layer.by_source or isinstance(step, Experts):
+            if layer.by_source or isinstance(step, components.Experts):
                 raise InputError(NOT_BY_SOURCE if layer.by_source else NOT_FOR_EXPERTS)
-            frozen = SampledFeedForward(step, y)
-        elif isinstance(step, Experts):
-            frozen = FrozenExperts.at(step, y, bias.stream, rule)
+            frozen = feedforward.SampledFeedForward(step, y)
+        elif isinstance(step, components.Experts):
+            frozen = feedforward.FrozenExperts.at(step, y, bias.stream, rule)
         else:
-            frozen = frozen_feed_forward(step, y, bias.stream, rule, parts)
+            frozen = feedforward.frozen_feed_forward(step, y, bias.stream, rule, parts)
         steps.append(frozen)
         # Without parts, nothing behind the only feed-forward block reads a bias, and sampled shares
         # include it. Of a block beside the attention nothing is one: its output is the token's.
         passes_bias = not isinstance(frozen, FrozenBlock)
-        if isinstance(frozen, (FeedForwardBlock, ChunkedFeedForward)):
+        if isinstance(frozen, (FeedForwardBlock, feedforward.ChunkedFeedForward)):
             passes_bias = rule != SHAPLEY and (parts or layer.by_source)
         if passes_bias:
             frozen.pass_on(bias, frozen.affine)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from normlens.frozen.attention import FrozenAttention, output_basis
-from normlens.frozen.feedforward import FrozenFeedForward, SampledFeedForward
+from normlens.frozen.feedforward import FrozenFeedForward, SampledFeedForward, nonlinearity
 from normlens.frozen.head_products import KeptProducts
-from normlens.frozen.layer import FrozenLayer, freeze
+from normlens.frozen.layer import FrozenLayer
 from normlens.frozen.network import norms_by_source
 from normlens.frozen.parts import (
     Factors,
@@ -25,13 +25,20 @@ from normlens.frozen.parts import (
     side_by_side,
     takes_one_pass,
 )
-from normlens.frozen.shapley import shapley_norms
 from normlens.frozen.stage import norms_by_kernel, stage_by_kernels, tail_of
-from normlens.frozen.tiles import ORDINARY, Buffers, FeedForwardBlock, Job, feed_forward_norms
+from normlens.frozen.tiles import (
+    ORDINARY,
+    Buffers,
+    FeedForwardBlock,
+    Job,
+    feed_forward_norms,
+    scope_norms,
+)
 from normlens.gpu.matmul import by_head
 from normlens.gpu.sizes import kernels_run_on
-from normlens.layers import Layer
-from normlens.options import Settings
+from normlens.layers import FeedForward, Layer
+from normlens.options import AnalysisOptions
+from normlens.plan.costs import sampled_targets
 
 # The maps of one layer, as its decomposition returns them.
 
@@ -77,7 +84,7 @@ def add_attention_maps(
     ATTN-W and CROSS-W are ``mean_h α``, ATTNRES-W is ``½α + ½I`` (Abnar & Zuidema 2020). Maps of
     heads are ``α^h_ij`` and ``α^h_ij ‖f^h(x_j)‖``, (b, h, i, j) (Kobayashi et al. 2020, eq. 6).
     """
-    described, alpha = attention.attention, attention.alpha
+    described, alpha = attention.attention, attention.alpha.dense
     symbol, is_own = described.symbol, described.source is None
     mean = alpha.mean(1)  # (b, i, j)
     maps = {f"{symbol}-W": mean}
@@ -108,64 +115,38 @@ def add_attention_maps(
 # The sum is compared with the model's own vectors wherever these were traced.
 
 
-def decompose_layer(
-    layer: Layer,
-    x: Tensor,
-    alpha: Tensor | Sequence[Tensor],
-    lengths: Sequence[int],
-    scopes: Sequence[str],
-    settings: Settings = Settings(),
-    real: Mapping[int, Tensor] | None = None,
-    kept: KeptProducts | None = None,
-    buffers: Buffers | None = None,
-    ordinary: Tensor | None = None,
-    sources: Mapping[str, Tensor] | None = None,
-    source_lengths: Mapping[str, Sequence[int]] | None = None,
-) -> LayerMaps:
-    """Freeze one layer and return its maps, as far as the requested scopes need it.
-
-    `x` (b, j, d) is the layer's input and `alpha` (b, h, i, j) its attention weights; they,
-    `sources` and `source_lengths` as in `freeze`, the rest as in `layer_maps`.
-    """
-    until = last_step(layer, scopes, settings)
-    if settings.heads or not set(scopes) <= set(layer.scope_of_step.values()):
-        until = max(until, layer.steps.index(layer.attentions[-1]))  # maps of its weights alone
-    given = layer, x, alpha, lengths, settings.rule, sources, until
-    frozen = freeze(*given, source_lengths=source_lengths)
-    return layer_maps(frozen, scopes, settings, real, kept, buffers, ordinary)
-
-
 def layer_maps(
     frozen: FrozenLayer,
     scopes: Sequence[str],
-    settings: Settings = Settings(),
+    options: AnalysisOptions = AnalysisOptions(),
     real: Mapping[int, Tensor] | None = None,
     kept: KeptProducts | None = None,
     buffers: Buffers | None = None,
     ordinary: Tensor | None = None,
+    sample_kernels: bool = True,
 ) -> LayerMaps:
     """The maps of the requested scopes, the norms of their mixing ratios, and their completeness.
 
     `real` holds the vectors (b, i, d) that the model itself computed behind a step, by the step's
     index; `kept` are products of this layer's weights, and `buffers` the memory that layers share
     for their tiles; `ordinary` are the dimensions of the feed-forward block's output in one more
-    map, which belongs to the statistics.
+    map, which belongs to the statistics. With `sample_kernels` a few of a kernel's norms are
+    compared with an exact recomputation.
     """
-    walk = _Walk(frozen, set(scopes), settings, real or {}, kept, buffers or Buffers(), ordinary)
-    last, start = last_step(frozen.layer, scopes, settings), Parts(frozen.x)
+    given = real or {}, kept, buffers or Buffers(), ordinary, sample_kernels
+    walk = _Walk(frozen, set(scopes), options, *given)
+    last, start = last_step(frozen.layer, scopes, options), Parts(frozen.x)
     state = State(start, start=start)
     for index, step in enumerate(frozen.steps):
         if isinstance(step, FrozenAttention):
-            add_attention_maps(walk.result, step, walk.scopes, settings.heads)
+            add_attention_maps(walk.result, step, walk.scopes, options.heads)
         if index > last:
             continue
         if isinstance(step, FeedForwardBlock):
             if frozen.layer.by_source:
                 walk.by_source(index, last)
             else:
-                jobs = walk.jobs(index, last, step, state)
-                sums, norms = walk.norms_behind(jobs, state.stream, frozen.biases[index])
-                walk.record_behind(index, jobs[0], state, sums, norms)
+                walk.by_pairs(index, last, step, state)
             break
         step.pass_on(state, step.on_parts)
         if index in frozen.layer.scope_of_step:
@@ -175,11 +156,19 @@ def layer_maps(
     return walk.result
 
 
-def last_step(layer: Layer, scopes: Collection[str], settings: Settings) -> int:
+def last_step(layer: Layer, scopes: Collection[str], options: AnalysisOptions) -> int:
     """The last step whose parts a requested scope needs; statistics need all steps."""
-    if settings.statistics:
+    if options.statistics:
         return len(layer.steps) - 1
     return max((i for i, name in layer.scope_of_step.items() if name in scopes), default=-1)
+
+
+def last_frozen_step(layer: Layer, scopes: Collection[str], options: AnalysisOptions) -> int:
+    """The last step that maps of these scopes need frozen, those of weights and heads included."""
+    last = last_step(layer, scopes, options)
+    if options.heads or not set(scopes) <= set(layer.scope_of_step.values()):
+        return max(last, layer.steps.index(layer.attentions[-1]))
+    return last
 
 
 def has_kernels(weight: Tensor) -> bool:
@@ -193,27 +182,26 @@ class _Walk:
 
     frozen: FrozenLayer
     scopes: set[str]
-    settings: Settings
+    options: AnalysisOptions
     real: Mapping[int, Tensor]
     kept: KeptProducts | None
     buffers: Buffers
     ordinary: Tensor | None
+    sample_kernels: bool
     result: LayerMaps = field(default_factory=LayerMaps)
     normed: dict[Factors, Tensor] = field(default_factory=dict)  # norms of the last scope's parts
     errors: dict[str, Tensor] = field(default_factory=dict)  # of completeness (b, i), by scope
 
     def by_source(self, index: int, last: int) -> None:
         """Record the block and every step behind it; of several blocks there are no statistics."""
-        limit = self.settings.memory_limit
+        limit = self.options.limit
         for position, whole in norms_by_source(self.frozen, index, last, limit):
             bias, mixed = self.frozen.biases[position], whole.total - whole.own
             self.record(position, Parts(whole.own, bias, mixed), whole.norms)
         self.result.precision = str(self.frozen.x.dtype).removeprefix("torch.")
 
-    def jobs(
-        self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]
-    ) -> list[Job]:
-        """For each group of sources, the block and the steps behind it, up to `last`."""
+    def by_pairs(self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]) -> None:
+        """Record the block and every step behind it, up to `last`, by the norms of all pairs."""
         names, groups, saved = self.frozen.layer.scope_of_step, state.stream.groups, state.saved[:]
         tail: dict[str, FrozenNorm | Parts] = {}
         for position in range(index + 1, last + 1):
@@ -227,7 +215,25 @@ class _Walk:
         # Products are kept of the first attention, and of all its parts' norms.
         kept = self.kept if len(groups) == 1 else None
         given = names[index], tail, self.buffers, self.ordinary, kept
-        return [Job(block, factors, *given) for factors in groups]
+        jobs = [Job(block, factors, *given) for factors in groups]
+        sums, norms = self.norms_behind(jobs, state.stream, self.frozen.biases[index])
+        self.record(index, sums, norms[names[index]])
+        if self.options.statistics:
+            is_bypassed = any(isinstance(step, Parts) for step in tail.values())
+            bypassed = state.saved[-1].total if is_bypassed else None
+            ordinary: Tensor | None = None
+            if self.ordinary is not None:  # the map just behind the block, of these dimensions
+                sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
+                ordinary = norms[ORDINARY]
+                ordinary[..., -sizes.shape[-1] :].diagonal(dim1=1, dim2=2).copy_(sizes)
+            self.result.statistics = FeedForwardStatistics(
+                block.output, state.stream.total, bypassed, ordinary
+            )
+        state = State(sums, [replace(before, groups=()) for before in state.saved])
+        for position in range(index + 1, last + 1):
+            step = self.frozen.steps[position]
+            step.pass_on(state, step.on_parts)
+            self.record(position, state.stream, norms[names[position]])
 
     def norms_behind(
         self, jobs: list[Job], parts: Parts, bias: Tensor | None
@@ -237,10 +243,10 @@ class _Walk:
         There is a job for each group of sources; kernels do those that they support, tiles the
         others.
         """
-        block, lengths, settings = jobs[0].block, self.frozen.lengths, self.settings
+        block, lengths, options = jobs[0].block, self.frozen.lengths, self.options
         result = self.result
         if isinstance(block, SampledFeedForward):
-            sampled = shapley_norms(block.ff, jobs, parts, lengths, settings)
+            sampled = shapley_norms(block.ff, jobs, parts, lengths, options)
             for scope, errors in sampled.standard_error.items():
                 if scope in self.scopes:
                     result.standard_error[scope] = errors
@@ -253,9 +259,9 @@ class _Walk:
         sums, found = Parts(own, bias), []
         for job in jobs:
             if on_kernels and tail_of(job) is not None:
-                pairs = stage_by_kernels(job, lengths, settings)
+                pairs = stage_by_kernels(job, lengths, options, self.sample_kernels)
             else:
-                pairs = feed_forward_norms(job, lengths, settings.memory_limit)
+                pairs = feed_forward_norms(job, lengths, options.limit)
             sums = replace(sums, mixed=plus(pairs.mixed, sums.mixed))
             found.append(pairs.norms)
             result.precision = pairs.precision
@@ -263,27 +269,6 @@ class _Walk:
             result.sampled_error = _larger(result.sampled_error, pairs.sampled_error)
         scopes = jobs[0].scopes
         return sums, {s: side_by_side([maps[s] for maps in found], parts.groups) for s in scopes}
-
-    def record_behind(
-        self, index: int, job: Job, state: State[Parts], sums: Parts, norms: Mapping[str, Tensor]
-    ) -> None:
-        """Record the block and every step behind it, by the sums and norms of their parts."""
-        self.record(index, sums, norms[job.scope])
-        if self.settings.statistics:
-            is_bypassed = any(isinstance(step, Parts) for step in job.tail.values())
-            bypassed = state.saved[-1].total if is_bypassed else None
-            ordinary: Tensor | None = None
-            if self.ordinary is not None:  # the map just behind the block, of these dimensions
-                sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
-                ordinary = _with_diagonal(norms[ORDINARY], sizes)
-            self.result.statistics = FeedForwardStatistics(
-                job.block.output, state.stream.total, bypassed, ordinary
-            )
-        state = State(sums, [replace(before, groups=()) for before in state.saved])
-        for position, scope in enumerate(job.tail, index + 1):
-            step = self.frozen.steps[position]
-            step.pass_on(state, step.on_parts)
-            self.record(position, state.stream, norms[scope])
 
     def record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
         """Keep a scope's map, the norms that its mixing ratio compares, and its completeness.
@@ -316,16 +301,205 @@ class _Walk:
                 else:
                     self.normed[group] = group.norms()
             norms = side_by_side(list(self.normed.values()), parts.groups).clone()
-        self.result.norms[scope] = _with_diagonal(norms, own)
+        norms[..., -own.shape[-1] :].diagonal(dim1=1, dim2=2).copy_(own)
+        self.result.norms[scope] = norms
         self.result.own[scope], self.result.others[scope] = own, others
-
-
-def _with_diagonal(norms: Tensor, own: Tensor) -> Tensor:
-    """Write the norms of the targets' own parts on the diagonal of the map's last columns."""
-    norms[..., -own.shape[-1] :].diagonal(dim1=1, dim2=2).copy_(own)
-    return norms
 
 
 def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """The larger of two errors, NaN above all; None if nothing was compared."""
     return b if a is None else a if b is None else torch.maximum(a, b)
+
+
+# The Shapley value of the feed-forward nonlinearity, by sampled permutations.
+#
+# The players of neuron z are the parts of its input, the bias's share among them, and the value of
+# a coalition is ``v(S) = g(Σ_{j∈S} z_j)`` (``g(Σ a_j) · Σ u_j`` in a gated block). A player's share
+# is its mean marginal contribution over random orders. In every single order the contributions add
+# up to ``g(z) − g(0)``, so completeness is exact however few orders are drawn.
+#
+# All sources of a layer play together: its own tokens, those of another sequence, and the bias.
+
+
+@dataclass
+class ShapleyResult:
+    """Norms behind the block with their standard errors, and the vectors of diagonal and bias."""
+
+    sums: Parts  # just behind the block, without factors
+    norms: dict[str, Tensor]  # scope → (b, i, j), of the block and of every step behind it
+    standard_error: dict[str, Tensor]  # like `norms`, of each norm; NaN where there is none
+
+
+def shapley_norms(
+    ff: FeedForward,
+    jobs: Sequence[Job],
+    parts: Parts,
+    lengths: Sequence[int],
+    options: AnalysisOptions,
+) -> ShapleyResult:
+    """Norms of sampled Shapley parts; every target of a sequence has the same orders.
+
+    There is a job for each group of sources.
+    """
+    b, n, _ = parts.own.shape
+    columns = sum(job.factors.weights.shape[1] for job in jobs)
+    if jobs[-1].factors.source is not None:  # the layer's tokens have columns, source or not
+        columns += n
+    empty, vectors = (
+        parts.own.new_zeros(b, n, columns),
+        parts.own.new_zeros(b, n, ff.down.weight.shape[1]),
+    )
+    result = ShapleyResult(
+        Parts(vectors, vectors.clone(), vectors.clone()),
+        {scope: empty.clone() for scope in jobs[0].scopes},
+        {scope: torch.full_like(empty, torch.nan) for scope in jobs[0].scopes},
+    )
+    for index, length in enumerate(lengths):
+        game = _Game(ff, jobs, parts, index, length)
+        generator = torch.Generator().manual_seed(int(options.seed))
+        orders = [torch.randperm(game.players, generator=generator) for _ in range(options.samples)]
+        job = max(jobs, key=lambda job: job.factors.source is not None)
+        shape = job.shape(length, game.players - 1 - length)
+        step = sampled_targets(shape, len(job.scopes), options.limit)
+        for i in range(0, length, step):
+            game.play(slice(i, min(i + step, length)), orders, result)
+    return result
+
+
+class _Game:
+    """The players of one sequence: its n tokens, those of other sequences, and the bias, last."""
+
+    def __init__(self, ff: FeedForward, jobs: Sequence[Job], parts: Parts, index: int, n: int):
+        self.ff, self.parts, self.index = ff, parts, index
+        self.value = nonlinearity(ff).value
+        self.groups: list[tuple[Job, slice, slice]] = []  # with the players and columns of each
+        end, column = n, 0
+        for job in jobs:
+            first, count = 0 if job.factors.source is None else end, job.sources(index, n)
+            players, columns = slice(first, first + count), slice(column, column + count)
+            self.groups.append((job, players, columns))
+            end, column = max(end, players.stop), column + job.factors.weights.shape[1]
+        self.players = end + 1
+
+    def play(self, targets: slice, orders: list[Tensor], result: ShapleyResult) -> None:
+        """Fill the result of some targets."""
+        index, down, sums = self.index, self.ff.down, result.sums
+        assert sums.bias is not None
+        assert sums.mixed is not None
+        players = self._shares(targets)
+        mean = torch.zeros_like(players[0])  # (players, i, m)
+        for order in orders:
+            mean += self._contributions(players, order)
+        mean /= len(orders)
+        shares = mean @ down.weight  # (players, i, d)
+        rows = torch.arange(targets.start, targets.stop)
+        own = shares[rows, rows - targets.start]
+        sums.own[index, targets] = own
+        sums.bias[index, targets] = shares[-1] + down(self._nobody(players))[0]
+        sums.mixed[index, targets] = shares[:-1].sum(0) - own
+        if len(orders) > 1:  # a single order has no spread
+            self._spread(targets, orders, players, mean, shares, result)
+        for job, group, columns in self.groups:
+            sources = slice(0, group.stop - group.start)
+            for scope, sizes in scope_norms(job, index, targets, sources, shares[group]):
+                result.norms[scope][index, targets, columns] = sizes.T
+
+    def _shares(self, targets: slice) -> list[Tensor]:
+        """The players' shares of each input projection, (players, i, m)."""
+        parts, index = self.parts, self.index
+        rows = torch.arange(targets.start, targets.stop)
+        players = []
+        for linear in self.ff.inputs:
+            z = linear.weight.new_zeros(self.players, len(rows), linear.weight.shape[1])
+            for job, group, _ in self.groups:
+                sources = slice(0, group.stop - group.start)
+                alpha, values = job.factors.tile(index, targets, sources)
+                torch.bmm(alpha, values @ linear.weight, out=z[group])
+            z[rows, rows - targets.start] = parts.own[index, targets] @ linear.weight
+            if parts.bias is not None:
+                z[-1] = parts.bias.expand_as(parts.own)[index, targets] @ linear.weight
+            if linear.bias is not None:
+                z[-1] += linear.bias
+            players.append(z)
+        return players
+
+    def _contributions(self, players: list[Tensor], order: Tensor) -> Tensor:
+        """What each player adds to the hidden vector as they join in `order`, (players, i, m)."""
+        values = self.value(*(z[order].cumsum(0) for z in players))
+        values[1:] -= values[:-1].clone()
+        values[:1] -= self._nobody(players)
+        contributions = torch.empty_like(values)
+        contributions[order] = values
+        return contributions
+
+    def _nobody(self, players: list[Tensor]) -> Tensor:
+        """The hidden vector without any player, (1, i, m)."""
+        return self.value(*(torch.zeros_like(z[:1]) for z in players))
+
+    # The standard error of each norm.
+    #
+    # A part is a mean over S orders, ``v = Σ_s v_s / S``. To first order its norm changes with v's
+    # component along v alone (delta method), so
+    #
+    #     SE(‖v‖) = sd_s(v_s · v/‖v‖) / √S
+    #
+    # which is less than the spread ``√(E‖v_s − v‖² / S)`` of the vector. Steps behind the block are
+    # affine in the part, so ``v/‖v‖`` is carried back through them and through W_down once; then
+    # each order costs a scalar product of hidden vectors.
+    #
+    # This is the spread of the norm from seed to seed. The norm of a mean over few orders is also
+    # biased upwards, by about the squared spread across v divided by 2‖v‖; more samples reduce
+    # both.
+
+    def _spread(
+        self,
+        targets: slice,
+        orders: list[Tensor],
+        players: list[Tensor],
+        mean: Tensor,
+        shares: Tensor,
+        result: ShapleyResult,
+    ) -> None:
+        """Write the standard errors of some targets."""
+        down, count = self.ff.down.weight, len(orders)
+        spreads = []  # players, ∂‖F‖/∂h, its mean, where Σ (deviation)² goes
+        for job, group, columns in self.groups:
+            for scope, gradient in _gradients(job, self.index, targets, shares[group]):
+                at_neurons = gradient @ down.T
+                along = torch.linalg.vecdot(at_neurons, mean[group])
+                error = result.standard_error[scope][self.index, targets, columns].zero_()
+                spreads.append((group, at_neurons, along, error))
+        for order in orders:
+            joined = self._contributions(players, order)
+            for group, at_neurons, along, error in spreads:
+                deviation = torch.linalg.vecdot(at_neurons, joined[group]) - along
+                error += deviation.square_().T
+        for *_, error in spreads:
+            error.div_(count * (count - 1)).sqrt_()
+
+
+def _gradients(job: Job, index: int, targets: slice, parts: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """``∂‖F‖/∂part`` (j, i, d) of each scope's norm, for the part just behind the block."""
+    v, norms = parts.clone(), list[FrozenNorm]()
+    yield job.scope, _direction(v)
+    for scope, step in job.tail.items():
+        if isinstance(step, FrozenNorm):
+            inverse = step.stretch_tile(v, index, targets)
+            v.mul_(inverse[:, None])
+            norms.append(replace(step, inverse_deviation=inverse))
+        else:
+            if (added := step.factors_of(job.factors.source)) is not None:
+                v.baddbmm_(*added.tile(index, targets, slice(0, len(parts))))
+            if job.factors.source is None:  # sources are the targets' own tokens
+                rows = torch.arange(targets.start, targets.stop)
+                v[rows, rows - targets.start] += step.own[index, targets]
+        gradient = _direction(v)
+        for passed in reversed(norms):
+            gradient = passed.adjoint(gradient)
+        yield scope, gradient
+
+
+def _direction(v: Tensor) -> Tensor:
+    """``v/‖v‖``; 0 for a part that is 0."""
+    size = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    return v / size.where(size > 0, torch.ones_like(size))

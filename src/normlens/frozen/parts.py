@@ -265,7 +265,9 @@ class FrozenStep:
 
     def apply(self, y: Tensor) -> Tensor:
         """What the step makes of the model's own vectors (b, i, d), biases included."""
-        return plus(self.linear(y), self.bias_part)
+        made = self.affine(y)
+        assert made is not None
+        return made
 
     def affine(self, v: Tensor | None) -> Tensor | None:
         """What the step makes of vectors, and what it adds itself; None is nothing."""
@@ -373,9 +375,9 @@ class FrozenNorm(FrozenStep):
         """β."""
         return self.norm.beta
 
-    def apply(self, y: Tensor) -> Tensor:
+    def affine(self, v: Tensor | None) -> Tensor | None:
         """The complete norm, β included."""
-        return self.linear(y, self.norm.beta)
+        return self.norm.beta if v is None else self.linear(v, self.norm.beta)
 
     def from_token(self, first: int) -> FrozenNorm:
         """The same for the tokens from `first` on."""

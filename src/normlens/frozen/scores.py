@@ -26,13 +26,12 @@ import torch
 from torch import Tensor
 
 from normlens.errors import InputError
-from normlens.frozen.alpha import Alpha, alpha_of
-from normlens.frozen.attention import FrozenAttention
+from normlens.frozen.attention import Alpha, FrozenAttention, alpha_of
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.norm_maps import layer_maps
 from normlens.frozen.parts import State, inner, plus, relative_error
 from normlens.layers import Branch, Layer, Residual, Routing
-from normlens.options import IG, SHAPLEY, Settings
+from normlens.options import IG, SHAPLEY, AnalysisOptions
 
 
 @dataclass
@@ -202,7 +201,7 @@ def face_errors(
     frozen, y = vectors_of(layer, x, alphas, lengths, rule, sources, parts=face == PARTS)
     last = y[max(y)]
     if face == PARTS:
-        maps = layer_maps(frozen, layer.scopes, Settings(samples=1), y)
+        maps = layer_maps(frozen, layer.scopes, AnalysisOptions(samples=1), y)
         for scope, error in maps.completeness.items():
             yield f"the parts of {scope}", float(error)
         if maps.kernel_error is not None:

@@ -22,7 +22,7 @@ from normlens.frozen.tiles import Job, PairNorms, scope_norms
 from normlens.gpu.sizes import PRECISIONS as KERNEL_PRECISIONS
 from normlens.gpu.sizes import Precision
 from normlens.layers import Norm, Reach
-from normlens.options import AUTO, Settings
+from normlens.options import AUTO, AnalysisOptions
 
 #: The fastest precision whose error cannot change a Spearman's ρ at three decimals
 #: (docs/performance.md).
@@ -34,17 +34,19 @@ def kernel_precision(name: str) -> Precision:
     return KERNEL_PRECISIONS[DEFAULT_PRECISION if name == AUTO else name]
 
 
-def stage_by_kernels(job: Job, lengths: Sequence[int], settings: Settings) -> PairNorms:
+def stage_by_kernels(
+    job: Job, lengths: Sequence[int], options: AnalysisOptions, sample: bool = True
+) -> PairNorms:
     """The norms behind the block; sources of another sequence go through the kernels in blocks."""
     from normlens.gpu.feed_forward import fused_norms  # Triton is slow to import
 
-    given = kernel_precision(settings.precision).name, settings.memory_limit
+    given = kernel_precision(options.precision).name, options.limit
     if job.factors.source is None:
         pairs = fused_norms(job, lengths, *given)
     else:
         squares = Squares.of(job.factors, lengths)
         pairs = squares.joined(fused_norms(squares.job(job), squares.block_lengths, *given))
-    if not settings.sample_kernels:
+    if not sample:
         return pairs
     return replace(pairs, sampled_error=sampled_error(job, lengths, pairs.norms))
 

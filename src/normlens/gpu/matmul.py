@@ -11,12 +11,15 @@ speed of bfloat16 have 16 digits of the vectors' 24, where one in TF32, which ta
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._pytree import tree_any, tree_map
 
 from normlens.gpu.sizes import HAS_WIDE_PRODUCTS, has_triton, kernels_run_on
 
@@ -112,7 +115,7 @@ def times(v: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     if is_rounded_once():
         rounded = (v if scale is None else v * scale).bfloat16().flatten(0, -2)
         return torch.mm(rounded, weight, out_dtype=v.dtype).unflatten(0, v.shape[:-1])
-    high, low = (half.flatten(0, -2) for half in _halves(v, scale))
+    high, low = (half.flatten(0, -2) for half in halves(v, scale))
     product = torch.mm(high, weight, out_dtype=v.dtype)
     product += torch.mm(low, weight, out_dtype=v.dtype)
     return product.unflatten(0, v.shape[:-1])
@@ -172,19 +175,6 @@ def matmul_rows(v: Tensor, weight: Tensor, among: int) -> Tensor:
     return (pieces @ weight.unflatten(0, (_PIECES, -1))).sum(0)
 
 
-def weighted(alpha: Tensor, v: Tensor) -> Tensor:
-    """``Σ_j α_ij v_j`` of α (b, h, i, j) and vectors (…, b, h, j, e), of the same precisions."""
-    if v.dtype == alpha.dtype:
-        return alpha @ v
-    if v.dim() > 4:
-        return torch.stack([weighted(alpha, each) for each in v])
-    high, low = _halves(v.flatten(0, 1))
-    flat = alpha.flatten(0, 1)
-    product = torch.bmm(flat, high, out_dtype=v.dtype)
-    product += torch.bmm(flat, low, out_dtype=v.dtype)
-    return product.unflatten(0, v.shape[:2])
-
-
 def _split(v: Tensor, weight: Tensor, bias: Tensor | None = None, digits: int = 22) -> Tensor:
     from normlens.gpu.split_products import SplitRows, multiply  # Triton is slow to import
 
@@ -203,12 +193,139 @@ def _kept_operand(weight: Tensor, make: Callable[[], T]) -> T:
     return operand
 
 
-def _halves(v: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def halves(v: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """v, or v ⊙ scale, as a bfloat16 number and what it misses."""
     if has_triton():
-        from normlens.gpu.split_products import halves  # Triton is slow to import, and optional
+        from normlens.gpu import split_products  # Triton is slow to import, and optional
 
-        return halves(v, scale)
+        return split_products.halves(v, scale)
     v = v if scale is None else v * scale
     high = v.bfloat16()
     return high, (v - high).bfloat16()
+
+
+# A float32 model's own products on a GPU, formed as the algebra forms its own.
+
+
+#: Vectors from which on this takes less time than it costs in Python.
+MANY = 4096
+
+
+class split_linears(TorchFunctionMode):
+    """Form linear maps of many vectors by `times`, to its 22 digits."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is F.linear and not kwargs:
+            x, weight, *bias = args
+            if _is_large(x, weight.T):
+                if not bias or bias[0] is None:
+                    return times(x, weight.T)
+                return times_plus(x, weight.T, bias[0])
+        elif function is torch.addmm and not kwargs and len(args) == 3:
+            bias, x, weight = args
+            if bias.dim() == 1 and _is_large(x, weight):
+                return times_plus(x, weight, bias)
+        return function(*args, **(kwargs or {}))
+
+    def outside(self, consume: Callable[[T], None]) -> Callable[[T], None]:
+        """Call `consume` without this mode, which makes each function pass through Python."""
+
+        def consume_outside(traced: T) -> None:
+            if _get_current_function_mode() is not self:  # one that was entered since lies on top
+                return consume(traced)
+            self.__exit__(None, None, None)
+            try:
+                consume(traced)
+            finally:
+                self.__enter__()
+
+        return consume_outside
+
+
+def are_many(inputs: dict[str, Any]) -> bool:
+    """Whether a GPU is given enough tokens for `split_linears` to pay."""
+    return any(
+        isinstance(given, Tensor) and given.is_cuda and given.numel() >= MANY
+        for given in inputs.values()
+    )
+
+
+def _is_large(x: Tensor, weight: Tensor) -> bool:
+    return x.numel() >= MANY * x.shape[-1] and is_split(x, weight)
+
+
+# Tensors whose values are formed when they are needed.
+#
+# The weight of a quantised layer, or of one with an adapter, lies nowhere as a matrix. A model's
+# layers are described all at once and used one at a time, so a description holds a `LazyTensor`:
+# a shape, a dtype, and a recipe. Views of it and sums with it are lazy, too; whatever needs its
+# values forms them, and nothing keeps them.
+
+
+#: What can be told without values.
+_DESCRIPTIONS = (
+    "shape size dim ndim numel dtype device is_meta element_size itemsize nbytes stride __len__ "
+    "is_floating_point is_complex requires_grad layout __hash__"
+)
+#: What gives a lazy tensor of a lazy tensor: views, and the arithmetic that adapters write.
+_STAY_LAZY = (
+    "T mT t detach transpose permute flatten unflatten reshape view squeeze unsqueeze __getitem__ "
+    "add __add__ __radd__ mul __mul__ __rmul__ sub __sub__ rsub __rsub__ neg"
+)
+
+
+class LazyTensor(Tensor):
+    """A tensor on the meta device with a function that forms it."""
+
+    form: Callable[[], Tensor]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+
+        def applied() -> Any:
+            return func(*tree_map(_formed, args), **tree_map(_formed, kwargs))
+
+        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _DESCRIPTIONS.split():
+                return func(*args, **kwargs)
+            if name in _STAY_LAZY.split() and not tree_any(_decides_values, (args, kwargs)):
+                outline = func(*tree_map(_outline, args), **tree_map(_outline, kwargs))
+                return lazy_tensor(outline.shape, outline.dtype, applied)
+        return applied()
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"LazyTensor({tuple(self.shape)}, {self.dtype})"
+
+
+def lazy_tensor(shape: Sequence[int], dtype: torch.dtype, form: Callable[[], Tensor]) -> LazyTensor:
+    """A tensor of this shape and dtype that `form` forms whenever its values are needed.
+
+    What `form` returns may have a higher precision than `dtype`, which is the model's.
+    """
+    tensor = torch.empty(tuple(shape), dtype=dtype, device="meta").as_subclass(LazyTensor)
+    tensor.form = form
+    return tensor
+
+
+def formed(tensor: Tensor) -> Tensor:
+    """The tensor with its values in memory: itself, unless it is lazy."""
+    return tensor.form() if isinstance(tensor, LazyTensor) else tensor
+
+
+def _formed(value: Any) -> Any:
+    return formed(value) if isinstance(value, Tensor) else value
+
+
+def _outline(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) else value
+
+
+def _decides_values(value: Any) -> bool:
+    """Whether an argument's values decide the result's shape, as an index with a mask does."""
+    return isinstance(value, Tensor) and not value.is_floating_point()

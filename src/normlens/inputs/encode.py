@@ -33,7 +33,7 @@ from normlens.inputs.text import (
 )
 from normlens.loading.hub import quiet_transformers
 from normlens.models.parts import SignalEncoder, TwoStacks
-from normlens.options import at_least_one
+from normlens.options import whole_number
 from normlens.trace.locking import exclusive
 from normlens.trace.run import model_inputs, reading
 
@@ -375,7 +375,11 @@ def answered(lens: Lens, prompt: Encoded, count: int, options: Mapping[str, Any]
             f"{type(whole).__name__} has no head that could generate an answer; pass one, or load "
             "a causal language model with its head"
         )
-    chosen = {"num_beams": 1, "do_sample": False, "max_new_tokens": at_least_one(count, "generate")}
+    chosen = {
+        "num_beams": 1,
+        "do_sample": False,
+        "max_new_tokens": whole_number(count, "generate", 1),
+    }
     chosen |= dict(options)
     limit = lens.max_tokens
     if limit is not None and len(prompt) >= limit:

@@ -15,34 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from normlens.errors import (
-    InputError,
-    MissingDependencyError,
-    ModelLoadError,
-    NormLensError,
-    UnsupportedModelError,
-    check_choice,
-    is_out_of_memory,
-    reason_of,
-    require,
-    shortage_explained,
-    valid_choice,
-)
+from normlens import errors
 from normlens.inputs.text import Tokenizer
 from normlens.lens import Lens
+from normlens.loading import hub
 from normlens.loading.embedded import DEFAULT, EMBEDDED
-from normlens.loading.hub import (
-    CONFIG,
-    Origin,
-    SavedAdapter,
-    explained,
-    named_tokenizer,
-    processor_of,
-    saved_adapter,
-    shown_name,
-    tokenizer_of,
-)
-from normlens.loading.sentences import Pooling, pooling_of, read_pooling, route
+from normlens.loading.sentences import Pooling, pooling_of, read_pooling, route, saved_router
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families, head_method
 from normlens.models.parts import ImageEncoder, SignalEncoder
@@ -64,7 +42,7 @@ def pick_device(device: str | torch.device, *, anywhere: bool = False) -> torch.
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise InputError(
+        raise errors.InputError(
             f"there is no device {str(device)!r}; use 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'"
         ) from error
     try:
@@ -72,8 +50,8 @@ def pick_device(device: str | torch.device, *, anywhere: bool = False) -> torch.
             # A device without memory, such as "meta", is no place for a model either.
             torch.zeros(1, device=place).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(
-            f"device {str(device)!r} is not available here ({reason_of(error)}); "
+        raise errors.InputError(
+            f"device {str(device)!r} is not available here ({errors.reason_of(error)}); "
             "use 'auto' or 'cpu'"
         ) from error
     return place
@@ -88,7 +66,7 @@ def is_elsewhere(device: torch.device) -> bool:
 def pick_dtype(dtype: str | torch.dtype) -> torch.dtype | str:
     """The dtype of this name, or "auto" or "checkpoint" as they are (`normlens.loading.load`)."""
     name = str(dtype).removeprefix("torch.")
-    valid_choice(name, (AUTO, CHECKPOINT, *DTYPES), "dtype")
+    errors.valid_choice(name, (AUTO, CHECKPOINT, *DTYPES), "dtype")
     return name if name in (AUTO, CHECKPOINT) else getattr(torch, name)
 
 
@@ -165,7 +143,7 @@ _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def read_checkpoint(
-    origin: Origin,
+    origin: hub.Origin,
     dtype: torch.dtype | str,
     place: torch.device,
     device_map: DeviceMap | None = None,
@@ -193,7 +171,7 @@ def read_checkpoint(
     elif getattr(config, "quantization_config", None) is not None:
         # Quantised weights are put in their place as they are read; many cannot be moved.
         settings["device_map"] = {"": place}
-    with explained(origin):
+    with hub.explained(origin):
         model, report = origin.read(
             kind or headed_class(config, origin.architecture),
             dtype=dtype_to_load(dtype, config, place, origin.name, free),
@@ -219,7 +197,7 @@ def is_incomplete(name: str, lacking: dict[str, list[str]], inside: str) -> bool
         # No map needs the pooler; a classifier does.
         wrong = sorted(key for key in keys if key.startswith(inside) and "pooler" not in key)
         if wrong:
-            raise ModelLoadError(
+            raise errors.ModelLoadError(
                 f"the weights of {name!r} {what} {len(wrong)} of the model's tensors (the first is "
                 f"{wrong[0]!r}); the checkpoint is incomplete or of another model, get it again"
             )
@@ -233,12 +211,12 @@ def complete_part(name: str, model: Any, lacking: dict[str, list[str]]) -> Any:
     return inner if is_incomplete(name, lacking, inside) else model
 
 
-def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.device) -> Any:
+def adapted_model(adapter: hub.SavedAdapter, dtype: torch.dtype | str, place: torch.device) -> Any:
     """An adapter on its base model."""
     try:
         model, lacking = read_checkpoint(_base_of(adapter), dtype, place, **adapter.base_settings)
-    except ModelLoadError as error:
-        raise ModelLoadError(
+    except errors.ModelLoadError as error:
+        raise errors.ModelLoadError(
             f"{adapter.origin.name!r} is an adapter for the model {adapter.base!r}, which cannot "
             f"be loaded: {error}"
         ) from error
@@ -250,18 +228,18 @@ def adapted_model(adapter: SavedAdapter, dtype: torch.dtype | str, place: torch.
     return wrapped if is_whole else unwrapped(wrapped).base_model
 
 
-def read_config(origin: Origin) -> Any:
+def read_config(origin: hub.Origin) -> Any:
     """The configuration of a checkpoint, whatever family it is of."""
     from transformers import AutoConfig
 
     try:
-        with explained(origin):
+        with hub.explained(origin):
             return origin.read(AutoConfig)
-    except ModelLoadError as error:
+    except errors.ModelLoadError as error:
         # transformers does not know this model type, but an installed family may teach it.
         if not isinstance(error.__cause__, ValueError) or not bring_installed_families():
             raise
-        with explained(origin):
+        with hub.explained(origin):
             return origin.read(AutoConfig)
 
 
@@ -274,43 +252,43 @@ def inner_model(model: Any, part: str) -> Any:
     if getattr(inner, "config", None) is None:
         inside = list(inner_models(model))
         known = f"those inside are {', '.join(inside)}" if inside else "there are none inside it"
-        raise InputError(f"{part!r} is no model inside this {type(model).__name__}; {known}")
+        raise errors.InputError(f"{part!r} is no model inside this {type(model).__name__}; {known}")
     return inner
 
 
 def _found(
     source: object, revision: str | None, trust_remote_code: bool
-) -> tuple[Origin, SavedAdapter | None]:
+) -> tuple[hub.Origin, hub.SavedAdapter | None]:
     """Where a model's files are, and the adapter that lies there where no whole model does."""
     if source is not None and not isinstance(source, (str, os.PathLike)):
-        raise InputError(
+        raise errors.InputError(
             "load takes a name, a folder, a model, or an object that holds one (a pipeline, a "
             f"SentenceTransformer, a CrossEncoder, a Trainer), not {type(source).__name__}"
         )
     name = DEFAULT if source is None else os.fspath(source)
-    require(
+    errors.require(
         name.strip(),
         "the model's name is empty; give a hub name, a folder, or an embedded model "
         f"({', '.join(EMBEDDED)})",
     )
-    origin = Origin.find(name, revision, trust_remote_code)
+    origin = hub.Origin.find(name, revision, trust_remote_code)
     if origin.local and origin.architecture is None:
         path = Path(name).expanduser()
         if not path.is_dir():
             what = "is a file, not a folder" if path.exists() else "does not exist"
-            raise ModelLoadError(
+            raise errors.ModelLoadError(
                 f"{name!r} {what}; give a folder that save_pretrained wrote, or a hub name"
             )
         # An adapter has a base model, which is looked for next.
-        if not any((path / file).is_file() for file in ("config.json", CONFIG)):
-            raise ModelLoadError(
+        if not any((path / file).is_file() for file in ("config.json", hub.CONFIG)):
+            raise errors.ModelLoadError(
                 f"the folder {name!r} holds no config.json, so it is not a model; save one there "
                 "with model.save_pretrained(…), or give another folder"
             )
-    return origin, saved_adapter(origin)
+    return origin, hub.saved_adapter(origin)
 
 
-def _base_of(adapter: SavedAdapter) -> Origin:
+def _base_of(adapter: hub.SavedAdapter) -> hub.Origin:
     """Where the files of an adapter's base model are."""
     trust = adapter.origin.options["trust_remote_code"]
     return _found(adapter.base, adapter.base_revision, trust)[0]
@@ -319,7 +297,9 @@ def _base_of(adapter: SavedAdapter) -> Origin:
 # From a name, a folder or a model to a lens, with errors that say what to do.
 
 
-@shortage_explained("this model", 'load it in half precision (dtype="bfloat16"), or a smaller one')
+@errors.shortage_explained(
+    "this model", 'load it in half precision (dtype="bfloat16"), or a smaller one'
+)
 def load(
     source: str | os.PathLike[str] | nn.Module | Callable[..., object] | None = None,
     tokenizer: Tokenizer | str | os.PathLike[str] | Literal[False] | None = None,
@@ -360,14 +340,19 @@ def load(
     `name` is what results call the model in titles and files; by default its name on the hub, or
     the last part of its folder's path.
     """
-    require(name is None or name.strip(), "the name that results shall call the model by is empty")
+    errors.require(
+        name is None or name.strip(), "the name that results shall call the model by is empty"
+    )
     reader: Any = tokenizer
     if isinstance(tokenizer, (str, os.PathLike)):
-        reader = named_tokenizer(os.fspath(tokenizer), trust_remote_code)
-    require(
+        reader = hub.named_tokenizer(os.fspath(tokenizer), trust_remote_code)
+    errors.require(
         reader is None or reader is False or callable(reader),
         f"tokenizer is a tokenizer, the name or folder of one, or False for none, not {reader!r}",
     )
+    if (whole := saved_router(source, trust_remote_code)) is not None:
+        source, name = whole, name or hub.shown_name(str(source))
+        device, dtype = pick_device(device), torch.float32 if dtype == AUTO else dtype
     held = held_by(source)
     if device_map is not None:
         _check_device_map(device_map, held, device, part)
@@ -385,7 +370,7 @@ def load(
     origin, adapter = _found(source, revision, trust_remote_code)
     if adapter is not None:
         for option, value in {"part": part, "device_map": device_map}.items():
-            require(
+            errors.require(
                 value is None,
                 f"{origin.name!r} is an adapter; give `{option}` with its base model merged in",
             )
@@ -402,14 +387,14 @@ def load(
     if reader is None:
         family = adapter_class(unwrapped(model).config)
         if adapter is None and issubclass(family, SignalEncoder):
-            reader = processor_of(origin, sees=issubclass(family, ImageEncoder))
+            reader = hub.processor_of(origin, sees=issubclass(family, ImageEncoder))
         else:
             reader = _tokenizer(origin, adapter)
     inside = "" if part is None else f" ({part})"
     return Lens(
         model,
         reader,
-        name=name or f"{shown_name(origin.name)}{inside}",
+        name=name or f"{hub.shown_name(origin.name)}{inside}",
         source=f"{origin.name}{inside}",
         revision=revision,
         pooling=partial(read_pooling, origin),
@@ -424,26 +409,28 @@ def _check_device_map(
         try:
             torch.device(device_map)
         except RuntimeError:
-            check_choice(device_map, (*_SPREAD, "a device"), "device_map")
-    require(
+            errors.check_choice(device_map, (*_SPREAD, "a device"), "device_map")
+    errors.require(
         held is None,
         "device_map is for models that are loaded by name; load the object with "
         "from_pretrained(…, device_map=…) and give it as it is",
     )
-    require(
+    errors.require(
         device == AUTO,
         "give device or device_map, not both: a device_map says where all of a model lies, and "
         f"device is {str(device)!r}",
     )
-    require(part is None, "device_map spreads whole models; leave it out, or leave out part")
+    errors.require(part is None, "device_map spreads whole models; leave it out, or leave out part")
     if importlib.util.find_spec("accelerate") is None:
-        raise MissingDependencyError("device_map needs accelerate; run: pip install accelerate")
+        raise errors.MissingDependencyError(
+            "device_map needs accelerate; run: pip install accelerate"
+        )
 
 
-def _tokenizer(origin: Origin, adapter: SavedAdapter | None) -> Any:
+def _tokenizer(origin: hub.Origin, adapter: hub.SavedAdapter | None) -> Any:
     """The tokenizer of a model, of an adapter its own or its base's; None if there is none."""
-    found = tokenizer_of(origin)
-    return found if found is not None or adapter is None else tokenizer_of(_base_of(adapter))
+    found = hub.tokenizer_of(origin)
+    return found if found is not None or adapter is None else hub.tokenizer_of(_base_of(adapter))
 
 
 def load_config(
@@ -475,12 +462,12 @@ def _moved(model: Any, device: str | torch.device, dtype: str | torch.dtype) -> 
         if dtype not in (AUTO, CHECKPOINT):
             model = model.to(pick_dtype(dtype))
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        if isinstance(error, NormLensError) or is_out_of_memory(error):
+        if isinstance(error, errors.NormLensError) or errors.is_out_of_memory(error):
             raise
         # Weights that are offloaded or quantised stay what they are.
-        raise InputError(
-            f"{type(model).__name__} cannot be moved or converted ({reason_of(error)}); leave "
-            "device and dtype out, or load it anew where and how you want it"
+        raise errors.InputError(
+            f"{type(model).__name__} cannot be moved or converted ({errors.reason_of(error)}); "
+            "leave device and dtype out, or load it anew where and how you want it"
         ) from error
     return model
 
@@ -525,7 +512,7 @@ def held_by(source: Any) -> Held | None:
     else:
         return None
     if not isinstance(held.model, nn.Module):
-        raise UnsupportedModelError(
+        raise errors.UnsupportedModelError(
             f"this {type(source).__name__} holds no transformers model in torch, so it has no "
             "layers to look into; load a model by its name"
         )

@@ -9,10 +9,12 @@ sentence-transformers or pylate says the same by its modules.
 from __future__ import annotations
 
 import json
+import os
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from normlens.errors import ModelLoadError, UnsupportedModelError
+from normlens.errors import MissingDependencyError, ModelLoadError, UnsupportedModelError
 from normlens.layers import (
     ANY,
     FIRST,
@@ -88,6 +90,7 @@ class Pooling:
     reads: str = MEAN
     steps: tuple[HeadStep, ...] = ()
     max_tokens: int | None = None  # where sentence-transformers cuts a text
+    max_query_tokens: int | None = None  # where that is elsewhere in a query
     lower_case: bool = False  # whether it puts a text into lower case first
     note: str | None = _NOT_SAID  # what a user should know about it
     normalized: bool = False  # whether the vector is divided by its length
@@ -127,6 +130,11 @@ class Pooling:
 def read_pooling(origin: Origin) -> Pooling:
     """What the files beside a model say of its sentence vectors; the mean where there are none."""
     if origin.file("modules.json") is None:
+        if _json(origin, "config.json", {}).get("architectures") == ["HF_ColBERT"]:
+            raise UnsupportedModelError(
+                f"{origin.name} is a ColBERT in Stanford's files; give it as an object of "
+                f"sentence-transformers: normlens.load(MultiVectorEncoder({origin.name!r}))"
+            )
         return Pooling()
     modules: list[Module] = []
     unread = "the modules.json of {name} does not list modules ({reason}); get the model again"
@@ -139,6 +147,25 @@ def read_pooling(origin: Origin) -> Pooling:
     settings = _json(origin, "sentence_bert_config.json", {})
     settings |= _json(origin, "config_sentence_transformers.json", {})
     return _described(modules, "modules.json", settings)
+
+
+def saved_router(source: object, trust_remote_code: bool = False) -> Any:
+    """The object that sentence-transformers makes of a folder with a `Router`; None of others."""
+    folder = Path(source).expanduser() if isinstance(source, str | os.PathLike) else None
+    if folder is None or not os.path.isfile(folder / "router_config.json"):
+        return None
+    if find_spec("sentence_transformers") is None:
+        raise MissingDependencyError(
+            f"{folder.name!r} holds a Router of sentence-transformers, which loads it; run: pip "
+            "install sentence-transformers"
+        )
+    import sentence_transformers
+
+    origin = Origin.find(str(folder), None, trust_remote_code)
+    kind = str(_json(origin, "config_sentence_transformers.json", {}).get("model_type"))
+    make = getattr(sentence_transformers, kind, sentence_transformers.SentenceTransformer)
+    with explained(origin, "sentence-transformers cannot load {name} ({reason})"):
+        return make(str(folder), device="cpu", trust_remote_code=trust_remote_code)
 
 
 def route(sentences: Any, task: str = "document") -> list[Any]:
@@ -164,9 +191,15 @@ def pooling_of(sentences: Any) -> Pooling:
         modules.append(
             (type(module).__name__, settings, partial(linear, getattr(module, "linear", None)))
         )
-    held = {name: getattr(sentences, name, None) for name in (*_SAID, *_EXPANSION)}
-    held |= {name: getattr(first, name, None) for name in _OF_FIRST}
-    settings = {name: value for name, value in held.items() if value is not None}
+    held = [(name, getattr(first, name, None)) for name in _OF_FIRST]
+    held += [(name, getattr(sentences, name, None)) for name in _SAID]
+    settings = {name: value for name, value in held if value is not None}
+    if whose == _PYLATE:
+        # It has one prompt for both sides, and skips unknown words with those that it cannot spell.
+        prompt = sentences.prompts.get(sentences.default_prompt_name)
+        settings["prompts"] = dict.fromkeys(("query", "document"), prompt)
+        skipped = sentences.tokenizer.convert_ids_to_tokens(sentences.skiplist)
+        settings["skiplist_words"] = list(dict.fromkeys(skipped))
     pooling = _described(modules, whose, {"model_type": whose} | settings)
     if (query := route(sentences, "query"))[0] is not first:
         static = type(query[0]).__name__ == "SparseStaticEmbedding"
@@ -189,10 +222,12 @@ def pooling_of(sentences: Any) -> Pooling:
 _SAID = (
     *("max_seq_length", "default_prompt_name", "prompts", "similarity_fn_name"),
     *("query_prefix", "document_prefix", "skiplist_words", "do_query_expansion"),
+    *("query_length", "document_length", "attend_to_expansion_tokens"),
 )
-_OF_FIRST = ("do_lower_case", "query_expansion", "processing_kwargs")
-#: What pylate calls the settings of a query's expansion.
-_EXPANSION = ("query_length", "attend_to_expansion_tokens")
+_OF_FIRST = (
+    *("do_lower_case", "query_expansion", "processing_kwargs"),
+    *("query_length", "document_length"),
+)
 
 
 def _described(modules: Sequence[Module], whose: str, settings: Mapping[str, Any]) -> Pooling:
@@ -212,10 +247,15 @@ def _described(modules: Sequence[Module], whose: str, settings: Mapping[str, Any
             mark + text.removeprefix(mark)
             for mark, text in zip(marks, (query, document), strict=True)
         )
+    of_query, of_document = (settings.get(f"{side}_length") for side in ("query", "document"))
+    if isinstance(search, TokenVectors) and search.expansion is not None:
+        fixed = search.expansion.get("strategy") != "min"
+        of_query = search.expansion["length"] if fixed else of_query
     return Pooling(
         reads,
         steps,
-        settings.get("max_seq_length"),
+        of_document or settings.get("max_seq_length"),
+        of_query,
         bool(settings.get("do_lower_case")),
         _about_prompt(default if search is None and prompts.get(default) else None),
         normalized="Normalize" in kinds or settings.get("model_type") == _PYLATE,
@@ -255,8 +295,8 @@ def _search(
     if is_pylate:
         skipped = settings.get("skiplist_words", list(string.punctuation))
         if not isinstance(expansion, Mapping) and settings.get("do_query_expansion") is not False:
-            length, attend = (settings.get(name) for name in _EXPANSION)
-            expansion = {"length": length or 32, "attend": bool(attend)}
+            attend = bool(settings.get("attend_to_expansion_tokens"))
+            expansion = {"length": settings.get("query_length") or 32, "attend": attend}
     mean = str(settings.get("similarity_fn_name")).lower() in ("meanmaxsim", "mean_maxsim")
     tasks = mask.get("skiplist_tasks") or ("document",)
     return TokenVectors(tuple(skipped or ()), tuple(tasks), expansion or None, mean)

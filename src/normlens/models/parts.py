@@ -9,20 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from normlens import layers as components
 from normlens.errors import InputError
-from normlens.layers import (
-    ANY,
-    FIRST,
-    GENERATOR,
-    IMAGES,
-    TOKENS,
-    Experts,
-    FeedForward,
-    Head,
-    HeadStep,
-    Linear,
-    Reach,
-)
 from normlens.models.base import Adapter, linear
 from normlens.models.reading import UnreadableModule, read_tensor, without_idle_adapters
 
@@ -68,23 +56,29 @@ class TwoStacks(Adapter):
         """The decoder's layers in the order in which the model runs them."""
         return list(getattr(self.model.decoder, self.layers_path))
 
-    def encoder_end(self) -> list[HeadStep]:
+    def encoder_end(self) -> list[components.HeadStep]:
         """The steps between the encoder's last layer and the vectors that the decoder reads."""
         return []
 
     def blocks(self) -> list[nn.Module]:
         return [*self.encoder_blocks(), *self.decoder_blocks()]
 
-    def reach(self, block: nn.Module) -> Reach:
-        return Reach(ahead=0) if any(block is other for other in self.decoder_blocks()) else Reach()
+    def reach(self, block: nn.Module) -> components.Reach:
+        return (
+            components.Reach(ahead=0)
+            if any(block is other for other in self.decoder_blocks())
+            else components.Reach()
+        )
 
-    def generating_head(self, model: Any) -> Head:
+    def generating_head(self, model: Any) -> components.Head:
         """The head that predicts the decoder's next token; some families add a bias for each."""
         output = linear(model.get_output_embeddings())
         if getattr(model, "final_logits_bias", None) is not None:
             own = model.final_logits_bias.detach()[0]
             output = replace(output, bias=own if output.bias is None else output.bias + own)
-        return Head(GENERATOR, ANY, tuple(self.end()), output=output)
+        return components.Head(
+            components.GENERATOR, components.ANY, tuple(self.end()), output=output
+        )
 
     # Sequences ------------------------------------------------------------------------------------
 
@@ -133,7 +127,7 @@ SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 
 
 @dataclass(frozen=True)
-class StackedExperts(Sequence[FeedForward]):
+class StackedExperts(Sequence[components.FeedForward]):
     """Gated experts in the parameters `gate_up_proj` and `down_proj` of one module.
 
     They are (expert, out, in), or (expert, in, out) if `transposed`. The gate's neurons come before
@@ -154,7 +148,7 @@ class StackedExperts(Sequence[FeedForward]):
         gate, up = slice(0, m), slice(m, 2 * m)
         if self.alternating:
             gate, up = slice(0, None, 2), slice(1, None, 2)
-        return FeedForward(
+        return components.FeedForward(
             gate=self._linear("gate_up_proj", expert, gate),
             up=self._linear("gate_up_proj", expert, up),
             down=self._linear("down_proj", expert),
@@ -162,11 +156,13 @@ class StackedExperts(Sequence[FeedForward]):
             limit=self.limit,
         )
 
-    def _linear(self, name: str, expert: int, columns: slice = slice(None)) -> Linear:
+    def _linear(self, name: str, expert: int, columns: slice = slice(None)) -> components.Linear:
         weight = self._read(name)[expert]
         bias = read_tensor(without_idle_adapters(self.module), f"{name}_bias")
         matrix = weight if self.transposed else weight.T
-        return Linear(matrix[:, columns], None if bias is None else bias[expert][columns])
+        return components.Linear(
+            matrix[:, columns], None if bias is None else bias[expert][columns]
+        )
 
     def _read(self, name: str) -> Tensor:
         tensor = read_tensor(without_idle_adapters(self.module), name)
@@ -179,9 +175,11 @@ class StackedExperts(Sequence[FeedForward]):
         return tensor
 
 
-def routed(block: Any, members: Sequence[FeedForward], used: int, **also: Any) -> Experts:
+def routed(
+    block: Any, members: Sequence[components.FeedForward], used: int, **also: Any
+) -> components.Experts:
     """The experts of a module `block`, which calls `block.experts` with their routing."""
-    return Experts(
+    return components.Experts(
         members=members, used=used, router=block.experts, read=routing_of_call, module=block, **also
     )
 
@@ -253,13 +251,13 @@ class ImageEncoder(SignalEncoder):
         other_size = tuple(values.shape[-2:]) != self.image_size
         return {"interpolate_pos_encoding": True} if self.interpolates and other_size else {}
 
-    def image_head(self, model: Any) -> Head | None:
+    def image_head(self, model: Any) -> components.Head | None:
         """A head that classifies a picture."""
-        return self.image_classifier(FIRST, model.classifier)
+        return self.image_classifier(components.FIRST, model.classifier)
 
-    def image_classifier(self, reads: str, output: nn.Module, *steps: Any) -> Head:
+    def image_classifier(self, reads: str, output: nn.Module, *steps: Any) -> components.Head:
         """A head that classifies the picture from what `reads` names of its tokens."""
-        head = self.classifier(IMAGES, reads, output, *steps)
+        head = self.classifier(components.IMAGES, reads, output, *steps)
         return replace(head, prefix=len(self.prefix()))
 
 
@@ -279,9 +277,11 @@ class SoundEncoder(SignalEncoder):
             samples = (samples - kernel) // stride + 1 if samples >= kernel else 0
         return samples
 
-    def ctc_head(self, model: Any) -> Head | None:
+    def ctc_head(self, model: Any) -> components.Head | None:
         """A head that gives each frame a letter, or none."""
-        return Head(TOKENS, ANY, tuple(self.end()), output=linear(model.lm_head))
+        return components.Head(
+            components.TOKENS, components.ANY, tuple(self.end()), output=linear(model.lm_head)
+        )
 
 
 def _both(size: Any) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import UnsupportedModelError
-from normlens.gpu.lazy_tensor import formed, lazy_tensor
+from normlens.gpu.matmul import formed, lazy_tensor
 from normlens.layers import Linear
 from normlens.options import DTYPES
 
@@ -54,6 +54,11 @@ def execution_device(model: nn.Module) -> torch.device:
                 return parameter.device
     # A module of packed weights may have nothing but buffers.
     return next((buffer.device for buffer in model.buffers()), torch.device("meta"))
+
+
+def weights_dtype(model: nn.Module) -> torch.dtype:
+    """The precision of a model's weights, by the first of them."""
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())
 
 
 def execution_places(module: nn.Module) -> set[torch.device]:

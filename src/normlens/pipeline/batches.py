@@ -26,7 +26,7 @@ from normlens.errors import (
 from normlens.layers import Layer
 from normlens.models.base import Adapter
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
-from normlens.options import AUTO, at_least_one
+from normlens.options import AUTO, whole_number
 from normlens.plan.costs import VectorSizes, affordable_batch, source_memory
 from normlens.scopes import components_of, layers_in_words
 
@@ -49,7 +49,7 @@ def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> It
     elif batch_size == AUTO:
         size = affordable(lens, max(lengths, default=1))
     else:
-        size = at_least_one(int(batch_size), "batch_size")
+        size = whole_number(int(batch_size), "batch_size", 1)
     order = sorted(range(len(encoded)), key=lengths.__getitem__)
     for start in range(0, len(order), size):
         batch = order[start : start + size]

@@ -18,7 +18,8 @@ from torch import Tensor
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError, is_out_of_memory
 from normlens.explain.whole_vectors import collect_whole_way
 from normlens.frozen.head_products import ProductStore
-from normlens.frozen.norm_maps import decompose_layer
+from normlens.frozen.layer import freeze
+from normlens.frozen.norm_maps import last_frozen_step, layer_maps
 from normlens.frozen.scores import PARTS
 from normlens.frozen.tiles import Buffers
 from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, Inputs, ModelState, described
@@ -29,17 +30,11 @@ from normlens.layers import FeedForward, Layer
 from normlens.measures.maps import special_dimensions
 from normlens.models.parts import DECODER, ENCODER
 from normlens.options import INPUT, LAYER, SHAPLEY, AnalysisOptions
-from normlens.pipeline.batches import (
-    Progress,
-    batches,
-    halves,
-    layers_by_stack,
-    scopes_of,
-    vector_batch,
-)
+from normlens.pipeline import batches
 from normlens.pipeline.collector import Collector
 from normlens.pipeline.comparisons import Seen
-from normlens.plan.costs import check_limit, check_vectors_limit
+from normlens.pipeline.recordings import padded
+from normlens.plan import costs
 from normlens.results import store
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
@@ -78,7 +73,7 @@ def stacks_of(
     lens: Lens, options: AnalysisOptions, arrays: bool, correlations: bool
 ) -> tuple[Stack, ...]:
     """What `options` ask of a lens's stacks; an encoder of which nothing is asked is left out."""
-    by_name = layers_by_stack(lens.adapter, lens.layers)
+    by_name = batches.layers_by_stack(lens.adapter, lens.layers)
     longest, of_longest = max((len(layers), name) for name, layers in by_name.items())
     called = f"its {of_longest}" if of_longest else lens.name
     stacks, first = [], 0
@@ -91,7 +86,7 @@ def stacks_of(
     if lens.two_stacks and (not stacks or stacks[-1].name != DECODER):
         raise InputError(
             "only layers or scopes of the encoder are asked for; ask for some of the decoder's, "
-            f"too: {', '.join(scopes_of(layers))} in its {len(layers)} layers"
+            f"too: {', '.join(batches.scopes_of(layers))} in its {len(layers)} layers"
         )
     return tuple(stacks)
 
@@ -104,7 +99,7 @@ def _chosen_scopes(
     Short names mean scopes of theirs. One that no layer of the model has is an error; in a model of
     one stack, one that none of the chosen layers has.
     """
-    scopes, asked = scopes_of([layers[index] for index in chosen]), options.scopes
+    scopes, asked = batches.scopes_of([layers[index] for index in chosen]), options.scopes
     takes_all = asked is None or asked == "all"
     if not takes_all:
         names = [asked] if isinstance(asked, str) else list(asked or ())
@@ -142,10 +137,10 @@ def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Encoded]) -> No
     if options.origin == INPUT:
         # A token of a source has vectors in both stacks.
         lengths = [sum(map(len, sequences)) for sequences in both]
-        check_vectors_limit(limit, lens.layers, lengths, itemsize)
+        costs.check_vectors_limit(limit, lens.layers, lengths, itemsize)
         return
     reads_encoder = stack.name == DECODER
-    check_limit(
+    costs.check_limit(
         limit,
         [stack.layers[index] for index in stack.chosen],
         [len(sequences[-1 if reads_encoder else 0]) for sequences in both],
@@ -234,7 +229,7 @@ class Call:
     lens: Lens
     stacks: tuple[Stack, ...]  # the decoder, or the model's only one, is the last
     products: ProductStore | None = None
-    progress: Progress | None = None
+    progress: batches.Progress | None = None
     transfer: DeviceTransfer | None = None
     buffers: Buffers = field(default_factory=Buffers)
     file: GrowingFile | None = None  # that the maps of the call's only text are written to
@@ -258,10 +253,10 @@ class Call:
         if whole or any(layer.by_source for layer in lens.layers):
             longest = max((sum(map(len, item.sequences)) for item in items), default=1)
             limit = self.options.limit
-            batch_size = vector_batch(lens, longest, batch_size, limit, whole)
+            batch_size = batches.vector_batch(lens, longest, batch_size, limit, whole)
         ahead = 0 if lens.device.type == "cpu" else 1  # a GPU works on while a batch is packed up
         results: dict[int, Maps] = {}
-        waiting = deque(batches(lens, items, batch_size))
+        waiting = deque(batches.batches(lens, items, batch_size))
         started: deque[tuple[list[int], list[Collector]]] = deque()
         with current(lens.device):
             while waiting or started:
@@ -274,7 +269,7 @@ class Call:
                         continue
                     found = self._packed(batch, started.popleft()[1])
                 except (RuntimeError, MemoryError) as error:
-                    waiting.extendleft(reversed(halves(lens, items, places, error)))
+                    waiting.extendleft(reversed(batches.halves(lens, items, places, error)))
                 else:
                     results |= zip(places, found, strict=True)
         return [results[place] for place in range(len(items))]
@@ -298,14 +293,16 @@ class Call:
     def _launch(self, batch: list[Encoded]) -> list[Collector]:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         lens = self.lens
-        inputs = model_inputs(lens.adapter, batch, lens.device)
-        collectors = self._collectors(batch, inputs)
+        recorded = self._may_record(batch)
+        given = self._padded(batch) if recorded else batch
+        inputs = model_inputs(lens.adapter, given, lens.device)
+        collectors = self._collectors(batch, inputs, given)
         if self.options.origin == INPUT:
             collect_whole_way(lens, collectors, batch, inputs, self.progress)
             return collectors
-        key = self._recording_key(batch, inputs) if lens.device.type == "cuda" else None
-        if key is not None:
-            record = partial(Recording, partial(self._recorded, batch), inputs)
+        if recorded:
+            record = partial(Recording, partial(self._recorded, batch, given), inputs)
+            key = self._recording_key(given, inputs)
             with lens.recordings.acquire(lens.model, key, record) as recording:
                 if recording is not None:
                     if recording.replay(inputs, collectors):
@@ -324,46 +321,63 @@ class Call:
                 raise
         return self._launch(batch)  # with the memory that recordings took
 
-    def _recording_key(self, batch: Sequence[Encoded], inputs: Inputs) -> Hashable | None:
-        """What batches have in common that a recording can stand for; None: this one has none.
+    def _may_record(self, batch: Sequence[Encoded]) -> bool:
+        """Whether a recording can stand for batches such as this one."""
+        options, on_gpu = self.options, self.lens.device.type == "cuda" and HAS_GRAPH_EVENTS
+        if not on_gpu or self.file is not None or self.progress is not None:
+            return False
+        if options.origin == INPUT or options.nonlinearity == SHAPLEY:
+            return False
+        lengths = [len(sequence) for item in batch for sequence in item.sequences]
+        blocks = [layer.feed_forward for stack in self.stacks for layer in stack.layers]
+        sizes = [block.down.weight.numel() for block in blocks if isinstance(block, FeedForward)]
+        # Operations for one pair of tokens in the largest feed-forward block, of its last product.
+        operations = sum(n * n for n in lengths) * 2 * max(sizes, default=0)
+        return sum(lengths) <= TOKENS and operations <= OPERATIONS
+
+    def _padded(self, batch: list[Encoded]) -> list[Encoded]:
+        """The batch as the model reads it, padded unless results are about all of its tokens."""
+        of_all = self.options.statistics or self.options.map_dtype == "float16"
+        is_plain = not of_all and not any(stack.correlations for stack in self.stacks)
+        return padded(self.lens, batch) if is_plain else batch
+
+    def _recording_key(self, batch: Sequence[Encoded], inputs: Inputs) -> Hashable:
+        """What batches have in common that a recording can stand for.
 
         The key holds the products of weights that a prepared lens keeps, so that they stay in
         memory, and others that take their place are other ones.
         """
-        lens, products = self.lens, self.products
-        if not HAS_GRAPH_EVENTS or self.file is not None or self.progress is not None:
-            return None
-        lengths = tuple(len(sequence) for item in batch for sequence in item.sequences)
-        if self.options.nonlinearity == SHAPLEY or sum(lengths) > TOKENS:
-            return None
-        blocks = [layer.feed_forward for stack in self.stacks for layer in stack.layers]
-        sizes = [block.down.weight.numel() for block in blocks if isinstance(block, FeedForward)]
-        # Operations for one pair of tokens in the largest feed-forward block, of its last product.
-        if sum(n * n for n in lengths) * 2 * max(sizes, default=0) > OPERATIONS:
-            return None
+        products, blocks = self.products, self.lens.adapter.blocks()
         return (
             repr(self.stacks),
-            lengths,
+            tuple(len(sequence) for item in batch for sequence in item.sequences),
             described(inputs),
-            () if products is None else tuple(map(products.of, lens.adapter.blocks())),
+            () if products is None else tuple(map(products.of, blocks)),
         )
 
-    def _recorded(self, batch: list[Encoded], inputs: dict[str, Tensor]) -> list[Collector]:
+    def _recorded(
+        self, batch: list[Encoded], given: list[Encoded], inputs: dict[str, Tensor]
+    ) -> list[Collector]:
         """Run a batch so that it can be replayed: large results stay on the device."""
         call = replace(self, buffers=Buffers(), transfer=None)
-        collectors = call._collectors(batch, inputs)
+        collectors = call._collectors(batch, inputs, given)
         exclusive(self.lens.model, partial(call._run, collectors, inputs))
         for collector in collectors:
             collector.recorded()
         return collectors
 
     def _collectors(
-        self, batch: Sequence[Encoded], inputs: Mapping[str, Tensor]
+        self, batch: Sequence[Encoded], inputs: Mapping[str, Tensor], given: Sequence[Encoded]
     ) -> list[Collector]:
-        """What collects each stack's results; a decoder reads the encoder's tokens, too."""
+        """What collects each stack's results; a decoder reads the encoder's tokens, too.
+
+        `given` is the batch as the model reads it.
+        """
         collectors, place, adapter = [], None, self.lens.adapter
         for stack in self.stacks:
-            sequences = [item.sequences[-1 if stack.name == DECODER else 0] for item in batch]
+            which = -1 if stack.name == DECODER else 0
+            sequences = [item.sequences[which] for item in batch]
+            lengths = [len(item.sequences[which]) for item in given]
             names = {name for layer in stack.layers for name in layer.others}
             if len(names) > 1:
                 raise UnsupportedModelError(
@@ -380,7 +394,7 @@ class Call:
             if self.file is not None:
                 place = self.file.under("encoder/") if stack.name == ENCODER else self.file.place
             collectors.append(
-                Collector(self.lens, stack, sequences, others, transfer=self.transfer, place=place)
+                Collector(self.lens, stack, sequences, others, lengths, self.transfer, place=place)
             )
         return collectors
 
@@ -413,37 +427,41 @@ class Call:
         place, dtype = traced.index, self.lens.compute_dtype
         collector = collectors[-1 if place >= collectors[-1].stack.first else 0]
         stack = collector.stack
-        settings, index = stack.options.settings, place - stack.first
+        options, index = stack.options, place - stack.first
         # Kernels are sampled in the first and the last layer that use them.
         stages = [k for k in stack.chosen if stack.layers[k].feed_forward is not None]
-        if index not in stages[:1] + stages[-1:]:
-            settings = replace(settings, sample_kernels=False)
         with current(traced.x.device), operands_kept():
             layer = collector.check(replace(traced, index=index))
             ordinary = None
-            if settings.statistics:
+            if options.statistics:
                 norm = layer.norm_behind_feed_forward
                 if norm is not None and norm.gamma is not None:
                     ordinary = special_dimensions(norm.gamma)[1]
-            result = decompose_layer(
+            frozen = freeze(
                 layer,
                 traced.x.to(dtype),
                 [alpha.to(dtype) for alpha in traced.weights],
                 collector.lengths,
+                options.nonlinearity,
+                {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
+                last_frozen_step(layer, stack.scopes, options),
+                source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
+            )
+            result = layer_maps(
+                frozen,
                 stack.scopes,
-                settings,
+                options,
                 traced.real,
                 kept=None if self.products is None else self.products.of(traced.block),
                 buffers=self.buffers,
                 ordinary=ordinary,
-                sources={name: vectors.to(dtype) for name, vectors in traced.sources.items()},
-                source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
+                sample_kernels=index in stages[:1] + stages[-1:],
             )
         collector.add(result, index, layer)
         if kept is not None:
             name = f"{stack.layer_in_words} {index}"
             seen = Seen(place, name, traced.block, traced.call, collector.lengths)
-            self.lens.float32_check.keep(kept, settings.rule, PARTS, seen)
+            self.lens.float32_check.keep(kept, options.nonlinearity, PARTS, seen)
         if self.progress is not None:
             self.progress(self.layers.index(place) + 1, len(self.layers))
 

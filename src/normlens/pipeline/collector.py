@@ -26,14 +26,7 @@ from normlens.measures.maps import mixing_ratio, special_dimensions
 from normlens.measures.tensors import spearman_matrices
 from normlens.models.parts import DECODER
 from normlens.options import AUTO, SHAPLEY
-from normlens.pipeline.batches import (
-    TOLERANCE,
-    check_completeness,
-    check_kernels,
-    check_range,
-    components_in_words,
-    provenance,
-)
+from normlens.pipeline import batches
 from normlens.results.axes import GROUPS, Axes, Routing, TokenAxis, axes_of
 from normlens.results.files import Place
 from normlens.results.maps import Correlations, Maps
@@ -157,7 +150,7 @@ class Collector:
     tokens goes to a file, from a CPU as well; there is only one text then. Where layers lie on
     several devices, their results gather on the lens's. `others` are the tokens of another sequence
     that each sequence reads, if they read one; they are the first columns of every map, zero where
-    nothing of them has arrived.
+    nothing of them has arrived. `lengths` are those that the model reads, if sequences are padded.
     """
 
     def __init__(
@@ -166,12 +159,13 @@ class Collector:
         stack: Stack,
         sequences: Sequence[Encoded],
         others: Sequence[TokenAxis] = (),
-        *,
+        lengths: Sequence[int] | None = None,
         transfer: DeviceTransfer | None = None,
+        *,
         place: Place | None = None,
     ):
         self.lens, self.stack, self.sequences, self.others = lens, stack, sequences, others
-        self.lengths = [len(sequence) for sequence in sequences]
+        self.lengths = list(lengths or map(len, sequences))
         self.other_lengths = [len(tokens) for tokens in others]
         self.width = max(self.other_lengths, default=0)  # columns of the others, with padding
         self.computed = Computed()
@@ -365,7 +359,7 @@ class Collector:
         self._pending.to_host()
 
     def replayed(self, recorded: Collector, recording: object) -> None:
-        """Take over what a recorded batch of the same lengths leaves; its replay has begun."""
+        """Take over what a recorded batch of the same sizes leaves; its replay has begun."""
         self._recording = recording
         self._leaving = torch.cuda.Event()
         self._leaving.record()
@@ -406,15 +400,15 @@ class Collector:
         layers = [layer for layer in computed.readings if layer in having]
         readings = [computed.readings[layer] for layer in layers]
         allowed = []  # while a GPU works
-        for n, others in zip_longest(self.lengths, self.other_lengths, fillvalue=0):
+        for n, others in zip_longest(map(len, self.sequences), self.other_lengths, fillvalue=0):
             allowed.append(allowed_pairs(readings, n, others, self._place))
         self.take()
         self.checks.judge()
         numbers = self._numbers()
         errors = numbers[COMPLETENESS]
-        check_completeness(errors, self.lens.dtype, words)
-        check_kernels(numbers[KERNELS], computed.precision, words)
-        check_range(numbers[PEAKS], words)
+        batches.check_completeness(errors, self.lens.dtype, words)
+        batches.check_kernels(numbers[KERNELS], computed.precision, words)
+        batches.check_range(numbers[PEAKS], words)
         worst = max(map(itemgetter(2), errors), default=math.nan)  # weights have no parts
         said = self._provenance(worst)
         coverage = {
@@ -427,7 +421,7 @@ class Collector:
             axis, fields = sequence.axis, {group: found[group] for group in GROUPS}
             arrays = fields.pop("arrays")
             if self.others:
-                n, m = self.lengths[index], self.other_lengths[index]
+                n, m = len(sequence), self.other_lengths[index]
                 fields["source_axis"] = self.others[index].followed_by(axis)
                 fields["same_token"] = np.eye(n, m + n, k=m, dtype=bool)
             for rho in found[CORRELATIONS].values():
@@ -473,15 +467,16 @@ class Collector:
     def _found(self) -> list[dict[str, Any]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
         small = self._pending.arrived()
-        results: list[Any] = [defaultdict(dict) for _ in self.lengths]
+        results: list[Any] = [defaultdict(dict) for _ in self.sequences]
+        is_padded = len(self.sequences) > 1 or len(self.sequences[0]) < self.lengths[0]
         for key in self.computed.covered:
             if key[0] in SINGLE:
                 continue
             sent = self._arrays.pop(key, None)  # from now on alive as long as a result is
             whole = small[key].swapaxes(0, 1) if sent is None else sent[:, : self._sent[key]]
-            for index, n in enumerate(self.lengths):
+            for index, n in enumerate(map(len, self.sequences)):
                 array = whole[index]
-                if len(self.lengths) > 1:
+                if is_padded:
                     places: Any = slice(n)
                     if self.width:
                         others = range(self.other_lengths[index])
@@ -496,7 +491,9 @@ class Collector:
     def _provenance(self, completeness: float) -> dict[str, Any]:
         lens, stack, computed = self.lens, self.stack, self.computed
         options = stack.options
-        said = provenance(lens, options.nonlinearity, completeness, TOLERANCE[lens.dtype])
+        said = batches.provenance(
+            lens, options.nonlinearity, completeness, batches.TOLERANCE[lens.dtype]
+        )
         said |= {"origin": options.origin, "precision": computed.precision}
         if len(computed.devices) > 1:
             said["device"] = ", ".join(map(str, computed.devices))
@@ -506,7 +503,7 @@ class Collector:
             said |= {
                 "stack": stack.name,
                 "stack_layers": len(stack.layers),
-                "components": components_in_words(stack.layers),
+                "components": batches.components_in_words(stack.layers),
                 "causal": stack.name == DECODER,
             }
         if (outside := lens.adapter.outside_scopes()) is not None:

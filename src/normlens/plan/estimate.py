@@ -215,7 +215,7 @@ class SourceGroup:
         self.reach = at.layer.reach if self.is_own else Reach()
         #: Squares that the kernels cut the sources into (`frozen.stage.Squares`).
         self.blocks = 1 if self.is_own else -(-self.sources // self.n)
-        self.limit = at.settings.memory_limit
+        self.limit = at.options.limit
 
     @property
     def name(self) -> str:
@@ -254,7 +254,11 @@ class SourceGroup:
         """
         if self.at.is_fused:
             return self.kernels.forms_head_products
-        if self.at.settings.rule == SHAPLEY or self.plan.method != TILES or self.at.layer.experts:
+        if (
+            self.at.options.nonlinearity == SHAPLEY
+            or self.plan.method != TILES
+            or self.at.layer.experts
+        ):
             return False
         return costs.head_products_pay(self.d_head, self.d, self.sources)
 
@@ -329,7 +333,7 @@ class SourceGroup:
             return self.kernels.memory
         if self.plan.method == VECTORS:
             return self.plan.sources * self.at.part_memory
-        if self.at.settings.rule == SHAPLEY:
+        if self.at.options.nonlinearity == SHAPLEY:
             shares = 4 * (self.n + 1) * self.d * self.at.item
             players = costs.player_memory(self.shape, self.at.scopes_behind)
             return self.sampled_targets * (players + shares)
@@ -362,7 +366,7 @@ class PlannedLayer:
 
     def __init__(self, call: Estimate, index: int, stack: str):
         lens, self.call, self.stack = call.lens, call, stack
-        self.layer, self.settings = lens.layers[index], call.options.settings
+        self.layer, self.options = lens.layers[index], call.options
         self.item = lens.compute_dtype.itemsize
         self.n = (call.target_tokens or 0) if stack == DECODER else call.tokens
         self.d = self.layer.attention.output.weight.shape[1]
@@ -372,12 +376,12 @@ class PlannedLayer:
         if self.layer.experts is not None:
             self.matrices += self.layer.experts.used * _in_block(self.layer.experts.members[0])
         self.has_kernels = kernels_run_on(torch.device(call.device), lens.compute_dtype)
-        self.precision = kernel_precision(self.settings.precision)
+        self.precision = kernel_precision(self.options.precision)
         named, ff = self.layer.scope_of_step, self.layer.feed_forward
         requested = [s for each in call.stacks if each.name == stack for s in each.scopes]
         #: Steps whose scopes are requested, the deepest of them, and the feed-forward block.
         self.asked = [step for step, scope in named.items() if scope in requested]
-        first = [next(iter(named))] if self.settings.heads else []
+        first = [next(iter(named))] if self.options.heads else []
         self.deepest = max([*self.asked, *first], default=-1)
         self.block_at = len(self.layer.steps) if ff is None else self.layer.steps.index(ff)
         self.reaches_feed_forward = self.deepest >= self.block_at
@@ -388,7 +392,7 @@ class PlannedLayer:
         #: Whether the kernels do the stage; they do not sample, and know one block, no experts.
         self.is_fused = (
             self.has_kernels
-            and self.settings.rule != SHAPLEY
+            and self.options.nonlinearity != SHAPLEY
             and not (self.layer.experts or self.layer.by_source)
             and is_supported([type(step) for step in self.tail])
         )
@@ -421,7 +425,7 @@ class PlannedLayer:
         shape = self.groups[0].shape
         if self.layer.by_source:
             rows, pairs = self._vector_operations()
-        elif self.settings.rule == SHAPLEY:
+        elif self.options.nonlinearity == SHAPLEY:
             rows, pairs = self._sampled_operations()
         else:
             # Once per token: the real vector, the token's own part and the bias pass the block.
@@ -490,7 +494,7 @@ class PlannedLayer:
         blocks = -(-n // own.sampled_targets)
         players = 2 * n * own.heads * m * k * (blocks * d + n)
         # Orders are elementwise; W_down multiplies their mean, and a gradient of each norm, once.
-        gradients = self.scopes_behind if self.settings.samples > 1 else 0
+        gradients = self.scopes_behind if self.options.samples > 1 else 0
         products = 2 * n * m * d * (n + 1 + gradients * n)
         return b * 2 * n * m * d * (k + 2), b * (players + products)
 

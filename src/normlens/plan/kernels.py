@@ -8,16 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normlens.gpu.sizes import (
-    LONGEST_SUM,
-    PROCESSORS,
-    Precision,
-    TargetTiling,
-    Tiling,
-    aligned,
-    block_of_heads,
-    sources_at_once,
-)
+from normlens.gpu import sizes
 from normlens.plan.costs import MATRICES, Shape, head_product_elements, head_products_pay
 
 # The feed-forward stage by GPU kernels: by source, or matrices.
@@ -57,28 +48,28 @@ MIXING, STORING, STORING_EACH = 2, 100, 150
 Text = tuple[int, int]  # its tokens, and the pairs that attention allows
 
 
-def stores_hidden_rows(texts: Sequence[Text], shape: Shape, precision: Precision) -> bool:
+def stores_hidden_rows(texts: Sequence[Text], shape: Shape, precision: sizes.Precision) -> bool:
     """Whether hidden rows are stored, by cost; longer sums need it to be exact."""
     mixing, storing = hidden_row_costs(texts, shape, precision)
-    return storing < mixing or (precision.split and aligned(shape.m) > LONGEST_SUM)
+    return storing < mixing or (precision.split and sizes.aligned(shape.m) > sizes.LONGEST_SUM)
 
 
 def hidden_row_costs(
-    texts: Sequence[Text], shape: Shape, precision: Precision
+    texts: Sequence[Text], shape: Shape, precision: sizes.Precision
 ) -> tuple[float, float]:
     """The costs of mixing and of storing the hidden rows of some texts, with their products.
 
     Of the shape, what does not depend on the texts is read.
     """
-    d, m, k = shape.d, aligned(shape.m), shape.projections
-    tiling = Tiling.choose(max(n for n, _ in texts), d, m, precision, k > 1, False)
+    d, m, k = shape.d, sizes.aligned(shape.m), shape.projections
+    tiling = sizes.Tiling.choose(max(n for n, _ in texts), d, m, precision, k > 1, False)
     blocks = sum(target_blocks(n, pairs, tiling.targets) for n, pairs in texts)
-    mixing = tiling.dims + MIXING * k * block_of_heads(shape.heads)
+    mixing = tiling.dims + MIXING * k * sizes.block_of_heads(shape.heads)
     anew = tiling.waves(blocks, d) * tiling.targets * mixing
     pairs = sum(pairs for _, pairs in texts)
-    tiling = Tiling.choose(pairs, d, m, precision, k > 1, True)
+    tiling = sizes.Tiling.choose(pairs, d, m, precision, k > 1, True)
     products = tiling.waves(-(-pairs // tiling.targets), d) * tiling.targets * tiling.dims
-    return anew, products + pairs * (STORING + STORING_EACH * k) / PROCESSORS
+    return anew, products + pairs * (STORING + STORING_EACH * k) / sizes.PROCESSORS
 
 
 def target_blocks(n: int, pairs: int, targets: int) -> int:
@@ -113,7 +104,7 @@ def at_once(limit: int, size: int) -> int:
 class TargetPieces:
     """How the method target by target cuts targets and sources into launches."""
 
-    tiling: TargetTiling
+    tiling: sizes.TargetTiling
     n: int
     pair_bytes: int  # of the left operand, and of the bypassed part
 
@@ -142,7 +133,7 @@ class KernelStage:
     """
 
     shape: Shape  # of one sequence, or for costs alone of a whole batch
-    precision: Precision
+    precision: sizes.Precision
     batch: int = 1
     d_head: int = 0
     slots: int = 0  # sums per pair
@@ -158,14 +149,14 @@ class KernelStage:
     def by_source(self) -> int:
         """``pairs · 2m(d + kH)``: rows are mixed and multiplied by W_down in one kernel."""
         shape, pairs = self.shape, self.batch * self.shape.pairs
-        mixed = shape.projections * block_of_heads(shape.heads)
-        return self.precision.products * pairs * 2 * aligned(shape.m) * (shape.d + mixed)
+        mixed = shape.projections * sizes.block_of_heads(shape.heads)
+        return self.precision.products * pairs * 2 * sizes.aligned(shape.m) * (shape.d + mixed)
 
     @property
     def matrix_operations(self) -> int:
         """``tokens · 2d²m + pairs · 2d²``: a matrix per target, and a product per pair."""
         shape = self.shape
-        products = shape.n * shape.d * aligned(shape.m) + shape.pairs * shape.d
+        products = shape.n * shape.d * sizes.aligned(shape.m) + shape.pairs * shape.d
         return self.precision.products * 2 * shape.d * products * self.batch
 
     @property
@@ -190,13 +181,13 @@ class KernelStage:
     def source_memory(self) -> int:
         """Sums, operands, rows of some sources, and their hidden rows where these are stored."""
         shape, item, limit = self.shape, self.precision.itemsize, chunk_limit(self.memory_limit)
-        m, pairs = aligned(shape.m), self.batch * shape.pairs
+        m, pairs = sizes.aligned(shape.m), self.batch * shape.pairs
         texts = [(shape.n, shape.pairs)] * self.batch
         stored = stores_hidden_rows(texts, shape, self.precision)
         rows, gated = pairs if stored else shape.n, shape.projections > 1
-        tiling = Tiling.choose(rows, shape.d, m, self.precision, gated, stored)
+        tiling = sizes.Tiling.choose(rows, shape.d, m, self.precision, gated, stored)
         row = shape.projections * shape.heads * m * item
-        sources = min(self.batch * shape.n, sources_at_once(limit, row))
+        sources = min(self.batch * shape.n, sizes.sources_at_once(limit, row))
         total = self._operands(tiling.dims, self.forms_head_products) + sources * row
         if stored:
             block = tiling.targets * m * item
@@ -208,8 +199,8 @@ class KernelStage:
     def matrix_memory(self) -> int:
         """Sums, operands; parts, matrices and scaled projections of some tiles of targets."""
         shape, item, limit = self.shape, self.precision.itemsize, chunk_limit(self.memory_limit)
-        m, width, products = aligned(shape.m), aligned(shape.d), self.precision.products
-        tiling = TargetTiling.choose(shape.d, self.precision.split)
+        m, width, products = sizes.aligned(shape.m), sizes.aligned(shape.d), self.precision.products
+        tiling = sizes.TargetTiling.choose(shape.d, self.precision.split)
         pieces = TargetPieces(tiling, shape.n, item * width * (1 + self.bypassed))
         sources = pieces.sources(limit)
         matrix = tiling.tile * item * shape.d * width
@@ -228,8 +219,8 @@ class KernelStage:
 
         Those are the head products or the input projections.
         """
-        shape, m, k = self.shape, aligned(self.shape.m), self.shape.projections
-        width = aligned(shape.d)
+        shape, m, k = self.shape, sizes.aligned(self.shape.m), self.shape.projections
+        width = sizes.aligned(shape.d)
         sums = 4 * -(-width // dims) * self.slots * self.batch * shape.n**2
         inputs = k * shape.d * m
         if head_products:

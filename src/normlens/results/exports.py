@@ -13,17 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from normlens import figures
 from normlens.errors import InputError, valid_choice
-from normlens.results import store, words
+from normlens.results import explanation, store, words
 from normlens.results.axes import BY_SCOPE, EXPLANATION, PatchGrid, long_table, plain
 from normlens.results.citation import Citation
-from normlens.results.explanation import (
-    COSINE,
-    WHOLE,
-    Cosine,
-    Explanation,
-    Explanations,
-    rows_of_each,
-)
 from normlens.results.maps import Maps
 from normlens.results.search import Ranking, Score
 from normlens.results.words import NO_TOKEN_WORDS, by_stack, choose_in_stacks, map_rows
@@ -32,8 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Explained: TypeAlias = Explanation | Explanations
-Result: TypeAlias = Maps | Explained | Cosine | Ranking | Citation
+Explained: TypeAlias = explanation.Explanation | explanation.Explanations
+Result: TypeAlias = Maps | Explained | explanation.Cosine | Ranking | Citation
 
 PICTURES = (".png", ".svg", ".pdf")
 #: Endings of file names that `write` accepts.
@@ -114,12 +106,18 @@ def table(result: Result) -> pd.DataFrame:
     without_pairs = isinstance(result, Score) and not result.has_pairs
     if isinstance(result, (Ranking, Citation)) or without_pairs:
         return result.to_pandas()
-    return _cosine_table(result) if isinstance(result, Cosine) else _explanation_table(result)
+    return (
+        _cosine_table(result)
+        if isinstance(result, explanation.Cosine)
+        else _explanation_table(result)
+    )
 
 
 def document(result: Result) -> dict[str, Any]:
     """Everything as plain values for strict JSON: NaN and infinity become None."""
-    each: list[Any] = list(result) if isinstance(result, (Explanations, Ranking)) else [result]
+    each: list[Any] = (
+        list(result) if isinstance(result, (explanation.Explanations, Ranking)) else [result]
+    )
     first = each[0]
     if isinstance(first, Maps):
         name, fields = "maps", _maps_document(first)
@@ -130,7 +128,7 @@ def document(result: Result) -> dict[str, Any]:
         name, fields = "score", _score_document(first)
     elif isinstance(first, Citation):
         name, fields = "citation", _citation_document(first)
-    elif isinstance(first, Cosine):
+    elif isinstance(first, explanation.Cosine):
         name, fields = "cosine", _cosine_document(first)
     else:
         name, fields = "explanation", _explanation_document(each)
@@ -176,7 +174,7 @@ def _draw(result: Result, path: str, paged: bool, drawing: dict[str, Any]) -> No
 
     if isinstance(result, Ranking):
         raise InputError("a ranking has no picture; write its page (.html), or one of its scores")
-    if isinstance(result, (Cosine, Citation)):
+    if isinstance(result, (explanation.Cosine, Citation)):
         return save_figure(result.plot(**drawing), path)
     if isinstance(result, Maps):
         pages, title = _draw_maps(result, paged, drawing), "NormLens maps of {}"
@@ -184,8 +182,8 @@ def _draw(result: Result, path: str, paged: bool, drawing: dict[str, Any]) -> No
         pages, title = _draw_explanation(result, paged, **drawing), "NormLens: {}"
     if not paged:
         return save_figure(next(pages), path)
-    first = result[0] if isinstance(result, Explanations) else result
-    asked = f", {result.question}" if isinstance(result, Explanation) else ""
+    first = result[0] if isinstance(result, explanation.Explanations) else result
+    asked = f", {result.question}" if isinstance(result, explanation.Explanation) else ""
     about = {"Title": title.format(first.provenance.get("model")) + asked, "CreationDate": None}
     with matplotlib.rc_context(_PRINTED), PdfPages(path, metadata=about) as file:
         for figure in pages:
@@ -298,14 +296,14 @@ def _explanation_table(result: Explained) -> pd.DataFrame:
     """
     import pandas as pd
 
-    if isinstance(result, Explanations):
-        return rows_of_each(result, map(_explanation_table, result))
+    if isinstance(result, explanation.Explanations):
+        return explanation.rows_of_each(result, map(_explanation_table, result))
     no_token = pd.DataFrame({"token": [NO_TOKEN_WORDS], "contribution": [result.remainder]})
     table = pd.concat([result.to_pandas(), no_token], ignore_index=True)
     return table.astype({"position": "Int64"})
 
 
-def _explanation_document(each: list[Explanation]) -> dict[str, Any]:
+def _explanation_document(each: list[explanation.Explanation]) -> dict[str, Any]:
     first = each[0]
     axes = {"flows" if name == "flow" else name: names for name, names in EXPLANATION.items()}
     fields = {
@@ -320,7 +318,7 @@ def _explanation_document(each: list[Explanation]) -> dict[str, Any]:
     return fields
 
 
-def _one_explanation(why: Explanation) -> dict[str, Any]:
+def _one_explanation(why: explanation.Explanation) -> dict[str, Any]:
     columns = "layer", "component", "value"
     fields = {
         **_named(why, *_WRITTEN),
@@ -338,10 +336,10 @@ def _draw_explanation(
     result: Explained, paged: bool, picture: str | None = None
 ) -> Iterator[Figure]:
     """The picture that is named, or each of them; without pages the first one alone."""
-    if isinstance(result, Explanations):
+    if isinstance(result, explanation.Explanations):
         drawers, lacking = _OF_SEVERAL, "" if result.has_two_sequences else "shares"
     else:
-        drawers, lacking = _OF_ONE, "" if WHOLE in result.flows else "flow"
+        drawers, lacking = _OF_ONE, "" if explanation.WHOLE in result.flows else "flow"
     kinds = [kind for kind in drawers if kind != lacking]
     if picture is not None:
         kinds = [valid_choice(picture, tuple(drawers), "picture")]
@@ -371,7 +369,7 @@ def _citation_document(cited: Citation) -> dict[str, Any]:
 # Cosines.
 
 
-def _cosine_table(pair: Cosine) -> pd.DataFrame:
+def _cosine_table(pair: explanation.Cosine) -> pd.DataFrame:
     """One row per pair of tokens; a row without a position is of a text's biases."""
     import pandas as pd
 
@@ -383,12 +381,12 @@ def _cosine_table(pair: Cosine) -> pd.DataFrame:
     return table.fillna(no_token).astype({"a": "Int64", "b": "Int64"})
 
 
-def _cosine_document(pair: Cosine) -> dict[str, Any]:
+def _cosine_document(pair: explanation.Cosine) -> dict[str, Any]:
     return {
         **_named(pair, "value", "text_a", "text_b", "tokens_a", "tokens_b"),
         "positions_counted_from": 0,
-        "axes": COSINE,
-        **_named(pair, *COSINE, "bias"),
+        "axes": explanation.COSINE,
+        **_named(pair, *explanation.COSINE, "bias"),
         "margins": asdict(pair.margins),
         **_named(pair, "remainder", "completeness", "provenance"),
     }

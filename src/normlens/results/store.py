@@ -27,14 +27,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from normlens.errors import (
-    InputError,
-    MapsFileError,
-    OutputError,
-    parse_json,
-    reason_of,
-    system_reason,
-)
+from normlens import errors
 from normlens.results import files
 from normlens.results.axes import PatchGrid, Record, TokenAxis
 from normlens.results.files import Arrays, Check, CheckedOnUse
@@ -87,7 +80,7 @@ class Result(Record):
         """
         result: object = open(path, mapped=mapped)
         if not isinstance(result, cls):
-            raise MapsFileError(
+            raise errors.MapsFileError(
                 f"{str(path)!r} holds {type(result).__name__} and not {cls.__name__}; open it with "
                 "normlens.open(…)"
             )
@@ -332,17 +325,17 @@ def open(
     path = Path(path)
     try:
         if not path.is_file():
-            raise MapsFileError(f"there is no maps file at {str(path)!r}")
+            raise errors.MapsFileError(f"there is no maps file at {str(path)!r}")
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
             if header.get("format") not in _FORMATS:
-                raise MapsFileError(
+                raise errors.MapsFileError(
                     f"{str(path)!r} is a safetensors file but holds no NormLens maps; "
                     "make one with maps.save(…) or `normlens map --out maps.safetensors`"
                 )
             name = _FORMATS[header["format"]]
             if header["version"] != VERSION:
-                raise MapsFileError(
+                raise errors.MapsFileError(
                     f"{str(path)!r} has format version {header['version'][:20]!r}, and this "
                     f"NormLens reads version {VERSION}; make it again"
                 )
@@ -364,15 +357,15 @@ def open(
                     check(key)
             reader = _Reader(arrays, check if mapped else None)
             kind = getattr(import_module(f"normlens.results.{_HOMES[name]}"), name)
-            result: Any = reader.record(kind, parse_json(header[name.lower()]))
+            result: Any = reader.record(kind, errors.parse_json(header[name.lower()]))
             if reader.left:
                 raise ValueError(f"{min(reader.left)!r} is no array of a file with these fields")
             return result
-    except MapsFileError:
+    except errors.MapsFileError:
         raise
     except Exception as error:  # reading what somebody has altered may raise anything
-        reason = f"{error} is missing" if isinstance(error, KeyError) else reason_of(error)
-        raise MapsFileError(
+        reason = f"{error} is missing" if isinstance(error, KeyError) else errors.reason_of(error)
+        raise errors.MapsFileError(
             f"{str(path)!r} is not a NormLens maps file, or is damaged ({reason})"
         ) from error
 
@@ -382,7 +375,7 @@ def check_ending(path: str | Path, endings: Sequence[str], instead: str = "") ->
     suffix = Path(path).suffix.lower()
     if suffix not in endings and not Path(path).is_dir():
         given = f"the ending {suffix!r}" if suffix else "no ending"
-        raise InputError(
+        raise errors.InputError(
             f"{str(path)!r} has {given}; the ending chooses the format: {', '.join(endings)}"
             + (f" ({instead})" if instead else "")
         )
@@ -398,14 +391,16 @@ def check_output(path: str | Path, *, overwrite: bool | None) -> None:
     try:
         exists = path.exists()
     except OSError as error:  # a name that is too long, for example
-        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
+        raise errors.OutputError(
+            f"cannot write {str(path)!r}: {errors.system_reason(error)}"
+        ) from error
     if exists and not overwrite and not (overwrite is None and _is_ours(path)):
-        raise OutputError(
+        raise errors.OutputError(
             f"{str(path)!r} exists already; choose another name, or overwrite it with "
             "overwrite=True (--force)"
         )
     if path.is_dir():
-        raise OutputError(f"{str(path)!r} is a folder; give a file name")
+        raise errors.OutputError(f"{str(path)!r} is a folder; give a file name")
     folder = path.parent
     if not folder.is_dir():
         reason = "is not a folder" if folder.exists() else "does not exist; create it first"
@@ -413,7 +408,7 @@ def check_output(path: str | Path, *, overwrite: bool | None) -> None:
         reason = "gives no permission to write"
     else:
         return
-    raise OutputError(f"cannot write {str(path)!r}: {str(folder)!r} {reason}")
+    raise errors.OutputError(f"cannot write {str(path)!r}: {str(folder)!r} {reason}")
 
 
 def _is_ours(path: Path) -> bool:
@@ -445,7 +440,9 @@ def writing(path: str | Path, *, overwrite: bool | None) -> Iterator[str]:
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's and safetensors' are for their owner alone
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
+        raise errors.OutputError(
+            f"cannot write {str(path)!r}: {errors.system_reason(error)}"
+        ) from error
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)

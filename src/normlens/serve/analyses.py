@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import threading
@@ -29,6 +30,7 @@ from normlens.options import (
     LINEAR_RULES,
     RULES,
     AnalysisOptions,
+    CiteOptions,
     ExplainOptions,
     LoadOptions,
     options_of,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 # A character outside the basic plane takes two escapes of six bytes in JSON.
 _BYTES_PER_CHARACTER = 12
 _BYTES_AROUND = 4096
+_PROMPT = 4  # times as many tokens as a text may have
+_ANSWER = 64  # tokens at most
 
 
 @dataclass(frozen=True)
@@ -96,25 +100,25 @@ class Question(BaseModel):
 
     address: ClassVar[str]  # where it is asked, below /api
     operation: ClassVar[str]
-    answer: ClassVar[str]  # what the answer is
+    gives: ClassVar[str]  # what the answer is
 
     model: str
     text: _Text
-    pair: _Text | None = None
     rule: Literal[LINEAR_RULES] = Field(default=IG, description=_LINEAR_RULE.help)  # type: ignore[valid-type]
 
     @property
     def texts(self) -> list[str]:
         """Every text that was sent."""
-        given = (self.text, self.pair, getattr(self, "target_text", None))
+        given = (getattr(self, name, None) for name in ("text", "pair", "target_text", "answer"))
         return [text for text in given if text is not None]
 
 
 class AnalysisRequest(Question):
     """Ask for the maps of a text, or of a pair of texts."""
 
-    address, operation, answer = "analyses", "submit", "maps"
+    address, operation, gives = "analyses", "submit", "maps"
 
+    pair: _Text | None = None
     target_text: _TargetText = None
     rule: Literal[RULES] = Field(default=IG, description=_RULE.help)  # type: ignore[valid-type]
     heads: bool = Field(default=False, description=_HEADS.help)
@@ -123,8 +127,9 @@ class AnalysisRequest(Question):
 class ExplanationRequest(Question):
     """Ask why the model says what it says of a text or a pair, or why not something else."""
 
-    address, operation, answer = "explanations", "explain", "an explanation"
+    address, operation, gives = "explanations", "explain", "an explanation"
 
+    pair: _Text | None = None
     target_text: _TargetText = None
     target: _Target | None = None
     """A word, a label, or the number of one; of an encoder–decoder, a token of the target text:
@@ -138,13 +143,34 @@ class ExplanationRequest(Question):
 class CosineRequest(Question):
     """Ask which tokens made the cosine of two texts."""
 
-    address, operation, answer = "cosines", "compare", "a cosine"
+    address, operation, gives = "cosines", "compare", "a cosine"
 
     pair: _Text
 
 
+class CitationRequest(Question):
+    """Ask which sources made the answer to a question, which is the text."""
+
+    address, operation, gives = "citations", "cite", "a citation"
+
+    sources: tuple[_Text, ...] = Field(min_length=1, max_length=100, strict=False)
+    """Documents; of a single one its sentences are the sources."""
+    answer: _Text | None = None
+    """Without it the model answers, with at most 64 tokens."""
+
+    @property
+    def texts(self) -> list[str]:
+        """Question and answer, and the sources as one text."""
+        return [*super().texts, "".join(self.sources)]
+
+
 #: What can be asked for.
-KINDS: tuple[type[Question], ...] = (AnalysisRequest, ExplanationRequest, CosineRequest)
+KINDS: tuple[type[Question], ...] = (
+    AnalysisRequest,
+    ExplanationRequest,
+    CosineRequest,
+    CitationRequest,
+)
 
 
 # Analyses from the moment they are asked for until their results are dropped.
@@ -391,6 +417,8 @@ class ServedModels:
                 self._read(lens, text)
             pair = lens.cosine(question.text, question.pair, progress=progress, **shared)
             return encode_cosines(pair)
+        if isinstance(question, CitationRequest):
+            return self._cite(lens, question, CiteOptions(generate=_ANSWER, **shared), progress)
         assert isinstance(question, AnalysisRequest | ExplanationRequest)
         if isinstance(question, ExplanationRequest) and lens.two_stacks:
             read_head(lens.adapter)  # before the model generates, which it could not without one
@@ -406,6 +434,33 @@ class ServedModels:
         (maps,) = lens.analyse([encoded], analysis, progress=progress)
         # Single heads are many maps: as many as fit into a file are sent.
         return fitted([maps], None, LARGEST) if question.heads else encode([maps])
+
+    def _cite(
+        self,
+        lens: Lens,
+        question: CitationRequest,
+        options: CiteOptions,
+        progress: Callable[[int, int], None],
+    ) -> bytes:
+        """Which sources made an answer, as the page of citations reads it."""
+        from normlens.explain.citations import cite, prepared
+        from normlens.results.axes import plain
+        from normlens.viewer.notebook import CitationPage
+
+        most = _PROMPT * self._limits.tokens
+
+        def check(encoded: Encoded) -> None:
+            require(
+                len(encoded) <= most,
+                f"the prompt has {len(encoded)} tokens and at most {most} are taken; give fewer "
+                "or shorter documents",
+            )
+
+        prompt = prepared(
+            lens, question.text, list(question.sources), question.answer, options, check
+        )
+        _, facts = CitationPage(cite(prompt, progress)).facts()
+        return json.dumps(plain(facts), allow_nan=False).encode()
 
     def _read(self, lens: Lens, text: Any, target: str | None = None) -> Encoded:
         """Tokenise a text, a pair, or a source and its target, which must not be too long."""

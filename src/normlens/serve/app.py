@@ -23,6 +23,7 @@ from normlens.serve.analyses import (
     DONE,
     KINDS,
     AnalysisRequest,
+    CitationRequest,
     Description,
     Job,
     Jobs,
@@ -30,6 +31,7 @@ from normlens.serve.analyses import (
     Question,
     ServedModels,
 )
+from normlens.viewer import pages
 from normlens.viewer.pages import script, shell
 
 # Who may talk to the server, and how much they may say.
@@ -139,7 +141,7 @@ class CallerCheck:
         # What a browser says of the page that asks; following a link to the page is fine.
         is_own = headers.get("sec-fetch-site", "none").lower() in ("same-origin", "none")
         follows_link = headers.get("sec-fetch-mode", "").lower() == "navigate"
-        is_page = request.method == "GET" and request.scope["path"] == "/"
+        is_page = request.method == "GET" and request.scope["path"] in ("/", "/cite")
         if not origins <= {f"http://{hosts[0]}", f"https://{hosts[0]}"} or not (
             is_own or (is_page and follows_link)
         ):
@@ -202,7 +204,10 @@ _SUBMITTED[429]["headers"] = {
 }
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _RESULTS = {
-    200: {"content": _BYTES, "description": "Maps, an explanation or a cosine."},
+    200: {
+        "content": _BYTES | {"application/json": {"schema": {"type": "object"}}},
+        "description": "Maps, an explanation or a cosine; of a citation what its page shows.",
+    },
     **_refusals(404, 409, 410),
 }
 
@@ -244,7 +249,7 @@ def _complete(schema: dict[str, Any], names: list[str], limits: Limits) -> None:
     for kind in KINDS:
         request = schemas[kind.__name__]["properties"]
         request["model"]["enum"] = names
-        for name in request.keys() & {"text", "pair", "target_text"}:
+        for name in request.keys() & {"text", "pair", "target_text", "answer"}:
             text = request[name]
             (text["anyOf"][0] if "anyOf" in text else text)["maxLength"] = limits.text_characters
     # FastAPI declares its own form of 422 wherever an address has a part to fill in; any id is
@@ -283,15 +288,24 @@ def create_app(
         },
     )
     # Read once; no request ever leads to a file.
-    html, front_end = shell(), script()
+    html, front_end, citing = shell(), script(), pages.citing()
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         return HTMLResponse(html)
 
-    @app.get("/static/viewer.js", include_in_schema=False)
-    async def viewer() -> Response:
-        return Response(front_end, media_type="text/javascript")
+    files = {"viewer.js": front_end, "cite.css": citing[1], "cite.js": citing[2]}
+
+    @app.get("/cite", include_in_schema=False)
+    async def cite_page() -> HTMLResponse:
+        return HTMLResponse(citing[0])
+
+    @app.get("/static/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404, "there is no such file")
+        kind = "css" if name.endswith(".css") else "javascript"
+        return Response(files[name], media_type=f"text/{kind}")
 
     @app.get("/api/models", name="models")
     async def list_models() -> ModelList:
@@ -337,14 +351,15 @@ def create_app(
         if job.state != DONE:
             why = job.error or f"the analysis is {job.state}"
             raise HTTPException(409, f"there is no result: {why}")
-        return Response(job.result, media_type="application/octet-stream")
+        kind = "json" if isinstance(job.question, CitationRequest) else "octet-stream"
+        return Response(job.result, media_type=f"application/{kind}")
 
     @app.get("/api/analyses/{id}/maps", response_class=Response, responses=_RESULTS)
     async def maps(id: str) -> Response:
         """The maps, as the page reads them."""
         question = existing(jobs.find(id)).question
         if not isinstance(question, AnalysisRequest):
-            raise HTTPException(409, f"there are no maps: this is {question.answer} (result)")
+            raise HTTPException(409, f"there are no maps: this is {question.gives} (result)")
         return await result(id)
 
     _complete(app.openapi(), list(models.names), limits)

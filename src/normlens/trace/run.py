@@ -8,37 +8,26 @@ more than one layer's attention is ever held.
 from __future__ import annotations
 
 import inspect
+import sys
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from normlens import layers as components
 from normlens.errors import UnsupportedModelError
-from normlens.frozen.alpha import QueryKey, alpha_of
-from normlens.gpu.matmul import is_split, times, times_plus
+from normlens.frozen.attention import QueryKey, alpha_of
+from normlens.gpu.matmul import are_many, split_linears
 from normlens.inputs.text import Encoded, pad
-from normlens.layers import (
-    Attention,
-    Branch,
-    Experts,
-    FeedForward,
-    Layer,
-    Norm,
-    ParallelFeedForward,
-    Residual,
-    Routing,
-)
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
-from normlens.models.reading import class_name, execution_device
-from normlens.trace.attention import EAGER, ask_for_attention
+from normlens.models.reading import class_name, execution_device, weights_dtype
 from normlens.trace.checks import check_chunks, check_weights, explain_failure
 from normlens.trace.locking import Hooks, Undo, exclusive, other_methods
 
@@ -67,7 +56,7 @@ class LayerTrace:
 
     index: int  # 0-based
     block: nn.Module
-    layer: Layer
+    layer: components.Layer
     x: Tensor  # (b, j, d) the layer's input
     alphas: tuple[Tensor | QueryKey, ...]  # (b, h, i, j) the weights of each attention, in order
     real: dict[int, Tensor]  # step index → the model's own vector behind that step (b, i, d)
@@ -98,7 +87,7 @@ class Checkpoint(NamedTuple):
     factor: float | Tensor = 1.0  # what the model multiplies that vector by
 
 
-def checkpoints(layer: Layer) -> dict[int, Checkpoint]:
+def checkpoints(layer: components.Layer) -> dict[int, Checkpoint]:
     """Where the model's own vector behind each step of a scope can be read, by step.
 
     Behind a residual it is the input of the norm that follows, or the block's output at the end.
@@ -106,21 +95,21 @@ def checkpoints(layer: Layer) -> dict[int, Checkpoint]:
     places: dict[int, Checkpoint] = {}
     following = None
     for index, step in reversed(list(enumerate(layer.steps))):
-        if isinstance(step, Branch):
+        if isinstance(step, components.Branch):
             continue
         if index not in layer.scope_of_step:
             break
         if following is None:
             places[index] = Checkpoint()
-        elif isinstance(step, Residual):
-            if isinstance(following, Norm) and following.module is not None:
+        elif isinstance(step, components.Residual):
+            if isinstance(following, components.Norm) and following.module is not None:
                 places[index] = Checkpoint(following.module, INPUT)
-        elif not isinstance(step, ParallelFeedForward) and step.module is not None:
+        elif not isinstance(step, components.ParallelFeedForward) and step.module is not None:
             factor: float | Tensor = 1.0
-            if isinstance(step, Experts):
+            if isinstance(step, components.Experts):
                 factor = step.scale
-            elif isinstance(step, (Attention, FeedForward)):
-                last = step.output if isinstance(step, Attention) else step.down
+            elif isinstance(step, (components.Attention, components.FeedForward)):
+                last = step.output if isinstance(step, components.Attention) else step.down
                 factor = last.scale if step.module is last.module else 1.0
             places[index] = Checkpoint(step.module, 0, factor)
         following = step
@@ -143,12 +132,12 @@ class Recorder:
     def __init__(self, adapter: Adapter, wanted: set[int], consume: Consumer):
         self.adapter, self.wanted, self.consume = adapter, wanted, consume
         self.calls = 0
-        self.watched: dict[nn.Module, tuple[Layer, dict[int, Checkpoint]]] = {}
+        self.watched: dict[nn.Module, tuple[components.Layer, dict[int, Checkpoint]]] = {}
         self.seen: dict[tuple[nn.Module | None, int], list[Any]] = {}
         self.rows: dict[nn.Module, Rows] = {}
         self.routing: tuple[Tensor, Tensor] | None = None  # experts and weights of all tokens
 
-    def watch(self, block: nn.Module, hooks: Hooks, rows: bool = True) -> Layer:
+    def watch(self, block: nn.Module, hooks: Hooks, rows: bool = True) -> components.Layer:
         """Read this block whenever it runs; returns what the adapter says it is."""
         layer = self.adapter.layer(block)
         points = checkpoints(layer)
@@ -218,7 +207,7 @@ class Recorder:
             tables = [torch.cat(pair) for pair in zip(kept, tables, strict=True)]
         self.rows[module] = Rows(*tables)
 
-    def _keep_routing(self, experts: Experts, _: nn.Module, *call: Any) -> None:
+    def _keep_routing(self, experts: components.Experts, _: nn.Module, *call: Any) -> None:
         if self.calls in self.wanted:
             self.routing = experts.read(*call)
 
@@ -255,7 +244,9 @@ class Recorder:
         self.consume(LayerTrace(index, block, layer, x, alphas, *seen))
         self._begin()
 
-    def _attention(self, index: int, layer: Layer) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def _attention(
+        self, index: int, layer: components.Layer
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """The weights that each attention's module returned, and what it read elsewhere.
 
         One module may serve several attentions; other sequences are read by value projections.
@@ -283,7 +274,7 @@ class Recorder:
             sources.setdefault(attention.source, read[0])
         return tuple(alphas), sources
 
-    def _routing(self, index: int, experts: Experts, x: Tensor) -> Routing:
+    def _routing(self, index: int, experts: components.Experts, x: Tensor) -> components.Routing:
         """The experts that the tokens of `x` (b, i, d) used."""
         tokens = x.shape[:2]
         if self.routing is None or self.routing[0].shape[0] != tokens.numel():
@@ -296,77 +287,160 @@ class Recorder:
         shared = None
         if experts.shared_gate is not None:
             shared = self.seen[experts.shared_gate, 0][-1].sigmoid().reshape(tokens)
-        return Routing(places, weights, shared)
+        return components.Routing(places, weights, shared)
 
 
-# A float32 model's own products on a GPU, formed as the algebra forms its own.
+# The kind of attention that a model runs with: eager, which returns α, or fast, keeping q and k.
+#
+# Under sdpa a model returns no weights. Where weights would take too much memory, the model runs
+# its own fast attention, and queries and keys are kept instead. The kind is read from a
+# configuration, for the mask first and then in every layer; if it changed in between, a layer would
+# apply the mask of the other kind. So it is changed for one thread alone, while others run the
+# model as it is set.
 
 
-#: Vectors from which on this takes less time than it costs in Python.
-FEWEST = 4096
+EAGER = "eager"
+#: The name under which transformers calls `fast_attention`.
+FAST = "normlens"
+
+#: The thread for which a configuration says another kind, and which, by the configuration's id.
+_asked: dict[int, tuple[int, str]] = {}
 
 
-class split_linears(TorchFunctionMode):
-    """Form linear maps of many vectors by `normlens.gpu.matmul`, to its 22 digits."""
+def ask_for_attention(model: Any, kind: str, undo: Undo) -> None:
+    """Let the model's configurations name this kind to this thread, and to it alone.
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function is F.linear and not kwargs:
-            x, weight, *bias = args
-            if _is_large(x, weight.T):
-                if not bias or bias[0] is None:
-                    return times(x, weight.T)
-                return times_plus(x, weight.T, bias[0])
-        elif function is torch.addmm and not kwargs and len(args) == 3:
-            bias, x, weight = args
-            if bias.dim() == 1 and _is_large(x, weight):
-                return times_plus(x, weight, bias)
-        return function(*args, **(kwargs or {}))
-
-    def outside(self, consume: Consumer) -> Consumer:
-        """The same consumer without this mode, which makes each function pass through Python."""
-
-        def consume_outside(traced: LayerTrace) -> None:
-            if _get_current_function_mode() is not self:  # one that was entered since lies on top
-                return consume(traced)
-            self.__exit__(None, None, None)
-            try:
-                consume(traced)
-            finally:
-                self.__enter__()
-
-        return consume_outside
+    A model whose modules were built for another kind than sdpa stays as it is, and is refused later
+    because its layers return no weights.
+    """
+    if kind == FAST:
+        _register()
+    can_set = getattr(model, "_can_set_attn_implementation", None)
+    settable = can_set is None or can_set()
+    waiting: list[Any] = [vars(module).get("config") for module in model.modules()]
+    seen: set[int] = set()
+    while waiting:
+        config = waiting.pop()
+        of_config: Any = type(config)
+        is_read = isinstance(getattr(of_config, "_attn_implementation", None), property)
+        if not is_read or id(config) in seen:
+            continue
+        seen.add(id(config))
+        waiting += [getattr(config, name, None) for name in config.sub_configs]
+        set_to = config._attn_implementation
+        # Falcon reads the setting whenever it runs, but has no method that changes it.
+        if set_to not in (kind, None) and (settable or set_to == "sdpa"):
+            undo.append(partial(_asked.pop, id(config), None))
+            undo.append(partial(object.__setattr__, config, "__class__", of_config))
+            _asked[id(config)] = threading.get_ident(), kind
+            object.__setattr__(config, "__class__", _answering_class(of_config))
 
 
-def are_many(inputs: dict[str, Any]) -> bool:
-    """Whether a GPU is given enough tokens for this to be worth its while."""
-    return any(
-        isinstance(given, Tensor) and given.is_cuda and given.numel() >= FEWEST
-        for given in inputs.values()
+@cache
+def _answering_class(of_config: Any) -> type:
+    """A configuration's class that answers one thread differently.
+
+    It has the name of its class, by which transformers finds what belongs to a configuration.
+    """
+
+    def implementation(config: Any) -> Any:
+        thread, kind = _asked.get(id(config), (None, None))
+        is_here = thread == threading.get_ident()
+        return kind if is_here else of_config._attn_implementation.fget(config)
+
+    def reduced(config: Any, _: Any) -> Any:
+        """A copy is of the plain class, and says what the original says to the thread."""
+        state = {**vars(config), "_attn_implementation_internal": config._attn_implementation}
+        return object.__new__, (of_config,), state
+
+    changed = {
+        "_attn_implementation": property(implementation, of_config._attn_implementation.fset),
+        "__reduce_ex__": reduced,
+    }
+    names = {name: getattr(of_config, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(of_config)(of_config.__name__, (of_config,), {**names, **changed})
+
+
+# Fast attention that returns queries and keys in the place of its weights.
+
+
+def can_keep_queries(layers: list[components.Layer]) -> bool:
+    """Whether all attentions of these layers are called through transformers' interface."""
+    modules = {attention.weights for layer in layers for attention in layer.attentions}
+    return all(module is not None and _has_interface(module) for module in modules)
+
+
+def _has_interface(module: nn.Module) -> bool:
+    return hasattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS")
+
+
+@cache
+def _register() -> None:
+    """Make the kind known to transformers, with the masks of sdpa."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(FAST, fast_attention)
+    AttentionMaskInterface.register(FAST, sdpa_mask)
+
+
+def fast_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, QueryKey]:
+    """What sdpa computes (b, i, h, e), and in the place of weights what they are formed from."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    looks_back = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    given = QueryKey(
+        query,
+        key,
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        query.dtype,
+        attention_mask,
+        position_bias,
+        causal=attention_mask is None and bool(looks_back) and query.shape[2] > 1,
+        soft_cap=softcap,
+        sinks=s_aux,
     )
-
-
-def _is_large(x: Tensor, weight: Tensor) -> bool:
-    return x.numel() >= FEWEST * x.shape[-1] and is_split(x, weight)
+    if softcap is None and s_aux is None:
+        plain = module, query, key, value, attention_mask
+        options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
+        output, _ = sdpa_attention_forward(*plain, **options)
+    else:  # sdpa has neither; the tiles of α are not kept
+        values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        output = given.mix(values).transpose(1, 2).contiguous()
+    return output, replace(given, output=output)
 
 
 # What a model is called with, and how the caller's surroundings are kept out of the call.
+
+
+def padding_id(adapter: Adapter) -> int:
+    """The id of padding: any will do under the mask; some configurations name none, or −1."""
+    named = getattr(adapter.config, "pad_token_id", None)
+    return named if isinstance(named, int) and named >= 0 else 0
 
 
 def model_inputs(
     adapter: Adapter, batch: Sequence[Encoded], device: torch.device
 ) -> dict[str, Any]:
     """The arguments of the model's call for a batch; texts are padded on the right."""
-    # The id of padding: any will do under the mask; some configurations name none, or −1.
-    named = getattr(adapter.config, "pad_token_id", None)
-    padding = named if isinstance(named, int) and named >= 0 else 0
+    padding = padding_id(adapter)
     read_first = [item.sequences[0] for item in batch]
     signals = [each.signal for each in read_first if each.signal is not None]
     if signals:
         # Pictures or sounds of one shape; padding would be seen and heard.
-        dtype = next(p.dtype for p in adapter.model.parameters() if p.is_floating_point())
-        values = torch.stack(signals).to(device, dtype)
+        values = torch.stack(signals).to(device, weights_dtype(adapter.model))
         if isinstance(adapter, SignalEncoder):
             return {adapter.argument: values, **adapter.call_options(values)}
         inputs = {"input_features": values}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -330,10 +329,7 @@ class OwnPage:
     def document(self) -> str:
         """The page."""
         title, facts = self.facts()
-        # Inside a script element only "<" could mean something to an HTML parser.
-        data = json.dumps(plain(facts), allow_nan=False).replace("<", "\\u003c")
-        page = pages.static(self.template).replace("{{title}}", html.escape(title), 1)
-        return page.replace("{{data}}", data, 1)
+        return pages.document(self.template, title, plain(facts))
 
     def write(
         self, path: str | Path, largest: float | None = LARGEST, overwrite: bool | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -92,15 +94,44 @@ def standalone(payload: bytes, title: str, state: str = "") -> str:
     """
     # Inside a script element only these character sequences mean something to an HTML parser.
     inline = script().replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    page = static("page.html")
-    for name, text in (
-        ("title", html.escape(title)),
-        ("state", html.escape(state)),
-        ("payload", base64.b64encode(payload).decode("ascii")),
-        ("script", inline),
-    ):
-        page = page.replace(f"{{{{{name}}}}}", text, 1)
-    return page
+    data = base64.b64encode(payload).decode("ascii")
+    slots = {"title": html.escape(title), "state": html.escape(state)}
+    return filled(static("page.html"), slots | {"payload": data, "script": inline})
+
+
+def document(template: str, title: str, data: Any = None, **slots: str) -> str:
+    """Put data into a page of its own that needs nothing beside it: a citation's, a ranking's."""
+    style, body, code = fragment(template)
+    # Inside a script element only "<" could mean something to an HTML parser.
+    told = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    own = {"title": html.escape(title), "style": style, "script": code, "data": told}
+    return filled(static("document.html"), own | {"body": filled(body, slots)})
+
+
+def fragment(template: str) -> tuple[str, str, str]:
+    """The style, the elements and the script of a page of its own, with what all of them share."""
+    style, _, rest = static(template).removeprefix("<style>\n").partition("</style>\n")
+    body, _, code = rest.partition("<script>\n")
+    code = code.removesuffix("</script>\n")
+    return static("document.css") + style, body, static("document.js") + code
+
+
+@cache
+def citing() -> tuple[str, str, str]:
+    """The server's page for citations: its HTML, and the style and script that it loads."""
+    (style, page, code), (own, form, asks) = map(fragment, ("citation.html", "cite.html"))
+    shared = len(static("document.css")), len(static("document.js"))
+    body = filled(form, {"page": page})
+    return (
+        filled(static("citing.html"), {"body": body}),
+        style + own[shared[0] :],
+        code + asks[shared[1] :],
+    )
+
+
+def filled(page: str, slots: Mapping[str, str]) -> str:
+    """Fill a page's places, ``{{name}}``, which are looked for in the page alone."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: slots[match[1]], page)
 
 
 def handout(documents: Sequence[str], title: str, notes: Sequence[str] = ()) -> str:
@@ -109,14 +140,14 @@ def handout(documents: Sequence[str], title: str, notes: Sequence[str] = ()) -> 
     A result of any kind keeps the page that it has alone.
     """
     sections = []
-    for place, document in enumerate(documents):
+    for place, one in enumerate(documents):
         if place < len(notes):
             sections.append(f"<p>{html.escape(notes[place])}</p>")
         name = f"Result {place + 1} of {len(documents)}"
-        sections.append(f'<iframe title="{name}" srcdoc="{html.escape(document)}"></iframe>')
-    page = static("handout.html").replace("{{title}}", html.escape(title or "NormLens"), 1)
+        sections.append(f'<iframe title="{name}" srcdoc="{html.escape(one)}"></iframe>')
     heading = f"<h1>{html.escape(title)}</h1>" if title else ""
-    return page.replace("{{heading}}", heading, 1).replace("{{sections}}", "\n".join(sections), 1)
+    listed = "\n".join(sections)
+    return document("handout.html", title or "NormLens", heading=heading, sections=listed)
 
 
 def static(name: str) -> str:

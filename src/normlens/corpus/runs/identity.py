@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import NormLensError
-from normlens.gpu.lazy_tensor import formed, lazy_tensor
+from normlens.gpu.matmul import formed, lazy_tensor
 from normlens.inputs.encode import can_generate
 from normlens.layers import Dense
 from normlens.lens import Lens

@@ -18,10 +18,10 @@ from normlens.options import (
     REVISION,
     TRUST,
     Option,
-    at_least_one,
     names_of,
     parse_batch_size,
     parse_bytes,
+    whole_number,
 )
 
 # How many workers there are, and what each takes of a node: ``gpu=1,cpu=4,memory=16GB``.
@@ -228,7 +228,7 @@ class RunOptions:
         for name in ("limit", "max_length", "block_size"):
             value = getattr(self, name)
             if value is not None:
-                at_least_one(value, name)
+                whole_number(value, name, 1)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "measures": list(self.measures)}
@@ -306,8 +306,8 @@ class Execution:
                 raise OptionError(name, f"{{option}} is a number from 0, not {value}")
         check_choice(self.engine, ENGINES, "engine")
         if parse_workers(self.workers) != AUTO:
-            at_least_one(self.workers, "workers")  # type: ignore[arg-type]
-        at_least_one(self.attempts, "attempts")
+            whole_number(self.workers, "workers", 1)  # type: ignore[arg-type]
+        whole_number(self.attempts, "attempts", 1)
         timeout = self.sequence_timeout
         if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
             raise OptionError(

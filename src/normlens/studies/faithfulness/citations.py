@@ -7,7 +7,9 @@ log-probabilities of random subsets: Spearman's ρ of the two is the linear data
 
 from __future__ import annotations
 
+import importlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,9 +24,11 @@ from torch import Tensor
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures.base import BoundMeasure, Item
-from normlens.errors import InputError, NormLensError
+from normlens.errors import InputError, MissingDependencyError, NormLensError
 from normlens.explain.citations import (
     Prompt,
+    ablation_masks,
+    check_answers,
     cite,
     prepared,
     random_masks,
@@ -32,8 +36,6 @@ from normlens.explain.citations import (
     subset_scores,
 )
 from normlens.inputs.text import DOCUMENT, owner_of
-from normlens.layers import CAUSAL
-from normlens.models.base import read_head
 from normlens.options import CiteOptions
 from normlens.studies.faithfulness.options import (
     ANSWER_COLUMN,
@@ -43,9 +45,8 @@ from normlens.studies.faithfulness.options import (
     SOURCES_COLUMN,
     ablations_of,
 )
-from normlens.trace.attention import EAGER
 from normlens.trace.locking import Hooks, exclusive
-from normlens.trace.run import model_inputs, plain_options, reading
+from normlens.trace.run import EAGER, model_inputs, plain_options, reading
 
 if TYPE_CHECKING:
     from normlens.corpus.engines.block_rows import Clock
@@ -107,7 +108,7 @@ def by_source(prompt: Prompt, scores: Scores) -> Scores:
 
 
 def _run(prompt: Prompt, work: Callable[[Any], Tensor], **options: Any) -> Tensor:
-    """What `work` makes of the model's output on the prompt with its answer, by eager attention."""
+    """Call `work` on the model's eager forward pass over the prompt and its answer."""
     lens = prompt.lens
     inputs = model_inputs(lens.adapter, [prompt.followed(prompt.read()[0])], lens.device)
 
@@ -152,6 +153,37 @@ def gradient_x_input(prompt: Prompt) -> Scores:
     return by_source(prompt, _run(prompt, products).numpy())
 
 
+def flashtrace(prompt: Prompt) -> Scores:
+    """FlashTrace's scores of the prompt's tokens, by its own package, as it comes."""
+    traced = _package().FlashTrace(prompt.lens.adapter.whole, prompt.lens.tokenizer)
+    encoded, answer = prompt.read()[0], prompt.answer
+    assert answer is not None
+
+    def run() -> Any:
+        with reading(prompt.lens.adapter.whole, prompt.lens.adapter, EAGER):
+            return traced.trace(prompt=encoded.text, target=answer.text)
+
+    result = exclusive(prompt.lens.adapter.whole, run)
+    if len(result.scores) != len(encoded):
+        raise InputError(
+            f"flashtrace reads the prompt as {len(result.scores)} tokens and the model as "
+            f"{len(encoded)}; leave it out for {prompt.lens.name}"
+        )
+    return by_source(prompt, np.array(result.scores, np.float64))
+
+
+def _package() -> Any:
+    """The package FlashTrace; it needs others, of which one may be missing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("flashtrace")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the method flashtrace needs its package ({error}); run: pip install flashtrace"
+        ) from error
+
+
 # One question, its answer, and what the model says of the answer with some of the sources.
 
 
@@ -162,7 +194,7 @@ class Trial:
         self.prompt, self.count = prompt, len(prompt.sources)
         self._known: dict[bytes, float] = {}
         self._seed = seed
-        #: subsets that scores are held to, and those that methods may use
+        #: subsets that scores are held to, and those that ContextCite uses
         self.held, self.masks = (
             random_masks(self.count, rows, (*seed, purpose))
             for purpose, rows in enumerate((SUBSETS, ablations))
@@ -182,21 +214,22 @@ class Trial:
 
     @cached_property
     def exact(self) -> Scores:
-        """The exact pass alone."""
+        """Scores of the exact pass alone."""
         return cite(self.prompt).contributions
 
     def scores(self, method: str) -> Scores:
         """A method's score of each source."""
         count = ablations_of(method)
-        masks = self.masks[:count]
         if method.startswith("normlens+"):
-            return sharpened(self.exact, masks, self.log_p(masks))[0]
+            masks = ablation_masks(self.exact, count, (*self._seed, 1))
+            return sharpened(self.exact, masks, self.log_p(masks), self.whole)[0]
         if method.startswith("contextcite-"):
+            masks = self.masks[:count]
             return lasso(masks, self.log_p(masks), len(self.prompt.ids))
         return _PLAIN[method](self)
 
     def values(self, scores: Scores, gold: Sequence[int]) -> dict[str, float | None]:
-        """What the protocol says of scores; None where they cannot be judged by it."""
+        """Return the protocol's values of scores; None where a value is undefined."""
         real, said = self.log_p(self.held), self.held @ scores
         varies = np.ptp(real) > 0 and np.ptp(said) > 0
         values: dict[str, float | None] = {
@@ -215,15 +248,12 @@ class Trial:
         return values
 
 
-def _leave_one_out(trial: Trial) -> Scores:
-    return trial.whole - trial.log_p(~np.eye(trial.count, dtype=bool))
-
-
 _PLAIN: Mapping[str, Callable[[Trial], Scores]] = {
     "normlens": lambda trial: trial.exact,
-    "leave-one-out": _leave_one_out,
+    "leave-one-out": lambda trial: trial.whole - trial.log_p(~np.eye(trial.count, dtype=bool)),
     "attention": lambda trial: attention(trial.prompt),
     "gradient-x-input": lambda trial: gradient_x_input(trial.prompt),
+    "flashtrace": lambda trial: flashtrace(trial.prompt),
     "random": lambda trial: np.random.default_rng([*trial._seed, 3]).random(trial.count),
 }
 
@@ -236,21 +266,22 @@ def passes(method: str, sources: int) -> tuple[int, int]:
         return 1 + sources, 0
     if method.startswith("contextcite-"):
         return ablations_of(method), 0
-    return 1 + ablations_of(method), int(method != "attention")
+    return 1 + ablations_of(method), int(method not in ("attention", "flashtrace"))
 
 
 # The protocol over the rows of a corpus.
 
 
-def check_answers(lens: Lens) -> None:
-    """Refuse models that do not answer."""
-    if read_head(lens.adapter).task != CAUSAL:
-        raise InputError(f"citations need a causal language model, which {lens.name} is not")
+def check_citations(lens: Lens, methods: Sequence[str] = ()) -> None:
+    """Refuse models that do not answer, and methods whose package is missing."""
+    if "flashtrace" in methods:
+        _package()
+    check_answers(lens, two_stacks=False)
 
 
 @dataclass(frozen=True)
 class Citations(BoundMeasure):
-    """How well the scores of `methods` say which sources made an answer.
+    """Measure how well the scores of `methods` identify the sources of an answer.
 
     A row's text is a question; its `sources` are a list of texts, `gold` the places of those that
     hold the right answer, and `answer` the answer, which the model gives where there is none. In
@@ -271,7 +302,7 @@ class Citations(BoundMeasure):
         tables: Mapping[str, pa.Schema],
     ) -> Citations:
         """The protocol as ContextCite set it up: whole sources, answers of at most 40 tokens."""
-        check_answers(lens)
+        check_citations(lens, methods)
         options = CiteOptions(
             by=DOCUMENT, parts=DOCUMENT, generate=40, separator=" ", batch_size=batch_size
         )
@@ -315,6 +346,14 @@ class Citations(BoundMeasure):
         }
         rows: dict[str, list[dict[str, Any]]] = {
             "examples": [example],
+            "method_passes": [
+                dict(
+                    zip(
+                        ("method", "forward", "backward"), (n, *passes(n, trial.count)), strict=True
+                    )
+                )
+                for n in self.methods
+            ],
             "attributions": [
                 {"method": name, "position": k, "token": prompt.sources[k], "ordinary": True}
                 | {"evidence": k in gold if gold else None, "score": score}
@@ -325,11 +364,6 @@ class Citations(BoundMeasure):
                 {"protocol": f"{CITATIONS}-{what}", "method": name, "first": MOST, "value": value}
                 for name, of in values.items()
                 for what, value in of.items()
-            ],
-            "method_passes": [
-                {"method": name, "forward": forward, "backward": backward}
-                for name in self.methods
-                for forward, backward in [passes(name, trial.count)]
             ],
         }
         of = {"index": item.index, "sequence": item.sequence}
