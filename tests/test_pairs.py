@@ -261,7 +261,7 @@ PAIRS = "the house ||| la maison\nis small ||| est petite\n"
         ("reproduce align --gold GOLD", "bart", PAIRS, "1 lines for 2 sentence pairs"),
         ("run --measures faithfulness", "bart", PAIRS, "is for models that read one"),
         ("evaluate", "bart", PAIRS, "generating encoder–decoder"),
-        ("reproduce ff", "bart", SOURCES, "the papers analyse models of one stack"),
+        ("reproduce ff", "bart", SOURCES, "is an encoder–decoder; use normlens run"),
     ],
 )
 def test_what_does_not_go_together_is_one_line_and_leaves_nothing(
