@@ -90,7 +90,9 @@ def normalise(parts, bias, norm):
 def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Callable[[], object]]:
     """Each way as a function of no arguments, on the same model and tokens."""
     import normlens
-    from normlens.frozen.norm_maps import decompose_layer
+    from normlens.frozen.layer import freeze
+    from normlens.frozen.norm_maps import last_frozen_step, layer_maps
+    from normlens.options import AnalysisOptions
     from normlens.trace.run import trace
 
     model = bert(layers)
@@ -119,7 +121,9 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
         return lambda: [analyse(traced) for traced in done]
 
     def by_normlens(traced) -> None:
-        decompose_layer(traced.layer, traced.x, traced.alphas, [n], BEFORE_FF, real=traced.real)
+        until = last_frozen_step(traced.layer, BEFORE_FF, AnalysisOptions())
+        frozen = freeze(traced.layer, traced.x, traced.alphas, [n], until=until)
+        layer_maps(frozen, BEFORE_FF, real=traced.real)
 
     def floor() -> Callable[[], object]:
         # In as many pieces as keep the operand in memory; more would only make it slower.

@@ -26,7 +26,8 @@ import torch
 
 from normlens.frozen.feedforward import FrozenFeedForward
 from normlens.frozen.head_products import ProductStore
-from normlens.frozen.norm_maps import decompose_layer
+from normlens.frozen.layer import freeze
+from normlens.frozen.norm_maps import layer_maps
 from normlens.frozen.stage import stage_by_kernels
 from normlens.frozen.tiles import Job, feed_forward_norms
 from normlens.gpu.sizes import PRECISIONS
@@ -117,9 +118,8 @@ def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> Job:
         patch("normlens.frozen.norm_maps.feed_forward_norms", catch),
         suppress(Caught),
     ):
-        decompose_layer(
-            made.to(dtype), x.to(dtype), alpha.to(dtype), [shape.n] * shape.batch, made.scopes
-        )
+        lengths = [shape.n] * shape.batch
+        layer_maps(freeze(made.to(dtype), x.to(dtype), alpha.to(dtype), lengths), made.scopes)
     # As a prepared lens does, which keeps products of weights from text to text.
     store = ProductStore(1 << 31)
     store.refresh({0: made}, {0}, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from normlens.frozen.norm_maps import LayerMaps, decompose_layer
+from normlens.frozen.head_products import KeptProducts
+from normlens.frozen.layer import freeze
+from normlens.frozen.norm_maps import LayerMaps, last_frozen_step, layer_maps
 from normlens.layers import (
     Attention,
     Branch,
@@ -22,6 +25,22 @@ from normlens.layers import (
     Residual,
 )
 from normlens.options import AnalysisOptions
+
+
+def decompose_layer(
+    layer: Layer,
+    x: Tensor,
+    alpha: Tensor,
+    lengths: Sequence[int],
+    scopes: Sequence[str],
+    options: AnalysisOptions = AnalysisOptions(),
+    real: Mapping[int, Tensor] | None = None,
+    kept: KeptProducts | None = None,
+) -> LayerMaps:
+    """Freeze one layer as far as the scopes need it, and return its maps."""
+    until = last_frozen_step(layer, scopes, options)
+    frozen = freeze(layer, x, alpha, lengths, options.nonlinearity, until=until)
+    return layer_maps(frozen, scopes, options, real, kept)
 
 
 @dataclass(frozen=True)

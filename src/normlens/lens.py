@@ -35,7 +35,7 @@ from normlens.loading.sentences import Pooling
 from normlens.models import adapt
 from normlens.models.base import read_head
 from normlens.models.parts import SignalEncoder
-from normlens.models.reading import execution_device
+from normlens.models.reading import execution_device, weights_dtype
 from normlens.models.unwrapping import name_of_model
 from normlens.options import (
     HALF,
@@ -70,7 +70,21 @@ from normlens.results.search import Ranking, Score
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from normlens import _keywords
+    from normlens._keywords import (
+        AnalysisKeywords,
+        AnyQuestionKeywords,
+        CiteKeywords,
+        CosineKeywords,
+        EncodeKeywords,
+        EncodePairsKeywords,
+        ExplainKeywords,
+        IdKeywords,
+        NoTextKeywords,
+        PairKeywords,
+        QuestionKeywords,
+        ScoreKeywords,
+        TextKeywords,
+    )
 
 
 # What a lens explains: scores and cosines, traced back to tokens.
@@ -164,7 +178,7 @@ class Lens:
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return weights_dtype(self.model)
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -193,29 +207,27 @@ class Lens:
 
     @overload
     def maps(  # type: ignore[overload-overlap] # a text is an iterable of texts, too
-        self, text: Text | Chat | Signal, **options: Unpack[_keywords.TextKeywords]
+        self, text: Text | Chat | Signal, **options: Unpack[TextKeywords]
     ) -> Maps: ...
 
     @overload
-    def maps(self, text: Side, target: Side, **options: Unpack[_keywords.TextKeywords]) -> Maps: ...
+    def maps(self, text: Side, target: Side, **options: Unpack[TextKeywords]) -> Maps: ...
 
     @overload
     def maps(
         self,
         text: Texts | list[SourceTarget] | list[Signal],
-        **options: Unpack[_keywords.TextKeywords],
+        **options: Unpack[TextKeywords],
     ) -> list[Maps]: ...
 
     @overload
-    def maps(self, *, input_ids: list[int], **options: Unpack[_keywords.IdKeywords]) -> Maps: ...
+    def maps(self, *, input_ids: list[int], **options: Unpack[IdKeywords]) -> Maps: ...
 
     @overload
-    def maps(
-        self, *, input_ids: list[list[int]], **options: Unpack[_keywords.IdKeywords]
-    ) -> list[Maps]: ...
+    def maps(self, *, input_ids: list[list[int]], **options: Unpack[IdKeywords]) -> list[Maps]: ...
 
     @overload
-    def maps(self, **options: Unpack[_keywords.NoTextKeywords]) -> Maps | list[Maps]: ...
+    def maps(self, **options: Unpack[NoTextKeywords]) -> Maps | list[Maps]: ...
 
     @shows_fields_of(AnalysisOptions)
     @shows_fields_of(RawInput, without=("source",), before="out")
@@ -227,7 +239,7 @@ class Lens:
         out: str | PathLike[str] | None = None,
         overwrite: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[_keywords.AnalysisKeywords],
+        **options: Unpack[AnalysisKeywords],
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair (a tuple); any other iterable gives a list.
 
@@ -274,12 +286,12 @@ class Lens:
         contrast: Target | None = ...,
         position: int | None = ...,
         direction: Direction | None = ...,
-        **options: Unpack[_keywords.QuestionKeywords],
+        **options: Unpack[QuestionKeywords],
     ) -> Explanation: ...
 
     @overload
     def explain(
-        self, text: Text, *, position: Literal["all"], **options: Unpack[_keywords.QuestionKeywords]
+        self, text: Text, *, position: Literal["all"], **options: Unpack[QuestionKeywords]
     ) -> Explanations: ...
 
     @overload
@@ -289,12 +301,12 @@ class Lens:
         *,
         target: Side | None = ...,
         token: Literal["all"],
-        **options: Unpack[_keywords.QuestionKeywords],
+        **options: Unpack[QuestionKeywords],
     ) -> Explanations: ...
 
     @overload
     def explain(
-        self, text: Given | None = ..., **options: Unpack[_keywords.AnyQuestionKeywords]
+        self, text: Given | None = ..., **options: Unpack[AnyQuestionKeywords]
     ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
 
     @shows_fields_of(ExplainOptions)
@@ -315,7 +327,7 @@ class Lens:
         generate: int | None = None,
         generation: Mapping[str, object] | None = None,
         progress: Progress | bool | None = None,
-        **options: Unpack[_keywords.ExplainKeywords],
+        **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
         """Trace a score back to every input token, exactly for the frozen network, in one way back.
 
@@ -397,7 +409,7 @@ class Lens:
         answer: str | None = None,
         *,
         progress: Progress | bool | None = None,
-        **options: Unpack[_keywords.CiteKeywords],
+        **options: Unpack[CiteKeywords],
     ) -> Citation:
         """Which sources made an answer, exactly for the frozen network, in one way back.
 
@@ -415,12 +427,10 @@ class Lens:
             return cite(prompt, advance)
 
     @overload
-    def cosine(self, a: str, b: str, **options: Unpack[_keywords.PairKeywords]) -> Cosine: ...
+    def cosine(self, a: str, b: str, **options: Unpack[PairKeywords]) -> Cosine: ...
 
     @overload
-    def cosine(
-        self, a: list[tuple[str, str]], **options: Unpack[_keywords.PairKeywords]
-    ) -> list[Cosine]: ...
+    def cosine(self, a: list[tuple[str, str]], **options: Unpack[PairKeywords]) -> list[Cosine]: ...
 
     @shows_fields_of(CosineOptions)
     @shortage_explained("this cosine", SMALLER)
@@ -431,7 +441,7 @@ class Lens:
         *,
         truncate: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[_keywords.CosineKeywords],
+        **options: Unpack[CosineKeywords],
     ) -> Cosine | list[Cosine]:
         """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
 
@@ -462,7 +472,7 @@ class Lens:
         document_lens: Lens | None = None,
         truncate: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[_keywords.ScoreKeywords],
+        **options: Unpack[ScoreKeywords],
     ) -> Score:
         """Which words made the score of a query and a document, as a search model computes it.
 
@@ -492,7 +502,7 @@ class Lens:
         document_lens: Lens | None = None,
         truncate: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[_keywords.ScoreKeywords],
+        **options: Unpack[ScoreKeywords],
     ) -> Ranking:
         """The scores (`score`) of several documents, the best first, and why one is above another.
 
@@ -519,7 +529,7 @@ class Lens:
     def encode(
         self,
         text: Text | Texts | Chat | Signal | list[Signal] | None = None,
-        **options: Unpack[_keywords.EncodeKeywords],
+        **options: Unpack[EncodeKeywords],
     ) -> list[Encoded]:
         """Texts, token ids, pictures or sounds as `analyse` takes them."""
         check_keywords(Lens.encode, options)
@@ -532,7 +542,7 @@ class Lens:
         self,
         source: Side | list[str] | list[SourceTarget] | SourceTarget | None = None,
         target: Side | None = None,
-        **options: Unpack[_keywords.EncodePairsKeywords],
+        **options: Unpack[EncodePairsKeywords],
     ) -> list[Encoded]:
         """Sources and targets of an encoder–decoder as `analyse` takes them; see `maps`."""
         check_keywords(Lens.encode_pairs, options)

@@ -26,6 +26,13 @@ LANGUAGE = [
 ]
 #: The same without one that has no module which returns its FF's output.
 FAMILIES = [(family, task) for family, task in LANGUAGE if family != "granitemoeshared"]
+#: One family for each kind of layer: post- and pre-norm, shared, parallel, gated, with experts, …
+KINDS = [
+    (family, task)
+    for family, task in FAMILIES
+    if family in ("albert", "bert", "deberta-v2", "falcon", "gemma2", "gpt2", "gpt_neox", "gptj")
+    or family in ("llama", "mixtral", "modernbert", "olmo2", "squeezebert")
+]
 
 
 class MaskTokenizer:

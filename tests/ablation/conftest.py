@@ -28,7 +28,7 @@ def saved(folder: Path, family: str, task: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     """A model for every loss, by the loss's name."""
     folder = tmp_path_factory.mktemp("models")
     return {
@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def corpora(tmp_path_factory):
     """Data for every loss, and pairs with and without gold scores."""
     folder = tmp_path_factory.mktemp("data")
     lines = examples.corpus_file(folder / "lines.txt", SEQUENCES).read_text().splitlines()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(("family", "task"), FAMILIES)
-def test_a_gpu_gives_the_losses_of_the_cpu(family: str, task: str) -> None:
+def test_a_gpu_gives_the_losses_of_the_cpu(family, task):
     lens = lens_on(family, task)
     statistics = gather(lens, texts(lens, seed=3))
     ablations = Plan(lens.layers, "tiny").ablations(draws=1)

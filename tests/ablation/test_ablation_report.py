@@ -10,11 +10,9 @@ import pytest
 
 from normlens.studies.ablation.evidence import LEAST, taken, ways
 from normlens.studies.ablation.report import (
-    _short,
     compared,
     draw_grids,
     layer_table,
-    means_table,
     side_by_side,
 )
 
@@ -55,13 +53,13 @@ EXAMPLE = changes(
 )
 
 
-def test_ways_mean_other_kinds_for_norms() -> None:
+def test_ways_mean_other_kinds_for_norms():
     assert taken(EXAMPLE, "zero")["change"].tolist() == [0.2, 3.0, 0.4]
     assert taken(EXAMPLE, "mean")["change"].tolist() == [0.9, 1.0, 0.3]
     assert taken(EXAMPLE, "resample")["component"].unique().tolist() == ["FF"]
 
 
-def test_the_least_harmful_way_of_each_cell() -> None:
+def test_the_least_harmful_way_of_each_cell():
     least = taken(EXAMPLE, LEAST)
     # Neither a loss that is not finite nor a norm without its affine part takes anything away.
     assert least.set_index(["component", "layer"])["change"].to_dict() == {
@@ -78,7 +76,7 @@ def test_the_least_harmful_way_of_each_cell() -> None:
     assert ways(EXAMPLE[EXAMPLE["kind"] == "mean"]) == ["mean"]
 
 
-def test_kinds_stand_side_by_side() -> None:
+def test_kinds_stand_side_by_side():
     table = side_by_side(EXAMPLE.iloc[:7], ["zero", "mean"])
     assert table.iloc[0].tolist() == [
         "FF",
@@ -90,11 +88,7 @@ def test_kinds_stand_side_by_side() -> None:
     assert pd.isna(table.iloc[2]["mean"])
 
 
-def test_means_over_layers() -> None:
-    assert means_table(EXAMPLE).loc["FF"].tolist() == [1.6, 0.95, 2.0]
-
-
-def test_special_dimensions_stand_among_their_own_draws() -> None:
+def test_special_dimensions_stand_among_their_own_draws():
     rows = [("LN2", "lowest-gamma", 1, 1.0), ("LN2", "lowest-gamma", None, 0.0)]
     rows += [("LN2", "random-lowest-gamma", 1, k / 10, k) for k in range(9)]
     rows += [("LN2", "random-lowest-gamma", None, 0.5, k) for k in range(9)]
@@ -115,7 +109,7 @@ def layers(undone: list[float], cost: list[float], attention: float = 0.5) -> pd
     return layer_table(behind, end, changes(*rows))
 
 
-def test_the_undone_share() -> None:
+def test_the_undone_share():
     table = layers([0.8, -0.2], [1.0, 2.0])
     np.testing.assert_allclose(table["undone share"], [0.8, -0.2])
     assert table["FF"].tolist() == [1.0, 2.0]
@@ -123,15 +117,7 @@ def test_the_undone_share() -> None:
     assert layer_table(pd.Series([NAN], index=[1]), None, EXAMPLE).empty
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.001, "0"), (0.25, ".25"), (-0.25, "−.25"), (1.25, "1.25"), (12.34, "12.3"), (123.4, "123")],
-)
-def test_numbers_in_small_cells(value: float, text: str) -> None:
-    assert _short(value) == text
-
-
-def test_grids_keep_one_order_and_leave_gaps() -> None:
+def test_grids_keep_one_order_and_leave_gaps():
     left = pd.DataFrame({"ATTN": [0.1, 0.2], "LAYER": [1.0, NAN]}, index=[1, 2])
     right = pd.DataFrame({"ATTN": [0.3, 0.4], "LAYER": [NAN, NAN]}, index=[1, 2])
     figure = draw_grids({"a": left, "b": right}, ["x", "y"])

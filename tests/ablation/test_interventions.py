@@ -111,7 +111,7 @@ def norm_by_hand(ablation: Ablation, where: Any, corpus: Corpus, plan: Plan) -> 
 
 
 @pytest.mark.parametrize("family", LAYERS)
-def test_each_intervention_is_the_layer_by_hand_with_that_component_replaced(family: str) -> None:
+def test_each_intervention_is_the_layer_by_hand_with_that_component_replaced(family):
     with in_float64():
         lens = lens_on(family, task_of(family), torch.float64)
         corpus = Corpus(lens, texts(lens, CORPUS, seed=5))

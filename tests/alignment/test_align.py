@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from pair_examples import fast_tokenizer, with_head
@@ -12,7 +10,7 @@ from tokenizers import processors
 
 import normlens
 from normlens.corpus.runs.folder import AllFailedError, RunError
-from normlens.errors import InputError, NormLensError
+from normlens.errors import InputError
 from normlens.inputs import encode
 from normlens.studies.alignment.gold import SUMS, error_rates
 from normlens.studies.alignment.links import pharaoh, word_links
@@ -35,7 +33,7 @@ POSSIBLE = [SURE[0] | {(2, 2)}, SURE[1] | {(0, 0)}, SURE[2] | {(0, 1)}, SURE[3]]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     with_head("bart").save_pretrained(folder)
     fast_tokenizer().save_pretrained(folder)
@@ -43,26 +41,26 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lens(checkpoint: Path) -> normlens.Lens:
+def lens(checkpoint):
     return normlens.load(checkpoint)
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     path = tmp_path / "pairs.txt"
     path.write_text("".join(f"{' '.join(s)} ||| {' '.join(t)}\n" for s, t in PAIRS))
     return path
 
 
 @pytest.fixture
-def gold(tmp_path: Path) -> Path:
+def gold(tmp_path):
     path = tmp_path / "pairs.gold"
     path.write_text("\n".join(GOLD) + "\n")
     return path
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+def shell(capsys):
     return Shell(capsys)
 
 
@@ -85,7 +83,7 @@ def test_links_are_those_of_the_maps_and_files_have_a_line_per_pair(lens, data, 
     texts = run.table("alignment_texts")
     assert texts["source"].tolist() == [" ".join(source) for source, _ in PAIRS]
     assert texts["completeness"].max() < 1e-4
-    with pytest.raises(InputError, match="has no gold links"):
+    with pytest.raises(InputError):
         error_rates(run)
 
 
@@ -110,16 +108,6 @@ def test_error_rates_by_hand_and_by_sql(lens, data, gold, tmp_path):
     assert table.loc[table["best"], "aer"].unique().tolist() == [table["aer"].min()]
 
 
-def test_gold_links_from_0_give_the_same_rates(lens, data, gold, tmp_path):
-    zero = tmp_path / "zero.gold"
-    zero.write_text("0-0 1-1 2?2 3-3\n0p0 1-0 2-1\n0-0 0p1\n0-0 1-2 2-1\n")
-    first = normlens.align(lens, data, tmp_path / "a", gold=gold)
-    second = normlens.align(lens, data, tmp_path / "b", gold=zero)
-    for name in ("sure_hits", "possible_hits", "links", "sure"):
-        assert first.table("alignment")[name].equals(second.table("alignment")[name])
-    assert first.table("alignment_texts")["gold_possible"].tolist()[1] == "0-0 1-0 2-1"
-
-
 def test_single_heads(lens, data, gold, tmp_path):
     every = normlens.align(lens, data, tmp_path / "all", head="all", gold=gold, layers=[1])
     one = normlens.align(lens, data, tmp_path / "one", head=1, layers=1, ways="input")
@@ -132,9 +120,9 @@ def test_single_heads(lens, data, gold, tmp_path):
     assert len(scores) == len(places.targets)
     assert (tmp_path / "one" / "links" / "CROSS-N.layer1.input.head1.txt").is_file()
     assert len(error_rates(every, resamples=10).table) == 2 * 2 * 3
-    with pytest.raises(InputError, match="single heads have maps of CROSS-W and CROSS-N"):
+    with pytest.raises(InputError):
         normlens.align(lens, data, tmp_path / "no", head=1, scopes=["LN3"])
-    with pytest.raises(InputError, match="head 2 is out of range"):
+    with pytest.raises(InputError):
         normlens.align(lens, data, tmp_path / "no", head=2)
 
 
@@ -165,12 +153,6 @@ def test_links_from_contributions_to_logits(lens, data, gold, tmp_path):
     assert (tmp_path / "run" / "links" / "EXPLAIN.output.txt").is_file()
 
 
-def test_contributions_need_a_head(tiny, data, tmp_path):
-    bare = normlens.load(tiny("bart"), fast_tokenizer())
-    with pytest.raises(NormLensError, match="has no head"):
-        normlens.align(bare, data, tmp_path / "run", scopes="explain")
-
-
 def test_a_generated_target_is_aligned_by_its_words(lens, tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "MOST_GENERATED", 8)
     path = tmp_path / "sources.txt"
@@ -185,11 +167,11 @@ def test_a_generated_target_is_aligned_by_its_words(lens, tmp_path, monkeypatch)
     assert texts["generated"].tolist() == [True]
     assert texts["target"].tolist() == [other.maps("the house").text[1]]
     # This model's own target begins otherwise than its tokenizer would write it.
-    with pytest.raises(AllFailedError, match="the words of the target are not known"):
+    with pytest.raises(AllFailedError):
         normlens.align(lens, path, tmp_path / "failed")
     gold = tmp_path / "links.gold"
     gold.write_text("0-0\n")
-    with pytest.raises(InputError, match="no pair of a source and a target"):
+    with pytest.raises(InputError):
         normlens.align(lens, path, tmp_path / "other", gold=gold)
 
 
@@ -197,16 +179,16 @@ def test_an_alignment_is_not_mixed_with_another(lens, data, gold, tmp_path):
     out = tmp_path / "out"
     normlens.align(lens, data, out, gold=gold)
     for other in ({"scopes": "all"}, {"ways": "input"}, {"head": 0}, {"layers": [0]}):
-        with pytest.raises(RunError, match="it would mix two runs"):
+        with pytest.raises(RunError):
             normlens.align(lens, data, out, **other)
     gold.write_text("\n".join(["1-1", *GOLD[1:]]))
-    with pytest.raises(RunError, match="gold"):
+    with pytest.raises(RunError):
         normlens.align(lens, data, out, gold=gold)
 
 
 def test_another_run_is_not_taken_for_an_alignment(lens, data, tmp_path):
     normlens.run(lens, data, tmp_path / "run", measures="mixing")
-    with pytest.raises(RunError, match="not an alignment"):
+    with pytest.raises(RunError):
         normlens.align(lens, data, tmp_path / "run")
 
 
@@ -232,73 +214,29 @@ def test_the_command_prints_error_rates(checkpoint, data, gold, shell, tmp_path)
     assert shell(*words, "--gold", gold) == out  # done already
 
 
-def test_the_command_says_where_links_are(checkpoint, data, shell, tmp_path):
-    out = shell(
-        "reproduce", "align", "-m", checkpoint, "-d", data, "-o", tmp_path / "run", "--quiet"
-    )
-    assert out.strip() == str(tmp_path / "run" / "links")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--scope", "ATTN-N"], "nothing of the source has reached ATTN-N"),
-        (["--scope", "CROSS-X"], "unknown scope 'CROSS-X'"),
-        (["--layers", "3"], "layer 3 is out of range; the decoder of"),
-        (["--layers", "last"], "cannot read --layers 'last'"),
-        (["--gold", "nowhere.gold"], "nowhere.gold"),
-    ],
-)
-def test_bad_options_are_one_line(options, message, checkpoint, data, shell, tmp_path):
+def test_bad_options_are_one_line(checkpoint, data, shell, tmp_path):
     out = tmp_path / "run"
-    error = shell.error(
-        "reproduce", "align", "-m", checkpoint, "-d", data, "-o", out, "--quiet", *options
-    )
-    assert message in error
-    assert not (out / "manifest.json").exists()
+    given = ("reproduce", "align", "-m", checkpoint, "-d", data, "-o", out, "--quiet")
+    for options in (("--scope", "ATTN-N"), ("--layers", "3"), ("--layers", "last")):
+        shell.error(*given, *options)
+        assert not (out / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (GOLD[:3], "has 3 lines and the data 4 sentence pairs"),
-        ([*GOLD, "1-1"], "has 5 lines and the data 4 sentence pairs"),
-        ([*GOLD[:3], "9-9"], "line 4: it links words that the sentence pair does not have"),
-        ([*GOLD[:3], "1 - 1"], "line 4: '1' is no link"),
-        (["1-1"] * 4, "from 0 or from 1"),
-    ],
-)
-def test_a_gold_file_that_does_not_fit_is_one_line(
-    lines, message, checkpoint, data, shell, tmp_path
-):
-    gold = tmp_path / "other.gold"
-    gold.write_text("\n".join(lines) + "\n")
-    if message == "from 0 or from 1":
-        data.write_text("a b ||| c d\n" * 4)
-    error = shell.error(
-        "reproduce",
-        "align",
-        "-m",
-        checkpoint,
-        "-d",
-        data,
-        "--gold",
-        gold,
-        "-o",
-        tmp_path / "run",
-        "--quiet",
-    )
-    assert message in error
-
-
-def test_a_limit_does_not_shift_gold_lines(lens, data, gold, tmp_path):
-    run = normlens.align(lens, data, tmp_path / "run", gold=gold, limit=2)
-    assert run.manifest.sequences == 2
-    sure = run.sql('SELECT DISTINCT "index", sure FROM alignment ORDER BY 1')["sure"]
-    assert sure.tolist() == [3, 2]
+def test_a_gold_file_that_does_not_fit_is_one_line(checkpoint, data, shell, tmp_path):
+    gold, out = tmp_path / "other.gold", tmp_path / "run"
+    given = ("reproduce", "align", "-m", checkpoint, "-d", data, "-o", out, "--gold", gold)
+    for lines, named in (
+        (GOLD[:3], "4 sentence pairs"),
+        ([*GOLD[:3], "9-9"], "line 4"),
+        (["1-1"] * 4, "gold_first="),
+    ):
+        gold.write_text("\n".join(lines) + "\n")
+        if named == "gold_first=":
+            data.write_text("a b ||| c d\n" * 4)
+        assert named in shell.error(*given, "--quiet")
 
 
 def test_a_model_of_one_sequence_aligns_nothing(tiny, data, tmp_path):
     model = normlens.load(tiny("bert"), fast_tokenizer())
-    with pytest.raises(InputError, match="needs the source and the target"):
+    with pytest.raises(InputError):
         normlens.align(model, data, tmp_path / "run")

@@ -25,7 +25,7 @@ EXPECTED = {
 
 
 @pytest.fixture
-def hansards() -> Path:
+def hansards():
     root = Path(__file__).resolve().parents[2]
     folder = Path(os.environ.get("NORMLENS_TEST_DATA", root.parent / "shared" / "data"))
     if not (folder / "alignment").is_dir():
@@ -34,7 +34,7 @@ def hansards() -> Path:
 
 
 @pytest.fixture
-def marian() -> normlens.Lens:
+def marian():
     pytest.importorskip("sentencepiece", reason="Marian's tokenizer needs sentencepiece")
     folder = os.environ.get("NORMLENS_TEST_MARIAN")
     if folder is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,7 @@ TEXTS = {"a.txt": "the cats sat on a mat", "b.txt": "a cat sat\n", "-c.txt": "th
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = save_tiny(tmp_path_factory.mktemp("cite") / "tiny", "gpt2")
     config = transformers.AutoConfig.from_pretrained(folder)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
@@ -30,12 +29,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+def shell(capsys):
     return Shell(capsys)
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[str]:
+def files(tmp_path):
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
     return [str(tmp_path / name) for name in TEXTS]
@@ -47,7 +46,7 @@ def piped(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "is_piped", lambda: True)
 
 
-def test_it_prints_what_lens_cite_says(model: Path, shell: Shell, files: list[str]) -> None:
+def test_it_prints_what_lens_cite_says(model, shell, files):
     asked = ("-q", QUESTION, "--sources", *files, "--answer", ANSWER, "-m", model)
     out = shell("cite", *asked, "--ablations", "4")
     cited: Any = normlens.load(model).cite(
@@ -62,9 +61,7 @@ def test_it_prints_what_lens_cite_says(model: Path, shell: Shell, files: list[st
         assert name in out
 
 
-def test_files_hold_the_citation(
-    model: Path, shell: Shell, files: list[str], tmp_path: Path
-) -> None:
+def test_files_hold_the_citation(model, shell, files, tmp_path):
     asked = ("-q", QUESTION, "--sources", files[0], "--sources", files[1], "-m", model)
     asked = (*asked, "--answer", ANSWER)
     for ending in ("safetensors", "csv", "json", "html"):
@@ -79,9 +76,7 @@ def test_files_hold_the_citation(
     assert 'id="normlens-page"' in (tmp_path / "cite.html").read_text()
 
 
-def test_a_text_through_a_pipe_is_split(
-    model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_through_a_pipe_is_split(model, shell, monkeypatch):
     for words in ((), ("--sources", "-")):
         piped("the cats sat. a cat sat. the mat.", monkeypatch)
         out = shell("cite", "-q", QUESTION, *words, "--answer", ANSWER, "-m", model, "--json")
@@ -101,14 +96,12 @@ def test_a_text_through_a_pipe_is_split(
         (("-q", QUESTION, "--sources", "FILE", "--out", "x.docx"), "ending"),
     ],
 )
-def test_a_mistake_is_one_line(
-    words: tuple[str, ...], message: str, model: Path, shell: Shell, files: list[str]
-) -> None:
+def test_a_mistake_is_one_line(words, message, model, shell, files):
     typed = [files[0] if word == "FILE" else word for word in words]
     assert message in shell.error("cite", *typed, "-m", model)
 
 
-def test_an_empty_file_is_named(model: Path, shell: Shell, tmp_path: Path) -> None:
+def test_an_empty_file_is_named(model, shell, tmp_path):
     (tmp_path / "empty.txt").write_text(" \n")
     words = ("-q", QUESTION, "--sources", tmp_path / "empty.txt", "-m", model)
     assert "empty.txt' holds no text" in shell.error("cite", *words)

@@ -76,6 +76,7 @@ WORKING: dict[str, tuple[str, ...]] = {
     "map page": ("map", TEXT, "--model", "MODEL", "--out", "maps.html"),
     "explain": ("explain", TEXT, "--model", "HEADED"),
     "cosine": ("cosine", TEXT, "a cat", "--model", "MODEL"),
+    "score": ("score", TEXT, "a cat", "--model", "MODEL"),
     "rank": ("rank", TEXT, "a cat", "a dog", "--model", "MODEL", "--out", "rank.html"),
     "view": ("view", "MAPS", "--out", "page.html"),
     "models": ("models", "--json"),
@@ -89,12 +90,12 @@ WORKING: dict[str, tuple[str, ...]] = {
 }
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_tried():
     tried = {words[0] for words in WORKING.values()} | {words[0] for words, _ in REFUSED.values()}
     assert tried == COMMANDS
 
 
-def test_extras_bring_what_pyproject_says() -> None:
+def test_extras_bring_what_pyproject_says():
     core, extras = core_only.declared()
     assert set(EXTRAS) == set(extras) - {"dev", "docs"}  # for those who work on NormLens
     for extra, modules in EXTRAS.items():
@@ -102,7 +103,7 @@ def test_extras_bring_what_pyproject_says() -> None:
     assert not {"matplotlib", "duckdb"} & core_only.closure(core)
 
 
-def test_the_smallest_extra_is_named() -> None:
+def test_the_smallest_extra_is_named():
     assert extra_for(["matplotlib"]) == "viz"
     assert extra_for(["matplotlib"], "reproduce") == "reproduce"
     assert extra_for(["duckdb", "captum"], "reproduce") == "evaluate"
@@ -134,12 +135,12 @@ def run(commands: dict[str, tuple[str, ...]], base: Path) -> dict[str, dict[str,
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("core") / "tiny")
 
 
 @pytest.fixture(scope="module")
-def refused(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def refused(model, tmp_path_factory):
     commands = {
         kind: tuple(str(model) if word == "MODEL" else word for word in words)
         for kind, (words, _) in REFUSED.items()
@@ -148,9 +149,7 @@ def refused(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_missing_is_said_before_anything_is_done(
-    kind: str, refused: dict[str, dict[str, Any]]
-) -> None:
+def test_what_is_missing_is_said_before_anything_is_done(kind, refused):
     lacking, done = REFUSED[kind][1], refused[kind]
     assert (done["status"], done["out"]) == (2, ""), done
     line = done["err"]
@@ -168,7 +167,7 @@ def test_what_is_missing_is_said_before_anything_is_done(
 
 
 @pytest.fixture(scope="module")
-def working(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def working(model, tmp_path_factory):
     base = tmp_path_factory.mktemp("working")
     headed = save_tiny(tmp_path_factory.mktemp("core") / "headed", "gpt2")
     config = transformers.AutoConfig.from_pretrained(headed)
@@ -186,13 +185,13 @@ def working(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.mark.parametrize("kind", WORKING)
-def test_what_needs_no_extra_works(kind: str, working: dict[str, dict[str, Any]]) -> None:
+def test_what_needs_no_extra_works(kind, working):
     assert working[kind]["status"] == 0, working[kind]["err"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not EMBEDDED["minilm"].installed, reason="the demo needs the embedded model")
-def test_the_demo_says_first_what_brings_the_rest(tmp_path: Path) -> None:
+def test_the_demo_says_first_what_brings_the_rest(tmp_path):
     done = run({"demo": ("reproduce", "demo", "--out", "demo")}, tmp_path)["demo"]
     assert done["status"] == 0, done["err"]
     assert "pip install 'normlens[reproduce]'" in done["out"].splitlines()[0]

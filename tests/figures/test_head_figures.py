@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,19 @@ from normlens.errors import InputError, UnknownScopeError
 from normlens.figures.colours import clipped_end
 from normlens.models.tiny import tiny_model
 from normlens.results import exports as export
-from normlens.results.maps import Maps
 
 pytest.importorskip("matplotlib")
 
 
 @pytest.fixture(scope="module")
-def llama() -> Maps:
+def llama():
     model = tiny_model("llama", num_attention_heads=4)
     maps: Any = normlens.load(model).maps(input_ids=list(range(3, 10)), heads=True)
     return maps
 
 
 @pytest.fixture(scope="module")
-def pair() -> Maps:
+def pair():
     lens = normlens.load(with_head("bart", encoder_layers=2, decoder_layers=2), fast_tokenizer())
     maps: Any = lens.maps("the small house", "la maison verte", heads=True)
     return maps
@@ -39,7 +37,7 @@ def panels(figure: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("scope", ["ATTN-N", "ATTN-W"])
-def test_one_layers_heads_stand_side_by_side(llama: Maps, scope: str) -> None:
+def test_one_layers_heads_stand_side_by_side(llama, scope):
     figure = llama.plot_heads(1, scope)
     drawn = panels(figure)
     assert [axes.get_title(loc="left") for axes in drawn] == [f"head {k}" for k in range(4)]
@@ -54,7 +52,7 @@ def test_one_layers_heads_stand_side_by_side(llama: Maps, scope: str) -> None:
     assert_tidy(figure)
 
 
-def test_heads_can_share_a_scale_and_be_chosen(llama: Maps) -> None:
+def test_heads_can_share_a_scale_and_be_chosen(llama):
     figure = llama.plot_heads(
         -1, "attn", [3, 1], scale="shared", colour="linear", normalise="target"
     )
@@ -65,7 +63,7 @@ def test_heads_can_share_a_scale_and_be_chosen(llama: Maps) -> None:
     assert_tidy(llama.plot_heads(0, heads=2, diagonal=False))
 
 
-def test_several_layers_are_rows(llama: Maps) -> None:
+def test_several_layers_are_rows(llama):
     figure = llama.plot_heads(None)
     drawn = panels(figure)
     assert len(drawn) == 2 * 4
@@ -76,7 +74,7 @@ def test_several_layers_are_rows(llama: Maps) -> None:
     assert_tidy(figure)
 
 
-def test_heads_of_an_encoder_decoder(pair: Maps) -> None:
+def test_heads_of_an_encoder_decoder(pair):
     """Columns of the sequence that an attention does not read stay blank."""
     own = np.array([name == "decoder" for name in pair.source_sequences])
     for scope, blank in (("ATTN-N", ~own), ("CROSS", own)):
@@ -92,7 +90,7 @@ def test_heads_of_an_encoder_decoder(pair: Maps) -> None:
         pair.plot_heads(0, "ATTN-N", sources="encoder")
 
 
-def test_what_cannot_be_drawn(llama: Maps) -> None:
+def test_what_cannot_be_drawn(llama):
     without: Any = normlens.load(tiny_model("bert")).maps(input_ids=[3, 4, 5])
     with pytest.raises(InputError, match=r"lens.maps\(text, heads=True\) or normlens map --heads"):
         without.plot_heads()
@@ -107,7 +105,7 @@ def test_what_cannot_be_drawn(llama: Maps) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_pictures_of_heads_are_written(llama: Maps, tmp_path: Path, suffix: str) -> None:
+def test_pictures_of_heads_are_written(llama, tmp_path, suffix):
     path = tmp_path / f"heads.{suffix}"
     export.write(llama, path, heads_of="ATTN-W", diagonal=False, colour="sqrt")
     assert path.stat().st_size > 3000

@@ -48,17 +48,6 @@ def test_each_sequence_has_its_strip_and_its_bars(why):
     assert labels[1 + len(why.source)] == "prefix"
 
 
-def test_a_long_pair_has_bars_for_the_strongest_of_each_sequence(lens):
-    why = lens.explain(" ".join([SOURCE] * 3), target=" ".join([TARGET] * 3), token=-2)
-    assert min(len(why.source), len(why.prefix)) > 24
-    figure = why.plot()
-    assert_tidy(figure)
-    labels = [label.get_text() for label in figure.axes[-1].get_yticklabels()]
-    assert sum("other tokens" in label for label in labels) == 2
-    lengths = [bar.get_width() for bar in figure.axes[-1].patches]
-    assert sum(lengths) == pytest.approx(why.value, abs=1e-3)
-
-
 def test_the_flow_names_both_stacks(why):
     figure = why.plot_flow()
     assert_tidy(figure)
@@ -118,12 +107,6 @@ def test_pictures_in_other_axes(why, every):
         assert draw(ax=axes) is axes.figure
     with pytest.raises(InputError, match="max_label"):
         every.plot_shares(max_label=0)
-
-
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_shares_are_written(every, ending, tmp_path):
-    path = write(every, tmp_path / f"all.{ending}", picture="shares")
-    assert path.stat().st_size > 1000
 
 
 def test_a_picture_that_does_not_fit_is_refused(why, every, tmp_path):

@@ -132,13 +132,3 @@ def test_an_explanation_lies_over_its_picture(lens):
         row, column = divmod(int(place), 3)
         red, _, blue = colour_at(panel, column + 0.5, row + 0.5)
         assert (red > blue) == is_red
-
-
-def test_bars_of_many_patches_are_those_of_the_strongest():
-    model = tiny_model("vit", image_size=32)
-    why = normlens.load(model).explain(torch.randn(3, 32, 32), direction=np.ones(16), position=0)
-    figure = why.plot()
-    assert_tidy(figure)
-    labels = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
-    assert any("other tokens" in label for label in labels)
-    assert not any(":" in label for label in labels)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from layer_problems import decompose_layer
 from one_case import in_one_case
 from reference import largest_error, mixing_of, reference
 
-from normlens.frozen.norm_maps import decompose_layer
 from normlens.layers import (
     Attention,
     Branch,

@@ -13,11 +13,11 @@ import run_examples as examples
 
 
 @pytest.fixture(scope="session")
-def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_bert(tmp_path_factory):
     return examples.tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
 @pytest.fixture(scope="session")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def letters(tmp_path_factory):
     """A corpus of 24 lines; words of several letters are split."""
     return examples.corpus_file(tmp_path_factory.mktemp("data") / "letters.txt", 24)

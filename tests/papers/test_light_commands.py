@@ -23,7 +23,7 @@ print(json.dumps({"status": status, "roots": roots}))
 
 
 @pytest.fixture(scope="module")
-def results(tiny_bert: Path, letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tiny_bert, letters, tmp_path_factory):
     out = tmp_path_factory.mktemp("results") / "out"
     how = {"device": "cpu"}
     with drawing_nothing():
@@ -54,7 +54,7 @@ def packages_of(*words: str | Path) -> set[str]:
     ],
     ids=lambda words: words[0],
 )
-def test_no_torch(words: tuple[str, ...], results: Path, tmp_path: Path) -> None:
+def test_no_torch(words, results, tmp_path):
     (run,) = (results / "runs").glob("*-masked")
     places = {"out": results, "run": run, "new": tmp_path / "comparison"}
     assert not packages_of(*(word.format(**places) for word in words)) & {

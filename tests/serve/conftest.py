@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 import pytest
 import transformers
@@ -22,24 +20,24 @@ from normlens.serve.analyses import Limits, ServedModels
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(tmp_path_factory):
     """A tiny BERT of two layers, 48 positions and eleven tokens."""
     return str(save_tiny(tmp_path_factory.mktemp("serve") / "tiny"))
 
 
 @pytest.fixture(scope="session")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def decoder(tmp_path_factory):
     return str(Path(save_tiny(tmp_path_factory.mktemp("serve") / "decoder", "gpt2")))
 
 
 @pytest.fixture(scope="module")
-def site(folder: str, decoder: str) -> Iterator[Site]:
+def site(folder, decoder):
     with Site(ServedModels([folder, decoder], Limits(), loading=ON_CPU)) as running:
         yield running
 
 
 @pytest.fixture
-def stepwise(folder: str) -> Iterator[Site]:
+def stepwise(folder):
     """A page whose analyses wait behind every layer, with room for two in the queue."""
     limits = Limits(queue=2)
     models = StepwiseModels([folder], limits, loading=ON_CPU)
@@ -49,7 +47,7 @@ def stepwise(folder: str) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def speaker(tmp_path_factory: pytest.TempPathFactory) -> str:
+def speaker(tmp_path_factory):
     """A tiny GPT-2 of two layers that says something."""
     folder = save_tiny(tmp_path_factory.mktemp("serve") / "speaker", "gpt2")
     model = transformers.GPT2LMHeadModel(tiny_config("gpt2")).eval()
@@ -59,13 +57,13 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def talking(speaker: str, folder: str) -> Iterator[Site]:
+def talking(speaker, folder):
     with Site(ServedModels([speaker, folder], Limits(), loading=ON_CPU)) as running:
         yield running
 
 
 @pytest.fixture
-def slow(speaker: str) -> Iterator[Site]:
+def slow(speaker):
     """A page whose analyses wait behind every layer."""
     models = StepwiseModels([speaker], Limits(), loading=ON_CPU)
     with Site(models) as running:
@@ -74,7 +72,7 @@ def slow(speaker: str) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="browser tests: needs playwright"
     )
@@ -91,7 +89,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
+def page(browser):
     context = browser.new_context()
     context.set_default_timeout(1000 * PATIENCE)
     yield context.new_page()

@@ -31,17 +31,6 @@ def test_every_layer_is_reported_once(layers, steps, lens):
     assert seen == steps
 
 
-def test_every_batch_is_reported(lens):
-    seen = []
-    lens.maps(
-        input_ids=[IDS, IDS[:3]],
-        batch_size=1,
-        layers=[0, 1],
-        progress=lambda *step: seen.append(step),
-    )
-    assert seen == [(1, 2), (2, 2)] * 2
-
-
 @pytest.mark.parametrize("error", [Stop, RuntimeError])
 def test_what_it_raises_ends_the_analysis_and_leaves_no_trace(error, lens):
     expected = lens.maps(input_ids=IDS)

@@ -41,7 +41,7 @@ def detail(answer: httpx.Response) -> str:
 # The page ----------------------------------------------------------------------------------------
 
 
-def test_the_page_and_its_script(site: Site) -> None:
+def test_the_page_and_its_script(site):
     answer = site.http.get("")
     assert answer.text == pages.shell()
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -50,7 +50,7 @@ def test_the_page_and_its_script(site: Site) -> None:
     assert script.headers["content-type"].startswith("text/javascript")
 
 
-def test_the_models(site: Site, folder: str, decoder: str) -> None:
+def test_the_models(site, folder, decoder):
     answer = site.http.get("api/models").json()
     assert answer["limits"] == {"text_characters": 10_000, "tokens": 512}
     first, second = answer["models"]
@@ -71,18 +71,13 @@ def test_the_models(site: Site, folder: str, decoder: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "static/../page.py",
         "static/%2e%2e/page.py",
-        "static/..%2fpage.py",
-        "static//etc/passwd",
         "static/page.html",
         "api/analyses/..%2f..%2f..%2fetc%2fpasswd",
-        "api/analyses/..%2f..%2fetc%2fpasswd/maps",
         "docs",
-        "api/models/",
     ],
 )
-def test_nothing_else_is_served(path: str, site: Site) -> None:
+def test_nothing_else_is_served(path, site):
     with socket.create_connection(("127.0.0.1", httpx.URL(site.url).port)) as raw:
         raw.sendall(
             f"GET /{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
@@ -95,7 +90,7 @@ def test_nothing_else_is_served(path: str, site: Site) -> None:
 # An analysis -------------------------------------------------------------------------------------
 
 
-def test_the_answer_is_that_of_the_library(site: Site, folder: str) -> None:
+def test_the_answer_is_that_of_the_library(site, folder):
     id = site.submit(TEXT)
     assert site.wait(id) == {
         "id": id,
@@ -113,7 +108,7 @@ def test_the_answer_is_that_of_the_library(site: Site, folder: str) -> None:
     assert item["tokens"] == TOKENS
 
 
-def test_a_pair_a_rule_and_another_model(site: Site, decoder: str) -> None:
+def test_a_pair_a_rule_and_another_model(site, decoder):
     id = site.submit("the cat", pair="a mat", rule="gradient")
     assert site.wait(id)["state"] == "done"
     (item,) = header(site.maps(id).content)["items"]
@@ -125,18 +120,7 @@ def test_a_pair_a_rule_and_another_model(site: Site, decoder: str) -> None:
     assert header(site.maps(id).content)["items"][0]["model"] == "decoder"
 
 
-def test_markup_stays_text(site: Site) -> None:
-    text = "<script>alert(1)</script> the cat"
-    id = site.submit(text)
-    assert site.wait(id)["state"] == "done"
-    answer = site.maps(id)
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert header(answer.content)["items"][0]["text"] == [text]
-
-
-def test_the_same_text_again_is_not_computed_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_text_again_is_not_computed_again(site, monkeypatch):
     first = site.submit("the mat sat")
     assert site.wait(first)["state"] == "done"
     monkeypatch.setattr(ServedModels, "answer", None)
@@ -146,20 +130,7 @@ def test_the_same_text_again_is_not_computed_again(
     assert site.maps(second).content == site.maps(first).content
 
 
-def test_progress_is_seen(stepwise: Site) -> None:
-    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
-    id = stepwise.submit()
-    seen = []
-    for _ in range(3):
-        models.reached()
-        status = stepwise.status(id)
-        seen.append((status["state"], status["layers_done"], status["layers"]))
-        models.go.release()
-    assert seen == [("running", 0, 2), ("running", 1, 2), ("running", 2, 2)]
-    assert stepwise.wait(id)["state"] == "done"
-
-
-def test_there_are_no_maps_before_the_end(stepwise: Site) -> None:
+def test_there_are_no_maps_before_the_end(stepwise):
     models: StepwiseModels = stepwise.models  # type: ignore[assignment]
     running = stepwise.submit("the cat")
     models.reached()
@@ -171,7 +142,7 @@ def test_there_are_no_maps_before_the_end(stepwise: Site) -> None:
         assert state in detail(answer)
 
 
-def test_a_running_analysis_stops_behind_its_layer(stepwise: Site) -> None:
+def test_a_running_analysis_stops_behind_its_layer(stepwise):
     models: StepwiseModels = stepwise.models  # type: ignore[assignment]
     first, second = stepwise.submit("the cat"), stepwise.submit("a mat")
     assert models.reached() == ("the cat", 0)
@@ -189,26 +160,8 @@ def test_a_running_analysis_stops_behind_its_layer(stepwise: Site) -> None:
     assert stepwise.status(first)["state"] == "cancelled"
 
 
-def test_a_waiting_analysis_is_cancelled(stepwise: Site) -> None:
-    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
-    running, waiting = stepwise.submit("the cat"), stepwise.submit("a mat")
-    models.reached()
-    assert stepwise.http.delete(f"api/analyses/{waiting}").json()["state"] == "cancelled"
-    models.let_go()
-    assert stepwise.wait(running)["state"] == "done"
-    assert stepwise.maps(waiting).status_code == 410
-    assert {text for text, _ in models.at.queue} == {"the cat"}
-
-
-def test_a_finished_analysis_stays(site: Site) -> None:
-    id = site.submit()
-    assert site.wait(id)["state"] == "done"
-    assert site.http.delete(f"api/analyses/{id}").json()["state"] == "done"
-    assert site.maps(id).status_code == 200
-
-
 @pytest.mark.parametrize("id", ["unknown", "a" * 22, "%00", "ä"])
-def test_an_unknown_analysis(id: str, site: Site) -> None:
+def test_an_unknown_analysis(id, site):
     for answer in (
         site.http.get(f"api/analyses/{id}"),
         site.http.delete(f"api/analyses/{id}"),
@@ -218,7 +171,7 @@ def test_an_unknown_analysis(id: str, site: Site) -> None:
         assert "ask for it again" in detail(answer)
 
 
-def test_a_full_queue_is_429(stepwise: Site) -> None:
+def test_a_full_queue_is_429(stepwise):
     models: StepwiseModels = stepwise.models  # type: ignore[assignment]
     first = stepwise.submit("the cat")
     models.reached()
@@ -238,22 +191,14 @@ def test_a_full_queue_is_429(stepwise: Site) -> None:
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        ({"text": None}, 422, "text: "),
-        ({"text": 5}, 422, "text: "),
         ({"text": ""}, 422, "text: the text is empty"),
-        ({"text": " \n\u3000"}, 422, "text: "),
-        ({"pair": " "}, 422, "pair: the text is empty"),
         ({"text": "a" * 10_001}, 413, "10001 characters and at most 10000"),
-        ({"pair": "a" * 10_001}, 413, "10001 characters and at most 10000"),
         ({"rule": "magic"}, 422, "'ig', 'ig-bias', 'gradient' or 'shapley'"),
-        ({"model": ""}, 422, "unknown model ''"),
         ({"model": "bert-base-uncased"}, 422, "unknown model 'bert-base-uncased'"),
-        ({"model": "minilm"}, 422, "choose one of: "),
-        ({"model": "/etc"}, 422, "unknown model '/etc'"),
         ({"layers": "all"}, 422, "layers: "),
     ],
 )
-def test_wrong_requests(change: dict[str, Any], status: int, words: str, site: Site) -> None:
+def test_wrong_requests(change, status, words, site):
     answer = site.http.post("api/analyses", json=site.request("the cat", **change))
     assert answer.status_code == status
     assert words in detail(answer)
@@ -262,23 +207,20 @@ def test_wrong_requests(change: dict[str, Any], status: int, words: str, site: S
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        (b"", 422),
         (b"{", 400),
-        (b"\xff\xfe", 400),
-        (b"null", 422),
         (b"[]", 422),
         (b"[" * 50_000, 400),
         (b'{"model": "\\ud800", "text": "\\ud800"}', 422),
     ],
 )
-def test_bodies_that_are_no_request(body: bytes, status: int, site: Site) -> None:
+def test_bodies_that_are_no_request(body, status, site):
     headers = {"Content-Type": "application/json"}
     answer = site.http.post("api/analyses", content=body, headers=headers)
     assert answer.status_code == status
     detail(answer)
 
 
-def test_a_text_of_the_greatest_length_fits_however_it_is_written(site: Site) -> None:
+def test_a_text_of_the_greatest_length_fits_however_it_is_written(site):
     text = "\U0001f600" * 10_000
     body = json.dumps(site.request(text, pair=text))  # twelve bytes for each character
     assert len(body) > 240_000
@@ -288,19 +230,11 @@ def test_a_text_of_the_greatest_length_fits_however_it_is_written(site: Site) ->
     site.wait(answer.json()["id"])
 
 
-def test_too_many_tokens(site: Site) -> None:
+def test_too_many_tokens(site):
     status = site.wait(site.submit("the cat " * 30))
     assert status["state"] == "failed"
     assert "62 tokens and" in status["error"]
     assert "at most 48; shorten it" in status["error"]
-
-
-def test_the_server_can_take_less_than_the_model(folder: str) -> None:
-    limits = Limits(tokens=5)
-    with Site(ServedModels([folder], limits, loading=ON_CPU), limits) as site:
-        assert site.http.get("api/models").json()["limits"]["tokens"] == 5
-        assert site.wait(site.submit("the cat sat"))["state"] == "done"
-        assert "6 tokens" in site.wait(site.submit("the cat sat on"))["error"]
 
 
 @pytest.mark.parametrize(
@@ -308,13 +242,10 @@ def test_the_server_can_take_less_than_the_model(folder: str) -> None:
     [
         (MemoryError(), "use a shorter text"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 TiB"), "not enough memory"),
-        (normlens.NormLensError("one\nline"), "one line"),
         (ZeroDivisionError("secret"), "the analysis failed (ZeroDivisionError)"),
     ],
 )
-def test_a_failed_analysis_gives_its_reason(
-    error: Exception, words: str, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_analysis_gives_its_reason(error, words, site, monkeypatch):
     def broken(*_: Any) -> bytes:
         raise error
 
@@ -334,9 +265,7 @@ def test_a_failed_analysis_gives_its_reason(
 # Models ------------------------------------------------------------------------------------------
 
 
-def test_models_are_loaded_when_needed_and_only_so_many_stay(
-    folder: str, decoder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_loaded_when_needed_and_only_so_many_stay(folder, decoder, monkeypatch):
     loaded = []
     load = loading.load
 
@@ -369,7 +298,7 @@ def test_models_are_loaded_when_needed_and_only_so_many_stay(
         assert loaded == [folder, decoder]
 
 
-def test_a_model_that_is_gone_is_a_failed_analysis(tmp_path: Path, folder: str) -> None:
+def test_a_model_that_is_gone_is_a_failed_analysis(tmp_path, folder):
     (tmp_path / "model").symlink_to(folder)
     name = str(tmp_path / "model")
     with Site(ServedModels([name], Limits(), loading=ON_CPU)) as site:
@@ -381,7 +310,7 @@ def test_a_model_that_is_gone_is_a_failed_analysis(tmp_path: Path, folder: str) 
 # OpenAPI -----------------------------------------------------------------------------------------
 
 
-def test_the_schema_says_what_is_served(site: Site) -> None:
+def test_the_schema_says_what_is_served(site):
     schema = site.http.get("openapi.json").json()
     assert sorted(schema["paths"]) == [
         "/api/analyses",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-from urllib.parse import quote
-
 import pytest
-from serving import ON_CPU, Site, StepwiseModels, watched
+from serving import ON_CPU, Site, watched
 
 from normlens.serve.analyses import TEXT, Limits, ServedModels
 
@@ -28,21 +24,21 @@ CONTRAST = """(button) => {
 
 
 @pytest.fixture(scope="module")
-def opened(folder: str, decoder: str) -> Iterator[Site]:
+def opened(folder, decoder):
     models = ServedModels([folder, decoder], Limits(), loading=ON_CPU)
     with Site(models, example=True) as running:
         yield running
 
 
 @pytest.fixture
-def example(opened: Site, page: Any) -> Any:
+def example(opened, page):
     """The page as it opens, with its example."""
     page.goto(opened.url)
     page.wait_for_selector(SHOWN.format(1))
     return page
 
 
-def test_the_page_opens_on_an_example_and_says_so(example: Any) -> None:
+def test_the_page_opens_on_an_example_and_says_so(example):
     assert example.locator('[data-field="text"]').input_value() == TEXT
     note = example.locator('[data-role="example"]')
     assert note.is_visible()
@@ -53,14 +49,7 @@ def test_the_page_opens_on_an_example_and_says_so(example: Any) -> None:
     assert note.is_hidden()
 
 
-def test_a_text_in_the_address_comes_instead_of_the_example(opened: Site, page: Any) -> None:
-    page.goto(f"{opened.url}#model={opened.models.names[0]}&text=the+cat")
-    page.wait_for_selector(SHOWN.format(1))
-    assert page.locator('[data-field="text"]').input_value() == "the cat"
-    assert page.locator('[data-role="example"]').is_hidden()
-
-
-def test_two_texts_are_compared_with_one_press(example: Any) -> None:
+def test_two_texts_are_compared_with_one_press(example):
     complaints = watched(example)
     example.click('[data-action="beside"]')
     example.fill('[data-field="text"]', "the cat sat")
@@ -76,17 +65,7 @@ def test_two_texts_are_compared_with_one_press(example: Any) -> None:
     assert complaints == []
 
 
-def test_one_text_is_compared_in_two_models(opened: Site, example: Any) -> None:
-    example.click('[data-action="beside"]')
-    example.click('[data-action="analyse"]')
-    example.get_by_text("or choose another model").wait_for()
-    example.select_option('[data-control="other-model"]', opened.models.names[1])
-    example.click('[data-action="analyse"]')
-    example.wait_for_selector(SHOWN.format(2) + '[data-view="compare"]')
-    assert f"model2={quote(opened.models.names[1], safe='')}" in example.url
-
-
-def test_the_history_outlives_a_reload(example: Any) -> None:
+def test_the_history_outlives_a_reload(example):
     example.fill('[data-field="text"]', "the cat sat")
     example.press('[data-field="text"]', "Enter")
     example.wait_for_selector(SHOWN.format(2))
@@ -101,7 +80,7 @@ def test_the_history_outlives_a_reload(example: Any) -> None:
     assert example.locator('[data-role="example"]').is_visible()
 
 
-def test_heads_are_computed_on_request(example: Any) -> None:
+def test_heads_are_computed_on_request(example):
     example.click('[data-control="view"] [data-value="heads"]')
     example.click('[data-action="heads"]')
     example.wait_for_selector('[data-head="0:1"]')
@@ -109,19 +88,8 @@ def test_heads_are_computed_on_request(example: Any) -> None:
     example.wait_for_selector(SHOWN.format(1))
 
 
-def test_a_token_is_found_and_pinned(example: Any) -> None:
-    example.fill('[data-field="text"]', "the cat sat on a mat " * 6)
-    example.press('[data-field="text"]', "Enter")
-    example.wait_for_selector(SHOWN.format(2))
-    example.fill('[data-field="search"]', "mat")
-    example.press('[data-field="search"]', "Enter")
-    example.press('[data-field="search"]', "Enter")
-    example.get_by_text("2 of 6").wait_for()
-    example.wait_for_function("location.hash.includes('pin=row%3A12')")
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_button_is_readable_under_the_pointer(scheme: str, opened: Site, browser: Any) -> None:
+def test_the_button_is_readable_under_the_pointer(scheme, opened, browser):
     context = browser.new_context(color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
     page.goto(opened.url)
@@ -132,7 +100,7 @@ def test_the_button_is_readable_under_the_pointer(scheme: str, opened: Site, bro
     context.close()
 
 
-def test_on_a_phone_the_map_is_in_the_first_screen(opened: Site, browser: Any) -> None:
+def test_on_a_phone_the_map_is_in_the_first_screen(opened, browser):
     context = browser.new_context(viewport={"width": 390, "height": 844}, bypass_csp=True)
     page = context.new_page()
     page.goto(opened.url)
@@ -145,17 +113,3 @@ def test_on_a_phone_the_map_is_in_the_first_screen(opened: Site, browser: Any) -
     page.click('[data-action="options"]')
     assert model.is_visible()
     context.close()
-
-
-def test_progress_is_told_layer_by_layer(stepwise: Site, page: Any) -> None:
-    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
-    page.goto(f"{stepwise.url}#model={quote(models.names[0], safe='')}&text=the+cat")
-    models.reached()
-    page.get_by_text("0 of 2 layers done").wait_for()
-    models.go.release()
-    while models.reached()[1] < 1:
-        models.go.release()
-    page.get_by_text("1 of 2 layers done").wait_for()
-    assert page.locator("progress").evaluate("(meter) => meter.value") == 0.5
-    models.let_go()
-    page.wait_for_selector(SHOWN.format(1))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from serving import Site, StepwiseModels, watched
+from serving import StepwiseModels, watched
 
 import normlens
 
@@ -16,7 +15,7 @@ DRAWN = '.normlens[data-busy="false"][data-kind="{}"]'
 
 
 @pytest.fixture
-def visit(page: Any) -> Iterator[Any]:
+def visit(page):
     """A page that may not complain, for example of what its policy refuses."""
     complaints = watched(page)
     yield page
@@ -33,7 +32,7 @@ def tokens(visit: Any) -> list[str]:
     return visit.locator(".token:not(.rest) .text").all_inner_texts()
 
 
-def test_a_prediction_is_explained_and_shared(talking: Site, speaker: str, visit: Any) -> None:
+def test_a_prediction_is_explained_and_shared(talking, speaker, visit):
     visit.goto(talking.url)
     visit.click('[data-control="mode"] [data-value="explain"]')
     assert "mode=explain" in visit.url
@@ -56,7 +55,7 @@ def test_a_prediction_is_explained_and_shared(talking: Site, speaker: str, visit
     assert visit.url == shared
 
 
-def test_two_texts_are_compared(talking: Site, folder: str, visit: Any) -> None:
+def test_two_texts_are_compared(talking, folder, visit):
     visit.goto(talking.url)
     visit.wait_for_selector('[data-control="model"] option', state="attached")
     visit.select_option('[data-control="model"]', Path(folder).name)
@@ -79,41 +78,14 @@ def test_two_texts_are_compared(talking: Site, folder: str, visit: Any) -> None:
     assert "pair=a+mat" in visit.url
 
 
-def test_a_model_without_a_head_says_what_it_can_do(
-    talking: Site,
-    folder: str,
-    speaker: str,
-    visit: Any,
-) -> None:
-    visit.goto(talking.url)
-    visit.wait_for_selector('[data-control="model"] option', state="attached")
-    visit.click('[data-control="mode"] [data-value="explain"]')
-    note = visit.locator('[data-role="headless"]')
-    assert note.is_hidden()
-    visit.select_option('[data-control="model"]', Path(folder).name)
-    assert "choose Cosine to compare two texts" in note.inner_text()
-    assert Path(speaker).name in note.inner_text()
-    ask(visit, text="the cat sat")
-    message = visit.locator('[data-role="message"]')
-    message.get_by_text("has no head").wait_for()
-    assert "compare two texts (cosine)" in message.inner_text()
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"target": "cats"}, "'cats' is 2 tokens"),
-        ({"position": "77"}, "position 77 is out of range"),
         ({"position": "two"}, "whole number, not “two”"),
-        ({"text": " "}, "at least one word"),
     ],
 )
-def test_nothing_is_refused_silently(
-    fields: dict[str, str],
-    words: str,
-    talking: Site,
-    visit: Any,
-) -> None:
+def test_nothing_is_refused_silently(fields, words, talking, visit):
     visit.goto(f"{talking.url}#mode=explain")
     visit.wait_for_selector('[data-control="model"] option', state="attached")
     ask(visit, **{"text": "the cat sat", **fields})
@@ -121,7 +93,7 @@ def test_nothing_is_refused_silently(
 
 
 @pytest.mark.parametrize("mode", ["explain", "cosine"])
-def test_it_is_cancelled_from_the_page(mode: str, slow: Site, visit: Any) -> None:
+def test_it_is_cancelled_from_the_page(mode, slow, visit):
     models: StepwiseModels = slow.models  # type: ignore[assignment]
     words = {"mode": mode, "model": models.names[0], "text": "the cat", "pair": "a mat"}
     visit.goto(f"{slow.url}#{urlencode(words)}")

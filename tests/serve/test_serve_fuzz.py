@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -63,7 +62,7 @@ AFTERWARDS = [check for check in CHECKS if check is not positive_data_acceptance
 
 
 @pytest.fixture(scope="module")
-def roomy(folder: str) -> Iterator[Site]:
+def roomy(folder):
     """A page where the queue never fills, so that every right request is accepted."""
     limits = Limits(queue=100_000, kept=100_000, text_characters=200)
     with Site(ServedModels([folder], limits, loading=ON_CPU), limits) as site:
@@ -71,7 +70,7 @@ def roomy(folder: str) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def interface(roomy: Site) -> Any:
+def interface(roomy):
     return schemathesis.openapi.from_url(f"{roomy.url}openapi.json")
 
 
@@ -86,7 +85,7 @@ def fuzz(operation: Any, mode: GenerationMode) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_right_requests_keep_to_the_schema(method: str, path: str, interface: Any) -> None:
+def test_right_requests_keep_to_the_schema(method, path, interface):
     fuzz(interface[path][method], GenerationMode.POSITIVE)
 
 
@@ -98,19 +97,19 @@ def test_wrong_requests_keep_to_the_schema(path: str, interface: Any) -> None:
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "TRACE", "HEAD", "OPTIONS"])
 @pytest.mark.parametrize("path", sorted({path for _, path in OPERATIONS}))
-def test_methods_that_are_not_there(method: str, path: str, roomy: Site) -> None:
+def test_methods_that_are_not_there(method, path, roomy):
     answer = roomy.http.request(method, path)
     assert answer.status_code == 405
     allowed = {name for name, where in OPERATIONS if where == path}
     assert set(answer.headers["allow"].split(", ")) == allowed
 
 
-def test_no_operation_is_left_out(interface: Any) -> None:
+def test_no_operation_is_left_out(interface):
     found = [result.ok() for result in interface.get_all_operations()]
     assert sorted((each.method.upper(), each.path) for each in found) == sorted(OPERATIONS)
 
 
-def test_sequences_of_requests_keep_to_the_schema(interface: Any) -> None:
+def test_sequences_of_requests_keep_to_the_schema(interface):
     seen = set()
 
     class Visit(interface.as_state_machine()):  # type: ignore[misc]
@@ -123,5 +122,5 @@ def test_sequences_of_requests_keep_to_the_schema(interface: Any) -> None:
     assert ("GET", "/api/analyses/{id}", 200) in seen  # one that was submitted before
 
 
-def test_the_page_still_works_afterwards(roomy: Site) -> None:
+def test_the_page_still_works_afterwards(roomy):
     assert roomy.wait(roomy.submit("the cat sat"))["state"] == "done"

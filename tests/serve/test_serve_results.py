@@ -31,7 +31,7 @@ def result(site: Site, id: str) -> Any:
     return site.http.get(f"api/analyses/{id}/result")
 
 
-def test_an_explanation_is_that_of_the_library(talking: Site, speaker: str) -> None:
+def test_an_explanation_is_that_of_the_library(talking, speaker):
     words = {"target": "mat", "contrast": "cat", "position": -2}
     status = ended(talking, "explanations", **words)
     assert (status["state"], status["layers_done"], status["error"]) == ("done", 2, None)
@@ -42,7 +42,7 @@ def test_an_explanation_is_that_of_the_library(talking: Site, speaker: str) -> N
     assert answer.content == encode_explanations(why)  # type: ignore[arg-type]
 
 
-def test_without_a_target_it_is_what_the_model_says(talking: Site, speaker: str) -> None:
+def test_without_a_target_it_is_what_the_model_says(talking, speaker):
     status = ended(talking, "explanations", rule="gradient")
     (item,) = header(result(talking, status["id"]).content)["items"]
     why: Any = normlens.load(speaker, device="cpu").explain("the cat sat")
@@ -50,26 +50,14 @@ def test_without_a_target_it_is_what_the_model_says(talking: Site, speaker: str)
     assert item["provenance"]["nonlinearity"] == "gradient"
 
 
-@pytest.mark.parametrize("number", [5, 5.0])
-def test_a_number_names_a_target(number: float, talking: Site) -> None:
-    status = ended(talking, "explanations", target=number, position=1.0)
-    (item,) = header(result(talking, status["id"]).content)["items"]
-    assert (item["target"], item["position"]) == ("cat", 1)
-
-
-def test_a_cosine_is_that_of_the_library(talking: Site, folder: str) -> None:
+def test_a_cosine_is_that_of_the_library(talking, folder):
     status = ended(talking, "cosines", model=Path(folder).name)
     assert status["state"] == "done"
     pair = normlens.load(folder, device="cpu").cosine("the cat sat", "a mat")
     assert result(talking, status["id"]).content == encode_cosines(pair)
 
 
-def test_the_list_of_models_says_which_have_a_head(talking: Site) -> None:
-    first, second = talking.http.get("api/models").json()["models"]
-    assert (first["head"], second["head"]) == ("GPT2LMHeadModel", None)
-
-
-def test_a_model_without_a_head_says_what_it_can_do(talking: Site, folder: str) -> None:
+def test_a_model_without_a_head_says_what_it_can_do(talking, folder):
     status = ended(talking, "explanations", model=Path(folder).name)
     assert status["state"] == "failed"
     assert "has no head" in status["error"]
@@ -79,7 +67,7 @@ def test_a_model_without_a_head_says_what_it_can_do(talking: Site, folder: str) 
     assert "there is no result: " in detail(refused)
 
 
-def test_an_explanation_has_no_maps_and_maps_are_a_result(talking: Site) -> None:
+def test_an_explanation_has_no_maps_and_maps_are_a_result(talking):
     status = ended(talking, "explanations")
     refused = talking.maps(status["id"])
     assert refused.status_code == 409
@@ -89,30 +77,15 @@ def test_an_explanation_has_no_maps_and_maps_are_a_result(talking: Site) -> None
     assert result(talking, id).content == talking.maps(id).content
 
 
-def test_questions_of_another_kind_are_other_questions(talking: Site, folder: str) -> None:
-    """The same words ask for maps, an explanation and a cosine."""
-    formats = set()
-    request = {"model": Path(folder).name, "text": "the mat", "pair": "a cat"}
-    for address in ("analyses", "cosines"):
-        id = talking.http.post(f"api/{address}", json=request).json()["id"]
-        talking.wait(id)
-        formats.add(header(result(talking, id).content)["format"])
-    assert formats == {"normlens-viewer", "normlens-viewer-cosines"}
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"target": "cats"}, "'cats' is 2 tokens (cat + ##s)"),
-        ({"target": "zebra"}, "is not in the vocabulary"),
         ({"target": 9_999_999}, "target 9999999 is out of range"),
-        ({"target": "cat", "contrast": "cat"}, "target and contrast are the same"),
         ({"position": 77}, "position 77 is out of range; the text has tokens 0 to"),
     ],
 )
-def test_what_cannot_be_explained_is_said_in_one_line(
-    change: dict[str, Any], words: str, talking: Site
-) -> None:
+def test_what_cannot_be_explained_is_said_in_one_line(change, words, talking):
     status = ended(talking, "explanations", **change)
     assert status["state"] == "failed"
     assert words in status["error"]
@@ -123,18 +96,12 @@ def test_what_cannot_be_explained_is_said_in_one_line(
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        ({"text": ""}, 422, "text: the text is empty"),
         ({"text": "a" * 10_001}, 413, "10001 characters and at most 10000"),
-        ({"pair": "a" * 10_001}, 413, "10001 characters and at most 10000"),
         ({"rule": "magic"}, 422, "rule: input should be 'ig', 'ig-bias' or 'gradient'"),
-        ({"rule": "shapley"}, 422, "rule: input should be 'ig', 'ig-bias' or 'gradient'"),
-        ({"model": "bert-base-uncased"}, 422, "unknown model 'bert-base-uncased'"),
         ({"direction": [1]}, 422, "direction: "),
     ],
 )
-def test_wrong_requests(
-    kind: str, change: dict[str, Any], status: int, words: str, talking: Site
-) -> None:
+def test_wrong_requests(kind, change, status, words, talking):
     answer = asked(talking, kind, **change)
     assert answer.status_code == status
     assert words in detail(answer)
@@ -144,30 +111,18 @@ def test_wrong_requests(
     ("kind", "change", "words"),
     [
         ("explanations", {"target": ""}, "target"),
-        ("explanations", {"target": "a" * 101}, "target"),
-        ("explanations", {"target": 1.5}, "target: input should be a valid"),
         ("explanations", {"target": -1}, "target"),
-        ("explanations", {"position": "all"}, "position"),
-        ("explanations", {"position": 10**30}, "position"),
         ("cosines", {"pair": None}, "pair"),
-        ("cosines", {"target": "cat"}, "target"),
     ],
 )
-def test_wrong_words(kind: str, change: dict[str, Any], words: str, talking: Site) -> None:
+def test_wrong_words(kind, change, words, talking):
     answer = asked(talking, kind, **change)
     assert answer.status_code == 422
     assert detail(answer).startswith(words)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_too_many_tokens(kind: str, talking: Site, folder: str) -> None:
-    status = ended(talking, kind, model=Path(folder).name, text="the cat " * 30)
-    assert status["state"] == "failed"
-    assert "at most 48; shorten it" in status["error"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_is_seen_on_its_way_and_stops_behind_a_layer(kind: str, slow: Site) -> None:
+def test_it_is_seen_on_its_way_and_stops_behind_a_layer(kind, slow):
     models: StepwiseModels = slow.models  # type: ignore[assignment]
     id = asked(slow, kind).json()["id"]
     assert models.reached() == ("the cat sat", 0)
@@ -181,10 +136,3 @@ def test_it_is_seen_on_its_way_and_stops_behind_a_layer(kind: str, slow: Site) -
     assert result(slow, id).status_code == 410
     models.let_go()
     assert slow.wait(next_one)["state"] == "done"
-
-
-def test_folders_stay_where_they_are(talking: Site, speaker: str) -> None:
-    """A name in a request is only looked up."""
-    for model in ("/etc", str(Path(speaker).parent), f"{speaker}/"):
-        for kind in KINDS:
-            assert asked(talking, kind, model=model).status_code == 422

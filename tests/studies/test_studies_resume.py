@@ -90,7 +90,7 @@ def tables(folder: Path) -> dict[str, Run]:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_study_that_was_stopped_goes_on(name: str, tmp_path: Path) -> None:
+def test_a_study_that_was_stopped_goes_on(name, tmp_path):
     study, given = STUDIES[name], inputs(name, tmp_path)
     whole, out = tmp_path / "whole", tmp_path / "stopped"
     with drawing_nothing():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from pair_examples import fast_tokenizer, with_head
 
 import normlens
-from normlens.results.maps import Maps
 
 HOW = "apt-get install chromium && pip install playwright (CHROMIUM names another binary)"
 FLAGS = [
@@ -44,7 +42,7 @@ def missing() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser():
     reason = missing()
     if reason is not None:
         pytest.skip(f"browser tests: {reason}")
@@ -155,7 +153,7 @@ class Opened:
 
 
 @pytest.fixture
-def viewer(browser: Any) -> Iterator[Opened]:
+def viewer(browser):
     """A page without network; whatever it asks for beyond its own file fails the test."""
     context = browser.new_context(
         viewport={"width": 1300, "height": 900}, offline=True, accept_downloads=True
@@ -179,18 +177,18 @@ def viewer(browser: Any) -> Iterator[Opened]:
 
 
 @pytest.fixture(scope="session")
-def soap(minilm: Any) -> Maps:
+def soap(minilm):
     """A real sentence with a word of several subwords."""
     return minilm.maps("She teaches soapy opera history.")
 
 
 @pytest.fixture(scope="session")
-def soap_html(soap: Maps, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def soap_html(soap, tmp_path_factory):
     return soap.to_html(tmp_path_factory.mktemp("viewer") / "soap.html")
 
 
 @pytest.fixture(scope="session")
-def translated() -> Maps:
+def translated():
     """A tiny encoder–decoder's maps: two layers of each stack, words of several tokens."""
     model = with_head("bart", encoder_layers=2, decoder_layers=2)
     lens = normlens.load(model, fast_tokenizer())

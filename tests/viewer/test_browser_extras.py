@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ def chosen(viewer: Any) -> str | None:
     return viewer.page.get_attribute(".chosen", "data-patch")
 
 
-def test_a_line_of_the_map_lies_over_the_picture(viewer: Any, tmp_path: Path) -> None:
+def test_a_line_of_the_map_lies_over_the_picture(viewer, tmp_path):
     pytest.importorskip("PIL.Image")
     maps = normlens.load(classifier(), processor()).maps(scene())
     assert maps.grid is not None
@@ -99,7 +98,7 @@ def test_a_line_of_the_map_lies_over_the_picture(viewer: Any, tmp_path: Path) ->
     assert viewer.page.locator('[data-figure="picture"] image').count() == 0
 
 
-def test_experts_of_each_token(viewer: Any, tiny: Any, tmp_path: Path) -> None:
+def test_experts_of_each_token(viewer, tiny, tmp_path):
     maps = normlens.load(tiny("qwen2_moe", torch.float32)).maps(input_ids=[3, 9, 27, 14, 5])
     assert maps.routing is not None
     viewer.open(maps.to_html(tmp_path / "experts.html"), "layer=0")

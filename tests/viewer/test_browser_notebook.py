@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ pytest.importorskip("ipykernel", reason="needs ipykernel")
 
 
 @pytest.fixture
-def lab(tmp_path: Path, browser: Any) -> Iterator[str]:
+def lab(tmp_path, browser):
     """The address of a JupyterLab with one notebook whose last expressions are maps."""
     hostile_maps(5, 2).save(tmp_path / "maps.safetensors")
     cells = [
@@ -103,7 +102,7 @@ def run_all_cells(page: Any) -> None:
     pytest.fail("no cell began to run")
 
 
-def test_maps_are_a_widget_in_jupyterlab(browser: Any, lab: str) -> None:
+def test_maps_are_a_widget_in_jupyterlab(browser, lab):
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
     page = context.new_page()
     page.set_default_timeout(120_000)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-
-import normlens
 
 QUERY = "How many people live in Berlin?"
 DOCUMENTS = [
@@ -18,14 +13,12 @@ DOCUMENTS = [
 
 
 @pytest.fixture(scope="module")
-def ranking(minilm: Any) -> normlens.Ranking:
+def ranking(minilm):
     return minilm.rank(QUERY, DOCUMENTS)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
-def test_words_are_shaded_by_the_chosen_word(
-    width: int, height: int, ranking: normlens.Ranking, browser: Any, tmp_path: Path
-) -> None:
+def test_words_are_shaded_by_the_chosen_word(width, height, ranking, browser, tmp_path):
     page = browser.new_page(viewport={"width": width, "height": height})
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text))

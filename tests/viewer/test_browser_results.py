@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from picture_examples import classifier, processor, scene
 from viewer_examples import hostile_cosine, hostile_explanation
 
 import normlens
-from normlens.results.explanation import Explanation, Explanations
+from normlens.results.explanation import Explanations
 
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 UNNAMED = """() => {
@@ -27,17 +26,17 @@ UNNAMED = """() => {
 
 
 @pytest.fixture(scope="module")
-def why() -> Explanation:
+def why():
     return hostile_explanation()
 
 
 @pytest.fixture(scope="module")
-def why_html(why: Explanation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def why_html(why, tmp_path_factory):
     return why.to_html(tmp_path_factory.mktemp("why") / "why.html")
 
 
 @pytest.fixture(scope="module")
-def pair_html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pair_html(tmp_path_factory):
     return hostile_cosine().to_html(tmp_path_factory.mktemp("pair") / "pair.html")
 
 
@@ -56,7 +55,7 @@ def saved(viewer: Any, kind: str, folder: Path) -> Path:
 # An explanation ----------------------------------------------------------------------------------
 
 
-def test_tokens_remainder_and_question(viewer: Any, why: Explanation, why_html: Path) -> None:
+def test_tokens_remainder_and_question(viewer, why, why_html):
     viewer.open(why_html)
     assert viewer.texts(".token:not(.rest) .text") == why.tokens
     shares = [number(text) for text in viewer.texts(".token:not(.rest) .share")]
@@ -77,9 +76,7 @@ def test_tokens_remainder_and_question(viewer: Any, why: Explanation, why_html: 
         assert (red > blue) == (value > 0)
 
 
-def test_edges_are_as_wide_as_what_they_carry(
-    viewer: Any, why: Explanation, why_html: Path
-) -> None:
+def test_edges_are_as_wide_as_what_they_carry(viewer, why, why_html):
     viewer.open(why_html, "share=95")
     edges = viewer.page.evaluate(
         """() => {
@@ -104,9 +101,7 @@ def test_edges_are_as_wide_as_what_they_carry(
     assert f"{100 * drawn:.0f} % of all that flows" in note
 
 
-def test_a_token_shows_its_way_and_arrow_keys_go_on(
-    viewer: Any, why: Explanation, why_html: Path
-) -> None:
+def test_a_token_shows_its_way_and_arrow_keys_go_on(viewer, why, why_html):
     viewer.open(why_html)
     assert viewer.page.locator("[data-faded]").count() == 0
     viewer.click('.token[data-token="3"]')
@@ -131,15 +126,7 @@ def test_a_token_shows_its_way_and_arrow_keys_go_on(
     assert viewer.root("token") == "2"
 
 
-def test_words_sum_their_tokens(viewer: Any, why: Explanation, why_html: Path) -> None:
-    viewer.open(why_html, "level=words")
-    words = why.words()
-    assert viewer.texts(".token:not(.rest) .text") == words.tokens
-    shares = [number(text) for text in viewer.texts(".token:not(.rest) .share")]
-    np.testing.assert_allclose(shares, words.contributions, atol=6e-3, rtol=6e-2)
-
-
-def test_components_and_heads(viewer: Any, why: Explanation, why_html: Path) -> None:
+def test_components_and_heads(viewer, why, why_html):
     viewer.open(why_html, "view=components&heads=1")
     read = """panel => {
       const root = document.querySelector('#normlens-page').shadowRoot;
@@ -157,9 +144,7 @@ def test_components_and_heads(viewer: Any, why: Explanation, why_html: Path) -> 
     np.testing.assert_allclose(heads, why.heads.sum(-1), rtol=1e-5)
 
 
-def test_everything_can_be_saved(
-    viewer: Any, why: Explanation, why_html: Path, tmp_path: Path
-) -> None:
+def test_everything_can_be_saved(viewer, why, why_html, tmp_path):
     viewer.open(why_html, "token=3")
     for view in ("components", "flow"):
         viewer.choose("view", view)
@@ -178,27 +163,10 @@ def test_everything_can_be_saved(
     assert viewer.texts(".token:not(.rest) .text") == why.tokens
 
 
-def test_one_of_several_is_chosen(viewer: Any, tmp_path: Path) -> None:
-    several = Explanations([hostile_explanation(), hostile_explanation(2, target="other")])
-    viewer.open(several.to_html(tmp_path / "several.html"))
-    viewer.page.select_option('[data-control="item"]', "1")
-    viewer.settled()
-    assert "other" in viewer.page.inner_text(".question")
-    assert "item=1" in viewer.page.url
-
-
-def test_without_flow_the_page_says_so(viewer: Any, why: Explanation, tmp_path: Path) -> None:
-    viewer.open(replace(why, flows={}).to_html(tmp_path / "short.html"))
-    assert "made without flow maps" in viewer.page.inner_text(".missing")
-    assert "cannot be drawn" in viewer.page.inner_text(".result > .note")
-    viewer.choose("view", "components")
-    assert viewer.page.locator('[data-panel="ATTN"]').count() == 1
-
-
 # A cosine ----------------------------------------------------------------------------------------
 
 
-def test_two_texts_with_lines_margins_and_remainder(viewer: Any, pair_html: Path) -> None:
+def test_two_texts_with_lines_margins_and_remainder(viewer, pair_html):
     pair = hostile_cosine()
     viewer.open(pair_html)
     assert number(viewer.page.inner_text(".question").split()[-1]) == pytest.approx(
@@ -223,7 +191,7 @@ def test_two_texts_with_lines_margins_and_remainder(viewer: Any, pair_html: Path
     assert viewer.root("token") == "a:1"
 
 
-def test_the_matrix_and_its_files(viewer: Any, pair_html: Path, tmp_path: Path) -> None:
+def test_the_matrix_and_its_files(viewer, pair_html, tmp_path):
     pair = hostile_cosine()
     viewer.open(pair_html, "view=matrix")
     cells = [number(text) for text in viewer.svg_texts(".numbers text")]
@@ -246,9 +214,7 @@ def test_the_matrix_and_its_files(viewer: Any, pair_html: Path, tmp_path: Path) 
 # Both --------------------------------------------------------------------------------------------
 
 
-def test_every_control_has_a_name_and_tokens_stay_text(
-    viewer: Any, why_html: Path, pair_html: Path
-) -> None:
+def test_every_control_has_a_name_and_tokens_stay_text(viewer, why_html, pair_html):
     alerts: list[str] = []
     viewer.page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
     for path, views in ((why_html, ("flow", "components")), (pair_html, ("lines", "matrix"))):
@@ -260,9 +226,7 @@ def test_every_control_has_a_name_and_tokens_stay_text(
 
 @pytest.mark.parametrize("width", [400, 1300])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pages_fit_their_windows(
-    browser: Any, why_html: Path, pair_html: Path, width: int, theme: str
-) -> None:
+def test_pages_fit_their_windows(browser, why_html, pair_html, width, theme):
     """Nothing is wider than the window; pictures for people are in build/screenshots."""
     SHOTS.mkdir(parents=True, exist_ok=True)
     context = browser.new_context(viewport={"width": width, "height": 860}, color_scheme=theme)
@@ -281,7 +245,7 @@ def test_pages_fit_their_windows(
 
 
 @pytest.fixture(scope="module")
-def translation() -> Explanations:
+def translation():
     from pair_examples import fast_tokenizer, with_head
 
     import normlens
@@ -293,13 +257,11 @@ def translation() -> Explanations:
 
 
 @pytest.fixture(scope="module")
-def translation_html(translation: Explanations, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def translation_html(translation, tmp_path_factory):
     return translation.to_html(tmp_path_factory.mktemp("translation") / "all.html")
 
 
-def test_both_sequences_are_shown_with_a_line_between_them(
-    viewer: Any, translation: Explanations, translation_html: Path
-) -> None:
+def test_both_sequences_are_shown_with_a_line_between_them(viewer, translation, translation_html):
     viewer.open(translation_html, "item=3")
     why = translation[3]
     assert viewer.texts(".sequence") == ["source", "prefix"]
@@ -325,9 +287,7 @@ def test_both_sequences_are_shown_with_a_line_between_them(
         assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_shares_of_every_token(
-    viewer: Any, translation: Explanations, translation_html: Path, tmp_path: Path
-) -> None:
+def test_shares_of_every_token(viewer, translation, translation_html, tmp_path):
     viewer.open(translation_html, "view=shares")
     table = translation.shares()
     drawn = viewer.page.eval_on_selector_all(
@@ -343,13 +303,7 @@ def test_shares_of_every_token(
     assert viewer.page.evaluate(UNNAMED) == []
 
 
-def test_one_sequence_has_no_shares(viewer: Any, why_html: Path) -> None:
-    viewer.open(why_html, "view=shares")
-    assert viewer.root("view") == "flow"
-    assert not viewer.page.is_visible('[data-control="view"] [data-value="shares"]')
-
-
-def test_an_image_is_explained_over_its_picture(viewer: Any, tmp_path: Path) -> None:
+def test_an_image_is_explained_over_its_picture(viewer, tmp_path):
     why: Any = normlens.load(classifier(), processor()).explain(scene())
     page = viewer.open(why.to_html(tmp_path / "why.html"))
     assert page.root("view") == "picture"

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path):
     """A folder with as much of the repository as the target needs, and only the tools it needs."""
     for name in ("Makefile", "viewer/package.json", "viewer/package-lock.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -60,15 +60,7 @@ def with_npm(clone: Path) -> None:
     (clone / "bin" / "npm").chmod(0o755)
 
 
-def test_without_npm_one_line_says_so(clone: Path) -> None:
-    done = made(clone)
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [
-        "npm is not here; the front end's types, tests and built file are not checked"
-    ]
-
-
-def test_types_tests_and_built_file_are_checked(clone: Path) -> None:
+def test_types_tests_and_built_file_are_checked(clone):
     with_npm(clone)
     done = made(clone)
     assert done.returncode == 0, done.stderr
@@ -79,7 +71,7 @@ def test_types_tests_and_built_file_are_checked(clone: Path) -> None:
     assert (clone / BUILT).read_text() == "new"
 
 
-def test_a_built_file_that_is_not_the_sources_fails(clone: Path) -> None:
+def test_a_built_file_that_is_not_the_sources_fails(clone):
     with_npm(clone)
     (clone / BUILT).write_text("old")
     done = made(clone)
@@ -89,15 +81,6 @@ def test_a_built_file_that_is_not_the_sources_fails(clone: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["run check", "test"])
-def test_what_fails_is_not_passed_over(clone: Path, step: str) -> None:
+def test_what_fails_is_not_passed_over(clone, step):
     with_npm(clone)
     assert made(clone, fails=step).returncode != 0
-
-
-def test_it_belongs_to_make_test() -> None:
-    (line,) = [
-        line
-        for line in (ROOT / "Makefile").read_text("utf-8").splitlines()
-        if line.startswith("test:")
-    ]
-    assert "front-end" in line.split()

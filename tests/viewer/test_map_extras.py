@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from test_payload import decode, header_of
 from viewer_examples import hostile_maps
 
-from normlens.errors import InputError
 from normlens.results.axes import PatchGrid, Routing
 from normlens.results.maps import Maps
 from normlens.viewer import encode
@@ -22,7 +20,7 @@ def pictured(picture: np.ndarray | None) -> Maps:
     return replace(hostile_maps(4), grid=PatchGrid(1, 3, 1, picture))
 
 
-def test_pixels_come_back() -> None:
+def test_pixels_come_back():
     picture = np.random.default_rng(5).integers(0, 256, (4, 6, 3), dtype=np.uint8)
     header, blobs = header_of(encode(pictured(picture)))
     (item,) = header["items"]
@@ -42,7 +40,7 @@ def test_pixels_come_back() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_experts_and_weights_come_back(shared: bool) -> None:
+def test_experts_and_weights_come_back(shared):
     rng = np.random.default_rng(6)
     maps = hostile_maps(4)
     routing = Routing(
@@ -63,13 +61,3 @@ def test_experts_and_weights_come_back(shared: bool) -> None:
         assert found["shared"] is None
     else:
         np.testing.assert_array_equal(decode(found["shared"], blobs), routing.shared.ravel())
-
-
-def test_a_notebook_opens_at_the_picture() -> None:
-    pytest.importorskip("anywidget")
-    shown: Any = pictured(None).show(view="picture", direction="column")
-    assert shown.state == {"view": "picture", "direction": "column"}
-    with pytest.raises(InputError, match="of no picture"):
-        hostile_maps(4).show(view="picture")
-    with pytest.raises(InputError, match="direction"):
-        pictured(None).show(direction="down")  # type: ignore[arg-type]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from test_payload import decode, header_of
 
 from normlens.errors import InputError
-from normlens.results.maps import Maps
-from normlens.viewer import encode, pages
-from normlens.viewer.pages import fitted
+from normlens.viewer import encode
 
 
-def test_both_stacks_are_one_item(translated: Maps) -> None:
+def test_both_stacks_are_one_item(translated):
     header, blobs = header_of(encode(translated, precision=32))
     assert header["version"] == 3
     (item,) = header["items"]
@@ -43,25 +39,7 @@ def test_both_stacks_are_one_item(translated: Maps) -> None:
     assert item["derived"] == {"ATTNRES-W": "ATTN-W"}
 
 
-def test_layers_of_both_stacks_are_thinned(translated: Maps) -> None:
-    assert translated.encoder is not None
-    encoder = translated.encoder
-    many = replace(
-        encoder,
-        arrays={scope: np.concatenate([array] * 4) for scope, array in encoder.arrays.items()},
-        allowed=np.concatenate([encoder.allowed] * 4),
-        mixing={scope: np.concatenate([array] * 4) for scope, array in encoder.mixing.items()},
-        layers=list(range(8)),
-    )
-    maps = replace(translated, encoder=many)
-    whole = len(fitted([maps], 16, None))
-    largest = (0.7 * whole * 4 / 3 + len(pages.script()) + 10_000) / 1e6
-    (item,) = header_of(fitted([maps], 16, largest))[0]["items"]
-    assert 1 <= len(item["encoder"]["layers"]) < 8
-    assert "of 8 layers" in item["left_out"][0]
-
-
-def test_kinds_of_layers_of_two_stacks_are_items(translated: Maps) -> None:
+def test_kinds_of_layers_of_two_stacks_are_items(translated):
     """The decoder's second layer lacks a scope, so it is an item of its own."""
     last = translated.scopes[-1]
     arrays = dict(translated.arrays)
@@ -74,15 +52,6 @@ def test_kinds_of_layers_of_two_stacks_are_items(translated: Maps) -> None:
     assert unlike.show(layer=1).state == {"item": "1", "layer": "1"}  # type: ignore[attr-defined]
 
 
-def test_a_notebook_opens_at_a_stack(translated: Maps) -> None:
-    pytest.importorskip("anywidget")
-    shown: Any = translated.show(stack="encoder", layer=-1, sources="encoder")
-    assert shown.state == {"stack": "encoder", "layer": "1", "sources": "encoder"}
-    bundle = translated._repr_mimebundle_()
-    data = bundle[0] if isinstance(bundle, tuple) else bundle
-    assert "application/vnd.jupyter.widget-view+json" in data
-
-
 @pytest.mark.parametrize(
     ("state", "words"),
     [
@@ -91,12 +60,6 @@ def test_a_notebook_opens_at_a_stack(translated: Maps) -> None:
         ({"stack": "encoder", "layer": 7}, "layer 7 is not among"),
     ],
 )
-def test_what_is_not_there_is_refused(translated: Maps, state: Any, words: str) -> None:
+def test_what_is_not_there_is_refused(translated, state, words):
     with pytest.raises(InputError, match=words):
         translated.show(**state)
-
-
-def test_a_model_of_one_stack_has_no_encoder_beside_it(translated: Maps, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no encoder beside these maps"):
-        translated.decoder.show(stack="encoder")
-    assert translated.decoder.to_html(tmp_path / "decoder.html").stat().st_size > 10_000

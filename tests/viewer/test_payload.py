@@ -47,7 +47,7 @@ def decode(blob: dict[str, Any], blobs: bytes) -> NDArray:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("precision", [32, 16, 8])
-def test_values_come_back_as_exact_as_the_header_says(causal: bool, precision: int) -> None:
+def test_values_come_back_as_exact_as_the_header_says(causal, precision):
     maps = hostile_maps(9, 3, causal)
     head, blobs = header_of(encode(maps, precision=precision))
     (item,) = head["items"]
@@ -63,7 +63,7 @@ def test_values_come_back_as_exact_as_the_header_says(causal: bool, precision: i
         np.testing.assert_array_equal(found, ratio.astype(np.float32).ravel())
 
 
-def test_zero_nan_and_equal_values_keep_their_meaning() -> None:
+def test_zero_nan_and_equal_values_keep_their_meaning():
     maps = hostile_maps(3, 1)
     odd = np.array([[[0, np.nan, 2], [2, 2, 0], [2, 2, 2]]], dtype=np.float32)
     maps = replace(maps, arrays={"ATTN-N": odd}, mixing={})
@@ -72,7 +72,7 @@ def test_zero_nan_and_equal_values_keep_their_meaning() -> None:
     np.testing.assert_allclose(found, odd.ravel(), rtol=1e-12)
 
 
-def test_masks_of_windows_and_values_outside_masks_are_kept() -> None:
+def test_masks_of_windows_and_values_outside_masks_are_kept():
     maps = hostile_maps(6, 2)
     window = np.abs(np.subtract.outer(np.arange(6), np.arange(6))) <= 1
     maps = replace(maps, allowed=np.stack([window, np.ones((6, 6), dtype=bool)]))
@@ -89,7 +89,7 @@ def test_masks_of_windows_and_values_outside_masks_are_kept() -> None:
     )
 
 
-def test_half_identity_is_not_stored() -> None:
+def test_half_identity_is_not_stored():
     maps = hostile_maps()
     weights = maps.arrays["ATTN-W"]
     half = (0.5 * weights + 0.5 * np.eye(4)).astype(np.float32)
@@ -105,7 +105,7 @@ def test_half_identity_is_not_stored() -> None:
     assert item["derived"] == {}
 
 
-def test_odd_requests_are_refused() -> None:
+def test_odd_requests_are_refused():
     with pytest.raises(InputError, match="32, 16, 8"):
         encode(hostile_maps(), precision=12)
     with pytest.raises(InputError, match="32, 16, 8"):
@@ -116,11 +116,6 @@ def test_odd_requests_are_refused() -> None:
         encode(["maps"])  # type: ignore[list-item]
 
 
-def test_sixty_four_tokens_stay_below_three_megabytes(tmp_path: Path) -> None:
-    path = to_html(large(64, 12), tmp_path / "maps.html")
-    assert path.stat().st_size < 3e6
-
-
 def large(n: int, layers: int) -> Maps:
     rng = np.random.default_rng(0)
     maps = hostile_maps(n, layers)
@@ -129,13 +124,13 @@ def large(n: int, layers: int) -> Maps:
     return replace(maps, arrays={**maps.arrays, **more}, raw_tokens=[f"t{k}" for k in range(n)])
 
 
-def test_512_tokens_stay_below_sixty_megabytes() -> None:
+def test_512_tokens_stay_below_sixty_megabytes():
     """By its twelfth part: one layer, whose blobs have no more in common with other layers."""
     data = encode(large(512, 1))
     assert 12 * len(data) * 4 / 3 + len(pages.script()) < 60e6
 
 
-def test_a_file_that_is_too_large_leaves_out_layers_and_says_so() -> None:
+def test_a_file_that_is_too_large_leaves_out_layers_and_says_so():
     maps = large(40, 8)
     whole = len(fitted([maps], 16, None))
     limit = (0.4 * whole * 4 / 3 + len(pages.script()) + 10_000) / 1e6
@@ -157,7 +152,7 @@ def with_heads(maps: Maps, count: int = 3) -> Maps:
 
 
 @pytest.mark.parametrize("precision", [32, 16, 8])
-def test_heads_come_back_as_exact_as_the_header_says(precision: int) -> None:
+def test_heads_come_back_as_exact_as_the_header_says(precision):
     maps = with_heads(hostile_maps(9, 2, causal=True))
     head, blobs = header_of(encode(maps, precision=32, head_precision=precision))
     (item,) = head["items"]
@@ -174,14 +169,6 @@ def test_heads_come_back_as_exact_as_the_header_says(precision: int) -> None:
             np.testing.assert_allclose(found, wanted, rtol=error * 1.001 + 1e-12, atol=least)
 
 
-def test_layers_without_heads_have_none() -> None:
-    maps = with_heads(hostile_maps(4, 3))
-    some = replace(maps, heads={"ATTN-N": maps.heads["ATTN-N"][:1]}, coverage={"heads/ATTN-N": [1]})
-    (item,) = header_of(encode(some))[0]["items"]
-    assert [row and len(row) for row in item["heads"]["ATTN-N"]] == [None, 3, None]
-    assert header_of(encode(hostile_maps()))[0]["items"][0]["heads"] == {}
-
-
 def heads_in(data: bytes) -> tuple[int, int, list[str]]:
     """How many layers there are, how many have heads, and what is said to be left out."""
     (item,) = header_of(data)[0]["items"]
@@ -189,7 +176,7 @@ def heads_in(data: bytes) -> tuple[int, int, list[str]]:
     return len(item["layers"]), sum(row is not None for row in rows), item["left_out"]
 
 
-def test_heads_take_the_room_that_is_left() -> None:
+def test_heads_take_the_room_that_is_left():
     """Maps of all layers come first; then heads of some layers, or none, and the page says so."""
     maps = with_heads(large(40, 8), 12)
     bare = len(fitted([large(40, 8)], 16, None))
@@ -215,22 +202,7 @@ def test_heads_take_the_room_that_is_left() -> None:
         assert len(fitted([maps], 16, limit(share * bare))) <= share * bare
 
 
-def test_small_maps_keep_their_heads_exact_and_large_ones_in_8_bits() -> None:
-    for n, bits in ((9, 32), (160, 8)):
-        (item,) = header_of(fitted([with_heads(large(n, 2), 8)], None, 60))[0]["items"]
-        assert item["precision"]["head_bits"] == bits
-
-
-def test_both_stacks_keep_heads_of_all_their_layers() -> None:
-    encoder = with_heads(hostile_maps(5, 6))
-    maps = replace(with_heads(hostile_maps(4, 2)), encoder=encoder)
-    (item,) = header_of(fitted([maps], None, 60))[0]["items"]
-    assert all(item["heads"]["ATTN-N"])
-    assert len(item["encoder"]["heads"]["ATTN-N"]) == 6
-    assert all(item["encoder"]["heads"]["ATTN-N"])
-
-
-def test_no_token_is_markup_in_the_page(tmp_path: Path) -> None:
+def test_no_token_is_markup_in_the_page(tmp_path):
     text = to_html(hostile_maps(), tmp_path / "maps.html").read_text()
     assert "alert(" not in re.sub(r"<title>.*?</title>", "", text, flags=re.S)
     assert len(re.findall("<script", text)) - pages.script().count("<script") == 2
@@ -245,7 +217,7 @@ def notices() -> str:
     return found[0]
 
 
-def test_pages_name_no_other_host(tmp_path: Path) -> None:
+def test_pages_name_no_other_host(tmp_path):
     """Namespaces of SVG and XHTML are names, not addresses that are fetched; so are licences'."""
     text = to_html(hostile_maps(), tmp_path / "maps.html").read_text() + pages.shell()
     assert notices() in text
@@ -255,7 +227,7 @@ def test_pages_name_no_other_host(tmp_path: Path) -> None:
     assert 'src="static/viewer.js"' in pages.shell()
 
 
-def test_the_front_end_carries_the_licences_of_what_is_in_it() -> None:
+def test_the_front_end_carries_the_licences_of_what_is_in_it():
     text = notices()
     named = set(re.findall(r"(d3-[\w-]+) \d", text))
     package = Path(__file__).resolve().parents[2] / "viewer" / "package.json"
@@ -269,9 +241,3 @@ def test_the_front_end_carries_the_licences_of_what_is_in_it() -> None:
         "Cynthia Brewer, Mark Harrower, and The Pennsylvania State University",
     ):
         assert phrase in text
-
-
-def test_the_built_front_end_is_small_and_complete() -> None:
-    script = pages.script()
-    assert 20_000 < len(script) < 400_000
-    assert "export{" in script.replace(" ", "")

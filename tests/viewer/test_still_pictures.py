@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from viewer_examples import hostile_cosine, hostile_explanation, hostile_maps
+from viewer_examples import hostile_explanation, hostile_maps
 
 from normlens.errors import MissingDependencyError
 from normlens.viewer import notebook
@@ -28,8 +28,14 @@ def size_of(data: dict[str, Any]) -> tuple[int, int]:
     return int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")
 
 
-@pytest.mark.parametrize("make", [hostile_maps, hostile_explanation, hostile_cosine])
-def test_a_cell_has_the_viewer_and_a_picture(make: Any) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        hostile_maps,
+        hostile_explanation,
+    ],
+)
+def test_a_cell_has_the_viewer_and_a_picture(make):
     pytest.importorskip("anywidget")
     pytest.importorskip("matplotlib")
     result = make()
@@ -40,24 +46,7 @@ def test_a_cell_has_the_viewer_and_a_picture(make: Any) -> None:
     assert data_of(result._repr_mimebundle_())["text/plain"] == repr(result)
 
 
-def test_the_picture_is_of_the_layer_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("anywidget")
-    pytest.importorskip("matplotlib")
-    first, second = (
-        data_of(hostile_maps().show(layer=layer)._repr_mimebundle_())["image/png"]  # type: ignore[attr-defined]
-        for layer in (0, 1)
-    )
-    assert first != second
-
-
-def test_a_long_text_has_a_picture_of_one_scope() -> None:
-    pytest.importorskip("anywidget")
-    pytest.importorskip("matplotlib")
-    short, long = (size_of(data_of(hostile_maps(n)._repr_mimebundle_()))[0] for n in (5, 80))
-    assert long < short
-
-
-def test_without_matplotlib_the_viewer_is_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_viewer_is_there_alone(monkeypatch):
     pytest.importorskip("anywidget")
 
     def refuse() -> Any:
@@ -69,7 +58,7 @@ def test_without_matplotlib_the_viewer_is_there_alone(monkeypatch: pytest.Monkey
     assert "image/png" not in data
 
 
-def test_without_anywidget_the_frame_has_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_anywidget_the_frame_has_a_picture(monkeypatch):
     pytest.importorskip("matplotlib")
     real = builtins.__import__
 

@@ -18,28 +18,27 @@ import normlens
 from normlens.cli import main
 from normlens.errors import InputError, OutputError
 from normlens.results import exports as export
-from normlens.results.maps import Maps
 from normlens.viewer import notebook
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path):
     return hostile_maps().save(tmp_path / "maps.safetensors")
 
 
 @pytest.fixture
-def explained(tmp_path: Path) -> Path:
+def explained(tmp_path):
     return hostile_explanation().save(tmp_path / "why.safetensors")
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(monkeypatch):
     addresses: list[str] = []
     monkeypatch.setattr(webbrowser, "open", addresses.append)
     return addresses
 
 
-def test_view_writes_a_page(saved: Path, opened: list[str], capsys: Any) -> None:
+def test_view_writes_a_page(saved, opened, capsys):
     out = saved.with_name("soap.html")
     assert main(["view", str(saved), "--out", str(out)]) == 0
     assert "normlens-payload" in out.read_text()
@@ -51,22 +50,7 @@ def test_view_writes_a_page(saved: Path, opened: list[str], capsys: Any) -> None
     assert capsys.readouterr().out.startswith("wrote")
 
 
-def test_view_shows_both_stacks_of_a_saved_translation(
-    translated: Maps, tmp_path: Path, capsys: Any
-) -> None:
-    """The page of a file is the page of the maps that were saved."""
-    path = translated.save(tmp_path / "translation.safetensors")
-    out = tmp_path / "translation.html"
-    assert main(["view", str(path), "--out", str(out)]) == 0
-    loaded = Maps.load(path)
-    assert loaded == translated
-    assert out.read_text() == loaded.to_html(tmp_path / "again.html").read_text()
-    assert "translation.html" in capsys.readouterr().out
-
-
-def test_view_opens_the_browser_unless_told_not_to(
-    saved: Path, opened: list[str], capsys: Any
-) -> None:
+def test_view_opens_the_browser_unless_told_not_to(saved, opened, capsys):
     assert main(["view", str(saved)]) == 0
     (address,) = opened
     assert address.startswith("file://")
@@ -77,7 +61,7 @@ def test_view_opens_the_browser_unless_told_not_to(
     assert Path(written).is_file()
 
 
-def test_view_refuses_what_it_cannot_do(saved: Path, tmp_path: Path, capsys: Any) -> None:
+def test_view_refuses_what_it_cannot_do(saved, tmp_path, capsys):
     for arguments, words in (
         ([str(tmp_path / "none.safetensors")], "no maps file"),
         ([str(saved), "--out", str(tmp_path / "soap.png")], "end it in .html"),
@@ -88,7 +72,7 @@ def test_view_refuses_what_it_cannot_do(saved: Path, tmp_path: Path, capsys: Any
         assert error.count("\n") == 1
 
 
-def test_maps_and_exports_write_pages(tmp_path: Path) -> None:
+def test_maps_and_exports_write_pages(tmp_path):
     maps = hostile_maps()
     path = maps.to_html(tmp_path / "a.html")
     assert path.read_text().startswith("<!doctype html>")
@@ -107,7 +91,7 @@ def test_maps_and_exports_write_pages(tmp_path: Path) -> None:
         export.check_format("c.html", {"colour": "sqrt"})
 
 
-def test_notebooks_get_a_widget() -> None:
+def test_notebooks_get_a_widget():
     pytest.importorskip("anywidget")
     maps = hostile_maps()
     shown = maps.show(layer=1, scope="FF")
@@ -122,14 +106,12 @@ def test_notebooks_get_a_widget() -> None:
 
 
 @pytest.mark.parametrize("layer", [2, "2", "first", None])
-def test_a_layer_that_is_not_there_is_not_shown_as_another(layer: Any) -> None:
+def test_a_layer_that_is_not_there_is_not_shown_as_another(layer):
     with pytest.raises(InputError, match=r"layer .* is not among .*: 0, 1$"):
         hostile_maps(layers=2).show(layer=layer)
 
 
-def test_without_anywidget_notebooks_get_a_frame_and_a_hint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_anywidget_notebooks_get_a_frame_and_a_hint(monkeypatch):
     real = builtins.__import__
 
     def refuse(name: str, *rest: Any, **more: Any) -> Any:
@@ -152,7 +134,7 @@ def test_without_anywidget_notebooks_get_a_frame_and_a_hint(
     notebook.widget_class.cache_clear()
 
 
-def test_a_head_that_is_not_there_is_an_error() -> None:
+def test_a_head_that_is_not_there_is_an_error():
     maps = hostile_maps(layers=2)
     with pytest.raises(InputError, match=r"heads=True"):
         maps.show(head=0)
@@ -164,9 +146,7 @@ def test_a_head_that_is_not_there_is_an_error() -> None:
             replace(maps, heads=heads).show(head=head)
 
 
-def test_results_of_any_kind_stand_in_one_page_with_notes(
-    saved: Path, explained: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_results_of_any_kind_stand_in_one_page_with_notes(saved, explained, tmp_path, capsys):
     out = tmp_path / "lesson.html"
     words = ["--title", "A <b>lesson</b>", "--note", "Why are?", "--out", str(out)]
     assert main(["view", str(explained), str(saved), *words]) == 0
@@ -186,9 +166,7 @@ def test_results_of_any_kind_stand_in_one_page_with_notes(
     assert "more notes than files" in capsys.readouterr().err
 
 
-def test_the_frames_of_a_handout_are_as_high_as_what_they_show(
-    saved: Path, explained: Path, tmp_path: Path, viewer: Any
-) -> None:
+def test_the_frames_of_a_handout_are_as_high_as_what_they_show(saved, explained, tmp_path, viewer):
     out = tmp_path / "lesson.html"
     assert main(["view", str(explained), str(saved), "--out", str(out)]) == 0
     viewer.page.goto(out.as_uri())

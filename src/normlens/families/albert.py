@@ -1,7 +1,5 @@
 """ALBERT: post-LN layers that share their weights, run several times over."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.models import base

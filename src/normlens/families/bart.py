@@ -1,7 +1,5 @@
 """BART and the encoder–decoders that share its block, with norms behind or first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

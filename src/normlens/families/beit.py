@@ -1,7 +1,5 @@
 """BEiT: ViT's block with LayerScale and relative positions, which only α knows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

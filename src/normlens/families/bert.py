@@ -1,7 +1,5 @@
 """BERT and the encoders that share its block: post-LN, biases everywhere."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

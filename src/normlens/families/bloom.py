@@ -1,7 +1,5 @@
 """BLOOM: pre-LN with ALiBi, a special GELU, and residuals that may branch behind the norm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.layers import Branch, Linear, Residual, Step

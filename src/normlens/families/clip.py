@@ -1,7 +1,5 @@
 """CLIP's and SigLIP's towers: one block for pictures and texts, norms first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.layers import MEAN, PATCHES, Head

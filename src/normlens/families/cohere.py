@@ -1,7 +1,5 @@
 """Cohere (Command R): attention and SwiGLU side by side behind one LayerNorm without bias."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.families.llama import MIXED, Llama

@@ -1,7 +1,5 @@
 """DeBERTa: BERT's block with disentangled attention, whose positions are inside α."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 What a routed token is multiplied by holds the routed scaling factor already.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.families.llama import Llama

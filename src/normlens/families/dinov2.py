@@ -1,7 +1,5 @@
 """DINOv2: ViT's block with LayerScale, perhaps gated; with registers, too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

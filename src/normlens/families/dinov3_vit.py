@@ -1,7 +1,5 @@
 """DINOv3's ViT: DINOv2's block with rotary positions, which only α knows, and registers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.families.dinov2 import Dinov2WithRegisters

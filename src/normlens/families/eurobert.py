@@ -1,7 +1,5 @@
 """EuroBERT: Llama's block in an encoder."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

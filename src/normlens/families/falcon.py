@@ -1,7 +1,5 @@
 """Falcon: branches side by side behind one norm or two, or one after the other; fused values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.layers import Attention

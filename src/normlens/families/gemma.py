@@ -1,7 +1,5 @@
 """Gemma: Llama's block with 1 + γ; Gemma 2 and 3 add a norm behind each branch, VaultGemma none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.families.llama import Llama

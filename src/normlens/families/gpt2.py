@@ -1,7 +1,5 @@
 """GPT-2: pre-LN, fused query–key–value projection."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.layers import Linear

@@ -1,7 +1,5 @@
 """GPT-BigCode (StarCoder, SantaCoder): GPT-2's block with one key and value for all heads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.families.gpt2 import GPT2

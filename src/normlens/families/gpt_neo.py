@@ -1,7 +1,5 @@
 """GPT-Neo: GPT-2's block with unfused projections and local attention in every other layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.families.gpt2 import GPT2

@@ -1,7 +1,5 @@
 """GPT-NeoX (Pythia): attention and feed-forward side by side, or one after the other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.layers import Linear

@@ -1,7 +1,5 @@
 """gpt-oss: experts with limits and biases, attention with sinks, windows in every other layer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

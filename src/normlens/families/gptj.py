@@ -1,7 +1,5 @@
 """GPT-J and CodeGen: attention and feed-forward side by side behind one shared norm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.layers import Linear

@@ -1,7 +1,5 @@
 """Granite: Llama's block with a factor behind each branch; mixtures have experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

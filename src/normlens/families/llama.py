@@ -1,7 +1,5 @@
 """Llama and the decoders that share its block: RMSNorm before, SwiGLU, grouped queries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.layers import Experts, FeedForward

@@ -1,7 +1,5 @@
 """Llama 4: experts whose input is weighed, not their output, and a shared one beside them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

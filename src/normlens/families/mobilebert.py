@@ -5,8 +5,6 @@ are projected from the wide vectors, and only what its residual connection adds 
 bottleneck; queries and keys have a bottleneck of their own, which α has seen.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

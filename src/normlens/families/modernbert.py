@@ -1,7 +1,5 @@
 """ModernBERT, also as a decoder: pre-LN, GeGLU, and local attention in two layers of three."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

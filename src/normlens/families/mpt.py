@@ -1,7 +1,5 @@
 """MPT: pre-LN with ALiBi, and no bias anywhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.layers import Linear, Reach

@@ -1,7 +1,5 @@
 """OLMo: Llama's block with LayerNorms without weights; from OLMo 2 on norms behind each branch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.families.llama import MIXED, Llama

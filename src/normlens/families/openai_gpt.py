@@ -1,7 +1,5 @@
 """GPT (the first): GPT-2's projections, post-LN."""
 
-from __future__ import annotations
-
 from normlens.families.gpt2 import GPT2
 from normlens.models.base import register
 from normlens.models.tiny import GPT

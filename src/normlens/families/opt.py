@@ -1,7 +1,5 @@
 """OPT: pre-LN, but post-LN in the 350M model, which also projects its embeddings; BioGPT."""
 
-from __future__ import annotations
-
 from normlens.layers import HeadStep
 from normlens.models import base
 from normlens.models.tiny import DECODER

@@ -1,7 +1,5 @@
 """Phi-3 and Phi-4: Llama's block with fused projections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.families.llama import Mistral

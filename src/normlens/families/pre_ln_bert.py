@@ -1,7 +1,5 @@
 """BERT's block with its norms first: Megatron-BERT, RoBERTa-PreLayerNorm, XLM-RoBERTa-XL, ESM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from normlens.families.bert import Bert, Roberta

@@ -6,8 +6,6 @@ back, so that every module takes and gives (b, i, d) and hooks see all of them; 
 the same to the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """StableLM: Llama's block with LayerNorms; in some sizes its branches stand side by side."""
 
-from __future__ import annotations
-
 from normlens.families.llama import Llama
 from normlens.models.base import register
 from normlens.models.tiny import DECODER

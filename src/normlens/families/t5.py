@@ -4,8 +4,6 @@ The first layer's table of relative positions serves all layers of T5, and score
 the square root of a head's width. Both act on α alone, which is read as it is.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """ViT and the image encoders that share its block: DeiT, ViT-MAE, ViT-MSN, I-JEPA."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

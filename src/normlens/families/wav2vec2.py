@@ -1,7 +1,5 @@
 """wav2vec 2.0, HuBERT and their kin: post-LN layers, or norms first, over frames of sound."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whisper: BART's block with norms first; the encoder's tokens are frames of sound."""
 
-from __future__ import annotations
-
 from normlens.families.bart import Bart
 from normlens.models.base import register
 from normlens.models.parts import TINY

@@ -29,7 +29,7 @@ from normlens.frozen.parts import (
     inner,
     plus,
 )
-from normlens.gpu.matmul import is_rounded_once, times, weighted
+from normlens.gpu.matmul import halves, is_rounded_once, times
 from normlens.layers import Attention, Reach
 
 # The weights α of an attention: as the model returned them, or formed from queries and keys.
@@ -60,12 +60,21 @@ class Weights:
         return self.dense[:, heads]
 
     def mix(self, values: Tensor) -> Tensor:
-        """``Σ_j α_ij v_j`` of values (b, h, j, e)."""
-        return weighted(self.dense, values)
+        """``Σ_j α_ij v_j`` of values (…, b, h, j, e), of the same precision or a higher one."""
+        alpha = self.dense
+        if values.dtype == alpha.dtype:
+            return alpha @ values
+        if values.dim() > 4:
+            return torch.stack([self.mix(each) for each in values])
+        high, low = halves(values.flatten(0, 1))
+        flat = alpha.flatten(0, 1)
+        product = torch.bmm(flat, high, out_dtype=values.dtype)
+        product += torch.bmm(flat, low, out_dtype=values.dtype)
+        return product.unflatten(0, values.shape[:2])
 
     def spread(self, g: Tensor, groups: int) -> Tensor:
         """``Σ_h Σ_i α^h_ij g^h_i`` over the heads of each group, (…, b, group, j, e)."""
-        sources = weighted(self.dense.transpose(-1, -2), g)  # (…, b, h, j, e)
+        sources = Weights(self.dense.transpose(-1, -2)).mix(g)  # (…, b, h, j, e)
         return sources.unflatten(-3, (groups, -1)).sum(-3)
 
     def row_sums(self, dtype: torch.dtype) -> Tensor:
@@ -329,7 +338,7 @@ class FrozenAttention(FrozenBlock):
         values = values.reshape(-1, *values.shape[-4:]).permute(1, 3, 2, 0, 4)  # (b, g, j, …, e)
         b, _, n, many, width = values.shape
         alpha = self.alpha.dense.unflatten(1, (groups, -1)).flatten(2, 3)  # rows of a group's heads
-        mixed = weighted(alpha, values.reshape(b, groups, n, many * width))
+        mixed = Weights(alpha).mix(values.reshape(b, groups, n, many * width))
         mixed = mixed.view(b, groups, -1, self.alpha.shape[2], many, width)
         heads = mixed.permute(4, 0, 3, 1, 2, 5).reshape(*lead, b, self.alpha.shape[2], -1)
         return times(heads, self.attention.output.weight)

@@ -11,7 +11,7 @@ from torch import Tensor
 from normlens.frozen.attention import FrozenAttention, output_basis
 from normlens.frozen.feedforward import FrozenFeedForward, SampledFeedForward, nonlinearity
 from normlens.frozen.head_products import KeptProducts
-from normlens.frozen.layer import FrozenLayer, freeze
+from normlens.frozen.layer import FrozenLayer
 from normlens.frozen.network import norms_by_source
 from normlens.frozen.parts import (
     Factors,
@@ -115,34 +115,6 @@ def add_attention_maps(
 # The sum is compared with the model's own vectors wherever these were traced.
 
 
-def decompose_layer(
-    layer: Layer,
-    x: Tensor,
-    alpha: Tensor | Sequence[Tensor],
-    lengths: Sequence[int],
-    scopes: Sequence[str],
-    options: AnalysisOptions = AnalysisOptions(),
-    real: Mapping[int, Tensor] | None = None,
-    kept: KeptProducts | None = None,
-    buffers: Buffers | None = None,
-    ordinary: Tensor | None = None,
-    sources: Mapping[str, Tensor] | None = None,
-    source_lengths: Mapping[str, Sequence[int]] | None = None,
-    sample_kernels: bool = True,
-) -> LayerMaps:
-    """Freeze one layer and return its maps, as far as the requested scopes need it.
-
-    `x` (b, j, d) is the layer's input and `alpha` (b, h, i, j) its attention weights; they,
-    `sources` and `source_lengths` as in `freeze`, the rest as in `layer_maps`.
-    """
-    until = last_step(layer, scopes, options)
-    if options.heads or not set(scopes) <= set(layer.scope_of_step.values()):
-        until = max(until, layer.steps.index(layer.attentions[-1]))  # maps of its weights alone
-    given = layer, x, alpha, lengths, options.nonlinearity, sources, until
-    frozen = freeze(*given, source_lengths=source_lengths)
-    return layer_maps(frozen, scopes, options, real, kept, buffers, ordinary, sample_kernels)
-
-
 def layer_maps(
     frozen: FrozenLayer,
     scopes: Sequence[str],
@@ -189,6 +161,14 @@ def last_step(layer: Layer, scopes: Collection[str], options: AnalysisOptions) -
     if options.statistics:
         return len(layer.steps) - 1
     return max((i for i, name in layer.scope_of_step.items() if name in scopes), default=-1)
+
+
+def last_frozen_step(layer: Layer, scopes: Collection[str], options: AnalysisOptions) -> int:
+    """The last step that maps of these scopes need frozen, those of weights and heads included."""
+    last = last_step(layer, scopes, options)
+    if options.heads or not set(scopes) <= set(layer.scope_of_step.values()):
+        return max(last, layer.steps.index(layer.attentions[-1]))
+    return last
 
 
 def has_kernels(weight: Tensor) -> bool:
@@ -244,7 +224,8 @@ class _Walk:
             ordinary: Tensor | None = None
             if self.ordinary is not None:  # the map just behind the block, of these dimensions
                 sizes = torch.linalg.vector_norm(sums.own[..., self.ordinary], dim=-1)
-                ordinary = _with_diagonal(norms[ORDINARY], sizes)
+                ordinary = norms[ORDINARY]
+                ordinary[..., -sizes.shape[-1] :].diagonal(dim1=1, dim2=2).copy_(sizes)
             self.result.statistics = FeedForwardStatistics(
                 block.output, state.stream.total, bypassed, ordinary
             )
@@ -320,14 +301,9 @@ class _Walk:
                 else:
                     self.normed[group] = group.norms()
             norms = side_by_side(list(self.normed.values()), parts.groups).clone()
-        self.result.norms[scope] = _with_diagonal(norms, own)
+        norms[..., -own.shape[-1] :].diagonal(dim1=1, dim2=2).copy_(own)
+        self.result.norms[scope] = norms
         self.result.own[scope], self.result.others[scope] = own, others
-
-
-def _with_diagonal(norms: Tensor, own: Tensor) -> Tensor:
-    """Write the norms of the targets' own parts on the diagonal of the map's last columns."""
-    norms[..., -own.shape[-1] :].diagonal(dim1=1, dim2=2).copy_(own)
-    return norms
 
 
 def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -115,7 +115,7 @@ def times(v: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     if is_rounded_once():
         rounded = (v if scale is None else v * scale).bfloat16().flatten(0, -2)
         return torch.mm(rounded, weight, out_dtype=v.dtype).unflatten(0, v.shape[:-1])
-    high, low = (half.flatten(0, -2) for half in _halves(v, scale))
+    high, low = (half.flatten(0, -2) for half in halves(v, scale))
     product = torch.mm(high, weight, out_dtype=v.dtype)
     product += torch.mm(low, weight, out_dtype=v.dtype)
     return product.unflatten(0, v.shape[:-1])
@@ -175,19 +175,6 @@ def matmul_rows(v: Tensor, weight: Tensor, among: int) -> Tensor:
     return (pieces @ weight.unflatten(0, (_PIECES, -1))).sum(0)
 
 
-def weighted(alpha: Tensor, v: Tensor) -> Tensor:
-    """``Σ_j α_ij v_j`` of α (b, h, i, j) and vectors (…, b, h, j, e), of the same precisions."""
-    if v.dtype == alpha.dtype:
-        return alpha @ v
-    if v.dim() > 4:
-        return torch.stack([weighted(alpha, each) for each in v])
-    high, low = _halves(v.flatten(0, 1))
-    flat = alpha.flatten(0, 1)
-    product = torch.bmm(flat, high, out_dtype=v.dtype)
-    product += torch.bmm(flat, low, out_dtype=v.dtype)
-    return product.unflatten(0, v.shape[:2])
-
-
 def _split(v: Tensor, weight: Tensor, bias: Tensor | None = None, digits: int = 22) -> Tensor:
     from normlens.gpu.split_products import SplitRows, multiply  # Triton is slow to import
 
@@ -206,12 +193,12 @@ def _kept_operand(weight: Tensor, make: Callable[[], T]) -> T:
     return operand
 
 
-def _halves(v: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def halves(v: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """v, or v ⊙ scale, as a bfloat16 number and what it misses."""
     if has_triton():
-        from normlens.gpu.split_products import halves  # Triton is slow to import, and optional
+        from normlens.gpu import split_products  # Triton is slow to import, and optional
 
-        return halves(v, scale)
+        return split_products.halves(v, scale)
     v = v if scale is None else v * scale
     high = v.bfloat16()
     return high, (v - high).bfloat16()

@@ -56,6 +56,11 @@ def execution_device(model: nn.Module) -> torch.device:
     return next((buffer.device for buffer in model.buffers()), torch.device("meta"))
 
 
+def weights_dtype(model: nn.Module) -> torch.dtype:
+    """The precision of a model's weights, by the first of them."""
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+
 def execution_places(module: nn.Module) -> set[torch.device]:
     """Every device on which parts of a module run; meta where nothing brings their weights."""
     places = set()

@@ -18,7 +18,8 @@ from torch import Tensor
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError, is_out_of_memory
 from normlens.explain.whole_vectors import collect_whole_way
 from normlens.frozen.head_products import ProductStore
-from normlens.frozen.norm_maps import decompose_layer
+from normlens.frozen.layer import freeze
+from normlens.frozen.norm_maps import last_frozen_step, layer_maps
 from normlens.frozen.scores import PARTS
 from normlens.frozen.tiles import Buffers
 from normlens.gpu.graphs import HAS_GRAPH_EVENTS, Captured, Inputs, ModelState, described
@@ -436,19 +437,24 @@ class Call:
                 norm = layer.norm_behind_feed_forward
                 if norm is not None and norm.gamma is not None:
                     ordinary = special_dimensions(norm.gamma)[1]
-            result = decompose_layer(
+            frozen = freeze(
                 layer,
                 traced.x.to(dtype),
                 [alpha.to(dtype) for alpha in traced.weights],
                 collector.lengths,
+                options.nonlinearity,
+                {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
+                last_frozen_step(layer, stack.scopes, options),
+                source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
+            )
+            result = layer_maps(
+                frozen,
                 stack.scopes,
                 options,
                 traced.real,
                 kept=None if self.products is None else self.products.of(traced.block),
                 buffers=self.buffers,
                 ordinary=ordinary,
-                sources={name: vectors.to(dtype) for name, vectors in traced.sources.items()},
-                source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
                 sample_kernels=index in stages[:1] + stages[-1:],
             )
         collector.add(result, index, layer)

@@ -37,14 +37,14 @@ GivenData: TypeAlias = str | os.PathLike[str] | Data
 
 
 def is_here(execution: Mapping[str, Any]) -> bool:
-    """Whether this process computes everything, with the lens that it has loaded."""
+    """Whether everything is computed in this process."""
     return (execution.get("engine", "local"), execution.get("workers", 1)) == ("local", 1)
 
 
 def loaded(
     model: GivenModel, execution: Mapping[str, Any], revision: str | None = None, **how: Any
 ) -> Lens:
-    """The model as a lens; `how` overrides what the execution says of loading."""
+    """Load the model as a lens; `how` overrides the execution's options."""
     if isinstance(model, Lens):
         return model
     names = ("device", "dtype", "trust_remote_code")
@@ -56,7 +56,7 @@ def loaded(
 
 
 class Planned(NamedTuple):
-    """What a new run is done with."""
+    """Model, settings and options of a new run."""
 
     model: GivenModel
     settings: dict[str, Any]  # of the measure
@@ -74,7 +74,7 @@ def one_measure(
     progress: Progress | None,
     plan: Callable[[GivenModel, GivenData], Planned] | None,
 ) -> Run:
-    """Do a run of this measure in `out`, or finish the one that is there.
+    """Start a run of this measure in `out`, or resume the one there.
 
     `plan` settles a new run before anything long starts; without it there must be one to finish.
     `given` are settings that are given again and must be those that the run was begun with; `what`
@@ -92,10 +92,8 @@ def one_measure(
     settings = settings_again(folder, measure, what, given)
     for option, names in code_named(settings).items():
         if option not in given:
-            raise InputError(
-                f"{str(folder)!r} takes code of your own, which is imported only if you name it: "
-                f"add --{option} {','.join(settings[option] or names)}"
-            )
+            own = f"--{option} {','.join(settings[option] or names)}"
+            raise InputError(f"{str(folder)!r} takes code of your own; name it: {own}")
     settings = {measure: settings}
     return resume(folder.url, model=model, data=data, settings=settings, **named, **of_run)
 
@@ -104,7 +102,7 @@ def one_measure(
 
 
 class Runs:
-    """Does the runs of a folder with one model, or finishes those that were begun."""
+    """Start or resume the runs of a folder with one model."""
 
     def __init__(
         self,
@@ -126,7 +124,7 @@ class Runs:
     def do(
         self, folder: Path, said: str, new: Mapping[str, Any], again: Mapping[str, Any] = {}
     ) -> Run:
-        """Do a run with the options `new`, or finish one that was begun with those `again`."""
+        """Start a run with the options `new`, or resume one with the options `again`."""
         self.progress.say(f"{said}: {folder}")
         common: dict[str, Any] = {"model": self.model, "progress": self.progress, **self.how}
         if (folder / MANIFEST).is_file():
@@ -144,7 +142,7 @@ def is_begun(folder: Path) -> bool:
 
 
 def save_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings, the whole file or none of it."""
+    """Write the settings atomically."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f"{SETTINGS}{TEMPORARY}"

@@ -23,7 +23,7 @@ from normlens.gpu.matmul import LazyTensor, matmul_rows
 from normlens.gpu.transfer import DeviceTransfer, on_device, pinned_copy
 from normlens.layers import Layer, Linear, Reach
 from normlens.models.base import Adapter
-from normlens.models.reading import class_name, execution_places
+from normlens.models.reading import class_name, execution_places, weights_dtype
 
 if TYPE_CHECKING:
     from normlens.trace.run import LayerTrace, Rows
@@ -331,7 +331,7 @@ def check_weights(
                     "layer is analysed where its weights are, so give each layer one device in the "
                     "device_map (accelerate's no_split_module_classes)"
                 )
-    kinds = {next(p.dtype for p in model.parameters() if p.is_floating_point())}
+    kinds = {weights_dtype(model)}
     for layer in layers:
         for linear in layer.linear_maps:
             # What is formed late takes and gives vectors in the model's precision.

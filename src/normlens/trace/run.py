@@ -27,7 +27,7 @@ from normlens.gpu.matmul import are_many, split_linears
 from normlens.inputs.text import Encoded, pad
 from normlens.models.base import Adapter
 from normlens.models.parts import SignalEncoder
-from normlens.models.reading import class_name, execution_device
+from normlens.models.reading import class_name, execution_device, weights_dtype
 from normlens.trace.checks import check_chunks, check_weights, explain_failure
 from normlens.trace.locking import Hooks, Undo, exclusive, other_methods
 
@@ -440,8 +440,7 @@ def model_inputs(
     signals = [each.signal for each in read_first if each.signal is not None]
     if signals:
         # Pictures or sounds of one shape; padding would be seen and heard.
-        dtype = next(p.dtype for p in adapter.model.parameters() if p.is_floating_point())
-        values = torch.stack(signals).to(device, dtype)
+        values = torch.stack(signals).to(device, weights_dtype(adapter.model))
         if isinstance(adapter, SignalEncoder):
             return {adapter.argument: values, **adapter.call_options(values)}
         inputs = {"input_features": values}

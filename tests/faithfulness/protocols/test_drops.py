@@ -8,15 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 import toy
-from hypothesis import given
-from hypothesis import strategies as st
 
 from normlens.studies.faithfulness.protocols import (
     AOPC,
     COMPREHENSIVENESS,
     CONTRAST_DROP_END,
     CONTRAST_DROP_RANDOM,
-    COSINE_AOPC,
     SUFFICIENCY,
     Example,
     draw_over,
@@ -42,7 +39,7 @@ def shuffled(seed: int) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_aopc_of_true_scores_is_the_mean_of_the_largest_sums(seed: int) -> None:
+def test_aopc_of_true_scores_is_the_mean_of_the_largest_sums(seed):
     ids, scores = shuffled(seed)
     got = toy.value(MASKED, Example(toy.question(ids)), scores, WORTH)
     most = np.mean([sum(range(10, 10 - k, -1)) / 100 for k in range(10)])
@@ -51,16 +48,7 @@ def test_aopc_of_true_scores_is_the_mean_of_the_largest_sums(seed: int) -> None:
     assert (most, least) == (pytest.approx(0.33), pytest.approx(0.165))
 
 
-def test_turned_scores_turn_the_two_orders() -> None:
-    right = toy.value(MASKED, Example(toy.question(IDS)), TRUE, WORTH)
-    wrong = toy.value(MASKED, Example(toy.question(IDS)), [-s for s in TRUE], WORTH)
-    assert wrong == {
-        "most": pytest.approx(right["least"]),
-        "least": pytest.approx(right["most"]),
-    }
-
-
-def test_shares_are_rounded_down_and_special_tokens_stay() -> None:
+def test_shares_are_rounded_down_and_special_tokens_stay():
     example = Example(toy.question(IDS[:7]))
     removals = MASKED.removals(example, np.array([9.0, *range(7), 9.0]))
     most = [removal for removal in removals if removal.first == "most"]
@@ -72,7 +60,7 @@ def test_shares_are_rounded_down_and_special_tokens_stay() -> None:
     assert most[2].variant.ids[7] == toy.MASK  # the last ordinary token has the largest score
 
 
-def test_comprehensiveness_deletes_the_most_important_and_at_least_one() -> None:
+def test_comprehensiveness_deletes_the_most_important_and_at_least_one():
     example = Example(toy.question(IDS))
     removals = LEFT_OUT.removals(example, np.array(TRUE))
     assert [removal.removed for removal in removals] == [1, 1, 1, 2, 5]
@@ -81,7 +69,7 @@ def test_comprehensiveness_deletes_the_most_important_and_at_least_one() -> None
     assert got == {"most": pytest.approx(np.mean([0.10, 0.10, 0.10, 0.19, 0.40]))}
 
 
-def test_sufficiency_keeps_the_most_important_and_at_least_one() -> None:
+def test_sufficiency_keeps_the_most_important_and_at_least_one():
     example = Example(toy.question(IDS))
     removals = KEPT.removals(example, np.array(TRUE))
     assert [removal.removed for removal in removals] == [9, 9, 9, 8, 5]
@@ -91,20 +79,13 @@ def test_sufficiency_keeps_the_most_important_and_at_least_one() -> None:
     assert got == {"most": pytest.approx(np.mean([0.45, 0.45, 0.45, 0.36, 0.15]))}
 
 
-def test_a_text_that_would_vanish_says_nothing() -> None:
+def test_a_text_that_would_vanish_says_nothing():
     lone = Example(toy.question([10], kind="next-token"))  # without special tokens around it
     for protocol in (LEFT_OUT, KEPT):
         assert toy.value(protocol, lone, [1.0], WORTH) == {"most": None}
 
 
-def test_the_cosine_falls_like_a_score() -> None:
-    got = toy.value(
-        replace(COSINE_AOPC, change=MASKING), Example(toy.question(IDS, kind="cosine")), TRUE, WORTH
-    )
-    assert got["most"] == pytest.approx(0.33)
-
-
-def test_contrast_drops_by_the_end_token_and_by_random_tokens() -> None:
+def test_contrast_drops_by_the_end_token_and_by_random_tokens():
     example = Example(toy.question(IDS, kind="next-token"), seed=3)
     scores = list(WORTH.values())
     worth = {**WORTH, toy.END: -1.0}
@@ -134,33 +115,7 @@ def test_contrast_drops_by_the_end_token_and_by_random_tokens() -> None:
     assert draw(other, range(10)).ids != whole
 
 
-def test_equal_scores_are_ordered_by_the_seed_not_by_position() -> None:
-    """A constant score must not profit from where tokens stand."""
-    ids = list(range(10, 40))
-    worth = {token: (30 - place) / 465 for place, token in enumerate(ids)}  # the first are best
-    flat = [0.0] * 32
-    values = []
-    for seed in range(60):
-        got = toy.value(MASKED, Example(toy.question(ids), seed=seed), flat, worth)
-        assert got["most"] == got["least"]
-        values.append(got["most"])
-    # In the order of positions it would be 0.62; in a random one, 0.45 on average.
-    assert np.mean(values) == pytest.approx(0.45, abs=0.02)
-    assert len(set(values)) > 50
-
-
-@given(st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=12), st.integers(0, 9))
-def test_orders_are_permutations_by_score(scores: list[float], seed: int) -> None:
-    example = Example(toy.question(range(10, 10 + len(scores))), seed=seed)
-    framed = np.array([5.0, *scores, 5.0])
-    most = framed[example.by_importance(framed, "most")]
-    least = framed[example.by_importance(framed, "least")]
-    assert most.tolist() == sorted(scores, reverse=True)
-    assert least.tolist() == sorted(scores)
-    assert sorted(example.by_importance(framed, "most")) == list(range(1, len(scores) + 1))
-
-
-def test_one_set_of_tokens_is_one_variant_whoever_chose_it() -> None:
+def test_one_set_of_tokens_is_one_variant_whoever_chose_it():
     example = Example(toy.question(IDS))
     rising = MASKED.removals(example, np.arange(12.0))
     other = MASKED.removals(example, np.array([0, *range(5), *range(9, 4, -1), 0.0]))

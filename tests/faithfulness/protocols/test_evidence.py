@@ -24,7 +24,7 @@ def rank(evidence: str, scores: list[float]) -> float | None:
     return toy.value(Evidence(), example(evidence), scores, {})["most"]
 
 
-def test_a_word_is_the_sum_of_its_tokens() -> None:
+def test_a_word_is_the_sum_of_its_tokens():
     scores = [0.1, 0.5, 0.2, 0.3, 0.3, 0.4, 0.0, -1.0]
     assert rank("cabinet", scores) == 1.0  # 0.3 + 0.4
     assert rank("keys", scores) == 1 / 2
@@ -32,27 +32,27 @@ def test_a_word_is_the_sum_of_its_tokens() -> None:
     assert rank("The", scores) == 1 / 5
 
 
-def test_of_several_occurrences_the_best_counts() -> None:
+def test_of_several_occurrences_the_best_counts():
     assert rank("keys", [0.1, -1, 0, 0, 0, 0, 0, 3.0]) == 1.0
     assert rank("keys", [4.0, -1, 0, 0, 0, 0, 0, 3.0]) == 1 / 2
 
 
-def test_it_is_a_whole_word_with_its_capitals() -> None:
+def test_it_is_a_whole_word_with_its_capitals():
     assert deciding_words(example("the").question.encoded, "the")[1] == {3}
     assert deciding_words(example("The").question.encoded, "The")[1] == {0}
     for missing in ("key", "Cabinet", "NA", ""):
-        with pytest.raises(InputError, match="is not a word of the text"):
+        with pytest.raises(InputError):
             deciding_words(example("x").question.encoded, missing)
 
 
-def test_evidence_of_several_words_counts_as_one() -> None:
+def test_evidence_of_several_words_counts_as_one():
     words, deciding = deciding_words(example("x").question.encoded, "to the cabinet")
     assert words.tolist() == [0, 1, 2, 2, 2, 2, 3, 4]
     assert deciding == {2}
     assert rank("to the cabinet", [0.5, 0.9, 0.3, 0.3, 0.3, 0.3, 0, 0]) == 1.0
 
 
-def test_equal_scores_rank_by_the_seed() -> None:
+def test_equal_scores_rank_by_the_seed():
     ranks = [
         toy.value(Evidence(), example("to", seed), [0.0] * 8, {})["most"] for seed in range(200)
     ]
@@ -61,7 +61,7 @@ def test_equal_scores_rank_by_the_seed() -> None:
     assert set(ranks) == {1 / place for place in range(1, 8)}
 
 
-def test_one_word_says_nothing() -> None:
+def test_one_word_says_nothing():
     asked = toy.question(
         [10, 11], kind="next-token", text="Katherine", words=[0, 0], labels=["Katherine"]
     )

@@ -19,9 +19,7 @@ def stratum(distance: np.ndarray) -> list[int]:
 
 
 @given(distances, distances, st.integers(1, 40))
-def test_matched_pairs_have_the_same_distances(
-    target: np.ndarray, others: np.ndarray, limit: int
-) -> None:
+def test_matched_pairs_have_the_same_distances(target, others, limit):
     a, b = matched(strata(target), strata(others), limit)
     assert len(a) == len(b) <= limit
     assert len(set(a.tolist())) == len(a)
@@ -32,14 +30,14 @@ def test_matched_pairs_have_the_same_distances(
         assert len(a)
 
 
-def test_matching_takes_every_pair_that_it_can() -> None:
+def test_matching_takes_every_pair_that_it_can():
     target = np.array([1, 2, 1, 99, 1])
     a, b = matched(target, np.array([5, 1, 2, 1, 1, 1]))
     assert a.tolist() == [0, 1, 2, 4]
     assert b.tolist() == [1, 2, 3, 4]
 
 
-def test_scarce_others_limit_all_distances_alike() -> None:
+def test_scarce_others_limit_all_distances_alike():
     """Taking all pairs at distance 2 but few at 1 would change what is being compared."""
     target = np.random.default_rng(0).permutation(np.repeat([1, 2], [800, 800]))
     others = np.repeat([1, 2], [100, 5_000])
@@ -48,7 +46,7 @@ def test_scarce_others_limit_all_distances_alike() -> None:
     assert np.mean(target[chosen] == 1) == pytest.approx(0.5, abs=0.1)
 
 
-def test_proportional_undoes_the_strata_of_the_sample() -> None:
+def test_proportional_undoes_the_strata_of_the_sample():
     """As many pairs were sampled at 2 as at 3, where there are four times as many."""
     distance = np.random.default_rng(0).permutation(np.repeat([1, 2, 3], [500, 500, 500]))
     counts = np.zeros(19)

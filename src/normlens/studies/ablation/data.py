@@ -33,7 +33,7 @@ class Rest(Data):
 
 
 class Apart(Data):
-    """The texts of pairs as sequences of their own: those of pair k are 2k and 2k + 1."""
+    """Split pairs into single texts: those of pair k are sequences 2k and 2k + 1."""
 
     def __init__(self, pairs: Data):
         super().__init__(pairs.name)
@@ -55,7 +55,7 @@ def _hashed(*parts: object) -> str:
 
 @dataclass(frozen=True)
 class AblationData:
-    """What is measured, what the first pass reads, and what the records hold."""
+    """The sequences to measure and those of the first pass, with the columns that are read."""
 
     measured: Data
     reference: Data | None  # None: no ablation needs a first pass
@@ -67,7 +67,7 @@ class AblationData:
 
     @property
     def of_maps(self) -> Data:
-        """The sequences whose maps are taken: the same, the texts of a pair one by one."""
+        """The same sequences for the maps, with the two texts of a pair one by one."""
         return Apart(self.measured) if self.apart else self.measured
 
     def reference_records(self) -> Iterator[Record]:
@@ -75,7 +75,7 @@ class AblationData:
 
 
 def open_ablation_data(options: AblateOptions, loss: str | None = None) -> AblationData:
-    """Open the data, and set sequences apart for a first pass if there is to be one.
+    """Open the data; reserve sequences for the first pass if one is needed.
 
     Data with too few sequences for an interval is refused, and data without the columns that a loss
     needs; None is a loss that is not known yet.
@@ -85,8 +85,8 @@ def open_ablation_data(options: AblateOptions, loss: str | None = None) -> Ablat
     extra = _extra(options, loss, pairs)
     whole = _open(options, options.data, options.limit, extra) if extra else plain
     total = sum(1 for record in whole if record.unreadable is None)
-    measured, reference, size = whole, None, 0
-    note, beside = "nothing: no ablation needs other data", ""
+    measured, reference, size, beside = whole, None, 0, ""
+    note = "nothing: no ablation needs other data"
     if options.gathers and options.reference is None:
         size = min(options.reference_size, total // LARGEST_PART)
         measured, reference = Rest(whole, size), whole
@@ -95,47 +95,29 @@ def open_ablation_data(options: AblateOptions, loss: str | None = None) -> Ablat
     elif options.gathers and options.reference is not None:
         reference = _open(options, options.reference)
         if reference.fingerprint == _open(options, options.data).fingerprint:
-            raise InputError(
-                f"reference is {whole.name!r} itself, and the first pass needs other data; leave "
-                "it out to set some sequences apart"
-            )
+            raise InputError(f"reference is {whole.name!r} itself; leave it out to set some apart")
         size = min(options.reference_size, sum(1 for _ in reference))
         note = f"the first {size} of {reference.name}"
     if total < FEWEST:
-        raise InputError(
-            f"{whole.name!r} has {total} sequences to measure{beside}, too few for an interval; "
-            f"give at least {FEWEST}"
-        )
+        raise InputError(f"{whole.name!r} has {total} sequences{beside}; give {FEWEST} or more")
     return AblationData(measured, reference, size, loss == DRIFT and pairs, extra, note)
 
 
 def _open(
     options: AblateOptions, data: str, limit: int | None = None, extra: tuple[str, ...] = ()
 ) -> Data:
-    return open_data(
-        data,
-        column=options.column,
-        pair_column=options.pair_column,
-        paragraphs=options.paragraphs,
-        limit=limit,
-        extra=extra,
-    )
+    how = {name: getattr(options, name) for name in ("column", "pair_column", "paragraphs")}
+    return open_data(data, limit=limit, extra=extra, **how)
 
 
 def _extra(options: AblateOptions, loss: str | None, pairs: bool) -> tuple[str, ...]:
-    """The column that a loss reads beside the text, if any."""
+    """Return the extra column that a loss reads, if any."""
     if loss is None:
         return ()
     if options.label is not None and loss != CLASSES:
-        raise InputError(
-            f"right classes are of the loss {CLASSES!r}, not {loss!r}; leave label "
-            "(--label-column) out"
-        )
+        raise InputError(f"label (--label-column) is of the loss {CLASSES!r}; leave it out")
     if options.score is not None and not (loss == DRIFT and pairs):
-        raise InputError(
-            f"gold scores are of pairs of texts and the loss {DRIFT!r}; leave score out, or name "
-            "the second text's column with --pair-column"
-        )
+        raise InputError("a score is of a pair of texts; leave it out, or add --pair-column")
     if loss == CLASSES:
         return (options.label or LABEL,)
     if not (loss == DRIFT and pairs):
@@ -159,7 +141,7 @@ ABLATION, MAPS = "runs/ablation", "runs/maps"
 
 @dataclass(frozen=True)
 class Told:
-    """What a report says about the making of the numbers."""
+    """Facts about a run that its report states."""
 
     loss: str
     reference: str  # what the first pass read, in words

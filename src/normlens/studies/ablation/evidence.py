@@ -46,7 +46,7 @@ AGREEMENT_RESAMPLES = 2_000
 
 @dataclass(frozen=True)
 class Cost:
-    """What a component is worth in one unit: positive where its ablation does harm.
+    """The cost of every ablation in one unit; positive values are harm.
 
     `changes` has a row per ablation, with `change` and the ends of its interval, `low` and `high`;
     `draws` has the changes in every resample, (resamples, ablation).
@@ -62,7 +62,7 @@ class Cost:
 
     @property
     def words(self) -> str:
-        """What captions call it."""
+        """Name and unit, for captions."""
         return f"{self.name} ({self.unit})"
 
 
@@ -145,12 +145,8 @@ class AblationEvidence:
     @cached_property
     def map_changes(self) -> pd.DataFrame:
         """1 − ρ between the maps before and behind a component."""
-        return self._cells(
-            {
-                step.component: 1 - self.similarity(step.before, step.after)
-                for step in consecutive(self.scopes)
-            }
-        )
+        steps = consecutive(self.scopes)
+        return self._cells({s.component: 1 - self.similarity(s.before, s.after) for s in steps})
 
     @cached_property
     def strengths(self) -> pd.DataFrame:
@@ -158,13 +154,9 @@ class AblationEvidence:
         pairs = feed_forward_pairs(self.scopes)
         if not pairs:
             return self._cells({})
-        listed = ", ".join(f"('{before}', '{after}')" for before, after in pairs)
-        rows = self._of_maps(
-            "amplification_distance",
-            "sqrt(sum(sum_squares) / sum(count))",
-            f"WHERE (before, after) IN ({listed})",
-        )
-        return self._cells({"FF": rows})
+        where = f"WHERE (before, after) IN ({', '.join(map(str, pairs))})"
+        square = "sqrt(sum(sum_squares) / sum(count))"
+        return self._cells({"FF": self._of_maps("amplification_distance", square, where)})
 
     @cached_property
     def norm_ratios(self) -> pd.DataFrame:
@@ -217,7 +209,7 @@ SHORT = {MEAN: "mean", RESAMPLE: "resample", ZERO: "zero", LEAST: "least harmful
 
 
 def taken(changes: pd.DataFrame, way: str) -> pd.DataFrame:
-    """The ablations of single layers that take a component away so."""
+    """Select ablations of single layers that remove a component in this way."""
     rows = changes[changes["layer"].notna() & _goes(changes, way)]
     if way != LEAST:
         return rows
@@ -227,13 +219,13 @@ def taken(changes: pd.DataFrame, way: str) -> pd.DataFrame:
 
 
 def ways(changes: pd.DataFrame) -> list[str]:
-    """The ways that ablations go, the one that is shown first in front."""
+    """List the ways of removing a component that occur, the default first."""
     there = [way for way in _OF_NORMS if _goes(changes, way).any()]
     return [LEAST, *there] if len(there) > 1 else there
 
 
 def _goes(changes: pd.DataFrame, way: str) -> NDArray[np.bool_]:
-    """Which ablations take a component away so."""
+    """Mark the ablations that remove a component in this way."""
     of_vectors = list(_OF_NORMS) if way == LEAST else [way]
     of_norms = [_OF_NORMS[one] for one in of_vectors]
     norms = changes["component"].map(is_norm).astype(bool)

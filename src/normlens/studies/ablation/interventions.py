@@ -69,7 +69,7 @@ Visitor = Callable[[Tensor], Tensor | None]
 
 
 class LayerHooks:
-    """Visitors at places of a model's layers, for the calls of one thread."""
+    """Call functions on the vectors at chosen places of layers, in one thread's calls."""
 
     def __init__(self, adapter: Adapter):
         self._adapter = adapter
@@ -83,7 +83,7 @@ class LayerHooks:
         self._layer = -1
 
     def visit(self, layer: int, place: Place, visitor: Visitor) -> None:
-        """Have a visitor called whenever this layer's vectors are at this place."""
+        """Register a visitor of this layer's vectors at this place."""
         key = (place.module or self._blocks[layer], place.event)
         self._visitors.setdefault(key, {}).setdefault(layer, []).append(visitor)
 
@@ -91,7 +91,7 @@ class LayerHooks:
     def on(
         self, kept: dict[int, Any] | None = None, *, skip: int = -1, keep: Sequence[int] = ()
     ) -> Iterator[None]:
-        """Watch the model's calls; pass the layers up to `skip` by, which return `kept[skip]`.
+        """Install the hooks; skip the layers up to `skip`, which return `kept[skip]`.
 
         What the blocks of the layers `keep` return is copied into `kept`. Everything is taken off
         again on every way out. One call of the model is expected.
@@ -122,10 +122,7 @@ class LayerHooks:
                 hooks.behind(block, self._end)
             yield
         if self._layer + 1 != len(self._blocks):
-            raise UnsupportedModelError(
-                f"the model ran {self._layer + 1} blocks where its adapter lists "
-                f"{len(self._blocks)}"
-            )
+            raise UnsupportedModelError(f"{self._layer + 1} of its {len(self._blocks)} blocks ran")
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._layer += 1
@@ -141,8 +138,7 @@ class LayerHooks:
         for key, visitors in self._visitors.items():
             if self._layer in visitors and self._seen[key] != 1:
                 raise UnsupportedModelError(
-                    f"{self._adapter.name_of(key[0])} ran {self._seen[key]} times in layer "
-                    f"{self._layer}, and an ablation needs it to run once"
+                    f"{self._adapter.name_of(key[0])} ran {self._seen[key]} times"
                 )
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,12 +164,12 @@ class LayerHooks:
 
 
 def _first(output: Any) -> Tensor:
-    """A module's vectors: alone in some families, first in a tuple in others."""
+    """Return a module's vectors: its output, or the first element of it."""
     return output[0] if isinstance(output, (tuple, list)) else output
 
 
 def _with_first(output: Any, vectors: Tensor) -> Any:
-    """What a module returned, with other vectors."""
+    """Return a module's output with its vectors replaced."""
     if isinstance(output, (tuple, list)):
         return type(output)([vectors, *output[1:]])
     return vectors
@@ -207,17 +203,13 @@ class Interventions:
         for layer in ablation.layers:
             if (layer, ablation.component) not in gathered:
                 raise InputError(
-                    f"the statistics of {self.statistics.model} hold no {ablation.component} of "
-                    f"layer {layer}; gather them again with this model"
+                    f"statistics lack {ablation.component} of layer {layer}; gather again"
                 )
 
     @property
     def statistics(self) -> Statistics:
         if self._statistics is None:
-            raise InputError(
-                "mean, resample and frozen-sigma need a first pass over other data; take "
-                "normlens.ablate, which makes one, or choose other kinds"
-            )
+            raise InputError("such kinds need a first pass over other data; take normlens.ablate")
         return self._statistics
 
     @contextmanager
@@ -261,7 +253,7 @@ class Interventions:
     def _replacement(
         self, ablation: Ablation, layer: int, keys: Sequence[str]
     ) -> Callable[[Tensor], Tensor]:
-        """What stands in for vectors (b, i, d): zeros, their corpus mean, or others of a corpus."""
+        """Make the replacement of vectors (b, i, d): zeros, the corpus mean, or sampled vectors."""
         kind, component = ablation.kind, ablation.component
         if kind == ZERO:
             return torch.zeros_like
@@ -289,7 +281,7 @@ class Interventions:
         place: ResidualPlace,
         keys: Sequence[str],
     ) -> None:
-        """``terms + branch`` becomes ``terms + replacement`` wherever the sum is read."""
+        """Turn ``terms + branch`` into ``terms + replacement`` wherever the sum is read."""
         replacement = self._replacement(ablation, layer, keys)
         seen: dict[Place, Tensor] = {}
 
@@ -356,9 +348,7 @@ class Interventions:
         tolerance = TOLERANCE[self.lens.dtype]
         if error > tolerance:
             raise UnsupportedModelError(
-                f"{component} in layer {layer} of {self.lens.name} is not what its adapter "
-                f"describes (relative error {error:.1e}, tolerance {tolerance:.0e}), so it cannot "
-                "be ablated"
+                f"{component} in layer {layer} is off by {error:.1e} ({tolerance:.0e})"
             )
         self._compared.add((layer, component))
 
@@ -412,12 +402,9 @@ class Statistics:
 
     @classmethod
     def load(cls, path: str | Path, digest: str | None = None) -> Statistics:
-        """Read what `save` wrote; a file that has another `digest` is refused."""
+        """Read what `save` wrote; refuse a file with another `digest`."""
         if digest is not None and digest_of(path) != digest:
-            raise InputError(
-                f"{str(path)!r} is not the file that the run was begun with; put that one back, or "
-                "begin anew in another folder"
-            )
+            raise InputError(f"{str(path)!r} is not the run's own file; put that back")
         parts: dict[str, dict[Where, Tensor]] = {"mean": {}, "sigma": {}, "sample": {}}
         try:
             with safe_open(path, framework="pt") as file:
@@ -453,7 +440,7 @@ def gather(
     reservoir: int = RESERVOIR,
     batch_size: int | str = "auto",
 ) -> Statistics:
-    """Statistics of a model over sequences, which are not those that ablations are measured on.
+    """Gather a model's statistics over sequences that are not measured.
 
     `keys` name the sequences (by default their numbers); which positions are kept for resampling
     depends on the seed, the key and the position alone. Give them as the loss has the model read
@@ -484,7 +471,7 @@ def gather(
 
 
 class _Sums:
-    """Sums over the batches that were added, in float64, and vectors at the kept positions."""
+    """Running float64 sums over batches, and the vectors at sampled positions."""
 
     def __init__(self, lens: Lens):
         self.lens, self.plan = lens, Plan(lens.layers, lens.name)
@@ -493,7 +480,7 @@ class _Sums:
         self.samples: dict[Where, Tensor] = {}
 
     def add(self, batch: Sequence[Encoded], kept: Tensor) -> None:
-        """Run the model on a batch; `kept` are positions of those kept so far and the batch's."""
+        """Run the model on a batch; `kept` indexes the positions to keep, earlier ones first."""
         inputs = model_inputs(self.lens.adapter, batch, self.lens.device)
         real = inputs["attention_mask"].bool()  # (b, i)
         hooks = LayerHooks(self.lens.adapter)
@@ -540,7 +527,7 @@ def first_pass(
     path: Path,
     batch_size: int | str = "auto",
 ) -> None:
-    """Gather the statistics of a model and write them, the whole file or none of it."""
+    """Gather a model's statistics and write them atomically."""
     texts = [
         text
         for record in data.reference_records()
@@ -562,7 +549,7 @@ def first_pass(
 def _texts(
     lens: Lens, loss: Loss, data: AblationData, options: AblateOptions, record: Record
 ) -> Iterator[EncodedRecord]:
-    """A record as the model will read those that are measured; nothing if it cannot be read."""
+    """Encode a record as the measured ones are encoded; skip unreadable records."""
     limits = [n for n in (options.max_length, lens.max_tokens) if n is not None]
     encode = encode_apart if data.apart else encode_record
     try:

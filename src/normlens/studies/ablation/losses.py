@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """One sequence as a loss has the model read it; the same for all ablations.
+    """One sequence as the model reads it for a loss; the same for all ablations.
 
     `key` names the sequence in the data: masks and resampling depend on it.
     """
@@ -55,7 +55,7 @@ class Question:
 
     @property
     def parts(self) -> tuple[Question, ...]:
-        """The same about each text of a pair by itself."""
+        """Split the question into one for each text of a pair."""
         if self.second is None:
             return (self,)
         return tuple(Question(key, text) for key, text in zip(self.keys, self.texts, strict=True))
@@ -86,10 +86,7 @@ def model_ready(lens: Lens, work: Callable[[], T]) -> T:
         getattr(block, "chunk_size_feed_forward", 0) or 0 for block in lens.adapter.blocks()
     )
     if chunked:
-        raise InputError(
-            "this model runs its feed-forward blocks in chunks; set chunk_size_feed_forward to 0 "
-            "in its configuration and load it again"
-        )
+        raise InputError("set chunk_size_feed_forward to 0 in its configuration and load again")
 
     def ready() -> T:
         with without_autocast(lens.device), reading(whole, lens.adapter):
@@ -133,32 +130,32 @@ class Loss:
         label: str | int | None = None,
         second: Encoded | None = None,
     ) -> Question:
-        """What is asked about a sequence; raises an InputError where it has no such loss."""
+        """Make a sequence's question; raises InputError where it has no such loss."""
         # Only drift compares the two texts of a pair.
         pair = second if self.name == DRIFT else None
         return Question(key, *self.asked(encoded, key, label), second=pair)
 
     def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
-        """Where the answer is read; here from all vectors of the text itself."""
+        """What the model reads, and where; here all vectors of the text."""
         return encoded, (), ()
 
     def read(
         self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
     ) -> list[Tensor]:
-        """The answers in what the body returned for these inputs, one for each question.
+        """Read one answer per question from the body's output.
 
         For use inside `normlens.studies.ablation.losses.model_ready`.
         """
         raise NotImplementedError
 
     def check(self, question: Question) -> None:
-        """Raise unless the model, run whole on this sequence, gives the same answer.
+        """Raise unless a whole run of the model gives the same answer.
 
         For use inside `normlens.studies.ablation.losses.model_ready`.
         """
 
     def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
-        """The loss of an answer, and what it is the mean over; `intact` is the intact model's."""
+        """Return an answer's loss and its count; `intact` is the intact model's answer."""
         raise NotImplementedError
 
 
@@ -172,15 +169,9 @@ class ScoreLoss(Loss):
         try:
             self.head = read_head(lens.adapter)
         except NoHead:
-            raise InputError(
-                f"the loss {self.name!r} is that of a {self.task}, and {lens.name} has no head; "
-                "ask for the drift of its vectors (drift), or load a model with a head"
-            ) from None
+            raise InputError(f"{lens.name} has no head; ask for drift") from None
         if self.head.task != self.task:
-            raise InputError(
-                f"the loss {self.name!r} is that of a {self.task}, and {lens.name} is a "
-                f"{self.head.task}; leave the loss out to have its own"
-            )
+            raise InputError(f"{lens.name} is no {self.task}; leave the loss {self.name!r} out")
         # The body, and those of its parts that hold all layers: OPT's head calls such a part.
         blocks = set(lens.adapter.blocks())
         self._bodies = [
@@ -190,7 +181,7 @@ class ScoreLoss(Loss):
         ]
 
     def scores(self, output: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The scores that the model gives where its body returns `output`.
+        """Run the model's head on the body's `output`.
 
         The head is the model's code with all that it does to its scores (soft caps, transforms).
         """
@@ -208,9 +199,7 @@ class ScoreLoss(Loss):
         tolerance = SCORE_TOLERANCE[self.lens.dtype]
         if not error <= tolerance:
             raise UnsupportedModelError(
-                f"the head of {self.lens.name}, run behind its body, misses the whole model's loss "
-                f"by {error:.1e} (tolerance {tolerance:.0e}); its scores need more than the body's "
-                "vectors"
+                f"its head alone misses the loss by {error:.1e} ({tolerance:.0e})"
             )
 
     def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
@@ -276,10 +265,7 @@ class NextTokenLoss(TokenLoss):
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
         if not lens.causal:
-            raise InputError(
-                f"{lens.name} looks ahead, so it does not predict the next token; ask for the "
-                "drift of its vectors (drift)"
-            )
+            raise InputError(f"{lens.name} looks ahead and predicts no next token; ask for drift")
 
     def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
         if len(encoded) < 2:
@@ -295,10 +281,7 @@ class MaskedLoss(TokenLoss):
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
         if getattr(lens.tokenizer, "mask_token_id", None) is None:
-            raise InputError(
-                f"the loss {self.name!r} needs a tokenizer with a mask token; load {lens.name} "
-                "with its own"
-            )
+            raise InputError(f"{lens.name} has no mask token; load its own tokenizer")
 
     def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
         copied = {item.name: getattr(encoded, item.name) for item in fields(Encoded)}
@@ -318,10 +301,7 @@ class ClassLoss(ScoreLoss):
         super().__init__(lens, seed=seed)
         self._classes = 0 if self.head.output is None else self.head.output.weight.shape[1]
         if not self.head.exclusive or self._classes < 2:
-            raise InputError(
-                f"{lens.name} does not choose one of several classes, so it has no such loss; ask "
-                "for the drift of its vectors (drift)"
-            )
+            raise InputError(f"{lens.name} does not choose one of several classes; ask for drift")
         self._labels = {name: index for index, name in self.head.labels.items()}
 
     def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
@@ -332,10 +312,8 @@ class ClassLoss(ScoreLoss):
         except ValueError:
             number = -1
         if not 0 <= number < self._classes:
-            raise InputError(
-                f"unknown label {label!r}; the classes of {self.lens.name} are "
-                f"{', '.join(self._labels) or f'0 to {self._classes - 1}'}"
-            )
+            names = ", ".join(self._labels) or f"0 to {self._classes - 1}"
+            raise InputError(f"unknown label {label!r}; {self.lens.name} has {names}")
         return encoded, (), (number,)
 
     def read(
@@ -365,7 +343,7 @@ def _row(output: Any, b: int, n: int) -> Any:
 
 
 class DriftLoss(Loss):
-    """How far a sentence's vector turns from the intact model's, and the cosine of a pair.
+    """The drift 1 − cos of a sentence's vector from the intact model's, and the cosine of a pair.
 
     A text's vectors become one as the model's sentence-transformers files say, or by their mean.
     """
@@ -417,15 +395,9 @@ def choose_loss(lens: Lens, name: str = AUTO, *, seed: int = 0) -> Loss:
     A loss that the model does not have is refused in one line.
     """
     if any(layer.by_source for layer in lens.layers):
-        raise UnsupportedModelError(
-            f"ablations are not written for layers like those of {lens.name}, with several "
-            "feed-forward blocks or a bottleneck"
-        )
+        raise UnsupportedModelError(f"ablations do not know layers like those of {lens.name}")
     if lens.two_stacks:
-        raise UnsupportedModelError(
-            f"{lens.name} is an encoder–decoder; ablations measure losses of models that read one "
-            "sequence"
-        )
+        raise UnsupportedModelError(f"{lens.name} reads two sequences; ablations need one")
     check_choice(name, NAMES, "loss")
     if name == AUTO:
         name = _loss_of_head(lens)
@@ -440,6 +412,4 @@ def _loss_of_head(lens: Lens) -> str:
     for loss in (NextTokenLoss, MaskedLoss, ClassLoss):
         if loss.task == task:
             return loss.name
-    raise InputError(
-        f"there is no loss for {lens.name}, a {task}; ask for the drift of its vectors ({DRIFT})"
-    )
+    raise InputError(f"there is no loss for {lens.name}, a {task}; ask for {DRIFT}")

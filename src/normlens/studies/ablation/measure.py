@@ -88,7 +88,7 @@ class Runner:
         self._first = True
 
     def run(self, questions: Sequence[Question]) -> list[list[Outcome]]:
-        """The losses of some sequences: with the intact model first, then under each ablation.
+        """Return the losses of sequences for the intact model, then for each ablation.
 
         They run as one padded batch, or as halves of it if memory ends.
         """
@@ -114,7 +114,7 @@ class Runner:
         ]
 
     def _answers(self, questions: Sequence[Question]) -> list[list[Tensor]]:
-        """The answers of the intact model, then under each ablation, to every question."""
+        """Answer every question with the intact model, then under each ablation."""
         lens = self.lens
         texts = [text for question in questions for text in question.texts]
         if len(texts) > 1 and padding_spoils(
@@ -150,7 +150,7 @@ class Runner:
         return answers
 
     def _answers_alone(self, questions: Sequence[Question]) -> list[list[Tensor]]:
-        """The same with every text by itself, where padding would spoil it."""
+        """Answer text by text, where padding would change the results."""
         columns = []
         for question in questions:
             parts = [self._answers([part]) for part in question.parts]
@@ -162,7 +162,7 @@ class Runner:
 def layers_to_keep(
     ablations: Sequence[Ablation], n_layers: int, bytes_each: int, limit: int
 ) -> list[int]:
-    """The layers whose outputs are worth keeping: as many as fit, evenly spread.
+    """Choose the layers whose outputs are kept: as many as fit, evenly spread.
 
     An ablation starts behind the last kept layer before its first one.
     """
@@ -176,7 +176,7 @@ def layers_to_keep(
 
 
 def _same_bits(body: Callable[..., Any], intact: Tensor, kept: dict[int, Any]) -> bool:
-    """Whether the model gives the same bits when layers are passed by, few or many."""
+    """Whether skipping few or many layers leaves the output bit-identical."""
     for skip in {min(kept), max(kept)}:
         try:
             again = body(None, skip)[0]
@@ -242,7 +242,7 @@ class AblationMeasure(ModelMeasure):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the numbers depend on: of the statistics what they are, not where they lie."""
+        """Options that the numbers depend on; statistics count by digest, not by path."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         del given["statistics"]
         return {
@@ -259,7 +259,7 @@ class AblationMeasure(ModelMeasure):
         return _Bound(self, Runner(lens, loss, ablations, statistics=statistics, seed=self.seed))
 
     def planned(self, lens: Lens) -> list[Ablation]:
-        """The ablations of a model; what it does not have is refused in one line."""
+        """List a model's ablations; raise for what it does not have."""
         choice = parse_layer_choice(self.layers)
         layers = AnalysisOptions(layers=choice.layers).layers_of(lens.n_layers, lens.name)
         return Plan(lens.layers, lens.name).ablations(
@@ -335,7 +335,7 @@ class _Bound(BoundMeasure):
 
 
 def _numbered(ablations: Sequence[Ablation]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """The columns that say which ablation a row is of, the intact model first, and their labels."""
+    """Columns that identify each row's ablation, the intact model first, and their labels."""
     texts = {
         "component": [INTACT, *(ablation.component for ablation in ablations)],
         "kind": [INTACT, *(ablation.kind for ablation in ablations)],

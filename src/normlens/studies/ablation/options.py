@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, OptionError, check_choice
 from normlens.options import FROM_ZERO, LayerRanges, parse_layers, whole_number
-from normlens.scopes import layers_in_words
 
 # The vocabulary of ablations: which component, replaced in what way, in which layers.
 #
@@ -73,14 +72,10 @@ class Ablation:
 
     def __post_init__(self) -> None:
         if self.kind not in kinds_of(self.component):
-            raise InputError(
-                f"{self.component} cannot be ablated by {self.kind!r}; choose one of: "
-                f"{', '.join(kinds_of(self.component))}"
-            )
+            kinds = ", ".join(kinds_of(self.component))
+            raise InputError(f"{self.component} has no {self.kind!r}; choose one of: {kinds}")
         if not self.layers or tuple(sorted(set(self.layers))) != self.layers or self.layers[0] < 0:
-            raise InputError(
-                f"an ablation needs its layers in ascending order, each once, not {self.layers}"
-            )
+            raise InputError(f"an ablation needs ascending layers, each once, not {self.layers}")
         if (self.draw is not None) != (self.kind in CONTROLS.values()):
             raise InputError(f"a draw belongs to the kinds {', '.join(CONTROLS.values())} alone")
 
@@ -98,10 +93,6 @@ class Ablation:
     def needs_statistics(self) -> bool:
         """Whether it needs what a first pass over other data has gathered."""
         return self.kind in GATHERED_KINDS
-
-    def __str__(self) -> str:
-        draw = "" if self.draw is None else f" (draw {self.draw})"
-        return f"{self.component} {self.kind}{draw} in {layers_in_words(self.layers)}"
 
 
 # The names of losses; nothing here needs torch.
@@ -214,9 +205,7 @@ class AblateOptions:
                 whole_number(value, name, 1)
         whole_number(self.seed, "seed")
         if whole_number(self.resamples, "resamples") < FEWEST_RESAMPLES:
-            raise OptionError(
-                "resamples", f"{{option}} must be at least {FEWEST_RESAMPLES}, not {self.resamples}"
-            )
+            raise OptionError("resamples", f"{{option}} must be at least {FEWEST_RESAMPLES}")
 
     @property
     def gathers(self) -> bool:

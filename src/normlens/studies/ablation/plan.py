@@ -35,7 +35,6 @@ from normlens.studies.ablation.options import (
     RANDOM_OUTLIERS,
     SPECIAL_KINDS,
     Ablation,
-    is_norm,
     kinds_of,
 )
 
@@ -148,7 +147,7 @@ def _residual(layer: Layer, index: int) -> ResidualPlace:
 
 
 def _branch_of(layer: Layer, residual: int) -> int:
-    """The index of the branch that a residual connection adds: the last one before it."""
+    """Return the index of the branch that a residual connection adds: the last before it."""
     before = [i for i in range(residual) if isinstance(layer.steps[i], Branch)]
     if not before or any(isinstance(step, Residual) for step in layer.steps[before[-1] : residual]):
         raise NoPlace("it adds what branched off before another residual connection")
@@ -268,9 +267,7 @@ class Plan:
                         control = CONTROLS[kind]
                         found += [Ablation(component, control, group, n) for n in range(draws)]
         if not found:
-            raise InputError(
-                f"no layer that was chosen of {self.name} has such an ablation; {self._having()}"
-            )
+            raise InputError(f"no chosen layer has such an ablation; {self._having()}")
         return found
 
     def check(self, ablation: Ablation) -> None:
@@ -318,9 +315,7 @@ class Plan:
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < len(self.places):
-            raise InputError(
-                f"layer {layer} is out of range; {self.name} has layers 0 to {len(self.places) - 1}"
-            )
+            raise InputError(f"{self.name} has layers 0 to {len(self.places) - 1}, not {layer}")
 
     def _check_kinds(self, components: list[str], kinds: list[str]) -> None:
         """Raise unless each of these kinds is one of some of these components."""
@@ -330,19 +325,13 @@ class Plan:
                 raise InputError(f"{kind} comes with {special}; ask for that")
             if any(kind in self.kinds(name) for name in components):
                 continue
-            if kind in SPECIAL_KINDS and any(map(is_norm, components)):
-                for component in components:
-                    for layer in self._layers_with(component):
-                        if getattr(self.place(layer, component), "behind_feed_forward", False):
-                            self._check_kind(layer, component, kind)
-                raise InputError(
-                    f"special dimensions are those of a norm behind FF, and {self.name} has none "
-                    f"among {', '.join(components)}; {self._having()}"
-                )
+            for component in (name for name in reversed(components) if kind in kinds_of(name)):
+                for layer in self._layers_with(component):  # says what is missing
+                    self._check_kind(layer, component, kind)
             possible = dict.fromkeys(k for name in components for k in self.kinds(name))
+            named = ", ".join(components)
             raise InputError(
-                f"{', '.join(components)} of {self.name} cannot be ablated by {kind!r}; choose one "
-                f"of: {', '.join(possible)}"
+                f"{named} cannot be ablated by {kind!r}, only by {', '.join(possible)}"
             )
 
     def _check_kind(self, layer: int, component: str, kind: str) -> None:
@@ -355,10 +344,7 @@ class Plan:
             if gamma is None and place.norm.beta is None:
                 raise InputError(f"{component} of {self.name} has neither γ nor β")
         elif not place.behind_feed_forward:
-            raise InputError(
-                f"special dimensions are those of the norm behind FF, and {where} is not; "
-                f"{self._having()}"
-            )
+            raise InputError(f"{kind} is of the norm behind FF, not of {where}; {self._having()}")
         elif gamma is None:
             raise InputError(f"{where} has no γ")
         elif kind in (OUTLIERS, RANDOM_OUTLIERS) and not len(outlier_dimensions(gamma.detach())[0]):

@@ -62,7 +62,7 @@ _SKEWED = 25
 
 
 def _layer_label(layer: float) -> str:
-    """A layer's number; "all" where there are several."""
+    """Write a layer's number, or "all" for several layers."""
     return "all" if layer != layer else str(int(layer))
 
 
@@ -104,7 +104,7 @@ _ABSENT = "#f2f2f2"
 
 @experiment("ablation", "worth")
 def worth(evidence: AblationEvidence) -> Result | None:
-    """Heat maps of Δ loss and 1 − ρ, and a table of every ablation."""
+    """Draw heat maps of Δ loss and 1 − ρ; list every ablation."""
     loss, *_ = evidence.costs
     way = next(iter(ways(loss.changes)), None)
     if way is None:
@@ -130,7 +130,7 @@ def worth(evidence: AblationEvidence) -> Result | None:
 
 
 def _first_and_last(layers: str) -> list[str]:
-    """The first and the last of layers, counted from 1."""
+    """Return the first and last layer, counted from 1."""
     numbers = [int(part) + 1 for part in layers.split(",")]
     return [str(number) for number in dict.fromkeys((numbers[0], numbers[-1]))]
 
@@ -368,7 +368,7 @@ _NAMES = {LOWEST_GAMMA: "lowest γ", OUTLIERS: "outlying γ"}
 
 @experiment("ablation", "special-dimensions")
 def special(evidence: AblationEvidence) -> Result | None:
-    """Where special dimensions stand among random draws, per layer and in all at once."""
+    """Rank special dimensions among random draws, per layer and for all layers at once."""
     cost = evidence.costs[0]
     frame = compared(cost.changes)
     if frame.empty:
@@ -429,7 +429,7 @@ def _draw_special(table: pd.DataFrame, cost: Cost) -> Drawing:
 
 @experiment("ablation", "redundancy")
 def redundancy(evidence: AblationEvidence) -> Result | None:
-    """FF's cancelled change beside what FF is worth, layer by layer."""
+    """Compare the cancelled part of FF's change with FF's cost, layer by layer."""
     pair = feed_forward_pair(evidence.scopes)
     way = next(iter(ways(evidence.costs[0].changes)), None)
     if pair is None or way is None:
@@ -491,9 +491,7 @@ _HIDDEN = ("model", "data", "revision", "loss", "reference")
 
 def build_report(folder: str | os.PathLike[str]) -> Path:
     """Write the tables, figures and page of a folder that `ablate` has made; gives the page."""
-    folder = Path(folder)
-    write(describe(folder), folder)
-    return folder / "report.html"
+    return write(describe(Path(folder)), folder)
 
 
 def describe(folder: Path) -> Report:
@@ -502,10 +500,7 @@ def describe(folder: Path) -> Report:
     runs = {name: finished_run(folder / name, "reproduce ablate") for name in (ABLATION, MAPS)}
     evidence = AblationEvidence(options, told, runs[ABLATION], runs[MAPS])
     if evidence.losses.empty:
-        raise InputError(
-            f"no sequence of {str(folder / ABLATION)!r} has a loss; see: normlens query "
-            f'{folder / ABLATION} "SELECT * FROM failures"'
-        )
+        raise InputError(f"{str(folder / ABLATION)!r} has no losses; query its failures")
     shown = {
         name.replace("_", " "): value
         for name, value in vars(options).items()

@@ -143,7 +143,7 @@ class _Alignment(BoundMeasure):
             ]
 
     def _of_maps(self, maps: Maps, sources: int) -> Iterator[Reading]:
-        """The columns of the encoder of every map that is asked for."""
+        """Yield the encoder's columns of every requested map."""
         ways = self.measure.ways
         for name, scope in self.chosen.scopes.items():
             if self.chosen.together:
@@ -272,7 +272,7 @@ def _gold(options: AlignOptions, data: GivenData, of_run: dict[str, Any]) -> dic
 
 
 def _lengths(record: Record) -> tuple[int, int]:
-    """How many words a pair has on either side."""
+    """Count a pair's words on either side."""
     if record.words is not None and record.second_words is not None:
         return len(record.words), len(record.second_words)
     if isinstance(record.text, tuple):

@@ -19,7 +19,7 @@ from normlens.corpus.runs.results import Run
 from normlens.errors import InputError, system_reason
 from normlens.measures.alignment import Link, Rates, Resampled, resampled_rates
 from normlens.measures.bootstrap import Means
-from normlens.studies.alignment.options import FIRST_WORDS, INPUT, OUTPUT
+from normlens.studies.alignment.options import FIRST_WORDS, WAYS
 
 # The tables of an alignment: links and counts of every sentence pair, and its texts.
 #
@@ -60,12 +60,9 @@ class GoldLinks:
     possible: frozenset[Link]  # the sure ones among them
 
     def counted_from(self, first: int) -> GoldLinks:
-        """The same links with words from 0, where the file counts from `first`."""
-        sure, possible = (
-            frozenset((source - first, target - first) for source, target in links)
-            for links in (self.sure, self.possible)
-        )
-        return GoldLinks(sure, possible)
+        """Renumber the links from 0, where the file counts from `first`."""
+        both = ({(i - first, j - first) for i, j in links} for links in (self.sure, self.possible))
+        return GoldLinks(*map(frozenset, both))
 
     def fits(self, first: int, lengths: tuple[int, int]) -> bool:
         """Whether every link joins words of a pair of so many words, counted from `first`."""
@@ -94,8 +91,7 @@ class Gold:
         """
         if len(lengths) != len(self):
             raise InputError(
-                f"{self.path!r} has {len(self)} lines and the data {len(lengths)} sentence pairs "
-                "(blank ones left out); gold links stand in one line for each pair"
+                f"{self.path!r} has {len(self)} lines for {len(lengths)} sentence pairs"
             )
         wrong: list[int] = []  # the first line that does not fit, for each way to count
         fitting = []
@@ -107,16 +103,9 @@ class Gold:
             else:
                 wrong.append(line)
         if not fitting:
-            source, target = lengths[max(wrong)]
-            raise InputError(
-                f"{self.path!r}, line {max(wrong) + 1}: it links words that the sentence pair does "
-                f"not have ({source} in the source, {target} in the target); are these the gold "
-                "links of this data, source first?"
-            )
+            raise InputError(f"{self.path!r}, line {max(wrong) + 1}: its sentences lack such words")
         if len(fitting) > 1:
-            raise InputError(
-                f"{self.path!r} could count words from 0 or from 1; say which with gold_first="
-            )
+            raise InputError(f"{self.path!r} may count from 0 or from 1; give gold_first=")
         return fitting[0]
 
 
@@ -127,16 +116,12 @@ def read_gold(path: str | os.PathLike[str]) -> Gold:
         text = contents.decode("utf-8")
     except OSError as error:
         raise InputError(
-            f"cannot read the gold links in {str(path)!r}: {system_reason(error)}"
+            f"cannot read gold links in {str(path)!r}: {system_reason(error)}"
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{str(path)!r} holds no gold links; it is not UTF-8 text") from error
-    lines = [
-        _links(line, f"{str(path)!r}, line {number}")
-        for number, line in enumerate(text.split("\n"), 1)
-    ]
-    if text.endswith("\n") or not text:
-        lines.pop()
+    written = enumerate(text.removesuffix("\n").split("\n"), 1)
+    lines = [_links(line, f"{str(path)!r}, line {number}") for number, line in written]
     if not any(line.possible for line in lines):
         raise InputError(f"{str(path)!r} holds no gold link; give lines such as '1-1 2p3'")
     return Gold(str(path), f"sha256:{hashlib.sha256(contents).hexdigest()}", tuple(lines))
@@ -147,10 +132,7 @@ def _links(line: str, where: str) -> GoldLinks:
     for written in line.split():
         match = _LINK.fullmatch(written)
         if match is None:
-            raise InputError(
-                f"{where}: {written[:40]!r} is no link; write i-j for a sure and ipj (or i?j) for "
-                "a possible one, the source's word first"
-            )
+            raise InputError(f"{where}: {written[:40]!r} is no link; write i-j, ipj or i?j")
         link = int(match[1]), int(match[3])
         possible.add(link)
         if match[2] == "-":
@@ -224,30 +206,24 @@ def error_rates(run: Run, resamples: int = RESAMPLES, seed: int = 0) -> ErrorRat
     −1 for the whole model (EXPLAIN), and `best` marks the lowest AER.
     """
     if "alignment" not in run.tables:
-        raise InputError(
-            f"{str(run.folder)!r} aligns no words; make one with normlens reproduce align"
-        )
+        raise InputError(f"{str(run.folder)!r} aligns no words; normlens reproduce align does")
     counts = run.sql(_COUNTS)
     if counts.empty:
         raise InputError(f"{str(run.folder)!r} has no gold links; align again with --gold FILE")
     # The scopes as a layer has them: CROSS-W, CROSS-N, and what follows.
-    known = ["CROSS-W", "CROSS-N", *run.manifest.model["scopes"]]
-    scopes = sorted(
-        counts["scope"].unique(),
-        key=lambda scope: known.index(scope) if scope in known else len(known),
-    )
-    order = {scope: place for place, scope in enumerate(scopes)}
-    counts["place"] = counts["scope"].map(order)
-    counts["second"] = counts["way"] == OUTPUT
+    known = dict.fromkeys(["CROSS-W", "CROSS-N", *run.manifest.model["scopes"]])
+    for name, order in (("way", WAYS), ("scope", dict.fromkeys([*known, *counts["scope"]]))):
+        counts[name] = pd.Categorical(counts[name], list(order))
     wide = counts.pivot(
-        index="index", columns=["second", "place", "head", "layer"], values=list(COUNTS)
+        index="index", columns=["way", "scope", "head", "layer"], values=list(COUNTS)
     )
-    maps = wide[COUNTS[0]].columns.sort_values()
+    table = (
+        wide[COUNTS[0]].columns.to_frame(index=False).sort_values(["way", "scope", "head", "layer"])
+    )
+    maps = pd.MultiIndex.from_frame(table)
     cells = np.stack([wide[name][maps].to_numpy(np.float64) for name in COUNTS], axis=-1)
     resampled = resampled_rates(cells, resamples, seed)
-    table = maps.to_frame(index=False)
-    table["scope"] = table["place"].map(dict(enumerate(scopes)))
-    table["way"] = np.where(table["second"], OUTPUT, INPUT)
+    table = table.astype({"way": str, "scope": str}).reset_index(drop=True)
     table = table[KEYS].assign(pairs=len(cells))
     for name in Rates._fields:
         value, low, high = resampled.interval(name)

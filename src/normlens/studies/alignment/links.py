@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WordPlaces:
-    """Where a source's and a target's words stand among the tokens of a decoder's maps."""
+    """Map the words of a source and a target to token positions of a decoder's maps."""
 
     columns: Sequence[Sequence[int]]  # of each source word
     no_word: Sequence[int]  # columns of the source's special tokens
@@ -41,10 +41,7 @@ class WordPlaces:
         """The places of a pair's words; every word counts, with or without tokens."""
         for name, side in (("source", source), ("target", target)):
             if side.words is None:
-                raise InputError(
-                    f"the words of the {name} are not known, because its tokenizer does not say "
-                    "which word a token belongs to; give words that spaces separate"
-                )
+                raise InputError(f"the {name}'s words are unknown; put spaces between them")
         sources, targets = len(source.word_labels), len(target.word_labels)
         return cls.of_words(source.words or [], sources, target.words or [], targets)
 
@@ -56,7 +53,7 @@ class WordPlaces:
         target: Sequence[int | None],
         targets: int,
     ) -> WordPlaces:
-        """The same from each token's word and the number of words on either side."""
+        """Build from each token's word number and the number of words on either side."""
         no_word = [place for place, word in enumerate(source) if word is None]
         return cls(_places(source, sources), no_word, _places(target, targets))
 
@@ -145,12 +142,9 @@ def choose(
     ways: Sequence[str],
     head: int | str | None,
 ) -> Chosen:
-    """What these options mean for a model, or an error that says what it has."""
+    """Resolve the options for a model, or raise an error that lists what it has."""
     if not isinstance(lens.adapter, TwoStacks):
-        raise InputError(
-            f"{lens.name} reads one sequence; words are aligned with an encoder–decoder (T5, BART, "
-            "Marian, NLLB, …)"
-        )
+        raise InputError(f"{lens.name} reads one sequence; align with an encoder–decoder")
     decoder = layers_by_stack(lens.adapter, lens.layers)[DECODER]
     available = scopes_of(decoder)
     reached = {_name(scope): scope for scope in available if "CROSS" in components_of(scope)}
@@ -159,10 +153,7 @@ def choose(
     if explains:
         read_head(lens.adapter)  # raises for a model without one
         if OUTPUT not in ways:
-            raise InputError(
-                "contributions to a logit are of the row that predicts a word; choose way "
-                "output, or leave explain out of --scope"
-            )
+            raise InputError("contributions are of the row that predicts a word; choose way output")
         if head not in (None, ALL):
             raise InputError("contributions to a logit are of the whole model; leave head out")
     named: set[str] = set()
@@ -170,8 +161,7 @@ def choose(
         full = None if scope == ALL else resolve(scope, available)
         if full is not None and full not in reached.values():
             raise InputError(
-                f"nothing of the source has reached {full}, so that no word can be aligned by it; "
-                f"choose some of: {', '.join(reached)}, explain"
+                f"the source does not reach {full}; choose: {', '.join(reached)}, explain"
             )
         named |= set(reached) if full is None else {_name(full)}
     wanted = AnalysisOptions(layers=layers).layers_of(len(decoder), f"the decoder of {lens.name}")
@@ -184,17 +174,11 @@ def choose(
     every = range(count)
     heads = [] if head is None else list(every) if head == ALL else [head]
     if any(one not in every for one in heads):
-        raise InputError(
-            f"head {head!r} is out of range; the cross-attention of {lens.name} has heads 0 to "
-            f"{count - 1}"
-        )
+        raise InputError(f"head {head!r} is out of range; {lens.name} has heads 0 to {count - 1}")
     ordered = {name: full for name, full in reached.items() if name in named}
     together = head in (None, ALL)
-    if not together and (deeper := [name for name in ordered if name not in (WEIGHTS, NORMS)]):
-        raise InputError(
-            f"single heads have maps of {WEIGHTS} and {NORMS}, not of {deeper[0]}; leave head "
-            "out, or choose these scopes"
-        )
+    if not together and not {*ordered} <= {WEIGHTS, NORMS}:
+        raise InputError(f"single heads have {WEIGHTS} and {NORMS} alone; leave head out")
     return Chosen(ordered, wanted, [int(one) for one in heads], together, explains)
 
 
@@ -211,7 +195,7 @@ def _name(scope: str) -> str:
 def explained(
     lens: Lens, pairs: Sequence[Encoded], batch_size: int | str
 ) -> Iterator[tuple[int, Reading, float]]:
-    """Each pair's place, contributions and completeness error.
+    """Yield each pair's index, contributions and completeness error.
 
     Row i has the contributions of the source's tokens to the logit of the target token that the
     decoder predicts there. They are signed: a token that speaks against a word is no link to it.

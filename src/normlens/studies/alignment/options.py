@@ -25,16 +25,8 @@ DEFAULT_SCOPES = ("CROSS-W", "CROSS-N")
 FIRST_WORDS = (0, 1)
 
 #: Options of a run that an alignment takes; a sentence is never cut, because its words are counted.
-RUN_FIELDS = (
-    "limit",
-    "max_length",
-    "seed",
-    "column",
-    "pair_column",
-    "paragraphs",
-    "revision",
-    "block_size",
-)
+RUN_FIELDS: tuple[str, ...] = ("limit", "max_length", "seed", "column", "pair_column")
+RUN_FIELDS += ("paragraphs", "revision", "block_size")
 
 
 def parse_several(typed: Iterable[str] | str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from normlens.measures.alignment import Rates
 from normlens.scopes import components_of
 from normlens.studies.alignment.gold import SUMS, ErrorRates, error_rates, of_maps
 from normlens.studies.alignment.options import EXPLAIN, INPUT, OUTPUT, WAYS
+from normlens.studies.papers.published import published
 from normlens.studies.reports.contents import (
     Evidence,
     Figure,
@@ -28,52 +29,32 @@ from normlens.studies.reports.contents import (
 )
 from normlens.studies.reports.drawing import GREY, SMALL, Drawing, layer_ticks, line, panels, style
 from normlens.studies.reports.files import check_finished, write_run_report
-from normlens.studies.reports.words import Comparison, Published, caption, power, short_names
+from normlens.studies.reports.words import Comparison, caption, power, short_names
 
 _say = partial(caption, "alignment")
 
 # Published error rates, in per cent, and a run's best ones beside them.
 
 
-#: Scope, way, AER of the best layer.
-_PAPERS_RATES = (
-    ("CROSS-W", INPUT, 29.8),
-    ("CROSS-N", INPUT, 25.0),
-    ("CROSS-W", OUTPUT, 47.7),
-    ("CROSS-N", OUTPUT, 41.4),
-)
-_PAPER = "Kobayashi et al. 2020, section 5"
-_ALIGNERS = "Aligners that learn from parallel text and need no translation model"
-_ALIGNERS_RATES = (("fast_align", 10.5), ("eflomal", 8.2))
-_NAMES = {"CROSS-W": "weights", "CROSS-N": "norms"}
 WAY_WORDS = {INPUT: "by input (AWI)", OUTPUT: "by output (AWO)"}
 
 
 def comparisons(rates: pd.DataFrame) -> list[Comparison]:
-    """The paper's rates beside those of the same scope's best layer, and statistical aligners'.
+    """Compare the best layers with the paper's rates, and the best map with statistical aligners.
 
     All of them are of another model, and the paper's also of other data.
     """
-    theirs = ("a German–English Transformer", "de-en", "German–English pairs", _PAPER, 1)
-    rows = [
-        (
-            Published(f"alignment/{scope}/{way}", _label(scope, way), value, *theirs),
-            rates[(rates["scope"] == scope) & (rates["way"] == way) & (rates["head"] < 0)],
+    found = []
+    for entry in (entry for entry in published() if entry.key.startswith("alignment/")):
+        _, scope, *way = entry.key.split("/")
+        some = (
+            rates[(rates["scope"] == scope) & (rates["way"] == way[0]) & (rates["head"] < 0)]
+            if way
+            else rates
         )
-        for scope, way, value in _PAPERS_RATES
-    ]
-    of_hansards = ("hansards", "the 447 English–French pairs of the Hansards", _ALIGNERS, 1)
-    for name, value in _ALIGNERS_RATES:
-        label = f"AER of {name}; measured: the best map"
-        rows.append((Published(f"alignment/{name}", label, value, name, *of_hansards), rates))
-    return [
-        Comparison(published, None if some.empty else 100 * float(some["aer"].min()), same=False)
-        for published, some in rows
-    ]
-
-
-def _label(scope: str, way: str) -> str:
-    return f"AER {WAY_WORDS[way]}, {_NAMES[scope]}, best layer"
+        best = None if some.empty else 100 * float(some["aer"].min())
+        found.append(Comparison(entry, best, same=False))
+    return found
 
 
 # Error rates by layer, scope and way: tables and a figure.

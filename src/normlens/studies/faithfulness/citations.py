@@ -27,6 +27,8 @@ from normlens.corpus.measures.base import BoundMeasure, Item
 from normlens.errors import InputError, MissingDependencyError, NormLensError
 from normlens.explain.citations import (
     Prompt,
+    ablation_masks,
+    check_answers,
     cite,
     prepared,
     random_masks,
@@ -34,8 +36,6 @@ from normlens.explain.citations import (
     subset_scores,
 )
 from normlens.inputs.text import DOCUMENT, owner_of
-from normlens.layers import CAUSAL
-from normlens.models.base import read_head
 from normlens.options import CiteOptions
 from normlens.studies.faithfulness.options import (
     ANSWER_COLUMN,
@@ -108,7 +108,7 @@ def by_source(prompt: Prompt, scores: Scores) -> Scores:
 
 
 def _run(prompt: Prompt, work: Callable[[Any], Tensor], **options: Any) -> Tensor:
-    """What `work` makes of the model's output on the prompt with its answer, by eager attention."""
+    """Call `work` on the model's eager forward pass over the prompt and its answer."""
     lens = prompt.lens
     inputs = model_inputs(lens.adapter, [prompt.followed(prompt.read()[0])], lens.device)
 
@@ -194,7 +194,7 @@ class Trial:
         self.prompt, self.count = prompt, len(prompt.sources)
         self._known: dict[bytes, float] = {}
         self._seed = seed
-        #: subsets that scores are held to, and those that methods may use
+        #: subsets that scores are held to, and those that ContextCite uses
         self.held, self.masks = (
             random_masks(self.count, rows, (*seed, purpose))
             for purpose, rows in enumerate((SUBSETS, ablations))
@@ -214,21 +214,22 @@ class Trial:
 
     @cached_property
     def exact(self) -> Scores:
-        """The exact pass alone."""
+        """Scores of the exact pass alone."""
         return cite(self.prompt).contributions
 
     def scores(self, method: str) -> Scores:
         """A method's score of each source."""
         count = ablations_of(method)
-        masks = self.masks[:count]
         if method.startswith("normlens+"):
-            return sharpened(self.exact, masks, self.log_p(masks))[0]
+            masks = ablation_masks(self.exact, count, (*self._seed, 1))
+            return sharpened(self.exact, masks, self.log_p(masks), self.whole)[0]
         if method.startswith("contextcite-"):
+            masks = self.masks[:count]
             return lasso(masks, self.log_p(masks), len(self.prompt.ids))
         return _PLAIN[method](self)
 
     def values(self, scores: Scores, gold: Sequence[int]) -> dict[str, float | None]:
-        """What the protocol says of scores; None where they cannot be judged by it."""
+        """Return the protocol's values of scores; None where a value is undefined."""
         real, said = self.log_p(self.held), self.held @ scores
         varies = np.ptp(real) > 0 and np.ptp(said) > 0
         values: dict[str, float | None] = {
@@ -247,13 +248,9 @@ class Trial:
         return values
 
 
-def _leave_one_out(trial: Trial) -> Scores:
-    return trial.whole - trial.log_p(~np.eye(trial.count, dtype=bool))
-
-
 _PLAIN: Mapping[str, Callable[[Trial], Scores]] = {
     "normlens": lambda trial: trial.exact,
-    "leave-one-out": _leave_one_out,
+    "leave-one-out": lambda trial: trial.whole - trial.log_p(~np.eye(trial.count, dtype=bool)),
     "attention": lambda trial: attention(trial.prompt),
     "gradient-x-input": lambda trial: gradient_x_input(trial.prompt),
     "flashtrace": lambda trial: flashtrace(trial.prompt),
@@ -275,17 +272,16 @@ def passes(method: str, sources: int) -> tuple[int, int]:
 # The protocol over the rows of a corpus.
 
 
-def check_answers(lens: Lens, methods: Sequence[str] = ()) -> None:
-    """Refuse models that do not answer, and methods whose package is not there."""
+def check_citations(lens: Lens, methods: Sequence[str] = ()) -> None:
+    """Refuse models that do not answer, and methods whose package is missing."""
     if "flashtrace" in methods:
         _package()
-    if read_head(lens.adapter).task != CAUSAL:
-        raise InputError(f"citations need a causal language model, which {lens.name} is not")
+    check_answers(lens, two_stacks=False)
 
 
 @dataclass(frozen=True)
 class Citations(BoundMeasure):
-    """How well the scores of `methods` say which sources made an answer.
+    """Measure how well the scores of `methods` identify the sources of an answer.
 
     A row's text is a question; its `sources` are a list of texts, `gold` the places of those that
     hold the right answer, and `answer` the answer, which the model gives where there is none. In
@@ -306,7 +302,7 @@ class Citations(BoundMeasure):
         tables: Mapping[str, pa.Schema],
     ) -> Citations:
         """The protocol as ContextCite set it up: whole sources, answers of at most 40 tokens."""
-        check_answers(lens, methods)
+        check_citations(lens, methods)
         options = CiteOptions(
             by=DOCUMENT, parts=DOCUMENT, generate=40, separator=" ", batch_size=batch_size
         )
@@ -350,6 +346,14 @@ class Citations(BoundMeasure):
         }
         rows: dict[str, list[dict[str, Any]]] = {
             "examples": [example],
+            "method_passes": [
+                dict(
+                    zip(
+                        ("method", "forward", "backward"), (n, *passes(n, trial.count)), strict=True
+                    )
+                )
+                for n in self.methods
+            ],
             "attributions": [
                 {"method": name, "position": k, "token": prompt.sources[k], "ordinary": True}
                 | {"evidence": k in gold if gold else None, "score": score}
@@ -360,11 +364,6 @@ class Citations(BoundMeasure):
                 {"protocol": f"{CITATIONS}-{what}", "method": name, "first": MOST, "value": value}
                 for name, of in values.items()
                 for what, value in of.items()
-            ],
-            "method_passes": [
-                {"method": name, "forward": forward, "backward": backward}
-                for name in self.methods
-                for forward, backward in [passes(name, trial.count)]
             ],
         }
         of = {"index": item.index, "sequence": item.sequence}

@@ -19,7 +19,7 @@ from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.options import AUTO, check_keywords, names_of, shows_fields_of, split_keywords
 from normlens.studies.driver import GivenData, GivenModel, Planned, is_here, loaded, one_measure
-from normlens.studies.faithfulness.citations import check_answers
+from normlens.studies.faithfulness.citations import check_citations
 from normlens.studies.faithfulness.measure import (
     Asking,
     choose_protocols,
@@ -29,10 +29,7 @@ from normlens.studies.faithfulness.measure import (
 from normlens.studies.faithfulness.methods import method
 from normlens.studies.faithfulness.options import (
     ANSWER_COLUMN,
-    BLIMP_BAD,
-    BLIMP_EVIDENCE,
-    BLIMP_GOOD,
-    BLIMP_TEXT,
+    BLIMP,
     CITATION_METHODS,
     CITATIONS,
     GOLD_COLUMN,
@@ -100,7 +97,7 @@ class Plan:
 
 
 def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: Progress) -> Plan:
-    """Choose what was left open, and refuse what the model or the data does not allow."""
+    """Fill in defaults; refuse what the model or the data does not allow."""
     named = options.protocols
     kind = kind_of(named) if named else default_kind(lens, pairs=True)
     columns = options.columns
@@ -116,14 +113,11 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
     protocols = choose_protocols(lens, kind, named, columns)
     if columns.label is not None:
         Asking(lens, kind, columns, AUTO).class_of(first.extra[columns.label])
-    if options.methods is None:
-        methods, missing = default_methods(lens)
-        for reason in missing:
-            progress.say(f"note: {reason}")
-    else:
-        methods = options.methods
-        for name in methods:
-            method(name).needs(lens)
+    methods, missing = (options.methods, []) if options.methods else default_methods(lens)
+    for reason in missing:
+        progress.say(f"note: {reason}")
+    for name in methods:
+        method(name).needs(lens)
     settings = {"methods": list(methods), "protocols": list(protocols), "steps": options.steps}
     whole = columns.good is not None  # the next words follow all of it
     return Plan({**settings, **columns.settings}, reading, columns.names, whole)
@@ -132,20 +126,16 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
 def _plan_of_citations(
     lens: Lens, options: EvaluateOptions, columns: Columns, reading: Reading
 ) -> Plan:
-    """Questions with their sources; the model answers where the data does not."""
+    """Plan an evaluation of citations; the model answers where the data has no answer."""
     if columns != Columns():
-        raise InputError(
-            "citations read the columns question, sources, gold and answer; leave the others out"
-        )
-    check_answers(lens, options.methods or ())
+        raise InputError("citations read columns of their own; leave others out")
+    check_citations(lens, options.methods or ())
     reading = replace(reading, column=reading.column or QUESTION_COLUMN)
     known = (SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN)
     extra = tuple(name for name in known if reading.has((name,)))
     if SOURCES_COLUMN not in extra:
         raise InputError(
-            f"citations need rows with a {reading.column!r} and its {SOURCES_COLUMN!r}, a list of "
-            f"texts: JSON lines, for example; and, where they are known, {GOLD_COLUMN!r} (the "
-            f"places of those that hold the right answer) and {ANSWER_COLUMN!r}"
+            f"citations need rows with {reading.column!r} and a list of {SOURCES_COLUMN!r}"
         )
     _first(reading, extra)
     methods = options.methods or CITATION_METHODS
@@ -156,36 +146,26 @@ def _plan_of_citations(
 
 
 def _recognised(reading: Reading) -> tuple[Reading, Columns]:
-    """The data as BLiMP's own files are read, if it has their columns."""
+    """Read the data with BLiMP's column names if it has them."""
     if reading.column is None and reading.pair_column is None and not reading.paragraphs:
-        blimp = replace(reading, column=BLIMP_TEXT)
-        words = (BLIMP_GOOD, BLIMP_BAD)
-        for evidence in (BLIMP_EVIDENCE, None):
-            if blimp.has(words if evidence is None else (*words, evidence)):
-                return blimp, Columns(good=BLIMP_GOOD, bad=BLIMP_BAD, evidence=evidence)
+        blimp, (text, *own) = reading, BLIMP
+        for columns in (own, own[:2]):
+            if (blimp := replace(reading, column=text)).has(tuple(columns)):
+                return blimp, Columns(None, *columns)
     return reading, Columns()
 
 
 def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
-    """The first text of data that is enough for an interval."""
+    """Return the first text; refuse data with too few texts for an interval."""
     data = reading.open(extra)
-    first: Record | None = None
-    count = 0
-    for record in data:
-        count += 1
-        if first is None and record.unreadable is None:
-            first = record
+    count, first = 0, None
+    for count, record in enumerate(data, 1):  # noqa: B007
+        first = first or (record if record.unreadable is None else None)
     if count < LEAST_SEQUENCES or first is None:
-        raise InputError(
-            f"an interval needs at least {LEAST_SEQUENCES} sequences, and {data.name} gives "
-            f"{count}; give more data, or a larger --limit"
-        )
+        raise InputError(f"{data.name} gives {count} sequences; give {LEAST_SEQUENCES} or more")
     for name in extra:
         if name not in first.extra:
-            raise InputError(
-                f"the data is open already and comes without the column {name!r}; pass "
-                f"extra=({name!r},) to open_data"
-            )
+            raise InputError(f"the data lacks the column {name!r}; give open_data extra=")
     return first
 
 
@@ -273,10 +253,7 @@ def _planned(
     reading = Reading(data, **{name: of_run[name] for name in READING if name in of_run})
     plan = make_plan(lens, options, reading, progress)
     if plan.whole and of_run.setdefault("truncate", False):
-        raise InputError(
-            "what is asked follows the whole text, so that a text cannot be cut; leave --truncate "
-            "out, or raise --max-length"
-        )
+        raise InputError("the whole text is needed; leave truncate out, or raise --max-length")
     of_run["extra_columns"] = plan.extra
     if not isinstance(data, Data):
         of_run["column"] = plan.reading.column

@@ -109,7 +109,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Asking:
-    """Asks a model about the texts of a corpus, always the same kind of question."""
+    """Makes one kind of question about the texts of a corpus."""
 
     lens: Lens
     kind: str
@@ -122,20 +122,20 @@ class Asking:
         return None if self.kind == COSINE else read_head(self.lens.adapter)
 
     def name_of(self, column: int | None) -> str | None:
-        """What people call a class or a token."""
+        """Return the name of a class or a token."""
         if column is None or self.head is None:
             return None
         return label_of(column, self.head, self.lens.tokenizer)
 
     def class_of(self, label: str) -> int:
-        """The class that a label means, by its name or its number; raises where there is none."""
+        """Return the class of a label, given by name or number; raise for unknown ones."""
         assert self.head is not None
         nothing = EncodedRecord([], [], [])
         return column_of(label, self.head, None, nothing, None, False, "label")
 
     def of(self, items: Sequence[Item]) -> list[Example | str]:
         """Ask about each text, or say why it cannot be asked about."""
-        encoded = [_encoded(item) for item in items]
+        encoded: list[Any] = [item.encoded for item in items]
         problems = [self._problem(text) for text in encoded]
         usable = [t for t, problem in zip(encoded, problems, strict=True) if problem is None]
         questions = iter(self._questions(usable))
@@ -185,11 +185,6 @@ class Asking:
         return self.class_of(_field(encoded, self.columns.label))
 
 
-def _encoded(item: Item) -> EncodedRecord:
-    assert isinstance(item.encoded, EncodedRecord)
-    return item.encoded
-
-
 def _field(encoded: EncodedRecord, column: str) -> str:
     if column not in encoded.extra:
         raise InputError(f"its row comes without the column {column!r}; name it in extra_columns")
@@ -236,10 +231,7 @@ def default_kind(lens: Lens, pairs: bool = False) -> str:
             return kind
     if pairs:
         return COSINE
-    raise InputError(
-        f"{lens.name} is a {task}; evaluate a classifier, a causal language model, or a sentence "
-        "encoder on pairs of texts (--pair-column)"
-    )
+    raise InputError(f"{lens.name} is a {task}; for a sentence encoder, give pairs (--pair-column)")
 
 
 def choose_protocols(
@@ -252,10 +244,7 @@ def choose_protocols(
     protocols = tuple(named or _default_protocols(lens, kind, columns))
     (expected, models), task = _MODELS[kind], _task(lens)
     if expected not in (None, task):
-        raise InputError(
-            f"{protocols[0]} is for {models}, and {lens.name} is a {task}; choose among "
-            f"{', '.join(PROTOCOLS)} what fits it, or leave --protocols out"
-        )
+        raise InputError(f"{protocols[0]} is for {models}, not for a {task}; leave it out")
     if kind == CLASSES:
         class_head(lens)
     check_columns(kind, protocols, columns)
@@ -285,14 +274,9 @@ def check_columns(kind: str, protocols: Sequence[str], columns: Columns) -> None
         (columns.good, "good and bad next words", NEXT_TOKEN),
     ):
         if column is not None and kind != reader:
-            raise InputError(
-                f"{what} are for {_MODELS[reader][1]}, and {protocols[0]} is for {_MODELS[kind][1]}"
-            )
+            raise InputError(f"{what} are for {_MODELS[reader][1]}, not {_MODELS[kind][1]}")
     if Evidence.name in protocols and columns.evidence is None:
-        raise InputError(
-            "evidence needs the word of each text that must decide; give --evidence-column, with "
-            "--good-column and --bad-column"
-        )
+        raise InputError("evidence needs --evidence-column, --good-column and --bad-column")
 
 
 def _task(lens: Lens) -> str:
@@ -314,7 +298,7 @@ class Attributed:
 
 
 class Trial:
-    """What every protocol makes of every method's scores of one text, as rows of the tables.
+    """The table rows of one text: every protocol on every method's scores.
 
     Methods, orders and shares often come to the same tokens: a variant is run once, and the text
     itself, which is known already, not again.
@@ -341,35 +325,25 @@ class Trial:
         self._places = {v: place for place, v in enumerate([whole, *self.variants])}
 
     def tables(self, asking: Asking, scored: Scored) -> dict[str, pa.Table]:
-        """The rows of every table, from what the model says of the variants."""
+        """Build the rows of every table from the scores of the variants."""
         rows: dict[str, list[dict[str, Any]]] = {
             EXAMPLES: [self._example(asking)],
             ATTRIBUTIONS: self._attributions(),
             REMOVALS: [],
             FAITHFULNESS: [],
-            PASSES: [
-                {"method": name, "forward": one.passes.forward, "backward": one.passes.backward}
-                for name, one in self.methods.items()
-            ],
+            PASSES: [{"method": name, **vars(one.passes)} for name, one in self.methods.items()],
         }
         known = Scored(*(np.concatenate(both) for both in zip(self.intact, scored, strict=True)))
         for protocol, name, removals in self._plan:
             whose = {"protocol": protocol.name, "method": name}
             places = np.array([self._places[removal.variant] for removal in removals], np.intp)
-            outcomes = Scored(
-                known.score[places], known.probability[places], known.predicted[places]
-            )
+            outcomes = Scored._make(column[places] for column in known)
             scores = self.methods[name].scores
             values = protocol.values(self.example, scores, self.intact, removals, outcomes)
             rows[FAITHFULNESS] += [{**whose, "first": k, "value": v} for k, v in values.items()]
             rows[REMOVALS] += [
-                {
-                    **whose,
-                    "first": removal.first,
-                    "share": removal.share,
-                    "removed": removal.removed,
-                    **self._scores(outcomes, place),
-                }
+                {**whose, "first": removal.first, "share": removal.share}
+                | {"removed": removal.removed, **self._scores(outcomes, place)}
                 for place, removal in enumerate(removals)
             ]
         of = {"index": self.item.index, "sequence": self.item.sequence}
@@ -431,7 +405,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class FaithfulnessMeasure(EvaluateOptions, ModelMeasure):
-    """How true the scores of `methods` are, by `protocols`.
+    """Measure the faithfulness of `methods` by `protocols`.
 
     By default the methods are all built-in ones that the model allows and that need no further
     package, and the protocols those of the model's kind; cosines have to be asked for.
@@ -514,10 +488,8 @@ class _Faithfulness(BoundMeasure):
             # Variants of several texts share batches.
             variants = [(trial.example.question, trial.variants) for trial in trials]
             outcomes = score_variants(self.lens, variants, batch_size=size)
-            return [
-                trial.tables(self.asking, scored)
-                for trial, scored in zip(trials, outcomes, strict=True)
-            ]
+            pairs = zip(trials, outcomes, strict=True)
+            return [trial.tables(self.asking, scored) for trial, scored in pairs]
 
     def _attributed(self, one: Method, examples: Sequence[Example]) -> list[Attributed]:
         questions = [example.question for example in examples]
@@ -527,7 +499,5 @@ class _Faithfulness(BoundMeasure):
             scores = one(self.lens, questions, options)
         # Texts that went together share the passes of the model.
         shared = counter.passes.per(len(questions))
-        return [
-            Attributed(given, shared + one.frozen_passes(len(question)))
-            for question, given in zip(questions, scores, strict=True)
-        ]
+        frozen = [one.frozen_passes(len(question)) for question in questions]
+        return [Attributed(a, shared + passes) for a, passes in zip(scores, frozen, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -101,8 +102,7 @@ class Method:
         given = list(self.compute(lens, questions, options))
         if len(given) != len(questions):
             raise InputError(
-                f"the method {self.name!r} gave {len(given)} arrays of scores for "
-                f"{len(questions)} questions; it must give one for each"
+                f"{self.name!r} gave {len(given)} arrays for {len(questions)} questions"
             )
         return [self._checked(q, scores) for q, scores in zip(questions, given, strict=True)]
 
@@ -110,22 +110,13 @@ class Method:
         try:
             scores = np.asarray(given, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise InputError(
-                f"the method {self.name!r} gave {type(given).__name__}, which is no array of "
-                "numbers; return one score per token"
-            ) from error
+            raise InputError(f"{self.name!r} gave no array but {type(given).__name__}") from error
         if scores.shape != (len(question),):
             shape = "×".join(map(str, scores.shape)) or "one number"
-            raise InputError(
-                f"the method {self.name!r} gave scores of shape {shape} for a text of "
-                f"{len(question)} tokens; it must give one per token, special tokens included"
-            )
+            raise InputError(f"{self.name!r} gave {shape} scores for {len(question)} tokens")
         if not np.isfinite(scores).all():
             place = int(np.flatnonzero(~np.isfinite(scores))[0])
-            raise InputError(
-                f"the method {self.name!r} gave {scores[place]} for token {place} "
-                f"({question.encoded.tokens[place]!r}); scores must be finite numbers"
-            )
+            raise InputError(f"{self.name!r} gave {scores[place]} for token {place}")
         return scores
 
 
@@ -238,19 +229,11 @@ def _integral(lens: Lens, question: Question, options: MethodOptions) -> Scores:
     e = embeddings(lens, question)[None]  # (1, k, d)
     size = options.batch_size
     at_once = affordable(lens, len(question), gradients=True) if size == AUTO else int(size)
-    attributions = (
-        _captum()
-        .IntegratedGradients(partial(differentiable, lens, question))
-        .attribute(
-            e,
-            baselines=torch.zeros_like(e),
-            n_steps=options.steps,
-            method="gausslegendre",
-            internal_batch_size=min(at_once, options.steps),
-        )
-    )
-    scores: Scores = attributions[0].detach().double().sum(-1).cpu().numpy()
-    return scores
+    attribute = _captum().IntegratedGradients(partial(differentiable, lens, question)).attribute
+    how: dict[str, Any] = {"n_steps": options.steps, "method": "gausslegendre"}
+    how["internal_batch_size"] = min(at_once, options.steps)
+    attributions = attribute(e, baselines=torch.zeros_like(e), **how)
+    return attributions[0].detach().double().sum(-1).cpu().numpy()
 
 
 def check_captum(lens: Lens) -> None:
@@ -264,7 +247,7 @@ def _captum() -> Any:
         import captum.attr
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            "integrated-gradients needs Captum; run: pip install 'normlens[evaluate]'"
+            "Captum is missing; pip install 'normlens[evaluate]'"
         ) from error
     return captum.attr
 
@@ -273,7 +256,7 @@ def _captum() -> Any:
 
 
 def place_read(lens: Lens, question: Question) -> int | None:
-    """The token whose last vector the score is read from; None: the mean of all is."""
+    """Return the token whose last vector gives the score, or None for the mean of all."""
     if question.position is not None:
         return question.position
     if question.kind == COSINE:
@@ -308,7 +291,7 @@ def contributions(
 def explanations(
     lens: Lens, questions: Sequence[Question], options: MethodOptions, *, rule: str
 ) -> list[tuple[Explanation, float]]:
-    """Each score traced back; of a cosine u·v is, which ‖u‖, given beside it, divides."""
+    """Explain each score; for a cosine explain u·v and return ‖u‖ beside it."""
     cosine = questions[0].kind == COSINE
     head = sentence_head(lens) if cosine else read_head(lens.adapter)
     chosen = ExplainOptions(nonlinearity=rule, flow=False, batch_size=options.batch_size)
@@ -322,22 +305,17 @@ def explanations(
         )
         for number, question in enumerate(questions)
     ]
-    encoded = [question.encoded for question in questions]
-    explained = Explainer(lens, encoded, head, chosen).explain(asked)
-    scales = _lengths(lens, questions, options) if cosine else [1.0] * len(questions)
-    return list(zip(explained, scales, strict=True))
+    encoded, texts = zip(
+        *((question.encoded, question.whole) for question in questions), strict=True
+    )
+    explained = Explainer(lens, list(encoded), head, chosen).explain(asked)
 
-
-def _lengths(lens: Lens, questions: Sequence[Question], options: MethodOptions) -> list[float]:
-    """‖u‖ of each text."""
-    head, texts = sentence_head(lens), [question.whole for question in questions]
-
-    def lengths(places: list[int]) -> torch.Tensor:
+    def lengths(places: list[int]) -> Tensor:
         u = text_vectors(lens, head, [texts[place] for place in places])
         return torch.linalg.vector_norm(u, dim=-1)
 
-    lengths_of: list[float] = by_batches(lens, head, texts, options.batch_size, lengths).tolist()
-    return lengths_of
+    scales = by_batches(lens, head, texts, options.batch_size, lengths).tolist() if cosine else ()
+    return list(zip(explained, scales or [1.0] * len(questions), strict=True))
 
 
 def check_network(lens: Lens) -> None:
@@ -406,9 +384,7 @@ def check_product(lens: Lens, *, name: str) -> None:
         scope = resolve(_SCOPES.get(name, name.removeprefix(PREFIX)), lens.scopes)
         lacking = [i for i, layer in enumerate(lens.layers) if scope not in layer.scopes]
         if lacking:
-            raise InputError(
-                f"{name} needs {scope} in every layer; layer {lacking[0]} of {lens.name} has none"
-            )
+            raise InputError(f"layer {lacking[0]} of {lens.name} has no {scope} for {name}")
 
 
 # A user's own method: ``my_module:my_function``.
@@ -423,10 +399,7 @@ def user_method(name: str) -> Method:
     if isinstance(function, Method):
         return replace(function, name=name)
     if not callable(function):
-        raise InputError(
-            f"{name!r} is a {type(function).__name__}, not a method; write a function "
-            "my_function(lens, question) that returns one score per token"
-        )
+        raise InputError(f"{name!r} is a {type(function).__name__}, not a method; give a function")
     takes_batches = _arguments(name, function) == 3
 
     def compute(lens: Lens, questions: Sequence[Question], options: MethodOptions) -> Sequence[Any]:
@@ -437,37 +410,21 @@ def user_method(name: str) -> Method:
         except (NormLensError, MemoryError):
             raise
         except Exception as error:
-            raise InputError(
-                f"the method {name!r} failed: {type(error).__name__}: {reason_of(error)}"
-            ) from error
+            raise InputError(f"{name!r}: {type(error).__name__}: {reason_of(error)}") from error
         if not hasattr(given, "__len__") or isinstance(given, (str, bytes)):
-            raise InputError(
-                f"the method {name!r} gave {type(given).__name__} for {len(questions)} questions; "
-                "return a list with one array of scores for each"
-            )
+            raise InputError(f"{name!r} gave {type(given).__name__}; return a list of arrays")
         return list(given)
 
     return Method(name, compute)
 
 
 def _arguments(name: str, function: Callable[..., Any]) -> int:
-    """How many arguments a function takes: a lens with one question, or with several."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        parameters = {}.values()
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [
-        p
-        for p in parameters
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if len(needed) in (2, 3) and all(p in places for p in needed):
-        return len(needed)
-    raise InputError(
-        f"the method {name!r} must take (lens, question), or (lens, questions, options) for "
-        f"several at a time; it needs {', '.join(p.name for p in needed) or 'nothing'}"
-    )
+    """Return how many arguments a function takes: 2 for one question, 3 for a batch."""
+    for count in (2, 3):
+        with suppress(TypeError, ValueError):
+            inspect.signature(function).bind(*range(count))
+            return count
+    raise InputError(f"{name!r} takes neither (lens, question) nor (lens, questions, options)")
 
 
 # Every method by its name.
@@ -482,20 +439,16 @@ def _every_source(tokens: int) -> Passes:
     return Passes(forward=float(tokens))
 
 
+_OF_RULES = {"": IG, "-gradient": "gradient", "-ig-bias": "ig-bias"}
+_LAYERS = partial(contributions, rule=IG, reading=LAYERS)
 _METHODS = {
     one.name: one
     for one in (
-        Method("normlens", partial(contributions, rule=IG), check_network, _adjoint),
-        Method(
-            "normlens-layers",
-            partial(contributions, rule=IG, reading=LAYERS),
-            check_network,
-            _adjoint,
+        *(
+            Method(f"normlens{name}", partial(contributions, rule=rule), check_network, _adjoint)
+            for name, rule in _OF_RULES.items()
         ),
-        Method(
-            "normlens-gradient", partial(contributions, rule="gradient"), check_network, _adjoint
-        ),
-        Method("normlens-ig-bias", partial(contributions, rule="ig-bias"), check_network, _adjoint),
+        Method("normlens-layers", _LAYERS, check_network, _adjoint),
         Method("vectors", lengths, check_network, _every_source),
         Method("gradient-x-input", products, check_gradients),
         Method("integrated-gradients", integrals, check_captum),

@@ -12,17 +12,8 @@ from normlens.options import Option, whole_number
 
 
 #: Options of a run that an evaluation takes; the others are its own.
-RUN_FIELDS = (
-    "limit",
-    "max_length",
-    "truncate",
-    "seed",
-    "column",
-    "pair_column",
-    "paragraphs",
-    "revision",
-    "block_size",
-)
+RUN_FIELDS: tuple[str, ...] = ("limit", "max_length", "truncate", "seed", "column", "pair_column")
+RUN_FIELDS += ("paragraphs", "revision", "block_size")
 
 
 @dataclass(frozen=True)
@@ -94,12 +85,7 @@ class EvaluateOptions:
 
 
 #: The columns of BLiMP's own files: the text, the two next words, and the word that must decide.
-BLIMP_TEXT, BLIMP_GOOD, BLIMP_BAD = (
-    "one_prefix_prefix",
-    "one_prefix_word_good",
-    "one_prefix_word_bad",
-)
-BLIMP_EVIDENCE = "target"
+BLIMP = ("one_prefix_prefix", "one_prefix_word_good", "one_prefix_word_bad", "target")
 
 
 @dataclass(frozen=True)
@@ -113,14 +99,9 @@ class Columns:
 
     def __post_init__(self) -> None:
         if (self.good is None) != (self.bad is None):
-            raise InputError(
-                "a good and a bad next word belong together; give both --good-column and "
-                "--bad-column"
-            )
+            raise InputError("two next words belong together; give --good-column and --bad-column")
         if self.evidence is not None and self.good is None:
-            raise InputError(
-                "evidence decides between two next words; give --good-column and --bad-column, too"
-            )
+            raise InputError("evidence needs two next words; give --good-column and --bad-column")
 
     @property
     def settings(self) -> dict[str, str]:
@@ -187,12 +168,12 @@ MOST, LEAST = "most", "least"
 CITATIONS = "citations"
 #: Columns of the data: questions, the sources of each as a list of texts, and where they are
 #: known the places of those that hold the right answer, and the answer.
-QUESTION_COLUMN, SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN = (
+QUESTION_COLUMN, SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN = [
     "question",
     "sources",
     "gold",
     "answer",
-)
+]
 CITATION_METHODS = (
     "normlens",
     "normlens+8",
@@ -218,7 +199,4 @@ def ablations_of(name: str) -> int:
     if name in (*CITATION_METHODS, *_PACKAGES) and not name[-1].isdecimal():
         return 0
     known = ", ".join((*CITATION_METHODS, *_PACKAGES))
-    raise InputError(
-        f"unknown method {name!r} of citations; choose among {known}, or "
-        "another number of at least 3 in normlens+K or contextcite-K"
-    )
+    raise InputError(f"unknown method {name!r} of citations; choose among {known}")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A text put to the test: its question, and what its row says of the right answer."""
+    """A text to evaluate: its question, and the right answer if its row has one."""
 
     question: Question
     seed: int = 0
@@ -43,7 +43,7 @@ class Example:
     prefers: bool = False  # whether the target is the better of two words that the row names
 
     def correct(self, score: float, predicted: int) -> bool | None:
-        """Whether the model is right by the text's row; None where the row does not say."""
+        """Whether the model is right; None where the row has no answer."""
         if self.label is not None:
             return predicted == self.label
         return score > 0 if self.prefers else None
@@ -88,12 +88,12 @@ def leave_out(example: Example, places: Sequence[int]) -> Variant:
 
 
 def write_over(example: Example, places: Sequence[int], *, token: int) -> Variant:
-    """Write one token over others."""
+    """Replace tokens by one token."""
     return example.question.replaced(places, token)
 
 
 def draw_over(example: Example, places: Sequence[int], *, vocabulary: NDArray[np.int64]) -> Variant:
-    """Write random tokens over others; a place gets the same one at every share, by any method."""
+    """Replace tokens by random ones; a place gets the same one for every share and method."""
     drawn = example.numbers("replacements", len(example.question)) % np.uint64(len(vocabulary))
     tokens = vocabulary[drawn[list(places)].astype(np.intp)].tolist()
     return example.question.replaced(places, tokens)
@@ -106,19 +106,14 @@ def _deleting(lens: Lens, protocol: str) -> Change:
 def _masking(lens: Lens, protocol: str) -> Change:
     mask = mask_token(lens)
     if mask is None:
-        raise InputError(
-            f"{protocol} masks tokens and {lens.name} has no mask token; choose other protocols"
-        )
+        raise InputError(f"{protocol} needs a mask token, which {lens.name} lacks; choose another")
     return partial(write_over, token=mask)
 
 
 def _ending(lens: Lens, protocol: str) -> Change:
     end = getattr(lens.tokenizer, "eos_token_id", None)
     if end is None:
-        raise InputError(
-            f"{protocol} writes the end-of-text token over others and {lens.name} has none; "
-            "choose contrast-drop-random"
-        )
+        raise InputError(f"{protocol} needs an end-of-text token; choose contrast-drop-random")
     return partial(write_over, token=int(end))
 
 
@@ -348,8 +343,5 @@ def kind_of(names: Sequence[str]) -> str:
         by_kind.setdefault(CITATIONS if name == CITATIONS else get(name).kind, name)
     if len(by_kind) > 1:
         first, second, *_ = by_kind.values()
-        raise InputError(
-            f"{first} and {second} are about different kinds of models; take one evaluation for "
-            "each"
-        )
+        raise InputError(f"{first} and {second} are of other kinds of models; ask apart")
     return next(iter(by_kind))

@@ -57,7 +57,7 @@ class Variant:
 
     @property
     def encoded(self) -> Encoded:
-        """The same as a sequence that a batch is made of."""
+        """The variant as an encoded sequence."""
         types = None if self.type_ids is None else list(self.type_ids)
         return Encoded(list(self.ids), [""] * len(self), [False] * len(self), types)
 
@@ -76,7 +76,7 @@ Entering = Callable[[Tensor], Tensor]
 
 
 def alone(lens: Lens, work: Callable[[], T], *, gradients: bool = False) -> T:
-    """Call `work` while no other thread uses the model, which runs as an analysis would run it."""
+    """Call `work` with exclusive use of the model, set up as for an analysis."""
 
     def run() -> T:
         with ExitStack() as stack:
@@ -99,7 +99,7 @@ def by_batches(
     *,
     gradients: bool = False,
 ) -> Tensor:
-    """What `work` says of each variant, (variant, …), in float64 on the CPU.
+    """Run `work` over batches of variants; returns (variant, …) in float64 on the CPU.
 
     `work` is given the places of the variants in a batch. They are of similar length; where memory
     runs out, the halves go one after the other.
@@ -159,7 +159,7 @@ def affordable(lens: Lens, n: int, *, gradients: bool = False) -> int:
 
 
 def sentence_head(lens: Lens) -> Head:
-    """How the lens makes one vector of a text."""
+    """Return the head that pools a text into one vector."""
     return lens.pooling.head(lens.adapter.end(), lens.device)
 
 
@@ -178,7 +178,7 @@ def _call(lens: Lens, model: nn.Module, inputs: dict[str, Any], entering: Enteri
 
 
 def _first_call(entering: Entering) -> Callable[..., Any]:
-    """A hook by which the first layer reads what `entering` makes of the embeddings.
+    """Make a hook that passes the embeddings through `entering` before the first layer.
 
     A block that serves as several layers is changed when it runs as the first of them.
     """
@@ -320,10 +320,7 @@ def class_head(lens: Lens) -> Head:
         raise InputError(f"{lens.name} is a {head.task}; classes are asked of a {SEQUENCES}")
     assert head.output is not None
     if head.output.weight.shape[1] < 2:
-        raise InputError(
-            f"{lens.name} gives one number for a text, so it chooses between no classes; evaluate "
-            "a classifier of two classes or more"
-        )
+        raise InputError(f"{lens.name} gives one number for a text, no choice of classes")
     return head
 
 
@@ -395,11 +392,8 @@ def word_question(lens: Lens, encoded: Encoded, good: str | int, bad: str | int)
 
     target, contrast = column(good, "target"), column(bad, "contrast")
     if target == contrast:
-        raise InputError(
-            f"{good!r} and {bad!r} begin with the same token "
-            f"({label_of(target, head, lens.tokenizer)}), so the model does not choose between "
-            "them there; give words that differ in their first token"
-        )
+        token = label_of(target, head, lens.tokenizer)
+        raise InputError(f"{good!r} and {bad!r} begin with the same token, {token}")
     return Question(encoded, target, contrast, place, masked=head.task == MASKED)
 
 
@@ -445,7 +439,7 @@ class Passes:
         return Passes(self.forward + other.forward, self.backward + other.backward)
 
     def per(self, texts: int) -> Passes:
-        """The same for one of several texts that went together."""
+        """Divide by the number of texts that shared the passes."""
         return Passes(self.forward / texts, self.backward / texts)
 
 
@@ -458,7 +452,7 @@ class Counter:
 
     @property
     def passes(self) -> Passes:
-        """What has been counted so far."""
+        """The passes counted so far."""
         return Passes(self._forward / self._layers, self._backward / self._layers)
 
     def behind(self, _: nn.Module, __: Any, ___: Any, output: Any) -> None:
@@ -542,10 +536,7 @@ def score_variants(
     head = head_of(lens, pairs[0][0])
     numbers = by_batches(lens, head, [variant for _, variant in pairs], batch_size, work).numpy()
     if not np.isfinite(numbers[:, 0]).all():
-        raise InputError(
-            f"{lens.name} gives scores that are not finite for a variant of a text; load it in "
-            "float32 (dtype='float32')"
-        )
+        raise InputError(f"{lens.name} gives scores that are not finite; load it in float32")
     return [_scored(numbers[chosen]) for chosen in places]
 
 
@@ -587,10 +578,7 @@ def head_of(lens: Lens, question: Question) -> Head:
 def check_gradients(lens: Lens) -> None:
     """Refuse models whose embeddings reach the score by other ways than through the first layer."""
     if (outside := lens.adapter.outside_scopes()) is not None:
-        raise InputError(
-            f"gradients of the embeddings of {lens.name} would miss a way around its layers: "
-            f"{outside}"
-        )
+        raise InputError(f"gradients of {lens.name} would miss a way around its layers: {outside}")
 
 
 def _scored(numbers: NDArray[np.float64]) -> Scored:

@@ -82,7 +82,7 @@ class ProtocolWords:
         return self.better == "lower"
 
     def better_with(self, first: str) -> str:
-        """The direction of better values: with the least important first it is the other one."""
+        """Return which values are better; the direction flips with the least important first."""
         return "lower" if self.lower_is_better != (first == LEAST) else "higher"
 
 
@@ -123,7 +123,7 @@ class Ranking:
 
     @property
     def rival(self) -> str | None:
-        """The best method that is no other rule of the winner's own network, or else the second."""
+        """The best method of another family than the winner, or else the second."""
         winner, *others = self.methods
         if winner.startswith(NORMLENS):
             others = [name for name in others if not name.startswith(NORMLENS)] or others
@@ -161,7 +161,7 @@ FROM removals WHERE protocol = {_literal(protocol)} AND correct IS NOT NULL GROU
 
 
 def _by_first(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Values by what goes first, the most important at the head: a column per method."""
+    """Split values by removal order, most important first; a column per method."""
     tables = {
         str(first): some.pivot(index="index", columns="method", values="value").astype(float)
         for first, some in rows.groupby("first")

@@ -150,14 +150,8 @@ def draw_curves(ranking: Ranking, averaged: Curves, styles: Styles) -> Drawing:
     frame = averaged.frame
     quantities = list(frame["quantity"].unique())
     orders = [first for first in (MOST, LEAST) if (frame["first"] == first).any()]
-    figure, axes = panels(
-        len(orders),
-        len(quantities),
-        width=3.0 + _LEGEND / len(orders),
-        height=2.5,
-        sharex=True,
-        sharey="row",
-    )
+    width, shared = 3.0 + _LEGEND / len(orders), {"sharex": True, "sharey": "row"}
+    figure, axes = panels(len(orders), len(quantities), width, 2.5, **shared)
     opacity = min(0.15, 0.8 / len(ranking.methods))  # many bands would hide the lines
     for place, (quantity, first) in enumerate((q, f) for q in quantities for f in orders):
         panel = axes[place]
@@ -187,14 +181,8 @@ def draw_curves(ranking: Ranking, averaged: Curves, styles: Styles) -> Drawing:
             title=_TITLES.get(first, first) if place < len(orders) > 1 else "",
         )
     handles, methods = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles[::-1],
-        methods[::-1],
-        loc="outside right upper",
-        fontsize=SMALL,
-        frameon=False,
-        handlelength=2.6,
-    )
+    beside: Any = {"loc": "outside right upper", "fontsize": SMALL, "frameon": False}
+    figure.legend(handles[::-1], methods[::-1], handlelength=2.6, **beside)
     return figure
 
 
@@ -464,9 +452,7 @@ def describe(run: Run) -> Report:
     """Describe the report of a finished run: a section per protocol, costs and examples."""
     path = str(run.folder)
     if TABLE not in run.tables:
-        raise InputError(
-            f"{path!r} measures no faithfulness; its tables are {', '.join(run.tables)}"
-        )
+        raise InputError(f"{path!r} is no evaluation; its tables are {', '.join(run.tables)}")
     check_finished(run)
     data = next(iter(short_names([str(run.manifest.data["name"])]).values()))
     evidence = Evidence(data, run)

@@ -48,8 +48,7 @@ def run_demo(
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise OutputError(f"the folder {str(folder)!r} is not empty; add --force, or name another")
     if lacking:
-        extra = extra_for(lacking, "reproduce")
-        echo(f"For pictures and the papers' report, first run: pip install 'normlens[{extra}]'")
+        echo(f"For pictures and papers: pip install 'normlens[{extra_for(lacking, 'reproduce')}]'")
     encoder = load("minilm")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +73,7 @@ def run_demo(
 
 
 def show_model(lens: Lens, folder: Path, echo: Callable[[str], object]) -> None:
-    """Analyse and write; tell each file with what it holds."""
+    """Analyse the examples, write the files, and report each one."""
     results = lens.maps(SENTENCES)
     maps, layer = results[0], results[0].layers[len(results[0].layers) // 2]
     for number, each in enumerate(results, start=1):

@@ -220,10 +220,7 @@ def read_ranks(path: str | Path) -> dict[int, int]:
             rank, _, token = (int(field) for field in line.split())
         except ValueError:
             shown = line.strip() if len(line.strip()) <= 40 else line.strip()[:39] + "…"
-            raise InputError(
-                f"line {place} of {str(path)!r} is {shown!r}; it must hold three whole numbers, "
-                "rank count id"
-            ) from None
+            raise InputError(f"{shown!r} in {str(path)!r} is no line of: rank count id") from None
         if rank < 1 or token < 0:
             raise InputError(f"line {place} of {str(path)!r} has a rank below 1 or an id below 0")
         if token in ranks:
@@ -247,10 +244,7 @@ def subword_ranks(evidence: Evidence, groups: pd.DataFrame) -> tuple[pd.Series, 
     ranks = pd.Series([ranked.get(token, math.nan) for token in counts.index], index=counts.index)
     unranked = int(ranks.isna().sum())
     if unranked == len(ranks):
-        raise InputError(
-            f"{str(evidence.settings.ranks)!r} has no rank for any subword of this run; its ids "
-            "must be those of the model's vocabulary"
-        )
+        raise InputError(f"{str(evidence.settings.ranks)!r} ranks no subword of this run")
     return ranks.fillna(max(ranked.values()) + 1), unranked
 
 

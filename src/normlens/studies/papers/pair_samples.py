@@ -37,7 +37,7 @@ Groups = tuple[Sample, Sample]  # related pairs and as many others
 
 
 def strata(distance: NDArray[Any]) -> NDArray[np.intp]:
-    """The stratum of the sample that each distance |i − j| is of; those of one count as one."""
+    """Return the stratum of each distance |i − j|; long distances share strata."""
     return np.searchsorted(EDGES, distance)
 
 

@@ -116,13 +116,6 @@ def strongest(frame: pd.DataFrame) -> int | None:
     return None if effect.isna().all() else int(effect.to_numpy().argmax())
 
 
-def verdicts(frame: pd.DataFrame) -> dict[int, int]:
-    """Map each tested layer to its significant direction: +1, −1, or 0 where there is none."""
-    tested = frame[frame["p"].notna()]
-    signs = np.where(tested["significant"], np.sign(tested["difference"]), 0)
-    return dict(zip(tested["layer"].tolist(), signs.astype(int).tolist(), strict=True))
-
-
 # The procedures that compare related pairs with others: on one draw of them, and on all.
 
 
@@ -169,9 +162,8 @@ class _PairsByLayer:
             by_kind = map(pairs.drawable, kinds)
             drawn = [matched_groups(*given) for given in zip(*by_kind, strict=True)]
         if sums[0].count.any():
-            self.robust[layer] = compare_reweighted(
-                sums[0], sums[1], resamples=settings.resamples, seed=settings.seed
-            )
+            how = {"resamples": settings.resamples, "seed": settings.seed}
+            self.robust[layer] = compare_reweighted(sums[0], sums[1], **how)
         for kept, groups in zip((self.types, self.occurrences), drawn, strict=True):
             if len(groups[0]) > 1:
                 kept[layer] = groups
@@ -196,20 +188,14 @@ class _PairsByLayer:
             if procedure == TYPES:
                 compared = scores
             related, others = (side.reshape(size, -1) for side in scores)
-            tested = compare_means(
-                related, others, resamples=settings.resamples, seed=settings.seed
-            )
+            tested = compare_means(related, others, settings.resamples, settings.seed)
             for place, of_scopes in enumerate(frames):
                 rows = _rows(tested, slice(place, None, scope_pairs))
                 of_scopes[procedure] = _adjusted(rows, procedure, groups, size)
         for place, of_scopes in enumerate(frames):
             rows = [_rows(result.comparison, slice(place, place + 1)) for result in robust]
-            of_scopes[ALL] = _adjusted(
-                pd.concat(rows, ignore_index=True),
-                ALL,
-                self.robust,
-                [result.pairs for result in robust],
-            )
+            together, counts = pd.concat(rows, ignore_index=True), [it.pairs for it in robust]
+            of_scopes[ALL] = _adjusted(together, ALL, self.robust, counts)
         return [
             Finding(
                 name=name,
@@ -263,14 +249,10 @@ def legend(figure: Drawing, significance: bool) -> None:
     kinds = (("related pairs (as titled)", RELATED, "o"), ("other pairs", OTHERS, "s"))
     handles: list[Any]
     if significance:
-        handles = [
-            Line2D([], [], color=colour, marker=marker, ms=4, lw=1.2, label=name)
-            for name, colour, marker in kinds
-        ]
-        handles += [
-            Line2D([], [], ls="none", marker="o", ms=4, mec=FAINT, mfc=fill, label=label)
-            for label, fill in ((f"significant (p < {ALPHA})", FAINT), ("not significant", "white"))
-        ]
+        line = partial(Line2D, [], [], ms=4)
+        fills = ((f"significant (p < {ALPHA})", FAINT), ("not significant", "white"))
+        handles = [line(color=c, marker=m, lw=1.2, label=name) for name, c, m in kinds]
+        handles += [line(ls="none", marker="o", mec=FAINT, mfc=f, label=it) for it, f in fills]
     else:
         handles = [Patch(facecolor=colour, alpha=0.5, label=name) for name, colour, _ in kinds]
         handles.append(Line2D([], [], color=FAINT, ls="--", lw=1, label="mean"))
@@ -279,7 +261,7 @@ def legend(figure: Drawing, significance: bool) -> None:
 
 
 def _shown(amp: str, others: str, figure: str) -> dict[str, str]:
-    """What captions call the others, and which figure of the paper it is, if it is one."""
+    """Facts for captions: the name of the other pairs, and the paper's figure if it is one."""
     is_papers = amp == FF_AMP and others == PAPER
     named = "other pairs" if others == PAPER else "unrelated pairs"
     return {"others": named, "figure": f" (Figure {figure})" if is_papers else ""}
@@ -428,14 +410,8 @@ def figures_7_8(evidence: Evidence) -> Result | None:
         figures[f"relations-{slug}-histograms"] = histograms
     measured = _measured(by_scopes[main])
     is_ff = feed_forward_pair(evidence.scopes) in by_scopes
-    return Result(
-        tables=tables,
-        figures=figures,
-        comparisons=compare("significance/", measured, evidence.model, evidence.data)
-        if is_ff
-        else [],
-        summary=_summary(by_scopes[main], amp),
-    )
+    found = compare("significance/", measured, evidence.model, evidence.data) if is_ff else []
+    return Result(tables, figures, found, _summary(by_scopes[main], amp))
 
 
 def _scope_pairs(evidence: Evidence) -> list[ScopePair]:
@@ -461,16 +437,13 @@ def _measured(rows: Sequence[Finding]) -> dict[str, float]:
 def _summary(rows: Sequence[Finding], amp: str) -> dict[str, float]:
     summary = {}
     for relation in rows:
-        signs = list(verdicts(relation.robust).values())
-        if signs:
-            share = signs.count(1) / len(signs)
-            summary[f"share of layers where {amp} of {relation.label} is significantly higher"] = (
-                share
-            )
-        best = strongest(relation.robust)
-        if best is not None:
-            effect = float(relation.robust["g"].iloc[best])
-            summary[f"largest effect (g) of {amp}, {relation.label}"] = effect
+        frame, label = relation.robust, relation.label
+        tested = frame[frame["p"].notna()]
+        if len(tested):
+            share = float((tested["significant"] & (tested["difference"] > 0)).mean())
+            summary[f"share of layers where {amp} of {label} is significantly higher"] = share
+        if (best := strongest(frame)) is not None:
+            summary[f"largest effect (g) of {amp}, {label}"] = float(frame["g"].iloc[best])
     return summary
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from normlens.corpus.runs.manifest import NAME
@@ -78,9 +78,7 @@ def load_settings(folder: str | os.PathLike[str]) -> Settings:
 
 def build_report(folder: str | os.PathLike[str]) -> Path:
     """Write the tables, figures and page of a folder that `reproduce` has made; gives the page."""
-    folder = Path(folder)
-    write(describe(folder), folder)
-    return folder / "report.html"
+    return write(describe(Path(folder)), folder)
 
 
 def describe(folder: Path) -> Report:
@@ -172,7 +170,7 @@ def _part(
         place = folder / kind / short
         for name, purpose in _PURPOSES[kind].items():
             run = finished_run(place / name, "reproduce")
-            of_header = measured(run, short, _inside(kind, short, name))
+            of_header = measured(run, short, str(PurePosixPath(kind, short, name)))
             runs.append((run, replace(of_header, purpose=purpose)))
         described = (
             evaluation.describe(Run.open(place)) if kind == EVALUATE else ablation.describe(place)
@@ -182,10 +180,6 @@ def _part(
             by_experiment.setdefault(section.experiment.name, {})[short] = section
     facts = _facts(notes)
     return [_joined(kind, sections, facts) for sections in by_experiment.values()], runs
-
-
-def _inside(*names: str) -> str:
-    return "/".join(filter(None, names))
 
 
 def _joined(
@@ -206,7 +200,7 @@ def _joined(
         ],
         part=HEADINGS[kind],
         of_part=facts,
-        runs=[_inside(kind, data, run) for data in sections for run in _PURPOSES[kind]],
+        runs=[str(PurePosixPath(kind, it, run)) for it in sections for run in _PURPOSES[kind]],
         queries=list(dict.fromkeys(query for one in sections.values() for query in one.queries)),
     )
 

@@ -43,37 +43,18 @@ if TYPE_CHECKING:
 # Files that experiments need from the model itself, kept beside the runs.
 
 
-def read_ranks_file(settings: Settings) -> bytes | None:
-    """Read and check the file of frequency ranks, before hours are spent on runs."""
-    if settings.ranks is None or "mixing" not in settings.kinds:
-        return None
-    mixing.read_ranks(settings.ranks)
-    return Path(settings.ranks).read_bytes()
-
-
 def write_from_model(lens: Lens, settings: Settings, ranks: bytes | None, folder: Path) -> None:
     """Write the expansion rates, the maps of one sentence pair, and a copy of the ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / mixing.RANKS).unlink(missing_ok=True)
     if ranks is not None:
         (folder / mixing.RANKS).write_bytes(ranks)
-    write_expansion(lens, folder)
-    mixing.write_sentence(lens, settings, folder)
-
-
-def write_expansion(lens: Lens, folder: Path) -> Path:
-    """Write the expansion rate of every layer, by definition and as published."""
-    rates = expansion_rates(lens)
-    frame = pd.DataFrame(
-        {
-            words.LAYER: range(1, len(rates) + 1),
-            "rate": rates,
-            "as_published": expansion_rates(lens, published=True),
-        }
-    )
+    rates, published = expansion_rates(lens), expansion_rates(lens, published=True)
+    layers = range(1, len(rates) + 1)
+    frame = pd.DataFrame({words.LAYER: layers, "rate": rates, "as_published": published})
     with writing(folder / mixing.EXPANSION, overwrite=True) as temporary:
         write_csv(frame, temporary)
-    return folder / mixing.EXPANSION
+    mixing.write_sentence(lens, settings, folder)
 
 
 # The runs of a reproduction's optional parts, and whether model and data allow them.
@@ -89,20 +70,14 @@ def check_data(settings: Settings) -> None:
 def check_model(lens: Lens, settings: Settings, folder: Path) -> None:
     """Refuse parts that the model, or the data with this model, does not allow."""
     if lens.two_stacks:
-        raise UnsupportedModelError(
-            f"the papers analyse models of one stack, and {lens.name} is an encoder–decoder; "
-            "measure it with normlens run, whose tables say which stack a row is of"
-        )
+        raise UnsupportedModelError(f"{lens.name} is an encoder–decoder; use normlens run")
     for data, short in short_names(settings.data).items():
         if EVALUATE in settings.kinds and not (folder / EVALUATE / short / NAME).is_file():
             options = EvaluateOptions(methods=settings.methods, label_column=settings.label_column)
             make_plan(lens, options, Reading(data, **_reading(settings, data)), Progress())
         if ABLATE in settings.kinds:
             if settings.label_column is not None and choose_loss(lens).name != CLASSES:
-                raise OptionError(
-                    "label_column",
-                    f"{{option}} is of classifiers, and {lens.name} is none; leave it out",
-                )
+                raise OptionError("label_column", "{option} is for classifiers alone")
             prepare(lens, AblateOptions(settings.model, data, **_of_ablation(settings, data)))
 
 
@@ -171,15 +146,12 @@ class Planned:
 def plan(settings: Settings, causal: bool) -> list[Planned]:
     """Plan the papers' runs over each data set: masked and unmasked, or one of a causal model."""
     planned: list[Planned] = []
-    if not set(KINDS) & set(settings.kinds):
-        return planned
-    for data, short in short_names(settings.data).items():
-        if causal:
-            planned.append(Planned(data, short, False, ALL_MEASURES))
-            continue
-        planned.append(Planned(data, short, True, MEASURES["masked"]))
-        if "ff" in settings.kinds:
-            planned.append(Planned(data, short, False, MEASURES["plain"]))
+    if set(KINDS) & set(settings.kinds):
+        for data, short in short_names(settings.data).items():
+            measures = ALL_MEASURES if causal else MEASURES["masked"]
+            planned.append(Planned(data, short, not causal, measures))
+            if "ff" in settings.kinds and not causal:
+                planned.append(Planned(data, short, False, MEASURES["plain"]))
     return planned
 
 
@@ -225,7 +197,10 @@ def reproduce(
         reading = ReadOptions(settings.column, settings.pair_column, settings.paragraphs)
         for name in data_names:
             find_data(name, reading)
-    ranks = read_ranks_file(settings)
+    ranks = None
+    if settings.ranks is not None and "mixing" in settings.kinds:
+        mixing.read_ranks(settings.ranks)  # refused before hours are spent on runs
+        ranks = Path(settings.ranks).read_bytes()
     check_data(settings)
     runs = Runs(model, settings.revision, execution, progress)
     check_model(runs.lens, settings, folder)

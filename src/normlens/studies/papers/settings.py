@@ -79,8 +79,7 @@ class Settings:
         metavar="NAME",
     ).field(None)
     components: tuple[str, ...] | None = Option(
-        "Of ablate: some of ATTN, FF, LAYER, RES1, RES2, LN1, LN2, … as the layers have them, "
-        "separated by commas. Default: all.",
+        "Of ablate: some of ATTN, FF, LAYER, RES1, LN1, …, separated by commas. Default: all.",
         metavar="LIST",
         typed=str,
         parse=parse_names,
@@ -104,11 +103,7 @@ class Settings:
             if value < least:
                 raise OptionError(name, f"{{option}} must be at least {least}, not {value}")
         if self.layer is not None and self.layer < 1:
-            raise OptionError(
-                "layer",
-                f"{{option}} must be at least 1, not {self.layer}: the papers' report counts "
-                "layers from 1",
-            )
+            raise OptionError("layer", "{option} counts from 1, as the papers do")
         for name, parts in OF_PARTS.items():
             value = getattr(self, name)
             # The flag has the short name, which the experiments have in Python.
@@ -118,8 +113,7 @@ class Settings:
             if value is not None and not set(parts) & set(self.kinds):
                 raise OptionError(
                     option,
-                    f"{{option}} is of {listed(parts, 'or')}, which is not among the experiments; "
-                    "name it with them",
+                    f"{{option}} needs {listed(parts, 'or')} among the experiments",
                 )
 
     def joined(self, other: Settings) -> Settings:
@@ -131,8 +125,7 @@ class Settings:
             then, now = other.limits.get(data), self.limits.get(data)
             if data in other.data and then != now:
                 raise InputError(
-                    f"the folder holds results of {_sequences(then)} of {data!r}, not of "
-                    f"{_sequences(now)}; choose another --out"
+                    f"{data!r} has {_sequences(then)} in this folder; choose another --out"
                 )
         every = parse_kinds((*self.kinds, *other.kinds))
         data = tuple(dict.fromkeys(other.data + self.data))
@@ -140,14 +133,11 @@ class Settings:
         return replace(self, kinds=every, data=data, limits=limits, **of_parts)
 
     def _of_part(self, name: str, other: Settings) -> Any:
-        """An option of an optional part; where it is not given, that of the folder holds."""
+        """Return an option of an optional part; the folder's value is the default."""
         then, now = getattr(other, name), getattr(self, name)
         if now is None:
             if code_named({name: then}):
-                raise InputError(
-                    "the folder's evaluation takes code of your own, which is imported only if you "
-                    f"name it: add {EVALUATE} to the experiments, and --methods {','.join(then)}"
-                )
+                raise InputError(f"name your own code: {EVALUATE} … --methods {','.join(then)}")
             return then
         if set(OF_PARTS[name]) & set(other.kinds):
             check_same(other, self, [name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,12 +59,11 @@ class ReportTable:
 
 def curves_of(tables: Sequence[ReportTable]) -> dict[tuple[str, str], dict[str, Curve]]:
     """Collect the curves that several reports share, by series and column."""
-    by_content: dict[tuple[str, str], dict[str, Curve]] = {}
+    by_content = defaultdict[tuple[str, str], dict[str, Curve]](dict)
     for table in tables:
         for content, curve in _table_curves(table).items():
-            by_content.setdefault(content, {})[table.label] = curve
-    several = [(content, curves) for content, curves in by_content.items() if len(curves) > 1]
-    return dict(several[:MOST])
+            by_content[content][table.label] = curve
+    return dict([item for item in by_content.items() if len(item[1]) > 1][:MOST])
 
 
 def _table_curves(table: ReportTable) -> dict[tuple[str, str], Curve]:
@@ -172,7 +172,7 @@ def overlay_figures(reports: Sequence[OpenedReport]) -> dict[str, Figure]:
 
 def _shared_tables(reports: Sequence[OpenedReport]) -> list[tuple[str, list[ReportTable]]]:
     """Read the tables that several reports share, on the same data if any data set is the same."""
-    tables: dict[tuple[str, str], list[ReportTable]] = {}
+    tables = defaultdict[tuple[str, str], list[ReportTable]](list)
     for report in reports:
         for experiment in report.results["experiments"]:
             for result in experiment["results"]:
@@ -181,21 +181,19 @@ def _shared_tables(reports: Sequence[OpenedReport]) -> list[tuple[str, list[Repo
                         frame = _read_table(report.folder / table["csv"])
                         of_report = (report.label, result["data"], report.layers)
                         shared = ReportTable(*of_report, frame, table["caption"])
-                        tables.setdefault((experiment["name"], name), []).append(shared)
+                        tables[experiment["name"], name].append(shared)
     shared_tables: list[tuple[str, list[ReportTable]]] = []
     for (_, name), every in tables.items():
-        by_data = [[one for one in every if one.data == data] for data in _unique("data", every)]
-        same = [(name, of_data) for of_data in by_data if len(of_data) > 1]
-        first = [next(one for one in every if one.label == it) for it in _unique("label", every)]
+        by_data = defaultdict[str, list[ReportTable]](list)
+        for one in every:
+            by_data[one.data].append(one)
+        same = [(name, of_data) for of_data in by_data.values() if len(of_data) > 1]
+        first = {one.label: one for one in reversed(every)}
         if not same and len(first) > 1:
-            mixed = [replace(one, label=f"{one.label} on {one.data}") for one in first]
-            same = [(name, mixed)]
+            mixed = [replace(one, label=f"{one.label} on {one.data}") for one in first.values()]
+            same = [(name, mixed[::-1])]
         shared_tables += same
     return shared_tables
-
-
-def _unique(name: str, tables: Sequence[ReportTable]) -> list[str]:
-    return list(dict.fromkeys(getattr(table, name) for table in tables))
 
 
 def _read_table(path: Path) -> pd.DataFrame:
@@ -242,9 +240,7 @@ def write_comparison(folders: Sequence[str | Path], out: str | Path) -> list[Pat
     reports = read_reports(folders)
     numbers = _numbers(reports)
     if numbers.empty:
-        raise InputError(
-            "these reports hold no numbers to compare; run normlens reproduce report on each"
-        )
+        raise InputError("these reports hold no numbers; run normlens reproduce report on each")
     groups: list[Group] = []
     for (title, source), rows in numbers.groupby(["experiment", "source"], sort=False):
         every = rows.drop(columns=["experiment", "source"]).itertuples(index=False, name=None)
@@ -274,11 +270,11 @@ def read_reports(folders: Sequence[str | Path]) -> list[OpenedReport]:
     """Open reports; models of the same name are told apart by their folders."""
     if len(folders) < 2:
         raise InputError("a comparison needs at least two folders with reports")
-    opened = [(Path(folder), _read(Path(folder))) for folder in folders]
-    names = [results["model"]["name"] for _, results in opened]
+    opened = {Path(folder): _read(Path(folder)) for folder in folders}
+    names = [results["model"]["name"] for results in opened.values()]
     taken: set[str] = set()
     reports = []
-    for (folder, results), name in zip(opened, names, strict=True):
+    for (folder, results), name in zip(opened.items(), names, strict=True):
         label = name if names.count(name) == 1 else f"{name} ({folder.resolve().name})"
         reports.append(OpenedReport(folder, results, unique(label, taken)))
     return reports
@@ -287,18 +283,13 @@ def read_reports(folders: Sequence[str | Path]) -> list[OpenedReport]:
 def _read(folder: Path) -> dict[str, Any]:
     contents = LocalFolder(folder).read(RESULTS)
     if contents is None:
-        raise InputError(
-            f"there is no report in {str(folder)!r} (no {RESULTS}); make one with "
-            f"normlens reproduce report {folder}"
-        )
+        raise InputError(f"no report in {str(folder)!r}; run normlens reproduce report {folder}")
     try:
         results = parse_json(contents)
         if results["format"] != FORMAT:
             raise ValueError("it is of another kind")
         if results["version"] > VERSION:
-            raise InputError(
-                f"the report in {str(folder)!r} was written by a newer NormLens; upgrade it"
-            )
+            raise InputError(f"the report in {str(folder)!r} is of a newer NormLens; upgrade it")
         int(results["model"]["layers"]), str(results["model"]["name"])
         for experiment in results["experiments"]:
             for result in experiment["results"]:
@@ -308,8 +299,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{RESULTS} in {str(folder)!r} is damaged or not a report's; make it again with "
-            f"normlens reproduce report {folder}"
+            f"{RESULTS} in {str(folder)!r} is damaged; write the report again"
         ) from error
     return results
 
@@ -317,26 +307,24 @@ def _read(folder: Path) -> dict[str, Any]:
 def _numbers(reports: Sequence[OpenedReport]) -> pd.DataFrame:
     """Collect the summary numbers: a row per experiment, quantity and data, a column per report."""
     titles: dict[str, tuple[str, str]] = {}
-    cells: dict[tuple[str, str], dict[str, dict[str, float | None]]] = {}
+    cells: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
     for report in reports:
         for it in report.results["experiments"]:
             titles.setdefault(it["name"], (it["title"], it["source"]))
             for result in it["results"]:
                 for quantity, value in result["summary"].items():
-                    by_data = cells.setdefault((it["name"], quantity), {})
+                    by_data = cells.setdefault(it["name"], {}).setdefault(quantity, {})
                     by_data.setdefault(result["data"], {})[report.label] = value
     # Experiments and quantities in their order, each quantity with its data sets below each other.
-    experiments = list(dict.fromkeys(name for name, _ in cells))
     labels = [report.label for report in reports]
-    return pd.DataFrame(
-        [
-            (*titles[name], quantity, data, *map(values.get, labels))
-            for name, quantity in sorted(cells, key=lambda cell: experiments.index(cell[0]))
-            for data, values in cells[name, quantity].items()
-        ],
-        columns=["experiment", "source", "quantity", "data", *labels],
-        dtype=object,
-    )
+    rows = [
+        (*titles[name], quantity, data, *map(values.get, labels))
+        for name, quantities in cells.items()
+        for quantity, by_data in quantities.items()
+        for data, values in by_data.items()
+    ]
+    columns = ["experiment", "source", "quantity", "data", *labels]
+    return pd.DataFrame(rows, columns=columns, dtype=object)
 
 
 def _model_row(report: OpenedReport) -> tuple[str, ...]:

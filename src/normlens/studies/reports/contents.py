@@ -159,17 +159,9 @@ def experiment(
 ) -> Callable[[Callable[..., Result | None]], Experiment]:
     """Decorator: make an experiment of a function, with the words of this name in `texts.ini`."""
 
-    def make(work: Callable[..., Result | None]) -> Experiment:
-        return worded(study, name, needs=needs, work=work)
-
-    return make
-
-
-def worded(study: str, name: str, **more: Any) -> Experiment:
-    """The experiment of this name with its words."""
     own = words.texts(study)[name]
     texts = {key: own[key] for key in Experiment.__dataclass_fields__ if key in own}
-    return Experiment(name, **texts, **more)
+    return lambda work: Experiment(name, **texts, needs=needs, work=work)
 
 
 # A run as a report's header describes it: its model, its data and how much was analysed.

@@ -36,9 +36,8 @@ def panels(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(
-        figsize=(columns * width, rows * height), facecolor="white", layout="constrained"
-    )
+    size = (columns * width, rows * height)
+    figure = Figure(figsize=size, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.ravel())
@@ -56,7 +55,7 @@ def tiles(
 
 
 def bare(axes: Any) -> None:
-    """Take spines and ticks off, as heat maps have none."""
+    """Remove spines and ticks, for heat maps."""
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
@@ -151,14 +150,8 @@ def heat_map(axes: Any, values: pd.DataFrame, form: str | None = ".2f", **option
     if form is not None:
         for (row, column), value in np.ndenumerate(cells):
             if np.isfinite(value):
-                axes.text(
-                    columns[column],
-                    row,
-                    format(value, form),
-                    ha="center",
-                    va="center",
-                    fontsize=SMALL - 0.5,
-                    color="white" if image.norm(value) < 0.5 else "black",
-                )
+                how = {"ha": "center", "va": "center", "fontsize": SMALL - 0.5}
+                ink = "white" if image.norm(value) < 0.5 else "black"
+                axes.text(columns[column], row, format(value, form), color=ink, **how)
     axes.set_yticks(range(len(values)), values.index)
     return image

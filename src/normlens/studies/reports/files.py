@@ -124,9 +124,7 @@ def _environment() -> Any:
     try:
         import jinja2
     except ImportError as error:
-        raise MissingDependencyError(
-            "reports need jinja2; run: pip install 'normlens[reproduce]'"
-        ) from error
+        raise MissingDependencyError("no jinja2; pip install 'normlens[reproduce]'") from error
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_read),
         autoescape=lambda name: ".html" in (name or ""),
@@ -211,7 +209,7 @@ RESULTS = "results.json"
 class Writer:
     """Writes the files of a folder, each whole or not at all, and remembers their names."""
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | os.PathLike[str]):
         self.folder = LocalFolder(folder)
         self.names: list[str] = []
 
@@ -237,8 +235,8 @@ class Writer:
         return picture
 
 
-def write(report: Report, folder: str | Path) -> list[Path]:
-    """Write everything into `folder`, results.json last.
+def write(report: Report, folder: str | os.PathLike[str]) -> Path:
+    """Write everything into `folder`, results.json last; return the page's path.
 
     Figures and tables of an earlier report that this one does not have are removed.
     """
@@ -259,7 +257,7 @@ def write(report: Report, folder: str | Path) -> list[Path]:
     writer.put(RESULTS, json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False))
     for name in earlier.difference(writer.names):
         writer.folder.remove(name)
-    return writer.paths
+    return writer.folder.path / "report.html"
 
 
 def results(
@@ -362,19 +360,14 @@ def write_run_report(
     opened = Run.open(run)
     if out is None and not isinstance(opened.folder, LocalFolder):
         raise InputError(f"{str(run)!r} is not on this machine; give the report a folder (out=…)")
-    folder = Path(run) / FOLDER if out is None else Path(out)
-    write(describe(opened), folder)
-    return folder / "report.html"
+    return write(describe(opened), Path(run) / FOLDER if out is None else out)
 
 
 def check_finished(run: Run, again: str = "resume it before its report is made") -> None:
     """Refuse to describe a run that is not complete."""
     status = run.status()
     if not status.complete:
-        raise InputError(
-            f"{str(run.folder)!r} is not finished ({status.done} of {status.sequences} sequences); "
-            + again
-        )
+        raise InputError(f"{str(run.folder)!r} has {status.done} of {status.sequences}; {again}")
 
 
 def finished_run(path: Path, command: str) -> Run:
@@ -404,12 +397,12 @@ def read_settings(folder: str | os.PathLike[str], kind: str, nothing: str) -> di
 
 
 def damaged(folder: str | os.PathLike[str], error: Exception) -> InputError:
-    """What is raised where settings cannot be read."""
+    """Make the error for unreadable settings."""
     return InputError(f"{str(Path(folder) / SETTINGS)!r} is damaged: {error}")
 
 
 def builder(folder: str | os.PathLike[str]) -> Callable[[str | os.PathLike[str]], Path]:
-    """The function that builds a folder's report; that of the papers unless its contents say."""
+    """Return the function that builds a folder's report; the papers' by default."""
     place = Path(folder)
     module, _, name = (
         _of_run(place) if (place / MANIFEST).is_file() else BUILDERS.get(_kind(place), PAPERS)
@@ -422,10 +415,7 @@ def _of_run(folder: Path) -> str:
     for table, function in RUN_BUILDERS.items():
         if table in tables:
             return function
-    raise InputError(
-        f"there is no report for the run in {str(folder)!r}, whose tables are {listed(tables)}; "
-        "ask it with normlens query"
-    )
+    raise InputError(f"no report is of {listed(tables)} in {str(folder)!r}")
 
 
 def _kind(folder: Path) -> str:

@@ -119,7 +119,7 @@ def short_names(data: Sequence[str]) -> dict[str, str]:
     return names
 
 
-# What reports need beside the core, to be asked for before anything long starts.
+# What reports need beyond the core, checked before long work starts.
 
 
 #: What can be done instead where the page may wait.
