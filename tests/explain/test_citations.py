@@ -7,12 +7,16 @@ import pytest
 import torch
 from one_case import in_one_case
 from pair_examples import fast_tokenizer, with_head
+from search_models import tiny_of
+from test_loading import tiny_tokenizer
 
 import normlens
 from normlens.errors import InputError
 from normlens.explain import citations
 from normlens.explain.citations import (
     RIDGE,
+    SHARE,
+    ablation_masks,
     cite,
     prepared,
     random_masks,
@@ -20,6 +24,7 @@ from normlens.explain.citations import (
     subset_scores,
 )
 from normlens.options import CiteOptions
+from normlens.results.citation import PROMPT
 
 QUESTION = "What is the capital of Peru, and where does it lie?"
 DOCUMENTS = [
@@ -110,20 +115,25 @@ def test_subsets_leave_sources_out_and_keep_the_answer(smollm2, batch_size, limi
 def test_a_ridge_around_the_exact_scores():
     rng = np.random.default_rng(0)
     masks, prior = random_masks(12, 8, 3), rng.normal(size=12)
-    y = masks @ (2 * prior + rng.normal(size=12)) - 30 + rng.normal(size=8)
-    scores, interval = sharpened(prior, masks, y)
-    m = np.column_stack([np.ones(8), masks])
-    a = np.linalg.lstsq(np.column_stack([np.ones(8), masks @ prior]), y, rcond=None)[0][1]
+    real = 2 * prior + rng.normal(size=12)
+    y, whole = masks @ real - 30 + rng.normal(size=8), real.sum() - 30
+    scores, interval = sharpened(prior, masks, y, whole)
+    rows, every = np.vstack([masks, np.ones(12)]), np.append(y, whole)
+    m = np.column_stack([np.ones(9), rows])
+    a = np.linalg.lstsq(np.column_stack([np.ones(9), rows @ prior]), every, rcond=None)[0][1]
     assert a > 0
-    penalty = np.diag([0.0] + [RIDGE] * 12)
-    target = m.T @ y + penalty @ np.array([0, *(a * prior)])
+    width = np.abs(prior) + SHARE * np.abs(prior).mean()
+    penalty = np.diag([0.0, *(RIDGE * width.mean() / width)])
+    target = m.T @ every + penalty @ np.array([0, *(a * prior)])
     np.testing.assert_allclose(scores, np.linalg.solve(m.T @ m + penalty, target)[1:], atol=1e-9)
     assert (interval[:, 0] <= scores).all()
     assert (scores <= interval[:, 1]).all()
-    wrong, _ = sharpened(-prior, masks, masks @ prior * 5.0)  # a is not negative
-    still, _ = sharpened(np.zeros(12), masks, masks @ prior * 5.0)
-    np.testing.assert_allclose(wrong, still)
-    same, width = sharpened(prior, masks, np.full(8, -4.0))
+    effect = masks @ prior * 5.0, prior.sum() * 5.0
+    wrong, _ = sharpened(-np.abs(prior), masks, masks.sum(1) * 5.0, 60.0)  # a is not negative
+    assert (wrong >= 0).all()
+    still, _ = sharpened(np.zeros(12), masks, *effect)
+    assert np.corrcoef(still, prior)[0, 1] > 0.5
+    same, width = sharpened(prior, masks, np.full(8, -4.0), -4.0)
     np.testing.assert_allclose(same, 0)
     np.testing.assert_allclose(width, 0)
 
@@ -134,12 +144,27 @@ def test_intervals_hold_what_many_subsets_say():
     inside = []
     for _ in range(200):
         prior = rng.normal(size=10)
-        real = 1.5 * prior + rng.normal(size=10)
-        masks = rng.random((16, 10)) < 0.5
-        y = masks @ real + 2 * rng.normal(size=16)  # λ = 4 is this noise
-        _, interval = sharpened(prior, masks, y)
+        width = np.abs(prior) + SHARE * np.abs(prior).mean()
+        real = 1.5 * prior + np.sqrt(width / width.mean()) * rng.normal(size=10)
+        masks = ablation_masks(prior, 16, rng.integers(1 << 30))
+        y, noise = masks @ real, np.sqrt(RIDGE) * rng.normal(size=17)
+        _, interval = sharpened(prior, masks, y + noise[:16], real.sum() + noise[16])
         inside += list((interval[:, 0] <= real) & (real <= interval[:, 1]))
     assert 0.88 < np.mean(inside) < 0.98
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 11, 32])
+def test_large_sources_are_in_orthogonal_subsets(count):
+    prior = np.random.default_rng(count).normal(size=19)
+    masks = ablation_masks(prior, count, 5)
+    assert masks.shape == (count, 19)
+    assert np.array_equal(masks, ablation_masks(prior, count, 5))
+    if count in (8, 32):
+        assert (masks.sum(0) == count / 2).all()
+        largest = np.argsort(-np.abs(prior))[: count - 1]
+        signs = 2.0 * masks[:, largest] - 1
+        np.testing.assert_allclose(signs.T @ signs, count * np.eye(len(largest)))
+    assert len({ablation_masks(prior, count, seed).tobytes() for seed in range(8)}) > 1
 
 
 def test_ablations_sharpen(smollm2, citation):
@@ -171,6 +196,45 @@ def test_every_way_to_split(smollm2, citation):
     assert text in alone.text
     spaced = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, separator=" ")
     assert text in spaced.text
+
+
+@in_one_case("sources", [["a mat"], ["a mat", "the cats sat", "a mat"]])
+@in_one_case("side", ["left", "right"])
+def test_single_and_equal_sources_behind_a_first_token(side, sources):
+    """A model whose tokenizer puts [CLS] first, wherever it pads, a subset at a time or several."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    model = tiny_of("GPT2LMHeadModel", of="gpt2")
+    lens = normlens.Lens(model, tokenizer)
+    options = {"by": "document", "ablations": 4}
+    made, alone = (
+        lens.cite("the cats", sources, "on the mat", batch_size=size, **options) for size in (4, 1)
+    )
+    np.testing.assert_allclose(made.scores, alone.scores, rtol=1e-9, atol=1e-12)
+    assert (made.raw_tokens[0], int(made.owners[0])) == ("[CLS]", PROMPT)
+    assert [made.text[a:b] for a, b in made.source_spans] == sources
+    assert len({*map(tuple, made.source_spans)}) == len(sources)
+    for place, source in enumerate(sources):
+        own = [
+            token for token, who in zip(made.raw_tokens, made.owners, strict=True) if who == place
+        ]
+        assert own == tokenizer.tokenize(source)
+    total = made.contributions.sum() + made.rest.sum()
+    assert total == pytest.approx(made.value, rel=1e-9)
+
+    def log_p(kept: list[str]) -> float:
+        text = f"Context: {chr(10).join(kept)}\n\nQuery: the cats\n\nAnswer:"
+        prompt = tokenizer(text)["input_ids"]  # as the tokenizer writes it, with a last [SEP]
+        answer = tokenizer(" on the mat", add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            rows = model(torch.tensor([[*prompt, *answer]])).logits[0].log_softmax(-1)
+        return sum(float(rows[len(prompt) - 1 + k, token]) for k, token in enumerate(answer))
+
+    masks = random_masks(len(sources), 4, 0)
+    prompt = prepared(lens, "the cats", sources, "on the mat", CiteOptions(by="document"))
+    expected = [log_p([t for t, on in zip(sources, mask, strict=True) if on]) for mask in masks]
+    np.testing.assert_allclose(subset_scores(prompt, masks), expected, rtol=1e-9)
+    assert made.log_probability == pytest.approx(log_p(sources), rel=1e-9)
 
 
 @in_one_case("family", ["bart", "t5"])
