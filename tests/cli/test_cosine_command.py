@@ -33,11 +33,7 @@ def test_it_prints_what_lens_cosine_says(model, shell):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((A,), "cosine compares two texts"),
-        ((A, "cat " * 300), "tokens"),
-    ],
+    ("words", "message"), [((A,), "cosine compares two texts"), ((A, "cat " * 300), "tokens")]
 )
 def test_a_mistake_is_one_line_and_leaves_no_file(words, message, model, shell, tmp_path):
     assert message in shell.error("cosine", *words, "-m", model, "--out", tmp_path / "pair.csv")
