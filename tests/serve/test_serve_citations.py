@@ -84,7 +84,7 @@ def test_its_page_loads_nothing_but_its_own_files(answering: Site) -> None:
     page = answering.http.get("cite")
     assert page.status_code == 200
     assert re.findall('(?:src|href)="([^"]+)"', page.text) == [
-        *("data:,", "static/cite.css", "./", "static/cite.js")
+        *("data:,", "static/cite.css", "./", "static/cite.js"),
     ]
     assert "{{" not in page.text
     for name, kind in (("css", "text/css"), ("js", "text/javascript")):

@@ -23,7 +23,10 @@ def made(sources: list[str] = SOURCES, parts: list[str] = PARTS, **more: Any) ->
     starts = [text.index(source) for source in sources]
     words = [*re.finditer(r"\S+", text)]
     owners = [
-        next((k for k, a in enumerate(starts) if a <= word.start() < a + len(sources[k])), PROMPT)
+        next(
+            (k for k, a in enumerate(starts) if a <= word.start() < a + len(sources[k])),
+            PROMPT,
+        )
         for word in words
     ]
     spans = [word.span() for word in words] + [(0, 0)]
