@@ -154,14 +154,13 @@ def on_cpu(captum: bool, repeats: int) -> list[tuple[str, int, float, float, flo
 
 
 def table(rows: list[tuple[str, int, float, float, float | None]]) -> str:
-    lines = [
-        "| model | tokens | explain / forward | memory / forward | Captum (50 steps) / explain |",
-        "|---|---|---|---|---|",
-    ]
-    for name, n, ratio, memory, captum in rows:
-        beside = "" if captum is None else f"{captum:.0f}"
-        lines.append(f"| {name} | {n} | {ratio:.1f} | {memory:.1f} | {beside} |")
-    return "\n".join(lines)
+    heads = ["model", "tokens", "explain / forward", "memory / forward"]
+    heads += ["Captum (50 steps) / explain"] if any(row[-1] for row in rows) else []
+    lines = [heads, ["---"] * len(heads)]
+    for name, n, *ratios in rows:
+        cells = [f"{ratio:.1f}" if ratio else "" for ratio in ratios]
+        lines.append([name, str(n), *cells][: len(heads)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write(text: str) -> None:

@@ -10,11 +10,15 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+
+from normlens.explain import explainer
 
 #: Model, dtype, tokens.
 CASES = (
@@ -147,22 +151,32 @@ def lens_of(name: str, dtype: torch.dtype, layers: int = 32) -> Any:
 
 
 def errors_in_half_precision(layers: int = 8) -> list[str]:
-    """Contributions in bfloat16 against those of the same weights in float32."""
+    """Contributions in bfloat16 against those of the same weights in float32.
+
+    The gradients of long texts are rounded to bfloat16 once; here they are split into two, too.
+    """
     import normlens
 
     lens = lens_of("Llama-8B", torch.bfloat16, layers)
     texts = [torch.randint(1, 900, (n,)).tolist() for n in (512, 2048, 8192)]
     asked = {"target": 1, "contrast": 0, "flow": False, "progress": False}
-    half = [lens.explain(input_ids=ids, **asked).contributions for ids in texts]
-    full = normlens.load(lens.adapter.whole.float(), tokenizer=False)
-    said = []
-    for ids, found in zip(texts, half, strict=True):
-        exact = full.explain(input_ids=ids, **asked).contributions
-        error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
-        said.append(f"{error:.1e} at {len(ids):,} tokens")
-    line = (
-        f"Contributions in bfloat16 against float32, {layers} layers of that Llama (relative error "
-        f"of the whole vector): {', '.join(said)}."
-    )
-    print(line, flush=True)
-    return [line]
+
+    def contributions(of: Any) -> list[Any]:
+        return [of.explain(input_ids=ids, **asked).contributions for ids in texts]
+
+    rounded = contributions(lens)
+    with mock.patch.object(explainer, "rounded_once", nullcontext):
+        split = contributions(lens)
+    exact = contributions(normlens.load(lens.adapter.whole.float(), tokenizer=False))
+    lines = []
+    for way, half in (("rounded once", rounded), ("split into two", split)):
+        errors = [
+            f"{np.linalg.norm(found - right) / np.linalg.norm(right):.1e} at {len(ids):,} tokens"
+            for ids, found, right in zip(texts, half, exact, strict=True)
+        ]
+        lines.append(
+            f"Contributions in bfloat16 against float32, {layers} layers of that Llama, gradients "
+            f"of long texts {way} (relative error of the whole vector): {', '.join(errors)}."
+        )
+        print(lines[-1], flush=True)
+    return lines

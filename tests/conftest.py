@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ if not torch.cuda.is_available():
 
 pytest_plugins = ["layer_problems"]
 pytest.register_assert_rewrite("reference")
-sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment] # see quick_ray
 
 from normlens.errors import NormLensError  # noqa: E402
 
@@ -73,17 +71,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the collector need not look through them each time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(5_000, 20, 50)
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # packages complain of what is left when the process ends
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -31,7 +31,7 @@ from normlens.layers import (
 )
 from normlens.measures.maps import mixing_ratio
 
-PANELS = 4
+PANELS = 2
 NODES_PER_PANEL = 20
 
 Function = Callable[..., Tensor]

@@ -73,8 +73,6 @@ def test_help_shows_the_options_that_people_use_and_help_all_the_rest(shell: She
     [
         (("nonsense",), "No such command 'nonsense'"),
         (("map", "--nonsense"), "No such option: --nonsense"),
-        (("serve", "--port", "many"), "--port"),
-        (("map", TEXT, "--samples", "2"), "--samples"),
         (("check", "run", "surplus"), "surplus"),
     ],
 )

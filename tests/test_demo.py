@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import normlens
-from normlens.errors import ModelLoadError, OutputError
+from normlens.errors import OutputError
 from normlens.loading.embedded import EMBEDDED
 from normlens.results import exports
 from normlens.studies.papers import demo
@@ -70,13 +70,3 @@ def test_demo_keeps_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="--force"):
         run_demo(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_demo_without_its_model_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    absent = replace(EMBEDDED["minilm"], package="normlens_no_such_package")
-    monkeypatch.setitem(EMBEDDED, "minilm", absent)
-    with pytest.raises(ModelLoadError, match="normlens models --install minilm"):
-        run_demo(tmp_path / "demo")
-    assert not any(tmp_path.iterdir())

@@ -71,48 +71,46 @@ def test_the_readme_counts_no_family_too_many():
     }
 
 
-def test_the_readme_code_runs(smollm2, minilm, tmp_path, monkeypatch):
+@pytest.fixture
+def run(smollm2, minilm, tmp_path, monkeypatch):
+    """Run the Python of a page in an empty folder, with models that are loaded already."""
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(normlens, "load", lambda name: {"smollm2": smollm2, "minilm": minilm}[name])
-    names: dict[str, Any] = {}
-    for _ in range(2):  # as readers do
-        for code in fences(ROOT / "README.md", "python"):
-            exec(compile(code, "README.md", "exec"), names)
+    loaded = {"smollm2": smollm2, "minilm": minilm}
+    monkeypatch.setattr(normlens, "load", lambda name: loaded[name])
+
+    def execute(page: str, first: int | None = None, times: int = 1) -> dict[str, Any]:
+        names: dict[str, Any] = {"normlens": normlens}
+        for code in times * fences(ROOT / page, "python")[:first]:
+            exec(compile(code, page, "exec"), names)
+        return names
+
+    return execute
+
+
+def test_the_readme_code_runs(run, tmp_path):
+    names = run("README.md", times=2)  # as readers do
     assert isinstance(names["why"], normlens.Explanation)
     assert names["cited"].top(1)["document"].tolist() == [1]
     assert isinstance(names["maps"], normlens.Maps)
     assert (tmp_path / "soap.safetensors").is_file()
 
 
-def test_the_code_that_explains_runs(smollm2, minilm, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
+def test_the_code_that_explains_runs(run):
     pytest.importorskip("xarray")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(normlens, "load", lambda name: {"smollm2": smollm2, "minilm": minilm}[name])
-    names: dict[str, object] = {"normlens": normlens}
-    exec(compile(fences(ROOT / "docs/explain.md", "python")[0], "docs/explain.md", "exec"), names)
-    assert isinstance(names["why"], normlens.Explanation)
+    assert isinstance(run("docs/explain.md", first=1)["why"], normlens.Explanation)
 
 
-def test_the_code_that_cites_runs(smollm2, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(normlens, "load", lambda name: smollm2)
-    names: dict[str, Any] = {}
-    for code in fences(ROOT / "docs/cite.md", "python"):
-        exec(compile(code, "docs/cite.md", "exec"), names)
-    assert "Lima" in names["cited"].answer
-    assert names["cited"].top(1)["document"].tolist() == [1]
+def test_the_code_that_cites_runs(run, tmp_path):
+    cited = run("docs/cite.md")["cited"]
+    assert "Lima" in cited.answer
+    assert cited.top(1)["document"].tolist() == [1]
     assert (tmp_path / "cite.html").is_file()
 
 
 @pytest.mark.filterwarnings("ignore:.*which is another token")
-def test_the_code_that_ranks_runs(smollm2, minilm, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(normlens, "load", lambda name: {"smollm2": smollm2, "minilm": minilm}[name])
-    names: dict[str, Any] = {}
-    for code in fences(ROOT / "docs/rank.md", "python"):
-        exec(compile(code, "docs/rank.md", "exec"), names)
+def test_the_code_that_ranks_runs(run, tmp_path):
+    names = run("docs/rank.md")
     assert names["ranking"].places == [0, 1, 2]
     assert names["above"].by_query()["difference"].sum() == pytest.approx(names["above"].value)
     assert normlens.open(tmp_path / "score.safetensors") == names["score"]

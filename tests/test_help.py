@@ -13,7 +13,7 @@ from normlens import errors
 from normlens.cli import main
 from normlens.cli import tools as pages
 from normlens.corpus.runs.folder import RunError
-from normlens.errors import InputError, NormLensError
+from normlens.errors import NormLensError
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "normlens"
@@ -88,8 +88,3 @@ def test_the_command_prints_a_page_and_lists_them(capsys):
     assert "## Cure" in capsys.readouterr().out
     assert main(["help", "nothing"]) == 2
     assert "no page about 'nothing'" in capsys.readouterr().err
-
-
-def test_an_unknown_page_is_an_error_that_lists_them():
-    with pytest.raises(InputError, match="adapters"):
-        pages.page("adaptors")

@@ -82,17 +82,6 @@ def test_maps_of_one_sequence(lens):
     assert not maps.standard_error
 
 
-@in_one_case(
-    "ids",
-    [[IDS], np.array([IDS]), torch.tensor([IDS]), [torch.tensor(IDS)], [np.array(IDS)]],
-    ids=["list", "numpy", "torch", "tensors", "arrays"],
-)
-def test_a_batch_gives_a_list(ids, lens):
-    found = lens.maps(input_ids=ids)
-    assert isinstance(found, list)
-    assert_equal(found[0], lens.maps(input_ids=IDS))
-
-
 @in_one_case("batch_size", [1, 2, 3, 100, "auto"])
 def test_the_order_of_a_list_is_kept(batch_size, lens):
     batch = [IDS, IDS[:2], IDS[1:], IDS[:4], IDS[3:4]]
@@ -100,19 +89,6 @@ def test_the_order_of_a_list_is_kept(batch_size, lens):
     assert [maps.token_ids for maps in found] == batch
     for maps, ids in zip(found, batch, strict=True):
         assert_equal(maps, lens.maps(input_ids=ids))
-
-
-def test_provenance(lens):
-    provenance = lens.maps(input_ids=IDS).provenance
-    assert provenance["model"] == "BertModel"
-    assert provenance["model_type"] == "bert"
-    assert provenance["components"] == "ATTN RES LN FF RES LN"
-    assert provenance["nonlinearity"] == "ig"
-    assert provenance["causal"] is False
-    assert (provenance["dtype"], provenance["compute_dtype"]) == ("float32", "float32")
-    assert provenance["device"] == "cpu"
-    assert provenance["versions"]["torch"] == torch.__version__
-    assert "samples" not in provenance
 
 
 # Choosing -----------------------------------------------------------------------------------------
@@ -150,12 +126,6 @@ def test_layers_that_are_not_there(layers, lens):
 def test_no_scope(options, lens):
     with pytest.raises(InputError, match=r"^no scope is chosen; leave `scopes` out to take all$"):
         lens.maps(input_ids=IDS, scopes=[], **options)
-
-
-@in_one_case("arguments", [{}, {"text": "a", "input_ids": IDS}])
-def test_text_or_ids(arguments, lens):
-    with pytest.raises(InputError, match="one of the two"):
-        lens.maps(**arguments)
 
 
 # Statistics of the feed-forward block -------------------------------------------------------------

@@ -176,17 +176,6 @@ def test_a_model_without_its_head_cannot_generate():
         lens.maps(input_ids=[5, 9, 2])
 
 
-def test_generating_leaves_the_model_as_it_was(slow):
-    model = slow.adapter.whole
-    model.train()
-    try:
-        slow.maps("the house", scopes="CROSS")
-        assert model.training
-        assert not any(module._forward_hooks for module in model.modules())
-    finally:
-        model.eval()
-
-
 @in_one_case("family", ["bart", "t5"])
 def test_a_folder_is_loaded_with_the_head_that_generates(family, tmp_path):
     model = with_head(family)
@@ -209,26 +198,6 @@ def test_a_folder_is_loaded_with_the_head_that_generates(family, tmp_path):
 def whisper() -> normlens.Lens:
     tokenizer = Letters(target=(["</s>", "<fr>"], ["<pad>"]))
     return normlens.load(tiny_model("whisper"), tokenizer)
-
-
-def test_a_target_that_begins_with_the_start_token_is_not_shifted(whisper):
-    maps = whisper.maps(input_features=np.ones((6, 18)), target="la")
-    assert maps.tokens == ["</s>", "<fr>", "␣l", "a"]
-    assert maps.encoder.tokens[:3] == ["0.00s", "0.02s", "0.04s"]
-
-
-@in_one_case(
-    ("arguments", "message"),
-    [
-        ({"text": "la", "target": "la"}, "hears its source; pass input_features"),
-        ({"input_features": np.ones((5, 18)), "target": "la"}, r"shape \(5, 18\).*6 mel bins"),
-        ({"input_features": np.ones((6, 17)), "target": "la"}, r"shape \(6, 17\).*18 time steps"),
-        ({"input_features": np.ones((2, 6, 18)), "target": "la"}, "2 sources and 1 targets"),
-    ],
-)
-def test_wrong_sound_is_one_line(arguments, message, whisper):
-    with pytest.raises(InputError, match=message):
-        whisper.maps(**arguments)
 
 
 # Bad input ----------------------------------------------------------------------------------------
@@ -282,7 +251,6 @@ def folders(folder, tmp_path_factory):
 
 SOURCES = "the house\nis small\n"
 PAIRS = "the house ||| la maison\nis small ||| est petite\n"
-MANY = 12 * "the house ||| la maison\n"
 
 
 @in_one_case(

@@ -39,12 +39,6 @@ def test_what_is_not_a_size(given):
         parse_bytes(given)
 
 
-@in_one_case("given", [float("nan"), float("inf"), "1e400", "9" * 400])
-def test_sizes_that_are_not_finite(given):
-    with pytest.raises(InputError, match="512MB"):
-        parse_bytes(given)
-
-
 @in_one_case(
     ("typed", "layers"), [("2", [2]), ("0,2-4", [0, 2, 3, 4]), (" 1, 0-1", [0, 1]), ("3-3", [3])]
 )
@@ -52,10 +46,6 @@ def test_layers(typed, layers):
     assert sorted(set(parse_layers(typed))) == layers
     assert sorted(set(parse_layers(typed))) == layers  # they can be read again
     assert parse_layers(" All ") is None
-
-
-def test_a_long_range_is_not_counted_through():
-    assert next(iter(parse_layers("1-999999999999"))) == 999999999999
 
 
 @in_one_case("typed", ["one", "3-1", "1,,2", "-1", "", "1-", "1.5"])

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import normlens
 from normlens.errors import InputError, NormLensWarning
-from normlens.inputs.text import Encoded, Reader, pad
+from normlens.inputs.text import Encoded, Reader
 from normlens.models.tiny import tiny_model
 
 LIMIT = 48
@@ -177,14 +177,6 @@ def lens():
     return normlens.load(tiny_model("bert", pad_token_id=0), wordpiece())
 
 
-def test_a_text_is_its_ids(lens):
-    maps = lens.maps("the dogs")
-    again = lens.maps(input_ids=maps.token_ids)
-    np.testing.assert_allclose(again["FF"], maps["FF"], rtol=1e-5)
-    assert again.tokens == maps.tokens
-    assert again.special == maps.special
-
-
 def test_a_pair_is_read_with_its_segments(lens):
     maps = lens.maps(("the dog", "the dogs"))
     again = lens.maps(input_ids=maps.token_ids, token_type_ids=[0, 0, 0, 0, 1, 1, 1, 1])
@@ -200,15 +192,6 @@ def test_a_pair_is_refused_where_nothing_would_stand_between_its_texts():
     with pytest.raises(InputError, match="puts nothing between"):
         lens.encode(["hello", ("hello", " world")])
     assert lens.maps("hello world").text == "hello world"
-
-
-@in_one_case("batch_size", [1, 4])
-def test_a_list_of_texts_and_pairs(lens, batch_size):
-    texts = ["the dogs", ("the dog", "unaffable"), "the"]
-    found = lens.maps(texts, batch_size=batch_size)
-    assert [maps.text for maps in found] == texts
-    for maps, text in zip(found, texts, strict=True):
-        np.testing.assert_allclose(maps["FF"], lens.maps(text)["FF"], rtol=1e-4, atol=1e-6)
 
 
 @in_one_case("text", ["", "   ", "\n\t", ("the dog", ""), ("", "the dog")])
@@ -314,18 +297,3 @@ def test_types_for_a_model_without_them_are_refused(family):
         lens.maps(input_ids=[5, 6, 7, 8], token_type_ids=TYPES)
     zeros = lens.maps(input_ids=[5, 6, 7, 8], token_type_ids=[0] * 4)
     np.testing.assert_array_equal(zeros["ATTN-N"], lens.maps(input_ids=[5, 6, 7, 8])["ATTN-N"])
-
-
-@in_one_case("name", ["attention_mask", "token_type_ids"])
-@in_one_case("shape", [[[1]], [[1, 1], [1, 1]], [[1, 1, 1]]])
-def test_shapes_that_differ(name, shape, lens):
-    with pytest.raises(InputError, match="same shape"):
-        lens.maps(input_ids=[[3, 4]], **{name: shape})
-
-
-def test_padding_goes_to_the_right():
-    batch, _ = Reader(None).read_ids([[5, 6, 7], [8]], None, [[0, 1, 1], [1]])
-    inputs = pad(batch, 9, torch.device("cpu"))
-    assert inputs["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert inputs["token_type_ids"].tolist() == [[0, 1, 1], [1, 0, 0]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +15,6 @@ import normlens
 from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError
 from normlens.results.axes import TokenAxis
 from normlens.trace.run import trace
-from normlens.viewer import encode
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 SCOPES = ["ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESCROSS-N"]
@@ -112,57 +109,6 @@ def test_a_file_keeps_both_axes(maps, tmp_path):
         assert again == some
         assert again.source_axis == some.source_axis
         np.testing.assert_array_equal(again.is_same_token, some.is_same_token)
-
-
-# Showing ------------------------------------------------------------------------------------------
-
-
-def labels(axes) -> tuple[list[str], list[str]]:
-    return (
-        [label.get_text() for label in axes.get_yticklabels()],
-        [label.get_text() for label in axes.get_xticklabels()],
-    )
-
-
-def test_pictures_label_each_axis_by_its_tokens(maps):
-    for figure in (
-        maps.plot(3, "CROSS"),
-        maps.plot_overview(3, "CROSS"),
-        maps.plot_amplification("ATTN", "CROSS", 3),
-    ):
-        (axes, *_) = [axes for axes in figure.axes if axes.images]
-        assert labels(axes) == (maps.tokens, maps.source_tokens)
-        assert axes.images[0].get_array().shape == (4, len(maps.sources))
-    assert maps.plot_similarity().axes
-
-
-def test_the_viewer_gets_rows_and_columns(maps):
-    """Every allowed pair and every label; nothing is squared."""
-    data = encode(maps, precision=32)
-    length = int.from_bytes(data[8:12], "little")
-    (item,) = json.loads(data[12 : 12 + length])["items"]
-
-    def inflated(blob):
-        start = 12 + length + blob["at"]
-        return np.frombuffer(zlib.decompress(data[start : start + blob["length"]], -15), np.uint8)
-
-    def bits(blob):
-        size = maps.allowed[0].size
-        flags = np.unpackbits(inflated(blob), bitorder="little")[:size]
-        return flags.reshape(maps.allowed[0].shape).astype(bool)
-
-    assert item["tokens"] == TARGETS
-    assert item["sources"]["tokens"] == maps.sources.raw_tokens
-    assert item["sources"]["sequences"] == maps.source_sequences
-    assert item["sources"]["word_labels"][:2] == ["inconnu", "mot"]
-    np.testing.assert_array_equal(bits(item["masks"][0]), maps.allowed[0])
-    if maps.same_token is None:
-        assert item["same_token"] is None
-    else:
-        np.testing.assert_array_equal(bits(item["same_token"]), maps.is_same_token)
-    values = np.frombuffer(inflated(item["maps"]["ATTN-N"][1]).reshape(4, -1).T.tobytes(), "<f4")
-    np.testing.assert_array_equal(values, maps["ATTN"][1][maps.allowed[1]])
-    assert set(item["mixing"]) == set(maps.mixing)
 
 
 # From a model -------------------------------------------------------------------------------------

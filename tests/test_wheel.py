@@ -67,8 +67,3 @@ def test_its_metadata_are_valid(wheel):
     assert read.project_urls
     assert all(url.startswith("https://") for url in read.project_urls.values())
     assert "docs" in read.provides_extra
-
-
-def test_it_brings_the_command(wheel):
-    (name,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert "normlens = normlens.cli:main" in wheel.read(name).decode()

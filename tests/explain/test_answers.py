@@ -98,18 +98,6 @@ def test_an_answer_is_the_sum_of_its_tokens(smollm2):
     assert whole.completeness < 1e-5
 
 
-def test_a_single_token_stays_what_it_was(smollm2):
-    one = smollm2.explain(TEXT, target=" are")
-    assert one.answer_ids is None
-    likely = smollm2.explain(TEXT, target=" are", score="log-probability")
-    logit = smollm2.explain(TEXT, target=" are on", score="logit", by="token")[0]
-    assert likely.probability == pytest.approx(one.probability, rel=1e-5)
-    assert likely.value != pytest.approx(one.value, rel=1e-2)
-    assert logit.value == pytest.approx(one.value, rel=1e-6)
-    np.testing.assert_allclose(logit.contributions[:-2], one.contributions, atol=1e-4)
-    assert smollm2.explain(TEXT, target=" areologically", first_piece=True).answer_ids is None
-
-
 def test_the_model_answers_first(smollm2):
     why = smollm2.explain(CHAT, generate=12)
     assert "Paris" in why.target

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -15,6 +13,8 @@ from normlens.errors import InputError
 from normlens.explain import citations
 from normlens.explain.citations import (
     RIDGE,
+    SHARE,
+    ablation_masks,
     cite,
     prepared,
     random_masks,
@@ -35,15 +35,6 @@ ANSWER = "It is Lima. Lima lies on the coast."
 @pytest.fixture(scope="module")
 def citation(smollm2):
     return smollm2.cite(QUESTION, DOCUMENTS, ANSWER, by="sentence")
-
-
-def changed(lens, **settings):
-    """The lens with another tokenizer."""
-    lens = copy.copy(lens)
-    lens.tokenizer = copy.deepcopy(lens.tokenizer)
-    for name, value in settings.items():
-        setattr(lens.tokenizer, name, value)
-    return lens
 
 
 def message(sources: list[str], separator: str = "\n\n") -> str:
@@ -121,20 +112,25 @@ def test_subsets_leave_sources_out_and_keep_the_answer(smollm2, batch_size, limi
 def test_a_ridge_around_the_exact_scores():
     rng = np.random.default_rng(0)
     masks, prior = random_masks(12, 8, 3), rng.normal(size=12)
-    y = masks @ (2 * prior + rng.normal(size=12)) - 30 + rng.normal(size=8)
-    scores, interval = sharpened(prior, masks, y)
-    m = np.column_stack([np.ones(8), masks])
-    a = np.linalg.lstsq(np.column_stack([np.ones(8), masks @ prior]), y, rcond=None)[0][1]
+    real = 2 * prior + rng.normal(size=12)
+    y, whole = masks @ real - 30 + rng.normal(size=8), real.sum() - 30
+    scores, interval = sharpened(prior, masks, y, whole)
+    rows, every = np.vstack([masks, np.ones(12)]), np.append(y, whole)
+    m = np.column_stack([np.ones(9), rows])
+    a = np.linalg.lstsq(np.column_stack([np.ones(9), rows @ prior]), every, rcond=None)[0][1]
     assert a > 0
-    penalty = np.diag([0.0] + [RIDGE] * 12)
-    target = m.T @ y + penalty @ np.array([0, *(a * prior)])
+    width = np.abs(prior) + SHARE * np.abs(prior).mean()
+    penalty = np.diag([0.0, *(RIDGE * width.mean() / width)])
+    target = m.T @ every + penalty @ np.array([0, *(a * prior)])
     np.testing.assert_allclose(scores, np.linalg.solve(m.T @ m + penalty, target)[1:], atol=1e-9)
     assert (interval[:, 0] <= scores).all()
     assert (scores <= interval[:, 1]).all()
-    wrong, _ = sharpened(-prior, masks, masks @ prior * 5.0)  # a is not negative
-    still, _ = sharpened(np.zeros(12), masks, masks @ prior * 5.0)
-    np.testing.assert_allclose(wrong, still)
-    same, width = sharpened(prior, masks, np.full(8, -4.0))
+    effect = masks @ prior * 5.0, prior.sum() * 5.0
+    wrong, _ = sharpened(-np.abs(prior), masks, masks.sum(1) * 5.0, 60.0)  # a is not negative
+    assert (wrong >= 0).all()
+    still, _ = sharpened(np.zeros(12), masks, *effect)
+    assert np.corrcoef(still, prior)[0, 1] > 0.5
+    same, width = sharpened(prior, masks, np.full(8, -4.0), -4.0)
     np.testing.assert_allclose(same, 0)
     np.testing.assert_allclose(width, 0)
 
@@ -145,12 +141,27 @@ def test_intervals_hold_what_many_subsets_say():
     inside = []
     for _ in range(200):
         prior = rng.normal(size=10)
-        real = 1.5 * prior + rng.normal(size=10)
-        masks = rng.random((16, 10)) < 0.5
-        y = masks @ real + 2 * rng.normal(size=16)  # λ = 4 is this noise
-        _, interval = sharpened(prior, masks, y)
+        width = np.abs(prior) + SHARE * np.abs(prior).mean()
+        real = 1.5 * prior + np.sqrt(width / width.mean()) * rng.normal(size=10)
+        masks = ablation_masks(prior, 16, rng.integers(1 << 30))
+        y, noise = masks @ real, np.sqrt(RIDGE) * rng.normal(size=17)
+        _, interval = sharpened(prior, masks, y + noise[:16], real.sum() + noise[16])
         inside += list((interval[:, 0] <= real) & (real <= interval[:, 1]))
     assert 0.88 < np.mean(inside) < 0.98
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 11, 32])
+def test_large_sources_are_in_orthogonal_subsets(count):
+    prior = np.random.default_rng(count).normal(size=19)
+    masks = ablation_masks(prior, count, 5)
+    assert masks.shape == (count, 19)
+    assert np.array_equal(masks, ablation_masks(prior, count, 5))
+    if count in (8, 32):
+        assert (masks.sum(0) == count / 2).all()
+        largest = np.argsort(-np.abs(prior))[: count - 1]
+        signs = 2.0 * masks[:, largest] - 1
+        np.testing.assert_allclose(signs.T @ signs, count * np.eye(len(largest)))
+    assert len({ablation_masks(prior, count, seed).tobytes() for seed in range(8)}) > 1
 
 
 def test_ablations_sharpen(smollm2, citation):
@@ -182,31 +193,6 @@ def test_every_way_to_split(smollm2, citation):
     assert text in alone.text
     spaced = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, separator=" ")
     assert text in spaced.text
-
-
-def test_the_model_answers_where_no_answer_is_given(smollm2):
-    made = smollm2.cite(QUESTION, DOCUMENTS, generate=12)
-    assert "Lima" in made.answer
-    assert made.provenance["target"] == "generated"
-    given = smollm2.cite(QUESTION, DOCUMENTS, made.answer)
-    np.testing.assert_allclose(given.scores, made.scores, atol=1e-5)
-    longer = smollm2.cite(QUESTION, DOCUMENTS, generate=12, generation={"min_new_tokens": 12})
-    assert (longer.owners == -2).sum() >= (made.owners == -2).sum()
-
-
-TEMPLATE = (
-    "{{ '<|im_start|>' }}{% for message in messages %}|{{ message['role'] }}: "
-    "{{ message['content'].split('</think>')[-1].strip() }}{% endfor %}|assistant:"
-)
-
-
-def test_what_a_template_strips_of_an_answer_stays(smollm2):
-    lens = changed(smollm2, chat_template=TEMPLATE)
-    made = lens.cite(QUESTION, DOCUMENTS, "<think>Peru?</think> Lima", system="Be brief.")
-    assert made.text.startswith("<|im_start|>|system: Be brief.|user: Context: The Eiffel")
-    assert made.text.endswith("|assistant:<think>Peru?</think> Lima")
-    assert [made.text[a:b] for a, b in made.source_spans] == DOCUMENTS
-    made._check()
 
 
 @in_one_case("family", ["bart", "t5"])

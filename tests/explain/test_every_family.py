@@ -11,12 +11,29 @@ from frozen_copies import copied_step, frozen_outputs, mean_slope
 from heads import assert_every_layer_makes_the_score, every_head, headed, in_float64, tried_families
 
 import normlens
-from normlens.layers import ANY, MEAN
+from normlens.layers import (
+    ANY,
+    MEAN,
+    Attention,
+    Experts,
+    FeedForward,
+    Norm,
+    ParallelFeedForward,
+    Step,
+)
+from normlens.models import adapt
 from normlens.models.base import read_head
+from normlens.models.tiny import tiny_families, tiny_model
 
 IDS = [5, 17, 31, 8, 44, 23, 12]
+
+
 HEADS = every_head()
+
+
 FAMILIES = list(dict.fromkeys(family for family, _ in HEADS))
+
+
 #: The columns of the score: its target's and its contrast's.
 TARGET, CONTRAST = 2, 1
 
@@ -86,3 +103,35 @@ def by_autograd(model: Any, lens: Any, head: Any, rule: str, position: int) -> n
         parts = parts * mean_slope(rule, lambda z: cap * torch.tanh(z / cap), scores)
     (g,) = torch.autograd.grad(parts[0] - parts[1], tokens)
     return (g * tokens).sum(-1).detach().numpy()
+
+
+def form(step: Step) -> Any:
+    """What the algebra of a step depends on beside numbers."""
+    if isinstance(step, Norm):
+        return "LN", step.centred, step.gamma is not None, step.beta is not None
+    if isinstance(step, Attention):
+        biases = step.value.bias is not None, step.output.bias is not None
+        others = step.latent is not None, step.sinks is not None, step.source
+        return "ATTN", step.groups < step.heads, step.output.is_scaled, *biases, *others
+    if isinstance(step, Experts):
+        return "FF", form(step.members[0]), step.shared is not None, step.weighs_input
+    if isinstance(step, FeedForward):
+        biases = step.up.bias is not None, step.down.bias is not None
+        return "FF", step.gate is not None, step.down.is_scaled, *biases
+    if isinstance(step, ParallelFeedForward):
+        return "∥ FF", form(step.feed_forward), step.norm is not None
+    return step.symbol
+
+
+def forms(family: str) -> set[Any]:
+    """The orders of components that a family has, and the forms of its steps."""
+    adapter = adapt(tiny_model(family))
+    layers = [adapter.layer(block) for block in adapter.blocks()]
+    steps = {form(step) for layer in layers for step in layer.steps}
+    return steps | {layer.component_sequence for layer in layers}
+
+
+def test_every_kind_of_layer_is_tried() -> None:
+    tried = set[Any]().union(*map(forms, tried_families()))
+    lacking = {family for family in tiny_families() if not forms(family) <= tried}
+    assert not lacking

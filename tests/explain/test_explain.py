@@ -134,19 +134,6 @@ def test_a_layer_that_runs_again_is_the_same(family, monkeypatch):
         assert a.value == b.value
 
 
-def test_lists_give_lists(smollm2):
-    one = smollm2.explain([TEXT])
-    assert isinstance(one, list)
-    assert len(one) == 1
-    two = smollm2.explain(TEXT, target=[" are", " is"])
-    assert [each.target for each in two] == ["␣are", "␣is"]
-    pairs = smollm2.explain([TEXT, "A dog"], target=[" are", " is"], contrast=" was")
-    assert [each.target for each in pairs] == ["␣are", "␣is"]
-    assert {each.contrast for each in pairs} == {"␣was"}
-    with pytest.raises(InputError, match="equally long, not 2, 3"):
-        smollm2.explain([TEXT, TEXT], target=[" are", " is", " was"])
-
-
 def test_a_direction_of_any_vector(smollm2):
     vector = np.linspace(-1, 1, 576)
     why = smollm2.explain(TEXT, direction=vector, position=3, layer=7)

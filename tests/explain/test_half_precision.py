@@ -20,7 +20,7 @@ from normlens.explain import network
 from normlens.families.bert import Bert
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.feedforward import FrozenFeedForward, FrozenParallelFeedForward
-from normlens.frozen.parts import FrozenBranch, FrozenNorm, FrozenProjection, Scored
+from normlens.frozen.parts import FrozenNorm, Scored
 from normlens.layers import ANY, CAUSAL
 from normlens.models.base import read_head
 from normlens.models.tiny import (
@@ -109,17 +109,6 @@ def without_output_bias_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FrozenAttention, "on_parts", lose)
 
 
-def without_down_bias_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    affine = FrozenFeedForward.affine
-    monkeypatch.setattr(
-        FrozenFeedForward, "affine", lambda self, v: affine(self, v) - self.ff.down.bias
-    )
-
-
-def without_value_bias_in_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FrozenAttention, "_unowned_read", None)
-
-
 def without_beta_beside_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(self: FrozenParallelFeedForward, g: Any) -> Scored:
         norm, block = self.chain.steps
@@ -134,20 +123,9 @@ def without_up_bias_in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FrozenFeedForward, "own", property(lambda self: self.neurons.constant))
 
 
-def without_biases_of_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    score = FrozenBranch.score
-    monkeypatch.setattr(
-        FrozenBranch, "score", lambda self, g: replace(score(self, g), bias_part=None)
-    )
-
-
 def without_beta_by_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     norm = Bert.norm
     monkeypatch.setattr(Bert, "norm", lambda self, module: replace(norm(self, module), beta=None))
-
-
-def without_bias_of_the_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FrozenProjection, "bias_part", None)
 
 
 def maps_of(lens: Any) -> Any:
@@ -157,13 +135,9 @@ def maps_of(lens: Any) -> Any:
 LOST = [
     (without_beta_in_scores, "gpt2", "CausalLM", explained),
     (without_output_bias_in_parts, "gpt2", "CausalLM", maps_of),
-    (without_down_bias_in_parts, "bert", "MaskedLM", maps_of),
-    (without_value_bias_in_scores, "opt", "CausalLM", explained),
     (without_beta_beside_the_attention, "gpt_neox", "CausalLM", explained),
     (without_up_bias_in_shares, "gpt2", "CausalLM", explained),
-    (without_biases_of_a_branch, "mobilebert", "MaskedLM", explained),
     (without_beta_by_the_adapter, "bert", "MaskedLM", maps_of),
-    (without_bias_of_the_pooler, "bert", "SequenceClassification", explained),
 ]
 
 

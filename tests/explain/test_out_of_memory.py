@@ -48,14 +48,3 @@ def test_a_batch_that_does_not_fit_is_halved(
     for ours, theirs in zip(contributions(lens), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     assert tried == [3, 1, 2, 1, 1]
-
-
-def test_recordings_make_room_before_a_batch_is_halved(
-    lens: normlens.Lens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, recorded = contributions(lens), lens.recordings._recorded
-    recorded["passes"] = object()
-    tried = fail_while(monkeypatch, lambda batch: bool(recorded))
-    for ours, theirs in zip(contributions(lens), expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert tried == [3, 3]

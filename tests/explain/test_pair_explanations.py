@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 import pytest
@@ -161,28 +160,3 @@ def test_the_table_of_shares(lens):
         assert row.source_share_absolute == pytest.approx(c[: len(each.source)].sum() / c.sum())
         assert each.shares.prefix_share == pytest.approx(1 - row.source_share)
     assert "of a target, from" in repr(every)
-
-
-# A real translation -------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    "NORMLENS_TEST_MARIAN" not in os.environ,
-    reason="set NORMLENS_TEST_MARIAN to a folder with opus-mt-en-fr",
-)
-def test_words_that_are_translated_contribute_most():
-    lens = normlens.load(os.environ["NORMLENS_TEST_MARIAN"])
-    source, target = "The house is small.", "La maison est petite."
-    every = lens.explain(source, target=target, token="all")
-    assert every.completeness < 1e-5
-    strongest = {
-        each.target: each.source.tokens[int(each.source.contributions.argmax())] for each in every
-    }
-    assert strongest["␣maison"] == "␣house"
-    assert strongest["␣petite"] == "␣small"
-    contrast = lens.explain(source, target=target, token="petite", contrast="grande")
-    assert contrast.top(1)["token"].item() == "␣small"
-    assert contrast.shares.source_share > 0.9
-    by_itself = lens.explain(source, token="all")
-    assert by_itself[0].text == (source, target)
-    assert by_itself[0].provenance["target"] == "generated"

@@ -50,11 +50,6 @@ def test_known_by_hand():
     np.testing.assert_array_equal(half[1][2], [0.25, 0.25, 0.5])
 
 
-def test_a_row_of_zeros_stays_one():
-    found = rollout(np.array([[[0.0, 0], [1, 3]], [[1, 1], [0, 1]]]))
-    np.testing.assert_array_equal(found, [[[0, 0], [0.25, 0.75]], [[0.125, 0.375], [0.25, 0.75]]])
-
-
 def test_what_windows_reach_grows_with_the_layers():
     n = 5
     window = np.tri(n, dtype=bool) & ~np.tri(n, k=-2, dtype=bool)  # itself and the token before
@@ -92,8 +87,3 @@ def test_some_layers_only_are_refused(layers, tiny):
     maps = normlens.load(tiny("albert", torch.float32)).maps(input_ids=IDS, layers=layers)
     with pytest.raises(InputError, match="all layers from 0 on; these maps have layer"):
         maps.rollout("LN1")
-
-
-def test_a_rollout_is_not_rolled_out_again(maps):
-    with pytest.raises(InputError, match="input tokens already"):
-        maps.rollout("LN1").rollout("LN1")

@@ -14,7 +14,6 @@ from reference import largest_error, mixing_of, reference
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from normlens.errors import MemoryLimitError
 from normlens.frozen import tiles
 from normlens.frozen.feedforward import FrozenFeedForward
 from normlens.plan.costs import Plan
@@ -199,9 +198,3 @@ def test_what_was_done_before_running_out_is_not_counted_twice(
     tried = failing_tiles(3, after=4)  # the first tiles succeed, then memory runs out
     assert_equal(given.solve(), expected, 1e-12)
     assert max(tried[:4]) > 3
-
-
-def test_memory_that_never_suffices_is_an_error_of_ours(problem, failing_tiles):
-    failing_tiles(0)
-    with pytest.raises(MemoryLimitError, match="6 tokens"):
-        problem("post", n=6).solve()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -69,26 +68,6 @@ def test_weights_of_half_precision_miss_nothing(dtype: torch.dtype) -> None:
     assert relative_errors(made, v.double() @ weight.double().T).max() < ERROR[22]
     whole = replace(split, missed=torch.ones_like(split.missed))
     assert torch.equal(made, multiply(v.to(DEVICE), whole))
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_few_of_many_vectors(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    v, weight = random(8, 64).to(DEVICE), random(64, 96, seed=1).to(DEVICE)
-    monkeypatch.setattr(matmul, "is_split", lambda v, weight, vectors=0: vectors >= 256)
-    formed: list[int] = []
-    real = SplitRows.of
-    monkeypatch.setattr(
-        split_products.SplitRows,
-        "of",
-        staticmethod(lambda given: (formed.append(len(given)), real(given))[1]),
-    )
-    with matmul.operands_kept() if kept else nullcontext():
-        for among in (8, 300):
-            made = matmul.matmul_rows(v, weight, among)
-            exact = v.double().cpu() @ weight.double().cpu()
-            assert relative_errors(made, exact).max() < ERROR[22]
-        matmul.matmul_rows(v, weight, 300)
-    assert formed.count(96) == kept  # the weight, once
 
 
 def test_nothing_and_what_is_not_finite() -> None:

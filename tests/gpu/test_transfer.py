@@ -66,23 +66,3 @@ def test_sources_behind_a_causal_target_may_be_left_out(sent: DeviceTransfer) ->
     for tensor, place in zip(tensors, into, strict=True):
         assert torch.equal(tensor.tril(first), place.tril(first))
         assert (place[0, :8, first + 8 :] == 0).all()
-
-
-def test_other_types_are_converted_on_the_way(sent: DeviceTransfer) -> None:
-    tensor = torch.randn(1, 9, 9)
-    place = torch.zeros(1, 9, 9, dtype=torch.float16)
-    sent.send([tensor], [place])
-    sent.wait()
-    assert torch.equal(tensor.half(), place)
-
-
-def test_flat_numbers_take_few_slots(sent: DeviceTransfer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 50)
-    numbers, place = torch.randn(777), torch.zeros(777)
-    sent.send_flat(numbers, place)
-    sent.wait()
-    assert torch.equal(numbers, place)
-    assert transfer._SLOTS._taken == transfer.FEW
-    sent.send([torch.ones(1, 2, 2)], [torch.zeros(1, 2, 2)])
-    sent.wait()
-    assert transfer._SLOTS._taken == transfer.SLOTS

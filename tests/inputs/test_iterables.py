@@ -60,14 +60,6 @@ def test_a_column_of_datasets():
         as_list(rows)
 
 
-def test_explanations_and_encodings_of_several_texts(lens):
-    encoded = lens.encode(pd.Series(TEXTS))
-    assert [sequence.text for sequence in encoded] == TEXTS
-    direction = np.ones(16)
-    why = lens.explain(np.array(TEXTS), direction=direction, position=1)
-    assert len(why) == len(TEXTS)
-
-
 @in_one_case("one", ["a mat", ("a mat", "the cat"), np.str_("a mat"), np.array("a mat")])
 def test_one_text_stays_one(one, lens):
     assert isinstance(lens.maps(one), normlens.Maps)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from normlens.loading import hub
 from normlens.loading.embedded import EMBEDDED, cache_folder, is_whole, writing_whole
 
 
@@ -79,23 +77,3 @@ def test_smollm2_is_what_its_gguf_holds(smollm2: Any) -> None:
             expected = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
             assert torch.equal(weights[names.pop(tensor.name)], expected.view(-1, 576).squeeze())
     assert not names
-
-
-def test_where_no_copy_can_be_kept_the_gguf_is_read(
-    tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    class Small:
-        """A model that is read at once."""
-
-        def __init__(self) -> None:
-            self.config = SimpleNamespace(quantization_config=None)
-
-        def save_pretrained(self, folder: Path) -> None:
-            raise AssertionError("there is no folder to write to")
-
-    (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("NORMLENS_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(hub.Origin, "read", lambda *_, **__: Small())
-    origin = hub.Origin.find("smollm2", None, False)
-    assert origin.options["gguf_file"] == EMBEDDED["smollm2"].weights
-    assert "cannot keep the copy" in capsys.readouterr().err

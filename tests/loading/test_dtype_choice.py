@@ -64,13 +64,6 @@ def test_half_precision_where_float32_does_not_fit(folder, monkeypatch):
     assert normlens.load(folder, dtype="float32").dtype == torch.float32
 
 
-def test_a_checkpoint_in_float32_needs_no_look_at_the_memory(tmp_path, monkeypatch):
-    tiny_model("bert").save_pretrained(tmp_path)
-    free(monkeypatch, 1)
-    assert normlens.load(tmp_path).dtype == torch.float32
-    assert normlens.load(tmp_path, dtype="checkpoint").dtype == torch.float32
-
-
 def test_quantised_checkpoints_stay_in_the_precision_they_were_made_for():
     config = tiny_config("bert", dtype="bfloat16")
     cpu = torch.device("cpu")

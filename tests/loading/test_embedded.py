@@ -59,16 +59,6 @@ def test_package_that_is_not_installed(model: EmbeddedModel) -> None:
         missing.locate()
 
 
-def test_a_model_in_a_folder_of_the_same_name_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "minilm").mkdir()
-    (tmp_path / "minilm" / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ModelLoadError, match="the folder 'minilm' holds no weights"):
-        normlens.load("minilm")
-
-
 # Installing --------------------------------------------------------------------------------------
 
 

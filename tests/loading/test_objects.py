@@ -71,18 +71,6 @@ def test_a_sentence_encoder_brings_what_makes_its_vector(kind, sentences, folder
     np.testing.assert_array_equal(lens.maps(SENTENCE)["ATTN-N"], expected["ATTN-N"])
 
 
-def test_a_cross_encoder_brings_its_head_and_its_limit(sentences, classifier, tmp_path):
-    classifier.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    encoder = sentences.CrossEncoder(str(tmp_path), max_length=7, device="cpu")
-    lens = normlens.load(encoder)
-    assert lens.max_tokens == 7
-    explained = lens.explain(("the cat", "a mat"))
-    with torch.no_grad():
-        logits = classifier(**tiny_tokenizer()("the cat", "a mat", return_tensors="pt")).logits
-    assert explained.value == pytest.approx(float(logits.max()), abs=1e-5)
-
-
 class StaticSentences(torch.nn.Sequential):
     """As a SentenceTransformer of word vectors: no transformers model is inside."""
 

@@ -76,11 +76,6 @@ def test_the_best_and_the_worst(links, aer):
     assert rates(counts).aer == pytest.approx(aer)
 
 
-def test_nothing_to_count_is_not_a_number():
-    found = rates(count_links(set(), set(), set()))
-    assert np.isnan([found.aer, found.precision, found.recall]).all()
-
-
 def test_rates_are_of_all_pairs_together():
     counts = np.array([[[1, 1, 1, 1]], [[0, 1, 3, 3]]])
     found = resampled_rates(counts, 200)
@@ -101,9 +96,3 @@ def test_differences_are_of_the_same_resamples():
     assert (mean[0], low[0], high[0]) == pytest.approx((1 / 6,) * 3)
     _, first_low, first_high = found.interval("aer")
     assert (first_high - first_low > 0.05).all()  # each alone is uncertain
-
-
-def test_one_pair_has_no_interval():
-    value, low, high = resampled_rates(np.array([[[1, 1, 2, 2]]])).interval("aer")
-    assert value[0] == pytest.approx(0.5)
-    assert np.isnan([low[0], high[0]]).all()

@@ -6,10 +6,17 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import spearmanr
 
 from normlens.errors import InputError
-from normlens.measures.maps import amplification, merge_words, normalise, strongest_pairs
+from normlens.measures.maps import (
+    amplification,
+    merge_words,
+    normalise,
+    outlier_dimensions,
+    strongest_pairs,
+)
 from normlens.measures.ranks import spearman
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -100,6 +107,15 @@ def test_strongest_pairs_are_the_extremes_off_the_diagonal(seed, causal, top):
         assert pair.target != pair.source
         assert allowed[pair.target, pair.source]
         assert difference[pair.target, pair.source] == pair.value
+
+
+def test_outliers_are_far_from_the_mean_of_all():
+    gamma = torch.full((100,), 5.0)
+    gamma[[7, 40]] = torch.tensor([9.0, 1.0])
+    far, others = outlier_dimensions(gamma)
+    assert far.tolist() == [7, 40]
+    assert sorted([*far.tolist(), *others.tolist()]) == list(range(100))
+    assert outlier_dimensions(torch.ones(5))[0].numel() == 0
 
 
 # Words --------------------------------------------------------------------------------------------

@@ -146,19 +146,6 @@ def test_strong_sequences_deceive_a_test_of_pairs_but_not_this_one() -> None:
     assert naive > 120
 
 
-def test_what_distance_alone_explains_is_no_difference() -> None:
-    """Targets are near and near pairs score low: unweighted means differ by far."""
-    chance = np.random.default_rng(3)
-    sequence = np.repeat(np.arange(60), 40)
-    distance = chance.integers(1, 9, len(sequence))
-    related = chance.random(len(sequence)) < np.where(distance < 3, 0.5, 0.02)
-    score = 2.0 * distance + chance.normal(size=len(sequence))
-    found = Pairs(sequence, distance, related, score, 60).compare().comparison
-    assert score[~related].mean() - score[related].mean() > 3
-    assert abs(found.difference.mean[0]) < 0.2
-    assert found.p[0] > 0.01
-
-
 def test_targets_without_others_at_their_distance_are_left_out_and_counted() -> None:
     chance = np.random.default_rng(0)
     pairs = simulated(chance)

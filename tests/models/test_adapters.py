@@ -227,21 +227,6 @@ def test_a_wrong_adapter_is_told_where(adapter, layer, component, scope):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in lens.model.modules())
 
 
-class WrongActivation(ToyAdapter):
-    def steps(self, block):
-        steps = super().steps(block)
-        right = steps[5]
-        steps[5] = FeedForward(right.up, right.down, "gelu", module=right.module)
-        return steps
-
-
-@in_one_case("rule", ["ig", "ig-bias", "gradient", "shapley"])
-def test_a_wrong_activation_is_seen_under_every_rule(rule):
-    normlens.register("toy")(WrongActivation)
-    with pytest.raises(CompletenessError, match="layer 0 at its FF"):
-        normlens.load(Toy()).maps(input_ids=IDS, nonlinearity=rule)
-
-
 class TooManyBlocks(ToyAdapter):
     def blocks(self):
         return [*self.model.blocks, self.model.blocks[0]]

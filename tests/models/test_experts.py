@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from one_case import in_one_case
 from reference import assert_maps_match, largest_error, reference, references, routed_of
 
 import normlens
-from normlens.errors import CompletenessError, InputError, UnsupportedModelError
+from normlens.errors import CompletenessError, InputError
 from normlens.families.llama import Llama
 from normlens.layers import Experts
 from normlens.models import adapt
@@ -113,18 +112,6 @@ def test_weights_other_than_the_models_are_noticed(tiny, monkeypatch):
     monkeypatch.setattr(Llama, "experts", doubled)
     with pytest.raises(CompletenessError, match="at its FF"):
         normlens.load(tiny("mixtral", torch.float32)).maps(input_ids=IDS)
-
-
-def test_experts_that_no_hook_sees_are_named(tiny):
-    model = copy.deepcopy(tiny("mixtral", torch.float32))
-    for block in model.layers:
-        block.mlp.experts.register_forward_pre_hook(lambda *_: None)
-        experts = block.mlp.experts
-        block.mlp.forward = lambda x, mlp=block.mlp, experts=experts: experts.forward(
-            x.flatten(0, 1), *reversed(mlp.gate(x.flatten(0, 1))[1:])
-        ).view_as(x)
-    with pytest.raises(UnsupportedModelError, match="did not show which experts"):
-        normlens.load(model).maps(input_ids=IDS)
 
 
 def test_shapley_values_are_refused_in_one_line(tiny):

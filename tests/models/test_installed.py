@@ -10,7 +10,7 @@ import pytest
 from installed_examples import FAMILY, install, python
 
 from normlens.models import base, supported_families
-from normlens.models.tiny import tiny_config, tiny_model
+from normlens.models.tiny import tiny_model
 
 LOAD = """
 import sys
@@ -104,17 +104,3 @@ def test_a_package_that_fails_is_named_and_left_out(site, code, caplog):
     assert "importing broken_family failed" in line
     assert set(supported_families()) == {*before, "simple-new"}
     assert len(caplog.records) == 1
-
-
-def test_an_adapter_that_is_there_stays(site, caplog):
-    """Otherwise the maps of BERT would depend on whether families were listed before."""
-    bert = base._ADAPTERS["bert"]
-    taker = SIMPLE.replace('"simple-new"', '"bert", "taken-new", tiny={"hidden_size": 8}')
-    install(site, "taker", "taker", taker)
-    families = supported_families()
-    assert families["bert"] is bert
-    assert tiny_config("bert").hidden_size == 16
-    assert families["taken-new"].__name__ == "Simple"
-    line = one_line(caplog)
-    assert "'taker' registers model types that have an adapter already" in line
-    assert "stays in use: bert; import taker before" in line

@@ -12,7 +12,6 @@ import normlens
 from normlens.errors import UnsupportedModelError
 from normlens.families.bert import Bert
 from normlens.families.llama import Llama, Mistral
-from normlens.layers import Reach
 from normlens.models import adapt, base
 from normlens.models.tiny import tiny_families, tiny_model
 
@@ -109,11 +108,6 @@ class NarrowWindow(Mistral):
         return 2
 
 
-class WideWindow(Mistral):
-    def reach(self, block):
-        return Reach(6, 0)
-
-
 @in_one_case("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @in_one_case("scopes", ["all", "ATTN-W", "ATTN"])
 @in_one_case(
@@ -132,15 +126,6 @@ def test_an_adapter_that_is_wrong_about_what_a_target_sees(
     lens = normlens.load(tiny_model(family).to(dtype))
     with pytest.raises(UnsupportedModelError, match=words):
         lens.maps(input_ids=LONG, scopes=scopes)
-
-
-def test_three_tokens_tell_that_a_model_is_causal(adapter_for):
-    adapter_for("llama", Forgetful)
-    lens = normlens.load(tiny_model("llama"))
-    for ids in ([5], [5, 6]):
-        lens.maps(input_ids=ids)
-    with pytest.raises(UnsupportedModelError, match="causal = True"):
-        lens.maps(input_ids=[5, 6, 7])
 
 
 @in_one_case("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -70,29 +70,6 @@ def test_weights_on_several_devices():
         check_weights(Spread(), [])
 
 
-# In what precision --------------------------------------------------------------------------------
-
-
-def mixed(part: str) -> torch.nn.Module:
-    model = tiny_model("llama")
-    if part == "block":
-        model.layers[0].mlp.to(torch.bfloat16)
-    elif part == "layers":
-        model.layers.to(torch.bfloat16)
-    else:
-        model.to(torch.bfloat16)
-        for layer in model.layers:
-            layer.input_layernorm.float()
-    return model
-
-
-@in_one_case("part", ["block", "layers", "norms"])
-def test_several_precisions(part):
-    message = refusal(mixed(part))
-    assert "the weights of LlamaModel are of several precisions (bfloat16, float32)" in message
-    assert "model.to(torch.float32)" in message
-
-
 # How it runs --------------------------------------------------------------------------------------
 
 

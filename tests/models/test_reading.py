@@ -164,10 +164,6 @@ class Params4bit(nn.Parameter):
     """As in bitsandbytes: two numbers to the byte, in a column."""
 
 
-class Int8Tensor(torch.Tensor):
-    """As in torchao: a tensor that says it is float32 and holds int8."""
-
-
 @in_one_case(
     ("weight", "words"),
     [
@@ -224,22 +220,3 @@ def test_weights_that_only_the_module_can_read(family):
     maps = normlens.load(model).maps(input_ids=IDS)
     assert maps.completeness < 1e-5
     assert_same(maps, normlens.load(plain).maps(input_ids=IDS))
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")  # torch, of the old one
-@in_one_case(
-    "norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm], ids=["new", "old"]
-)
-def test_weights_that_are_computed(norm):
-    model, plain = tiny_model("llama"), tiny_model("llama")
-    lens = normlens.load(model)
-    for layer, same in zip(model.layers, plain.layers, strict=True):
-        module = norm(layer.mlp.up_proj)
-        size = (
-            module.parametrizations.weight.original0
-            if hasattr(module, "parametrizations")
-            else module.weight_g
-        )
-        size.data *= 2
-        same.mlp.up_proj.weight.data *= 2
-    assert_same(lens.maps(input_ids=IDS), normlens.load(plain).maps(input_ids=IDS))

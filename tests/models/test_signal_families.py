@@ -197,16 +197,6 @@ def test_a_part_is_named_by_its_path(tmp_path):
         normlens.load(part="vision_model")
 
 
-def test_text_given_to_a_model_that_sees(tiny):
-    lens = normlens.load(tiny("vit", torch.float32))
-    with pytest.raises(InputError, match="sees pictures, and there is no file 'A cat'"):
-        lens.maps("A cat")
-    with pytest.raises(InputError, match="reads pictures, not token ids"):
-        lens.maps(input_ids=[1, 2])
-    with pytest.raises(InputError, match="sampling_rate is for sound"):
-        lens.maps(example("vit"), sampling_rate=16000)
-
-
 @in_one_case(
     ("values", "message"),
     [

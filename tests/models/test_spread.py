@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoModelForCausalLM
 
 import normlens
-from normlens.errors import InputError, UnsupportedModelError
+from normlens.errors import UnsupportedModelError
 from normlens.models import reading
 from normlens.models.reading import execution_places
 from normlens.models.tiny import tiny_config, tiny_model
@@ -189,46 +189,6 @@ def test_what_needs_one_device_says_so(analysis: str, fake: FakeTensorMode) -> N
 
     with pytest.raises(UnsupportedModelError, match="only maps of single layers"):
         run()
-
-
-# With numbers -----------------------------------------------------------------------------------
-
-
-@in_one_case("family", ["llama", "bert"])
-def test_layers_in_memory_and_on_disk(family: str, tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate", reason="device maps: pip install accelerate")
-    expected = normlens.load(tiny_model(family)).maps(input_ids=IDS, heads=True)
-    model = tiny_model(family)
-    blocks = "layers" if family == "llama" else "encoder.layer"
-    others = [name for name, _ in model.named_children() if name != blocks.split(".")[0]]
-    device_map = {**dict.fromkeys(others, "cpu"), f"{blocks}.0": "cpu", f"{blocks}.1": "disk"}
-    model = accelerate.dispatch_model(
-        model, device_map, main_device="cpu", offload_dir=tmp_path / "offloaded"
-    )
-    assert any(parameter.is_meta for parameter in model.parameters())
-    lens = normlens.load(model)
-    maps = lens.maps(input_ids=IDS, heads=True)
-    for group in ("arrays", "heads"):
-        for name, array in expected.groups[group].items():
-            assert largest_error(maps.groups[group][name], array) < 1e-7, name
-    assert maps.provenance["device"] == "cpu"
-    written = lens.maps(input_ids=IDS, heads=True, out=tmp_path / "maps.safetensors")
-    assert written == maps
-
-
-@in_one_case(
-    ("given", "message"),
-    [
-        ({"source": None, "device": "cpu"}, "give device or device_map, not both"),
-        ({"source": None, "part": "encoder"}, "spreads whole models"),
-        ({"source": "model"}, r"from_pretrained\(…, device_map=…\)"),
-    ],
-)
-def test_a_device_map_that_cannot_be(given: dict[str, Any], message: str) -> None:
-    if given["source"] == "model":
-        given = {"source": tiny_model("bert")}
-    with pytest.raises(InputError, match=message):
-        normlens.load(**given, device_map="auto")
 
 
 # On a GPU and the CPU ---------------------------------------------------------------------------

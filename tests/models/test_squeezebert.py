@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from one_case import in_one_case
@@ -36,23 +34,6 @@ def test_a_read_model_computes_the_same_bits(tiny):
         for one, other in zip(given[name], expected[name], strict=True):
             assert torch.equal(one, other), name
     assert torch.equal(given.pooler_output, expected.pooler_output)
-
-
-def test_another_thread_runs_the_model_as_it_is(tiny):
-    model = tiny("squeezebert")
-    convolution = model.encoder.layers[0].post_attention.conv1d
-    vectors = torch.randn(2, 16, 7, dtype=model.dtype)
-    expected, given = run(model).last_hidden_state, []
-
-    def work():
-        given.extend([run(model).last_hidden_state, convolution(vectors)])
-
-    with reading(model, adapt(model)):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert torch.equal(given[0], expected)
-    assert torch.equal(given[1], convolution(vectors))
 
 
 def test_nothing_stays_behind():

@@ -50,14 +50,6 @@ def test_replays_have_the_same_bits(family: str) -> None:
             assert_same(lens.maps(input_ids=ids), expected)
 
 
-def test_plain_models_are_recorded() -> None:
-    for family in ("bert", "gpt2"):
-        lens = normlens.load(tiny_model(family), device="cuda")
-        for _ in range(CALLS):
-            lens.maps(input_ids=IDS)
-        assert recorded(lens) == 1, family
-
-
 def test_texts_of_different_lengths_share_recordings() -> None:
     lens, alone = (normlens.load(tiny_model("bert"), device="cuda") for _ in range(2))
     texts = [[(7 * k + 3 * n) % 40 + 1 for k in range(n)] for n in (3, 9, 5, 16, 12, 7)]
@@ -87,23 +79,6 @@ def test_batches_of_one_call_do_not_write_over_each_other(
         assert recorded(lens) == 2  # in turn
         for ours, theirs in zip(found, expected, strict=True):
             assert_same(ours, theirs)
-
-
-def test_batches_and_options_have_recordings_of_their_own() -> None:
-    lens = normlens.load(tiny_model("bert"), device="cuda")
-    batch = [IDS, OTHERS[:4]]
-    asked: list[dict[str, Any]] = [
-        {"input_ids": batch},
-        {"input_ids": batch, "heads": True, "statistics": True},
-        {"input_ids": batch, "layers": [1], "scopes": "FF"},
-        {"input_ids": batch, "nonlinearity": "gradient"},
-    ]
-    first = [lens.maps(**options) for options in asked]
-    for _ in range(CALLS):
-        for options, expected in zip(asked, first, strict=True):
-            for found, one in zip(lens.maps(**options), expected, strict=True):
-                assert_same(found, one)
-    assert recorded(lens) > 1
 
 
 def test_weights_may_change_in_place_or_be_replaced() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from unlike_examples import _own_registry, unlike  # noqa: F401
 
 import normlens
 from normlens.errors import InputError, UnknownScopeError
-from normlens.viewer import encode
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 POST = ["ATTNRESLNFF-N", "ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N"]
@@ -167,45 +164,3 @@ def test_similarity_is_nan_in_layers_that_lack_a_scope(maps):
         assert found[layer] == pytest.approx(spearmanr(*values).statistic)
     with pytest.raises(InputError, match="no layer of these maps has both"):
         maps.similarity("ATTNRESLNFF", "ATTNFF")
-
-
-def test_top_pairs_name_the_models_layers(maps):
-    whole = maps.top_pairs()  # the block beside the attention amplifies nothing
-    assert whole["layer"].unique().tolist() == [0, 3]
-    only = maps.choose(3).top_pairs()
-    assert whole[whole["layer"] == 3].drop(columns="layer").to_numpy().tolist() == (
-        only.drop(columns="layer").to_numpy().tolist()
-    )
-    assert maps.top_pairs("ATTNFFRES")["layer"].unique().tolist() == [2]
-
-
-# Taking away --------------------------------------------------------------------------------------
-
-
-def test_to_xarray_is_nan_in_layers_that_lack_a_scope(maps):
-    pytest.importorskip("xarray")
-    data = maps.to_xarray()
-    assert data.layer.values.tolist() == [0, 1, 2, 3]
-    for scope, layers in COVERED.items():
-        for layer in maps.layers:
-            found = data[scope].sel(layer=layer).values
-            if layer in layers:
-                np.testing.assert_array_equal(found, maps.at(scope, layer))
-            else:
-                assert np.isnan(found).all()
-
-
-# Showing ------------------------------------------------------------------------------------------
-
-
-def test_the_viewer_has_an_item_per_kind_of_layer(maps):
-    data = encode(maps, precision=32)
-    length = int.from_bytes(data[8:12], "little")
-    items = json.loads(data[12 : 12 + length])["items"]
-    assert [item["layers"] for item in items] == [[0, 3], [1], [2]]
-    for item in items:
-        for scope in item["scopes"]:
-            assert set(item["layers"]) <= set(COVERED[scope])
-            stored = item["maps"].get(scope)
-            assert scope in item["derived"] or len(stored) == len(item["layers"])
-    assert items[0]["model"].endswith("(layers 0 and 3)")

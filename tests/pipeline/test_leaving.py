@@ -75,15 +75,6 @@ def test_all_results_arrive(
     assert found == expected
 
 
-def test_pairs_arrive(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("bart")
-    options: dict[str, Any] = {"input_ids": IDS, "decoder_input_ids": [2, 5, 7]}
-    found = normlens.load(model).maps(**options)
-    assert box.count > 0
-    monkeypatch.undo()
-    assert found == normlens.load(model).maps(**options)
-
-
 def test_what_is_wrong_is_still_noticed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     from normlens.pipeline import batches
 

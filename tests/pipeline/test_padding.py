@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from one_case import in_one_case
 from pair_examples import with_head
 
 import normlens
 from normlens.errors import NormLensWarning
-from normlens.models.tiny import scramble, tiny_config, tiny_model
+from normlens.models.tiny import tiny_model
 
 TEXT = [5, 6, 7, 8, 9, 10, 11]
-PADDED = {"input_ids": [[0, 0, 0, *TEXT]], "attention_mask": [[0, 0, 0, *[1] * len(TEXT)]]}
 
 
 def padded_with(pad: int, before: int = 3) -> dict[str, list[list[int]]]:
@@ -78,22 +76,6 @@ def test_one_warning_for_a_batch() -> None:
         found = lens.maps(input_ids=rows, attention_mask=masks)
     assert len(caught) == 1
     assert [len(maps.tokens) for maps in found] == [2, 4, 3]
-
-
-@in_one_case(("family", "differs"), [("modernbert", True), ("llama", False)])
-def test_a_classifier_that_reads_the_first_column_differs(family: str, differs: bool) -> None:
-    """Its vectors are the same, and the one that it reads is the padding's."""
-    config = tiny_config(family, pad_token_id=0)
-    model = transformers.AutoModelForSequenceClassification.from_config(config)
-    scramble(model)
-    lens = normlens.load(model.eval(), False)
-    with torch.no_grad():
-        given = {name: torch.tensor(rows) for name, rows in PADDED.items()}
-        alone, padded = model(torch.tensor([TEXT])).logits, model(**given).logits
-    assert difference(lens.model, PADDED) < 1e-3
-    assert torch.allclose(alone, padded, atol=1e-4) != differs
-    with warned(differs):
-        lens.explain(**PADDED)  # type: ignore[arg-type]
 
 
 @in_one_case("error", [ValueError("pad on the right"), RuntimeError("not here")])

@@ -197,13 +197,14 @@ def test_a_window_that_ends_in_padding_is_not_padded() -> None:
     assert [len(padded(lens, [item])[0]) for item in items] == [16 - window - 1, 16]
 
 
-def test_batches_of_very_different_lengths_are_not_padded() -> None:
+def test_padding_that_costs_more_than_launches_is_left_out(monkeypatch) -> None:
     lens = normlens.load(tiny_model("bert"), tokenizer=False)
     short, long = encode(lens, 8), encode(lens, 30)
-    assert [len(item) for item in padded(lens, [short, long])] == [32, 32]
-    few = recording.FEW_PAIRS // 32**2
-    assert len(padded(lens, [short] * few + [long])[0]) == 8
-    assert len(padded(lens, [long] * few * 2)[0]) == 32
+    pair = sum(2 * layer.feed_forward.down.weight.numel() for layer in lens.layers)
+    for limit, size in ((pair * (32**2 - 8**2 + 32**2 - 30**2), 32), (pair * 1000, 8)):
+        monkeypatch.setattr(recording, "ADDED", limit)
+        assert len(padded(lens, [short, long])[0]) == size
+    assert len(padded(lens, [long])[0]) == 32
 
 
 def encode(lens: normlens.Lens, n: int) -> Encoded:

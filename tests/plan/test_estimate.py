@@ -93,32 +93,6 @@ def test_parts_as_vectors_cost_what_the_estimate_says(n: int) -> None:
         estimate(lens, n, lens.scopes, nonlinearity="shapley").check()
 
 
-@in_one_case(("family", "n"), [("bert", 16), ("llama", 96), ("bert", 160)])
-def test_tiles_are_those_of_the_run(family: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    walked = []
-    walk = tiles.scope_norms  # every tile goes through it once
-
-    def counting(*args: Any, **options: Any) -> Any:
-        walked.append(args)
-        return walk(*args, **options)
-
-    monkeypatch.setattr(tiles, "scope_norms", counting)
-    lens = normlens.load(tiny_model(family, **WIDE[family]))
-    lens.maps(input_ids=[5] * n, memory_limit=LIMIT)
-    result = estimate(lens, n, lens.scopes)
-    assert len(walked) == result.stages[0].tiles * lens.n_layers
-
-
-@in_one_case("family", ["bert", "llama"])
-def test_operations_of_shapley(family: str) -> None:
-    lens = normlens.load(tiny_model(family, **WIDE[family]))
-    ids = list(range(3, 43))
-    with FlopCounterMode(display=False) as counted:
-        lens.maps(input_ids=ids, nonlinearity="shapley", samples=3, memory_limit=LIMIT)
-    result = estimate(lens, len(ids), lens.scopes, nonlinearity="shapley", samples=3)
-    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
-
-
 def many_requests() -> list[tuple[str, int, int, str]]:
     """Families, lengths, memory limits and rules."""
     return [

@@ -12,11 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
 from normlens.errors import InputError
-from normlens.frozen import tiles
 from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_model
 from normlens.options import AnalysisOptions
-from normlens.pipeline import batches
-from normlens.plan import costs
 from normlens.plan.estimate import Estimate, skeleton
 
 WIDE: dict[str, dict[str, int]] = {
@@ -68,29 +65,6 @@ def test_operations_and_memory_are_those_of_the_run(
     assert within(result.peak_memory - result.weights, peak, MEMORY_FACTOR), peak
 
 
-@in_one_case(("n", "m"), [(24, 9), (160, 120)])
-def test_tiles_are_those_of_the_run(
-    lens: normlens.Lens, n: int, m: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walked = []
-    walk = tiles.scope_norms  # every tile goes through it once
-
-    def counting(*args: Any, **options: Any) -> Any:
-        walked.append(args)
-        return walk(*args, **options)
-
-    monkeypatch.setattr(tiles, "scope_norms", counting)
-    lens.maps(input_ids=ids(n), decoder_input_ids=ids(m), scopes="FF", memory_limit=LIMIT)
-    result = estimate(lens, n, m, "FF")
-    stages = result.stages
-    assert [stage.name for stage in stages] == [
-        "encoder", "decoder, sources of the decoder", "decoder, sources of the encoder",
-    ]  # fmt: skip
-    layers = {stack.name: len(stack.chosen) for stack in result.stacks}
-    counts = {stage.name: layers[stage.name.split(",")[0]] for stage in stages}
-    assert len(walked) == sum(stage.tiles * counts[stage.name] for stage in stages)
-
-
 def test_on_a_gpu_kernels_do_both_groups(
     lens: normlens.Lens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,24 +81,6 @@ def test_on_a_gpu_kernels_do_both_groups(
     exact = skeleton(lens.adapter.config, dtype=torch.float64)
     stages = estimate(exact, 20, 8, device="cuda").stages
     assert not any(stage.at.is_fused for stage in stages)
-
-
-def test_the_automatic_batch_is_that_of_the_lens(
-    lens: normlens.Lens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A decoder's layer has the weights of two attentions."""
-    asked: list[tuple[Any, ...]] = []
-
-    def record(n: int, heads: int, d: int, itemsize: int) -> int:
-        asked.append((n, heads, d, itemsize))
-        return 1
-
-    monkeypatch.setattr(type(lens), "device", torch.device("cuda"))
-    monkeypatch.setattr(costs, "device_memory", lambda device: 1 << 30)
-    monkeypatch.setattr(costs, "sequence_memory", record)
-    batches.affordable(lens, 50)
-    estimate(lens, 50, 3, device="cuda").automatic_batch()
-    assert asked[0] == asked[1]
 
 
 @in_one_case("family", tiny_encoder_decoders())

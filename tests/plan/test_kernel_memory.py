@@ -42,10 +42,3 @@ def test_a_limit_bounds_what_is_beside_sums_and_operands(method, precision):
     roomy = bert_base(2048, precision)
     tight = replace(roomy, memory_limit=16 << 20)
     assert getattr(tight, method) < getattr(roomy, method)
-
-
-@in_one_case("method", ["source_memory", "matrix_memory"])
-def test_more_texts_and_longer_ones_take_more(method):
-    sizes = [getattr(bert_base(n), method) for n in (8, 64, 512, 4096)]
-    assert sizes == sorted(set(sizes))
-    assert getattr(bert_base(64, batch=4), method) > getattr(bert_base(64), method)

@@ -24,10 +24,6 @@ def of_bert() -> Any:
     return normlens.load(tiny_model("bert")).maps(input_ids=IDS, layers=0, scopes=["LN1", "FF"])
 
 
-def of_experts() -> Any:
-    return normlens.load(tiny_model("mixtral")).maps(input_ids=IDS, layers=0, scopes=["ATTN-N"])
-
-
 @pytest.fixture
 def maps() -> Any:
     return of_bert()
@@ -146,11 +142,3 @@ def test_an_array_is_checked_when_it_is_first_used(
     with pytest.raises(MapsFileError, match="damaged"):
         normlens.open(path)
     assert normlens.open(path, mapped=True, verify=False)["ATTN-N"].shape == maps["FF"].shape
-
-
-@in_one_case("name", ["allowed", "routing/weights"])
-def test_what_opening_reads_is_checked_then(name: str, tmp_path: Path) -> None:
-    path = of_experts().save(tmp_path / "it.safetensors")
-    damage(path, name)
-    with pytest.raises(MapsFileError, match=f"the array '{name}'"):
-        normlens.open(path, mapped=True)

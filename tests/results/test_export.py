@@ -65,18 +65,6 @@ def test_csv_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None
     assert list(whole["source"][:5]) == [0, 1, 2, 3, 4]
 
 
-def test_csv_holds_heads_counted_from_zero(maps: normlens.Maps, tmp_path: Path) -> None:
-    table = read_csv(export.write(maps, tmp_path / "maps.csv"))
-    heads = table[table["head"] != ""]
-    assert set(heads["scope"]) == set(maps.heads) == {"ATTN-W", "ATTN-N"}
-    assert set(heads["head"]) == {"0", "1", "2", "3"}
-    for scope, array in maps.heads.items():
-        for head in range(4):
-            rows = heads[(heads["scope"] == scope) & (heads["head"] == str(head))]
-            values = rows["value"].to_numpy(np.float32).reshape(array[:, head].shape)
-            np.testing.assert_array_equal(values, array[:, head])
-
-
 def test_json_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None:
     document = strict_json(export.write(maps, tmp_path / "maps.json"))
     assert document["model"] == "BertModel"
@@ -96,18 +84,6 @@ def test_json_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> Non
         for scope, array in group.items():
             np.testing.assert_array_equal(np.array(document[name][scope], np.float32), array)
     np.testing.assert_array_equal(document["allowed"], maps.allowed)
-
-
-def test_everything_of_a_layer_is_chosen_with_it(maps: normlens.Maps) -> None:
-    whole = replace(maps, statistics={"ff_output_norm": np.arange(10.0).reshape(2, 5)})
-    one = whole.choose(1, ["FF", "attn"])
-    assert one.layers == [1]
-    assert one.scopes == ["ATTN-N", "ATTNRESLNFF-N"]  # in the layer's order
-    for group in (one.arrays, one.heads, one.mixing, one.statistics, {"": one.allowed}):
-        assert {len(array) for array in group.values()} == {1}
-    np.testing.assert_array_equal(one.statistics["ff_output_norm"], [[5, 6, 7, 8, 9]])
-    np.testing.assert_array_equal(one.heads["ATTN-N"][0], maps.heads["ATTN-N"][1])
-    assert whole.choose([1, 0, 1]).layers == [0, 1]
 
 
 # Pictures ----------------------------------------------------------------------------------------

@@ -148,12 +148,6 @@ def test_words(maps):
     )
 
 
-def test_words_and_special_tokens_in_either_order(maps):
-    first, second = maps.words().without_special_tokens(), maps.without_special_tokens().words()
-    assert first.tokens == second.tokens == ["unaffable", "dog"]
-    np.testing.assert_allclose(first["FF"], second["FF"], rtol=1e-6)
-
-
 def test_words_of_ids_are_not_known(tiny):
     maps = normlens.load(tiny("bert")).maps(input_ids=IDS)
     with pytest.raises(InputError, match="pass the text itself"):

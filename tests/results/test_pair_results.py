@@ -11,7 +11,7 @@ from pair_examples import fast_tokenizer, with_head
 from scipy.stats import spearmanr
 
 import normlens
-from normlens.errors import InputError, UnknownScopeError
+from normlens.errors import InputError
 from normlens.measures.maps import normalise
 from normlens.results.words import by_stack, choose_in_stacks
 
@@ -176,29 +176,3 @@ def test_a_table_has_both_stacks(maps):
             columns = found["source_sequence"].iloc[: len(one.sources)].tolist()
             assert columns == (one.source_sequences or ["encoder"] * len(one.sources))
             assert found["source_token"].iloc[: len(one.sources)].tolist() == one.source_tokens
-
-
-def test_bertviz_takes_each_attention(maps):
-    k, n = len(maps.encoder.tokens), len(maps.tokens)
-    keywords = maps.to_bertviz()
-    shapes = {name: [tuple(t.shape) for t in keywords[name]] for name in list(keywords)[:3]}
-    assert shapes == {
-        "encoder_attention": [(1, 4, k, k)] * 2,
-        "decoder_attention": [(1, 2, n, n)] * 3,
-        "cross_attention": [(1, 2, n, k)] * 3,
-    }
-    assert keywords["encoder_tokens"] == maps.encoder.tokens
-    assert keywords["decoder_tokens"] == maps.tokens
-    np.testing.assert_array_equal(
-        keywords["cross_attention"][2][0], maps.heads["CROSS-N"][2][..., :k]
-    )
-    np.testing.assert_array_equal(
-        keywords["decoder_attention"][2][0], maps.heads["ATTN-N"][2][..., k:]
-    )
-    cross = maps.decoder.to_bertviz("CROSS-W")
-    assert set(cross) == {"cross_attention", "encoder_tokens", "decoder_tokens"}
-    assert maps.encoder.to_bertviz("FF")[0].shape == (1, 1, k, k)
-    with pytest.raises(UnknownScopeError):
-        maps.to_bertviz("MLP")
-    with pytest.raises(InputError, match="no parts of the sources"):
-        maps.sources_of("decoder").to_bertviz("CROSS-N")

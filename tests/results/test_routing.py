@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from one_case import in_one_case
 from reference import observe
 
 import normlens
 from normlens.errors import InputError
 from normlens.models import adapt
-from normlens.results import exports
 from normlens.results.axes import Routing
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -41,19 +37,6 @@ def test_models_without_experts_have_none(tiny):
     assert normlens.load(tiny("llama", torch.float32)).maps(input_ids=IDS).routing is None
 
 
-@in_one_case("origin", ["layer", "input"])
-def test_padding_is_left_out(origin, tiny):
-    lens = normlens.load(tiny("deepseek_v3", torch.float32))
-    batch = [IDS, [40, 41, 3]]
-    together = lens.maps(input_ids=batch, batch_size=2, origin=origin)
-    for found, ids in zip(together, batch, strict=True):
-        alone = lens.maps(input_ids=ids).routing
-        assert found.routing.tokens == alone.tokens
-        np.testing.assert_array_equal(found.routing.experts, alone.experts)
-        np.testing.assert_allclose(found.routing.weights, alone.weights, rtol=1e-6)
-        assert (found.routing.shared == 1).all()  # it has no gate
-
-
 def test_a_table_has_a_row_for_every_expert_that_was_used(maps):
     table = maps.routing.to_pandas()
     assert list(table) == ["layer", "position", "token", "expert", "weight"]
@@ -77,11 +60,3 @@ def test_it_follows_the_choice_of_layers_and_tokens(maps):
 def test_arrays_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="for layer 1, token 3"):
         Routing([1], np.zeros((1, 2, 2), int), np.zeros((1, 2, 2)), 4, ["a", "b", "c"])
-
-
-def test_json_and_a_table_have_it(maps):
-    rows = json.loads(json.dumps(exports.document(maps)))["routing"]
-    assert len(rows) == len(IDS) * 3
-    assert rows[2]["expert"] == "shared"
-    written = maps.routing.to_pandas()["expert"]
-    assert [str(expert) for expert in written[:3]] == [str(row["expert"]) for row in rows[:3]]

@@ -57,18 +57,6 @@ def test_arrays_are_known_by_an_alias():
         assert list(arrays) == ["x/a"]
 
 
-# Round trips --------------------------------------------------------------------------------------
-
-
-def test_round_trip_of_a_pair(minilm, path):
-    maps = minilm.maps(("Größe zählt.", "他说 “hi” \n"), layers=[0, -1], scopes=["FF", "ATTN-W"])
-    maps.save(path)
-    again = normlens.open(path)
-    assert_identical(again, maps)
-    assert again.text == ("Größe zählt.", "他说 “hi” \n")
-    assert again.words().tokens == maps.words().tokens
-
-
 # Writing ------------------------------------------------------------------------------------------
 
 

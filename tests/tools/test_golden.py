@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 from forking import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
-MAP = "alone/arrays/ATTN-N"
 CHOICE = ("--only", "numbers,help", "--families", "bert,gpt2", "-j", 0)
 
 
@@ -53,30 +50,6 @@ def test_made_again_everything_is_bit_equal(made):
     for section, least in (("numbers", 800), ("help", 15)):
         row = counts(done.stdout, section)
         assert row["items"] == row["bit-equal"] >= least
-
-
-def test_a_changed_number_and_a_changed_line_of_help_are_found(made, store, tmp_path):
-    folder = tmp_path / "set"
-    shutil.copytree(made, folder)
-    for family in ("bert", "gpt2"):
-        values = store.load(folder, "numbers", family)
-        values[MAP][1, 2, 0] += 2e-6 * np.abs(values[MAP]).max()
-        store.save(folder, "numbers", family, values)
-    path = folder / "help" / "commands.json"
-    pages = json.loads(path.read_text("utf-8"))
-    name = "normlens map --help"
-    pages[name] = pages[name].replace("Merge subwords into words.", "Merge subwords.")
-    path.write_text(json.dumps(pages), "utf-8")
-
-    done = golden("compare", folder, *CHOICE, "--ignore", "numbers/gpt2/alone/*")
-    assert done.returncode == 1, done.stderr
-    row = counts(done.stdout, "numbers")
-    assert (row["differs"], row["ignored"], row["missing"], row["new"]) == (1, 1, 0, 0)
-    assert counts(done.stdout, "help")["differs"] == 1
-    assert f"differs   numbers/bert/{MAP}  2.0e-06 of the largest number" in done.stdout
-    assert f"differs   help/commands/{name}" in done.stdout
-    assert "Merge subwords into words." in done.stdout
-    assert "numbers/gpt2/" not in done.stdout
 
 
 # Verdicts ---------------------------------------------------------------------------------------

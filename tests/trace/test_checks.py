@@ -10,6 +10,7 @@ from torch import nn
 import normlens
 from normlens.errors import UnsupportedModelError
 from normlens.layers import Linear, Reach
+from normlens.models import adapt
 from normlens.models.tiny import tiny_model
 from normlens.trace.checks import (
     LINEAR_TOLERANCE,
@@ -18,7 +19,7 @@ from normlens.trace.checks import (
     linear_sizes,
     masked_beyond,
 )
-from normlens.trace.run import Rows
+from normlens.trace.run import ROWS, SOME_ROWS, Recorder, Rows, trace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 
@@ -41,9 +42,6 @@ def sides(alpha: torch.Tensor, lengths: list[int], reach: Reach = Reach()) -> li
             (offsets[:n].flip(0), reach.back),
         )
     ]
-
-
-# What is attended to ------------------------------------------------------------------------------
 
 
 @in_one_case("reach", [Reach(), Reach(None, 0), Reach(2, 0), Reach(1, 3)])
@@ -96,9 +94,6 @@ def test_small_weights_that_vanish_in_half_precision_are_no_mask():
     counts = attention_support(alpha, Reach(), [n])[1]
     assert (counts == 0).sum() > 20  # whole diagonals are zero
     assert sides(alpha, [n]) == [None, None]
-
-
-# What a module computes ---------------------------------------------------------------------------
 
 
 @in_one_case("dtype", LINEAR_TOLERANCE, ids=str)
@@ -157,3 +152,40 @@ def test_a_module_that_does_more_than_its_weight_says_is_named(family, name, pla
     assert "Louder) of layer 0 does not compute x W + b" in message
     assert "merge_and_unload" in message
     assert "\n" not in message
+
+
+def recording() -> Recorder:
+    return Recorder(adapt(tiny_model("bert")), {0}, lambda traced: None)
+
+
+def test_rows_are_few_and_spread_over_the_tokens():
+    recorder, module = recording(), nn.Linear(4, 3)
+    x = torch.arange(200.0).reshape(2, 25, 4)
+    recorder._keep([SOME_ROWS], module, (x,), {}, x[..., :3])
+    rows = recorder.rows[module]
+    assert rows.input.shape == (ROWS, 4)
+    assert rows.output.shape == (ROWS, 3)
+    assert torch.equal(rows.output, rows.input[:, :3])
+    assert rows.input[-1, 0] > 150
+    assert rows.input.untyped_storage().nbytes() == ROWS * 4 * 4  # not a view of all tokens
+
+
+def test_a_module_that_is_called_token_by_token():
+    recorder, module = recording(), nn.Linear(4, 4)
+    for token in torch.randn(20, 1, 4):
+        recorder._keep([SOME_ROWS], module, (), {"input": token}, token)
+    rows = recorder.rows[module]
+    assert rows.input.shape == (ROWS, 4)
+
+
+def test_a_trace_holds_rows_of_every_linear_module():
+    found = []
+    ids = torch.tensor([[3, 9, 27]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    trace(adapt(tiny_model("phi3")), inputs, [1], found.append)
+    block = found[0].block
+    attention, mlp = block.self_attn, block.mlp
+    expected = {attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj}
+    assert set(found[0].rows) == expected
+    for module, rows in found[0].rows.items():
+        assert torch.equal(module(rows.input), rows.output)

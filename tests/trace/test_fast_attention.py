@@ -116,32 +116,6 @@ def test_no_tensor_of_all_pairs_exists(fast, dtype):
     assert largest[1] < 400**2 / 2
 
 
-def test_long_texts_go_on_their_own(monkeypatch):
-    """So that which attention runs does not depend on the other texts of a batch."""
-    lens = normlens.load(tiny_model("llama"), tokenizer=False)
-    texts = [[5, 9, 33, 2], [5, 17, 31, 8, 44, 23, 12, 9], [7, 9, 33], [6, 1, 3, 8, 4, 2, 12, 9]]
-    alone = 4 * 8**2 * 4
-    monkeypatch.setattr(explainer, "ALPHA_BYTES", alone - 1)
-    kinds, sizes = [], []
-    inputs = spied(explainer.tracing.model_inputs, 1, sizes)
-    monkeypatch.setattr(explainer.tracing, "model_inputs", inputs)
-    monkeypatch.setattr(explainer.tracing, "reading", spied(explainer.tracing.reading, 2, kinds))
-    asked = {"position": -1, "layer": 1, "direction": [1.0] * 16}
-    lens.explain(input_ids=texts, batch_size=4, **asked)
-    lengths = [[len(item) for item in items] for items in sizes]
-    assert dict(zip(kinds, lengths, strict=True)) == {"eager": [4, 3], "normlens": [8, 8]}
-
-
-def spied(function: Any, place: int, seen: list[Any]) -> Any:
-    """The function, whose argument at this place is written down at each call."""
-
-    def call(*given: Any) -> Any:
-        seen.append(given[place])
-        return function(*given)
-
-    return call
-
-
 def test_the_model_keeps_its_own_attention(fast, monkeypatch):
     """After a call, after an error, and in other threads while a call runs."""
     lens = normlens.load(tiny_model("llama"), tokenizer=False)

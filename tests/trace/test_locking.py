@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from one_case import in_one_case
-from test_text import wordpiece
 from transformers import AutoModelForCausalLM
 
 import normlens
@@ -174,20 +173,6 @@ def test_an_exception_lets_go_of_the_model(error):
     assert model.training
     (found,) = run_together([lambda: normlens.load(model).maps(input_ids=[5, 6, 7])])
     assert_same_bits(found, expected)
-
-
-def test_a_tokenizer_in_many_threads():
-    """Some truncate and some do not, which a fast tokenizer notes in itself."""
-    lens = normlens.load(tiny_model("bert", pad_token_id=0), wordpiece())
-    options = {"layers": 0, "scopes": "ATTN-W"}
-
-    def task(index: int) -> int:
-        if index % 2:
-            return len(lens.maps("the " * 60, truncate=True, **options).tokens)
-        return len(lens.maps("the dog " * (index % 8 + 1), **options).tokens)
-
-    lengths = run_together([lambda index=index: task(index) for index in range(80)])
-    assert lengths == [48 if index % 2 else 2 + 2 * (index % 8 + 1) for index in range(80)]
 
 
 # Turns alone --------------------------------------------------------------------------------------

@@ -1,10 +1,14 @@
-"""Citations: which sources made an answer, by one exact pass back and a few ablations.
+"""Citations: which sources made an answer, by one exact backward pass and a few ablations.
 
-Sources, a question and an answer are one prompt. The way back from the answer's log-probability
-gives ``c_k = g_k · e_k`` for every token (`normlens.explain.backward`), and a source's score is the
-sum over its tokens. With k random subsets of the sources, each kept with probability ½, and the
-answer's log-probability y under each, ``y = b + M w`` is solved for w around the prior mean
-``a c``: a by least squares, at least 0, then a ridge of `RIDGE` on what is left.
+Sources, a question and an answer are one prompt. The backward pass from the answer's
+log-probability gives ``c_k = g_k · e_k`` for every token (`normlens.explain.backward`), and a
+source's score is the sum over its tokens.
+
+Ablations sharpen these: k subsets, each source in half of them, and the answer's log-probability y
+under each and with all sources. ``y = b + M w`` is solved for w around the prior mean ``a c``: a by
+least squares, at least 0, then a ridge on what is left, which moves a source in proportion to its
+own |c| and a share of the mean one. The largest sources are in subsets that are orthogonal, so that
+their effects are told apart.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg import hadamard
 
 from normlens.errors import InputError, require
 from normlens.explain.backward import ask_for_places, chooses_positions, rows_read
@@ -58,8 +63,8 @@ _CUE = "\n\nAnswer:"
 ALPHA_BYTES = 1 << 21
 #: Scores of all words that subsets may take at a time, in bytes.
 LOGIT_BYTES = 1 << 28
-#: λ of the ridge.
-RIDGE = 4.0
+#: λ of the ridge, and the share of the mean |c| that every source may move by.
+RIDGE, SHARE = 2.0, 0.3
 
 
 # The prompt: sources and a question as the model reads them, with all sources or some.
@@ -316,8 +321,9 @@ def cite(prompt: Prompt, progress: Progress | None = None) -> Citation:
         text=(text, answer.text) if lens.two_stacks else text + answer.text,
     )
     if options.ablations:
-        masks = random_masks(len(prompt.sources), options.ablations, options.seed)
-        scores, interval = sharpened(citation.contributions, masks, subset_scores(prompt, masks))
+        prior, whole_score = citation.contributions, float(citation.log_probabilities.sum())
+        masks = ablation_masks(prior, options.ablations, options.seed)
+        scores, interval = sharpened(prior, masks, subset_scores(prompt, masks), whole_score)
         citation = replace(citation, ablated=scores, interval=interval, ablations=options.ablations)
     return citation
 
@@ -325,6 +331,24 @@ def cite(prompt: Prompt, progress: Progress | None = None) -> Citation:
 def random_masks(sources: int, count: int, seed: int | Sequence[int]) -> NDArray[np.bool_]:
     """Random subsets (subset, source), each source kept with probability ½."""
     return np.random.default_rng(seed).random((count, sources)) < 0.5
+
+
+def ablation_masks(
+    prior: NDArray[np.float64], count: int, seed: int | Sequence[int]
+) -> NDArray[np.bool_]:
+    """Subsets (subset, source) for ablations, each source in about half of them.
+
+    The sources with the largest scores take the columns of a Hadamard matrix, with random signs and
+    rows; the others share these columns.
+    """
+    chance = np.random.default_rng(seed)
+    size = 2 << max(0, (count - 1).bit_length() - 1)
+    columns = hadamard(size)[chance.permutation(size)[:count], 1:]
+    columns = columns[:, chance.permutation(size - 1)]
+    masks = np.empty((count, len(prior)), bool)
+    for place, source in enumerate(np.argsort(-np.abs(prior), kind="stable")):
+        masks[:, source] = columns[:, place % (size - 1)] * chance.choice([-1, 1]) > 0
+    return masks
 
 
 def subset_scores(prompt: Prompt, masks: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -383,21 +407,28 @@ def _log_probabilities(prompt: Prompt, items: Sequence[Encoded]) -> list[float]:
 
 
 def sharpened(
-    prior: NDArray[np.float64], masks: NDArray[np.bool_], y: NDArray[np.float64]
+    prior: NDArray[np.float64],
+    masks: NDArray[np.bool_],
+    y: NDArray[np.float64],
+    whole: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Scores (source,) from the answer's log-probabilities `y` under subsets, around a·`prior`.
 
-    The second are 95 % intervals (source, 2): normal ones of the ridge's posterior, with the
-    variance that the residuals show.
+    `whole` is that with all sources. The second are 95 % intervals (source, 2): normal ones of the
+    ridge's posterior, with the variance that the residuals show.
     """
-    m = masks - masks.mean(0)  # b is not penalised
+    m = np.vstack([masks, np.ones(len(prior))])
+    m, y = m - m.mean(0), np.append(y, whole)  # b is not penalised
     expected, y = m @ prior, y - y.mean()
     size = float(expected @ expected)
     a = max(0.0, float(expected @ y) / size) if size > 0 else 0.0
     left = y - a * expected
-    gram = np.linalg.inv(m @ m.T + RIDGE * np.eye(len(m)))
-    scores = a * prior + m.T @ gram @ left
+    width = np.abs(prior) + SHARE * np.abs(prior).mean()  # how far each source may move
+    width = width / width.mean() if width.any() else np.ones(len(prior))
+    moved = m * width
+    gram = np.linalg.inv(moved @ m.T + RIDGE * np.eye(len(m)))
+    scores = a * prior + moved.T @ gram @ left
     variance = float(left @ gram @ left) / max(1, len(m) - 2)
-    shrunk = 1 - np.einsum("ks,kl,ls->s", m, gram, m)
+    shrunk = width - np.einsum("ks,kl,ls->s", moved, gram, moved)
     half = 1.96 * np.sqrt(variance * np.maximum(shrunk, 0))
     return scores, np.stack([scores - half, scores + half], axis=1)

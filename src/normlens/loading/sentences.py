@@ -152,7 +152,7 @@ def read_pooling(origin: Origin) -> Pooling:
 def saved_router(source: object, trust_remote_code: bool = False) -> Any:
     """The object that sentence-transformers makes of a folder with a `Router`; None of others."""
     folder = Path(source).expanduser() if isinstance(source, str | os.PathLike) else None
-    if folder is None or not (folder / "router_config.json").is_file():
+    if folder is None or not os.path.isfile(folder / "router_config.json"):
         return None
     if find_spec("sentence_transformers") is None:
         raise MissingDependencyError(

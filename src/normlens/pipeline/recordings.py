@@ -17,6 +17,7 @@ from torch import nn
 from normlens.errors import is_out_of_memory
 from normlens.gpu.graphs import ModelState
 from normlens.inputs.text import Encoded
+from normlens.layers import FeedForward
 from normlens.trace.locking import process_lock
 from normlens.trace.run import padding_id
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 #: Texts up to the first length are padded to multiples of the second, longer ones of the next.
 SIZES = ((128, 16), (256, 32), (512, 64))
-#: Pairs of tokens in a batch up to which padding costs less than launching kernels does, and by how
-#: much it may increase those of larger batches.
-FEW_PAIRS, INCREASE = 1 << 16, 1.5
+#: Operations that padding may add to the feed-forward stages: they take less time than launching
+#: the kernels of a batch one by one.
+ADDED = 4e12
 #: Batches of one shape before the next one is recorded.
 BEFORE = 1
 #: Recordings of one lens; the least recently used one makes room.
@@ -74,8 +75,9 @@ def padded(lens: Lens, items: Sequence[Encoded]) -> list[Encoded]:
     windows = [layer.reach.back for layer in lens.layers if layer.reach.back is not None]
     if size > (lens.max_tokens or size) or size - min(lengths) > min(windows, default=size):
         return list(items)  # behind the end of a text a window may hold nothing but padding
-    pairs, of_tokens = len(items) * size**2, sum(n * n for n in lengths)
-    if pairs > max(FEW_PAIRS, INCREASE * of_tokens):
+    blocks = [layer.feed_forward for layer in lens.layers]
+    each = sum(2 * b.down.weight.numel() for b in blocks if isinstance(b, FeedForward))
+    if each * sum(size**2 - n**2 for n in lengths) > ADDED:
         return list(items)
     unused = padding_id(lens.adapter)
     return [_padded(item, size - n, unused) for item, n in zip(items, lengths, strict=True)]

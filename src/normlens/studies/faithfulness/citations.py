@@ -27,6 +27,7 @@ from normlens.corpus.measures.base import BoundMeasure, Item
 from normlens.errors import InputError, MissingDependencyError, NormLensError
 from normlens.explain.citations import (
     Prompt,
+    ablation_masks,
     check_answers,
     cite,
     prepared,
@@ -193,7 +194,7 @@ class Trial:
         self.prompt, self.count = prompt, len(prompt.sources)
         self._known: dict[bytes, float] = {}
         self._seed = seed
-        #: subsets that scores are held to, and those that methods may use
+        #: subsets that scores are held to, and those that ContextCite uses
         self.held, self.masks = (
             random_masks(self.count, rows, (*seed, purpose))
             for purpose, rows in enumerate((SUBSETS, ablations))
@@ -219,10 +220,11 @@ class Trial:
     def scores(self, method: str) -> Scores:
         """A method's score of each source."""
         count = ablations_of(method)
-        masks = self.masks[:count]
         if method.startswith("normlens+"):
-            return sharpened(self.exact, masks, self.log_p(masks))[0]
+            masks = ablation_masks(self.exact, count, (*self._seed, 1))
+            return sharpened(self.exact, masks, self.log_p(masks), self.whole)[0]
         if method.startswith("contextcite-"):
+            masks = self.masks[:count]
             return lasso(masks, self.log_p(masks), len(self.prompt.ids))
         return _PLAIN[method](self)
 

@@ -1,4 +1,4 @@
-"""CSV that a spreadsheet opens as data: nothing that it would run."""
+"""A cosine's parts as tables, and CSV that a spreadsheet opens as data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,86 @@ import pytest
 from one_case import in_one_case
 
 import normlens
+from normlens.errors import InputError
 from normlens.models.tiny import tiny_model
 from normlens.results import exports as export
+from normlens.results.axes import TokenAxis
+from normlens.results.explanation import Cosine
 from normlens.results.words import harmless, harmless_sql, write_csv
 
+
+@pytest.fixture
+def pair() -> Cosine:
+    generator = np.random.default_rng(0)
+    matrix = generator.normal(size=(4, 3))
+    a_with_bias, b_with_bias = generator.normal(size=4), generator.normal(size=3)
+    return Cosine(
+        value=float(matrix.sum() + a_with_bias.sum() + b_with_bias.sum() + 0.25),
+        matrix=matrix,
+        a_with_bias=a_with_bias,
+        b_with_bias=b_with_bias,
+        bias=0.25,
+        a=TokenAxis(
+            ["[CLS]", "fl", "##ute", "."],
+            [1, 2, 3, 4],
+            [True, False, False, False],
+            [None, 0, 0, 1],
+            ["flute", "."],
+        ),
+        b=TokenAxis(["[CLS]", "drum", "!"], [1, 5, 6], [True, False, False], [None, 0, 1],
+                    ["drum", "!"]),
+        completeness=1e-8,
+        provenance={"model": "m", "note": "a note"},
+        text_a="flute.",
+        text_b="drum!",
+    )  # fmt: skip
+
+
+def test_margins_with_and_without_the_other_texts_bias(pair):
+    margins = pair.margins
+    np.testing.assert_allclose(margins.a_without_bias, pair.matrix.sum(1))
+    np.testing.assert_allclose(margins.b_without_bias, pair.matrix.sum(0))
+    unowned_by_a = pair.b_with_bias.sum() + pair.bias
+    assert margins.a.sum() + unowned_by_a == pytest.approx(pair.value)
+    unowned_by_b = pair.a_with_bias.sum() + pair.bias
+    assert margins.b.sum() + unowned_by_b == pytest.approx(pair.value)
+
+
+def test_the_remainder_is_named(pair):
+    assert list(pair.remainder) == [
+        "tokens of A × bias of B",
+        "bias of A × tokens of B",
+        "bias of A × bias of B",
+    ]
+    assert pair.matrix.sum() + sum(pair.remainder.values()) == pytest.approx(pair.value)
+
+
+def test_words_keep_every_sum(pair):
+    merged = pair.words()
+    assert merged.tokens_a == ["[CLS]", "flute", "."]
+    assert merged.tokens_b == ["[CLS]", "drum", "!"]
+    np.testing.assert_allclose(merged.matrix[1], pair.matrix[1] + pair.matrix[2])
+    assert merged.matrix.sum() == pytest.approx(pair.matrix.sum())
+    assert merged.remainder == pytest.approx(pair.remainder)
+    assert merged.words() == merged
+    with pytest.raises(InputError, match="fast tokenizer"):
+        Cosine(**{**vars(pair), "a": TokenAxis(["x", "y", "z", "w"])}).words()
+
+
+def test_tables(pair):
+    frame = pair.to_pandas()
+    assert list(frame.columns) == ["a", "a_token", "b", "b_token", "value"]
+    assert len(frame) == 12
+    row = frame[(frame.a == 2) & (frame.b == 1)].iloc[0]
+    assert (row.a_token, row.b_token, row.value) == ("##ute", "drum", pair.matrix[2, 1])
+    best = pair.top(3)
+    assert len(best) == 3
+    assert abs(best.value[0]) == np.abs(pair.matrix).max()
+
+
 FORMULAS = ["=1+1", "+1", "-", "@SUM(A1)", "\t=1", "\r=1", '=A("x",1)']
+
+
 PLAIN = ["the", "a=b", "", "'", "##ing", "–", " =1", "日本"]
 
 
@@ -58,9 +133,6 @@ def test_tokens_of_maps(tmp_path: Path) -> None:
     export.write(maps, tmp_path / "maps.csv")
     _, *body = rows((tmp_path / "maps.csv").read_text(encoding="utf-8"))
     assert [row[6] for row in body] == ["'=1+1", "a", "'-"] * 3
-
-
-# DuckDB -------------------------------------------------------------------------------------------
 
 
 def answer(query: str) -> tuple[list[str], list[tuple[object, ...]]]:

@@ -1,4 +1,4 @@
-"""Objects that hold a transformers model somewhere inside."""
+"""Models of several models, and objects that hold a model somewhere inside."""
 
 from __future__ import annotations
 
@@ -6,15 +6,77 @@ import pytest
 import torch
 import transformers
 from one_case import in_one_case
-from reference import largest_error
 from torch import nn
 
 import normlens
 from normlens.errors import UnsupportedModelError
-from normlens.models import adapt
-from normlens.models.tiny import tiny_config, tiny_model
+from normlens.models import adapt, adapter_class
+from normlens.models.tiny import scramble, tiny_config, tiny_model
 
-IDS = [3, 9, 27, 14, 5, 33, 8]
+IDS = [3, 9, 27, 14, 5]
+
+
+VISION = dict(
+    model_type="siglip2_vision_model",
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=24,
+    num_patches=16,
+    patch_size=4,
+)
+
+
+def llava(language: str) -> transformers.LlavaConfig:
+    text = tiny_config(language)
+    return transformers.LlavaConfig(text_config=text, vision_config=VISION, image_token_index=63)
+
+
+def refusal_of(model) -> str:
+    with pytest.raises(UnsupportedModelError) as raised:
+        normlens.load(model)
+    return str(raised.value)
+
+
+@in_one_case(
+    ("kind", "path"),
+    [
+        (transformers.AutoModel, "model.language_model"),
+        (transformers.AutoModelForImageTextToText, "model.model.language_model"),
+    ],
+)
+def test_the_model_inside_is_named_by_its_path(kind, path):
+    model = kind.from_config(llava("qwen2"))
+    line = refusal_of(model)
+    part = path.removeprefix("model.")
+    assert f"pass the one whose maps you want: {path} ('qwen2')" in line
+    assert line.endswith(f"part={part!r} (--part {part})")
+    scramble(model)
+    inside = model.get_submodule(path.removeprefix("model."))
+    assert normlens.load(inside, False).maps(input_ids=IDS).completeness <= 1e-4
+
+
+def test_a_configuration_alone_tells_as_much():
+    with pytest.raises(UnsupportedModelError, match=r"AutoModel and pass .*model\.language_model"):
+        adapter_class(llava("llama"))
+
+
+def test_models_inside_that_are_refused_give_their_reason():
+    text = dict(model_type="mamba", vocab_size=64, hidden_size=16, num_hidden_layers=1)
+    config = transformers.LlavaConfig(text_config=text, vision_config=VISION, image_token_index=63)
+    with pytest.raises(UnsupportedModelError, match=r"none of which .*'mamba' .*state-space"):
+        adapter_class(config)
+
+
+def test_a_configuration_without_a_skeleton_names_the_types_inside():
+    """transformers has no AutoModel for it."""
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        tiny_config("bert"), tiny_config("gpt2")
+    )
+    with pytest.raises(UnsupportedModelError, match=r"several models \(bert, gpt2\); load it"):
+        adapter_class(config)
+    model = transformers.EncoderDecoderModel(config)
+    assert "model.encoder ('bert') or model.decoder ('gpt2')" in refusal_of(model)
 
 
 class Wrapper(nn.Module):
@@ -54,22 +116,6 @@ def test_heads_and_wrappers_are_taken_off(name):
     adapter = adapt(wrap(model))
     assert (adapter.model, adapter.whole) == (model.model, model)
     assert adapt(wrap(model.model)).model is model.model
-
-
-def test_a_model_in_distributed_training():
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model = tiny_model("llama").train()
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        maps = normlens.load(wrapped).maps(input_ids=IDS)
-    finally:
-        distributed.destroy_process_group()
-    assert all(module.training for module in wrapped.modules())
-    expected = normlens.load(tiny_model("llama")).maps(input_ids=IDS)
-    assert largest_error(maps[expected.scopes[-1]], expected[expected.scopes[-1]]) < 1e-6
 
 
 class FullyShardedDataParallel(nn.Module):
