@@ -34,7 +34,12 @@ def test_the_map_is_pythons_map(viewer, soap, soap_html):
     text = " ".join(viewer.svg_texts('[data-figure="map"] text'))
     assert "source j (input)" in text
     assert "target i (output)" in text
+    assert "After feed-forward (behind attention, residual, norm), layer 3" in text
+    assert f"{FF} · minilm" in text
+    viewer.choose("names", "papers")
+    text = " ".join(viewer.svg_texts('[data-figure="map"] text'))
     assert f"{FF}, layer 3" in text
+    assert "names=papers" in viewer.page.url
     viewer.open(soap_html, "layer=0&scope=FF")
     assert viewer.root("layer") == "0"
     np.testing.assert_allclose(viewer.values(), soap["FF"][0], rtol=1e-6)
@@ -276,6 +281,9 @@ def test_heads(viewer, minilm, soap, tmp_path):
     assert viewer.page.locator("[data-head]").count() == 12
     assert viewer.page.locator(".missing").is_hidden()
     captions = viewer.texts("[data-head] .caption:last-child")
+    first = viewer.page.locator(".labelled").first
+    for axis in ("rows", "columns"):
+        assert first.locator(f".names.{axis} span").all_inner_texts() == soap.tokens
     largest = maps.heads["ATTN-N"][2].max(axis=(1, 2))
     assert captions == [f"largest {value:.3g}" for value in largest]
     viewer.click('[data-head="2:3"]')

@@ -201,8 +201,10 @@ class Explainer:
         size = self.options.batch_size if self._may_pad else 1
         # A number must not depend on the batch, so long texts go on their own.
         for is_long in (False, True):
-            alike = [k for k in single if self._is_long(self._item(questions[k])) == is_long]
-            items = [self._item(questions[index]) for index in alike]
+            alike = [
+                k for k in single if self._is_long(self.items[questions[k].sequence]) == is_long
+            ]
+            items = [self.items[questions[index].sequence] for index in alike]
             for places in batches.batches(self.lens, items, size):
                 yield sorted(alike[place] for place in places)
         yield from (indices for indices in of_item.values() if len(indices) > 1)
@@ -212,9 +214,6 @@ class Explainer:
         """False of a classifier of the last token that cannot tell padding from text."""
         named = getattr(self.lens.adapter.config, "pad_token_id", None)
         return self.head.reads != LAST or named is not None
-
-    def _item(self, question: Question) -> Encoded:
-        return self.items[question.sequence]
 
     def _answers(self, questions: Sequence[Question]) -> list[Explanation]:
         """Run the model on a batch once and carry back every question about it.

@@ -85,7 +85,7 @@ class RawInput:
 
 def encode_input(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     """Inputs as the model takes them, and whether they were given as a list."""
-    return (encode_pairs if lens.two_stacks else encode_one)(lens, given)
+    return (encode_pairs if lens.adapter.two_stacks else encode_one)(lens, given)
 
 
 def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
@@ -94,7 +94,7 @@ def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     if isinstance(lens.adapter, SignalEncoder):
         return encode_signals(lens, replace(given, source=source))
     check_no_signal(lens, source, given.sampling_rate)
-    if lens.two_stacks:
+    if lens.adapter.two_stacks:
         raise InputError(
             f"{lens.name} is an encoder–decoder, of which this analysis needs one stack; "
             "lens.maps(source, target) and lens.explain(source, target=…) take both"
@@ -169,9 +169,9 @@ def check_separated(lens: Lens) -> None:
 
 def check_stacks(lens: Lens, items: Sequence[Encoded]) -> None:
     """Raise unless the items are pairs for an encoder–decoder, and single sequences for others."""
-    if any((item.source is not None) != lens.two_stacks for item in items):
-        takes = "pairs of a source and a target" if lens.two_stacks else "single sequences"
-        maker = "encode_pairs" if lens.two_stacks else "encode"
+    if any((item.source is not None) != lens.adapter.two_stacks for item in items):
+        takes = "pairs of a source and a target" if lens.adapter.two_stacks else "single sequences"
+        maker = "encode_pairs" if lens.adapter.two_stacks else "encode"
         raise InputError(f"{lens.name} takes {takes}; make them with lens.{maker}(…)")
 
 

@@ -200,9 +200,9 @@ def provenance(lens: Lens, rule: str, completeness: float, tolerance: float) -> 
     return {
         "model": lens.name,
         "revision": lens.revision,
-        "model_type": lens.model_type,
+        "model_type": lens.adapter.config.model_type,
         "components": lens.component_sequence,
-        "causal": lens.causal,
+        "causal": lens.adapter.causal,
         "nonlinearity": rule,
         "completeness": completeness,
         "tolerance": tolerance,

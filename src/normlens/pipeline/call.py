@@ -83,7 +83,7 @@ def stacks_of(
         if not name or scopes:
             stacks.append(Stack(layers, chosen, scopes, options, arrays, correlations, first, name))
         first += len(layers)
-    if lens.two_stacks and (not stacks or stacks[-1].name != DECODER):
+    if lens.adapter.two_stacks and (not stacks or stacks[-1].name != DECODER):
         raise InputError(
             "only layers or scopes of the encoder are asked for; ask for some of the decoder's, "
             f"too: {', '.join(batches.scopes_of(layers))} in its {len(layers)} layers"
@@ -106,7 +106,7 @@ def _chosen_scopes(
         meant = [name for name in names if is_among(name, scopes)]
         for name in names:
             in_model = any(is_among(name, layer.scopes) for layer in lens.layers)
-            if name not in meant and not (lens.two_stacks and in_model):
+            if name not in meant and not (lens.adapter.two_stacks and in_model):
                 scope = resolve(name, lens.scopes)  # raises where no layer has it
                 having = [k for k, layer in enumerate(lens.layers) if scope in layer.scopes]
                 raise InputError(
@@ -468,7 +468,7 @@ class Call:
     def _packed(self, batch: list[Encoded], collectors: list[Collector]) -> list[Maps]:
         """Check a batch's results and pack them up."""
         *encoder, results = [collector.maps() for collector in collectors]
-        if not self.lens.two_stacks:
+        if not self.lens.adapter.two_stacks:
             return results
         pairs = []
         for index, (item, maps) in enumerate(zip(batch, results, strict=True)):

@@ -26,6 +26,7 @@ from normlens.studies.ablation.options import (
     OUTLIERS,
     VECTOR_KINDS,
 )
+from normlens.studies.reports import drawing
 from normlens.studies.reports.contents import (
     Figure,
     Header,
@@ -36,19 +37,6 @@ from normlens.studies.reports.contents import (
     experiment,
     measured,
     model_of,
-)
-from normlens.studies.reports.drawing import (
-    GREY,
-    SMALL,
-    Drawing,
-    bare,
-    colour_bar,
-    layer_ticks,
-    legend,
-    line,
-    panels,
-    style,
-    tiles,
 )
 from normlens.studies.reports.files import finished_run, write
 from normlens.studies.reports.words import LAYER, caption, fixed, signed
@@ -144,7 +132,7 @@ def _worth_figure(evidence: AblationEvidence, cost: Cost, rows: pd.DataFrame, wa
     return Figure(draw, _say("figure worth", cost=cost.words, way=IN_WORDS[way]))
 
 
-def draw_grids(grids: dict[str, pd.DataFrame], labels: list[str]) -> Drawing:
+def draw_grids(grids: dict[str, pd.DataFrame], labels: list[str]) -> drawing.Drawing:
     """Draw tables of layers (rows) × components (columns) side by side, each in its own colours.
 
     All have the same rows and columns; `labels` are those of their colour bars.
@@ -152,7 +140,7 @@ def draw_grids(grids: dict[str, pd.DataFrame], labels: list[str]) -> Drawing:
     layers, components = next(iter(grids.values())).shape
     width = max(3.0, 0.52 * components + 1.1)
     high = max(2.4, min(0.28, 6.5 / layers) * layers + 0.9)
-    figure, axes = panels(len(grids), 1, width=width, height=high)
+    figure, axes = drawing.panels(len(grids), 1, width=width, height=high)
     for panel, (title, grid), label in zip(axes, grids.items(), labels, strict=True):
         values = grid.to_numpy(float)
         # A few large changes beside many small ones: the root brings out the small ones.
@@ -167,14 +155,16 @@ def draw_grids(grids: dict[str, pd.DataFrame], labels: list[str]) -> Drawing:
         )
         panel.set_xticks(range(components), list(grid), rotation=45 if components > 6 else 0)
         panel.set_yticks(range(1, layers + 1, max(1, -(-layers // 16))))
-        style(panel, y=LAYER if panel is axes[0] else "", title=title, grid=False)
-        bare(panel)
+        drawing.style(panel, y=LAYER if panel is axes[0] else "", title=title, grid=False)
+        drawing.bare(panel)
         for (row, column), value in np.ndenumerate(values):
             if layers <= _NUMBERED and np.isfinite(value):
                 text, ink = _short(value), colours.ink(value)
-                centred: Any = {"ha": "center", "va": "center", "fontsize": SMALL - 1}
+                centred: Any = {"ha": "center", "va": "center", "fontsize": drawing.SMALL - 1}
                 panel.text(column, row + 1, text, color=ink, **centred)
-        bar = colour_bar(figure, image, label, ax=panel, fraction=0.05, pad=0.02, aspect=8 * high)
+        bar = drawing.colour_bar(
+            figure, image, label, ax=panel, fraction=0.05, pad=0.02, aspect=8 * high
+        )
         finite = values[np.isfinite(values)]
         if len(finite) and finite.min() < finite.max():
             # The colours are alike on both sides of 0; the key shows those that occur.
@@ -264,22 +254,26 @@ def _correlations(evidence: AblationEvidence) -> list[dict[str, Any]]:
     return found
 
 
-def _draw_scatter(points: pd.DataFrame, cost: Cost, found: dict[str, Any]) -> Drawing:
+def _draw_scatter(points: pd.DataFrame, cost: Cost, found: dict[str, Any]) -> drawing.Drawing:
     """Draw every cell, a colour and a marker per component, its layer beside it where it fits."""
-    figure, (axes,) = panels(width=5.4, height=3.6)
+    figure, (axes,) = drawing.panels(width=5.4, height=3.6)
     axes.axhline(0, color=FAINT, lw=0.6)
     for place, (component, rows) in enumerate(points.groupby("component", sort=False)):
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
         dots: Any = {"fmt": marker, "color": colour, "ms": 4, "lw": 0.8}
         axes.errorbar(rows["map"], rows["change"], _bars(rows), label=component, **dots)
         if len(points) <= 40:
-            beside: Any = {"xytext": (3, 2), "textcoords": "offset points", "fontsize": SMALL - 1}
+            beside: Any = {
+                "xytext": (3, 2),
+                "textcoords": "offset points",
+                "fontsize": drawing.SMALL - 1,
+            }
             for layer, x, y in zip(rows["layer"], rows["map"], rows["change"], strict=True):
                 axes.annotate(_layer_label(layer), (x, y), color=colour, **beside)
     _scale_changes(axes, points[["change", "low", "high"]])
     behind = "1 − ρ of the maps before and behind the component"
-    style(axes, x=behind, y=f"{cost.symbol} ({cost.unit})")
-    legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    drawing.style(axes, x=behind, y=f"{cost.symbol} ({cost.unit})")
+    drawing.legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
     title = "too few cells for a correlation"
     if found["rho"] == found["rho"]:
         rho, *ends = [fixed(found[name]) for name in _CORRELATION]
@@ -287,7 +281,7 @@ def _draw_scatter(points: pd.DataFrame, cost: Cost, found: dict[str, Any]) -> Dr
             f"Spearman's ρ = {rho} [{ends[0]}, {ends[1]}] over sequences, [{ends[2]}, {ends[3]}] "
             "over cells"
         )
-    axes.set_title(title, fontsize=SMALL, color=INK, loc="left")
+    axes.set_title(title, fontsize=drawing.SMALL, color=INK, loc="left")
     return figure
 
 
@@ -342,21 +336,23 @@ def means_table(changes: pd.DataFrame) -> pd.DataFrame:
     return means.reindex(columns=[kind for kind in VECTOR_KINDS if kind in means])
 
 
-def _draw_kinds(rows: pd.DataFrame, kinds: list[str], cost: Cost) -> Drawing:
+def _draw_kinds(rows: pd.DataFrame, kinds: list[str], cost: Cost) -> drawing.Drawing:
     names = list(rows["component"].unique())
     columns = min(3, len(names))
-    figure, axes = tiles(len(names), columns, 2.6, 2.0)
+    figure, axes = drawing.tiles(len(names), columns, 2.6, 2.0)
     for place, (panel, name) in enumerate(zip(axes, names, strict=True)):
         some = rows[rows["component"] == name].sort_values("layer")
         for number, kind in enumerate(kinds):
             one = some[some["kind"] == kind]
             if len(one):
-                line(panel, one["layer"], one["change"], one["low"], one["high"], number, kind)
-        layer_ticks(panel, int(rows["layer"].max()))
+                drawing.line(
+                    panel, one["layer"], one["change"], one["low"], one["high"], number, kind
+                )
+        drawing.layer_ticks(panel, int(rows["layer"].max()))
         _scale_changes(panel, some["change"], signed=False)
         below, left = place + columns >= len(names), place % columns == 0
-        style(panel, x=LAYER if below else "", y=cost.symbol if left else "", title=name)
-    legend(axes[0])
+        drawing.style(panel, x=LAYER if below else "", y=cost.symbol if left else "", title=name)
+    drawing.legend(axes[0])
     return figure
 
 
@@ -404,23 +400,23 @@ def compared(changes: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _draw_special(table: pd.DataFrame, cost: Cost) -> Drawing:
+def _draw_special(table: pd.DataFrame, cost: Cost) -> drawing.Drawing:
     kinds = [kind for kind in CONTROLS if _NAMES[kind] in set(table["dimensions"])]
-    figure, axes = panels(len(kinds), 1, width=3.8, height=2.7)
+    figure, axes = drawing.panels(len(kinds), 1, width=3.8, height=2.7)
     for panel, kind in zip(axes, kinds, strict=True):
         rows = table[table["dimensions"] == _NAMES[kind]].reset_index(drop=True)
         control = cost.changes[cost.changes["kind"] == CONTROLS[kind]]
         places = [rows["layer"].tolist().index(_layer_label(n)) for n in control["layer"]]
         label = "random dimensions"
-        panel.plot(places, control["change"], ".", color=GREY, ms=3, label=label)
+        panel.plot(places, control["change"], ".", color=drawing.GREY, ms=3, label=label)
         dots: Any = {"fmt": "o", "color": COLOURS[1], "ms": 4.5, "lw": 1}
         panel.errorbar(rows.index, rows["change"], _bars(rows), label=_NAMES[kind], **dots)
-        panel.axhline(0, color=GREY, lw=0.5)
+        panel.axhline(0, color=drawing.GREY, lw=0.5)
         _scale_changes(panel, [*control["change"], *rows["change"]])
         step = max(1, -(-len(rows) // 14))
         panel.set_xticks(rows.index[::step], rows["layer"][::step])
-        style(panel, x=LAYER, y=f"{cost.symbol} ({cost.unit})" if panel is axes[0] else "")
-        legend(panel, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+        drawing.style(panel, x=LAYER, y=f"{cost.symbol} ({cost.unit})" if panel is axes[0] else "")
+        drawing.legend(panel, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return figure
 
 
@@ -464,20 +460,20 @@ def layer_table(behind: pd.Series, end: pd.Series | None, rows: pd.DataFrame) ->
     return table.astype({"layer": int})
 
 
-def _draw_redundancy(table: pd.DataFrame, cost: Cost) -> Drawing:
-    figure, (left, right) = panels(2, 1, width=3.6, height=2.6)
+def _draw_redundancy(table: pd.DataFrame, cost: Cost) -> drawing.Drawing:
+    figure, (left, right) = drawing.panels(2, 1, width=3.6, height=2.6)
     left.bar(table["layer"], table["undone share"].clip(lower=-1), color=COLOURS[0], width=0.7)
     dots: Any = {"fmt": "o", "ms": 4, "lw": 1, "color": COLOURS[1], "label": "FF"}
     right.errorbar(table["layer"], table["FF"], _bars(table, "FF"), **dots)
     if table["ATTN"].notna().any():
         right.plot(table["layer"], table["ATTN"], "s", ms=3.5, color=COLOURS[0], label="ATTN")
     _scale_changes(right, table[["FF", "low", "high", "ATTN"]])
-    style(left, x=LAYER, y="undone share of FF's change")
-    style(right, x=LAYER, y=f"{cost.symbol} ({cost.unit})")
-    legend(right)
+    drawing.style(left, x=LAYER, y="undone share of FF's change")
+    drawing.style(right, x=LAYER, y=f"{cost.symbol} ({cost.unit})")
+    drawing.legend(right)
     for panel in (left, right):
         panel.axhline(0, color=FAINT, lw=0.6)
-        layer_ticks(panel, int(table["layer"].max()))
+        drawing.layer_ticks(panel, int(table["layer"].max()))
     return figure
 
 

@@ -18,21 +18,8 @@ from normlens.measures.bootstrap import mean_intervals
 from normlens.scopes import consecutive, layers_in_words, shortest, thinned
 from normlens.studies.papers.pair_samples import has_pairs
 from normlens.studies.papers.published import Evidence, compare
-from normlens.studies.reports import words
+from normlens.studies.reports import drawing, words
 from normlens.studies.reports.contents import Figure, Result, Table, experiment
-from normlens.studies.reports.drawing import (
-    SMALL,
-    Drawing,
-    bars,
-    correlation_limits,
-    heat_map,
-    layer_lines,
-    layer_ticks,
-    legend,
-    line,
-    panels,
-    style,
-)
 
 _say = partial(words.caption, "papers")
 
@@ -140,26 +127,26 @@ def table_1_figure_5(evidence: Evidence) -> Result | None:
     )
 
 
-def _draw_table_1(table: pd.DataFrame) -> Drawing:
-    figure, (axes,) = panels(width=3.6, height=2.4)
-    bars(axes, table.index, table, width=0.62, color=COLOURS[0])
+def _draw_table_1(table: pd.DataFrame) -> drawing.Drawing:
+    figure, (axes,) = drawing.panels(width=3.6, height=2.4)
+    drawing.bars(axes, table.index, table, width=0.62, color=COLOURS[0])
     for place, value in table["rho"].items():
-        axes.text(place, max(value, 0) + 0.03, f"{value:.2f}", ha="center", fontsize=SMALL)
+        axes.text(place, max(value, 0) + 0.03, f"{value:.2f}", ha="center", fontsize=drawing.SMALL)
     axes.set_xticks(table.index, table["component"])
     axes.set_ylim(min(0.0, table["rho"].min() - 0.05), 1.1)
-    style(axes, x="component", y=f"{RHO} before / after")
+    drawing.style(axes, x="component", y=f"{RHO} before / after")
     return figure
 
 
-def _draw_figure_5(layers: pd.DataFrame, components: list[str]) -> Drawing:
-    figure, axes = panels(columns=len(components), width=2.3, height=2.2, sharey=True)
+def _draw_figure_5(layers: pd.DataFrame, components: list[str]) -> drawing.Drawing:
+    figure, axes = drawing.panels(columns=len(components), width=2.3, height=2.2, sharey=True)
     for place, (panel, component) in enumerate(zip(axes, components, strict=True)):
         rows = layers[layers["component"] == component]
-        line(panel, rows["layer"], rows["rho"], rows["low"], rows["high"], place)
-        layer_ticks(panel, int(layers["layer"].max()))
-        correlation_limits(panel, layers["low"].min())
+        drawing.line(panel, rows["layer"], rows["rho"], rows["low"], rows["high"], place)
+        drawing.layer_ticks(panel, int(layers["layer"].max()))
+        drawing.correlation_limits(panel, layers["low"].min())
         title = f"({'abcdefgh'[place]}) {component}"
-        style(panel, x=words.LAYER, y=RHO if not place else "", title=title)
+        drawing.style(panel, x=words.LAYER, y=RHO if not place else "", title=title)
     return figure
 
 
@@ -195,14 +182,14 @@ def figure_9(evidence: Evidence) -> Result | None:
     )
 
 
-def _draw_figure_9(layers: pd.DataFrame, before: str) -> Drawing:
+def _draw_figure_9(layers: pd.DataFrame, before: str) -> drawing.Drawing:
     curves = {
         f"behind {through}": rows[["layer", "rho", "low", "high"]]
         for through, rows in layers.groupby("through", sort=False)
     }
-    figure, axes = layer_lines(curves, f"{RHO} with {before}", width=4.2, height=2.7)
-    correlation_limits(axes, layers["low"].min())
-    legend(axes, loc="lower left")
+    figure, axes = drawing.layer_lines(curves, f"{RHO} with {before}", width=4.2, height=2.7)
+    drawing.correlation_limits(axes, layers["low"].min())
+    drawing.legend(axes, loc="lower left")
     return figure
 
 
@@ -232,15 +219,15 @@ def figure_12(evidence: Evidence) -> Result | None:
     )
 
 
-def _draw_figure_12(square: pd.DataFrame) -> Drawing:
+def _draw_figure_12(square: pd.DataFrame) -> drawing.Drawing:
     side = 1.9 + 0.36 * len(square)
-    figure, (axes,) = panels(width=side + 0.5, height=side)
-    image = heat_map(axes, square, vmin=np.floor(10 * square.min(axis=None)) / 10, vmax=1)
+    figure, (axes,) = drawing.panels(width=side + 0.5, height=side)
+    image = drawing.heat_map(axes, square, vmin=np.floor(10 * square.min(axis=None)) / 10, vmax=1)
     axes.set_xticks(range(len(square)), square.columns, rotation=45, ha="right")
-    style(axes, grid=False)
+    drawing.style(axes, grid=False)
     bar = figure.colorbar(image, ax=axes, shrink=0.7)
-    bar.ax.tick_params(labelsize=SMALL)
-    bar.set_label(RHO, fontsize=SMALL)
+    bar.ax.tick_params(labelsize=drawing.SMALL)
+    bar.set_label(RHO, fontsize=drawing.SMALL)
     return figure
 
 
@@ -323,15 +310,15 @@ def figure_10(evidence: Evidence) -> Result | None:
     )
 
 
-def _draw_figure_10(means: pd.DataFrame) -> Drawing:
+def _draw_figure_10(means: pd.DataFrame) -> drawing.Drawing:
     labels = {"ff_output_norm": "FF's output", "bypassed_norm": "bypassed vector"}
-    figure, axes = layer_lines(curves_of(means, labels), "mean norm")
+    figure, axes = drawing.layer_lines(curves_of(means, labels), "mean norm")
     values = means[list(labels)]
     if values.max(axis=None) > 50 * values.min(axis=None) > 0:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    legend(axes)
+    drawing.legend(axes)
     return figure
 
 
@@ -363,11 +350,11 @@ def figure_11(evidence: Evidence) -> Result | None:
     )
 
 
-def _draw_figure_11(values: pd.DataFrame) -> Drawing:
+def _draw_figure_11(values: pd.DataFrame) -> drawing.Drawing:
     rows = [("input", "mean |FF input|"), ("output", "mean |FF output|")]
     rows += [("gamma", "γ of LN")] if values["gamma"].notna().any() else []
     layers = sorted(values["layer"].unique())
-    figure, axes = panels(columns=len(layers), rows=len(rows), width=2.4, height=1.5)
+    figure, axes = drawing.panels(columns=len(layers), rows=len(rows), width=2.4, height=1.5)
     for place, panel in enumerate(axes):
         (column, label), layer = rows[place // len(layers)], layers[place % len(layers)]
         some = values[values["layer"] == layer]
@@ -376,7 +363,7 @@ def _draw_figure_11(values: pd.DataFrame) -> Drawing:
         panel.vlines(special["dimension"], 0, special[column], color=COLOURS[1], lw=0.9)
         panel.plot(special["dimension"], special[column], "o", color=COLOURS[1], ms=2)
         panel.margins(x=0.01)
-        style(
+        drawing.style(
             panel,
             x="dimension" if place // len(layers) == len(rows) - 1 else "",
             y=label if place % len(layers) == 0 else "",
@@ -409,9 +396,9 @@ def section_6_2(evidence: Evidence) -> Result | None:
     )
 
 
-def _draw_section_6_2(means: pd.DataFrame) -> Drawing:
+def _draw_section_6_2(means: pd.DataFrame) -> drawing.Drawing:
     labels = {"rho_with": "all dimensions", "rho_without": "without special dimensions"}
-    figure, axes = layer_lines(curves_of(means, labels), "Spearman's ρ before / behind FF")
-    correlation_limits(axes, float(means.min(axis=None)))
-    legend(axes, loc="lower left")
+    figure, axes = drawing.layer_lines(curves_of(means, labels), "Spearman's ρ before / behind FF")
+    drawing.correlation_limits(axes, float(means.min(axis=None)))
+    drawing.legend(axes, loc="lower left")
     return figure

@@ -22,22 +22,8 @@ from normlens.results.maps import Maps
 from normlens.scopes import components_of, layers_in_words, thinned
 from normlens.studies.papers.published import Evidence, compare
 from normlens.studies.papers.settings import Settings
-from normlens.studies.reports import words
+from normlens.studies.reports import drawing, words
 from normlens.studies.reports.contents import Figure, Result, Table, experiment
-from normlens.studies.reports.drawing import (
-    SMALL,
-    TEXT,
-    Drawing,
-    bare,
-    colour_bar,
-    fonts_for,
-    heat_map,
-    layer_ticks,
-    legend_outside,
-    panels,
-    style,
-    tiles,
-)
 
 if TYPE_CHECKING:
     from normlens.inputs.text import Text
@@ -162,7 +148,7 @@ def _grid(cells: pd.DataFrame, scopes: list[str], names: dict[str, str]) -> pd.D
     return wide.reindex(scopes, level="scope").rename_axis(["method", "layer"]).reset_index()
 
 
-def _draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
+def _draw_grid(grid: pd.DataFrame, scopes: list[str]) -> drawing.Drawing:
     """Draw layer × category heat maps, one panel per method; with one category, layer × method."""
     categories = list(grid)[2:]
     if len(categories) == 1:
@@ -174,11 +160,11 @@ def _draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
     columns = 1 if len(shown) == 1 else 2
     high = len(next(iter(shown.values())))
     width = 4.6 if len(shown) == 1 else 3.4
-    figure, axes = tiles(len(shown), columns, width, 0.42 + 0.19 * high)
+    figure, axes = drawing.tiles(len(shown), columns, width, 0.42 + 0.19 * high)
     image: Any = None
     for place, (panel, title) in enumerate(zip(axes, shown, strict=True)):
         layers = len(shown[title].columns)
-        image = heat_map(
+        image = drawing.heat_map(
             panel,
             shown[title],
             ".0f" if layers <= 12 else None,
@@ -189,11 +175,13 @@ def _draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
         )
         panel.set_xticks(range(1, layers + 1, max(1, -(-layers // 12))))
         label = words.LAYER if place >= len(shown) - columns else ""
-        style(panel, x=label, title=title, grid=False)
+        drawing.style(panel, x=label, title=title, grid=False)
         if place % columns:
             panel.set_yticklabels([])
-        bare(panel)
-    colour_bar(figure, image, "mixing ratio (%)", ax=axes, fraction=0.03, pad=0.01, aspect=30)
+        drawing.bare(panel)
+    drawing.colour_bar(
+        figure, image, "mixing ratio (%)", ax=axes, fraction=0.03, pad=0.01, aspect=30
+    )
     return figure
 
 
@@ -273,7 +261,7 @@ def drawn_scopes(scopes: list[str]) -> list[str]:
 
 def _draw_frequency(
     evidence: Evidence, scopes: list[str], ranks: pd.Series, table: pd.DataFrame, share: float
-) -> Drawing:
+) -> drawing.Drawing:
     listed = ", ".join(f"'{scope}'" for scope in scopes)
     chosen = "" if share == 1 else f'AND hash("index", position) % 1000000 < {round(share * 1e6)}'
     points = evidence.sql(
@@ -283,7 +271,7 @@ def _draw_frequency(
         'ORDER BY scope, "index", position'
     )
     points["rank"] = ranks.loc[points["token_id"]].to_numpy()
-    figure, axes = tiles(len(scopes), 2, 3.4, 2.5, sharex=True)
+    figure, axes = drawing.tiles(len(scopes), 2, 3.4, 2.5, sharex=True)
     columns = min(2, len(scopes))
     names = category_names(evidence)
     rho = table.set_index("method")
@@ -294,7 +282,7 @@ def _draw_frequency(
         lowest = place + columns >= len(scopes)
         values = [words.fixed(rho.loc[scope, COLUMNS[kind, "occurrences"]]) for kind in KINDS]
         beside = f", ordinary {values[1]}" if values[0] != values[1] else ""
-        style(
+        drawing.style(
             panel,
             x="frequency rank" if lowest else "",
             y="" if place % columns else "mixing ratio (%)",
@@ -304,7 +292,7 @@ def _draw_frequency(
     handles, labels = axes[0].get_legend_handles_labels()
     if len(labels) > 1:
         named = dict(zip(labels, handles, strict=True))
-        legend_outside(figure, named, "lower", markerscale=1.6, handletextpad=0.1)
+        drawing.legend_outside(figure, named, "lower", markerscale=1.6, handletextpad=0.1)
     return figure
 
 
@@ -462,18 +450,20 @@ def expansion_rate(evidence: Evidence) -> Result | None:
     )
 
 
-def _draw_expansion(layers: np.ndarray, rates: np.ndarray) -> Drawing:
-    figure, (axes,) = panels(width=max(3.0, min(6.8, 0.9 + 0.27 * len(layers))), height=2.3)
+def _draw_expansion(layers: np.ndarray, rates: np.ndarray) -> drawing.Drawing:
+    figure, (axes,) = drawing.panels(width=max(3.0, min(6.8, 0.9 + 0.27 * len(layers))), height=2.3)
     axes.bar(layers, rates, width=0.62, color=COLOURS[0])
     axes.axhline(1, color="black", lw=0.8, ls=(0, (4, 2)))
     top = max(float(rates.max()), 1.0)
     if len(layers) <= 12:
         for layer, rate in zip(layers, rates, strict=True):
-            axes.text(layer, rate + 0.02 * top, f"{rate:.2f}", ha="center", fontsize=SMALL - 0.5)
+            axes.text(
+                layer, rate + 0.02 * top, f"{rate:.2f}", ha="center", fontsize=drawing.SMALL - 0.5
+            )
     axes.set_ylim(0, 1.1 * top)
-    layer_ticks(axes, int(layers.max()))
+    drawing.layer_ticks(axes, int(layers.max()))
     axes.set_xlim(0.3, layers.max() + 0.7)
-    style(axes, x=words.LAYER, y="expansion rate")
+    drawing.style(axes, x=words.LAYER, y="expansion rate")
     return figure
 
 
@@ -557,7 +547,7 @@ def shares(maps: Maps) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _draw_sentence(maps: Maps, layers: list[int]) -> Drawing:
+def _draw_sentence(maps: Maps, layers: list[int]) -> drawing.Drawing:
     """Draw layers below each other and methods side by side; deep models in two blocks."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
@@ -567,9 +557,9 @@ def _draw_sentence(maps: Maps, layers: list[int]) -> Drawing:
     rows = -(-len(layers) // blocks)
     side = min(max(0.07 * len(tokens), 1.2 if blocks == 1 else 0.95), 1.9)
     norm = PowerNorm(0.5, 0, 1)
-    with fonts_for(tokens):
+    with drawing.fonts_for(tokens):
         columns = blocks * len(maps.scopes)
-        figure, grid = panels(columns, rows, width=side + 0.3, height=side + 0.15)
+        figure, grid = drawing.panels(columns, rows, width=side + 0.3, height=side + 0.15)
         for axes in grid:
             axes.set_visible(False)
         for place, layer in enumerate(layers):
@@ -584,16 +574,18 @@ def _draw_sentence(maps: Maps, layers: list[int]) -> Drawing:
                 axes.set(facecolor="#e9e4dc", xticks=[], yticks=[])
                 axes.spines[:].set(linewidth=0.5, color=FRAME)
                 if row == 0:
-                    axes.set_title(scope, fontsize=TEXT, color=INK, loc="left", pad=3)
+                    axes.set_title(scope, fontsize=drawing.TEXT, color=INK, loc="left", pad=3)
                 if number == 0:
-                    label_tokens(axes.yaxis, tokens, side, SMALL)
-                    axes.set_ylabel(f"layer {layer + 1}", fontsize=TEXT, color=INK)
+                    label_tokens(axes.yaxis, tokens, side, drawing.SMALL)
+                    axes.set_ylabel(f"layer {layer + 1}", fontsize=drawing.TEXT, color=INK)
                 if lowest:
-                    label_tokens(axes.xaxis, tokens, side, SMALL)
+                    label_tokens(axes.xaxis, tokens, side, drawing.SMALL)
         bar = figure.colorbar(ScalarMappable(norm, "Blues"), ax=grid, aspect=30, fraction=0.02)
         bar.set_ticks([0, 0.05, 0.2, 0.5, 1], labels=["0", "0.05", "0.2", "0.5", "1"])
-        bar.set_label("share of the target's row", fontsize=SMALL, color=INK)
-        bar.ax.tick_params(labelsize=SMALL - 0.5, length=1.5, width=0.5, pad=1.5, colors=INK)
+        bar.set_label("share of the target's row", fontsize=drawing.SMALL, color=INK)
+        bar.ax.tick_params(
+            labelsize=drawing.SMALL - 0.5, length=1.5, width=0.5, pad=1.5, colors=INK
+        )
         bar.outline.set_linewidth(0.4)
-        figure.supxlabel(_AXES, fontsize=SMALL, color=INK)
+        figure.supxlabel(_AXES, fontsize=drawing.SMALL, color=INK)
     return figure

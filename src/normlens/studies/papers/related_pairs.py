@@ -38,18 +38,8 @@ from normlens.studies.papers.pair_samples import (
 )
 from normlens.studies.papers.published import Evidence, compare
 from normlens.studies.papers.settings import PAPER, Settings
-from normlens.studies.reports import words
+from normlens.studies.reports import drawing, words
 from normlens.studies.reports.contents import Figure, Result, Table, experiment
-from normlens.studies.reports.drawing import (
-    SMALL,
-    TEXT,
-    Drawing,
-    layer_ticks,
-    legend_outside,
-    panels,
-    style,
-    tiles,
-)
 
 _say = partial(words.caption, "papers")
 
@@ -242,7 +232,7 @@ def letter(place: int) -> str:
     return "abcdefghijklmnopqrstuvwxyz"[place % 26]
 
 
-def legend(figure: Drawing, significance: bool) -> None:
+def legend(figure: drawing.Drawing, significance: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -257,7 +247,7 @@ def legend(figure: Drawing, significance: bool) -> None:
         handles = [Patch(facecolor=colour, alpha=0.5, label=name) for name, colour, _ in kinds]
         handles.append(Line2D([], [], color=FAINT, ls="--", lw=1, label="mean"))
     named = {handle.get_label(): handle for handle in handles}
-    legend_outside(figure, named, "lower", handlelength=1.8)
+    drawing.legend_outside(figure, named, "lower", handlelength=1.8)
 
 
 def _shown(amp: str, others: str, figure: str) -> dict[str, str]:
@@ -273,17 +263,17 @@ def _shown(amp: str, others: str, figure: str) -> dict[str, str]:
 _DEEP = 16  # layers, above which markers are smaller
 
 
-def _draw_figure_7(rows: Sequence[Finding], amp: str, of_paper: bool) -> Drawing:
+def _draw_figure_7(rows: Sequence[Finding], amp: str, of_paper: bool) -> drawing.Drawing:
     sides = ("as in the paper" if of_paper else "one draw", "all occurrences")
     axis = f"mean {amp}" if amp.endswith("-amp") else "mean amplification"
     depth = max(int(relation.robust["layer"].max()) for relation in rows)
-    figure, axes = panels(2, len(rows), width=WIDTH / 2, height=1.9, sharey="row")
+    figure, axes = drawing.panels(2, len(rows), width=WIDTH / 2, height=1.9, sharey="row")
     for place, relation in enumerate(rows):
         for side, frame in enumerate((relation.paper, relation.robust)):
             panel = axes[2 * place + side]
             _draw_panel(panel, frame, small=depth > _DEEP)
-            layer_ticks(panel, depth)
-            style(
+            drawing.layer_ticks(panel, depth)
+            drawing.style(
                 panel,
                 x=words.LAYER,
                 y="" if side else axis,
@@ -298,7 +288,7 @@ def _draw_panel(panel: Any, frame: pd.DataFrame | None, small: bool) -> None:
     if frame is None:
         centred: Any = {"transform": panel.transAxes, "ha": "center", "va": "center"}
         said = "too few subword pairs occur often enough"
-        panel.text(0.5, 0.5, said, fontsize=SMALL, color=FAINT, **centred)
+        panel.text(0.5, 0.5, said, fontsize=drawing.SMALL, color=FAINT, **centred)
         return
     for name, colour, marker in (("others", OTHERS, "s"), ("mean", RELATED, "o")):
         low, high = frame[f"{name} low"], frame[f"{name} high"]
@@ -352,10 +342,10 @@ def histogram(
     return edges, shares[0], shares[1]
 
 
-def _draw_figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> Drawing:
+def _draw_figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> drawing.Drawing:
     columns = len(rows) if len(rows) < 4 else 2
     width = WIDTH / (2 if len(rows) == 1 else columns)
-    figure, axes = tiles(len(rows), columns, width, 2.2)
+    figure, axes = drawing.tiles(len(rows), columns, width, 2.2)
     for place, (panel, relation) in enumerate(zip(axes, rows, strict=True)):
         row = _row(relation, layer) or 0
         groups = relation.related[:, row], relation.others[:, row]
@@ -365,14 +355,14 @@ def _draw_figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> Draw
             panel.stairs(share, edges, color=colour, lw=1)
             panel.axvline(group.mean(), color=colour, ls="--", lw=1)
         panel.locator_params(axis="x", nbins=5)
-        style(
+        drawing.style(
             panel,
             x=amp,
             y="" if place % columns else "share of pairs",
             title=f"({letter(place)}) {relation.label},\n"
             f"layer {relation.paper['layer'].iloc[row]} (counted from 1)",
         )
-        panel.title.set_fontsize(TEXT)
+        panel.title.set_fontsize(drawing.TEXT)
     legend(figure, significance=False)
     return figure
 

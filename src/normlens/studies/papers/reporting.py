@@ -18,15 +18,7 @@ from normlens.studies.faithfulness import report as evaluation
 from normlens.studies.papers import feed_forward, mixing, related_pairs
 from normlens.studies.papers.published import Evidence
 from normlens.studies.papers.settings import ABLATE, EVALUATE, KINDS, PARTS, Settings
-from normlens.studies.reports.contents import (
-    Experiment,
-    Header,
-    Measured,
-    Report,
-    Section,
-    measured,
-    model_of,
-)
+from normlens.studies.reports import contents
 from normlens.studies.reports.files import damaged, finished_run, read_settings, write
 from normlens.studies.reports.words import short_names
 
@@ -81,13 +73,16 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
     return write(describe(Path(folder)), folder)
 
 
-def describe(folder: Path) -> Report:
+def describe(folder: Path) -> contents.Report:
     """Describe the report of a folder: every experiment on every data set, then further parts."""
     settings = load_settings(folder)
     runs = _runs(folder, settings)
-    every = [(run, measured(run, short, _folder(short, way))) for (short, way), run in runs.items()]
+    every = [
+        (run, contents.measured(run, short, _folder(short, way)))
+        for (short, way), run in runs.items()
+    ]
     sections = [
-        Section(
+        contents.Section(
             experiment=experiment,
             results=[
                 (short, experiment(Evidence(short, run, folder / MODEL, settings=settings)))
@@ -107,8 +102,8 @@ def describe(folder: Path) -> Report:
         every += more
     hidden = _HIDDEN if set(KINDS) & set(settings.kinds) else (*_HIDDEN, *_OF_PAPERS)
     first = every[0][0]
-    header = Header(
-        model=model_of(first),
+    header = contents.Header(
+        model=contents.model_of(first),
         runs=[of_header for _, of_header in every],
         settings={
             name.replace("_", " "): value
@@ -120,7 +115,7 @@ def describe(folder: Path) -> Report:
         # Evaluations do not take the model apart; every other experiment has runs that do.
         decomposed=settings.kinds != (EVALUATE,),
     )
-    return Report(f"{header.model.name} through NormLens", header, sections)
+    return contents.Report(f"{header.model.name} through NormLens", header, sections)
 
 
 def _folder(short: str, way: str) -> str:
@@ -142,7 +137,7 @@ def _runs(folder: Path, settings: Settings) -> dict[tuple[str, str], Run]:
 
 
 def _runs_for(
-    experiment: Experiment, runs: Mapping[tuple[str, str], Run]
+    experiment: contents.Experiment, runs: Mapping[tuple[str, str], Run]
 ) -> list[tuple[str, str, Run]]:
     """Choose each data set's run that an experiment reads, or any run without a data set's name.
 
@@ -162,15 +157,15 @@ def _runs_for(
 
 def _part(
     kind: str, folder: Path, data: Sequence[str]
-) -> tuple[list[Section], list[tuple[Run, Measured]]]:
+) -> tuple[list[contents.Section], list[tuple[Run, contents.Measured]]]:
     """The sections of a part on every data set, one for each experiment, and its runs."""
     runs, notes = [], {}
-    by_experiment: dict[str, dict[str, Section]] = {}
+    by_experiment: dict[str, dict[str, contents.Section]] = {}
     for short in data:
         place = folder / kind / short
         for name, purpose in _PURPOSES[kind].items():
             run = finished_run(place / name, "reproduce")
-            of_header = measured(run, short, str(PurePosixPath(kind, short, name)))
+            of_header = contents.measured(run, short, str(PurePosixPath(kind, short, name)))
             runs.append((run, replace(of_header, purpose=purpose)))
         described = (
             evaluation.describe(Run.open(place)) if kind == EVALUATE else ablation.describe(place)
@@ -183,15 +178,15 @@ def _part(
 
 
 def _joined(
-    kind: str, sections: Mapping[str, Section], facts: Sequence[tuple[str, str]]
-) -> Section:
+    kind: str, sections: Mapping[str, contents.Section], facts: Sequence[tuple[str, str]]
+) -> contents.Section:
     """One experiment's sections on several data sets as one, with names of the part."""
 
     def named(items: Mapping[str, Any]) -> dict[str, Any]:
         return {f"{kind}-{name}": item for name, item in items.items()}
 
     own = next(iter(sections.values())).experiment
-    return Section(
+    return contents.Section(
         experiment=replace(own, name=f"{kind}-{own.name}"),
         results=[
             (data, it and replace(it, tables=named(it.tables), figures=named(it.figures)))

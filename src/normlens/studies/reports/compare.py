@@ -16,17 +16,8 @@ import pandas as pd
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.errors import InputError, listed, parse_json, reason_of
 from normlens.figures.canvas import COLOURS, drawable
+from normlens.studies.reports import drawing
 from normlens.studies.reports.contents import Figure, is_numeric
-from normlens.studies.reports.drawing import (
-    Drawing,
-    bars,
-    fonts_for,
-    legend_outside,
-    line,
-    panels,
-    style,
-    tiles,
-)
 from normlens.studies.reports.files import FORMAT, RESULTS, VERSION, Writer, rendered
 from normlens.studies.reports.words import DASH, LAYER, number, shortened, slug, unique
 
@@ -106,18 +97,18 @@ def _bounds(frame: pd.DataFrame, name: str, first: bool) -> tuple[str, ...]:
 
 def draw_curves(
     curves: Mapping[tuple[str, str], Mapping[str, Curve]], labels: Sequence[str]
-) -> Drawing:
-    with fonts_for([*labels, *(word for what in curves for word in what)]):
+) -> drawing.Drawing:
+    with drawing.fonts_for([*labels, *(word for what in curves for word in what)]):
         columns = min(COLUMNS, len(curves))
         alike, several = (len({what[place] for what in curves}) == 1 for place in (1, 0))
         width = 2.4 if columns > 1 else 4.0
-        figure, axes = tiles(len(curves), columns, width, 2.1, sharey=alike)
+        figure, axes = drawing.tiles(len(curves), columns, width, 2.1, sharey=alike)
         for place, ((key, name), by_label) in enumerate(curves.items()):
             for label, curve in by_label.items():
-                line(axes[place], *curve, labels.index(label), drawable(label))
+                drawing.line(axes[place], *curve, labels.index(label), drawable(label))
             axes[place].set_xlim(0, 1.03)
             label = _LABELS.get(name, drawable(name.replace("_", " ")))
-            style(
+            drawing.style(
                 axes[place],
                 x="layer (counted from 1) ÷ layers" if place >= len(curves) - columns else "",
                 y=label if not alike or place % columns == 0 else "",
@@ -127,13 +118,13 @@ def draw_curves(
     return figure
 
 
-def legend_above(figure: Drawing, axes: Sequence[Any]) -> None:
+def legend_above(figure: drawing.Drawing, axes: Sequence[Any]) -> None:
     """Draw one legend above all panels."""
     handles: dict[str, Any] = {}
     for panel in axes:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    legend_outside(figure, handles, "upper", ncols=min(3, len(handles)))
+    drawing.legend_outside(figure, handles, "upper", ncols=min(3, len(handles)))
 
 
 # Tables of several reports, laid over each other: one colour per model.
@@ -204,11 +195,13 @@ def _read_table(path: Path) -> pd.DataFrame:
     return frame.rename(columns={LAYER: "layer"})
 
 
-def draw_bars(tables: Sequence[ReportTable]) -> Drawing:
+def draw_bars(tables: Sequence[ReportTable]) -> drawing.Drawing:
     components = list(dict.fromkeys(name for table in tables for name in table.frame["component"]))
-    with fonts_for([*components, *(table.label for table in tables)]):
+    with drawing.fonts_for([*components, *(table.label for table in tables)]):
         width = 0.8 / len(tables)
-        figure, axes = panels(width=max(3.6, 0.5 + len(components) * (0.3 + 0.16 * len(tables))))
+        figure, axes = drawing.panels(
+            width=max(3.6, 0.5 + len(components) * (0.3 + 0.16 * len(tables)))
+        )
         lowest = 0.0
         for place, table in enumerate(tables):
             frame = table.frame.set_index("component")
@@ -218,10 +211,10 @@ def draw_bars(tables: Sequence[ReportTable]) -> Drawing:
             ]
             lowest = min(lowest, float(frame["rho"].min()) - 0.05)
             shown = {"color": COLOURS[place % len(COLOURS)], "label": drawable(table.label)}
-            bars(axes[0], places, frame, width=0.9 * width, **shown)
+            drawing.bars(axes[0], places, frame, width=0.9 * width, **shown)
         axes[0].set_xticks(range(len(components)), map(drawable, components))
         axes[0].set_ylim(lowest, 1.03)
-        style(axes[0], x="component", y="Spearman's ρ before / after")
+        drawing.style(axes[0], x="component", y="Spearman's ρ before / after")
         legend_above(figure, axes)
     return figure
 
