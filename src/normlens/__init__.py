@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
     from normlens.loading.load import load
     from normlens.models.base import Adapter, register
+    from normlens.options import register_rule
     from normlens.results.citation import Citation
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
@@ -38,6 +39,7 @@ _HOMES = {
     "normlens.lens": ("Lens",),
     "normlens.loading.load": ("load",),
     "normlens.models.base": ("Adapter", "register"),
+    "normlens.options": ("register_rule",),
     "normlens.results.citation": ("Citation",),
     "normlens.results.explanation": ("Cosine", "Explanation", "Explanations"),
     "normlens.results.maps": ("Maps",),
@@ -64,6 +66,7 @@ __all__ = [
     "load",
     "open",
     "register",
+    "register_rule",
     "resume",
     "rollouts",
     "run",

@@ -19,6 +19,27 @@ IG = "ig"
 SHAPLEY = "shapley"
 #: `normlens.frozen.activations` and `normlens.frozen.norm_maps` compute them.
 RULES = (IG, "ig-bias", "gradient", SHAPLEY)
+#: Rules that users registered, by name: slopes of (value, *arguments) (`register_rule`).
+OWN_RULES: dict[str, Callable[..., Any]] = {}
+
+
+def register_rule(name: str, slopes: Callable[..., Any]) -> None:
+    """Add a rule for activations, to be named as `nonlinearity` wherever one may be.
+
+    ``slopes(value, z)`` gives the slope r of each neuron, a tensor like its argument z (…, m), one
+    neuron apart from the other. A gated block has ``value(a, u) = g(a) u``, and
+    ``slopes(value, a, u)`` gives one for each of the two.
+    What ``value(z)`` has beyond ``z ⊙ r`` belongs to no token, so parts and remainder sum to the
+    model's own vectors whatever the slopes are, and `completeness` says so. A name that NormLens
+    has itself is refused; the same name again replaces the rule.
+    """
+    if not name or name in RULES or not callable(slopes):
+        raise InputError(
+            f"register_rule takes a new name and a function of (value, z), not {name!r} and "
+            f"{slopes!r}; NormLens itself has {listed(RULES)}"
+        )
+    OWN_RULES[name] = slopes
+
 
 #: Why no layers can be composed under that rule.
 NOT_LINEAR = (
@@ -354,7 +375,7 @@ class AnalysisOptions:
 
     def __post_init__(self) -> None:
         keep_iterators(self)
-        valid_choice(self.nonlinearity, RULES, "rule for the nonlinearity")
+        valid_choice(self.nonlinearity, (*RULES, *OWN_RULES), "rule for the nonlinearity")
         check_choice(self.precision, PRECISIONS, "precision")
         check_choice(self.map_dtype, MAP_DTYPES, "map_dtype")
         whole_number(self.samples, "samples", 1)
@@ -460,7 +481,7 @@ class ExplainOptions:
         keep_iterators(self)
         if self.nonlinearity == SHAPLEY:
             raise InputError(NOT_LINEAR)
-        valid_choice(self.nonlinearity, LINEAR_RULES, "rule for the nonlinearity")
+        valid_choice(self.nonlinearity, (*LINEAR_RULES, *OWN_RULES), "rule for the nonlinearity")
         parse_bytes(self.memory_limit)
         parse_batch_size(self.batch_size)
 

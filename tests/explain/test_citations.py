@@ -7,6 +7,8 @@ import pytest
 import torch
 from one_case import in_one_case
 from pair_examples import fast_tokenizer, with_head
+from search_models import tiny_of
+from test_loading import tiny_tokenizer
 
 import normlens
 from normlens.errors import InputError
@@ -22,6 +24,7 @@ from normlens.explain.citations import (
     subset_scores,
 )
 from normlens.options import CiteOptions
+from normlens.results.citation import PROMPT
 
 QUESTION = "What is the capital of Peru, and where does it lie?"
 DOCUMENTS = [
@@ -193,6 +196,45 @@ def test_every_way_to_split(smollm2, citation):
     assert text in alone.text
     spaced = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, separator=" ")
     assert text in spaced.text
+
+
+@in_one_case("sources", [["a mat"], ["a mat", "the cats sat", "a mat"]])
+@in_one_case("side", ["left", "right"])
+def test_single_and_equal_sources_behind_a_first_token(side, sources):
+    """A model whose tokenizer puts [CLS] first, wherever it pads, a subset at a time or several."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    model = tiny_of("GPT2LMHeadModel", of="gpt2")
+    lens = normlens.Lens(model, tokenizer)
+    options = {"by": "document", "ablations": 4}
+    made, alone = (
+        lens.cite("the cats", sources, "on the mat", batch_size=size, **options) for size in (4, 1)
+    )
+    np.testing.assert_allclose(made.scores, alone.scores, rtol=1e-9, atol=1e-12)
+    assert (made.raw_tokens[0], int(made.owners[0])) == ("[CLS]", PROMPT)
+    assert [made.text[a:b] for a, b in made.source_spans] == sources
+    assert len({*map(tuple, made.source_spans)}) == len(sources)
+    for place, source in enumerate(sources):
+        own = [
+            token for token, who in zip(made.raw_tokens, made.owners, strict=True) if who == place
+        ]
+        assert own == tokenizer.tokenize(source)
+    total = made.contributions.sum() + made.rest.sum()
+    assert total == pytest.approx(made.value, rel=1e-9)
+
+    def log_p(kept: list[str]) -> float:
+        text = f"Context: {chr(10).join(kept)}\n\nQuery: the cats\n\nAnswer:"
+        prompt = tokenizer(text)["input_ids"]  # as the tokenizer writes it, with a last [SEP]
+        answer = tokenizer(" on the mat", add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            rows = model(torch.tensor([[*prompt, *answer]])).logits[0].log_softmax(-1)
+        return sum(float(rows[len(prompt) - 1 + k, token]) for k, token in enumerate(answer))
+
+    masks = random_masks(len(sources), 4, 0)
+    prompt = prepared(lens, "the cats", sources, "on the mat", CiteOptions(by="document"))
+    expected = [log_p([t for t, on in zip(sources, mask, strict=True) if on]) for mask in masks]
+    np.testing.assert_allclose(subset_scores(prompt, masks), expected, rtol=1e-9)
+    assert made.log_probability == pytest.approx(log_p(sources), rel=1e-9)
 
 
 @in_one_case("family", ["bart", "t5"])

@@ -164,21 +164,6 @@ def towers(kind: str) -> transformers.PreTrainedModel:
     return model.eval()
 
 
-@in_one_case("kind", ["clip", "siglip"])
-def test_a_model_of_two_towers_is_taken_apart_by_its_user(kind):
-    model = towers(kind)
-    with pytest.raises(UnsupportedModelError, match=r"model\.text_model.*model\.vision_model"):
-        normlens.load(model)
-    values = example("vit")
-    maps = normlens.load(model.vision_model).maps(values)
-    alone = tiny_model(f"{kind}_vision_model")
-    alone.load_state_dict(model.vision_model.state_dict())
-    assert_same(maps, normlens.load(alone).maps(values))
-    text = normlens.load(model.text_model)
-    assert text.causal == (kind == "clip")
-    assert text.maps(input_ids=[3, 9, 2]).completeness <= 1e-5
-
-
 def test_a_part_is_named_by_its_path(tmp_path):
     model = towers("clip")
     model.save_pretrained(tmp_path)

@@ -96,7 +96,7 @@ export class App implements Context, Page {
     this.kept.clear();
     this.state = read(words, this.headers);
     this.chrome.show(this);
-    const aside = ["direction", "form", "scale", "diagonal", "head", "norm", "range", "sources", "special", "level", "zoom", "pin"];
+    const aside = ["direction", "form", "scale", "diagonal", "head", "norm", "range", "sources", "special", "level", "names", "zoom", "pin"];
     this.showMore(this.more.hidden || this.picturesFirst || aside.some((name) => name in words));
     this.update({});
   }
@@ -285,6 +285,7 @@ export class App implements Context, Page {
     const special = [...header.special, ...(header.sources?.special ?? [])];
     controls.special.set(state.special ? "show" : "hide", special.some(Boolean));
     controls.level.set(state.level, item.hasWords);
+    controls.names.set(state.names);
     controls.level.el.hidden = header.grid !== null && !item.hasWords;
     controls.stack.set(state.stack);
     controls.stack.el.hidden = items[state.item].encoder === null;
@@ -404,11 +405,11 @@ export class App implements Context, Page {
 
   /** The other controls. A page that travels alone opens without them, unless its state is about them. */
   private toolbar(): HTMLElement {
-    const { direction, form, head, scale, diagonal, norm, range, sources, special, level, zoom } = this.controls;
+    const { direction, form, head, scale, diagonal, norm, range, sources, special, level, names, zoom } = this.controls;
     return h(
       "div",
       { class: "toolbar" },
-      direction.el, form.el, head.el, scale.el, diagonal.el, range.el, norm.el, sources.el, special.el, level.el, this.search.el, zoom,
+      direction.el, form.el, head.el, scale.el, diagonal.el, range.el, norm.el, sources.el, special.el, level.el, names.el, this.search.el, zoom,
     );
   }
 

@@ -111,6 +111,15 @@ export function makeControls(update: (patch: Partial<State>) => void, actions: A
       (value) => update({ special: value === "show" }),
       "special",
     ),
+    names: buttons<State["names"]>(
+      "Names",
+      [
+        { value: "plain", label: "plain" },
+        { value: "papers", label: "the papers’", title: "ATTN, RES, LN, FF, as in Kobayashi et al." },
+      ],
+      set("names"),
+      "names",
+    ),
     level: buttons<State["level"]>(
       "Level",
       [

@@ -29,6 +29,20 @@ interface Small {
   caption: HTMLElement;
 }
 
+const LABELLED = 16; // tokens
+const SIDE = 64; // pixels of their names, beside the rows
+
+/** A small map with the names of its targets beside it and of its sources above. */
+function labels(shown: Shown, canvas: HTMLElement, size: number, shape: number): HTMLElement {
+  const names = (axis: "rows" | "columns", pixels: number) => {
+    const { labels: texts, size: count } = shown[axis];
+    const each = texts.map((text) => h("span", { title: text }, text));
+    for (const one of each) one.style[axis === "rows" ? "height" : "width"] = `${pixels / count}px`;
+    return h("span", { class: `names ${axis}` }, ...each);
+  };
+  return h("span", { class: "labelled" }, h("span", {}), names("columns", size), names("rows", size * shape), canvas);
+}
+
 /** The end of the scale that the heads of some layers share. */
 export async function headsEnd(shown: Shown, scope: string, layers: number[], look: Look): Promise<number> {
   let end = 0;
@@ -102,6 +116,8 @@ export class HeadsView implements Panel {
     const most = Math.max(...layers.map((layer) => shown.heads(scope, layer)));
     const room = context.room().width - 40;
     const shape = Math.max(0.25, Math.min(2, shown.rows.size / shown.columns.size));
+    // Names of tokens fit beside maps of a few.
+    const labelled = !several && Math.max(shown.rows.size, shown.columns.size) <= LABELLED;
     const size = several ? Math.max(44, Math.min(110, Math.floor(room / most) - 8)) : room < 500 ? (room - 16) / 2 : 190;
     const { header } = shown.item;
     this.small = layers.flatMap((layer) =>
@@ -122,12 +138,12 @@ export class HeadsView implements Panel {
           onclick: () => context.update({ layer, scope, head, view: "map" }),
         },
         !several && h("span", { class: "caption strong" }, `head ${head}`),
-        canvas,
+        labelled ? labels(shown, canvas, size, shape) : canvas,
         !several && caption,
       );
     };
     const row = (layer: number) => this.small.filter((each) => each.layer === layer).map(button);
-    this.grid.style.gridTemplateColumns = several ? `auto repeat(${most}, ${size}px)` : `repeat(auto-fill, ${size}px)`;
+    this.grid.style.gridTemplateColumns = several ? `auto repeat(${most}, ${size}px)` : `repeat(auto-fill, ${size + (labelled ? SIDE : 0)}px)`;
     const head = (text: string) => h("span", { class: "head" }, text);
     replace(
       this.grid,

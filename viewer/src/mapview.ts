@@ -12,7 +12,7 @@ import { columnShare, extremePairs, rowShare, type Axis } from "./measures";
 import { pairTable } from "./pairtable";
 import type { Row } from "./save";
 import { scaleEnd } from "./scale";
-import { chain, componentsOf, headUnit, plain, shortName } from "./scopes";
+import { chain, headUnit, scopeWords, shortName } from "./scopes";
 import type { Shown } from "./shown";
 import { layerWords } from "./stacks";
 import type { Context, Panel } from "./view";
@@ -60,13 +60,13 @@ export class MapView implements Panel {
     const what = this.what(shown);
     const colours = (dark: boolean) =>
       sequential(map, pairs, { scale: state.scale, palette: state.palette, top, what, dark, reach });
+    const named = scopeWords(state.scope);
+    if (state.names === "papers") named.reverse();
     this.shown = shown;
     this.heat = {
       name: "map",
-      title: `${state.scope}, ${layerWords(header, header.layers[state.layer])}${state.head === null ? "" : `, head ${state.head}`}`,
-      subtitle: `after ${componentsOf(state.scope).map(plain).join(" → ")}${
-        state.scope.endsWith("-W") ? " (weights)" : ""
-      } · ${header.model}`,
+      title: `${named[0]}, ${layerWords(header, header.layers[state.layer])}${state.head === null ? "" : `, head ${state.head}`}`,
+      subtitle: `${named[1]} · ${header.model}`,
       map,
       mask: pairs.mask,
       same: shown.same,

@@ -75,6 +75,14 @@ export function plain(components: string): string {
   return components.split(" ").map((name) => PLAIN[name.replace(/^(\(?[A-Z]+\)?)\d*$/, "$1")] ?? name).join(" + ");
 }
 
+/** A scope in plain words, which begin with what comes last, and as the papers call it. */
+export function scopeWords(scope: string): [string, string] {
+  const words = componentsOf(scope).map(plain);
+  const before = words.slice(0, -1).join(", ");
+  const weights = scope.endsWith("-W") ? " (weights)" : "";
+  return [`After ${words.at(-1)}${weights}${before === "" ? "" : ` (behind ${before})`}`, scope];
+}
+
 /** The steps of a layer, as in normlens.scopes.consecutive: of CROSS from its own weights, which alone share its pairs. */
 export function steps(scopes: string[]): Step[] {
   const sequence = chain(scopes);

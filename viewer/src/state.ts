@@ -47,6 +47,7 @@ export interface State extends Ref {
   palette: Palette;
   special: boolean;
   level: "subwords" | "words";
+  names: "plain" | "papers"; // of scopes, in titles and steps
   layers: "one" | "all"; // of the heads that are shown
   head: number | null; // one head instead of their sum
   pin: Pin | null;
@@ -68,6 +69,7 @@ export const CHOICES = {
   range: ["map", "layer", "all"],
   palette: ["viridis", "cividis", "magma", "greys"],
   level: ["subwords", "words"],
+  names: ["plain", "papers"],
   cnorm: ["source", "target", "none"],
 } as const;
 
@@ -85,6 +87,7 @@ const USUAL: Record<string, string> = {
   palette: "viridis",
   special: "1",
   level: "subwords",
+  names: "plain",
   cnorm: "source",
 };
 
@@ -118,6 +121,7 @@ export function read(given: Record<string, string>, items: Known[]): State {
     diagonal: (given.diagonal ?? USUAL.diagonal) !== "0",
     special: (given.special ?? USUAL.special) !== "0",
     level: one("level"),
+    names: one("names"),
     head: headIn(stackOf(items[item], stack), here, given.head ? Number(given.head) : null),
     pin: readPin(given.pin),
     pair: readPair(given.pair),
@@ -149,6 +153,7 @@ export function write(state: State, items: Known[]): Record<string, string> {
     diagonal: state.diagonal ? "1" : "0",
     special: state.special ? "1" : "0",
     level: state.level,
+    names: state.names,
     cnorm: state.cnorm,
   };
   if (state.head !== null) all.head = String(state.head);

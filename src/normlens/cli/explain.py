@@ -342,7 +342,10 @@ def show_citation(citation: Citation, names: Sequence[str] = ()) -> None:
         if citation.interval is not None:
             low, high = citation.interval[place]
             row.append(f"{signed_number(low, places)} to {signed_number(high, places)}")
-        row += [f"{citation.shares[place]:.0%}", names[citation.documents[place]] if names else ""]
+        row += [
+            f"{citation.shares[place]:.0%}".replace("-", "−"),
+            names[citation.documents[place]] if names else "",
+        ]
         rows.append([*row, in_words.cut(citation.sources[place], _LONGEST_SOURCE)])
     title = f"Sources, the strongest first ({len(rows)} of {len(order)})"
     columns = ("source", "score", *(["95 %"] if sharp else []), "share", "file", "text")

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normlens.errors import UnsupportedModelError
+from normlens.errors import InputError, UnsupportedModelError
 from normlens.gpu.sizes import kernels_run_on
-from normlens.options import IG
+from normlens.options import IG, OWN_RULES
 
 # Activations with their integrated-gradients slope in closed form.
 #
@@ -213,6 +213,7 @@ def gradients(f: Callable[..., Tensor], *z: Tensor) -> tuple[Tensor, ...]:
 #     ig         path 0 → z:     r = (g(z) − g(0)) / z,               c = g(0)
 #     ig-bias    path z_b → z:   r = (g(z) − g(z_b)) / (z − z_b),     FF(0) stays with the bias
 #     gradient                   r = g′(z)
+#     one's own (register_rule)  any r
 #
 # Paper: Kobayashi et al. 2024, eq. 6 (integrated gradients with a zero baseline).
 
@@ -235,6 +236,21 @@ class Linearised:
         constant = None if self.constant is None else self.constant[:, some]
         slopes = tuple(slope[:, some] for slope in self.slopes)
         return Linearised(slopes, self.hidden[:, some], constant)
+
+
+def own_slopes(rule: str, value: Callable[..., Tensor], z: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The slopes of a rule that a user registered; refused where they cannot be slopes."""
+    given = OWN_RULES[rule](value, *(argument.clone() for argument in z))
+    slopes = (given,) if isinstance(given, Tensor) else tuple(given)
+    shapes = [tuple(getattr(slope, "shape", ())) for slope in slopes]
+    if shapes != [tuple(argument.shape) for argument in z]:
+        raise InputError(
+            f"the rule {rule!r} gives slopes of shapes {shapes}; it needs one for each of "
+            f"{len(z)} arguments, of shape {tuple(z[0].shape)}"
+        )
+    if not all(bool(slope.isfinite().all()) for slope in slopes):
+        raise InputError(f"the rule {rule!r} gives slopes that are not finite")
+    return tuple(slope.detach().to(z[0]) for slope in slopes)
 
 
 @dataclass(frozen=True)
@@ -264,7 +280,10 @@ class Nonlinearity:
             at_zero = self.g.at_zero if len(z) == 1 else 0.0
             return Linearised(slopes, h, torch.full_like(h, at_zero) if at_zero else None)
         start, h = bias if rule == IG_BIAS else z, self.value(*z)
-        slopes = self._between(start, z) if rule == IG_BIAS else gradients(self.value, *z)
+        if rule in OWN_RULES:
+            slopes = own_slopes(rule, self.value, z)
+        else:
+            slopes = self._between(start, z) if rule == IG_BIAS else gradients(self.value, *z)
         constant = self.value(*start)
         for argument, slope in zip(start, slopes, strict=True):
             constant = constant - argument * slope

@@ -363,7 +363,8 @@ class RankingPage(OwnPage):
             ranking = ranking.words()
         first = ranking[0]
         facts = {
-            "heading": f"{first.provenance.get('model', 'model')}: {first.kind}",
+            "heading": f"{first.provenance.get('model', 'model')}, {first.kind}: "
+            + ("which words made this order" if ranking[1:] else "which words made this score"),
             "about": first.query,
             "made": made(first),
             "pairs": first.has_pairs,

@@ -44,6 +44,7 @@ class ViewerState(TypedDict, total=False):
     palette: Literal["viridis", "cividis", "magma", "greys"]
     special: Literal[0, 1]  # 0 leaves special tokens out
     level: Literal["subwords", "words"]
+    names: Literal["plain", "papers"]  # of scopes
     pin: str
     pair: str
     zoom: str

@@ -51,7 +51,8 @@ def test_runs_know_the_built_in_measures_without_importing_them() -> None:
 
 
 def test_built_in_measures_by_name():
-    assert measures.names() == ["similarity", "mixing", "amplification", "norms", "explanations"]
+    named = ["similarity", "mixing", "amplification", "norms", "heads", "explanations"]
+    assert measures.names() == named
     for name in measures.names():
         found = measures.get(name)
         assert found.name == name

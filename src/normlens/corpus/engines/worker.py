@@ -227,6 +227,7 @@ class Worker:
         options = AnalysisOptions(
             scopes=self.needs.scopes,
             statistics=self.needs.statistics,
+            heads=self.needs.heads,
             precision=self.task.options.precision,
             batch_size=size if size == "auto" else int(size),
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from normlens.corpus.measures.amplification import Amplification
 from normlens.corpus.measures.base import BoundMeasure, Item, Measure, ModelMeasure, Needs
-from normlens.corpus.measures.rows import ExplanationsMeasure, Mixing, Norms, Similarity
+from normlens.corpus.measures.rows import ExplanationsMeasure, Heads, Mixing, Norms, Similarity
 from normlens.corpus.measures.user_code import imported, measure
 from normlens.errors import InputError
 
@@ -33,6 +33,7 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
     "mixing": Mixing,
     "amplification": Amplification,
     "norms": Norms,
+    "heads": Heads,
     "explanations": ExplanationsMeasure,
 }
 

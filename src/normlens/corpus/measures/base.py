@@ -215,6 +215,7 @@ class Needs:
     """What a measure asks of `Lens.analyse`: scopes (None is all of them) and statistics.
 
     A measure that sets `arrays` to False reads the maps' `correlations` alone, where there are any.
+    With `heads`, maps of single heads are there, too.
     `asked` is a question to explain. With `apart`, the texts of a pair are encoded each for itself.
     With `pairs`, only an encoder–decoder will do, and texts are words that spaces separate.
     """
@@ -223,6 +224,7 @@ class Needs:
     statistics: bool = False
     arrays: bool = True
     correlations: bool = False
+    heads: bool = False
     asked: Asked | None = None
     apart: bool = False
     pairs: bool = False
@@ -230,7 +232,9 @@ class Needs:
     @property
     def maps(self) -> bool:
         """Whether any maps are needed."""
-        return self.scopes != () or self.statistics or self.arrays or self.correlations
+        return self.scopes != () or any(
+            (self.statistics, self.arrays, self.correlations, self.heads)
+        )
 
     def __or__(self, other: Needs) -> Needs:
         """Combine what two measures need."""
@@ -239,7 +243,7 @@ class Needs:
         scopes = None
         if self.scopes is not None and other.scopes is not None:
             scopes = tuple(dict.fromkeys(self.scopes + other.scopes))
-        flags = ("statistics", "arrays", "correlations", "apart", "pairs")
+        flags = ("statistics", "arrays", "correlations", "heads", "apart", "pairs")
         return Needs(
             scopes,
             asked=self.asked if other.asked is None else other.asked,

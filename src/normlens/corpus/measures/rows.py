@@ -31,6 +31,7 @@ from normlens.corpus.measures.base import (
     are_among,
     at_layers,
     build,
+    check_square,
     count,
     schema_of,
     sums,
@@ -252,6 +253,38 @@ def correlate(maps: Maps) -> Correlations:
                     np.stack(flat, axis=1)
                 )
     return Correlations(maps.scopes, rho)
+
+
+# Rows of heads: which of them look otherwise by norms than by their weights.
+
+
+HEADS = schema_of(*WHOSE, layer=INT, head=INT, rho=REAL, norm=REAL)
+
+
+class Heads(RowMeasure):
+    """Each head's weights α against its norms ``‖α_ij f(x_j)‖``, per layer and sequence.
+
+    `rho` is Spearman's over allowed pairs, null where either is constant, and low where norms
+    correct the weights; `norm` is the mean of the norms. Kobayashi et al. 2020, section 4.
+    """
+
+    name = "heads"
+    tables: Mapping[str, pa.Schema] = {"heads": HEADS}
+    order: Mapping[str, tuple[str, ...]] = {"heads": ("index", "layer", "head")}
+
+    needs = Needs(scopes=("ATTN-N",), heads=True)
+
+    def rows(self, item: Item) -> dict[str, pa.Table]:
+        check_square(item, self.name)
+        maps, rows = item.maps, RowParts()
+        weights, norms = (maps.heads[scope] for scope in ("ATTN-W", "ATTN-N"))
+        for place, layer in enumerate(maps.layers_of("ATTN-N")):
+            allowed = maps.allowed[maps.layers.index(layer)]
+            both = np.stack([weights[place][:, allowed], norms[place][:, allowed]], axis=1)
+            rho = spearman_matrix(both)[:, 0, 1]
+            mean = both[:, 1].mean(-1, dtype=np.float64)
+            rows.add(layer=layer, head=np.arange(len(rho)), rho=rho, norm=mean)
+        return {"heads": build(HEADS, {**whose(item), **rows.columns()})}
 
 
 # Rows of the mixing ratio: how much of a token's vector comes from other tokens.

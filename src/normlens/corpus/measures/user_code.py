@@ -295,6 +295,7 @@ def measure(
     name: str | None = None,
     scopes: Sequence[str] | None = None,
     statistics: bool = False,
+    heads: bool = False,
 ) -> Any:
     """Make a measure of a function: one table with what it returns for each sequence.
 
@@ -305,10 +306,14 @@ def measure(
 
     The function takes ``maps`` (or ``item``, with the tokens' words and entities) and returns a
     list of dicts, a dict of columns or a DataFrame. `index` and `sequence` are added to each row.
-    None is a missing value; NaN is none, and makes the sequence a failure.
+    None is a missing value; NaN is none, and makes the sequence a failure. With `heads`,
+    ``maps.heads["ATTN-N"]`` are the maps [layer, head, target, source] of single heads, and
+    ``maps.heads["ATTN-W"]`` their weights.
     """
     if function is None:
-        return partial(measure, schema=schema, name=name, scopes=scopes, statistics=statistics)
+        return partial(
+            measure, schema=schema, name=name, scopes=scopes, statistics=statistics, heads=heads
+        )
     called = str(name or getattr(function, "__name__", ""))
     if not called.isidentifier():
         raise InputError(
@@ -319,7 +324,7 @@ def measure(
             f"the measure {called!r} has no schema; write "
             '@measure(schema={"layer": int, "value": float}) with the columns that it returns'
         )
-    needs = Needs(None if scopes is None else tuple(scopes), statistics)
+    needs = Needs(None if scopes is None else tuple(scopes), statistics, heads=heads)
     return CustomMeasure(function, called, _schema(called, schema), needs)
 
 

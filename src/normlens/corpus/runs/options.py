@@ -94,8 +94,8 @@ def named(amounts: dict[str, float]) -> str:
 ENGINES = ("local", "ray")
 #: The measures of maps, which a run takes unless told otherwise.
 DEFAULT_MEASURES = ("similarity", "mixing", "amplification", "norms")
-#: Every built-in measure. Explanations need a model with a head.
-MEASURES = (*DEFAULT_MEASURES, "explanations")
+#: Every built-in measure. Single heads take their time, and explanations a model with a head.
+MEASURES = (*DEFAULT_MEASURES, "heads", "explanations")
 
 
 def parse_measures(value: str | Sequence[str] | None) -> tuple[str, ...]:
