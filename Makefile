@@ -11,7 +11,7 @@ JOBS   ?= 2
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo docs test test-slow test-gpu browser lint bench readme front-end viewer viewer-check lock clean setup
+.PHONY: demo docs test test-slow test-lowest test-gpu browser lint bench readme front-end viewer viewer-check lock clean setup
 
 demo: $(STAMP)
 	$(BIN)/normlens reproduce demo --force
@@ -23,6 +23,14 @@ test: lint front-end browser
 # Browsers, Ray clusters, kills, fuzzing and interpreted kernels; `make test` runs one of each.
 test-slow: $(STAMP) browser
 	$(BIN)/python -m pytest -n $(JOBS) -m "slow and not gpu and not guard"
+
+# The core's tests with the lowest versions of its dependencies that pyproject.toml allows.
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet uv
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[viz,corpus,serve,gguf]'
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest pytest pytest-xdist hypothesis
+	.venv-lowest/bin/python -m pytest -n $(JOBS) -m "not gpu and not slow" tests/frozen tests/trace tests/pipeline tests/explain tests/results tests/measures tests/models
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
@@ -70,7 +78,7 @@ viewer-check: $(NODE)
 	cd viewer && npm run check && npm test
 	@set -e; new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; \
 	(cd viewer && npm run build -- --out "$$new/viewer.js"); \
-	cmp "$$new/viewer.js" $(BUILT) || \
+	cmp "$$new/viewer.js" $(BUILT) && cmp "$$new/viewer.cdx.json" viewer/viewer.cdx.json || \
 	  { echo "$(BUILT) is not what viewer/src builds; run make viewer and commit it"; exit 1; }
 
 $(NODE): viewer/package.json viewer/package-lock.json

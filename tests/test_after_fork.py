@@ -75,34 +75,3 @@ def test_while_another_thread_analyses_the_same_model():
     other.join()
     analysed(lens)  # in the parent as well
     """)
-
-
-def test_from_inside_an_analysis_both_processes_end_it():
-    """The thread that forks is the one that goes on, so what it holds stays its own."""
-    run("""
-    from normlens.errors import InputError
-
-    parent, children = os.getpid(), []
-
-    def fork_once(*_):
-        if children:
-            return
-        children.append(os.fork())
-        try:
-            lens.maps(input_ids=[3, 4])
-        except InputError as error:
-            assert "at work already" in str(error)
-        else:
-            raise AssertionError("a second analysis ran inside the first")
-
-    try:
-        assert lens.maps(input_ids=[5, 6, 7], progress=fork_once) == expected
-        analysed(lens)
-    except BaseException:
-        if os.getpid() == parent:
-            raise
-        os._exit(1)
-    if os.getpid() != parent:
-        os._exit(0)
-    assert outcome(children[0]) == 0
-    """)

@@ -258,10 +258,10 @@ PAIRS = "the house ||| la maison\nis small ||| est petite\n"
     [
         ("run", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
         ("reproduce align", "gpt2", PAIRS, "reads one sequence"),
-        ("reproduce align --gold GOLD", "bart", PAIRS, "1 lines and the data 2 sentence pairs"),
+        ("reproduce align --gold GOLD", "bart", PAIRS, "1 lines for 2 sentence pairs"),
         ("run --measures faithfulness", "bart", PAIRS, "is for models that read one"),
         ("evaluate", "bart", PAIRS, "generating encoder–decoder"),
-        ("reproduce ff", "bart", SOURCES, "the papers analyse models of one stack"),
+        ("reproduce ff", "bart", SOURCES, "is an encoder–decoder; use normlens run"),
     ],
 )
 def test_what_does_not_go_together_is_one_line_and_leaves_nothing(

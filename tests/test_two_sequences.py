@@ -12,7 +12,7 @@ from reference import largest_error, reference
 from unlike_examples import ReaderAdapter, _own_registry, reader  # noqa: F401
 
 import normlens
-from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError
+from normlens.errors import InputError, UnsupportedModelError
 from normlens.results.axes import TokenAxis
 from normlens.trace.run import trace
 
@@ -170,23 +170,6 @@ def test_padding_of_either_sequence_is_left_out(lens):
         np.testing.assert_array_equal(together.allowed, alone.allowed)
         for scope in alone:
             assert largest_error(together[scope], alone[scope]) < 1e-12
-
-
-def test_samples_of_two_attentions(lens):
-    """Every order adds up to the model's own vectors; a limit changes only how it is cut."""
-    options = {"nonlinearity": "shapley", "samples": 3}
-    maps = lens.maps(input_ids=IDS, **options)
-    assert maps.completeness < 1e-12
-    with pytest.raises(MemoryLimitError) as raised:
-        lens.maps(input_ids=IDS, memory_limit="1KB", **options)
-    least = str(raised.value).split("needs ")[1].split(";")[0]
-    cut = lens.maps(input_ids=IDS, memory_limit=least, **options)
-    scope = maps.scopes[-1]
-    assert maps.standard_error[scope].shape == maps[scope].shape
-    seen = maps.at(scope, 1) > 0
-    assert (maps.standard_error[scope][0][seen] > 0).all()
-    for each in maps.scopes:
-        assert largest_error(cut[each], maps[each]) < 1e-12
 
 
 def test_an_adapter_has_to_say_what_the_other_tokens_are(lens, monkeypatch):

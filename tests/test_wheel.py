@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -55,6 +57,15 @@ def test_it_holds_the_package_and_nothing_else(wheel):
     help_pages = {f"normlens/help/{name}.md" for name in SITE_PAGES}
     information = {name for name in names if name.startswith("normlens-")}
     assert names - information == package | help_pages
+
+
+def test_its_bill_of_materials_names_what_the_front_end_contains(wheel):
+    (name,) = (name for name in wheel.namelist() if "/sboms/" in name)
+    bill = json.loads(wheel.read(name))
+    notices = wheel.read("normlens/viewer/static/viewer.js").decode().partition("*/")[0]
+    listed = {f"{each['name']} {each['version']}" for each in bill["components"]}
+    assert len(listed) > 3
+    assert listed == set(re.findall(r"[\w@/.-]+ \d+\.\d+\.\d+", notices))
 
 
 def test_its_metadata_are_valid(wheel):

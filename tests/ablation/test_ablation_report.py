@@ -9,12 +9,7 @@ import pandas as pd
 import pytest
 
 from normlens.studies.ablation.evidence import LEAST, taken, ways
-from normlens.studies.ablation.report import (
-    compared,
-    draw_grids,
-    layer_table,
-    side_by_side,
-)
+from normlens.studies.ablation.report import compared, draw_grids, layer_table, side_by_side
 
 NAN = float("nan")
 

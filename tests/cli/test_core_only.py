@@ -41,10 +41,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "cosine": (("cosine", TEXT, TEXT, "--model", "MODEL", "--out", "m.png"), {"matplotlib"}),
     "serve": (("serve", "--port", "0", "--model", "MODEL"), {"fastapi", "uvicorn"}),
     "run ray": (("run", "--model", "MODEL", *RUN, "--engine", "ray", "--out", "r"), {"ray"}),
-    "evaluate": (
-        ("evaluate", "--model", "MODEL", *RUN, "--out", "e"),
-        {"duckdb", "matplotlib"},
-    ),
+    "evaluate": (("evaluate", "--model", "MODEL", *RUN, "--out", "e"), {"duckdb", "matplotlib"}),
     "evaluate gradients": (
         ("evaluate", "--model", "MODEL", *RUN, "--methods", "integrated-gradients", "--out", "e"),
         {"duckdb", "matplotlib", "captum"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from shell import Shell
 from test_loading import save_tiny
 
 import normlens
@@ -16,11 +15,6 @@ A, B = "the cats sat on a mat", "a cat sat"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("cosine") / "tiny")
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 def test_it_prints_what_lens_cosine_says(model, shell):
@@ -39,11 +33,7 @@ def test_it_prints_what_lens_cosine_says(model, shell):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((A,), "cosine compares two texts"),
-        ((A, "cat " * 300), "tokens"),
-    ],
+    ("words", "message"), [((A,), "cosine compares two texts"), ((A, "cat " * 300), "tokens")]
 )
 def test_a_mistake_is_one_line_and_leaves_no_file(words, message, model, shell, tmp_path):
     assert message in shell.error("cosine", *words, "-m", model, "--out", tmp_path / "pair.csv")

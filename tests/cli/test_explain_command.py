@@ -48,11 +48,6 @@ def models(tmp_path_factory):
     }
 
 
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
-
-
 # What it prints -----------------------------------------------------------------------------------
 
 

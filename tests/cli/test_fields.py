@@ -213,7 +213,7 @@ def test_only_what_cannot_be_typed_has_no_option():
     }
     assert silent == {
         AnalysisOptions: {
-            *("statistics", "samples", "seed", "batch_size", "precision", "map_dtype"),
+            *("statistics", "samples", "seed", "batch_size", "precision", "map_dtype")
         },
         ExplainOptions: {"flow", "scopes", "batch_size", "memory_limit"},
         CosineOptions: {"batch_size", "memory_limit"},

@@ -7,7 +7,6 @@ import json
 import pandas as pd
 import pytest
 from picture_examples import saved_classifier, scene
-from shell import Shell
 from test_loading import save_tiny
 
 import normlens
@@ -24,11 +23,6 @@ def places(tmp_path_factory):
         "image": folder / "scene.png",
         "bert": save_tiny(folder / "bert"),
     }
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 def test_maps_of_an_image(places, shell, tmp_path):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import transformers
 import typer
-from shell import Shell
 from test_loading import save_tiny
 
 import normlens
@@ -40,11 +39,6 @@ def speaker(tmp_path_factory):
     scramble(headed)
     headed.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 @pytest.fixture

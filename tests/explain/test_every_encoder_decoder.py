@@ -109,35 +109,6 @@ def assert_components_and_heads_of_both_stacks(why):
     )
 
 
-@in_one_case("family", ["bart", "t5", "m2m_100"])
-def test_padding_of_either_side_changes_nothing(family):
-    lens = normlens.load(generating(family), tokenizer=False)
-    pad = lens.adapter.config.pad_token_id
-    sources, targets = [IDS, IDS[:3], [*IDS, 9, 11]], [TARGET[:4], TARGET, TARGET[:2]]
-
-    def padded(rows):
-        width = max(map(len, rows))
-        ids = [row + [pad] * (width - len(row)) for row in rows]
-        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-        return torch.tensor(ids), torch.tensor(mask)
-
-    with in_float64():
-        (ids, mask), (read, seen) = padded(sources), padded(targets)
-        together = lens.explain(
-            input_ids=ids,
-            attention_mask=mask,
-            decoder_input_ids=read,
-            decoder_attention_mask=seen,
-            token=0,
-            batch_size=3,
-        )
-        for source, target, found in zip(sources, targets, together, strict=True):
-            alone = lens.explain(input_ids=source, decoder_input_ids=target, token=0)
-            assert found.target_id == alone.target_id
-            np.testing.assert_allclose(found.nodes, alone.nodes, rtol=0, atol=1e-10)
-            np.testing.assert_allclose(found.flow, alone.flow, rtol=0, atol=1e-10)
-
-
 def test_a_head_that_differs_from_its_description_is_noticed():
     model = generating("bart")
     lm_head = model.lm_head.forward

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
+from largest_tensor import LargestTensor
 from one_case import in_one_case
 from reference import largest_error
 from rollout_examples import BATCH, IDS
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import normlens
 from normlens.errors import InputError, MemoryLimitError
@@ -100,25 +96,11 @@ def test_alti_refuses_what_has_no_vectors(tiny):
 # Memory -------------------------------------------------------------------------------------------
 
 
-class Watcher(TorchDispatchMode):
-    """Notes the largest tensor that any operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.largest = max([self.largest, *sizes])
-        return out
-
-
 @in_one_case("name", ["alti", "globenc"])
 def test_no_vector_for_every_pair(name):
     model = tiny_model("bert", max_position_embeddings=N, intermediate_size=M)
     lens = normlens.load(model)
     encoded = lens.encode(input_ids=[3 + k % 60 for k in range(N)])
-    with Watcher() as watcher:
+    with LargestTensor() as watcher:
         rollouts.method(name)(lens, encoded, RolloutOptions(memory_limit="200KB"))
     assert N * N <= watcher.largest < N * N * D

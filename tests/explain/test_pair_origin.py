@@ -8,7 +8,7 @@ import torch
 from frozen_copies import FrozenPair
 from heads import in_float64
 from one_case import in_one_case
-from pair_models import FAMILIES, IDS, TARGET, generating, model_inputs, source_of
+from pair_models import FAMILIES, TARGET, generating, model_inputs, source_of
 
 import normlens
 from normlens.errors import CompletenessError
@@ -84,44 +84,6 @@ def test_the_first_cross_attention_reads_the_encoders_parts(family):
     assert not before[0][:, :m].any()
     assert before[1][:, :m].all()  # by the first layer's CROSS
     assert not np.triu(before[:, :, m:], 1).any()
-
-
-@in_one_case("family", ["marian", "t5"])
-def test_batches_groups_and_chosen_layers_change_nothing(family):
-    lens = normlens.load(generating(family), tokenizer=False)
-    sources, targets = [IDS, [9, 4, 40]], [TARGET[:4], TARGET]
-    pad = lens.adapter.config.pad_token_id
-    width = [max(map(len, one)) for one in (sources, targets)]
-
-    def padded(rows, width):
-        return [row + [pad] * (width - len(row)) for row in rows]
-
-    def mask(rows, width):
-        return [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-
-    together = lens.maps(
-        input_ids=padded(sources, width[0]),
-        attention_mask=mask(sources, width[0]),
-        decoder_input_ids=padded(targets, width[1]),
-        decoder_attention_mask=mask(targets, width[1]),
-        origin="input",
-        batch_size=2,
-    )
-    for maps, source, target in zip(together, sources, targets, strict=True):
-        alone = lens.maps(
-            input_ids=source,
-            decoder_input_ids=target,
-            origin="input",
-            layers=[1],
-            memory_limit="100KB",
-        )
-        assert alone.layers == alone.encoder.layers == [1]
-        for scope in alone.scopes:
-            np.testing.assert_allclose(alone[scope][0], maps[scope][1], rtol=0, atol=1e-6)
-        for scope in alone.encoder.scopes:
-            np.testing.assert_allclose(
-                alone.encoder[scope][0], maps.encoder[scope][1], rtol=0, atol=1e-6
-            )
 
 
 def test_an_end_of_the_encoder_that_the_adapter_leaves_out_is_noticed(monkeypatch):

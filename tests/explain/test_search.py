@@ -20,7 +20,7 @@ from torch import Tensor
 
 import normlens
 from normlens.errors import InputError, MissingDependencyError, UnsupportedModelError
-from normlens.layers import FIRST, LAST, MEAN, Dense, Linear
+from normlens.layers import FIRST, LAST, MEAN
 from normlens.loading import sentences as reading
 from normlens.loading.sentences import Pooling, SparseVectors, TokenVectors
 
@@ -502,34 +502,6 @@ def frozen_words(model: Any, ids: list[int], pools: str) -> tuple[Any, Any]:
         ).sum(0)
 
     return frozen_parts(model.bert, ids, read)
-
-
-@in_one_case("dtype", EXACT)
-@in_one_case("normalized", [True, False])
-def test_a_late_score_is_that_of_the_frozen_copy(normalized, dtype, tiny):
-    weight = torch.randn(16, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    model = tiny("bert", dtype)
-    search = TokenVectors(skipped=("on",))
-    dense = Dense(Linear(weight.to(dtype)))
-    lens = lens_of(model, reads="any", steps=(dense,), normalized=normalized, search=search)
-    score = lens.score(QUERY, DOCUMENT)
-    check_parts(score, EXACT[dtype])
-
-    def vectors(text: str) -> Any:
-        ids = lens.encode(text)[0].ids
-        own = tiny("bert")(input_ids=torch.tensor([ids])).last_hidden_state[0].detach() @ weight
-        size = own.norm(dim=-1, keepdim=True) if normalized else 1.0
-        return own / size, frozen_parts(tiny("bert"), ids, lambda y: y @ weight / size)
-
-    (q, (u, b_u)), (d, (v, b_v)) = vectors(QUERY), vectors(DOCUMENT)
-    products = q @ d.T
-    skipped = [place for place, token in enumerate(score.tokens_b) if token == "on"]
-    products[:, skipped] = -torch.inf
-    best = products.argmax(1)
-    assert score.term_places[:, 1].tolist() == best.tolist()
-    np.testing.assert_allclose(score.term_values, products.max(1).values, atol=20 * EXACT[dtype])
-    sides = [(u.flatten(1), b_u.flatten()), (v[:, best].flatten(1), b_v[best].flatten())]
-    check_against(score, sides, dtype)
 
 
 def check_against(score: normlens.Score, sides: Any, dtype: torch.dtype) -> None:

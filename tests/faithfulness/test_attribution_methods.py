@@ -9,20 +9,14 @@ from evaluate_examples import IDS, MASK, lens_of, text
 from method_examples import CASES, Maskable, asked, real_score, score_of
 
 import normlens
-from normlens.errors import (
-    InputError,
-)
+from normlens.errors import InputError
 from normlens.explain.search import cosines
 from normlens.explain.whole_vectors import pooled, sentence_parts
 from normlens.models.tiny import tiny_model
 from normlens.options import CosineOptions
 from normlens.studies.faithfulness.methods import MethodOptions, explanations, method, place_read
 from normlens.studies.faithfulness.options import NAMES
-from normlens.studies.faithfulness.questions import (
-    Question,
-    class_questions,
-    sentence_head,
-)
+from normlens.studies.faithfulness.questions import Question, class_questions, sentence_head
 
 every_case = pytest.mark.parametrize("case", CASES)
 EVERY_METHOD = [*NAMES, "rollout-LN1", "rollout-ATTN-N"]

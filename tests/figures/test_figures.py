@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from one_case import in_one_case
-from tidy import assert_tidy, words
+from tidy import assert_tidy, panels, shown, words
 
 import normlens
 from normlens import figures
@@ -46,14 +46,6 @@ def second_layer(bert):
 @pytest.fixture(scope="module")
 def llama():
     return tiny_maps("llama", 6)
-
-
-def panels(figure: Any) -> list[Any]:
-    return [axes for axes in figure.axes if axes.images]
-
-
-def shown(axes: Any) -> Any:
-    return axes.images[0].get_array()
 
 
 # One layer ---------------------------------------------------------------------------------------

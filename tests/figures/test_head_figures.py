@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pair_examples import fast_tokenizer, with_head
-from tidy import assert_tidy, words
+from tidy import assert_tidy, panels, words
 
 import normlens
 from normlens.errors import InputError, UnknownScopeError
@@ -30,10 +30,6 @@ def pair():
     lens = normlens.load(with_head("bart", encoder_layers=2, decoder_layers=2), fast_tokenizer())
     maps: Any = lens.maps("the small house", "la maison verte", heads=True)
     return maps
-
-
-def panels(figure: Any) -> list[Any]:
-    return [axes for axes in figure.axes if axes.images]
 
 
 @pytest.mark.parametrize("scope", ["ATTN-N", "ATTN-W"])

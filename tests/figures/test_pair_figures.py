@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from one_case import in_one_case
 from pair_examples import fast_tokenizer, with_head
-from tidy import assert_tidy, words
+from tidy import assert_tidy, panels, shown, words
 
 import normlens
 from normlens.errors import InputError
@@ -28,14 +28,6 @@ def lens():
 @pytest.fixture(scope="module")
 def maps(lens):
     return lens.maps(SOURCE, TARGET)
-
-
-def panels(figure: Any) -> list[Any]:
-    return [axes for axes in figure.axes if axes.images]
-
-
-def shown(axes: Any) -> Any:
-    return axes.images[0].get_array()
 
 
 def lines(axes: Any) -> list[float]:

@@ -11,7 +11,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from picture_examples import classifier, processor, scene
-from tidy import assert_tidy, colour_at, words
+from tidy import assert_tidy, colour_at, panels, words
 
 import normlens
 from normlens.errors import InputError
@@ -28,10 +28,6 @@ def lens():
 @pytest.fixture(scope="module")
 def maps(lens):
     return lens.maps(scene())
-
-
-def panels(figure):
-    return [axes for axes in figure.axes if axes.images]
 
 
 def test_colours_lie_over_the_picture_in_grey():

@@ -18,6 +18,16 @@ def words(figure: Any) -> str:
     return "\n".join(text.get_text() for text in texts)
 
 
+def panels(figure: Any) -> list[Any]:
+    """The panels that have a picture."""
+    return [axes for axes in figure.axes if axes.images]
+
+
+def shown(axes: Any) -> Any:
+    """The numbers that a panel shows."""
+    return axes.images[0].get_array()
+
+
 def every_text(figure: Any) -> list[Any]:
     """All text that is drawn; an axis also has labels for ticks beyond its ends."""
     figure.canvas.draw()

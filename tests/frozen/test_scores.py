@@ -8,7 +8,6 @@ from one_case import in_one_case
 
 from normlens.errors import InputError
 from normlens.frozen.attention import FrozenAttention
-from normlens.frozen.feedforward import FrozenFeedForward
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.parts import FrozenBranch, FrozenResidual
 from normlens.frozen.scores import (
@@ -79,35 +78,6 @@ def test_a_flow_behind_a_scope_is_the_directed_part_of_single_tokens(order, prob
         expected = torch.einsum("id,jid->ij", kept[step][0], parts)
         found, _ = layer_flow(layer, scores_behind(layer, kept[step], step))
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-11)
-
-
-@every_order
-def test_components_carry_what_autograd_says_of_their_outputs(order, problem):
-    """∂s/∂(a component's output) times that output, by a copy of the walk with autograd."""
-    given = problem(order, gated=True, activation="silu")
-    layer, g = frozen(given), gradient(given)
-    outputs: dict[int, torch.Tensor] = {}
-    v, saved = given.x, []
-    for index, step in enumerate(layer.steps):
-        if isinstance(step, FrozenBranch):
-            saved.append(v)
-        elif isinstance(step, FrozenResidual):
-            v = v + saved.pop()
-        elif isinstance(step, (FrozenAttention, FrozenFeedForward)):
-            bias = step.bias_part
-            v = step.linear(v).requires_grad_()
-            outputs[index] = v
-            v = v if bias is None else v + bias
-        else:
-            beside = type(step).__name__ == "FrozenParallelFeedForward"
-            v = v + step.linear(given.x) if beside else step.linear(v)
-            v = v if step.bias_part is None else v + step.bias_part
-    score = (g * v).sum()
-    scores = layer_scores(layer, g)
-    for index, output in outputs.items():
-        (slope,) = torch.autograd.grad(score, output, retain_graph=True)
-        expected = (slope * output).sum(-1).detach()
-        torch.testing.assert_close(scores.passed[index], expected, rtol=0, atol=1e-11)
 
 
 @every_order

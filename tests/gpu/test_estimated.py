@@ -17,7 +17,7 @@ from normlens.plan.estimate import Estimate, SourceGroup
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.gpu import feed_forward, matrices
+from normlens.gpu import feed_forward
 from normlens.gpu.stage import Stage
 from normlens.plan import kernels
 from normlens.plan.kernels import CHUNK_BYTES
@@ -98,23 +98,3 @@ def test_memory_by_source_is_that_of_the_run(stored, precision, lens, first_stag
     if stored:
         held.append(method.room(method.pairs_at_once(CHUNK_BYTES, len(method.pairs))))
     assert memory.source_memory == sum(operand.nbytes for operand in held)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_memory_of_matrices_is_that_of_the_run(precision, lens, first_stage, monkeypatch):
-    stage = first_stage(lens, [[5] * 30] * 2, precision=precision)
-    memory = first_group(lens, 30, 2, precision).kernels
-    method = feed_forward.Matrices(stage)
-    # What is allocated counts, not what the kernels write there.
-    monkeypatch.setattr(matrices, "launch", lambda *_, **__: None)
-    at = matrices.Launch(first_tile=0, tiles=2, source_first=0, sources=30)  # all of it at once
-    products, parts = method._matrices(0, at.tiles, 1 << 28), method._parts(at)
-    bypassed = [made for made in method._bypassed(at)[:2] if made is not None]
-    sums = stage.prepare_sums(method.tiling.dims, targets_first=True)
-    held = [sums, stage.down, method._down, *stage.slopes, *stage.value_rows.weights, products]
-    fixed = sum(operand.nbytes for operand in held)
-    # The copy of W_down that split operands are multiplied by is W_down itself where there is one.
-    fixed -= 0 if stage.precision.split else method._down.nbytes
-    pairs = parts.nbytes + sum({made.data_ptr(): made.nbytes for made in bypassed}.values())
-    scaled = method._scaled_projections(slice(0, at.tiles * method.tiling.tile)).nbytes
-    assert fixed + max(pairs, scaled) <= memory.matrix_memory <= 1.8 * (fixed + max(pairs, scaled))

@@ -146,24 +146,6 @@ def test_strong_sequences_deceive_a_test_of_pairs_but_not_this_one() -> None:
     assert naive > 120
 
 
-def test_targets_without_others_at_their_distance_are_left_out_and_counted() -> None:
-    chance = np.random.default_rng(0)
-    pairs = simulated(chance)
-    far = Pairs(
-        np.append(pairs.sequence, [0, 1, 1]),
-        np.append(pairs.distance, [9, 9, 12]),
-        np.append(pairs.related, [True] * 3),
-        np.append(pairs.score, [1e6] * 3),
-        pairs.size,
-    )
-    alone, found = pairs.compare(), far.compare()
-    assert (alone.left_out, found.left_out) == (0, 3)
-    assert found.pairs == alone.pairs == int(pairs.related.sum())
-    assert found.comparison.p == alone.comparison.p
-    assert found.comparison.first.mean[0] == pytest.approx(alone.comparison.first.mean[0])
-    assert found.comparison.effect[0] == pytest.approx(alone.comparison.effect[0])
-
-
 def test_the_effect_is_hedges_g_of_as_many_others_at_the_same_distances() -> None:
     """Others at each distance are the same few values over again: their copies are as many."""
     target = np.array([1.0, 2.0, 4.0, 3.0, 5.0, 7.0])
@@ -179,24 +161,3 @@ def test_the_effect_is_hedges_g_of_as_many_others_at_the_same_distances() -> Non
     )
     found = pairs.compare().comparison.effect[0]
     assert found == pytest.approx(hedges_g(target, matched)[0])
-
-
-def test_columns_are_compared_as_if_each_were_alone_and_the_seed_decides() -> None:
-    pairs = [simulated(np.random.default_rng(4), effect=effect) for effect in (0.0, 0.4)]
-    sums = [
-        DistanceSums(
-            pairs[0].sums(related).count,
-            np.dstack([some.sums(related).total for some in pairs]),
-            np.dstack([some.sums(related).squares for some in pairs]),
-        )
-        for related in (True, False)
-    ]
-    together = compare_reweighted(*sums, resamples=300, seed=8).comparison
-    for column, some in enumerate(pairs):
-        alone = some.compare(300, 8).comparison
-        assert together.p[column] == alone.p[0]
-        assert together.difference.high[column] == pytest.approx(alone.difference.high[0])
-    again = compare_reweighted(*sums, resamples=300, seed=8).comparison
-    other = compare_reweighted(*sums, resamples=300, seed=9).comparison
-    assert (again.difference.low == together.difference.low).all()
-    assert (other.difference.low != together.difference.low).all()

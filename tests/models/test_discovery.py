@@ -14,15 +14,6 @@ from normlens.families.bert import Bert
 from normlens.models import base, supported_families
 from normlens.models.tiny import ENCODER, tiny_families
 
-TESTS = Path(__file__).resolve().parents[1]
-
-#: Tests that loop over all families, from every file that has any.
-GENERIC = [
-    "models/test_families.py::test_numbers[brand-new]",
-    "trace/test_trace.py::test_input_and_weights_of_every_layer",
-    "plan/test_estimate.py::test_every_family_has_an_estimate",
-]
-
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory) -> Path:
@@ -41,16 +32,6 @@ def test_one_file_is_in_the_table(package):
     assert done.returncode == 0, done.stderr
     families = {row["model_type"]: row for row in json.loads(done.stdout)["families"]}
     assert families["brand-new"] == {**families["bert"], "model_type": "brand-new"}
-
-
-@pytest.mark.slow
-def test_one_file_is_tested_like_every_other(package):
-    """Tests that loop over all families pass with it, without a change to them."""
-    chosen = [str(TESTS / name) for name in GENERIC]
-    options = ["-q", "-p", "no:cacheprovider", f"--rootdir={TESTS.parent}"]
-    done = python("-m", "pytest", *options, *chosen, path=package, cwd=TESTS.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(GENERIC)} passed" in done.stdout
 
 
 def test_the_folder_holds_families_only():

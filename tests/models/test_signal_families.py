@@ -140,16 +140,6 @@ def test_tokens_before_the_patches(tiny):
     }
 
 
-def test_what_mixes_tokens_outside_of_layers_is_said(tiny):
-    for family in HEARING:
-        maps = normlens.load(tiny(family, torch.float32)).maps(example(family))
-        assert "convolution" in maps.provenance["outside_scopes"]
-    siglip = normlens.load(tiny("siglip_vision_model", torch.float32))
-    assert "pools" in siglip.maps(example("vit")).provenance["outside_scopes"]
-    bare = normlens.load(tiny_model("siglip_vision_model", vision_use_head=False))
-    assert "outside_scopes" not in bare.maps(example("vit")).provenance
-
-
 # Two towers --------------------------------------------------------------------------------------
 
 
@@ -162,21 +152,6 @@ def towers(kind: str) -> transformers.PreTrainedModel:
     model = transformers.AutoModel.from_config(config)
     scramble(model)
     return model.eval()
-
-
-@in_one_case("kind", ["clip", "siglip"])
-def test_a_model_of_two_towers_is_taken_apart_by_its_user(kind):
-    model = towers(kind)
-    with pytest.raises(UnsupportedModelError, match=r"model\.text_model.*model\.vision_model"):
-        normlens.load(model)
-    values = example("vit")
-    maps = normlens.load(model.vision_model).maps(values)
-    alone = tiny_model(f"{kind}_vision_model")
-    alone.load_state_dict(model.vision_model.state_dict())
-    assert_same(maps, normlens.load(alone).maps(values))
-    text = normlens.load(model.text_model)
-    assert text.causal == (kind == "clip")
-    assert text.maps(input_ids=[3, 9, 2]).completeness <= 1e-5
 
 
 def test_a_part_is_named_by_its_path(tmp_path):

@@ -12,9 +12,8 @@ from one_case import in_one_case
 from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
-from normlens.errors import InputError
 from normlens.frozen import norm_maps, tiles
-from normlens.layers import Branch, Layer, Reach, Residual
+from normlens.layers import Reach
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 from normlens.options import AnalysisOptions
 from normlens.plan.costs import player_memory
@@ -70,27 +69,6 @@ def test_operations_and_memory_are_those_of_the_run(family: str, n: int, which: 
     operations = counted.get_total_flops()
     assert within(result.total_operations, operations, OPERATIONS_FACTOR), operations
     assert within(working_memory(result), peak, MEMORY_FACTOR), peak
-
-
-@in_one_case("n", [16, 160])
-def test_parts_as_vectors_cost_what_the_estimate_says(n: int) -> None:
-    """Several feed-forward blocks in a bottleneck; the limit is kept with room to spare."""
-    wide = dict(hidden_size=128, intra_bottleneck_size=64, intermediate_size=192)
-    model = tiny_model("mobilebert", max_position_embeddings=300, **wide)
-    ids = torch.randint(3, 60, (n,), generator=torch.Generator().manual_seed(n)).tolist()
-    lens = normlens.load(model)
-    with FlopCounterMode(display=False) as counted:
-        lens.maps(input_ids=ids, memory_limit=LIMIT)
-    with PeakMemory(model) as held:
-        normlens.load(model).maps(input_ids=ids, memory_limit=LIMIT)
-    result = estimate(lens, n, lens.scopes)
-    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
-    assert held.peak / 2.5 < working_memory(result) / 2.5 < held.peak
-    assert [stage.plan.method for stage in result.stages] == ["vectors"]
-    assert result.memory["tile buffers"] <= LIMIT
-    assert estimate(lens, n, ["ATTNRESLN-N"]).stages == []
-    with pytest.raises(InputError, match="several feed-forward blocks"):
-        estimate(lens, n, lens.scopes, nonlinearity="shapley").check()
 
 
 def many_requests() -> list[tuple[str, int, int, str]]:
@@ -180,30 +158,6 @@ def test_on_a_gpu_kernels_take_the_place_of_tiles(bert_base: normlens.Lens) -> N
     pairs = [result.operations["feed-forward pairs"] for result in (there, short)]
     assert pairs[0] == 3 * pairs[1]
     assert short.memory["kernel buffers"] < there.memory["kernel buffers"]
-
-
-def test_what_kernels_cannot_do_is_done_by_tiles(
-    bert_base: normlens.Lens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for options in (
-        {"device": "cuda", "nonlinearity": "shapley"},
-        {"device": "mps"},
-    ):
-        assert not estimate(bert_base, 64, FF, **options).stages[0].at.is_fused
-    exact = skeleton(tiny_config("bert"), dtype=torch.float64)
-    assert not estimate(exact, 8, FF, device="cuda").stages[0].at.is_fused
-    one = bert_base.layers[0]
-    assert one.feed_forward is not None
-    assert one.norm_behind_feed_forward is not None
-    steps = [Branch(), Branch(), one.attention, one.feed_forward, Residual()]
-    longer = Layer([*steps, one.norm_behind_feed_forward, Residual()])
-    monkeypatch.setattr(bert_base, "layers", [longer])
-    unknown, known = (
-        estimate(bert_base, 64, (scope,), device="cuda").stages[0].at.is_fused
-        for scope in ("ATTNFFRESLNRES-N", "ATTNFFRESLN-N")
-    )
-    assert known
-    assert not unknown
 
 
 # Pieces ------------------------------------------------------------------------------------------

@@ -65,24 +65,6 @@ def test_operations_and_memory_are_those_of_the_run(
     assert within(result.peak_memory - result.weights, peak, MEMORY_FACTOR), peak
 
 
-def test_on_a_gpu_kernels_do_both_groups(
-    lens: normlens.Lens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other sequence in squares as long as the targets: 20 sources of 8 targets are three."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    stages = estimate(lens, 20, 8, device="cuda").stages
-    assert all(stage.at.is_fused for stage in stages)
-    pairs = [
-        estimate(lens, n, 8, layers=[1, 2], device="cuda", scopes=["CROSS-N"])
-        for n in (17, 20, 24, 25)
-    ]
-    parts = [each.operations["attention parts"] for each in pairs]
-    assert parts[1] - parts[0] < parts[3] - parts[2]  # one more square
-    exact = skeleton(lens.adapter.config, dtype=torch.float64)
-    stages = estimate(exact, 20, 8, device="cuda").stages
-    assert not any(stage.at.is_fused for stage in stages)
-
-
 @in_one_case("family", tiny_encoder_decoders())
 def test_every_encoder_decoder_has_an_estimate(family: str) -> None:
     lens = skeleton(tiny_config(family))

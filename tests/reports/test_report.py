@@ -14,30 +14,14 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from report_examples import (
-    MODEL,
-    NASTY,
-    RUN,
-    experiment,
-    lines,
-    report,
-    result,
-    same,
-)
+from report_examples import MODEL, NASTY, RUN, experiment, lines, report, result, same
 
 from normlens.errors import OutputError
 from normlens.results.words import harmless
 from normlens.studies.reports import files, words
 from normlens.studies.reports import files as markdown
 from normlens.studies.reports import files as pictures
-from normlens.studies.reports.contents import (
-    Figure,
-    Header,
-    Report,
-    Result,
-    Section,
-    Table,
-)
+from normlens.studies.reports.contents import Figure, Header, Report, Result, Section, Table
 from normlens.studies.reports.drawing import panels
 from normlens.studies.reports.files import write
 from normlens.studies.reports.words import LAYER, texts

@@ -203,7 +203,7 @@ def test_equal_maps_hold_the_same_numbers_and_labels(maps, tmp_path):
     assert maps != "maps"
     assert maps == normlens.Maps.load(maps.save(tmp_path / "maps.safetensors"))
     one = maps["FF"].copy()
-    one[1, 2, 3] = np.nextafter(one[1, 2, 3], 1)
+    one[1, 2, 3] = np.nextafter(one[1, 2, 3], np.float32(1))
     assert maps != replace(maps, arrays={**maps.arrays, SCOPES[-1]: one})
     undefined = replace(maps, arrays={**maps.arrays, SCOPES[-1]: one * np.nan})
     assert undefined == replace(undefined)

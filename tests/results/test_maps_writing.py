@@ -18,7 +18,7 @@ from unlike_examples import _own_registry, reader, unlike  # noqa: F401
 
 import normlens
 from normlens import Maps
-from normlens.errors import InputError, OutputError
+from normlens.errors import OutputError
 from normlens.models.tiny import tiny_families, tiny_model
 from normlens.results import files as growing_file
 
@@ -78,23 +78,6 @@ def test_a_file_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert path.read_bytes() == b"mine"
     lens.maps(input_ids=IDS, out=path, overwrite=True)
     assert Maps.load(path) == lens.maps(input_ids=IDS)
-
-
-@in_one_case(
-    ("asked", "message"),
-    [
-        ({"input_ids": [IDS, IDS]}, "one text"),
-        ({"input_ids": [IDS]}, "one text"),
-        ({"input_ids": IDS, "origin": "input"}, "finished together"),
-    ],
-)
-def test_what_cannot_be_written_layer_by_layer(
-    asked: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    lens = normlens.load(tiny_model("bert"))
-    with pytest.raises(InputError, match=message):
-        lens.maps(**asked, out=tmp_path / "maps.safetensors")
-    assert names_in(tmp_path) == []
 
 
 def test_a_call_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def test_a_rollout_goes_through_both_stacks(scope, of_encoder, maps):
             "goes on through all layers of the encoder",
         ),
         (lambda lens, maps: maps.words().rollout("FF"), "before words"),
+        (lambda lens, maps: maps.sources_of("encoder").rollout("FF"), "before sources_of"),
         (lambda lens, maps: maps.choose([1, 2]).rollout("FF"), "layers from 0 on"),
         (
             lambda lens, maps: lens.maps(SOURCE, TARGET, layers=0).rollout("FF"),

@@ -80,10 +80,7 @@ def test_two_texts_are_compared(talking, folder, visit):
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [
-        ({"target": "cats"}, "'cats' is 2 tokens"),
-        ({"position": "two"}, "whole number, not “two”"),
-    ],
+    [({"target": "cats"}, "'cats' is 2 tokens"), ({"position": "two"}, "whole number, not “two”")],
 )
 def test_nothing_is_refused_silently(fields, words, talking, visit):
     visit.goto(f"{talking.url}#mode=explain")

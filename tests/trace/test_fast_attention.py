@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from heads import in_float64
+from largest_tensor import LargestTensor
 from one_case import in_one_case
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import normlens
 from normlens.errors import NormLensError
@@ -83,18 +82,6 @@ def tiny_with_head(family: str) -> Any:
     return model
 
 
-class LargestTensor(TorchDispatchMode):
-    """The most numbers that any tensor made inside holds."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        sizes = [each.numel() for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
-        self.most = max([self.most, *sizes])
-        return made
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_tensor_of_all_pairs_exists(fast, dtype):
     """Neither α, which has h · n² numbers, nor anything else of that size.
@@ -111,7 +98,7 @@ def test_no_tensor_of_all_pairs_exists(fast, dtype):
         lens.float32_check.compared.clear()
         with LargestTensor() as watched:
             lens.explain(**asked)
-        largest.append(watched.most)
+        largest.append(watched.largest)
     assert largest[0] >= 4 * 400**2
     assert largest[1] < 400**2 / 2
 

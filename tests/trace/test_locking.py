@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import random
 import sys
 import threading
@@ -119,31 +117,6 @@ def test_a_plain_call_keeps_its_kind_of_attention_when_an_analysis_begins_or_end
         lens.maps(input_ids=[5, 6, 7], progress=progress)
         allowed.release()
         assert torch.equal(call.result(PATIENCE), expected)
-
-
-def test_the_configuration_that_other_threads_see_is_the_one_that_was_given():
-    model = causal_model()
-    lens = normlens.load(model)
-    found = []
-
-    plain = copy.deepcopy(model.config)
-
-    def look() -> list[Any]:
-        copies = copy.deepcopy(model.config), pickle.loads(pickle.dumps(model.config))
-        assert all(type(copied) is type(plain) for copied in copies)
-        return [config._attn_implementation for config in (model.config, *copies)]
-
-    def look_and_build() -> list[Any]:
-        AutoModelForCausalLM.from_config(model.config)  # found by the configuration's class
-        return look()
-
-    def progress(*_: int) -> None:
-        found.append((look(), *run_together([look_and_build])))
-
-    lens.maps(input_ids=[5, 6, 7], progress=progress)
-    assert found == [(["eager"] * 3, ["sdpa"] * 3)] * lens.n_layers
-    assert type(model.config) is type(plain)
-    assert vars(model.config) == vars(plain)
 
 
 def test_from_inside_an_analysis_another_one_is_refused():

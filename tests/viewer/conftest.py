@@ -95,6 +95,14 @@ class Opened:
         self.page.keyboard.press(name)
         return self.settled()
 
+    def save(self, kind: str, folder: Path) -> Path:
+        """Press a button to save, and return the file."""
+        with self.page.expect_download() as download:
+            self.page.click(f'[data-save="{kind}"]')
+        path = folder / download.value.suggested_filename
+        download.value.save_as(path)
+        return path
+
     def pressed(self, control: str) -> str | None:
         return self.page.get_attribute(
             f'[data-control="{control}"] [aria-pressed="true"]', "data-value"

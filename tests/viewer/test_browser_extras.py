@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from picture_examples import classifier, processor, scene
-from test_browser_file import saved
 
 import normlens
 from normlens.figures.colours import beyond_colour, clipped_end
@@ -78,10 +77,10 @@ def test_a_line_of_the_map_lies_over_the_picture(viewer, tmp_path):
     viewer.key("ArrowUp").key("ArrowLeft").key("ArrowUp")
     assert chosen(viewer) == "1,2"
     expect(maps[scope][1, :, 2])
-    table = pd.read_csv(saved(viewer, "csv", tmp_path))
+    table = pd.read_csv(viewer.save("csv", tmp_path))
     np.testing.assert_allclose(table["value"], maps[scope][1, :, 2], rtol=1e-6)
     assert list(table["patch_row"].dropna()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    figure = saved(viewer, "svg", tmp_path)
+    figure = viewer.save("svg", tmp_path)
     assert figure.name.endswith("layer-1-column-1_2.svg")
     text = figure.read_text()
     assert text.count("data-patch=") == 10

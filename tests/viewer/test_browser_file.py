@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -237,9 +236,9 @@ def test_two_texts(viewer, minilm, soap, tmp_path):
     viewer.page.mouse.move(x, y)
     value = normalise(longer[FF][1])[2, 1]
     assert f"B {value:.3g}" in viewer.page.inner_text(".tooltip")
-    table = saved(viewer, "csv", tmp_path).read_text().splitlines()
+    table = viewer.save("csv", tmp_path).read_text().splitlines()
     assert len(table) == 1 + len(soap.tokens) ** 2 + len(longer.tokens) ** 2
-    assert b"<svg" in saved(viewer, "svg", tmp_path).read_bytes()
+    assert b"<svg" in viewer.save("svg", tmp_path).read_bytes()
 
 
 def cell_of(viewer: Any, figure: str, target: int, source: int, n: int) -> tuple[float, float]:
@@ -295,7 +294,7 @@ def test_heads(viewer, minilm, soap, tmp_path):
     viewer.page.select_option('[data-control="head"]', "7")
     viewer.settled()
     np.testing.assert_allclose(viewer.values(), maps.heads["ATTN-N"][2, 7], rtol=1e-6)
-    assert "head,target" in saved(viewer, "csv", tmp_path).read_text()
+    assert "head,target" in viewer.save("csv", tmp_path).read_text()
     viewer.choose("level", "words")
     np.testing.assert_allclose(viewer.values(), maps.words().heads["ATTN-N"][2, 7], rtol=1e-5)
     viewer.choose("level", "subwords")
@@ -310,7 +309,7 @@ def test_heads(viewer, minilm, soap, tmp_path):
     viewer.choose("view", "heads").choose("heads-of", "ATTN-W").choose("layers", "all")
     assert viewer.page.locator("[data-head]").count() == 6 * 12
     for kind in ("svg", "png", "csv"):
-        assert saved(viewer, kind, tmp_path).stat().st_size > 10_000
+        assert viewer.save(kind, tmp_path).stat().st_size > 10_000
     viewer.click('[data-head="5:11"]')
     np.testing.assert_allclose(viewer.values(), maps.heads["ATTN-W"][5, 11], rtol=1e-6)
     assert viewer.root("layer") == "5"
@@ -340,40 +339,32 @@ def test_overview(viewer, soap, soap_html):
     assert (viewer.root("view"), viewer.root("layer"), viewer.root("scope")) == ("map", "4", FF)
 
 
-def saved(viewer: Any, kind: str, folder: Path) -> Path:
-    with viewer.page.expect_download() as download:
-        viewer.page.click(f'[data-save="{kind}"]')
-    path = folder / download.value.suggested_filename
-    download.value.save_as(path)
-    return path
-
-
 def test_take_away(viewer, soap, soap_html, tmp_path):
     import pandas as pd
 
     viewer.open(soap_html, "layer=3&scope=FF&form=heat")
-    figure = saved(viewer, "svg", tmp_path)
+    figure = viewer.save("svg", tmp_path)
     assert figure.name == f"minilm-{FF}-layer-3.svg"
     text = figure.read_text()
     assert text.count("<rect") > len(soap.tokens) ** 2
     assert "teaches" in text
     assert "completeness" in text
     assert "http" not in text.replace("http://www.w3.org", "")
-    picture = saved(viewer, "png", tmp_path)
+    picture = viewer.save("png", tmp_path)
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    table = pd.read_csv(saved(viewer, "csv", tmp_path))
+    table = pd.read_csv(viewer.save("csv", tmp_path))
     n = len(soap.tokens)
     np.testing.assert_allclose(table["value"].to_numpy().reshape(n, n), soap[FF][3], rtol=1e-6)
     assert set(table["layer"]) == {3}
-    page = saved(viewer, "html", tmp_path)
+    page = viewer.save("html", tmp_path)
     viewer.open(page)
     assert (viewer.root("layer"), viewer.root("scope")) == ("3", FF)
     np.testing.assert_allclose(viewer.values(), soap[FF][3], rtol=1e-6)
     for view in ("compare", "overview"):
         viewer.choose("view", view)
-        assert b"<svg" in saved(viewer, "svg", tmp_path).read_bytes()
-        assert saved(viewer, "png", tmp_path).stat().st_size > 10_000
-        assert saved(viewer, "csv", tmp_path).stat().st_size > 1000
+        assert b"<svg" in viewer.save("svg", tmp_path).read_bytes()
+        assert viewer.save("png", tmp_path).stat().st_size > 10_000
+        assert viewer.save("csv", tmp_path).stat().st_size > 1000
 
 
 def test_tokens_stay_text(viewer, tmp_path):
@@ -388,7 +379,7 @@ def test_tokens_stay_text(viewer, tmp_path):
     viewer.choose("form", "arcs").choose("form", "heat")
     viewer.page.mouse.move(*viewer.cell(0, 1))
     assert maps.tokens[0] in viewer.page.inner_text(".tooltip")
-    page = saved(viewer, "html", tmp_path)
+    page = viewer.save("html", tmp_path)
     viewer.open(page)
     found = viewer.page.evaluate(
         """() => {

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from test_browser_file import saved
 
 from normlens.measures.maps import normalise
 
@@ -155,13 +154,13 @@ def test_keys_pins_and_files(viewer, path, translated, tmp_path):
     assert any(label.startswith("encoder: ") for label in made_of)
     assert any(label.startswith("decoder: ") for label in made_of)
     viewer.key("Escape")
-    figure = saved(viewer, "svg", tmp_path)
+    figure = viewer.save("svg", tmp_path)
     assert figure.name.endswith(f"-decoder-{BOTH}-layer-1.svg")
     text = figure.read_text()
     assert 'class="divider"' in text
     assert text.index('class="cells"') < text.index('class="divider"')  # in front of the cells
-    assert saved(viewer, "png", tmp_path).read_bytes()[:4] == b"\x89PNG"
-    table = pd.read_csv(saved(viewer, "csv", tmp_path), keep_default_na=False)
+    assert viewer.save("png", tmp_path).read_bytes()[:4] == b"\x89PNG"
+    table = pd.read_csv(viewer.save("csv", tmp_path), keep_default_na=False)
     shape = translated[BOTH][1].shape
     values = table["value"].to_numpy().reshape(shape)
     np.testing.assert_allclose(values, translated[BOTH][1], rtol=1e-6)
@@ -170,7 +169,7 @@ def test_keys_pins_and_files(viewer, path, translated, tmp_path):
     assert list(table) == list(frame)
     for name in ("stack", "target", "target_token", "source", "source_sequence", "source_token"):
         assert list(table[name]) == list(frame[name])
-    page = saved(viewer, "html", tmp_path)
+    page = viewer.save("html", tmp_path)
     viewer.open(page, "stack=encoder&layer=0&scope=ATTN")
     assert translated.encoder is not None
     np.testing.assert_allclose(viewer.values(), translated.encoder["ATTN"][0], rtol=1e-6)

@@ -44,14 +44,6 @@ def number(text: str) -> float:
     return float(text.replace("−", "-").replace("+", "").replace(",", ""))
 
 
-def saved(viewer: Any, kind: str, folder: Path) -> Path:
-    with viewer.page.expect_download() as download:
-        viewer.page.click(f'[data-save="{kind}"]')
-    path = folder / download.value.suggested_filename
-    download.value.save_as(path)
-    return path
-
-
 # An explanation ----------------------------------------------------------------------------------
 
 
@@ -148,17 +140,17 @@ def test_everything_can_be_saved(viewer, why, why_html, tmp_path):
     viewer.open(why_html, "token=3")
     for view in ("components", "flow"):
         viewer.choose("view", view)
-        figure = saved(viewer, "svg", tmp_path).read_text()
+        figure = viewer.save("svg", tmp_path).read_text()
         assert "no token" in figure
         assert "&lt;b&gt;are" in figure
-        assert saved(viewer, "png", tmp_path).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    table = pd.read_csv(saved(viewer, "csv", tmp_path))
+        assert viewer.save("png", tmp_path).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    table = pd.read_csv(viewer.save("csv", tmp_path))
     own = table[table["layer"] == "contribution"]["value"]
     np.testing.assert_allclose(own.to_numpy(float), why.contributions, rtol=1e-6)
-    document = json.loads(saved(viewer, "json", tmp_path).read_text())
+    document = json.loads(viewer.save("json", tmp_path).read_text())
     found = [token["contribution"] for token in document["tokens"]]
     assert sum(found) + document["remainder"] == pytest.approx(document["value"], rel=1e-6)
-    viewer.open(saved(viewer, "html", tmp_path))
+    viewer.open(viewer.save("html", tmp_path))
     assert viewer.root("token") == "3"
     assert viewer.texts(".token:not(.rest) .text") == why.tokens
 
@@ -202,12 +194,12 @@ def test_the_matrix_and_its_files(viewer, pair_html, tmp_path):
     tip = viewer.page.inner_text(".tooltip").splitlines()
     assert tip[1] == "B <b> (2)"
     assert number(tip[2]) == pytest.approx(pair.matrix[1, 2], rel=6e-3)
-    document = json.loads(saved(viewer, "json", tmp_path).read_text())
+    document = json.loads(viewer.save("json", tmp_path).read_text())
     np.testing.assert_allclose(document["matrix"], pair.matrix, rtol=1e-6)
-    table = pd.read_csv(saved(viewer, "csv", tmp_path))
+    table = pd.read_csv(viewer.save("csv", tmp_path))
     assert table["value"].sum() == pytest.approx(pair.value, rel=1e-5)
-    assert "<image" in saved(viewer, "svg", tmp_path).read_text()
-    viewer.open(saved(viewer, "html", tmp_path))
+    assert "<image" in viewer.save("svg", tmp_path).read_text()
+    viewer.open(viewer.save("html", tmp_path))
     assert viewer.root("view") == "matrix"
 
 
@@ -294,7 +286,7 @@ def test_shares_of_every_token(viewer, translation, translation_html, tmp_path):
         "svg.shares g[data-item]", "rows => rows.map((row) => Number(row.dataset.sourceShare))"
     )
     np.testing.assert_allclose(drawn, table["source_share"], atol=1e-6)
-    written = pd.read_csv(saved(viewer, "csv", tmp_path))
+    written = pd.read_csv(viewer.save("csv", tmp_path))
     np.testing.assert_allclose(written["source_share"], table["source_share"], atol=1e-6)
     assert written["token"].tolist() == translation.predicted
     # A row leads to its token's explanation.

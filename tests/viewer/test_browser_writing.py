@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,14 +33,6 @@ ENDS = """async (source) => {
 }"""
 
 
-def saved(viewer: Any, kind: str, folder: Path) -> Path:
-    with viewer.page.expect_download() as download:
-        viewer.page.click(f'[data-save="{kind}"]')
-    path = folder / download.value.suggested_filename
-    download.value.save_as(path)
-    return path
-
-
 def with_heads(maps: Maps) -> Maps:
     return replace(maps, heads={"ATTN-N": np.stack([maps["ATTN-N"]] * 2, axis=1)})
 
@@ -59,7 +49,7 @@ def two_texts(tmp_path):
 )
 def test_a_saved_caption_is_inside_its_figure(state, viewer, two_texts, tmp_path):
     viewer.open(two_texts, state)
-    found = viewer.page.evaluate(ENDS, saved(viewer, "svg", tmp_path).read_text())
+    found = viewer.page.evaluate(ENDS, viewer.save("svg", tmp_path).read_text())
     assert found["count"] >= 1
     assert found["right"] >= 0
     assert found["bottom"] >= 0

@@ -44,11 +44,7 @@ def clone(tmp_path):
 
 def made(clone: Path, fails: str = "") -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name[:4] != "MAKE"}
-    environment |= {
-        "PATH": str(clone / "bin"),
-        "NPM_LOG": str(clone / "calls"),
-        "NPM_FAILS": fails,
-    }
+    environment |= {"PATH": str(clone / "bin"), "NPM_LOG": str(clone / "calls"), "NPM_FAILS": fails}
     command = ["make", "front-end"]
     return subprocess.run(
         command, cwd=clone, env=environment, capture_output=True, text=True, check=False

@@ -28,13 +28,7 @@ def size_of(data: dict[str, Any]) -> tuple[int, int]:
     return int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        hostile_maps,
-        hostile_explanation,
-    ],
-)
+@pytest.mark.parametrize("make", [hostile_maps, hostile_explanation])
 def test_a_cell_has_the_viewer_and_a_picture(make):
     pytest.importorskip("anywidget")
     pytest.importorskip("matplotlib")

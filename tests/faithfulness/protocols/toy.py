@@ -45,10 +45,7 @@ def scored(variants: Sequence[Variant], worth: Mapping[int, float]) -> Scored:
 
 
 def value(
-    protocol: Protocol,
-    example: Example,
-    scores: Sequence[float],
-    worth: Mapping[int, float],
+    protocol: Protocol, example: Example, scores: Sequence[float], worth: Mapping[int, float]
 ) -> dict[str, float | None]:
     """What a protocol makes of scores, with the toy as the model."""
     given = np.array(scores, np.float64)

@@ -248,6 +248,6 @@ def test_a_run_of_other_measures_has_no_report(tmp_path, capsys):
     data = examples.corpus_file(tmp_path / "letters.txt", 3)
     run(str(model), data, tmp_path / "run", measures="norms")
     error = Shell(capsys).error("reproduce", "report", tmp_path / "run")
-    assert "no report" in error
+    assert "has no report" in error
     with pytest.raises(InputError):
         build_report(tmp_path / "run")

@@ -198,8 +198,7 @@ def test_scatter_plot_of_a_large_corpus_is_a_sample(evidence, finished, monkeypa
 
 
 @pytest.mark.parametrize(
-    "contents",
-    ["rank count id\n1 2 3\n", "0 5 1\n", "1 5 7\n2 4 7\n", "\n", "1 5 999999\n"],
+    "contents", ["rank count id\n1 2 3\n", "0 5 1\n", "1 5 7\n2 4 7\n", "\n", "1 5 999999\n"]
 )
 def test_wrong_rank_files_are_refused(evidence, finished, tmp_path, contents):
     file = tmp_path / "ranks.txt"

@@ -14,13 +14,7 @@ import normlens
 from normlens.corpus import run
 from normlens.studies.papers import published
 from normlens.studies.papers.published import Evidence
-from normlens.studies.papers.related_pairs import (
-    ALL,
-    OCCURRENCES,
-    TYPES,
-    figures_7_8,
-    histogram,
-)
+from normlens.studies.papers.related_pairs import ALL, OCCURRENCES, TYPES, figures_7_8, histogram
 from normlens.studies.papers.related_pairs import RELATED as RELATED_COLOUR
 from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.contents import Result
@@ -356,8 +350,7 @@ def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test():
 
 
 @pytest.mark.parametrize(
-    "counts",
-    [{"special": 50}, {"word_outside_entity": 50}, {"word_outside_entity": 1, "other": 1}],
+    "counts", [{"special": 50}, {"word_outside_entity": 50}, {"word_outside_entity": 1, "other": 1}]
 )
 def test_nothing_to_compare(counts):
     nothing = run_of(pairs_frame({"word_outside_entity": [0.0]}, counts, reach={"other": 1}))

@@ -348,7 +348,7 @@ class Interventions:
         tolerance = TOLERANCE[self.lens.dtype]
         if error > tolerance:
             raise UnsupportedModelError(
-                f"{component} in layer {layer} is off by {error:.1e} ({tolerance:.0e})"
+                f"{component} in layer {layer} is off by {error:.1e} (at most {tolerance:.0e})"
             )
         self._compared.add((layer, component))
 

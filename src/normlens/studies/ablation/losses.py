@@ -199,7 +199,7 @@ class ScoreLoss(Loss):
         tolerance = SCORE_TOLERANCE[self.lens.dtype]
         if not error <= tolerance:
             raise UnsupportedModelError(
-                f"its head alone misses the loss by {error:.1e} ({tolerance:.0e})"
+                f"its head alone misses the loss by {error:.1e} (at most {tolerance:.0e})"
             )
 
     def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:

@@ -165,7 +165,7 @@ def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
         raise InputError(f"{data.name} gives {count} sequences; give {LEAST_SEQUENCES} or more")
     for name in extra:
         if name not in first.extra:
-            raise InputError(f"the data lacks the column {name!r}; give open_data extra=")
+            raise InputError(f"the data lacks the column {name!r}; open it with extra=")
     return first
 
 

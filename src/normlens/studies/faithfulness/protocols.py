@@ -343,5 +343,5 @@ def kind_of(names: Sequence[str]) -> str:
         by_kind.setdefault(CITATIONS if name == CITATIONS else get(name).kind, name)
     if len(by_kind) > 1:
         first, second, *_ = by_kind.values()
-        raise InputError(f"{first} and {second} are of other kinds of models; ask apart")
+        raise InputError(f"{first} and {second} are for different kinds of models; ask them apart")
     return next(iter(by_kind))

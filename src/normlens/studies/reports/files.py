@@ -415,7 +415,7 @@ def _of_run(folder: Path) -> str:
     for table, function in RUN_BUILDERS.items():
         if table in tables:
             return function
-    raise InputError(f"no report is of {listed(tables)} in {str(folder)!r}")
+    raise InputError(f"{str(folder)!r} has no report; query its tables: {listed(tables)}")
 
 
 def _kind(folder: Path) -> str:

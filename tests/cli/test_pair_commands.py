@@ -1,4 +1,4 @@
-"""``normlens map`` and ``normlens estimate`` with an encoder–decoder."""
+"""``normlens map`` and ``normlens explain`` with an encoder–decoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from pair_examples import fast_tokenizer, with_head
-from shell import Shell
 
 import normlens
 from normlens.loading.hub import quiet_transformers
@@ -16,6 +15,7 @@ from normlens.models.tiny import tiny_model
 
 SOURCE, TARGET = "the house is small", "la maison est petite"
 GIVEN = ("map", SOURCE, "--target-text", TARGET, "--device", "cpu")
+EXPLAIN = ("explain", SOURCE, "--target-text", TARGET, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +30,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def maps(folder):
     return normlens.load(folder, device="cpu").maps(SOURCE, TARGET)
-
-
-@pytest.fixture
-def shell(capsys):
-    return Shell(capsys)
 
 
 # Printed ------------------------------------------------------------------------------------------
@@ -152,3 +147,83 @@ def test_wrong_estimates_are_one_line(folder, shell, words, message):
 def test_a_target_to_estimate_is_for_encoder_decoders(shell):
     line = shell.error("map", "--estimate", "9,9")
     assert "target's length is for encoder–decoders" in line
+
+
+# Explanations ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lens(folder):
+    return normlens.load(folder, device="cpu")
+
+
+def test_one_token_is_explained_by_both_sequences(folder, lens, shell):
+    out = shell(*EXPLAIN, "--model", folder, "--position", "2", "--contrast", "the")
+    why = lens.explain(SOURCE, target=TARGET, token=2, contrast="the")
+    assert f"why '{why.target}' and not 'the'" in out
+    assert f"target (given): {TARGET}" in out
+    lines = [line.strip().split() for line in out.splitlines()]
+    assert ["source"] in lines
+    assert ["prefix"] in lines
+    assert "the source supplies" in out
+    strongest = out[out.index("Strongest components") :]
+    sums = np.nansum(np.concatenate([why.heads, why.cross_heads], axis=1), axis=-1)
+    layer, head = np.unravel_index(np.abs(sums).argmax(), sums.shape)
+    attention = "ATTN" if head < why.heads.shape[1] else "CROSS"
+    name = f"{attention} head {head % why.heads.shape[1]}"
+    assert f"{why.layer_names[layer]}   {name}" in strongest
+    assert "RES" not in strongest
+
+
+def test_each_token_in_turn_with_shares(folder, lens, shell):
+    out = shell(*EXPLAIN, "--model", folder, "--position", "all")
+    every = lens.explain(SOURCE, target=TARGET, token="all")
+    assert "What the source (█) and the prefix (░) supply" in out
+    for share in every.shares()["source_share"]:
+        assert f"{100 * share:.0f} %" in out
+    assert "(prefix)" in out
+
+
+def test_files_hold_the_explanations(folder, lens, shell, tmp_path):
+    every = lens.explain(SOURCE, target=TARGET, token="all")
+    where = ("--model", folder, "--position", "all", "--out")
+    shell(*EXPLAIN, *where, tmp_path / "all.csv")
+    table = pd.read_csv(tmp_path / "all.csv", keep_default_na=False)
+    assert set(table["sequence"]) == {"source", "prefix", ""}
+    assert len(table) == sum(len(each.source) + len(each.prefix) + 1 for each in every)
+    shell(*EXPLAIN, *where, tmp_path / "all.json")
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert document["sequences"].count("source") == len(every[0].source)
+    assert document["layer_names"] == every[0].layer_names
+    shares = [each["shares"]["source_share"] for each in document["explanations"]]
+    assert shares == pytest.approx(every.shares()["source_share"].tolist(), rel=1e-4)
+    shell(*EXPLAIN, *where, tmp_path / "all.safetensors")
+    assert len(normlens.open(tmp_path / "all.safetensors")) == len(every)
+    shell(*EXPLAIN, *where, tmp_path / "all.html")
+    pytest.importorskip("matplotlib")
+    shell(*EXPLAIN, *where, tmp_path / "shares.png", "--picture", "shares")
+    shell(*EXPLAIN, *where, tmp_path / "all.pdf")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--target", "maison"), "give the decoder's text as --target-text"),
+        (("--position", "nowhere"), "the target has no token 'nowhere'"),
+        (
+            ("--out", "why.png", "--picture", "flow", "--position", "all"),
+            "choose one of: matrix, shares",
+        ),
+    ],
+)
+def test_mistakes_of_explanations_are_one_line(folder, shell, words, message):
+    assert message in shell.error(*EXPLAIN, "--model", folder, *words)
+
+
+def test_words_of_encoder_decoders_are_refused_elsewhere(shell, tmp_path):
+    with quiet_transformers():
+        tiny_model("gpt2").save_pretrained(tmp_path)
+        fast_tokenizer().save_pretrained(tmp_path)
+    common = ("explain", SOURCE, "--device", "cpu", "--model", tmp_path)
+    assert "--target-text is for encoder–decoders" in shell.error(*common, "--target-text", TARGET)
+    assert "is a number or 'all'" in shell.error(*common, "--position", "maison")
