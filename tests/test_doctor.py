@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import pytest
@@ -10,17 +9,6 @@ import pytest
 from normlens import cli
 from normlens.lens import Lens
 from normlens.loading import doctor
-
-
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(package: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(package)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr("normlens.loading.embedded.importlib.util.find_spec", lambda name: None)
-    found = doctor.installation()
-    assert found["versions"]["matplotlib"] == "not installed"
-    assert "normlens models --install minilm" in found["models"]["minilm"]
 
 
 def test_self_check_passes() -> None:

@@ -11,7 +11,6 @@ from heads import headed, in_float64
 from one_case import in_one_case
 
 import normlens
-from normlens.errors import InputError
 from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import scramble, tiny_config
 
@@ -136,16 +135,3 @@ def test_the_mean_of_patches_before_a_norm():
         why.contributions, (g * tokens).sum(-1).detach().numpy(), rtol=0, atol=1e-9
     )
     assert why.position is None
-
-
-def test_a_class_is_named_as_people_call_it():
-    lens = normlens.load(tower("clip"))
-    why = lens.explain(noise(3, 12, 12), target="tabby cat")
-    assert (why.target, why.target_id) == ("tabby cat", 1)
-    assert why.grid is not None
-    assert why.task == "picture classifier"
-    assert why.tokens[:2] == ["[CLS]", "1,1"]
-    with pytest.raises(InputError, match="dog, tabby cat, car"):
-        lens.explain(noise(3, 12, 12), target="bird")
-    with pytest.raises(InputError, match="picture classifier reads the whole input"):
-        lens.explain(noise(3, 12, 12), position=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,6 @@ pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels
 
 from reference import reference
 
-import normlens
 from normlens.gpu import matmul, split_products
 from normlens.gpu.split_products import SplitRows, multiply
 from normlens.models.tiny import tiny_model
@@ -148,26 +146,3 @@ def test_a_models_own_products_may_be_split(
     assert split_everywhere
     assert relative_errors(found, plain.cpu().double()).max() < 1e-5
     assert not torch.equal(found, plain)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "qwen2"])
-def test_long_texts_on_cuda_are_close_to_float64(family: str) -> None:
-    """Long enough for split products, in batches for those of the forward pass."""
-    model = tiny_model(family)
-    config = copy.deepcopy(model.config)
-    for field, value in (("hidden_size", 128), ("intermediate_size", 256), ("n_embd", 128)):
-        if hasattr(config, field):
-            setattr(config, field, value)
-    torch.manual_seed(0)
-    wide = type(model)(config).eval()
-    n = min(300, int(getattr(config, "max_position_embeddings", 300)) - 2)
-    ids = (torch.arange(n) * 7 % (config.vocab_size - 1) + 1).tolist()
-    batch = [ids] * 16
-    exact = normlens.load(wide.double(), device="cuda").maps(input_ids=ids)
-    found = normlens.load(wide.float(), device="cuda").maps(input_ids=batch)
-    for maps in (found[0], found[-1]):
-        for scope in exact.scopes:
-            scale = abs(exact[scope]).max()
-            assert abs(maps[scope] - exact[scope]).max() < 1e-4 * scale, scope
-        assert maps.completeness < 1e-5

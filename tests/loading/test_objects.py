@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from one_case import in_one_case
-from test_loading import SENTENCE, save_tiny, tiny_tokenizer
+from test_loading import SENTENCE, save_tiny
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.models.tiny import scramble, tiny_config
 
 TEXTS = ("the cats sat on a mat", "the mat sat")
 
@@ -24,13 +22,6 @@ TEXTS = ("the cats sat on a mat", "the mat sat")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("objects") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def classifier() -> Any:
-    model = transformers.AutoModelForSequenceClassification.from_config(tiny_config("bert"))
-    scramble(model)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -85,31 +76,6 @@ def test_a_sentence_encoder_without_layers():
 
 
 # transformers -------------------------------------------------------------------------------------
-
-
-def test_a_pipeline_brings_its_tokenizer_and_its_limit(classifier):
-    tokenizer = tiny_tokenizer()
-    pipe = transformers.pipeline(
-        "text-classification", model=classifier, tokenizer=tokenizer, device="cpu"
-    )
-    lens = normlens.load(pipe)
-    assert lens.tokenizer is tokenizer
-    assert lens.adapter.whole is classifier
-    assert lens.explain(SENTENCE).completeness < 1e-5
-    other = normlens.load(pipe, tokenizer=False)
-    assert other.tokenizer is None
-    cutting = transformers.pipeline(
-        "text-classification",
-        model=classifier,
-        tokenizer=tokenizer,
-        device="cpu",
-        truncation=True,
-        max_length=5,
-    )
-    short = normlens.load(cutting)
-    with pytest.raises(InputError, match="at most 5"):
-        short.maps(SENTENCE)
-    assert len(short.maps(SENTENCE, truncate=True).tokens) == 5
 
 
 class Trainer:

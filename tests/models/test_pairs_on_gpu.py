@@ -70,22 +70,3 @@ def test_ragged_batches_on_cuda_equal_one_by_one(family):
         for one, other in ((found, alone), (found.encoder, alone.encoder)):
             for scope in other.scopes:
                 assert largest_error(one[scope], other[scope]) < 1e-5, scope
-
-
-@in_one_case("family", ["bart", "t5", "whisper"])
-@in_one_case(
-    "options",
-    [{"origin": "input"}, {"nonlinearity": "shapley", "samples": 8}, {"heads": True, **EXACT}],
-    ids=["origin", "shapley", "heads"],
-)
-def test_options_on_cuda_equal_the_cpu(family, options):
-    """Orders of players are drawn on the CPU, so the seed means the same everywhere."""
-    model, arguments = tiny_model(family), given(family, LONG, SHORT)
-    on_cpu = {name: value for name, value in options.items() if name != "precision"}
-    expected = normlens.load(copy.deepcopy(model), tokenizer=False).maps(**arguments, **on_cpu)
-    maps = normlens.load(model, device=DEVICE, tokenizer=False).maps(**arguments, **options)
-    for one, other in ((maps, expected), (maps.encoder, expected.encoder)):
-        for scope in other.scopes:
-            assert largest_error(one[scope], other[scope]) < 1e-4, scope
-        for scope in other.heads:
-            assert largest_error(one.heads[scope], other.heads[scope]) < 1e-4, scope

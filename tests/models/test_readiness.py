@@ -73,14 +73,6 @@ def test_weights_on_several_devices():
 # How it runs --------------------------------------------------------------------------------------
 
 
-@in_one_case("family", ["bert", "albert"])
-def test_chunks_that_do_not_divide_the_tokens(family):
-    lens = normlens.load(tiny_model(family, chunk_size_feed_forward=3))
-    lens.maps(input_ids=IDS[:6])
-    with pytest.raises(InputError, match=r"chunks of 3 tokens, and 7 .*chunk_size_feed_forward"):
-        lens.maps(input_ids=IDS)
-
-
 WINDOWED = ["mistral", "qwen2", "gemma2", "gemma3_text", "phi3", "modernbert", "gpt_neo"]
 
 

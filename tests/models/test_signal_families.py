@@ -140,16 +140,6 @@ def test_tokens_before_the_patches(tiny):
     }
 
 
-def test_what_mixes_tokens_outside_of_layers_is_said(tiny):
-    for family in HEARING:
-        maps = normlens.load(tiny(family, torch.float32)).maps(example(family))
-        assert "convolution" in maps.provenance["outside_scopes"]
-    siglip = normlens.load(tiny("siglip_vision_model", torch.float32))
-    assert "pools" in siglip.maps(example("vit")).provenance["outside_scopes"]
-    bare = normlens.load(tiny_model("siglip_vision_model", vision_use_head=False))
-    assert "outside_scopes" not in bare.maps(example("vit")).provenance
-
-
 # Two towers --------------------------------------------------------------------------------------
 
 

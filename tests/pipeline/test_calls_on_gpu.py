@@ -13,7 +13,7 @@ from one_case import in_one_case
 import normlens
 from normlens.gpu import transfer
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.pipeline import call, collector, recordings
+from normlens.pipeline import recordings
 from normlens.results.maps import Maps
 
 pytestmark = pytest.mark.gpu
@@ -92,31 +92,6 @@ def test_weights_may_change_in_place_or_be_replaced() -> None:
     assert_same(lens.maps(input_ids=IDS), normlens.load(model).maps(input_ids=IDS))
     weight.data = weight.data.clone() * 2
     assert_same(lens.maps(input_ids=IDS), normlens.load(model).maps(input_ids=IDS))
-
-
-@in_one_case("family", ["bert", "gpt2", "mistral", "t5"])
-@in_one_case("at_once", [1, collector.SENT_AT_ONCE])
-def test_maps_in_half_precision_are_the_rounded_ones(
-    family: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether they are sent at once or at the end, recorded or not."""
-    monkeypatch.setattr(collector, "SENT_AT_ONCE", at_once)
-    ids: dict[str, Any] = {"input_ids": [IDS * 5, OTHERS * 3]}
-    if family == "t5":
-        ids["decoder_input_ids"] = [OTHERS, IDS[:4]]
-    model = tiny_model(family)
-    with monkeypatch.context() as alone:  # maps in float16 are not
-        alone.setattr(call, "padded", lambda _, items: list(items))
-        expected = normlens.load(model, device="cuda").maps(**ids, heads=True)
-    lens = normlens.load(model, device="cuda")
-    for _ in range(CALLS):
-        found = lens.maps(**ids, heads=True, map_dtype="float16")
-        for half, whole in zip(found, expected, strict=True):
-            assert half.completeness == whole.completeness
-            for group in ("arrays", "heads"):
-                for name, array in whole.groups[group].items():
-                    assert half.groups[group][name].dtype == np.float16
-                    assert np.array_equal(half.groups[group][name], array.astype(np.float16))
 
 
 @in_one_case("family", ["bert", "gpt2", "mistral", "t5", "deepseek_v3"])

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from forking import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOICE = ("--only", "numbers,help", "--families", "bert,gpt2", "-j", 0)
-
-
-@pytest.fixture(scope="module")
-def store():
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        from golden import store
-
-        yield store
-    finally:
-        sys.path.remove(str(ROOT / "tools"))
 
 
 def golden(*words: object):
@@ -50,27 +37,3 @@ def test_made_again_everything_is_bit_equal(made):
     for section, least in (("numbers", 800), ("help", 15)):
         row = counts(done.stdout, section)
         assert row["items"] == row["bit-equal"] >= least
-
-
-# Verdicts ---------------------------------------------------------------------------------------
-
-NUMBERS = np.array([1.0, np.nan, -4.0], dtype=np.float32)
-
-
-def verdict(store, old, new, name: str = "a", *, exact_texts: bool = False) -> str:
-    (found,) = store.differences("g", {name: old}, {name: new}, exact_texts=exact_texts)
-    return found.verdict
-
-
-@pytest.mark.parametrize(
-    ("new", "expected"),
-    [
-        (NUMBERS.copy(), "bit-equal"),
-        (NUMBERS + np.float32(3e-6), "within"),
-        (NUMBERS + np.float32(6e-6), "differs"),
-        (np.nan_to_num(NUMBERS), "differs"),
-        (NUMBERS.astype(np.float64), "differs"),
-    ],
-)
-def test_numbers_are_compared_with_the_largest(store, new, expected):
-    assert verdict(store, NUMBERS, new) == expected

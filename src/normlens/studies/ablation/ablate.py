@@ -13,16 +13,7 @@ from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.progress import Progress
 from normlens.lens import Lens
 from normlens.options import check_keywords, check_same, names_of, shows_fields_of
-from normlens.studies.ablation.data import (
-    ABLATION,
-    KIND,
-    MAPS,
-    STATISTICS,
-    AblationData,
-    Told,
-    load_settings,
-    open_ablation_data,
-)
+from normlens.studies.ablation import data as stored
 from normlens.studies.ablation.interventions import digest_of, first_pass
 from normlens.studies.ablation.losses import Loss, choose_loss
 from normlens.studies.ablation.measure import AblationMeasure
@@ -41,13 +32,13 @@ if TYPE_CHECKING:
 
 def prepare(
     lens: Lens, options: AblateOptions
-) -> tuple[Loss, AblationData, AblationMeasure, list[Ablation]]:
+) -> tuple[Loss, stored.AblationData, AblationMeasure, list[Ablation]]:
     """Choose the loss, open the data, and refuse what the model or the data does not have.
 
     The measure may wait for statistics, if one of its ablations needs them.
     """
     loss = choose_loss(lens, options.loss, seed=options.seed)
-    data = open_ablation_data(options, loss.name)
+    data = stored.open_ablation_data(options, loss.name)
     column = data.extra[0] if data.extra else None
     measure = AblationMeasure(
         components=options.components,
@@ -102,19 +93,19 @@ def ablate(
         named["reference"] = fixed_path(named["reference"])
     asked = AblateOptions(model=model_name(model), data=fixed_path(data), **named)
     if is_begun(folder):
-        begun = load_settings(folder)[0]
+        begun = stored.load_settings(folder)[0]
         check_same(begun, asked, [name for name in names_of(AblateOptions) if name != "resamples"])
-    open_ablation_data(asked)  # too few sequences are refused before a model is loaded
+    stored.open_ablation_data(asked)  # too few sequences are refused before a model is loaded
     runs = Runs(model, asked.revision, execution, progress)
     loss, opened, measure, planned = prepare(runs.lens, asked)
-    told = Told(loss.name, opened.note, opened.apart)
+    told = stored.Told(loss.name, opened.note, opened.apart)
     save_settings(
-        folder, {"report": KIND, "options": dataclasses.asdict(asked), "told": vars(told)}
+        folder, {"report": stored.KIND, "options": dataclasses.asdict(asked), "told": vars(told)}
     )
     if any(ablation.needs_statistics for ablation in planned):
-        path = folder / STATISTICS
+        path = folder / stored.STATISTICS
         # Statistics belong to a run; without one they may be of weights that have changed since.
-        if not ((folder / ABLATION / NAME).is_file() and path.is_file()):
+        if not ((folder / stored.ABLATION / NAME).is_file() and path.is_file()):
             runs.progress.say(f"the first pass reads {opened.note}")
             batch_size = runs.execution.get("batch_size", "auto")
             first_pass(runs.lens, loss, opened, asked, path, batch_size)
@@ -123,9 +114,9 @@ def ablate(
     of_both = {"max_length": asked.max_length, "seed": asked.seed}
     again: dict[str, Any] = {"data": opened.measured, "measures": [measure]}
     again["extra_columns"] = opened.extra
-    runs.do(folder / ABLATION, "ablations", {**again, **of_both}, again)
+    runs.do(folder / stored.ABLATION, "ablations", {**again, **of_both}, again)
     again = {"data": opened.of_maps, "mask": SHARE if loss.name == MASKED else None, **_MAPS}
-    runs.do(folder / MAPS, "maps of the same sequences", {**again, **of_both}, again)
+    runs.do(folder / stored.MAPS, "maps of the same sequences", {**again, **of_both}, again)
     if not page:
         return folder
     runs.progress.say("building the report")
