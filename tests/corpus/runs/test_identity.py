@@ -147,6 +147,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "own_unrelated.py").write_text("value = 1\n")
     (folder / "own_helper.py").write_text("import own_second\n")
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "own_measure", raising=False)  # of another test
     before = set(sys.modules)
     yield folder
     for name in set(sys.modules) - before:

@@ -77,6 +77,7 @@ class Driver:
             ) as heartbeat_writer:
                 self.progress.start(self.manifest.sequences, state.sequences + state.failures)
                 self._compute(heartbeat_writer)
+                self.progress.stop()
             self.lock.check()
             return self._checked()
         except OutputError as error:

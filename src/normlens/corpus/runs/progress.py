@@ -61,7 +61,7 @@ class Bar(Progress):
     """A bar with rate and time left, on a terminal or (without a stream) in a notebook's cell."""
 
     def __init__(self, stream: TextIO | None = None):
-        self.stream, self.failures = stream, 0
+        self.stream, self.failures, self.started = stream, 0, time.monotonic()
         self.bar: Any = None
 
     def say(self, text: str) -> None:
@@ -71,9 +71,13 @@ class Bar(Progress):
     def start(self, total: int, done: int) -> None:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+        if done >= total:
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # without ipywidgets it is a bar of characters
-            self.bar = tqdm(total=total, initial=done, unit=" sequences", file=self.stream)
+            self.bar = tqdm(
+                total=total, initial=done, unit="sequence", desc="sequences", file=self.stream
+            )
 
     def advance(self, sequences: int, failures: int) -> None:
         self.failures += failures
@@ -82,8 +86,12 @@ class Bar(Progress):
         self.bar.update(sequences)
 
     def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        bar, self.bar = self.bar, None
+        if bar is not None:
+            bar.close()
+            if self.stream is None:
+                took = clock(time.monotonic() - self.started)
+                print(f"{bar.n} sequences, {self.failures} failed, in {took}")
 
 
 def for_caller() -> Progress:
