@@ -17,7 +17,7 @@ from normlens.corpus.runs.ledger import TABLES, State, read_state, strays
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.options import parse_settings
-from normlens.corpus.runs.status import read_activity
+from normlens.corpus.runs.status import read_heartbeat
 
 #: A run, or one that goes on, with options that the command line does not have.
 _RUN = """
@@ -80,10 +80,10 @@ class Driver:
 
     def handed_out(self) -> set[int]:
         """Blocks in flight, as the driver itself last said, at most some seconds ago."""
-        activity = read_activity(LocalFolder(self.out))
-        if activity is None or activity.pid != self.process.pid:
+        beat = read_heartbeat(LocalFolder(self.out))
+        if beat is None or beat.pid != self.process.pid:
             return set()
-        return {int(number) for number in activity.oldest}
+        return {int(number) for number in beat.in_flight}
 
     def finish(self) -> None:
         """Wait until it ends by itself, which must be without an error."""

@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from normlens.corpus import open_data
-from normlens.corpus.data.files import read_through
-from normlens.corpus.data.records import sha256_of
+from normlens.corpus.data.records import Mark, sha256_of
+from normlens.corpus.runs.data_index import checksum, index_data
 
 WORDS = [f"word{n}" for n in range(5000)]
 BLOCK = 64
@@ -71,16 +71,16 @@ def measure(path: str) -> dict[str, Any]:
     data = open_data(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
-    index, first = read_through(data, BLOCK)
+    index = index_data(data, BLOCK).index
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    del first
     start = time.process_time()
     sha256_of(Path(path))
     hashing = time.process_time() - start
     start = time.perf_counter()
     last = len(index.marks) - 1
-    assert index.matches(last, data.reading(index.mark(last)))
+    records = data.reading(Mark(*map(int, index.marks[last])))
+    assert checksum(records) == index.checksums[last]
     seeking = time.perf_counter() - start
     return {
         "sequences": index.sequences,

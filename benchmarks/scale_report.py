@@ -78,11 +78,13 @@ def write_docs(results: Results, workers: int) -> None:
 
 def plot(results: Results, path: Path) -> None:
     """Draw how each number grows with the sequences."""
+    has_requests = any("requests" in row for rows in results.values() for row in rows)
+    drawn = {title: of for title, of in DRAWN.items() if has_requests or "requests" not in title}
     figure = Figure(figsize=(16, 3.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 5).ravel()
+    axes = figure.subplots(1, len(drawn)).ravel()
     styles = {"local": "o-", "objects": "s--"}
-    for axis, (title, lines) in zip(axes, DRAWN.items(), strict=True):
+    for axis, (title, lines) in zip(axes, drawn.items(), strict=True):
         for store, rows in results.items():
             measured = [row for row in rows if "requests" not in title or "requests" in row]
             sizes = [row["sequences"] for row in measured]

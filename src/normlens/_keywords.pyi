@@ -226,7 +226,6 @@ class ExecutionKeywords(TypedDict, total=False):
     batch_size: int | str
     heartbeat: str | None
     address: str | None
-    gpus_per_worker: float | None
     resources: str | None
     trust_remote_code: bool
     verify: bool
@@ -257,7 +256,6 @@ class RunKeywords(TypedDict, total=False):
     batch_size: int | str
     heartbeat: str | None
     address: str | None
-    gpus_per_worker: float | None
     resources: str | None
     trust_remote_code: bool
     verify: bool
@@ -290,7 +288,6 @@ class EvaluateKeywords(TypedDict, total=False):
     batch_size: int | str
     heartbeat: str | None
     address: str | None
-    gpus_per_worker: float | None
     resources: str | None
     trust_remote_code: bool
     verify: bool
@@ -321,7 +318,6 @@ class AlignKeywords(TypedDict, total=False):
     batch_size: int | str
     heartbeat: str | None
     address: str | None
-    gpus_per_worker: float | None
     resources: str | None
     trust_remote_code: bool
     verify: bool

@@ -227,3 +227,14 @@ def test_words_of_encoder_decoders_are_refused_elsewhere(shell, tmp_path):
     common = ("explain", SOURCE, "--device", "cpu", "--model", tmp_path)
     assert "--target-text is for encoder–decoders" in shell.error(*common, "--target-text", TARGET)
     assert "is a number or 'all'" in shell.error(*common, "--position", "maison")
+
+
+def test_one_scope_is_printed_with_the_sequence_that_it_reads(folder, maps, shell):
+    out = shell(*GIVEN, "--model", folder, "--scope", "CROSS-N", "--layers", "1")
+    assert f"source, {len(maps.encoder.tokens)} tokens: " in out
+    assert "layer 1 (rows are targets, columns sources: the encoder)" in out
+    header, _, *rows = out.split("the encoder)\n")[1].strip("\n ").splitlines()
+    assert header.split() == maps.encoder.tokens
+    k = len(maps.encoder.tokens)
+    expected = [f"{value:.3g}" for value in maps.at("CROSS-N", 1)[0, :k]]
+    assert rows[0].split()[1:] == expected

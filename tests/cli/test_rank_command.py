@@ -73,6 +73,10 @@ def test_a_score_is_printed_by_words_and_written(model, shell, tmp_path):
     assert "##s" not in out
     for ending in ("safetensors", "csv", "json", "html", "png"):
         shell("score", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / f"score.{ending}")
+    assert "exists already" in shell.error(
+        "score", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / "score.csv"
+    )
+    shell("score", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / "score.csv", "--force")
     assert normlens.open(tmp_path / "score.safetensors") == score
     assert pd.read_csv(tmp_path / "score.csv")["value"].sum() == pytest.approx(score.value)
     held = json.loads((tmp_path / "score.json").read_text("utf-8"))

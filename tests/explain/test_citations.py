@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -196,6 +198,22 @@ def test_every_way_to_split(smollm2, citation):
     assert text in alone.text
     spaced = smollm2.cite(QUESTION, DOCUMENTS, ANSWER, separator=" ")
     assert text in spaced.text
+
+
+TEMPLATE = (
+    "{{ '<|im_start|>' }}{% for message in messages %}|{{ message['role'] }}: "
+    "{{ message['content'].split('</think>')[-1].strip() }}{% endfor %}|assistant:"
+)
+
+
+def test_what_a_template_strips_of_an_answer_stays(smollm2):
+    lens = copy.copy(smollm2)
+    lens.tokenizer = copy.deepcopy(lens.tokenizer)
+    lens.tokenizer.chat_template = TEMPLATE
+    made = lens.cite(QUESTION, DOCUMENTS, "<think>Peru?</think> Lima", system="Be brief.")
+    assert made.text.startswith("<|im_start|>|system: Be brief.|user: Context: The Eiffel")
+    assert made.text.endswith("|assistant:<think>Peru?</think> Lima")
+    assert [made.text[a:b] for a, b in made.source_spans] == DOCUMENTS
 
 
 @in_one_case("sources", [["a mat"], ["a mat", "the cats sat", "a mat"]])

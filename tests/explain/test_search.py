@@ -375,6 +375,17 @@ def test_longer_texts_than_the_library_reads_are_noted(tiny):
     assert lens.score("cat", "a mat").note is None
 
 
+@in_one_case("search", [SparseVectors(), TokenVectors(), None])
+def test_towers_whose_vectors_differ_in_width_are_refused(search, tiny):
+    if isinstance(search, SparseVectors):
+        models = tiny_of("BertForMaskedLM"), tiny_of("BertForMaskedLM", vocab_size=70)
+    else:
+        models = tiny("bert"), tiny_of("BertModel", hidden_size=32)
+    query, document = (lens_of(model, reads=MEAN, search=search) for model in models)
+    with pytest.raises(InputError, match="give towers of one model"):
+        query.score(QUERY, DOCUMENT, document_lens=document)
+
+
 @in_one_case("kind", ["sparse", "late"])
 def test_two_towers_of_other_kinds(kind, tiny):
     if kind == "sparse":

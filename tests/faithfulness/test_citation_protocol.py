@@ -192,3 +192,10 @@ def test_what_citations_cannot_be_made_of(smollm2, tmp_path, rows, asked):
     data.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError):
         normlens.evaluate(smollm2, data, tmp_path / "out", **{"protocols": "citations", **asked})
+
+
+def test_methods_share_their_subsets(trial):
+    masks = trial.masks
+    expected = lasso(masks[:4], trial.log_p(masks[:4]), len(trial.prompt.ids))
+    np.testing.assert_array_equal(trial.scores("contextcite-4"), expected)
+    assert trial.scores("normlens+8").argmax() == trial.scores("normlens").argmax() == 1

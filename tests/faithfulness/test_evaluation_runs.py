@@ -59,7 +59,7 @@ def test_workers_give_the_same_tables(places, classified, tmp_path):
 def test_ray_gives_the_same_tables(places, classified, tmp_path):
     ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
     try:
-        done = again(places, tmp_path / "ray", engine="ray", address="local", gpus_per_worker=0)
+        done = again(places, tmp_path / "ray", engine="ray", address="local", resources="gpu=0")
         assert done.manifest.execution["engine"] == "ray"
         assert_same_tables(done, classified)
     finally:

@@ -17,6 +17,7 @@ from normlens.errors import (
 )
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
+from normlens.studies.faithfulness.measure import default_methods
 from normlens.studies.faithfulness.methods import MethodOptions, method
 from normlens.studies.faithfulness.options import NAMES, checked_name
 from normlens.studies.faithfulness.questions import Passes, counted
@@ -36,6 +37,7 @@ def test_what_a_model_lacks_is_refused_before_it_runs():
     lens = lens_of("llama", "CausalLM")
     with pytest.raises(InputError):
         method("globenc").needs(lens)
+    assert "globenc" not in default_methods(lens)[0]
     with pytest.raises(UnknownScopeError):
         method("rollout-LN7").needs(lens)
     with pytest.raises(InputError):

@@ -167,6 +167,17 @@ def test_what_cannot_go_into_one_folder(results, tmp_path, tiny_bert, letters):
     with pytest.raises(InputError):
         build_report(tmp_path)
     assert not (tmp_path / "new").exists()
+    for name, written in {
+        "damaged": "{",
+        "another": json.dumps({"report": "ablation"}),
+        "unfinished": (results / "settings.json").read_text(),
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "settings.json").write_text(written)
+        with pytest.raises(InputError):
+            build_report(tmp_path / name)
+    with pytest.raises(InputError):
+        Settings((), "m", ("a.txt",))
 
 
 @pytest.mark.usefixtures("sketched")

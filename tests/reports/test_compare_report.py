@@ -117,6 +117,7 @@ def test_models_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
         None,
         "{",
         "[" * 100_000,
+        '{"format": "other", "version": 1}',
         '{"format": "normlens-report", "version": 99}',
         '{"format": "normlens-report", "version": 1, "model": {}}',
     ],

@@ -109,6 +109,9 @@ def test_figures_and_tables_of_an_earlier_report_go(tmp_path):
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert names == {"mine.svg"}
     assert {path.name for path in (tmp_path / "tables").iterdir()} == {"pairs.csv", "pairs.tex"}
+    (tmp_path / "results.json").write_text("{")  # names nothing, so nothing is removed
+    write(report([("sst2", Result(summary={"x": 1.0}))]), tmp_path)
+    assert len(list((tmp_path / "tables").iterdir())) == 2
 
 
 def test_a_stop_in_the_middle_leaves_whole_files(tmp_path):
@@ -393,3 +396,9 @@ def test_the_words_of_a_study_are_whole(study):
         assert own["question"].endswith("?")
     for text in every["captions"].values():
         assert text.endswith((".", "{figure}."))
+
+
+def test_the_largest_completeness_error_counts():
+    runs = [RUN, replace(RUN, completeness=2e-6), replace(RUN, completeness=None)]
+    assert "at most 2.0 × 10⁻⁶" in Header(MODEL, runs).completeness
+    assert "no sequence" in Header(MODEL, [runs[2]]).completeness

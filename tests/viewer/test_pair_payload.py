@@ -63,3 +63,9 @@ def test_kinds_of_layers_of_two_stacks_are_items(translated):
 def test_what_is_not_there_is_refused(translated, state, words):
     with pytest.raises(InputError, match=words):
         translated.show(**state)
+
+
+def test_a_model_of_one_stack_has_no_encoder_beside_it(translated, tmp_path):
+    with pytest.raises(InputError, match="no encoder beside these maps"):
+        translated.decoder.show(stack="encoder")
+    assert translated.decoder.to_html(tmp_path / "decoder.html").stat().st_size > 10_000

@@ -76,14 +76,14 @@ def watch_run(run: Run, as_json: bool = False) -> None:
     is_live = console.is_terminal and not as_json
     with Live(console=console, auto_refresh=False) if is_live else nullcontext() as live:
         while True:
-            watched = run.watched()
+            status = run.status()
             if live is None:
-                print(json.dumps(watched.as_json()) if as_json else watched.line(), flush=True)
+                print(json.dumps(status.as_json()) if as_json else status.line(), flush=True)
             else:
-                total, done = max(1, watched.status.sequences), watched.status.done
+                total, done = max(1, status.sequences), status.done
                 bar = ProgressBar(total=total, completed=done, width=60)
-                live.update(Group(Text(str(watched)), bar), refresh=True)
-            if not watched.running:
+                live.update(Group(Text(str(status)), bar), refresh=True)
+            if not status.running:
                 return
             time.sleep(every if is_live else max(every, LINE_EVERY))
 
@@ -239,7 +239,7 @@ def status_command(run: str, *, watch: bool = False, as_json: bool = False) -> N
     if watch:
         watch_run(opened, as_json)
     else:
-        _print(opened.watched(), as_json)
+        _print(opened.status(), as_json)
 
 
 def check_command(run: str | None = None, *, as_json: bool = False) -> None:

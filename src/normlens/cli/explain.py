@@ -437,7 +437,7 @@ def score_command(
     document: str | None = None,
     *,
     model: str | None = None,
-    output: Annotated[common.Output, Fields(only=("out", "as_json"))],
+    output: Annotated[common.Output, Fields(only=("out", "as_json", "force"))],
 ) -> None:
     """Which words of a query and a document made a search model's score of them (dense, SPLADE,
     ColBERT or a cross-encoder): what each word of either text has of it, and what is matched.
@@ -462,7 +462,7 @@ def rank_command(
     documents: list[str] | None = None,
     *,
     model: str | None = None,
-    output: Annotated[common.Output, Fields(only=("out", "as_json"))],
+    output: Annotated[common.Output, Fields(only=("out", "as_json", "force"))],
 ) -> None:
     """Rank documents for a query by a search model (dense, SPLADE, ColBERT or a cross-encoder), and
     say why the first is above the second, word by word. Without documents each line of standard

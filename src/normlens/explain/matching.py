@@ -79,6 +79,15 @@ def joined(readings: Sequence[Reading]) -> Reading:
     return read
 
 
+def check_widths(towers: tuple[Lens, Lens], u: Tensor | np.ndarray, v: Tensor | np.ndarray) -> None:
+    """Refuse two towers whose vectors cannot be compared."""
+    if u.shape[-1] != v.shape[-1]:
+        raise InputError(
+            f"{towers[0].name} gives vectors of {u.shape[-1]} numbers and {towers[1].name} of "
+            f"{v.shape[-1]}, so there is no score; give towers of one model"
+        )
+
+
 def _of_tokens(
     head: Head,
     places: Sequence[int],
@@ -138,6 +147,7 @@ def sparse_matches(
     u = sides[0].vectors([query])[0] if weights is None else sides[0].static(query, weights)
     matches = []
     for v in sides[1].vectors(documents):
+        check_widths(towers, u.vector, v.vector)
         terms = ((u.vector > 0) & (v.vector > 0)).nonzero().flatten()
         names = readable(towers[0].tokenizer, terms.tolist())
         places = np.stack([u.places[terms.cpu()], v.places[terms.cpu()]], axis=-1)
@@ -296,6 +306,7 @@ def late_matches(
         answering = _scored(towers[1], poolings[1], document, "document")
         if not answering:
             raise InputError(f"no token of the document {document.text!r} is scored")
+        check_widths(towers, q, d)
         best = (q[asking] @ d[answering].to(q).T).argmax(-1).tolist()
         matched = [answering[j] for j in best]
         places = np.array([asking, matched], dtype=np.int64).T

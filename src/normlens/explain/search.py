@@ -27,7 +27,14 @@ from normlens.errors import (
     check_choice,
     require,
 )
-from normlens.explain.matching import Matches, expanded, joined, late_matches, sparse_matches
+from normlens.explain.matching import (
+    Matches,
+    check_widths,
+    expanded,
+    joined,
+    late_matches,
+    sparse_matches,
+)
 from normlens.explain.reranking import cross_scores, reads_both
 from normlens.explain.whole_vectors import (
     SentenceParts,
@@ -197,11 +204,7 @@ def dense_scores(
     u, results = read(of_query, poolings[0]), []
     for document in documents:
         v = read(of_documents[_key(document)], poolings[1])
-        if u.vector.shape != v.vector.shape:
-            raise InputError(
-                f"{towers[0].name} gives vectors of {len(u.vector)} numbers and {towers[1].name} "
-                f"of {len(v.vector)}, so there is no score; give towers of one model"
-            )
+        check_widths(towers, u.vector, v.vector)
         size = _lengths(u, v) if similarity == "cosine" else 1.0
         parts = _shared_out(query, document, u, v, size, towers[1].dtype)
         texts = list(zip(poolings, (query, document), strict=True))

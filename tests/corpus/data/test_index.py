@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -17,11 +18,9 @@ import pytest
 from counted_reading import Counter
 
 from normlens.corpus import Record, open_data
-from normlens.corpus.data import files, readers
-from normlens.corpus.data import files as index
-from normlens.corpus.data.files import read_through
 from normlens.corpus.data.readers import HubData, MemoryData
-from normlens.corpus.data.records import Data, ReadOptions
+from normlens.corpus.data.records import Data, Mark, ReadOptions
+from normlens.corpus.runs.data_index import Index, checksum, index_data
 
 COLUMNS = (
     b"-DOCSTART- O\n\nEU B-ORG\nrejects O\n\n\nPeter B-PER\nBlackburn I-PER\n"
@@ -155,22 +154,25 @@ TABLES: dict[str, Callable[[], Data]] = {
 }
 
 
+def rest_of(data: Data, index: Index, block: int) -> Iterator[Record]:
+    return data.reading(Mark(*map(int, index.marks[block])))
+
+
 def check(data: Data, size: int) -> None:
     """From each mark on, the rest of what reading from the start gives; and what else is told."""
     whole = list(data)
-    made, first = read_through(data, size)
-    assert made.sequences == len(whole)
-    assert made.fingerprint == data.fingerprint
-    assert first == whole  # this little fits
+    indexed = index_data(data, size)
+    index = indexed.index
+    assert index.sequences == len(whole)
+    assert index.fingerprint == data.fingerprint
     blocks = [whole[begin : begin + size] for begin in range(0, len(whole), size)]
-    assert len(made.marks) == len(blocks)
+    assert len(index.marks) == len(index.checksums) == len(blocks)
     for number in range(0, len(blocks), 1 + len(blocks) // 12):
-        records = blocks[number]
-        reading = data.reading(made.mark(number))
-        rest = [record for record, _ in zip(reading, whole[number * size :], strict=False)]
+        rest = list(itertools.islice(rest_of(data, index, number), len(whole) - number * size))
         assert rest == whole[number * size :]
-        assert made.matches(number, records)
-        assert not made.matches(number, [replace(records[0], id="another"), *records[1:]])
+        assert list(indexed.block(number)) == blocks[number]
+        other = [replace(blocks[number][0], id="another"), *blocks[number][1:]]
+        assert checksum(blocks[number]) == index.checksums[number] != checksum(other)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -197,51 +199,6 @@ def test_rows_of_tables_are_sought(name: str, size: int) -> None:
     check(data, size)
 
 
-def test_fingerprints_are_those_of_runs_that_exist(tmp_path: Path) -> None:
-    """Computed by the version that read the data three times."""
-    (tmp_path / "a.txt").write_bytes(b"one\r\n\ntwo\nthree")
-    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n{"text": "b", "n": 1}\n')
-    frame = pd.DataFrame({"text": ["a b", "", "c"]})
-    expected = {
-        "858023d748ec862f": open_data(tmp_path / "a.txt"),
-        "4abe406d9c898134": open_data(tmp_path),
-        "353225cc6c767236": open_data(str(tmp_path / "*.txt"), limit=2, paragraphs=True),
-        "82fdb33d2c91f2f6": open_data(tmp_path / "b.jsonl", extra=("text",)),
-        "8872f623b8144fb2": MemoryData(["a b", "c"]),
-        "baa6aaf311dbeee9": MemoryData(frame, limit=1),
-    }
-    for beginning, data in expected.items():
-        made, _ = read_through(data, 2)
-        assert made.fingerprint == data.fingerprint
-        assert made.fingerprint.startswith(beginning)
-
-
-def test_fingerprints_tell_a_reader_that_was_revised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """WikiText was once read as pairs without what stands between them."""
-    (tmp_path / "wiki.raw").write_bytes(WIKI)
-    (tmp_path / "a.txt").write_bytes(b"one\n")
-
-    def fingerprints() -> tuple[str, str, str]:
-        rows = Table({"text": line} for line in LINES)
-        return (
-            open_data(f"wikitext:{tmp_path / 'wiki.raw'}").fingerprint,
-            HubData("wikitext", rows).fingerprint,
-            open_data(tmp_path / "a.txt").fingerprint,
-        )
-
-    now = fingerprints()
-    monkeypatch.setattr(files, "REVISIONS", {})
-    monkeypatch.setattr(readers, "REVISIONS", {})
-    then = fingerprints()
-    assert then[:2] == (
-        "46b9197cb40f9abd4dd158c1085c4a1368d2975b9f92c80e04f111d23e653a8d",
-        "0123456789abcdef",
-    )
-    assert [a == b for a, b in zip(now, then, strict=True)] == [False, False, True]
-
-
 # How much is read ---------------------------------------------------------------------------------
 
 
@@ -254,48 +211,30 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-@pytest.mark.parametrize("limit", [None, 1000])
-def test_one_reading_tells_everything(
-    name: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / name).write_bytes(LARGE[name])
-    data = open_data(tmp_path / name, limit=limit)
-    counter = Counter(monkeypatch)
-    made, _ = read_through(data, 64)
-    assert made.sequences == (limit or made.sequences) > 999
-    assert counter.bytes == len(LARGE[name])
-
-
-@pytest.mark.parametrize("name", LARGE)
 def test_a_block_is_read_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).write_bytes(LARGE[name])
     data = open_data(tmp_path / name)
-    made, _ = read_through(data, 64)
-    last = len(made.marks) - 1
+    index = index_data(data, 64).index
+    last = len(index.marks) - 1
     counter = Counter(monkeypatch)
-    records = list(data.reading(made.mark(last)))
-    assert made.matches(last, records)
+    assert checksum(rest_of(data, index, last)) == index.checksums[last]
     # A buffer of the file, and of a table with a header one at its top.
     assert counter.bytes < 2 * (1 << 18) + 64 * 100 < len(LARGE[name]) / 2
 
 
-def test_memory_does_not_grow_with_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index, "KEPT", 1 << 16)
+def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
     line = json.dumps({"text": "word " * 200}) + "\n"
     path = tmp_path / "big.jsonl"
     path.write_text(line * 16_000)  # 16 MB
     data = open_data(path)
     tracemalloc.start()
     try:
-        made, first = read_through(data, 64)
+        index = index_data(data, 64).index
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert made.sequences == 16_000
-    assert 0 < len(first) < 100
-    assert peak < 2_000_000
+    assert index.sequences == 16_000
+    assert peak < 4_000_000
 
 
 def test_a_large_row_group_passes_page_by_page(tmp_path: Path) -> None:
@@ -327,20 +266,3 @@ def test_what_a_user_reads_in_order_is_read_past(tmp_path: Path) -> None:
     data = Texts("mine")
     assert not data.seeks
     check(data, 2)
-
-
-def test_records_that_are_kept_count_with_their_objects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index, "KEPT", 1 << 20)
-    path = tmp_path / "short.txt"
-    path.write_text("".join(f"{n}\n" for n in range(50_000)))  # 0.3 MB, as objects 18 MB
-    data = open_data(path)
-    tracemalloc.start()
-    try:
-        _, first = read_through(data, 64)
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert len(first) > 1000
-    assert held < 2 << 20

@@ -67,7 +67,7 @@ def test_blocks_that_come_in_any_order_lie_in_theirs(tmp_path: Path) -> None:
     made, numbers = gatherer(tmp_path), list(range(9))
     random.Random(0).shuffle(numbers)
     kept = [made.add(prepared(number)) for number in numbers]
-    assert kept == [Unwritten(number, ROWS, 1) for number in numbers]
+    assert kept == [Unwritten(number) for number in numbers]
     written = made.write()
     assert written is not None
     assert written.blocks == tuple(range(9))

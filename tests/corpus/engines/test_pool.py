@@ -107,7 +107,7 @@ class Played(Crew):
                 gathered.append(block.number)
                 if self.chance.random() < 0.3:
                     return written(self.gathered.pop(worker))
-                return Unwritten(block.number, SIZE, 0)
+                return Unwritten(block.number)
             case "write":
                 return written(self.gathered.pop(worker)) if gathered else None
             case "begin":
@@ -224,8 +224,8 @@ def test_what_is_lost_is_told() -> None:
         counted: Counter[int] = Counter()
         for each in Pool(Played(2, {31}, seed)).compute(range(40), read):
             if isinstance(each, Unwritten):
-                counted[each.block] += each.sequences
-        assert set(counted.values()) <= {0, SIZE}
+                counted[each.block] += -1 if each.lost else 1
+        assert set(counted.values()) <= {0, 1}
 
 
 def test_what_was_gathered_is_written_when_a_run_is_interrupted() -> None:

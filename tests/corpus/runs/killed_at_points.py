@@ -29,7 +29,7 @@ POINTS = [
     ("create", "records/1-000002", 1, "half"),
     ("create", "records/1-000002", 1, "after"),
     ("create", "records/1-000011", 1, "after"),  # all is done, but nobody has looked at it
-    ("remove", "activity.json", 1, "before"),
+    ("remove", "heartbeat.json", 1, "before"),
 ]
 
 

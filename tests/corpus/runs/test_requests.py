@@ -38,7 +38,7 @@ def test_one_request_for_each_table_and_three_for_each_record(
     tables = len(done.manifest.tables)
     assert store.count("put", "/tables/") == tables * BLOCKS
     assert store.count("put", "/records/") == BLOCKS
-    once = ["manifest", "claim", "base", "data index", "activity"]  # the last once a minute
+    once = ["manifest", "claim", "base", "data index", "heartbeat"]  # the last once a minute
     assert store.count("put") == (tables + 1) * BLOCKS + len(once)
     assert store.repeated("put") == []
     # The worker looks for a newer claim before it writes, and the driver before it commits.
@@ -46,7 +46,7 @@ def test_one_request_for_each_table_and_three_for_each_record(
     # No table is read or asked for. The end looks whether all are there, with one listing.
     assert store.count("get", "/tables/") == store.count("head", "/tables/") == 0
     assert store.count("list", "/tables") == 0
-    assert store.count("delete") == len(["activity"])
+    assert store.count("delete") == len(["heartbeat"])
 
 
 def test_files_of_many_blocks_take_few_requests(
@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_reads_no_table(
     store.requests.clear()
     again = resume(OUT, model=lens, file_size=0)
     tables = len(done.manifest.tables)
-    once = ["claim", "base", "data index", "activity"]
+    once = ["claim", "base", "data index", "heartbeat"]
     assert store.count("put") <= 2 * (tables + 1) + len(once)
     assert store.count("get", "/tables/") == store.count("head", "/tables/") == 0
     assert store.repeated("put") == []

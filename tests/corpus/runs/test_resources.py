@@ -51,8 +51,6 @@ def test_workers_are_a_number_or_auto() -> None:
 
 
 def test_what_is_rays_is_said_so() -> None:
-    for given in ({"resources": "gpu=1"}, {"address": "auto"}, {"gpus_per_worker": 1.0}):
+    for given in ({"resources": "gpu=1"}, {"address": "auto"}):
         with pytest.raises(InputError, match="are Ray's; add --engine ray"):
             Execution(**given)
-    with pytest.raises(InputError, match="say the same; give one"):
-        Execution(engine="ray", resources="gpu=1", gpus_per_worker=1.0)

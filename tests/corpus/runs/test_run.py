@@ -272,7 +272,7 @@ def test_a_run_whose_sequences_all_fail_is_an_error(
     with pytest.raises(AllFailedError):
         resume(tmp_path / "run", model=lens)
     done = Run.open(tmp_path / "run")
-    assert "failures   4 (every sequence)" in str(done.status())
+    assert "failures   4 of 4" in str(done.status())
     assert repr(done).endswith("4 of 4 sequences done, 4 failed)")
     words = ["run", "--model", checkpoint, "--data", corpus, "--out", tmp_path / "typed"]
     words += ["--max-length", 2, "--no-truncate", "--limit", 4, "--measures", "mixing", "--quiet"]

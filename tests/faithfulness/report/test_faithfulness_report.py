@@ -251,3 +251,7 @@ def test_a_run_of_other_measures_has_no_report(tmp_path, capsys):
     assert "has no report" in error
     with pytest.raises(InputError):
         build_report(tmp_path / "run")
+
+
+def test_a_single_method_is_compared_with_none(tmp_path):
+    assert set(tables_of(tmp_path, methods={"alti": 0.4})) == {"aopc", "aopc-curves"}

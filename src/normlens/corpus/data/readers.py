@@ -5,16 +5,18 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from normlens.corpus.data import formats
-from normlens.corpus.data.files import DataFile, FileData, unreadable
 from normlens.corpus.data.formats import (
+    READERS,
     Fields,
     entities,
     needed_columns,
@@ -22,7 +24,6 @@ from normlens.corpus.data.formats import (
     row_fields,
 )
 from normlens.corpus.data.records import (
-    REVISIONS,
     START,
     Cursor,
     Data,
@@ -30,12 +31,101 @@ from normlens.corpus.data.records import (
     Reading,
     ReadOptions,
     Record,
+    Source,
     located,
     records,
+    sha256_of,
     written,
 )
-from normlens.errors import InputError, MissingDependencyError, reason_of
+from normlens.errors import InputError, MissingDependencyError, reason_of, system_reason
 from normlens.inputs import as_list, is_table
+
+# Data in files: their records from any mark on, and their fingerprint.
+
+
+#: Raised whenever files give other records than before.
+_VERSION = 2
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set: where it lies, how records name it, how it is read."""
+
+    path: Path
+    name: str
+    format: str
+
+
+class FileData(Data):
+    """Sequences in files, read as they are asked for."""
+
+    seeks = True
+
+    def __init__(
+        self, name: str, files: list[DataFile], options: ReadOptions, limit: int | None = None
+    ):
+        super().__init__(name, limit)
+        self.files = tuple(files)
+        self.options = options
+
+    def reading(self, start: Mark = START) -> FileReading:
+        return FileReading(self, start)
+
+    def stamps(self) -> list[tuple[int, int]]:
+        stamps = []
+        for file in self.files:
+            with _readable(file.path):
+                seen = file.path.stat()
+                stamps.append((seen.st_size, seen.st_mtime_ns))
+        return stamps
+
+    def _fingerprint(self) -> str:
+        described = {
+            "version": _VERSION,
+            "options": asdict(self.options),
+            "limit": self.limit,
+            "files": [[file.name, file.format, _digest(file.path)] for file in self.files],
+        }
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+class FileReading(Reading):
+    """Records of files from a mark on."""
+
+    def __init__(self, data: FileData, start: Mark):
+        self.data = data
+        super().__init__(self._made(start), start, Cursor(start))
+
+    def _made(self, start: Mark) -> Iterator[Record]:
+        for number, file in enumerate(self.data.files[start.file :], start.file):
+            source = Source(file.path, start if number == start.file else START)
+            self.file, self.cursor, self.count = number, source, source.start.record
+            with _readable(file.path):
+                rows = READERS[file.format](source, self.data.options)
+                yield from records(rows, file.name, self.count, source.place)
+                if not self.count:
+                    raise InputError(f"{str(file.path)!r} holds no sequence; give a file with text")
+
+
+def _digest(path: Path) -> str:
+    with _readable(path):
+        return sha256_of(path)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """The error of a file that the system does not let be read."""
+    return InputError(
+        f"cannot read {str(path)!r}: {system_reason(error)}; check the path and its permissions"
+    )
+
 
 # A small data set inside the package: English sentences and passages with named entities.
 
@@ -55,13 +145,13 @@ class RowData(Data):
 
     seeks = True
 
-    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
+    def reading(self, start: Mark = START) -> Reading:
         cursor = Cursor(start)
         fields = self.fields(cursor.count(self.rows(start.number)))
         made = records(
             fields, self.name, start.record, lambda: f"{self.name!r}, row {cursor.number - 1}"
         )
-        return Reading(made, start, cursor, self._digest() if fingerprint else None)
+        return Reading(made, start, cursor)
 
     @abstractmethod
     def rows(self, first: int) -> Iterable[Any]:
@@ -70,10 +160,6 @@ class RowData(Data):
     @abstractmethod
     def fields(self, rows: Iterable[Any]) -> Iterator[Fields]:
         """What the records of rows are made of."""
-
-    def _digest(self) -> hashlib._Hash | None:
-        """The checksum that records are added to, where that is the fingerprint."""
-        return None
 
 
 def _conll2003(rows: Iterable[Any], features: Any) -> Iterator[Fields]:
@@ -150,15 +236,9 @@ class HubData(RowData):
         options = replace(columns or ReadOptions(), extra=self.extra)
         return filter(None, (row_fields(row, options) for row in rows))
 
-    def quick_fingerprint(self) -> str:
-        return self.fingerprint
-
     def _fingerprint(self) -> str:
-        parts = [str(self.split._fingerprint)]
-        parts += [*([] if self.limit is None else [str(self.limit)]), *self.extra]
-        if self.name in REVISIONS:
-            parts.append(f"reader {REVISIONS[self.name]}")
-        return "-".join(parts)
+        limit = [] if self.limit is None else [str(self.limit)]
+        return "-".join([str(self.split._fingerprint), *limit, *self.extra])
 
 
 def rows_from(rows: Any, first: int) -> Iterable[Any]:
@@ -227,10 +307,8 @@ class MemoryData(RowData):
         if next(iter(self), None) is None:
             raise InputError(f"the {type(given).__name__} holds no sequence; give one with text")
 
-    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
-        if self._held is None:
-            return super().reading(start, fingerprint=fingerprint)
-        return Reading(iter(self._held), start, digest=self._digest() if fingerprint else None)
+    def reading(self, start: Mark = START) -> Reading:
+        return super().reading(start) if self._held is None else Reading(iter(self._held), start)
 
     def fields(self, rows: Iterable[Any]) -> Iterator[Fields]:
         return filter(None, (row_fields(row, self.options) for row in rows))
@@ -251,11 +329,8 @@ class MemoryData(RowData):
             else:
                 yield from self.table.select(self.needed).slice(start, _BATCH).to_pylist()
 
-    def _digest(self) -> hashlib._Hash:
-        return hashlib.sha256(str(self.limit).encode())
-
     def _fingerprint(self) -> str:
-        described = self._digest()
+        described = hashlib.sha256(str(self.limit).encode())
         for record in self:
             described.update(written(record))
         return described.hexdigest()

@@ -9,10 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from normlens.errors import InputError
 
@@ -20,10 +19,6 @@ from normlens.errors import InputError
 
 
 Row = TypeVar("Row")
-
-#: Formats and named data sets whose reader gives other records of the same file than it once did.
-#: Fingerprints tell the readings apart, so that no old run goes on with other texts.
-REVISIONS = {"wikitext": 2}
 
 
 @dataclass(frozen=True)
@@ -76,27 +71,20 @@ class Reading(Iterator["Record"]):
     """Records one after the other; `mark` is where the next one lies.
 
     Without a cursor, records are counted and nothing else: a reading that begins at such a mark
-    reads past what lies before it. With a digest, the records go into a checksum as they pass.
+    reads past what lies before it.
     """
 
     file = 0
-    digests: tuple[str, ...] = ()  # SHA-256 of each file, once `fingerprint` has read them all
 
     def __init__(
-        self,
-        records: Iterator[Record],
-        start: Mark = START,
-        cursor: Cursor | None = None,
-        digest: hashlib._Hash | None = None,
+        self, records: Iterator[Record], start: Mark = START, cursor: Cursor | None = None
     ):
-        self.count, self.cursor, self._digest = start.record, cursor, digest
+        self.count, self.cursor = start.record, cursor
         self._records = records if cursor else islice(records, start.record, None)
 
     def __next__(self) -> Record:
         record = next(self._records)
         self.count += 1
-        if self._digest is not None:
-            self._digest.update(written(record))
         return record
 
     @property
@@ -104,16 +92,11 @@ class Reading(Iterator["Record"]):
         cursor = self.cursor or Cursor()
         return Mark(self.file, cursor.offset, cursor.number, self.count)
 
-    def fingerprint(self) -> str | None:
-        """The data's fingerprint, if reading all of it has told; asked for once, at the end."""
-        return None if self._digest is None else self._digest.hexdigest()
 
-
-# One file as its reader sees it: where to begin, how far it has come, and its checksum.
+# One file as its reader sees it: where to begin, and how far it has come.
 
 
 _BUFFER = 1 << 18
-_BLOCK = 1 << 20
 #: What files in other encodings begin with; the longer marks come first.
 _OTHER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -129,29 +112,22 @@ class Source(Cursor):
     Readers keep `offset` (bytes) and `number` (lines or rows) at what they have read, so that
     behind each record they say where the next one begins. A line with other bytes is given too,
     so that reading goes on behind it, and `problem` says what is wrong with it: it spoils the
-    sequence that it belongs to and no other. With `hashed`, the file's checksum comes from the
-    lines that pass by; `sha256` reads the bytes that did not.
+    sequence that it belongs to and no other.
     """
 
-    def __init__(self, path: Path, start: Mark = START, *, hashed: bool = False):
+    def __init__(self, path: Path, start: Mark = START):
         super().__init__(start)
         self.path = path
         self.unit = ""  # what `number` counts, once a reader is past the head of the file
         self.problems: dict[str, str] = {}  # spoilt line → what is wrong with it
-        self._digest = hashlib.sha256() if hashed else None
-        self._file: BinaryIO | None = None
-        self._ended = False
 
     def __iter__(self) -> Iterator[str]:
         """Yield the lines from the mark on, without a byte order mark."""
         with self.path.open("rb", buffering=_BUFFER) as file:
-            self._file = file
             file.seek(self.start.offset)
             for line in file:
                 self.offset += len(line)
                 self.number += 1
-                if self._digest is not None:
-                    self._digest.update(line)
                 if self.number == 1:
                     _check_encoding(line)
                     line = line.removeprefix(codecs.BOM_UTF8)
@@ -162,7 +138,6 @@ class Source(Cursor):
                     problem = f"line {self.number}: byte 0x{line[error.start]:02x} is not UTF-8"
                     self.problems.setdefault(text.strip(), f"{problem}; save the file as UTF-8")
                 yield text
-        self._ended = True
 
     def problem(self, *lines: str) -> str | None:
         """Say what is wrong with the lines since the last call, or with some; None if nothing."""
@@ -174,25 +149,14 @@ class Source(Cursor):
         """Name the file, and the line or row that was read last."""
         return repr(str(self.path)) + (f", {self.unit} {self.number}" if self.unit else "")
 
-    def sha256(self) -> str:
-        """The checksum of the whole file; bytes that no reader has taken are read now."""
-        if self._digest is None:
-            raise ValueError("the file was opened without a checksum")
-        if not self._ended:
-            file = self._file
-            if file is None or file.closed:
-                file = self.path.open("rb")
-                file.seek(self.offset if self._file else 0)
-            with file:
-                while block := file.read(_BLOCK):
-                    self._digest.update(block)
-            self._ended = True
-        return self._digest.hexdigest()
-
 
 def sha256_of(path: Path) -> str:
-    """The checksum of a file."""
-    return Source(path, hashed=True).sha256()
+    """Compute the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _check_encoding(first: bytes) -> None:
@@ -296,8 +260,6 @@ def records(
 def written(record: Record) -> bytes:
     """All of a record as bytes, to take a checksum of."""
     fields = {**vars(record), "entities": [vars(entity) for entity in record.entities]}
-    if record.between is None:
-        del fields["between"]  # data without it keeps its checksums
     return json.dumps(fields, sort_keys=True, default=list).encode()
 
 
@@ -341,19 +303,15 @@ class Data(ABC):
     def __iter__(self) -> Iterator[Record]:
         return islice(self.reading(), self.limit)
 
-    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
-        """Read every record from a mark on, whatever the limit.
-
-        With `fingerprint`, which is for reading from the start, the reading also finds out the
-        data's fingerprint where that depends on what is read.
-        """
+    def reading(self, start: Mark = START) -> Reading:
+        """Read every record from a mark on, whatever the limit."""
         return Reading(self._records(), start)
 
-    def quick_fingerprint(self) -> str | None:
-        """The fingerprint if it can be told without reading the data, else None."""
-        return None
+    def stamps(self) -> list[tuple[int, int]]:
+        """Size and time of every file that the data lies in, to see whether one was changed."""
+        return []
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """A hash that is equal for equal contents read in the same way, wherever the files lie."""
         return self._fingerprint()

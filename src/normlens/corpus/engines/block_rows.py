@@ -363,7 +363,7 @@ class Gatherer:
                 now.bytes += table.nbytes
             if not alone:
                 if not self._is_due(now):
-                    return Unwritten(block.number, rows.sequences, rows.failures)
+                    return Unwritten(block.number)
                 self._open, self.most = Gathered(), min(2 * self.most, sys.maxsize)
         return self._written(now)
 

@@ -12,16 +12,17 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from normlens.corpus.engines.block_rows import Prepared
 from normlens.corpus.engines.pool import (
     EACH,
     LAST_WORD,
@@ -50,50 +51,8 @@ LOOK = 1.0
 # One worker, in this process.
 
 
-class _Work:
-    """A call that waits for the thread that asks for events."""
-
-    def __init__(self, do: Callable[..., Any], arguments: tuple[Any, ...]):
-        self.future: Future[Any] = Future()
-        self._do, self._arguments = do, arguments
-
-    def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self._do(*self._arguments))
-        except BaseException as error:
-            self.future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-
-
-class _CallersThread(Executor):
-    """Has work done by the thread that takes it from a queue."""
-
-    def __init__(self, events: queue.SimpleQueue[Any]):
-        self._events, self._turn, self._closed = events, threading.Lock(), False
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
-        work = _Work(fn, args)
-        with self._turn:
-            if self._closed:
-                work.future.cancel()
-            else:
-                self._events.put(work)
-        return work.future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let nobody wait for work that is still in the queue, or comes to it."""
-        with self._turn:
-            self._closed = True
-        while not self._events.empty():
-            if isinstance(work := self._events.get(), _Work):
-                work.future.cancel()
-
-
 class HereCrew(Crew):
-    """One worker in this process: other threads read, tokenise and make tables beside its model.
+    """One worker in this process: other threads tokenise and make tables beside its model.
 
     On a CPU the model runs in the thread that asks for events; on a GPU, several threads call it.
     """
@@ -103,8 +62,8 @@ class HereCrew(Crew):
     def __init__(self, task: Task, lens: Lens | None = None):
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.worker = Worker(task, lens)
-        on_gpu = model_threads(self.worker.lens) > 1
-        self.station = Station(self.worker, None if on_gpu else _CallersThread(self._events))
+        self._on_gpu = model_threads(self.worker.lens) > 1
+        self.station = Station(self.worker)
         self._threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-block")
         self._calls = itertools.count()
 
@@ -114,16 +73,24 @@ class HereCrew(Crew):
 
     def ask(self, worker: int, call: Call) -> int:
         number = next(self._calls)
+        if call.method == "compute" and not self._on_gpu:
+            block, alone = call.arguments
+            self._submit(lambda: _Prepared(number, self.worker.prepare(block), alone))
+        else:
+            method = getattr(self.station, call.method)
+            self._submit(lambda: Answered(worker, number, method(*call.arguments)))
+        return number
 
-        def answer() -> None:
+    def _submit(self, make: Callable[[], Any]) -> None:
+        """Have a thread make an event; what it raises is one, too."""
+
+        def work() -> None:
             try:
-                done = getattr(self.station, call.method)(*call.arguments)
-                self._events.put(Answered(worker, number, done))
+                self._events.put(make())
             except BaseException as error:
                 self._events.put(error)
 
-        self._threads.submit(answer)
-        return number
+        self._threads.submit(work)
 
     def events(self) -> list[Event]:
         try:
@@ -131,12 +98,14 @@ class HereCrew(Crew):
         except queue.Empty:
             self._check_late()
             return []
-        if isinstance(event, _Work):
-            event.run()
-            return []
         if isinstance(event, BaseException):
             raise event
-        return [event]
+        if not isinstance(event, _Prepared):
+            return [event]
+        self.worker.analyse(event.prepared)
+        add = self.worker.gatherer.add
+        self._submit(lambda: Answered(0, event.number, add(event.prepared, event.alone)))
+        return []
 
     def _check_late(self) -> None:
         if (late := self.worker.guard.late()) is not None:
@@ -150,9 +119,7 @@ class HereCrew(Crew):
         """What was written and not yet told, and what was gathered."""
         while not self._events.empty():
             event = self._events.get()
-            if isinstance(event, _Work):
-                event.future.cancel()
-            elif isinstance(event, Answered) and isinstance(event.answer, FileSet):
+            if isinstance(event, Answered) and isinstance(event.answer, FileSet):
                 yield event.answer
         written = self.station.write()
         if written is not None:
@@ -165,6 +132,14 @@ class HereCrew(Crew):
         self.station.close()
         # A thread that hangs would keep this process waiting for ever.
         self._threads.shutdown(wait=self.worker.guard.late() is None, cancel_futures=True)
+
+
+class _Prepared(NamedTuple):
+    """A block that is tokenised and waits for the model."""
+
+    number: int
+    prepared: Prepared
+    alone: bool
 
 
 class HerePool(Pool):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import ABC, abstractmethod
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -204,7 +205,7 @@ class _Post:
 
     joined: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)
-    gathered: dict[int, Unwritten] = field(default_factory=dict)  # computed, not reported
+    gathered: array[int] = field(default_factory=lambda: array("q"))  # computed, not reported
     reported: set[int] = field(default_factory=set)  # blocks whose own answer is still to come
     writing: int | None = None  # the call that asks it to write what it has gathered
     pulse: int | None = None  # the call that asks whether a sequence takes too long
@@ -405,8 +406,8 @@ class Pool:
         if isinstance(answer, FileSet):
             at_work = {job.block.number for job in post.jobs.values()}
             post.reported |= at_work.intersection(answer.blocks)
-            for number in answer.blocks:
-                post.gathered.pop(number, None)
+            written = set(answer.blocks)
+            post.gathered = array("q", (each for each in post.gathered if each not in written))
             self._results.append(answer)
         if event.number == post.writing:
             post.writing = None
@@ -421,15 +422,15 @@ class Pool:
         elif job.block.number in post.reported:
             post.reported.remove(job.block.number)
         elif isinstance(answer, Unwritten):
-            post.gathered[answer.block] = answer
+            post.gathered.append(answer.block)
             self._results.append(answer)
 
     def _lose(self, post: _Post) -> None:
         """Have what a worker had gathered computed again."""
-        for number, kept in sorted(post.gathered.items()):
+        for number in sorted(post.gathered):
             self._again.append(number)
-            self._results.append(Unwritten(number, -kept.sequences, -kept.failures))
-        post.gathered.clear()
+            self._results.append(Unwritten(number, lost=True))
+        post.gathered = array("q")
 
     def on_worker_died(self, event: Died, deaths: Counter[int]) -> None:
         post = self._posts.pop(event.worker)

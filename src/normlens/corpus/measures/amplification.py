@@ -162,11 +162,6 @@ class Amplification:
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         given |= {"pairs": pairs, "relations": list(self.relations)}
         del given["kept"]
-        if self.subwords:
-            del given["subwords"]  # as in the manifests of runs before it could be left out
-        if self.least is None:  # as in those of runs that kept all pairs
-            for name in ("min_count", "keep_pairs", "least"):
-                del given[name]
         return given
 
     @property

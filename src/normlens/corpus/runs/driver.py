@@ -28,7 +28,7 @@ from normlens.corpus.runs.ledger import (
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.status import Watching
+from normlens.corpus.runs.status import HeartbeatWriter
 from normlens.errors import NormLensError, OutputError
 
 
@@ -38,14 +38,14 @@ def recovered(folder: Folder, manifest: Manifest, *, verify: bool = False) -> tu
     The size of every file is compared. Files that `check` or a query has seen damaged are read
     again; the others are compared with their checksums by whoever reads them, or here if `verify`.
     """
-    state, sizes = read_state(folder, manifest, salvage=True), folder.sizes()
-    wrong = wrong_files(state, sizes)
+    state, stamps = read_state(folder, manifest, salvage=True), folder.stamps()
+    wrong = wrong_files(state, stamps)
     verified = Verified(folder)
     suspects = verified.suspects()
     doubtful = [file for file in state.all_files() if verify or file.name in suspects]
     state = state.without([*wrong, *verified.wrong(doubtful, again=True)])
     is_whole = state.blocks_done == manifest.blocks and not state.damaged
-    return state, is_whole and not strays(state, sizes, state.epoch)
+    return state, is_whole and not strays(state, stamps, state.epoch)
 
 
 class Driver:
@@ -66,17 +66,17 @@ class Driver:
         self._model = digest(manifest.model)
         self._deaths: Counter[int] = Counter()  # of workers, by block
         self._commits = False  # whether it is about to
-        self._shown: dict[int, Unwritten] = {}  # blocks that progress counts and no record yet does
+        self._shown = bytearray(manifest.blocks)  # whether progress counts a block
 
     def finish(self, state: State, chosen: Choice, heartbeat: str | None) -> State:
         """Go on from a state that was read after the claim, until every block is done."""
         try:
             self._begin(state, chosen)
-            with Watching(
+            with HeartbeatWriter(
                 self.folder, self.manifest, state, self.ledger.epoch, heartbeat
-            ) as watching:
+            ) as heartbeat_writer:
                 self.progress.start(self.manifest.sequences, state.sequences + state.failures)
-                self._compute(watching)
+                self._compute(heartbeat_writer)
             self.lock.check()
             return self._checked()
         except OutputError as error:
@@ -94,25 +94,25 @@ class Driver:
         self.data.save(self.folder)
         save_kept_pairs(self.folder, self.manifest, chosen)
 
-    def _compute(self, watching: Watching) -> None:
+    def _compute(self, beat: HeartbeatWriter) -> None:
         def read(number: int) -> Block:
             start = time.perf_counter()
             records, first = self.data.block(number), number * self.manifest.options.block_size
-            watching.handed_out(number)
+            beat.handed_out(number)
             return Block(number, first, records, time.perf_counter() - start, self.ledger.epoch)
 
         try:
             for result in self.pool.compute(self.ledger.left(), read, self._deaths):
                 if isinstance(result, Unwritten):
-                    self._show(result, watching)
+                    self._show(result, beat)
                 else:
-                    self._commit(result, watching)
+                    self._commit(result, beat)
         except (KeyboardInterrupt, NormLensError, MemoryError) as error:
             self.lock.check()  # where the folder is gone, that is what to say
             if not self._commits or isinstance(error, KeyboardInterrupt):
                 with suppress(NormLensError, MemoryError):
                     for written in self.pool.rest():
-                        self._commit(written, watching)
+                        self._commit(written, beat)
             if not isinstance(error, MemoryError) or isinstance(error, NormLensError):
                 raise
             raise RunError(
@@ -120,7 +120,7 @@ class Driver:
                 "--workers or a smaller --batch-size"
             ) from error
 
-    def _commit(self, written: FileSet, watching: Watching) -> None:
+    def _commit(self, written: FileSet, beat: HeartbeatWriter) -> None:
         self._commits = True
         if written.by["model"] != self._model:
             raise RunError(
@@ -133,22 +133,20 @@ class Driver:
         written = replace(written, deaths=told)
         self.ledger.commit(written)
         self._commits = False
-        watching.finished(written)
-        shown = [self._shown.pop(number, Unwritten(number, 0, 0)) for number in written.blocks]
-        sequences = written.sequences - sum(kept.sequences for kept in shown)
-        failures = written.failures - sum(kept.failures for kept in shown)
-        if sequences or failures:
-            self._advance(sequences, failures, watching)
+        beat.recorded(written)
+        for number in written.blocks:
+            self._show(Unwritten(number), beat)
+        if written.failures:
+            self.progress.advance(0, written.failures)
 
-    def _show(self, kept: Unwritten, watching: Watching) -> None:
-        """Count a block as soon as it is computed, and no longer if that is lost."""
-        if self._shown.pop(kept.block, None) is None:
-            self._shown[kept.block] = kept
-        self._advance(kept.sequences, kept.failures, watching)
-
-    def _advance(self, sequences: int, failures: int, watching: Watching) -> None:
-        watching.computed(sequences + failures)
-        self.progress.advance(sequences + failures, failures)
+    def _show(self, block: Unwritten, beat: HeartbeatWriter) -> None:
+        """Count a block once it is computed, and no longer if that is lost."""
+        number, lost = block
+        if self._shown[number] == lost:
+            self._shown[number] = not lost
+            count = self.manifest.size(number) * (-1 if lost else 1)
+            beat.computed(number, count)
+            self.progress.advance(count, 0)
 
     def _checked(self) -> State:
         """Refuse to end a run whose records, files or manifest are gone; remove what is stray."""
@@ -162,8 +160,8 @@ class Driver:
                 "on; the blocks are done, put it back"
             )
         self.ledger.check()
-        state, sizes = read_state(self.folder, self.manifest, salvage=True), self.folder.sizes()
-        lost = [*state.damaged, *wrong_files(state, sizes)]
+        state, stamps = read_state(self.folder, self.manifest, salvage=True), self.folder.stamps()
+        lost = [*state.damaged, *wrong_files(state, stamps)]
         if state.epoch != self.ledger.epoch or state.blocks_done < self.manifest.blocks:
             lost.append("records")
         if lost:
@@ -172,5 +170,5 @@ class Driver:
                 "changed while the run went on; compute them again with normlens run --resume "
                 f"{self.folder}"
             )
-        self.ledger.sweep(state, sizes)
+        self.ledger.sweep(state, stamps)
         return state

@@ -175,12 +175,8 @@ class Folder(ABC):
         """List every file, or those under one folder, by its name relative to this, in order."""
 
     @abstractmethod
-    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
-        """Stat these files: size and time of each; those that are not there are left out."""
-
-    @abstractmethod
-    def sizes(self, under: str = "") -> dict[str, int]:
-        """List the sizes of all files, or those under one folder; a store is asked once."""
+    def stamps(self) -> dict[str, Stamp]:
+        """List every file with its size and time; a store is asked once."""
 
     @abstractmethod
     def _open(self, name: str) -> IO[bytes]:
@@ -310,30 +306,17 @@ class RemoteFolder(Folder):
                 self._check_bucket()
         return sorted(path[len(self.root) :].lstrip("/") for path in paths)
 
-    def sizes(self, under: str = "") -> dict[str, int]:
+    def stamps(self) -> dict[str, Stamp]:
         with self._failing("list", InputError):
             self.system.invalidate_cache()
             try:
-                found = self.system.find(f"{self.root}/{under}".rstrip("/"), detail=True)
+                found = self.system.find(self.root, detail=True)
             except FileNotFoundError:
                 return {}
         return {
-            path[len(self.root) :].lstrip("/"): int(described["size"] or 0)
+            path[len(self.root) :].lstrip("/"): store_stamp(described)
             for path, described in found.items()
         }
-
-    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
-        self.system.invalidate_cache()
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            stamps = zip(names, pool.map(self._stamp, names), strict=True)
-            return {name: stamp for name, stamp in stamps if stamp is not None}
-
-    def _stamp(self, name: str) -> Stamp | None:
-        with self._failing(f"read {name} in", InputError):
-            try:
-                return store_stamp(self.system.info(self._path(name)))
-            except FileNotFoundError:
-                return None
 
     def sha256(self, name: str) -> str | None:
         with self._failing(f"read {name} in", InputError):
@@ -390,7 +373,6 @@ class LocalFolder(Folder):
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
         self.url = str(self.path)
-        self._followed: set[str] = set()
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -450,10 +432,6 @@ class LocalFolder(Folder):
         except OSError as error:
             raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
 
-    def sizes(self, under: str = "") -> dict[str, int]:
-        seen = {name: os.lstat(self.path / name) for name in self.names(under)}
-        return {name: each.st_size for name, each in seen.items() if stat.S_ISREG(each.st_mode)}
-
     def _make(self, folder: Path) -> None:
         if folder.is_dir():
             return
@@ -464,14 +442,8 @@ class LocalFolder(Folder):
     def _inside(self, name: str) -> Path:
         """Give a file's path; a link that leads out of the folder is an error."""
         path = self.path / name
-        # A folder is followed to its end once, and its files only where they are links.
-        parent = name.rpartition("/")[0]
-        if parent in self._followed and not os.path.islink(path):
-            return path
         if not path.resolve().is_relative_to(self.path.resolve()):
             raise InputError(f"{str(path)!r} leads out of the run's folder; remove the link")
-        if path.parent.is_dir():
-            self._followed.add(parent)
         return path
 
     def remove(self, name: str) -> None:
@@ -491,24 +463,13 @@ class LocalFolder(Folder):
             for file in files
         )
 
-    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
+    def stamps(self) -> dict[str, Stamp]:
         stamps = {}
-        for folder in {name.rpartition("/")[0] for name in names}:
-            self._inside(folder)
-        for name in names:
-            path = os.path.join(self.path, name)
-            try:
-                seen = os.lstat(path)
-                if stat.S_ISLNK(seen.st_mode):
-                    seen = os.stat(self._inside(name))
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                raise InputError(
-                    f"cannot read {self.url}/{name}: {system_reason(error)}"
-                ) from error
-            if stat.S_ISREG(seen.st_mode):
-                stamps[name] = local_stamp(seen)
+        for name in self.names():
+            with suppress(FileNotFoundError):  # a run that goes on replaces its heartbeat
+                seen = os.lstat(self.path / name)
+                if stat.S_ISREG(seen.st_mode):
+                    stamps[name] = local_stamp(seen)
         return stamps
 
     def _open(self, name: str) -> IO[bytes]:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import uuid
-import zlib
+import io
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from normlens._version import __version__
 from normlens.corpus.data.records import Data
 from normlens.corpus.engines.batches import encode_for
 from normlens.corpus.measures import Needs
 from normlens.corpus.measures.amplification import Amplification
 from normlens.corpus.measures.tokens import BYTES, KeptPairs, PairCounter
-from normlens.corpus.runs.check import cache_folder
 from normlens.corpus.runs.choice import Choice
-from normlens.corpus.runs.data_index import IndexedData
 from normlens.corpus.runs.folder import Folder
-from normlens.corpus.runs.identity import tokenizer_hash
-from normlens.corpus.runs.ledger import KEPT_PAIRS, sealed, unsealed
+from normlens.corpus.runs.ledger import KEPT_PAIRS
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.progress import Progress
@@ -36,7 +28,7 @@ from normlens.plan.estimate import skeleton
 def with_kept_pairs(
     chosen: Choice,
     options: RunOptions,
-    indexed: IndexedData,
+    data: Data,
     lens: Lens | None,
     progress: Progress,
     *,
@@ -59,13 +51,9 @@ def with_kept_pairs(
         reader = _reader(options, trust_remote_code) if lens is None else lens
         if reader is None or reader.two_stacks or reader.tokenizer is None:
             return chosen
-        name = _key(reader, options, indexed.index.fingerprint, measure)
-        kept = _remembered(name)
-        if kept is None:
-            progress.say("counting pairs of subwords")
-            counter = _counted(reader, options, indexed.data, chosen)
-            kept = counter.kept(measure.min_count, measure.keep_pairs)
-            _remember(name, kept)
+        progress.say("counting pairs of subwords")
+        counter = _counted(reader, options, data, chosen)
+        kept = counter.kept(measure.min_count, measure.keep_pairs)
     told = replace(measure, least=kept.least, kept=kept)
     place = chosen.measures.index(measure)
     return replace(
@@ -102,91 +90,30 @@ def _counted(reader: Lens, options: RunOptions, data: Data, chosen: Choice) -> P
     return counter
 
 
-# What was counted before is remembered: a run may be resumed often. ------------------------------
-
-
-def _key(reader: Lens, options: RunOptions, fingerprint: str, measure: Amplification) -> str:
-    """Everything that the counts depend on."""
-    facts = {
-        **{name: value for name, value in options.as_json().items() if name != "block_size"},
-        "normlens": __version__,
-        "fingerprint": fingerprint,
-        "tokenizer": tokenizer_hash(reader.tokenizer),
-        "causal": reader.causal,
-        "max_tokens": reader.max_tokens,
-        "min_count": measure.min_count,
-        "keep_pairs": measure.keep_pairs,
-    }
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return f"pairs-{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
-
-
-def _remembered(name: str) -> KeptPairs | None:
-    try:
-        with np.load(cache_folder() / name, allow_pickle=False) as file:
-            return KeptPairs(file["often"], file["seen"], int(file["least"]))
-    except (OSError, ValueError, KeyError, EOFError):
-        return None
-
-
-def _remember(name: str, kept: KeptPairs) -> None:
-    path = cache_folder() / name
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_name(f".{name}.{uuid.uuid4().hex[:12]}")
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, often=kept.often, seen=kept.seen, least=kept.least)
-        temporary.replace(path)
-    except OSError:
-        return  # a cache that cannot be written costs time, and nothing else
-
-
-# The pairs in a run's folder, so that resuming need not count again. The file vouches for itself
-# and names the run's manifest: without it, or if it does not fit, the pairs are counted once more.
-
-
-FORMAT = "normlens-kept-pairs"
-VERSION = 1
+# The pairs in a run's folder, so that resuming need not count again. The file names the run's
+# manifest: without it, or if it does not fit, the pairs are counted once more.
 
 
 def save_kept_pairs(folder: Folder, manifest: Manifest, chosen: Choice) -> None:
     """Keep in a run's folder which pairs its measures were told to keep, if they were."""
     kept = next((one.kept for one in chosen.measures if isinstance(one, Amplification)), None)
-    if kept is None:
-        return
-    body = zlib.compress(kept.often.tobytes() + kept.seen.tobytes(), 1)
-    told = {
-        "format": FORMAT,
-        "version": VERSION,
-        "manifest": manifest.digest,
-        "least": kept.least,
-        "body": hashlib.sha256(body).hexdigest(),
-    }
-    folder.write_note(KEPT_PAIRS, sealed(told) + body)
+    if kept is not None:
+        contents = io.BytesIO()
+        np.savez_compressed(contents, manifest=manifest.digest, **vars(kept))
+        folder.write_note(KEPT_PAIRS, contents.getvalue())
 
 
 def load_kept_pairs(folder: Folder, manifest: Manifest) -> KeptPairs | None:
     """Read the pairs that a run keeps; None if the file is lost, damaged or of another run."""
-    least = _least(manifest)
+    least = manifest.measures.get(Amplification.name, {}).get("options", {}).get("least")
     contents = None if least is None else folder.read(KEPT_PAIRS)
     if contents is None:
         return None
-    line, _, body = contents.partition(b"\n")
     try:
-        told = unsealed(line)
-        about = (told["format"], told["version"], told["manifest"], told["least"])
-        if about != (FORMAT, VERSION, manifest.digest, least):
-            return None
-        if told["body"] != hashlib.sha256(body).hexdigest():
-            return None
-        # Whatever a file from someone else holds, it becomes no larger than the bits are.
-        bits = zlib.decompressobj().decompress(body, 2 * BYTES + 1)
-        often, seen = np.frombuffer(bits, np.uint8).reshape(2, 2, BYTES // 2)
-    except (ValueError, KeyError, TypeError, zlib.error):
+        with np.load(io.BytesIO(contents), allow_pickle=False) as file:
+            told = (str(file["manifest"]), int(file["least"]))
+            often, seen = np.array([file["often"], file["seen"]], np.uint8).reshape(2, 2, -1)
+    except Exception:  # whatever a damaged archive makes NumPy and zipfile raise
         return None
-    return KeptPairs(often, seen, told["least"])
-
-
-def _least(manifest: Manifest) -> Any:
-    """How often a pair occurs at least that the run keeps; None if it keeps all of them."""
-    return manifest.measures.get(Amplification.name, {}).get("options", {}).get("least")
+    fits = told == (manifest.digest, least) and often.shape[1] == BYTES // 2
+    return KeptPairs(often, seen, least) if fits else None

@@ -37,6 +37,7 @@ from normlens.corpus.runs.folder import (
     Folder,
     LocalFolder,
     RunError,
+    Stamp,
     another_manifest,
 )
 from normlens.corpus.runs.manifest import Manifest
@@ -44,10 +45,10 @@ from normlens.errors import OutputError, parse_json, system_reason
 
 CLAIMS, RECORDS, TABLES = "claims", "records", "tables"
 #: Files that hold nothing of the results: the run can be read without them. The lock is held by
-#: the process that works here, which tells of itself in `activity`.
-LOCK, DATA_INDEX, KEPT_PAIRS = "lock", "data-index.json", "kept-pairs.bin"
-ACTIVITY = "activity.json"
-SIDE_FILES = (LOCK, DATA_INDEX, KEPT_PAIRS, ACTIVITY)
+#: the process that works here, and that writes the heartbeat.
+LOCK, DATA_INDEX, KEPT_PAIRS = "lock", "data-index.npz", "kept-pairs.npz"
+HEARTBEAT = "heartbeat.json"
+SIDE_FILES = (LOCK, DATA_INDEX, KEPT_PAIRS, HEARTBEAT)
 _CLAIM = re.compile(r"claims/(\d+)\.json")
 _BASE = re.compile(r"claims/(\d+)\.base\.json")
 _RECORD = re.compile(r"records/(\d+)-(\d+)\.json")
@@ -95,11 +96,10 @@ class FileSet:
 
 
 class Unwritten(NamedTuple):
-    """A block that a worker has computed and not written yet; negative: that was lost with it."""
+    """A block that a worker has computed and not written yet, or that was `lost` with it."""
 
     block: int
-    sequences: int
-    failures: int
+    lost: bool = False
 
 
 def table_file(table: str, first: int, epoch: int) -> str:
@@ -414,8 +414,9 @@ def is_of_run(name: str) -> bool:
     return any(kind.fullmatch(name) for kind in (_CLAIM, _BASE, _RECORD, _TABLE))
 
 
-def wrong_files(state: State, sizes: Mapping[str, int]) -> list[str]:
+def wrong_files(state: State, stamps: Mapping[str, Stamp]) -> list[str]:
     """The files that are missing, or have another size than their records say."""
+    sizes = {name: stamp.size for name, stamp in stamps.items()}
     return [file.name for file in state.all_files() if sizes.get(file.name) != file.bytes]
 
 

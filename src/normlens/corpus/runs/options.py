@@ -251,10 +251,10 @@ class Execution:
     one step of it takes longer than `sequence_timeout`: so many seconds, and more by the square of
     its length if it has more than 128 tokens; None or 0 is no limit.
 
-    `address`, `gpus_per_worker` and `resources` are Ray's. A worker takes one GPU where the cluster
-    has some, or what `resources` says: ``gpu=1,cpu=4,memory=16GB``, or resources that the cluster
-    names itself. A worker joins the rows of its blocks until they are `file_size` MB, or until the
-    first of them is `file_minutes` old; what it has not written is computed again if it dies.
+    `address` and `resources` are Ray's. A worker takes one GPU where the cluster has some, or what
+    `resources` says: ``gpu=1,cpu=4,memory=16GB``, or resources that the cluster names itself. A
+    worker joins the rows of its blocks until they are `file_size` MB, or until the first of them is
+    `file_minutes` old; what it has not written is computed again if it dies.
     """
 
     device: str = DEVICE.field(AUTO)
@@ -283,9 +283,6 @@ class Execution:
     ).field(None)
     address: str | None = Option(
         "Ray cluster: auto, ray://host:10001 or local.", metavar="ADDRESS"
-    ).field(None)
-    gpus_per_worker: float | None = Option(
-        "GPUs of a Ray worker; may be a fraction.", metavar="N"
     ).field(None)
     resources: str | None = Option(
         "What a Ray worker takes: gpu=1,cpu=4,memory=16GB, or resources of the cluster's own.",
@@ -316,17 +313,8 @@ class Execution:
             raise OptionError(
                 "sequence_timeout", f"{{option}} is a number of seconds from 0, not {timeout}"
             )
-        of_ray = (self.address, self.gpus_per_worker, self.resources)
+        of_ray = (self.address, self.resources)
         if self.engine != "ray" and any(value is not None for value in of_ray):
-            raise InputError(
-                "--address and --resources (gpus_per_worker) are Ray's; add --engine ray"
-            )
-        if "gpu" in parse_resources(self.resources) and self.gpus_per_worker is not None:
-            raise InputError("gpus_per_worker and gpu= of --resources say the same; give one")
-        if self.gpus_per_worker is not None and not (
-            math.isfinite(self.gpus_per_worker) and self.gpus_per_worker >= 0
-        ):
-            raise OptionError(
-                "gpus_per_worker", f"{{option}} is a number from 0, not {self.gpus_per_worker}"
-            )
+            raise InputError("--address and --resources are Ray's; add --engine ray")
+        parse_resources(self.resources)
         parse_batch_size(self.batch_size)

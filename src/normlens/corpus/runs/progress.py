@@ -58,67 +58,28 @@ class Lines(Progress):
 
 
 class Bar(Progress):
-    """A bar with rate and time left."""
+    """A bar with rate and time left, on a terminal or (without a stream) in a notebook's cell."""
 
-    def __init__(self, stream: TextIO):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        self.failures = 0
-        self.task: Any = None
-        self.bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=Console(file=stream),
-        )
-        self.bar.start()
+    def __init__(self, stream: TextIO | None = None):
+        self.stream, self.failures = stream, 0
+        self.bar: Any = None
 
     def say(self, text: str) -> None:
-        self.bar.console.print(text, markup=False, highlight=False)
-
-    def start(self, total: int, done: int) -> None:
-        self.before, self.done, self.started = done, done, time.monotonic()
-        self.task = self.bar.add_task("sequences", total=total, completed=done, rate="")
-
-    def advance(self, sequences: int, failures: int) -> None:
-        self.done += sequences
-        self.failures += failures
-        rate = (self.done - self.before) / max(time.monotonic() - self.started, 1e-9)
-        failed = f", {self.failures} failed" if self.failures else ""
-        self.bar.update(self.task, completed=self.done, rate=f"{rate:.1f}/s{failed}")
-
-    def stop(self) -> None:
-        self.bar.stop()
-
-
-class NotebookBar(Progress):
-    """A bar in a notebook's cell, and what came of the run when it ends."""
-
-    def __init__(self) -> None:
-        self.bar: Any = None
-        self.failures = 0
-        self.started = time.monotonic()
+        if self.stream is not None:
+            print(text, file=self.stream, flush=True)
 
     def start(self, total: int, done: int) -> None:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-        if done >= total:
-            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # without ipywidgets it is a bar of characters
-            self.bar = tqdm(total=total, initial=done, unit="sequence", desc="sequences")
+            self.bar = tqdm(total=total, initial=done, unit=" sequences", file=self.stream)
 
     def advance(self, sequences: int, failures: int) -> None:
         self.failures += failures
+        if failures:
+            self.bar.set_postfix_str(f"{self.failures} failed")
         self.bar.update(sequences)
-        if self.bar.n >= self.bar.total:
-            self.stop()
-            took = clock(time.monotonic() - self.started)
-            print(f"{self.bar.n} sequences, {self.failures} failed, in {took}")
 
     def stop(self) -> None:
         if self.bar is not None:
@@ -129,7 +90,7 @@ def for_caller() -> Progress:
     """What a call in Python shows unless told otherwise: a bar in a notebook, elsewhere nothing."""
     shell = sys.modules.get("IPython")
     running = None if shell is None else shell.get_ipython()
-    return NotebookBar() if hasattr(running, "kernel") else Progress()
+    return Bar() if hasattr(running, "kernel") else Progress()
 
 
 def for_stream(quiet: bool, stream: TextIO | None = None) -> Progress:

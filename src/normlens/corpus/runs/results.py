@@ -11,7 +11,7 @@ from normlens.corpus.runs.check import Check, check
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.options import Execution, RunOptions, parse_measures
-from normlens.corpus.runs.status import Status, Watched, status_of, watched
+from normlens.corpus.runs.status import Status, status_of
 from normlens.corpus.runs.tables import Tables, named_measures
 from normlens.errors import NormLensError
 from normlens.options import shows_fields_of
@@ -61,12 +61,8 @@ class Run:
         return list(self.manifest.tables)
 
     def status(self) -> Status:
-        """What is done and left, how fast, and where the time goes."""
+        """What is done and left, how fast, where the time goes, and what goes on now."""
         return status_of(self.folder, self.manifest)
-
-    def watched(self) -> Watched:
-        """The status, and what the process that works on the run is doing now."""
-        return watched(self.folder, self.status())
 
     def table(self, name: str) -> pd.DataFrame:
         """A whole table in its own order; `sql` is for those that do not fit into memory."""

@@ -99,7 +99,7 @@ def run(
         raise InputError("the data is open already; pass its limit to open_data")
     indexed = index_data(source, fixed.block_size)
     trust = execution.trust_remote_code
-    chosen = with_kept_pairs(chosen, fixed, indexed, lens, progress, trust_remote_code=trust)
+    chosen = with_kept_pairs(chosen, fixed, source, lens, progress, trust_remote_code=trust)
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
@@ -180,7 +180,7 @@ def resume(
         chosen = with_kept_pairs(
             chosen,
             fixed,
-            indexed,
+            source,
             lens,
             progress,
             trust_remote_code=execution.trust_remote_code,
