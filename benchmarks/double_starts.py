@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -26,41 +27,80 @@ import sys
 import tempfile
 import time
 import urllib.request
+from concurrent.futures import ProcessPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from corpus import make_model
-from kills_runs import command
+
+import normlens
+from normlens.corpus import Run
 
 PORT = "5017"
 SERVER = f"http://127.0.0.1:{PORT}"
-NORMLENS = [sys.executable, "-m", "normlens"]
-LISTED = """
-import sys, normlens.corpus
-run = normlens.corpus.Run.open(sys.argv[1])
-wrong = [problem for problem in run.check().problems if not problem.what.startswith("stray")]
-assert run.status().complete and not wrong, wrong
-for name in sorted(run.tables):
-    table = run.table(name)
-    print(name, table.sort_values(list(table.columns)).to_csv(index=False))
-"""
+#: Processes are forked from one that has imported everything, which takes most of a start's time.
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+class Driver:
+    """A process that does a run, or goes on with one, and ends as the command line would."""
+
+    def __init__(self, given: dict[str, Any], folder: Path):
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".said", delete=False) as said:
+            self._said = Path(said.name)
+        self.process = CONTEXT.Process(target=drive, args=(given, str(self._said)))
+        self.process.start()
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid or 0, number)
+
+    def ended(self) -> tuple[int | None, str]:
+        """Wait for its end: its exit status, and the last line that it said."""
+        self.process.join()
+        return self.process.exitcode, "".join(self._said.read_text().splitlines()[-1:])
+
+
+def drive(given: dict[str, Any], said: str) -> None:
+    with open(said, "w") as lines:
+        os.dup2(lines.fileno(), 2)
+    try:
+        (normlens.run if "model" in given else normlens.resume)(**given)
+    except normlens.NormLensError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+def apart(function: Any, *arguments: Any) -> Any:
+    """Call a function in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def tables(url: str) -> str:
     """Every table of a run that passes its check but for strays, as text."""
-    listing = [sys.executable, "-c", LISTED, url]
-    done = subprocess.run(listing, capture_output=True, text=True, check=False)
-    return done.stdout if done.returncode == 0 else f"broken: {done.stderr[-300:]}"
+    try:
+        run = Run.open(url)
+        wrong = [each for each in run.check().problems if not each.what.startswith("stray")]
+        if wrong or not run.status().complete:
+            return f"broken: {wrong[:1] or 'not complete'}"
+        texts = []
+        for name in sorted(run.tables):
+            table = run.table(name)
+            texts.append(f"{name} {table.sort_values(list(table.columns)).to_csv(index=False)}")
+    except normlens.NormLensError as error:
+        return f"broken: {error}"
+    return "\n".join(texts)
 
 
 def complaint(url: str) -> str:
     """What the next resume, and a check after it, have to complain about."""
-    for words in (["run", "--resume", url, "--quiet"], ["check", url]):
-        done = subprocess.run([*NORMLENS, *words], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            return f"{words[0]} ends with {done.returncode}: {done.stdout}{done.stderr}"[-400:]
-    return ""
+    try:
+        normlens.resume(url)
+        problems = Run.open(url).check().problems
+    except normlens.NormLensError as error:
+        return f"the next resume: {error}"
+    return f"the check: {problems[0]}" if problems else ""
 
 
 def difference(there: str, expected: str) -> str:
@@ -69,37 +109,33 @@ def difference(there: str, expected: str) -> str:
     return str([pair for pair in pairs if pair[0] != pair[1]][:2])[:300]
 
 
-def started(words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-
-
 def both_start(
-    start: dict[str, Any], url: str, chance: random.Random
-) -> list[subprocess.Popen[str]]:
-    first = started(command(start | {"out": url}))
+    start: dict[str, Any], url: str, chance: random.Random, folder: Path
+) -> list[Driver]:
+    first = Driver(start | {"out": url}, folder)
     time.sleep(chance.random() * 0.3)
-    return [first, started(command(start | {"out": url}))]
+    return [first, Driver(start | {"out": url}, folder)]
 
 
 def taken_over(
-    start: dict[str, Any], url: str, chance: random.Random
-) -> list[subprocess.Popen[str]]:
+    start: dict[str, Any], url: str, chance: random.Random, folder: Path
+) -> list[Driver]:
     """One that is stopped after some records, and another that resumes its run."""
     import s3fs
 
-    first = started(command(start | {"out": url}))
+    first = Driver(start | {"out": url}, folder)
     wanted, store = chance.randint(1, 8), s3fs.S3FileSystem(use_listings_cache=False)
-    while first.poll() is None and len(store.find(f"{url}/records")) < wanted:
+    while first.process.is_alive() and len(store.find(f"{url}/records")) < wanted:
         time.sleep(0.05)
     stays_alive, wakes_late = chance.random() < 0.3, chance.random() < 0.5
     if not stays_alive:
-        first.send_signal(signal.SIGSTOP)
-    second = started(command({"out": url, "file_size": 0}))
+        first.signal(signal.SIGSTOP)
+    second = Driver({"out": url, "file_size": 0}, folder)
     if wakes_late:
-        second.wait()
+        second.process.join()
     else:
-        time.sleep(chance.uniform(0, 20))
-    first.send_signal(signal.SIGCONT)
+        time.sleep(chance.uniform(0, 5))
+    first.signal(signal.SIGCONT)
     return [first, second]
 
 
@@ -126,6 +162,7 @@ def main() -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    CONTEXT.set_forkserver_preload(["__main__", "normlens.corpus.runs.runs", "s3fs", "duckdb"])
     try:
         with tempfile.TemporaryDirectory() as folder:
             wrong = compare(Path(folder), given)
@@ -155,27 +192,24 @@ def compare(folder: Path, given: argparse.Namespace) -> int:
     (folder / "data.txt").write_text("\n".join(lines) + "\n")
     start = {"measures": "mixing,similarity", "block_size": 4, "file_size": 0}
     start |= {"model": str(folder / "model"), "data": str(folder / "data.txt")}
-    alone = command(start | {"out": "s3://runs/alone"})
-    subprocess.run(alone, check=True, capture_output=True)
-    expected = tables("s3://runs/alone")
+    Driver(start | {"out": "s3://runs/alone"}, folder).ended()
+    expected = apart(tables, "s3://runs/alone")
     assert not expected.startswith("broken"), expected
     set_faults(refuse=given.refuse, lose=given.lose)
-    wrong = 0
-    for kind in (both_start, taken_over):
-        won, refused = 0, 0
-        for number in range(given.tries):
-            url, chance = f"s3://runs/{kind.__name__}-{number}", random.Random(given.seed + number)
-            both = kind(start, url, chance)
-            said: Any = [process.communicate()[1].strip().splitlines()[-1:] for process in both]
-            codes = [process.returncode for process in both]
-            won += codes.count(0)
-            refused += codes.count(2)
-            there = tables(url)
-            found = "" if there == expected else f"other tables: {difference(there, expected)}"
-            found = found or ("" if 0 in codes else "none has finished") or complaint(url)
-            wrong += bool(found)
-            print(f"{kind.__name__} {number}: exit {codes}; {said} {found}", flush=True)
-        print(f"{kind.__name__}: {given.tries} tries, {won} finished, {refused} refused")
+    wrong, won, refused = 0, 0, 0
+    for number in range(2 * given.tries):
+        kind = (both_start, taken_over)[number % 2]
+        url, chance = f"s3://runs/{kind.__name__}-{number}", random.Random(given.seed + number)
+        ends = [driver.ended() for driver in kind(start, url, chance, folder)]
+        codes = [code for code, _ in ends]
+        won += codes.count(0)
+        refused += codes.count(2)
+        there = apart(tables, url)
+        found = "" if there == expected else f"other tables: {difference(there, expected)}"
+        found = found or ("" if 0 in codes else "none has finished") or apart(complaint, url)
+        wrong += bool(found)
+        print(f"{kind.__name__} {number // 2}: exit {codes}; {ends} {found}", flush=True)
+    print(f"{given.tries} tries of each kind, {won} finished, {refused} refused")
     print(f"{wrong} wrong")
     return wrong
 

@@ -29,19 +29,9 @@ from normlens.layers import cast
 from normlens.measures.bootstrap import draws
 from normlens.models.base import Adapter
 from normlens.pipeline.batches import TOLERANCE, batches
+from normlens.studies.ablation import options as ablations
 from normlens.studies.ablation.data import AblationData
 from normlens.studies.ablation.losses import Loss, body_pass, model_ready
-from normlens.studies.ablation.options import (
-    FROZEN_SIGMA,
-    LAYER,
-    LEFT_OUT,
-    MASKED,
-    MEAN,
-    NO_AFFINE,
-    ZERO,
-    AblateOptions,
-    Ablation,
-)
 from normlens.studies.ablation.plan import (
     INPUT,
     OUTPUT,
@@ -193,12 +183,12 @@ class Interventions:
         #: Layers and components whose replacement was compared with the model's vectors already.
         self._compared: set[tuple[int, str]] = set()
 
-    def check(self, ablation: Ablation) -> None:
+    def check(self, ablation: ablations.Ablation) -> None:
         """Raise one line unless the model has this ablation and everything it needs is there."""
         self.plan.check(ablation)
         if not ablation.needs_statistics:
             return
-        frozen = ablation.kind == FROZEN_SIGMA
+        frozen = ablation.kind == ablations.FROZEN_SIGMA
         gathered = self.statistics.sigmas if frozen else self.statistics.means
         for layer in ablation.layers:
             if (layer, ablation.component) not in gathered:
@@ -215,7 +205,7 @@ class Interventions:
     @contextmanager
     def applied(
         self,
-        ablation: Ablation | None,
+        ablation: ablations.Ablation | None,
         keys: Sequence[str],
         *,
         kept: dict[int, Any] | None = None,
@@ -235,14 +225,14 @@ class Interventions:
             yield
 
     def _intervene(
-        self, hooks: LayerHooks, ablation: Ablation, layer: int, keys: Sequence[str]
+        self, hooks: LayerHooks, ablation: ablations.Ablation, layer: int, keys: Sequence[str]
     ) -> None:
         place = self.plan.place(layer, ablation.component)
         if isinstance(place, NormPlace):
             self._norm(hooks, ablation, layer, place)
         elif isinstance(place, ResidualPlace):
             self._residual(hooks, ablation, layer, place, keys)
-        elif ablation.component == LAYER and ablation.kind == ZERO:
+        elif ablation.component == ablations.LAYER and ablation.kind == ablations.ZERO:
             # The layer's output is its input.
             seen: list[Tensor] = []
             hooks.visit(layer, Place(None, INPUT), seen.append)
@@ -251,13 +241,13 @@ class Interventions:
             hooks.visit(layer, place, self._replacement(ablation, layer, keys))
 
     def _replacement(
-        self, ablation: Ablation, layer: int, keys: Sequence[str]
+        self, ablation: ablations.Ablation, layer: int, keys: Sequence[str]
     ) -> Callable[[Tensor], Tensor]:
         """Make the replacement of vectors (b, i, d): zeros, the corpus mean, or sampled vectors."""
         kind, component = ablation.kind, ablation.component
-        if kind == ZERO:
+        if kind == ablations.ZERO:
             return torch.zeros_like
-        if kind == MEAN:
+        if kind == ablations.MEAN:
             mean = self.statistics.means[layer, component]
             # A copy, because some models add to what they get in place.
             return lambda y: mean.to(y).expand_as(y).clone()
@@ -276,7 +266,7 @@ class Interventions:
     def _residual(
         self,
         hooks: LayerHooks,
-        ablation: Ablation,
+        ablation: ablations.Ablation,
         layer: int,
         place: ResidualPlace,
         keys: Sequence[str],
@@ -310,10 +300,12 @@ class Interventions:
 
             hooks.visit(layer, Place(None, OUTPUT), carried)
 
-    def _norm(self, hooks: LayerHooks, ablation: Ablation, layer: int, place: NormPlace) -> None:
+    def _norm(
+        self, hooks: LayerHooks, ablation: ablations.Ablation, layer: int, place: NormPlace
+    ) -> None:
         kind, component = ablation.kind, ablation.component
         output = Place(place.module, OUTPUT)
-        if kind not in (FROZEN_SIGMA, NO_AFFINE, LEFT_OUT):
+        if kind not in (ablations.FROZEN_SIGMA, ablations.NO_AFFINE, ablations.LEFT_OUT):
             dimensions = self.plan.dimensions(layer, component, kind, ablation.draw, self.seed)
             hooks.visit(layer, output, lambda y: y.index_fill(-1, dimensions.to(y.device), 0))
             return
@@ -322,13 +314,13 @@ class Interventions:
 
         def changed(y: Tensor) -> Tensor:
             x = seen.pop()
-            if kind == LEFT_OUT:
+            if kind == ablations.LEFT_OUT:
                 return x.to(y.dtype)
             wide = x.to(self.lens.compute_dtype)
             norm = cast(place.norm, wide.dtype)
             real = FrozenNorm.at(norm, wide)
             self._compare(layer, component, real.apply(wide), y)
-            if kind == NO_AFFINE:
+            if kind == ablations.NO_AFFINE:
                 plain = replace(norm, gamma=None, beta=None)
                 return FrozenNorm(plain, real.inverse_deviation).apply(wide).to(y.dtype)
             inverse = 1 / self.statistics.sigmas[layer, component]
@@ -523,7 +515,7 @@ def first_pass(
     lens: Lens,
     loss: Loss,
     data: AblationData,
-    options: AblateOptions,
+    options: ablations.AblateOptions,
     path: Path,
     batch_size: int | str = "auto",
 ) -> None:
@@ -547,14 +539,14 @@ def first_pass(
 
 
 def _texts(
-    lens: Lens, loss: Loss, data: AblationData, options: AblateOptions, record: Record
+    lens: Lens, loss: Loss, data: AblationData, options: ablations.AblateOptions, record: Record
 ) -> Iterator[EncodedRecord]:
     """Encode a record as the measured ones are encoded; skip unreadable records."""
     limits = [n for n in (options.max_length, lens.max_tokens) if n is not None]
     encode = encode_apart if data.apart else encode_record
     try:
         encoded = encode(record, lens.tokenizer, max_length=min(limits), causal=lens.causal)
-        if loss.name == MASKED:
+        if loss.name == ablations.MASKED:
             asked = loss.question(encoded, record.id).encoded
             encoded = replace(encoded, ids=asked.ids, tokens=asked.tokens)
     except InputError:

@@ -17,15 +17,9 @@ from normlens.figures.canvas import COLOURS, FAINT, INK, MARKERS
 from normlens.figures.colours import SignedColours
 from normlens.measures.bootstrap import place_among
 from normlens.measures.ranks import cell_correlation, mean_draws
+from normlens.studies.ablation import options as ablations
 from normlens.studies.ablation.data import ABLATION, MAPS, load_settings
 from normlens.studies.ablation.evidence import IN_WORDS, SHORT, AblationEvidence, Cost, taken, ways
-from normlens.studies.ablation.options import (
-    CONTROLS,
-    LOWEST_GAMMA,
-    NORM_KINDS,
-    OUTLIERS,
-    VECTOR_KINDS,
-)
 from normlens.studies.reports import drawing
 from normlens.studies.reports.contents import (
     Figure,
@@ -289,7 +283,7 @@ def _draw_scatter(points: pd.DataFrame, cost: Cost, found: dict[str, Any]) -> dr
 
 
 #: Kinds that are alternatives of each other, by what they replace.
-_GROUPS = {"components": VECTOR_KINDS, "norms": NORM_KINDS}
+_GROUPS = {"components": ablations.VECTOR_KINDS, "norms": ablations.NORM_KINDS}
 
 
 @experiment("ablation", "kinds")
@@ -331,9 +325,9 @@ def side_by_side(rows: pd.DataFrame, kinds: list[str]) -> pd.DataFrame:
 
 def means_table(changes: pd.DataFrame) -> pd.DataFrame:
     """The mean change over single layers: a row per component, a column per kind."""
-    rows = changes[changes["layer"].notna() & changes["kind"].isin(VECTOR_KINDS)]
+    rows = changes[changes["layer"].notna() & changes["kind"].isin(ablations.VECTOR_KINDS)]
     means = rows.pivot_table(index="component", columns="kind", values="change", sort=False)
-    return means.reindex(columns=[kind for kind in VECTOR_KINDS if kind in means])
+    return means.reindex(columns=[kind for kind in ablations.VECTOR_KINDS if kind in means])
 
 
 def _draw_kinds(rows: pd.DataFrame, kinds: list[str], cost: Cost) -> drawing.Drawing:
@@ -359,7 +353,7 @@ def _draw_kinds(rows: pd.DataFrame, kinds: list[str], cost: Cost) -> drawing.Dra
 # Special dimensions of the norm behind FF against as many random ones.
 
 
-_NAMES = {LOWEST_GAMMA: "lowest γ", OUTLIERS: "outlying γ"}
+_NAMES = {ablations.LOWEST_GAMMA: "lowest γ", ablations.OUTLIERS: "outlying γ"}
 
 
 @experiment("ablation", "special-dimensions")
@@ -380,7 +374,7 @@ def special(evidence: AblationEvidence) -> Result | None:
 def compared(changes: pd.DataFrame) -> pd.DataFrame:
     """A row per kind of special dimensions and layer ("all": at once), with its random draws."""
     rows = []
-    for kind, control in CONTROLS.items():
+    for kind, control in ablations.CONTROLS.items():
         controls = changes[changes["kind"] == control].set_index(["component", "layers"])["change"]
         for row in changes[changes["kind"] == kind].itertuples():
             draws = controls[controls.index.isin([(row.component, row.layers)])]
@@ -401,11 +395,11 @@ def compared(changes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_special(table: pd.DataFrame, cost: Cost) -> drawing.Drawing:
-    kinds = [kind for kind in CONTROLS if _NAMES[kind] in set(table["dimensions"])]
+    kinds = [kind for kind in ablations.CONTROLS if _NAMES[kind] in set(table["dimensions"])]
     figure, axes = drawing.panels(len(kinds), 1, width=3.8, height=2.7)
     for panel, kind in zip(axes, kinds, strict=True):
         rows = table[table["dimensions"] == _NAMES[kind]].reset_index(drop=True)
-        control = cost.changes[cost.changes["kind"] == CONTROLS[kind]]
+        control = cost.changes[cost.changes["kind"] == ablations.CONTROLS[kind]]
         places = [rows["layer"].tolist().index(_layer_label(n)) for n in control["layer"]]
         label = "random dimensions"
         panel.plot(places, control["change"], ".", color=drawing.GREY, ms=3, label=label)

@@ -30,16 +30,7 @@ from normlens.options import (
     split_keywords,
 )
 from normlens.scopes import components_of
-from normlens.studies.alignment.gold import (
-    ALIGNMENT,
-    ORDER,
-    SCHEMAS,
-    TEXTS,
-    Gold,
-    GoldLinks,
-    read_gold,
-    write_links,
-)
+from normlens.studies.alignment import gold as standard
 from normlens.studies.alignment.links import Chosen, Reading, WordPlaces, choose, explained, pharaoh
 from normlens.studies.alignment.options import (
     RUN_FIELDS,
@@ -67,8 +58,8 @@ class AlignmentMeasure(AlignOptions, ModelMeasure):
     """
 
     name = "alignment"
-    tables = SCHEMAS
-    order = ORDER
+    tables = standard.SCHEMAS
+    order = standard.ORDER
     reads_pairs = True
     needs = Needs(scopes=(), arrays=False, pairs=True)
 
@@ -77,8 +68,8 @@ class AlignmentMeasure(AlignOptions, ModelMeasure):
         _ = self.gold_links  # a file that cannot be read is refused at once
 
     @cached_property
-    def gold_links(self) -> Gold | None:
-        return None if self.gold is None else read_gold(self.gold)
+    def gold_links(self) -> standard.Gold | None:
+        return None if self.gold is None else standard.read_gold(self.gold)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -94,7 +85,7 @@ class AlignmentMeasure(AlignOptions, ModelMeasure):
             lens = copy.copy(lens).prepare()
         return _Alignment(self, lens, chosen, batch_size)
 
-    def gold_of(self, item: Item, lengths: tuple[int, int]) -> GoldLinks | None:
+    def gold_of(self, item: Item, lengths: tuple[int, int]) -> standard.GoldLinks | None:
         """The gold links of a sentence pair of so many words, from 0; None without a gold file."""
         gold, first = self.gold_links, self.gold_first or 0
         if gold is None:
@@ -185,8 +176,8 @@ class _Alignment(BoundMeasure):
             "completeness": completeness,
         }
         return {
-            "alignment": pa.Table.from_pylist(rows, schema=ALIGNMENT),
-            "alignment_texts": pa.Table.from_pylist([texts], schema=TEXTS),
+            "alignment": pa.Table.from_pylist(rows, schema=standard.ALIGNMENT),
+            "alignment_texts": pa.Table.from_pylist([texts], schema=standard.TEXTS),
         }
 
 
@@ -253,14 +244,14 @@ def _aligned(
     done = one_measure(
         MEASURE, "an alignment", out, model, data, given, of_run, progress, plan if new else None
     )
-    write_links(done)
+    standard.write_links(done)
     return done
 
 
 def _gold(options: AlignOptions, data: GivenData, of_run: dict[str, Any]) -> dict[str, Any]:
     """The settings of a gold file that has a fitting line for each pair of the data."""
     assert options.gold is not None
-    gold = read_gold(options.gold)
+    gold = standard.read_gold(options.gold)
     reading = {name: of_run[name] for name in _READING if name in of_run}
     # Of all pairs, however many are to be aligned: otherwise lines and pairs could be shifted.
     pairs = data if isinstance(data, Data) else open_data(fixed_path(data), **reading)

@@ -15,16 +15,8 @@ from normlens.errors import InputError, valid_choice
 from normlens.inputs.text import Encoded
 from normlens.measures.bootstrap import numbers_of_text
 from normlens.measures.ranks import places_by_score
+from normlens.studies.faithfulness import questions
 from normlens.studies.faithfulness.options import CITATIONS, LEAST, MOST
-from normlens.studies.faithfulness.questions import (
-    CLASSES,
-    COSINE,
-    NEXT_TOKEN,
-    Question,
-    Scored,
-    Variant,
-    mask_token,
-)
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -36,7 +28,7 @@ if TYPE_CHECKING:
 class Example:
     """A text to evaluate: its question, and the right answer if its row has one."""
 
-    question: Question
+    question: questions.Question
     seed: int = 0
     evidence: str | None = None  # the word that must decide the question
     label: int | None = None  # the right class
@@ -72,27 +64,29 @@ class Removal:
     first: str  # which tokens go first, the most or the least important
     share: float  # K, as the protocol counts it: what goes or, for sufficiency, what stays
     removed: int  # how many tokens are gone
-    variant: Variant
+    variant: questions.Variant
 
 
 # Ways to change a text; each is made for a model, or says why the model does not allow it.
 
 
 #: Makes a variant of an example, whose tokens at some places are changed.
-Change: TypeAlias = Callable[[Example, Sequence[int]], Variant]
+Change: TypeAlias = Callable[[Example, Sequence[int]], questions.Variant]
 
 
-def leave_out(example: Example, places: Sequence[int]) -> Variant:
+def leave_out(example: Example, places: Sequence[int]) -> questions.Variant:
     """Leave tokens out."""
     return example.question.without(places)
 
 
-def write_over(example: Example, places: Sequence[int], *, token: int) -> Variant:
+def write_over(example: Example, places: Sequence[int], *, token: int) -> questions.Variant:
     """Replace tokens by one token."""
     return example.question.replaced(places, token)
 
 
-def draw_over(example: Example, places: Sequence[int], *, vocabulary: NDArray[np.int64]) -> Variant:
+def draw_over(
+    example: Example, places: Sequence[int], *, vocabulary: NDArray[np.int64]
+) -> questions.Variant:
     """Replace tokens by random ones; a place gets the same one for every share and method."""
     drawn = example.numbers("replacements", len(example.question)) % np.uint64(len(vocabulary))
     tokens = vocabulary[drawn[list(places)].astype(np.intp)].tolist()
@@ -104,7 +98,7 @@ def _deleting(lens: Lens, protocol: str) -> Change:
 
 
 def _masking(lens: Lens, protocol: str) -> Change:
-    mask = mask_token(lens)
+    mask = questions.mask_token(lens)
     if mask is None:
         raise InputError(f"{protocol} needs a mask token, which {lens.name} lacks; choose another")
     return partial(write_over, token=mask)
@@ -188,9 +182,9 @@ class Drops:
         self,
         example: Example,
         scores: NDArray[np.float64],
-        intact: Scored,
+        intact: questions.Scored,
         removals: Sequence[Removal],
-        outcomes: Scored,
+        outcomes: questions.Scored,
     ) -> dict[str, float | None]:
         """The value for each of `firsts`; None where the text says nothing about the scores.
 
@@ -207,7 +201,7 @@ class Drops:
 #: ``mean_K [p(ŷ|x) − p(ŷ|x with the first K masked)]``, K = 0, 10, …, 90 %: the area over the
 #: perturbation curve, by the protocol of DecompX (Modarressi et al. 2023). Most important first,
 #: larger is better; least important first, smaller.
-AOPC = Drops("aopc", CLASSES, PROBABILITY, _masking)
+AOPC = Drops("aopc", questions.CLASSES, PROBABILITY, _masking)
 
 #: Shares of the tokens that ERASER takes as the rationale, in percent.
 BINS = (1, 5, 10, 20, 50)
@@ -215,23 +209,23 @@ BINS = (1, 5, 10, 20, 50)
 #: ``mean_K [p(ŷ|x) − p(ŷ|x without the K most important tokens)]``; larger is better. DeYoung et
 #: al. 2020 (ERASER), section 4.
 COMPREHENSIVENESS = Drops(
-    "comprehensiveness", CLASSES, PROBABILITY, _deleting, (MOST,), BINS, rationale
+    "comprehensiveness", questions.CLASSES, PROBABILITY, _deleting, (MOST,), BINS, rationale
 )
 
 #: ``mean_K [p(ŷ|x) − p(ŷ|the K most important tokens alone)]``; smaller is better. All other
 #: ordinary tokens are left out; a removal's share is the share that stays.
 SUFFICIENCY = Drops(
-    "sufficiency", CLASSES, PROBABILITY, _deleting, (MOST,), BINS, all_but_rationale
+    "sufficiency", questions.CLASSES, PROBABILITY, _deleting, (MOST,), BINS, all_but_rationale
 )
 
 #: ``mean_K [cos(u, v) − cos(u with the first K masked, v)]``. u is the first text's vector and
 #: loses its tokens, v is the second text's and is fixed.
-COSINE_AOPC = Drops("cosine-aopc", COSINE, SCORE, _masking)
+COSINE_AOPC = Drops("cosine-aopc", questions.COSINE, SCORE, _masking)
 
 #: ``mean_K [s(x) − s(x with the first K replaced)]`` by the end-of-text token, or by random tokens
 #: that the run's seed draws; s is the difference of two next tokens' logits.
-CONTRAST_DROP_END = Drops("contrast-drop-end", NEXT_TOKEN, SCORE, _ending)
-CONTRAST_DROP_RANDOM = Drops("contrast-drop-random", NEXT_TOKEN, SCORE, _drawing)
+CONTRAST_DROP_END = Drops("contrast-drop-end", questions.NEXT_TOKEN, SCORE, _ending)
+CONTRAST_DROP_RANDOM = Drops("contrast-drop-random", questions.NEXT_TOKEN, SCORE, _drawing)
 
 
 # Evidence: the rank of the word that must decide between two next words.
@@ -246,7 +240,7 @@ class Evidence:
     """
 
     name: ClassVar[str] = "evidence"
-    kind: ClassVar[str] = NEXT_TOKEN
+    kind: ClassVar[str] = questions.NEXT_TOKEN
 
     def on(self, lens: Lens) -> Evidence:
         return self
@@ -258,9 +252,9 @@ class Evidence:
         self,
         example: Example,
         scores: NDArray[np.float64],
-        intact: Scored,
+        intact: questions.Scored,
         removals: Sequence[Removal],
-        outcomes: Scored,
+        outcomes: questions.Scored,
     ) -> dict[str, float | None]:
         assert example.evidence is not None
         words, deciding = deciding_words(example.question.encoded, example.evidence)
