@@ -241,7 +241,7 @@ class Trials:
         return True
 
     def chosen(self, mutant: Mutant) -> list[str]:
-        """The fastest tests of each file first, up to the budget."""
+        """Those that are known to reach it, then the fastest of each file, up to the budget."""
         seconds = self.reach["seconds"]
         room = mutant.path.split("/")[2].replace("families", "models")
         near = [name for name in self.items if name.startswith(f"tests/{room}/")]
@@ -254,8 +254,9 @@ class Trials:
         for test in tests:
             by_file[test.split("::")[0]].append((seconds.get(test, 0.15), test))
         turns = [(turn, *one) for some in by_file.values() for turn, one in enumerate(sorted(some))]
+        reaching = set(self.reach["mutants"].get(mutant.key, ()))
         kept, spent = [], 0.0
-        for _, cost, test in sorted(turns):
+        for _, cost, test in sorted(turns, key=lambda turn: (turn[2] not in reaching, turn)):
             if (spent + cost <= BUDGET and len(kept) < MOST) or not kept:
                 kept.append(test)
                 spent += cost

@@ -299,7 +299,7 @@ def test_one_token_is_compared_with_another(lens, tmp_path: Path):
 def test_papers_refuse_two_stacks_in_one_line(lens, tmp_path: Path):
     pytest.importorskip("matplotlib", reason="reports need Matplotlib")
     pytest.importorskip("jinja2", reason="reports need Jinja")
-    with pytest.raises(NormLensError, match="models of one stack") as error:
+    with pytest.raises(NormLensError, match="is an encoder–decoder") as error:
         reproduce("ff", lens, "sample", tmp_path / "out")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
