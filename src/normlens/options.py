@@ -8,9 +8,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from normlens.errors import InputError, OptionError, check_choice, listed, valid_choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Names of the rules for the feed-forward nonlinearity; nothing here needs torch.
 
@@ -23,7 +26,7 @@ RULES = (IG, "ig-bias", "gradient", SHAPLEY)
 OWN_RULES: dict[str, Callable[..., Any]] = {}
 
 
-def register_rule(name: str, slopes: Callable[..., Any]) -> None:
+def register_rule(name: str, slopes: Callable[..., Tensor | tuple[Tensor, ...]]) -> None:
     """Add a rule for activations, to be named as `nonlinearity` wherever one may be.
 
     ``slopes(value, z)`` gives the slope r of each neuron, a tensor like its argument z (…, m), one
