@@ -22,6 +22,7 @@ import random
 import re
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,14 @@ DATA = Path(os.environ.get("NORMLENS_TEST_DATA", ROOT.parent / "shared" / "data"
 SETS = ("nq", "cnn_dailymail", "poisoned_nq")
 SUMMARISE = "Summarize the text in one or two sentences."
 LEAST, MOST, TOKENS = 8, 60, 1500
+#: FlashTrace takes part where it is installed.
+METHODS = [*CITATION_METHODS, *["flashtrace"] * bool(find_spec("flashtrace"))]
 PAIRS = (
     ("normlens", "contextcite-8"),
     ("normlens", "contextcite-16"),
     ("normlens", "leave-one-out"),
     ("normlens", "gradient-x-input"),
+    ("normlens", "flashtrace"),
     ("normlens+8", "contextcite-16"),
     ("normlens+32", "contextcite-32"),
 )
@@ -102,14 +106,14 @@ def judge(lens: Any, case: dict[str, Any]) -> dict[str, Any] | None:
     each = (time.perf_counter() - began) / len(trial.held)
     trial.log_p(trial.masks)
     methods, scores = {}, {}
-    for name in CITATION_METHODS:
+    for name in METHODS:
         began = time.perf_counter()
         scores[name] = trial.scores(name)
         seconds = time.perf_counter() - began
         known = ablations_of(name) if name.startswith("contextcite-") else 0  # timed above
         methods[name] = {"seconds": seconds + known * each}
     exact = methods["normlens"]["seconds"]
-    for name in CITATION_METHODS:
+    for name in METHODS:
         methods[name] |= trial.values(scores[name], case["gold"])
         if name.startswith("normlens+"):
             methods[name]["seconds"] += exact
@@ -157,7 +161,7 @@ def table(out: Path, limit: int | None) -> None:
         print(f"\n{name}: {len(found)} of {len(of_set)} answers, {sources:.0f} sources, ", end="")
         print(f"{tokens:.0f} tokens")
         rows, of_method = [], {}
-        for method in CITATION_METHODS:
+        for method in found[0]["methods"]:
             values = pd.DataFrame([one["methods"][method] for one in found]).astype(float)
             cost = values.pop("seconds") / [one["pass"] for one in found]
             of_method[method] = values
@@ -173,7 +177,7 @@ def table(out: Path, limit: int | None) -> None:
                 {"method": method, "passes": spent, "÷ pass": f"{cost.median():.1f}"} | cells
             )
         print(pd.DataFrame(rows).to_string(index=False))
-        for first, second in PAIRS:
+        for first, second in (pair for pair in PAIRS if {*pair} <= of_method.keys()):
             a, b = (of_method[method][["lds"]].to_numpy() for method in (first, second))
             test = paired_differences(a, b)
             print(

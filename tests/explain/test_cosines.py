@@ -128,7 +128,7 @@ def test_limits_of_memory_change_nothing(tiny):
 
 def test_the_embedded_sentence_encoder_says_how_it_pools(minilm):
     pair = minilm.cosine(*TEXTS)
-    assert minilm.pooling == Pooling(MEAN, (), 256, False, None, normalized=True)
+    assert minilm.pooling == Pooling(MEAN, (), 256, note=None, normalized=True)
     assert pair.note is None
     assert pair.tokens_a[:3] == ["[CLS]", "a", "man"]
     assert pair.top(1)[["a_token", "b_token"]].values.tolist() == [["flute", "instrument"]]
