@@ -16,7 +16,7 @@ NPM = """#!/bin/sh
 echo "$*" >> "$NPM_LOG"
 case "$*" in
   ci*) mkdir -p node_modules && touch node_modules/.package-lock.json ;;
-  "run build -- --out "*) printf new > "$5" ;;
+  "run build -- --out "*) printf new > "$5"; printf bill > "${5%.js}.cdx.json" ;;
 esac
 test "$*" != "$NPM_FAILS"
 """
@@ -36,6 +36,7 @@ def clone(tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / BUILT).parent.mkdir(parents=True)
     (tmp_path / BUILT).write_text("new")
+    (tmp_path / "viewer/viewer.cdx.json").write_text("bill")
     (tmp_path / "bin").mkdir()
     for tool in TOOLS:
         (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))

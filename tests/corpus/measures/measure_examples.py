@@ -84,6 +84,10 @@ def item(index: int, n: int = 9, *, causal: bool = False, layers: int = 2, seed:
         allowed=allowed,
         completeness=0.0,
         mixing={scope: rng.random((layers, n)).astype(np.float32) for scope in SCOPES},
+        heads={
+            scope: (rng.random((layers, 3, n, n)) * allowed[:, None]).astype(np.float32)
+            for scope in ("ATTN-W", "ATTN-N")
+        },
         statistics={name: a.astype(np.float32) for name, a in statistics.items()}
         | {"special_dimensions": statistics["special_dimensions"]},
         token_ids=encoded.ids,

@@ -241,6 +241,7 @@ def test_a_sequence_of_one_token_has_no_pair():
         allowed=one.maps.allowed[:, :1, :1],
         raw_tokens=["a"],
         mixing={},
+        heads={},
         statistics={},
     )
     single = replace(one, maps=maps, encoded=replace(record, masked=[]))

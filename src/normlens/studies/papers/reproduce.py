@@ -70,7 +70,7 @@ def check_data(settings: Settings) -> None:
 def check_model(lens: Lens, settings: Settings, folder: Path) -> None:
     """Refuse parts that the model, or the data with this model, does not allow."""
     if lens.two_stacks:
-        raise UnsupportedModelError("the papers are of models of one stack; use normlens run")
+        raise UnsupportedModelError(f"{lens.name} is an encoder–decoder; use normlens run")
     for data, short in short_names(settings.data).items():
         if EVALUATE in settings.kinds and not (folder / EVALUATE / short / NAME).is_file():
             options = EvaluateOptions(methods=settings.methods, label_column=settings.label_column)
