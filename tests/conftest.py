@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -161,3 +162,47 @@ def smollm2() -> Any:
     if not EMBEDDED["smollm2"].installed:
         pytest.skip("the embedded model is not installed (normlens models --install smollm2)")
     return normlens.load("smollm2", device="cpu")
+
+
+# One browser for all tests of a process: Playwright starts once.
+
+
+HOW = "apt-get install chromium && pip install playwright (CHROMIUM names another binary)"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP evil.example 127.0.0.1",
+]
+
+
+def chromium() -> str | None:
+    return (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    )
+
+
+def missing() -> str | None:
+    """Why there is no browser to test with, or None."""
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ModuleNotFoundError:
+        return f"playwright is not installed: {HOW}"
+    return None if chromium() else f"Chromium is not installed: {HOW}"
+
+
+@pytest.fixture(scope="session")
+def browser():
+    reason = missing()
+    if reason is not None:
+        pytest.skip(f"browser tests: {reason}")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+        yield running
+        running.close()

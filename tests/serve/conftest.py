@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shutil import which
 
 import pytest
 import transformers
@@ -69,23 +68,6 @@ def slow(speaker):
     with Site(models) as running:
         yield running
         models.let_go()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="browser tests: needs playwright"
-    )
-    chromium = which("chromium") or which("chromium-browser") or which("google-chrome")
-    if chromium is None:
-        pytest.skip("browser tests: needs Chromium (apt install chromium)")
-    with playwright.sync_playwright() as engine:
-        running = engine.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"],
-        )
-        yield running
-        running.close()
 
 
 @pytest.fixture

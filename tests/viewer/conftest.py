@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +11,7 @@ from pair_examples import fast_tokenizer, with_head
 
 import normlens
 
-HOW = "apt-get install chromium && pip install playwright (CHROMIUM names another binary)"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def chromium() -> str | None:
-    return (
-        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    )
-
-
-def missing() -> str | None:
-    """Why there is no browser to test with, or None."""
-    try:
-        import playwright.sync_api  # noqa: F401
-    except ModuleNotFoundError:
-        return f"playwright is not installed: {HOW}"
-    return None if chromium() else f"Chromium is not installed: {HOW}"
-
-
-@pytest.fixture(scope="session")
-def browser():
-    reason = missing()
-    if reason is not None:
-        pytest.skip(f"browser tests: {reason}")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
-        yield running
-        running.close()
 
 
 class Opened:
