@@ -16,7 +16,6 @@ from reference import reference
 from normlens.gpu import matmul, split_products
 from normlens.gpu.split_products import SplitRows, multiply
 from normlens.models.tiny import tiny_model
-from normlens.trace import run
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else [pytest.mark.slow]
@@ -97,8 +96,7 @@ def split_everywhere(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     real = SplitRows.of
     monkeypatch.setattr(split_products.SplitRows, "of", staticmethod(of))
-    for module in (matmul, run):
-        monkeypatch.setattr(module, "is_split", is_split)
+    monkeypatch.setattr(matmul, "is_split", is_split)
     return shapes
 
 

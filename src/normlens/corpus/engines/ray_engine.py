@@ -8,14 +8,13 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from normlens.corpus.engines.pool import EACH, Answered, Call, Crew, Died, Event, Joined, Pool
 from normlens.corpus.engines.worker import Station, Task
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.identity import software
 from normlens.corpus.runs.options import CPU, GPU, MEMORY, Execution, named, parse_resources
 from normlens.errors import MissingDependencyError, NormLensError, reason_of
 from normlens.options import AUTO
@@ -157,16 +156,64 @@ def _described(node: Mapping[str, Any]) -> str:
     return named(listed) or "nothing"
 
 
-def check_versions(host: str, there: Mapping[str, str]) -> None:
-    """Raise if a worker's host has another version of a package than this process."""
-    here = software()
-    for name in ("normlens", "torch", "transformers"):
-        # 2.6.0+cu126 and 2.6.0+cpu are the same.
-        if here[name].partition("+")[0] != there[name].partition("+")[0]:
+# Versions of the software on the nodes.
+
+
+def versions_function() -> Callable[[], dict[str, str | None]]:
+    """A function that lists versions where it runs; Ray sends it whole.
+
+    A node without NormLens can run it, because it is no part of a module there.
+    """
+
+    def versions_here() -> dict[str, str | None]:
+        import platform
+        import socket
+        from importlib import metadata
+
+        versions: dict[str, str | None] = {
+            "host": socket.gethostname(),
+            "python": platform.python_version(),
+        }
+        try:
+            from normlens._version import __version__
+
+            versions["normlens"] = __version__
+        except ImportError:
+            versions["normlens"] = None
+        for name in ("torch", "transformers", "pyarrow"):
+            try:
+                versions[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                versions[name] = None
+        return versions
+
+    return versions_here
+
+
+def check_versions(host: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Raise if a worker's host lacks a package, or has another version than this process."""
+    for name in ("normlens", "torch", "transformers", "pyarrow"):
+        if there[name] is None:
+            raise RunError(
+                f"the Ray node {host} has no {name}; install there what is installed here "
+                f"(pip install '{name}=={_public(here[name])}')"
+            )
+    for name in ("python", "normlens", "torch", "transformers"):
+        if _compared(name, here[name]) != _compared(name, there[name]):
             raise RunError(
                 f"the Ray node {host} has {name} {there[name]}, and this process has {here[name]}; "
                 "give every node the same versions"
             )
+
+
+def _public(version: str) -> str:
+    """A version without what it was built for: 2.6.0+cu126 and 2.6.0+cpu are the same."""
+    return str(version).partition("+")[0]
+
+
+def _compared(name: str, version: str) -> str:
+    """What has to be the same; of Python that is 3.11 of 3.11.9."""
+    return ".".join(version.split(".")[:2]) if name == "python" else _public(version)
 
 
 # Workers that are actors of a Ray cluster.
@@ -198,6 +245,7 @@ class RayCrew(Crew):
         self._actors: dict[int, Any] = {}
         self._asked: dict[Any, tuple[int, int | None]] = {}  # reference → worker, call
         self._numbers, self._calls = itertools.count(), itertools.count()
+        self._here = versions_function()()
         self._seen, self._room, self._heard = 0.0, 0, time.monotonic()
 
     @property
@@ -209,6 +257,23 @@ class RayCrew(Crew):
             self._seen = now
             self._room = sum(map(self._demand.room, alive(self.ray)))
         return self._room
+
+    def check_nodes(self) -> None:
+        """Raise if a node where workers may come to be has other software than this process."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+
+        probe = self.ray.remote(num_cpus=0, max_retries=1)(versions_function())
+        nodes = [node for node in alive(self.ray) if self._demand.room(node)]
+        asked = [
+            probe.options(scheduling_strategy=OnNode(node["NodeID"], soft=False)).remote()
+            for node in nodes
+        ]
+        for node, reference in zip(nodes, asked, strict=True):
+            try:
+                there = self.ray.get(reference, timeout=PATIENCE)
+            except self.ray.exceptions.RayError:
+                continue  # it has left; a worker is compared again when it joins
+            check_versions(node["NodeManagerHostname"], self._here, there)
 
     def hire(self) -> int:
         number = next(self._numbers)
@@ -243,8 +308,8 @@ class RayCrew(Crew):
             return Died(worker, ending(error))
         if number is not None:
             return Answered(worker, number, answer)
-        identity, by = answer
-        check_versions(by["host"], by["versions"])
+        identity, by, versions = answer
+        check_versions(by["host"], self._here, versions)  # a node that joined after the others
         return Joined(worker, identity, by)
 
     def _forget(self, worker: int) -> None:
@@ -284,9 +349,9 @@ class Actor:
         except NormLensError as error:
             self.error = error  # raised here, it would be the death of the actor
 
-    def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The identity of the model, and where it runs."""
-        return self._ready().describe()
+    def describe(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
+        """The identity of the model, where it runs, and the versions there."""
+        return *self._ready().describe(), versions_function()()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the station."""
@@ -368,7 +433,10 @@ def _hired(ray: Any, task: Task, execution: Execution, started_ray: bool) -> Ray
         device = "cpu" if task.device == AUTO else task.device
         threads = _threads(demand, execution.workers, nodes)
         task = replace(task, device=device, threads=threads)
-    return RayCrew(ray, task, demand, execution.workers, started_ray)
+    crew = RayCrew(ray, task, demand, execution.workers, started_ray)
+    if not (started_ray and execution.address in (None, "local")):
+        crew.check_nodes()  # this machine has the software of this process
+    return crew
 
 
 def _threads(demand: Demand, workers: int | str, nodes: list[dict[str, Any]]) -> int:
