@@ -97,7 +97,8 @@ def test_it_is_cancelled_from_the_page(mode, slow, visit):
     models.reached()
     other = visit.locator('[data-control="mode"] [data-value="maps"]')
     assert other.is_disabled()
-    visit.locator("[data-action=cancel]").click()
+    with visit.expect_response(lambda answer: answer.request.method == "DELETE"):
+        visit.locator("[data-action=cancel]").click()
     models.let_go()
     visit.get_by_text("Cancelled.").wait_for()
     assert other.is_enabled()
