@@ -13,9 +13,9 @@ from normlens.corpus.engines.ray_engine import (
     check_room,
     check_versions,
     connect,
+    versions_function,
 )
 from normlens.corpus.runs.folder import RunError
-from normlens.corpus.runs.identity import software
 from normlens.corpus.runs.options import Execution
 
 
@@ -75,14 +75,29 @@ def test_what_no_node_has_is_one_line() -> None:
 
 
 def test_the_same_versions_pass_whatever_they_were_built_for() -> None:
-    here = software()
-    check_versions("h", here | {"torch": f"{here['torch'].partition('+')[0]}+cu999"})
+    here = versions_function()()
+    assert here["normlens"]
+    there = here | {"torch": f"{str(here['torch']).partition('+')[0]}+cu999"}
+    check_versions("h", here, there)
 
 
-@pytest.mark.parametrize("name", ["normlens", "torch", "transformers"])
+@pytest.mark.parametrize("name", ["normlens", "torch", "transformers", "python"])
 def test_another_version_is_one_line(name: str) -> None:
+    here = versions_function()()
     with pytest.raises(RunError, match=f"the Ray node h has {name} 0.0.1, and this process has"):
-        check_versions("h", software() | {name: "0.0.1"})
+        check_versions("h", here, here | {name: "0.0.1"})
+
+
+@pytest.mark.parametrize("name", ["normlens", "torch", "transformers", "pyarrow"])
+def test_a_missing_package_is_one_line(name: str) -> None:
+    here = versions_function()()
+    with pytest.raises(RunError, match=f"the Ray node h has no {name}; install there"):
+        check_versions("h", here, here | {name: None})
+
+
+def test_python_may_differ_in_its_last_number() -> None:
+    here = versions_function()() | {"python": "3.11.9"}
+    check_versions("h", here, here | {"python": "3.11.2"})
 
 
 # Reaching it --------------------------------------------------------------------------------------
