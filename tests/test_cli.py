@@ -363,6 +363,7 @@ def test_no_memory_is_one_line(error, shell, monkeypatch):
     ("typed", "said"),
     [
         (["cosine", "one text"], "cosine compares two texts"),
+        (["score", "one text"], "score compares a query with a document"),
         (["view", "page.html"], "is a page already; open it in a browser"),
         (["map", "hi", "--model", "minlm"], "did you mean 'minilm'?"),
         (["map", "hi", "--measures", "mixing"], "have it); see: normlens map --help"),

@@ -329,7 +329,7 @@ class Lens:
         progress: Progress | bool | None = None,
         **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
-        """Trace a score back to every input token, exactly for the frozen network, in one way back.
+        """Trace a score to every input token, exactly for the frozen network, in one backward pass.
 
         `target` is what the score is about: the next token of a causal model, the token at the
         mask of a masked one, a classifier's label; a word, a label or an index; by default what the
@@ -342,7 +342,7 @@ class Lens:
 
         A target of several tokens behind a causal model's text is an answer, which is explained as
         a whole: its log-probability (`score` may be "logit"; of a single token it is), at all of
-        its positions in one way back. The score that its parts sum to is Σ_t (z_{t,y_t} −
+        its positions in one backward pass. The score that its parts sum to is Σ_t (z_{t,y_t} −
         Σ_v p_{t,v} z_{t,v}), with the probabilities p held. With `generate` the model answers
         itself, with so many tokens at most and always the likeliest; `generation` are other options
         of its method ``generate``. `by` explains each "sentence", "paragraph" or "token" of the
@@ -411,7 +411,7 @@ class Lens:
         progress: Progress | bool | None = None,
         **options: Unpack[CiteKeywords],
     ) -> Citation:
-        """Which sources made an answer, exactly for the frozen network, in one way back.
+        """Which sources made an answer, exactly for the frozen network, in one backward pass.
 
         `sources` is a list of texts, or one text, which is split; the model answers where no
         `answer` is given. Sources and question are a message of the user in the model's chat

@@ -504,8 +504,8 @@ class CiteOptions:
 
     - `by` splits sources into "sentence", "paragraph", "document" or "token": one text into its
       sentences and several into documents, unless told otherwise.
-    - `parts` splits the answer alike; "document" takes it as a whole, at the price of one way back.
-    - `ablations` is how many random subsets of the sources sharpen the scores, by `seed`; 0 is the
+    - `parts` splits the answer alike; "document" takes it as a whole, in one backward pass.
+    - `ablations` is how many subsets of the sources sharpen the scores, by `seed`; 0 is the
       exact pass alone.
     - `generate` is how many tokens the model answers with at most where no answer is given, always
       with the likeliest; `generation` are other options of its method ``generate``.

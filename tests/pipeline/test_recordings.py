@@ -133,6 +133,8 @@ def test_more_shapes_than_are_kept_do_not_record_each_other_away(model, made, re
     # Each is made again after 1, 2, 4, … more batches, not with every second one.
     assert len(made) <= 5 * 2 * recording.RECORDINGS
     assert len(recordings._recorded) == recording.RECORDINGS
+    assert recordings.forget()
+    assert not recordings._dropped  # whose keys would keep products of weights in memory
 
 
 class NoRecordings(Recordings):

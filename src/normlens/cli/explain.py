@@ -450,6 +450,10 @@ def score_command(
         query QUERY: What is searched for.
         document DOCUMENT: The document; - reads standard input.
     """
+    require(
+        document is not None or common.is_piped(),
+        'score compares a query with a document: normlens score "…" "…" (or the second by a pipe)',
+    )
     output.check(model, common.Inputs())
     ((_, text),) = common.Inputs().read(document)
     lens = common.load_lens(model, LoadOptions())

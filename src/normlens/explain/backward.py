@@ -82,12 +82,12 @@ def rows_read(
     return rows
 
 
-# Where the way back begins: a score as a linear function of the vectors behind a layer.
+# Where the backward pass begins: a score as a linear function of the vectors behind a layer.
 
 
 @dataclass(frozen=True)
 class Seed:
-    """One question's number, and the gradient with which its way back begins."""
+    """One question's number, and the gradient with which its backward pass begins."""
 
     question: Question  # with the target that the model chose, if it was to choose
     value: float  # the number, as the model itself says it
@@ -101,7 +101,7 @@ class Seed:
 
 
 def seed_of(question: Question, head: Head, last: Tensor, row: Tensor, rule: str) -> Seed:
-    """The beginning of one score's way back from the vectors `last` (n, d) of one sequence.
+    """The gradient of one score at the vectors `last` (n, d) of one sequence.
 
     They are behind layer `question.layer`, or behind the last one. `row` is what the model itself
     returned: scores (c,), or its vectors (i, d) there if the head has no output.
@@ -154,7 +154,7 @@ def _warn_of_spellings(question: Question, row: Tensor) -> None:
 
 
 def _answer_seed(question: Question, head: Head, last: Tensor, rows: Tensor, rule: str) -> Seed:
-    """The beginning of an answer's way back, at all of its positions; `rows` are (t, c)."""
+    """The gradient of an answer's score, at all of its positions; `rows` are (t, c)."""
     rows = rows.double()
     each = torch.arange(len(question.answer), device=rows.device)
     ids = torch.tensor(question.answer, device=rows.device)
@@ -171,7 +171,7 @@ def _answer_seed(question: Question, head: Head, last: Tensor, rows: Tensor, rul
     return Seed(question, value, gradient, bias_part, by_algebra, columns, (), chosen, total)
 
 
-# The way back, layer by layer.
+# The backward pass, layer by layer.
 
 
 #: The names of what is kept by head: of ATTN, of CROSS, and their maps.
@@ -270,7 +270,7 @@ def check_layers(network: FrozenNetwork, passed: Sequence[Passed]) -> None:
         check_completeness(errors, network.lens.dtype, words)
 
 
-# From what the way back left behind to the arrays of one explanation.
+# From what the backward pass left behind to the arrays of one explanation.
 
 
 #: The layer of what stands behind the last one.

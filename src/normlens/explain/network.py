@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 
-#: The share of the memory limit that attention weights may take; the rest is for the way back.
+#: The share of the memory limit that attention weights may take; the rest is for the backward pass.
 KEPT_SHARE = 8
 
 
@@ -105,7 +105,7 @@ class FrozenNetwork:
         return output
 
     def _visit(self, trace: LayerTrace) -> None:
-        """Keep what the way back needs of a layer that the model has run."""
+        """Keep what the backward pass needs of a layer that the model has run."""
         adapter, stack = self.lens.adapter, self.stack_of[trace.index]
         place = trace.index - self.firsts[stack]
         last = self.visited[-1].output if place > 0 else trace.x

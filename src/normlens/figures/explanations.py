@@ -260,9 +260,9 @@ def plot_citation(
     canvas.number_axis(axes.xaxis, 6, label)
     axes.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
     axes.spines[["left", "right", "top"]].set_visible(False)
-    how = "the sums over their tokens, by one exact way back"
+    how = "the sums over their tokens, by one exact backward pass"
     if citation.ablations:
-        how = f"what {citation.ablations} random subsets and one exact way back say; lines: 95 %"
+        how = f"what {citation.ablations} subsets and one exact backward pass say; lines: 95 %"
     return page.finish([f"Bars: {how}. Red speaks for the answer, blue against it."], narrowest=6.3)
 
 

@@ -201,7 +201,7 @@ def largest_errors(relative: Sequence[Tensor]) -> Sequence[Tensor]:
 # A step is affine for one input. It says how it acts on vectors (`linear`), on gradients
 # (`adjoint`) and scores (`score`), on parts (`on_parts`), on the model's own vectors (`apply`), and
 # what it adds that no token owns (`bias_part`). Where it reads and where it writes is said once for
-# all of these (`pass_on`), and once for the way back (`backward`).
+# all of these (`pass_on`), and once for the backward pass (`backward`).
 
 
 T = TypeVar("T")
@@ -514,7 +514,7 @@ class FrozenBranch(Chain):
         state.saved.append(act(state.stream) if self.steps else state.stream)
 
     def backward(self, state: State[Tensor]) -> Scored:
-        """Add what its residual left; there is none if the way back began before that."""
+        """Add what its residual left; there is none if the backward pass began before that."""
         if not state.saved:
             return Scored(state.stream)
         scored = self.score(state.saved.pop())

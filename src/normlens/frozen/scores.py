@@ -1,4 +1,4 @@
-"""A score's way back through a frozen layer: what each component adds, and what flows where.
+"""A score's backward pass through a frozen layer: what each component adds, and what flows where.
 
 A score s is linear in the vectors behind the layer, with ``g_i = ∂s/∂y_i``. One walk from the last
 step to the first gives the gradient at the layer's input, and on the way
@@ -66,7 +66,7 @@ def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Collection[int] = ()) -> 
 def scores_behind(
     frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int] = ()
 ) -> LayerScores:
-    """The way back of what passes the end of step `last`, g (…, b, i, d) the gradient there."""
+    """Carry the gradient g (…, b, i, d) behind step `last` back to the layer's input."""
     (own, _), *_ = attentions(frozen)
     named = _named_biases(frozen.layer)
     beside, through = State(g), State(g)
@@ -146,7 +146,7 @@ def _named_biases(layer: Layer) -> dict[int, int]:
 # Every analysis reads one of them, and a term that one of them lacks shows in that analysis alone.
 
 
-#: What an analysis reads of a frozen layer: its parts, whole vectors, or scores on their way back.
+#: What an analysis reads of a frozen layer: its parts, whole vectors, or scores carried back.
 PARTS, VECTORS, SCORES = "parts", "vectors", "scores"
 #: Tokens of a text whose parts are taken: they suffice for every term, and cost next to nothing.
 TOKENS = 4

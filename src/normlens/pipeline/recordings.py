@@ -69,7 +69,7 @@ def padded(lens: Lens, items: Sequence[Encoded]) -> list[Encoded]:
     steps = [step for up_to, step in SIZES if longest <= up_to]
     is_text = all(item.signal is None and item.source is None for item in items)
     other_reads = any(layer.others for layer in lens.layers)
-    if not steps or not is_text or other_reads or lens.adapter.padding_leaks or lens.two_stacks:
+    if not steps or not is_text or other_reads or lens.adapter.padding_leaks:
         return list(items)
     size = -(-longest // steps[0]) * steps[0]
     windows = [layer.reach.back for layer in lens.layers if layer.reach.back is not None]
@@ -138,8 +138,8 @@ class Recordings:
         with self._lock:
             if not self._recorded:
                 return False
-            self._recorded.clear()
-            self._counts.clear()
+            for each in (self._recorded, self._counts, self._dropped):
+                each.clear()  # keys hold products of weights
             self._changes += 1
             return True
 
@@ -189,6 +189,8 @@ class Recordings:
                 len(self._recorded) > 1 and sum(r.bytes for r in self._recorded.values()) > KEPT
             ):
                 dropped, _ = self._recorded.popitem(last=False)
+                if len(self._dropped) >= COUNTED:
+                    self._dropped.clear()
                 self._dropped[dropped] += 1
                 self._counts.pop(dropped, None)
         return recording
