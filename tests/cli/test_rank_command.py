@@ -118,7 +118,7 @@ def test_a_reranker_has_parts_without_pairs(reranker, shell, tmp_path):
     [
         (("rank", QUERY), "rank compares documents"),
         (("rank", QUERY, " "), "the text is empty"),
-        (("score", QUERY), "give one text"),
+        (("score", QUERY), "score compares a query with a document"),
         (("score", QUERY, " "), "the text is empty"),
         (("score", " ", DOCUMENT), "the text is empty"),
         (("score", QUERY, "a", "b"), "unexpected extra argument"),
