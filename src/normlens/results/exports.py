@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from normlens import figures
 from normlens.errors import InputError, valid_choice
 from normlens.results import explanation, store, words
-from normlens.results.axes import BY_SCOPE, EXPLANATION, PatchGrid, long_table, plain
+from normlens.results.axes import BY_SCOPE, COSINE, EXPLANATION, PatchGrid, long_table, plain
 from normlens.results.citation import Citation
 from normlens.results.maps import Maps
 from normlens.results.search import Ranking, Score
@@ -385,8 +385,8 @@ def _cosine_document(pair: explanation.Cosine) -> dict[str, Any]:
     return {
         **_named(pair, "value", "text_a", "text_b", "tokens_a", "tokens_b"),
         "positions_counted_from": 0,
-        "axes": explanation.COSINE,
-        **_named(pair, *explanation.COSINE, "bias"),
+        "axes": COSINE,
+        **_named(pair, *COSINE, "bias"),
         "margins": asdict(pair.margins),
         **_named(pair, "remainder", "completeness", "provenance"),
     }
