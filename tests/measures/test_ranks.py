@@ -9,8 +9,8 @@ from one_case import in_one_case
 from scipy import stats
 
 from normlens.measures import tensors
-from normlens.measures.bootstrap import loss_changes
-from normlens.measures.ranks import cell_correlation, mean_draws, row_spearman, spearman_matrix
+from normlens.measures.bootstrap import loss_changes, mean_draws
+from normlens.measures.ranks import cell_correlation, row_spearman, spearman_matrix
 from normlens.measures.tensors import spearman_matrices
 
 
