@@ -197,15 +197,9 @@ class SentenceParts:
         """A vector of no numbers."""
         return cls(np.zeros((tokens, 0)), np.zeros(0), np.zeros(0))
 
-    def split(self, places: list[int]) -> list[SentenceParts]:
-        """Parts of the vector that begin at these places, and at 0."""
-        each = (np.split(array, places, -1) for array in (self.tokens, self.bias, self.vector))
-        return [SentenceParts(*one) for one in zip(*each, strict=True)]
-
-    def cut(self, width: int | None) -> SentenceParts:
-        """The first numbers of the vector, as Matryoshka models are truncated."""
-        kept = (..., slice(width))
-        return SentenceParts(self.tokens[kept], self.bias[kept], self.vector[kept])
+    def at(self, columns: slice | NDArray[np.int64]) -> SentenceParts:
+        """Some of the vector's numbers."""
+        return SentenceParts(self.tokens[:, columns], self.bias[columns], self.vector[columns])
 
 
 @dataclass(frozen=True)
