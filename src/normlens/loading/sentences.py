@@ -141,9 +141,8 @@ def read_pooling(origin: Origin) -> Pooling:
     with explained(origin, unread):
         for one in _json(origin, "modules.json"):
             folder, kind = str(one.get("path", "")), str(one.get("type", "")).rpartition(".")[2]
-            missing = {} if kind == "Normalize" else None
-            plain = kind == "Transformer"
-            settings = {} if plain else _json(origin, f"{folder}/config.json", missing)
+            path, missing = f"{folder}/config.json", {} if kind == "Normalize" else None
+            settings = {} if kind == "Transformer" else _json(origin, path, missing)
             modules.append((kind, settings, partial(_weights, origin, folder)))
     settings = _json(origin, "sentence_bert_config.json", {})
     settings |= _json(origin, "config_sentence_transformers.json", {})
