@@ -141,8 +141,10 @@ def read_pooling(origin: Origin) -> Pooling:
     with explained(origin, unread):
         for one in _json(origin, "modules.json"):
             folder, kind = str(one.get("path", "")), str(one.get("type", "")).rpartition(".")[2]
-            path, missing = f"{folder}/config.json", {} if kind == "Normalize" else None
-            settings = {} if kind == "Transformer" else _json(origin, path, missing)
+            settings: dict[str, Any] = {}
+            if kind != "Transformer":
+                optional = settings if kind == "Normalize" else None
+                settings = _json(origin, f"{folder}/config.json", optional)
             modules.append((kind, settings, partial(_weights, origin, folder)))
     settings = _json(origin, "sentence_bert_config.json", {})
     settings |= _json(origin, "config_sentence_transformers.json", {})
