@@ -95,7 +95,7 @@ class Reference:
 
 def mixing_of(found: LayerMaps, scope: str) -> Tensor:
     """The mixing ratio that the algebra's two norms of a scope give."""
-    return mixing_ratio(found.others[scope], found.own[scope])
+    return mixing_ratio(*found.mixing[scope])
 
 
 def reference(

@@ -164,9 +164,7 @@ def traced_maps(
     maps: list[LayerMap] = []
 
     def consume(traced: tracing.LayerTrace) -> None:
-        layer, x = traced.layer.to(dtype), traced.x.to(dtype)
-        alphas = tuple(alpha.to(dtype) for alpha in traced.alphas)
-        maps.append(of_layer(replace(traced, layer=layer, x=x, alphas=alphas), lengths))
+        maps.append(of_layer(traced.to(dtype), lengths))
 
     inputs = tracing.model_inputs(lens.adapter, batch, lens.device)
     tracing.trace(lens.adapter, inputs, range(lens.n_layers), consume)

@@ -9,7 +9,7 @@ blocks, each at the tokens that used it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -57,10 +57,13 @@ class FrozenFeedForward(FeedForwardBlock):
     @classmethod
     def at(cls, ff: FeedForward, y: Tensor, bias: Tensor | None, rule: str) -> FrozenFeedForward:
         """The block at input `y` (b, i, d), of which no token owns `bias`."""
-        z, start = [linear(y) for linear in ff.inputs], list[Tensor]()
+        z, start = list[Tensor](), list[Tensor]()
+        before = None
         if rule == IG_BIAS:
             before = torch.zeros_like(y) if bias is None else bias.expand_as(y)
-            start = [linear(before) for linear in ff.inputs]
+        for linear in ff.inputs:
+            z.append(linear(y))
+            start += [] if before is None else [linear(before)]
         return cls(ff, nonlinearity(ff).linearised(rule, z, start))
 
     def linear(self, v: Tensor) -> Tensor:
@@ -68,9 +71,10 @@ class FrozenFeedForward(FeedForwardBlock):
         return times(self._neurons(v), self.ff.down.weight)
 
     @property
-    def branches(self) -> list[tuple[Tensor, Tensor]]:
+    def branches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """W_k and r^k of each input projection."""
-        return list(zip(self.ff.projections, self.neurons.slopes, strict=True))
+        for linear, slope in zip(self.ff.inputs, self.neurons.slopes, strict=True):
+            yield linear.weight, slope
 
     def _neurons(self, v: Tensor) -> Tensor:
         (first, r), *gated = self.branches
@@ -133,13 +137,14 @@ class FrozenFeedForward(FeedForwardBlock):
                 rows.append(torch.bmm(v, w, out=out).transpose(0, 1))
             return rows
         u = job.factors.values[index, sources]  # (j, h, d)
-        for k, w in enumerate(self.ff.projections):
+        for k, linear in enumerate(self.ff.inputs):
+            w = linear.weight
             out = job.buffers.take(f"rows {k}", w, u.shape[0] * u.shape[1], w.shape[1])
             rows.append(torch.mm(u.flatten(0, 1), w, out=out).view(*u.shape[:2], -1))
         return rows
 
     def tile(
-        self, job: Job, index: int, targets: slice, sources: slice, rows: list[Tensor]
+        self, job: Job, index: int, targets: slice, sources: slice, rows: Iterable[Tensor]
     ) -> Tensor:
         """``Σ_k ((s_i Σ_h A_ijh Q^k_jh) ⊙ r^k_i) W_down``, (j, i, d)."""
         weights = job.factors.weights[index, sources, targets]  # (j, i, h)
@@ -475,7 +480,7 @@ class FrozenExperts(FeedForwardBlock):
     # together. For many sources, one matrix is formed per target.
 
     def tile(
-        self, job: Job, index: int, targets: slice, sources: slice, rows: list[Tensor]
+        self, job: Job, index: int, targets: slice, sources: slice, rows: Iterable[Tensor]
     ) -> Tensor:
         """``Σ_e w_ie Σ_k ((F_i(x_j) W^e_k) ⊙ r^ke_i) W^e_down``, (j, i, d)."""
         parts = torch.bmm(*job.factors.tile(index, targets, sources))  # (j, i, d)

@@ -204,8 +204,8 @@ def face_errors(
         maps = layer_maps(frozen, layer.scopes, AnalysisOptions(samples=1), y)
         for scope, error in maps.completeness.items():
             yield f"the parts of {scope}", float(error)
-        if maps.kernel_error is not None:
-            yield "the parts behind the feed-forward block", float(maps.kernel_error)
+        if (missed := maps.kernel_errors.get("sum")) is not None:
+            yield "the parts behind the feed-forward block", float(missed)
     elif face == VECTORS:
         total = frozen.forward(x, sources) + frozen.bias_part()
         yield "vectors and biases", float(relative_error(total, last, lengths))

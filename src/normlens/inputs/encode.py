@@ -107,12 +107,14 @@ def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     if (source is None) == (given.input_ids is None):
         raise InputError("pass either a text (or a list of texts) or input_ids=…, one of the two")
     reader, many = reader_of(lens), isinstance(source, list) and not is_chat(source)
+    encoded = list[Encoded]()
     if source is not None:
         texts = source if many else [source]
         for text in texts:
             if isinstance(text, tuple):
                 check_separated(lens)
-        return [_known(reader, reader.read(text, given.truncate)) for text in texts], many
+            encoded.append(_known(reader, reader.read(text, given.truncate)))
+        return encoded, many
     encoded, many = reader.read_ids(given.input_ids, given.attention_mask, given.token_type_ids)
     count = lens.adapter.token_types()
     for kind in (kind for sequence in encoded for kind in sequence.type_ids or ()):
@@ -169,10 +171,12 @@ def check_separated(lens: Lens) -> None:
 
 def check_stacks(lens: Lens, items: Sequence[Encoded]) -> None:
     """Raise unless the items are pairs for an encoder–decoder, and single sequences for others."""
-    if any((item.source is not None) != lens.adapter.two_stacks for item in items):
-        takes = "pairs of a source and a target" if lens.adapter.two_stacks else "single sequences"
-        maker = "encode_pairs" if lens.adapter.two_stacks else "encode"
-        raise InputError(f"{lens.name} takes {takes}; make them with lens.{maker}(…)")
+    takes, maker = "single sequences", "encode"
+    if lens.adapter.two_stacks:
+        takes, maker = "pairs of a source and a target", "encode_pairs"
+    for item in items:
+        if (item.source is not None) != lens.adapter.two_stacks:
+            raise InputError(f"{lens.name} takes {takes}; make them with lens.{maker}(…)")
 
 
 # A source and a target for an encoder–decoder: given as text, words or ids, or generated.
@@ -284,8 +288,8 @@ def _source_target(entry: Any) -> SourceTarget:
 def _known(reader: Reader, encoded: Encoded) -> Encoded:
     """The same text; a warning says which words of it became the token for unknown ones."""
     unknown = getattr(reader.tokenizer, "unk_token_id", None)
-    places = [k for k, token in enumerate(encoded.ids) if token == unknown and unknown is not None]
-    if places:
+    if unknown is not None and unknown in encoded.ids:
+        places = [k for k, token in enumerate(encoded.ids) if token == unknown]
         owners = [] if encoded.words is None else [encoded.words[k] for k in places]
         names = dict.fromkeys(encoded.word_labels[word] for word in owners if word is not None)
         words = f" (of {listed([repr(name) for name in [*names][:5]])})" if names else ""

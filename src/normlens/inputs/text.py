@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -374,11 +375,11 @@ class Reader:
 
 def _parts(text: Any) -> tuple[str, ...]:
     """A text alone, or a pair of texts."""
-    parts = tuple(text) if isinstance(text, (tuple, list)) else (text,)
-    if not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
-        shown = " ".join(repr(text).split())  # arrays and tables are written in several lines
-        raise InputError(f"expected a text or a pair of texts, got {shown[:120]}")
-    return parts
+    match text:
+        case str() | [str()] | [str(), str()]:
+            return (text,) if isinstance(text, str) else tuple(text)
+    shown = " ".join(repr(text).split())  # arrays and tables are written in several lines
+    raise InputError(f"expected a text or a pair of texts, got {shown[:120]}")
 
 
 def _cut(encoded: Encoded, limit: int) -> Encoded:
@@ -536,10 +537,12 @@ def words_of(
     word_ids, offsets, segments = batch.word_ids(), batch["offset_mapping"], batch.sequence_ids()
     starts: list[list[int]] = []  # of each text's words, where the tokenizer does not tell them
     separated = r"\S+" if words is None else "[^ ]+"  # a given word may hold other white space
+    known = defaultdict[int | None, set[int | None]](set)  # words of each text
+    for segment, word in zip(segments, word_ids, strict=True):
+        known[segment].add(word)
     for segment, part in enumerate(parts):
-        begins = [match.start() for match in re.finditer(separated, part)]
-        known = {word for word, own in zip(word_ids, segments, strict=True) if own == segment}
-        unsplit = len(known) == 1 and len(begins) > 1
+        begins = list(map(re.Match.start, re.finditer(separated, part)))
+        unsplit = len(known[segment]) == 1 and len(begins) > 1
         starts.append(begins if unsplit or words is not None else [])
     of_tokens: list[int | None] = []
     spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # each word's index and characters
@@ -554,7 +557,9 @@ def words_of(
         spans[segment, word] = index, min(low, start), max(high, stop)
         of_tokens.append(index if words is None else word)
     if words is None:
-        words = [parts[key[0]][low:high].strip() for key, (_, low, high) in spans.items()]
+        words = []
+        for (segment, _), (_, low, high) in spans.items():
+            words.append(parts[segment][low:high].strip())
     return of_tokens, words
 
 
@@ -605,20 +610,17 @@ def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str
     not treat missing types as zeros.
     """
     width = max(map(len, batch))
-    rows = {
-        "input_ids": ([sequence.ids for sequence in batch], pad_id),
-        "attention_mask": (
-            [[1] * (len(each) - each.unattended) + [0] * each.unattended for each in batch],
-            0,
-        ),
-    }
-    kinds = [sequence.type_ids for sequence in batch if sequence.type_ids is not None]
-    if kinds:
-        if len(kinds) < len(batch):
-            raise InputError("some sequences have token types and others none; give them to all")
-        rows["token_type_ids"] = kinds, 0
+    tables = defaultdict[str, list[list[int]]](list)
+    for sequence in batch:
+        n, behind = len(sequence), width - len(sequence)
+        tables["input_ids"].append(sequence.ids + [pad_id] * behind)
+        unseen = sequence.unattended
+        tables["attention_mask"].append([1] * (n - unseen) + [0] * (unseen + behind))
+        if sequence.type_ids is not None:
+            tables["token_type_ids"].append(sequence.type_ids + [0] * behind)
+    if 0 < len(tables.get("token_type_ids", ())) < len(batch):
+        raise InputError("some sequences have token types and others none; give them to all")
     inputs = {}
-    for name, (each, fill) in rows.items():
-        table = torch.tensor([row + [fill] * (width - len(row)) for row in each])
-        inputs[name] = sent(table, device)
+    for name, table in tables.items():
+        inputs[name] = sent(torch.tensor(table), device)
     return inputs
