@@ -219,8 +219,8 @@ class ChunkedFeedForward(FrozenBlock):
             if (found := nonlinearity(self.ff).scored(self.rule, z, at_neurons)) is not None:
                 weighted, passed = found
                 arriving = [
-                    torch.mm(each.flatten(0, -2), w.T, out_dtype=g.dtype)
-                    for each, w in zip(weighted, self.ff.projections, strict=True)
+                    torch.mm(each.flatten(0, -2), linear.weight.T, out_dtype=g.dtype)
+                    for each, linear in zip(weighted, inputs, strict=True)
                 ]
                 total = arriving[0].add_(arriving[1]).view(g.shape)
                 return Scored(total, passed, inner(g, down.bias))
