@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -79,7 +78,6 @@ class FrozenLayer:
         before = torch.zeros_like(self.x) if bias is None else bias
         return self.forward(before, sources, observe, biases=True)
 
-    @cached_property
     def beside_blocks(self) -> dict[int, Tensor | None]:
         """The layer's input (b, i, d) as it arrives at each step by ways that pass no block.
 
