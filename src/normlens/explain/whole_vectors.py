@@ -68,7 +68,7 @@ class WholeMaps:
         scope, whole = self.scopes[layer, step], self.passing.pop((layer, step))
         maps = self.maps.setdefault(layer, norm_maps.LayerMaps())
         maps.norms[scope] = whole.norms
-        maps.own[scope], maps.others[scope] = whole.mixing()
+        maps.mixing[scope] = whole.mixing()
         if step in self.network.real:
             lengths = self.network.lengths[self.network.stack_of[layer]]
             maps.completeness[scope] = whole.error(bias, self.network.real[step], lengths)
@@ -154,7 +154,8 @@ def collect_whole_way(
     def check(trace: LayerTrace) -> None:
         for run in runs:
             if run.stack.first == network.firsts[network.stack_of[trace.index]]:
-                run.check(replace(trace, index=trace.index - run.stack.first))
+                place, layer = trace.index - run.stack.first, trace.layer.to(network.dtype)
+                run.check(replace(trace, index=place, layer=layer))
 
     def compute() -> None:
         with reading(lens.model, lens.adapter):
@@ -256,7 +257,7 @@ def sentence_parts(
     network = FrozenNetwork(lens, batch, rule, limit)
     (lengths,) = network.lengths
     checks = Checks(lens.adapter, lens.dtype, lengths)
-    network.watch = lambda traced: checks.add(traced, traced.layer.to(dtype))
+    network.watch = lambda traced: checks.add(replace(traced, layer=traced.layer.to(dtype)))
 
     def run() -> list[SentenceParts]:
         with reading(lens.model, lens.adapter):
