@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from normlens.results.words import cut
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from normlens.viewer.notebook import OwnPage
 
 #: Owners of tokens that no source owns.
 PROMPT, ANSWER = -1, -2
@@ -156,6 +159,11 @@ class Citation(TokenResult):
         return pd.DataFrame(numbers, index=pd.Index(self.parts, name="part"), columns=names)
 
     plot = figures.plot_citation
+
+    def _notebook(self, state: Mapping[str, Any]) -> OwnPage:
+        from normlens.viewer.notebook import CitationPage
+
+        return CitationPage(self)
 
     def __repr__(self) -> str:
         best = int(self.scores.argmax())

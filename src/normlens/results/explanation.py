@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from normlens.results.axes import LayerTargetSource
+    from normlens.viewer.notebook import Notebook, OwnPage
     from normlens.viewer.pages import CosineState, ExplanationState
 
 
@@ -110,7 +111,13 @@ class Explained(Result):
 
     def show(self, **state: Unpack[ExplanationState]) -> object:
         """The interactive view for a notebook cell; ``why.show(token=3)`` opens it there."""
-        return self._view(state).show()
+        return self._notebook(state).show()
+
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import explanation_notebook
+
+        assert isinstance(self, (Explanation, Explanations))
+        return explanation_notebook(self, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -662,7 +669,12 @@ class Cosine(Result):
 
     def show(self, **state: Unpack[CosineState]) -> object:
         """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""
-        return self._view(state).show()
+        return self._notebook(state).show()
+
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook | OwnPage:
+        from normlens.viewer.notebook import cosine_notebook
+
+        return cosine_notebook(self, state)
 
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from typing_extensions import Unpack
 
+    from normlens.viewer.notebook import Notebook
     from normlens.viewer.pages import ViewerState
 
 #: What single heads are shown by, whichever scopes were asked for.
@@ -645,6 +646,11 @@ class Maps(TokenResult):
         from normlens.viewer.notebook import maps_notebook
 
         return maps_notebook([self, *others], state).show()
+
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import maps_notebook
+
+        return maps_notebook(self, state)
 
     # Pictures: functions of the result; `ax` draws into axes of yours instead of a new figure.
     plot = figures.plot_layer

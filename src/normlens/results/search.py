@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,8 @@ from normlens.results.store import Results
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from normlens.viewer.notebook import OwnPage
 
 #: What a score is: of pooled vectors, of a sparse or a multi-vector model, or of a cross-encoder.
 COSINE, DOT, SPARSE, LATE, CROSS = (
@@ -180,6 +183,9 @@ class Score(Cosine):
         ]
         return pd.concat(frames, ignore_index=True)
 
+    def _notebook(self, state: Mapping[str, Any]) -> OwnPage:
+        return Ranking([self], [0])._notebook(state)
+
     def __repr__(self) -> str:
         cost = cost_in_words(str(self.provenance.get("dtype")))
         parts = ", ".join(f"{value:.4f} {name}" for name, value in self.remainder.items())
@@ -240,6 +246,11 @@ class Ranking(Results[Score]):
     def words(self) -> Ranking:
         """The same by words: the parts of a word's tokens are summed."""
         return replace(self, scores=[score.words() for score in self.scores])
+
+    def _notebook(self, state: Mapping[str, Any]) -> OwnPage:
+        from normlens.viewer.notebook import RankingPage
+
+        return RankingPage(self)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{score.value:.4f}" for score in self.scores[:5])

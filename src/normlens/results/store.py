@@ -93,19 +93,18 @@ class Result(Record):
 
         Beyond `largest` MB flow maps are left out, and the page says so.
         """
-        return self._view({}).write(path, largest, overwrite)
+        return self._notebook({}).write(path, largest, overwrite)
 
     def show(self) -> object:
         """The interactive page for a notebook cell."""
-        return self._view({}).show()
+        return self._notebook({}).show()
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        return self._view({}).mimebundle(repr(self), **options)
+        return self._notebook({}).mimebundle(repr(self), **options)
 
-    def _view(self, state: Mapping[str, Any]) -> Notebook | OwnPage:
-        from normlens.viewer.notebook import view_of
-
-        return view_of(self, state)
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook | OwnPage:
+        """The view of the result in a notebook's cell."""
+        raise NotImplementedError
 
 
 class Results(Result, Sequence[Kind]):

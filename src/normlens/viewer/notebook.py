@@ -21,16 +21,17 @@ from normlens.errors import InputError, MissingDependencyError, NormLensError, c
 from normlens.figures.canvas import made
 from normlens.results import store
 from normlens.results.axes import plain
-from normlens.results.citation import Citation
-from normlens.results.explanation import Cosine, Explanation, Explanations
-from normlens.results.maps import Maps
-from normlens.results.search import Ranking, Score
 from normlens.results.words import OTHER_SEQUENCE, PLACES, STACKS, signed_number
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from normlens.results.citation import Citation
+    from normlens.results.explanation import Cosine, Explanation, Explanations
+    from normlens.results.maps import Maps
+    from normlens.results.search import Ranking, Score
 
 
 # A payload in a notebook: an anywidget where it is installed, else the HTML page in a frame.
@@ -446,17 +447,3 @@ def _ranked(score: Score) -> dict[str, Any]:
         "rest": f"No pair owns: {rest}" if score.has_pairs else rest,
         "terms": ", ".join(terms),
     }
-
-
-def view_of(result: store.Result, state: Mapping[str, Any]) -> Notebook | OwnPage:
-    """What a notebook shows for a result; `state` in the words of the page's address."""
-    if isinstance(result, (Ranking, Score)):
-        return RankingPage(result if isinstance(result, Ranking) else Ranking([result], [0]))
-    if isinstance(result, Citation):
-        return CitationPage(result)
-    if isinstance(result, Cosine):
-        return cosine_notebook(result, state)
-    if isinstance(result, Maps):
-        return maps_notebook(result, state)
-    assert isinstance(result, (Explanation, Explanations))
-    return explanation_notebook(result, state)
