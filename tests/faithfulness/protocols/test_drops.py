@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 import numpy as np
 import pytest
 import toy
@@ -16,15 +13,9 @@ from normlens.studies.faithfulness.protocols import (
     CONTRAST_DROP_RANDOM,
     SUFFICIENCY,
     Example,
-    draw_over,
-    leave_out,
-    write_over,
 )
 
-MASKING = partial(write_over, token=toy.MASK)
-MASKED = replace(AOPC, change=MASKING)
-LEFT_OUT = replace(COMPREHENSIVENESS, change=leave_out)
-KEPT = replace(SUFFICIENCY, change=leave_out)
+MASKED, LEFT_OUT, KEPT = (one.on(toy.LENS) for one in (AOPC, COMPREHENSIVENESS, SUFFICIENCY))
 
 #: Ten tokens that are worth 0.10, 0.09, …, 0.01.
 IDS = list(range(10, 20))
@@ -89,18 +80,13 @@ def test_contrast_drops_by_the_end_token_and_by_random_tokens():
     example = Example(toy.question(IDS, kind="next-token"), seed=3)
     scores = list(WORTH.values())
     worth = {**WORTH, toy.END: -1.0}
-    got = toy.value(
-        replace(CONTRAST_DROP_END, change=partial(write_over, token=toy.END)),
-        example,
-        scores,
-        worth,
-    )
+    got = toy.value(CONTRAST_DROP_END.on(toy.LENS), example, scores, worth)
     # Each replaced token costs its worth and 1 more.
     assert got["most"] == pytest.approx(0.33 + 4.5)
-    vocabulary = np.arange(20, 40)
-    draw = partial(draw_over, vocabulary=vocabulary)
-    drops = replace(CONTRAST_DROP_RANDOM, change=draw)
-    flat = {**WORTH, **dict.fromkeys(vocabulary.tolist(), 0.5)}
+    vocabulary = range(20, toy.SIZE)
+    drops = CONTRAST_DROP_RANDOM.on(toy.LENS)
+    draw = drops.change
+    flat = {**WORTH, **dict.fromkeys(vocabulary, 0.5)}
     assert toy.value(drops, example, scores, flat)["most"] == pytest.approx(0.33 - 4.5 * 0.5)
     removals = drops.removals(example, np.array(scores))
     for removal in removals:

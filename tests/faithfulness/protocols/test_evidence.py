@@ -7,7 +7,7 @@ import pytest
 import toy
 
 from normlens.errors import InputError
-from normlens.studies.faithfulness.protocols import Evidence, Example, deciding_words
+from normlens.studies.faithfulness.protocols import EVIDENCE, Example, deciding_words
 
 TEXT = "The keys to the cabinet, keys"
 LABELS = ["The", "keys", "to", "the", "cabinet", ",", "keys"]
@@ -21,7 +21,7 @@ def example(evidence: str, seed: int = 0) -> Example:
 
 
 def rank(evidence: str, scores: list[float]) -> float | None:
-    return toy.value(Evidence(), example(evidence), scores, {})["most"]
+    return toy.value(EVIDENCE.on(toy.LENS), example(evidence), scores, {})["most"]
 
 
 def test_a_word_is_the_sum_of_its_tokens():
@@ -54,7 +54,8 @@ def test_evidence_of_several_words_counts_as_one():
 
 def test_equal_scores_rank_by_the_seed():
     ranks = [
-        toy.value(Evidence(), example("to", seed), [0.0] * 8, {})["most"] for seed in range(200)
+        toy.value(EVIDENCE.on(toy.LENS), example("to", seed), [0.0] * 8, {})["most"]
+        for seed in range(200)
     ]
     # Every place is as probable: the mean of 1, 1/2, …, 1/7.
     assert np.mean([r for r in ranks if r]) == pytest.approx(np.mean(1 / np.arange(1, 8)), abs=0.06)
@@ -65,4 +66,6 @@ def test_one_word_says_nothing():
     asked = toy.question(
         [10, 11], kind="next-token", text="Katherine", words=[0, 0], labels=["Katherine"]
     )
-    assert toy.value(Evidence(), Example(asked, 0, "Katherine"), [1, 2], {}) == {"most": None}
+    assert toy.value(EVIDENCE.on(toy.LENS), Example(asked, 0, "Katherine"), [1, 2], {}) == {
+        "most": None
+    }

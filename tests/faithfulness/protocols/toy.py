@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from normlens.inputs.text import Encoded
-from normlens.studies.faithfulness.protocols import Example, Protocol
+from normlens.studies.faithfulness.protocols import Drops, Example
 from normlens.studies.faithfulness.questions import Question, Scored, Variant
 
 CLS, SEP, MASK, END = 1, 2, 3, 4
@@ -41,11 +43,11 @@ def question(
 def scored(variants: Sequence[Variant], worth: Mapping[int, float]) -> Scored:
     """The toy: score and probability are the sum of what the tokens are worth."""
     sums = np.array([sum(worth.get(i, 0.0) for i in variant.ids) for variant in variants])
-    return Scored(sums, sums, (sums < 0.5).astype(np.int64))
+    return np.column_stack([sums, sums, sums < 0.5]).astype(np.float64)
 
 
 def value(
-    protocol: Protocol, example: Example, scores: Sequence[float], worth: Mapping[int, float]
+    protocol: Drops, example: Example, scores: Sequence[float], worth: Mapping[int, float]
 ) -> dict[str, float | None]:
     """What a protocol makes of scores, with the toy as the model."""
     given = np.array(scores, np.float64)
@@ -55,14 +57,19 @@ def value(
     return protocol.values(example, given, intact, removals, outcomes)
 
 
+SIZE = 40
+
+
 class Tokenizer:
     """What a protocol asks of a tokenizer."""
 
     mask_token_id, eos_token_id = MASK, END
-    all_special_ids = (CLS, SEP, MASK, END)
-
-    def __init__(self, **changed: Any):
-        self.__dict__.update(changed)
+    all_special_ids = tuple(range(20))  # those of texts are never drawn
 
     def __len__(self) -> int:
-        return 40
+        return SIZE
+
+
+#: As much of a lens as protocols need.
+LENS: Any = SimpleNamespace(tokenizer=Tokenizer(), name="toy", model=torch.nn.Module())
+LENS.model.get_input_embeddings = lambda: torch.nn.Embedding(SIZE, 1)
