@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -18,16 +18,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from normlens.corpus.data.records import Record
 from normlens.corpus.data.spans import EncodedRecord, encode_apart, encode_record
-from normlens.corpus.runs.folder import TEMPORARY
-from normlens.errors import InputError, OutputError, UnsupportedModelError, reason_of, system_reason
+from normlens.errors import InputError, UnsupportedModelError, reason_of
 from normlens.frozen.parts import FrozenNorm
 from normlens.inputs.text import Encoded
 from normlens.layers import Norm, cast
 from normlens.measures.bootstrap import draws
 from normlens.models.base import Adapter
 from normlens.pipeline.batches import TOLERANCE, batches
+from normlens.results.store import writing
 from normlens.studies.ablation import options as ablations
 from normlens.studies.ablation.data import AblationData
 from normlens.studies.ablation.losses import Loss
@@ -266,13 +265,12 @@ class Interventions:
     ) -> None:
         """Turn ``terms + branch`` into ``terms + replacement`` wherever the sum is read."""
         replacement = self._replacement(ablation, layer, keys)
-        later = place.later or ()
         seen: dict[Place, Tensor] = {}
 
         def keep(at: Place, y: Tensor) -> None:
             seen[at] = y.clone()  # some models (Falcon) add to a block's output in place later
 
-        for at in dict.fromkeys((*place.terms, place.branch, *later)):
+        for at in dict.fromkeys((*place.terms, place.branch, *place.later)):
             hooks.visit(layer, at, partial(keep, at))
 
         def sum_of(places: Sequence[Place]) -> Tensor:
@@ -285,11 +283,11 @@ class Interventions:
             return terms + replacement(branch)
 
         def carried(_: Tensor) -> Tensor:
-            return sum_of(place.terms) + replacement(seen[place.branch]) + sum_of(later)
+            return sum_of(place.terms) + replacement(seen[place.branch]) + sum_of(place.later)
 
         for reader in place.readers:
             hooks.visit(layer, reader, changed)
-        if later:
+        if place.later:
             hooks.visit(layer, Place(None, OUTPUT), carried)
 
     def _norm(
@@ -364,16 +362,14 @@ class Statistics:
     samples: Mapping[Where, Tensor]  # (sample, d), in the model's precision
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file."""
+        """Write a safetensors file atomically."""
         tensors = {
             f"{part}/{layer}/{component}": tensor.contiguous()
             for part, values in vars(self).items()
             for (layer, component), tensor in values.items()
         }
-        try:
-            save_file(tensors, path, metadata={"format": FORMAT})
-        except (OSError, SafetensorError) as error:
-            raise OutputError(f"cannot write {str(path)!r} ({system_reason(error)})") from error
+        with writing(path, overwrite=True) as temporary:
+            save_file(tensors, temporary, metadata={"format": FORMAT})
 
     @classmethod
     def load(cls, path: str | Path, digest: str | None = None) -> Statistics:
@@ -491,38 +487,21 @@ def first_pass(
     path: Path,
     batch_size: int | str = "auto",
 ) -> None:
-    """Gather a model's statistics and write them atomically."""
-    texts = [
-        text
-        for record in data.reference_records()
-        for text in _texts(lens, loss, data, options, record)
-    ]
-    if not texts:
-        raise InputError(f"the first pass can read none of its sequences ({data.note})")
-    statistics = gather(
-        lens, texts, keys=[text.id for text in texts], seed=options.seed, batch_size=batch_size
-    )
-    temporary = path.with_name(path.name + TEMPORARY)
-    statistics.save(temporary)
-    try:
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
-
-
-def _texts(
-    lens: Lens, loss: Loss, data: AblationData, options: ablations.AblateOptions, record: Record
-) -> Iterator[EncodedRecord]:
-    """Encode a record as the measured ones are encoded; skip unreadable records."""
+    """Gather a model's statistics over the reference data and write them."""
+    texts: list[EncodedRecord] = []
     limits = [n for n in (options.max_length, lens.max_tokens) if n is not None]
     encode = encode_apart if data.apart else encode_record
-    try:
-        encoded = encode(record, lens.tokenizer, max_length=min(limits), causal=lens.causal)
-        if loss.name == ablations.MASKED:
-            asked = loss.question(encoded, record.id).encoded
-            encoded = replace(encoded, ids=asked.ids, tokens=asked.tokens)
-    except InputError:
-        return
-    yield encoded
-    if encoded.second is not None:
-        yield replace(encoded.second, id=f"{record.id}\nsecond")
+    for record in data.reference_records():
+        # Encoded as the measured ones are; unreadable records are skipped.
+        with suppress(InputError):
+            encoded = encode(record, lens.tokenizer, max_length=min(limits), causal=lens.causal)
+            if loss.name == ablations.MASKED:
+                asked = loss.question(encoded, record.id).encoded
+                encoded = replace(encoded, ids=asked.ids, tokens=asked.tokens)
+            texts.append(encoded)
+            if encoded.second is not None:
+                texts.append(replace(encoded.second, id=f"{record.id}\nsecond"))
+    if not texts:
+        raise InputError(f"the first pass can read none of its sequences ({data.note})")
+    keys = [text.id for text in texts]
+    gather(lens, texts, keys=keys, seed=options.seed, batch_size=batch_size).save(path)

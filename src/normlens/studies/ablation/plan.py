@@ -71,9 +71,9 @@ class ResidualPlace:
     terms: tuple[Place, ...]
     branch: Place
     readers: tuple[Place, ...]
-    #: What the next residual connection adds to the sum; it ends the layer. None: it does not
-    #: branch off there.
-    later: tuple[Place, ...] | None
+    #: What the next residual connection, which ends the layer, adds to the sum if it branches off
+    #: there.
+    later: tuple[Place, ...] = ()
 
 
 #: A block, or the whole layer, is the place of its output.
@@ -135,9 +135,9 @@ def _residual(layer: Layer, index: int) -> ResidualPlace:
     branch = _value_at(layer, start)
     following = layer.steps[index + 1 :]
     if not following:
-        return ResidualPlace(terms, branch, (Place(None, OUTPUT),), None)
+        return ResidualPlace(terms, branch, (Place(None, OUTPUT),))
     if isinstance(following[0], Norm):
-        return ResidualPlace(terms, branch, _readers(layer, index + 1), None)
+        return ResidualPlace(terms, branch, _readers(layer, index + 1))
     if isinstance(following[0], Branch):
         last = len(layer.steps) - 1
         if not isinstance(layer.steps[last], Residual) or _branch_of(layer, last) != index + 1:
