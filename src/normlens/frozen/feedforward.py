@@ -20,9 +20,19 @@ from torch import Tensor
 
 from normlens.errors import InputError
 from normlens.frozen.activations import IG_BIAS, Linearised, Nonlinearity, activation
-from normlens.frozen.parts import Chain, FrozenBlock, FrozenNorm, Parts, Scored, State, T, plus
+from normlens.frozen.parts import (
+    Chain,
+    FrozenBlock,
+    FrozenNorm,
+    Parts,
+    Scored,
+    State,
+    T,
+    inner,
+    plus,
+)
 from normlens.frozen.tiles import FeedForwardBlock, Job
-from normlens.gpu.matmul import times
+from normlens.gpu.matmul import is_rounded_once, splits, times
 from normlens.layers import Experts, FeedForward, ParallelFeedForward
 from normlens.options import NOT_LINEAR, SHAPLEY
 
@@ -183,14 +193,38 @@ class ChunkedFeedForward(FrozenBlock):
     bias: Tensor | None  # (b, i, d) or (d,), of which no token owns anything
     rule: str
 
-    def _chunks(self) -> Iterator[tuple[slice, FrozenFeedForward]]:
+    def _rows(self) -> Iterator[slice]:
         b, n, _ = self.y.shape
         count = max(1, NEURONS // (b * self.ff.down.weight.shape[0]))
-        bias = None if self.bias is None else self.bias.expand_as(self.y)
         for first in range(0, n, count):
-            rows = slice(first, first + count)
-            before = None if bias is None else bias[:, rows]
-            yield rows, FrozenFeedForward.at(self.ff, self.y[:, rows], before, self.rule)
+            yield slice(first, first + count)
+
+    def _at(self, rows: slice) -> FrozenFeedForward:
+        before = None if self.bias is None else self.bias.expand_as(self.y)[:, rows]
+        return FrozenFeedForward.at(self.ff, self.y[:, rows], before, self.rule)
+
+    def _chunks(self) -> Iterator[tuple[slice, FrozenFeedForward]]:
+        for rows in self._rows():
+            yield rows, self._at(rows)
+
+    def _score(self, rows: slice, g: Tensor) -> Scored:
+        """The score of some tokens' block; its slopes stay inside a kernel where it can form them.
+
+        There gradients are rounded to bfloat16, as the weights are.
+        """
+        down, inputs = self.ff.down, self.ff.inputs
+        if is_rounded_once() and splits(down.weight) and all(w.bias is None for w in inputs):
+            at_neurons = times(g, down.weight.T)
+            z = [linear(self.y[:, rows]) for linear in inputs]
+            if (found := nonlinearity(self.ff).scored(self.rule, z, at_neurons)) is not None:
+                weighted, passed = found
+                arriving = [
+                    torch.mm(each.flatten(0, -2), linear.weight.T, out_dtype=g.dtype)
+                    for each, linear in zip(weighted, inputs, strict=True)
+                ]
+                total = arriving[0].add_(arriving[1]).view(g.shape)
+                return Scored(total, passed, inner(g, down.bias))
+        return self._at(rows).score(g)
 
     def linear(self, v: Tensor) -> Tensor:
         """The block on vectors (…, i, d)."""
@@ -198,7 +232,7 @@ class ChunkedFeedForward(FrozenBlock):
 
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d)."""
-        scored = [block.score(g[..., rows, :]) for rows, block in self._chunks()]
+        scored = [self._score(rows, g[..., rows, :]) for rows in self._rows()]
 
         def joined(name: str, dim: int) -> Any:
             found = [getattr(each, name) for each in scored]
@@ -230,7 +264,8 @@ def frozen_feed_forward(
     ff: FeedForward, y: Tensor, bias: Tensor | None, rule: str, parts: bool = False
 ) -> FrozenFeedForward | ChunkedFeedForward:
     """The block at input `y` (b, i, d); without `parts`, a large one in chunks."""
-    if not parts and y.shape[:-1].numel() * ff.down.weight.shape[0] > NEURONS:
+    is_large = y.shape[:-1].numel() * ff.down.weight.shape[0] > NEURONS
+    if not parts and (is_large or is_rounded_once()):
         return ChunkedFeedForward(ff, y, bias, rule)
     return FrozenFeedForward.at(ff, y, bias, rule)
 

@@ -228,26 +228,19 @@ class Reader:
         written: list[Span] = list(spans)
         if text is None or not written:
             # Behind the prompt's last token, because some tokenizers drop a leading space.
-            before = prompt.ids[-1:]
-            ends = [
-                len(
-                    self.tokenizer.decode(
-                        [*before, *ids[:count]], clean_up_tokenization_spaces=False
-                    )
-                )
-                for count in range(len(ids) + 1)
+            behind, decode = [*prompt.ids[-1:], *ids], self.tokenizer.decode
+            texts = [
+                decode(behind[:count], clean_up_tokenization_spaces=False)
+                for count in range(len(behind) - len(ids), len(behind) + 1)
             ]
-            text = self.tokenizer.decode([*before, *ids], clean_up_tokenization_spaces=False)[
-                ends[0] :
-            ]
+            ends = list(map(len, texts))
+            text = texts[-1][ends[0] :]
             written = [(max(0, a - ends[0]), max(a, b) - ends[0]) for a, b in pairwise(ends)]
         words, labels = prompt.words, prompt.word_labels
         if words is not None:
             begins = [match.start() for match in re.finditer(r"\S+", text)]
-            found = [
-                max(0, bisect_right(begins, a + len(text[a:b]) - len(text[a:b].lstrip())) - 1)
-                for a, b in written
-            ]
+            starts = (_first_letter(text, span) for span in written)
+            found = [max(0, bisect_right(begins, start) - 1) for start in starts]
             labels = [*labels, *(text.split() or [text])]
             words = [*words, *(len(prompt.word_labels) + word for word in found)]
         encoded = replace(
@@ -486,10 +479,9 @@ def parts_of(text: str, by: str) -> list[Span]:
                 cuts.append(match.end())
     spans = []
     for start, stop in pairwise([*cuts, len(text)]):
-        inside = text[start:stop].strip()
-        if inside:
-            start += len(text[start:stop]) - len(text[start:stop].lstrip())
-            spans.append((start, start + len(inside)))
+        if inside := text[start:stop].strip():
+            first = _first_letter(text, (start, stop))
+            spans.append((first, first + len(inside)))
     return spans
 
 
@@ -515,11 +507,16 @@ def _goes_on(text: str, start: int, end: re.Match[str], cased: bool) -> bool:
 
 def owner_of(text: str, token: Span, parts: Sequence[Span]) -> int | None:
     """The place of the part that holds a token's first character that is no white space."""
-    start, stop = token
-    start += len(text[start:stop]) - len(text[start:stop].lstrip())
-    start = token[0] if start == stop else start
+    start = _first_letter(text, token)
+    start = token[0] if start == token[1] else start
     place = bisect_right([first for first, _ in parts], start) - 1
     return place if place >= 0 and start < parts[place][1] and token[0] < token[1] else None
+
+
+def _first_letter(text: str, span: Span) -> int:
+    """Where the first character of a span is that is no white space; its end if all is."""
+    inside = text[slice(*span)]
+    return span[0] + len(inside) - len(inside.lstrip())
 
 
 # Words: which word of the text each token belongs to.
@@ -551,8 +548,8 @@ def words_of(
             of_tokens.append(None)
             continue
         if starts[segment]:
-            token = parts[segment][start:stop]
-            word = bisect_right(starts[segment], start + len(token) - len(token.lstrip())) - 1
+            first = _first_letter(parts[segment], (start, stop))
+            word = bisect_right(starts[segment], first) - 1
         index, low, high = spans.get((segment, word), (len(spans), start, stop))
         spans[segment, word] = index, min(low, start), max(high, stop)
         of_tokens.append(index if words is None else word)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -421,13 +422,38 @@ def fast_attention(
         sinks=s_aux,
     )
     if softcap is None and s_aux is None:
-        plain = module, query, key, value, attention_mask
-        options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
-        output, _ = sdpa_attention_forward(*plain, **options)
+        # A GPU's kernels keep each row's log-sum-exp for a gradient alone.
+        is_half = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+        caller: Any = module
+        if query.is_cuda and not is_half and key.shape[1] < query.shape[1]:
+            # For groups of heads in float32 PyTorch has no kernel but one that forms all weights.
+            caller = SimpleNamespace(is_causal=looks_back)
+            key, value = (
+                x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value)
+            )
+        with torch.set_grad_enabled(is_half):
+            asked = query.detach().requires_grad_() if is_half else query
+            plain = caller, asked, key, value, attention_mask
+            options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
+            output, _ = sdpa_attention_forward(*plain, **options)
+        if is_half:
+            given, output = replace(given, log_sums=_log_sums(output)), output.detach()
     else:  # sdpa has neither; the tiles of α are not kept
         values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
         output = given.mix(values).transpose(1, 2).contiguous()
     return output, replace(given, output=output)
+
+
+def _log_sums(output: Tensor) -> Tensor | None:
+    """The log-sum-exp (b, h, i) of sdpa's logits, if its kernel kept one with its output."""
+    node = output.grad_fn
+    while node is not None and "ScaledDotProduct" not in node.name():
+        node = node.next_functions[0][0] if node.next_functions else None
+    for name in ("_saved_logsumexp", "_saved_log_sumexp"):
+        sums = getattr(node, name, None)
+        if isinstance(sums, Tensor):
+            return sums.reshape((*sums.shape[:2], -1))
+    return None
 
 
 # What a model is called with, and how the caller's surroundings are kept out of the call.
