@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, OptionError, check_choice
-from normlens.options import FROM_ZERO, LayerRanges, parse_layers, whole_number
+from normlens.options import FROM_ZERO, parse_layers, whole_number
 
 # The vocabulary of ablations: which component, replaced in what way, in which layers.
 #
@@ -111,7 +111,7 @@ FEWEST_RESAMPLES = 100
 class LayerChoice:
     """Which layers are ablated (None: all): each alone, all of them together, or both."""
 
-    layers: LayerRanges | None
+    layers: list[int] | None
     each: bool
     together: bool
 

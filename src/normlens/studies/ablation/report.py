@@ -15,8 +15,8 @@ from normlens.corpus.measures.tokens import feed_forward_pair
 from normlens.errors import InputError
 from normlens.figures.canvas import COLOURS, FAINT, INK, MARKERS
 from normlens.figures.colours import SignedColours
-from normlens.measures.bootstrap import place_among
-from normlens.measures.ranks import cell_correlation, mean_draws
+from normlens.measures.bootstrap import mean_draws, place_among
+from normlens.measures.ranks import cell_correlation
 from normlens.studies.ablation import options as ablations
 from normlens.studies.ablation.data import ABLATION, MAPS, load_settings
 from normlens.studies.ablation.evidence import IN_WORDS, SHORT, AblationEvidence, Cost, taken, ways
