@@ -85,7 +85,7 @@ def test_every_error_is_one_line_and_leads_to_a_page(
 
 def test_every_kind_of_result_is_tried() -> None:
     names = {kind.__name__ for kind in kinds(Result) - PARTS}
-    assert {name.split()[0] for name in MADE} | {"Score", "Explained"} >= names
+    assert {name.split()[0] for name in MADE} | {"Score", "Explained", "Results"} >= names
 
 
 @pytest.mark.parametrize("kind", MADE)

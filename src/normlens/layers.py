@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.gpu.matmul import LazyTensor, formed, splits, times, times_plus
-from normlens.scopes import WEIGHT_SCOPES
+from normlens.scopes import OWN_SCOPES, WEIGHT_SCOPES
 
 # A linear map of a model, and where the model computes it.
 #
@@ -462,6 +462,19 @@ class Layer:
         """The scopes of this layer: those of weights alone, then one per prefix."""
         weights = WEIGHT_SCOPES if self.others else WEIGHT_SCOPES[:2]
         return (*weights, *self.scope_of_step.values())
+
+    def kept_steps(self, scope: str) -> list[int]:
+        """The steps that a scope of a user's own keeps; none where the layer does not have them."""
+        places: dict[str, int] = {}
+        for index, name in self.step_names.items():
+            places |= {name: index, f"{name}1": index} if index in self.scope_of_step else {}
+        kept = [places.get(component, -1) for component in OWN_SCOPES.get(scope, ())]
+        return kept if -1 not in kept and kept == sorted(kept) else []
+
+    @property
+    def own_scopes(self) -> list[str]:
+        """The scopes of users' own that this layer has."""
+        return list(filter(self.kept_steps, OWN_SCOPES))
 
     @property
     def component_sequence(self) -> str:

@@ -40,6 +40,7 @@ from normlens.gpu.sizes import kernels_run_on
 from normlens.layers import FeedForward, Layer
 from normlens.options import AnalysisOptions
 from normlens.plan.costs import sampled_targets
+from normlens.scopes import OWN_SCOPES
 
 # The maps of one layer, as its decomposition returns them.
 
@@ -152,6 +153,9 @@ def layer_maps(
             walk.record(index, state.stream)
     largest = largest_errors(list(walk.errors.values()))
     walk.result.completeness |= zip(walk.errors, largest, strict=True)
+    for scope in scopes:
+        if scope in OWN_SCOPES and frozen.layer.kept_steps(scope):
+            walk.own_scope(scope)
     return walk.result
 
 
@@ -169,7 +173,9 @@ def last_frozen_step(layer: Layer, scopes: Collection[str], options: AnalysisOpt
     """The last step that maps of these scopes need frozen, those of weights and heads included."""
     last = last_step(layer, scopes, options)
     if options.heads or not set(scopes) <= set(layer.scope_of_step.values()):
-        return max(last, layer.steps.index(layer.attentions[-1]))
+        last = max(last, layer.steps.index(layer.attentions[-1]))
+        for scope in OWN_SCOPES.keys() & scopes:
+            last = max(last, *layer.kept_steps(scope), -1)
     return last
 
 
@@ -201,6 +207,24 @@ class _Walk:
             bias, mixed = self.frozen.biases[position], whole.total - whole.own
             self.record(position, Parts(whole.own, bias, mixed), whole.norms)
         self.result.precision = str(self.frozen.x.dtype).removeprefix("torch.")
+
+    def own_scope(self, scope: str) -> None:
+        """Record a scope of a user's own: the whole way of a layer of the steps that it keeps."""
+        kept, vectors = self.frozen.keeping(self.frozen.layer.kept_steps(scope))
+        (*_, (last, name)) = kept.layer.scope_of_step.items()
+        options = replace(self.options, heads=False, statistics=False)
+        given = {last: vectors}, None, self.buffers, None, self.sample_kernels
+        found, result = layer_maps(kept, [name], options, *given), self.result
+        result.norms[scope], result.mixing[scope] = found.norms[name], found.mixing[name]
+        result.completeness[scope] = found.completeness[name]
+        result.precision = result.precision or found.precision
+        self.note_kernels(found.kernel_errors)
+
+    def note_kernels(self, errors: Mapping[str, Tensor]) -> None:
+        """Keep the largest of each kind of error, NaN above all."""
+        for kind, error in errors.items():
+            before = self.result.kernel_errors.get(kind, error)
+            self.result.kernel_errors[kind] = torch.maximum(before, error)
 
     def by_pairs(self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]) -> None:
         """Record the block and every step behind it, up to `last`, by the norms of all pairs."""
@@ -273,9 +297,7 @@ class _Walk:
             for scope, of_group in pairs.norms.items():
                 found[scope].append(of_group)
             result.precision = pairs.precision
-            for kind, error in pairs.errors.items():  # the largest of all groups, NaN above all
-                before = result.kernel_errors.get(kind, error)
-                result.kernel_errors[kind] = torch.maximum(before, error)
+            self.note_kernels(pairs.errors)
         norms = {}
         for scope, of_groups in found.items():
             norms[scope] = side_by_side(of_groups, parts.groups)

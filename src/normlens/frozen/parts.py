@@ -140,9 +140,9 @@ class Parts:
         if saved.groups and self.groups:
             groups = tuple(sorted(groups, key=lambda group: group.source is None))
             if len({group.source for group in groups}) < len(groups):
-                raise ValueError(
-                    "a residual before the feed-forward block must branch where its sources are "
-                    "not mixed yet"
+                raise InputError(
+                    "a residual connection before the feed-forward block would add mixed parts to "
+                    "themselves; leave it, or the norm that it stands around, out of the scope"
                 )
         bias, mixed = plus(self.bias, saved.bias), plus(self.mixed, saved.mixed)
         return Parts(self.own + saved.own, bias, mixed, groups)

@@ -335,11 +335,13 @@ def check_finite(model: nn.Module, name: str) -> None:
 # What a model has whose layers may differ: its scopes, and its components in words.
 
 
-def scopes_of(layers: Sequence[Layer]) -> list[str]:
-    """Every scope that any of the layers has, each kind of layer's in its order."""
+def scopes_of(layers: Sequence[Layer], own: bool = False) -> list[str]:
+    """Every scope that any of the layers has, in its order; those of users' `own` come last."""
     scopes: dict[str, None] = {}
     for layer in layers:
         scopes |= dict.fromkeys(layer.scopes)
+    for layer in layers if own else ():
+        scopes |= dict.fromkeys(layer.own_scopes)
     return list(scopes)
 
 

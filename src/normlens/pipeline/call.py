@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from normlens.errors import CompletenessError, InputError, UnsupportedModelError, is_out_of_memory
+from normlens.errors import (
+    CompletenessError,
+    InputError,
+    UnknownScopeError,
+    UnsupportedModelError,
+    is_out_of_memory,
+)
 from normlens.explain.whole_vectors import collect_whole_way
 from normlens.frozen.head_products import ProductStore
 from normlens.frozen.layer import freeze
@@ -40,7 +46,14 @@ from normlens.results import store
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
-from normlens.scopes import WEIGHT_SCOPES, is_among, layers_in_words, resolve, resolve_all
+from normlens.scopes import (
+    OWN_SCOPES,
+    WEIGHT_SCOPES,
+    is_among,
+    layers_in_words,
+    resolve,
+    resolve_all,
+)
 from normlens.trace.locking import exclusive
 from normlens.trace.run import LayerTrace, model_inputs, reading, run_traced
 
@@ -102,17 +115,24 @@ def _chosen_scopes(
     Short names mean scopes of theirs. One that no layer of the model has is an error; in a model of
     one stack, one that none of the chosen layers has.
     """
-    scopes = batches.scopes_of(list(map(layers.__getitem__, chosen)))
-    asked = options.scopes
+    here = list(map(layers.__getitem__, chosen))
+    scopes, asked = batches.scopes_of(here), options.scopes
     takes_all = asked is None or asked == "all"
     if not takes_all:
         names = [asked] if isinstance(asked, str) else list(asked or ())
+        scopes = batches.scopes_of(here, own=True)
         meant = [name for name in names if is_among(name, scopes)]
         for name in names:
-            in_model = any(is_among(name, layer.scopes) for layer in lens.layers)
+            every = [(*layer.scopes, *layer.own_scopes) for layer in lens.layers]
+            in_model = any(is_among(name, each) for each in every)
+            if not in_model and is_among(name, OWN_SCOPES):
+                raise UnknownScopeError(
+                    f"no layer of {lens.name} ({lens.component_sequence}) has all components of "
+                    f"{resolve(name, [*OWN_SCOPES])}, in this order"
+                )
             if name not in meant and not (lens.adapter.two_stacks and in_model):
-                scope = resolve(name, lens.scopes)  # raises where no layer has it
-                having = [k for k, layer in enumerate(lens.layers) if scope in layer.scopes]
+                scope = resolve(name, batches.scopes_of(lens.layers, own=True))
+                having = [k for k, each in enumerate(every) if scope in each]
                 raise InputError(
                     f"no scope {scope} in {layers_in_words(chosen)} of {lens.name}, whose layers "
                     f"differ; those with it: {', '.join(map(str, having))}"
@@ -124,6 +144,10 @@ def _chosen_scopes(
         raise InputError("no scope is chosen; leave `scopes` out to take all")
     if options.origin == LAYER:
         return scopes
+    if own := [scope for scope in scopes if scope in OWN_SCOPES]:
+        raise InputError(
+            f"{own[0]} is of one layer and its own sources; leave it out, or take origin={LAYER!r}"
+        )
     weights = [scope for scope in scopes if scope in WEIGHT_SCOPES]
     if weights and not takes_all:
         raise InputError(
@@ -435,7 +459,7 @@ class Call:
         index = place - stack.first
         with current(traced.x.device), operands_kept():
             traced = replace(traced, index=index).to(self.lens.compute_dtype)
-            collector.check(traced)
+            collector.checks.add(traced)
             layer, ordinary = traced.layer, None
             if options.statistics:
                 norm = layer.norm_behind_feed_forward
