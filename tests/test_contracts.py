@@ -73,6 +73,7 @@ def test_every_error_is_one_line_and_leads_to_a_page(
         raise error
 
     monkeypatch.setattr("normlens.loading.doctor.self_check", fail)
+    monkeypatch.setattr("os._exit", lambda status: None)  # behind a thread that is stuck
     assert cli.main(["check"]) >= 2  # 1 is a check that failed
     err = capsys.readouterr().err
     assert re.fullmatch(r"error: .*wrong; do this\n", err)
