@@ -20,7 +20,7 @@ from normlens.results.words import cut
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normlens.viewer.notebook import CitationPage
+    from normlens.viewer.notebook import Notebook
 
 #: Owners of tokens that no source owns.
 PROMPT, ANSWER = -1, -2
@@ -174,10 +174,10 @@ class Citation(TokenResult):
         """The interactive page for a notebook cell."""
         return self._notebook({}).show()
 
-    def _notebook(self, state: Mapping[str, Any]) -> CitationPage:  # type: ignore[override]
-        from normlens.viewer.notebook import CitationPage
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import citation_notebook
 
-        return CitationPage(self)
+        return citation_notebook(self)
 
     def __repr__(self) -> str:
         best = int(self.scores.argmax())

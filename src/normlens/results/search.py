@@ -19,7 +19,7 @@ from normlens.results.store import Result
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normlens.viewer.notebook import RankingPage
+    from normlens.viewer.notebook import Notebook
 
 #: What a score is: of pooled vectors, of a sparse or a multi-vector model, or of a cross-encoder.
 COSINE, DOT, SPARSE, LATE, CROSS = (
@@ -190,7 +190,7 @@ class Score(Cosine):
         ]
         return pd.concat(frames, ignore_index=True)
 
-    def _notebook(self, state: Mapping[str, Any]) -> RankingPage:  # type: ignore[override]
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
         return Ranking([self], [0])._notebook(state)
 
     def __repr__(self) -> str:
@@ -271,10 +271,10 @@ class Ranking(Result, Sequence[Score]):
         """The page for a notebook cell."""
         return self._notebook({}).show()
 
-    def _notebook(self, state: Mapping[str, Any]) -> RankingPage:  # type: ignore[override]
-        from normlens.viewer.notebook import RankingPage
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import ranking_notebook
 
-        return RankingPage(self)
+        return ranking_notebook(self)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{score.value:.4f}" for score in self.scores[:5])
