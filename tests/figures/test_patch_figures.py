@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -92,15 +91,6 @@ def test_pictures_that_are_no_squares_and_unknown_ones():
     width, height = figure.get_size_inches()
     assert box.width * width == pytest.approx(5 * box.height * height)
     assert "[REG2]" in words(figure)
-
-
-def test_axes_of_somebody_else(maps):
-    figure, ax = plt.subplots()
-    assert maps.plot_patches(0, "ATTN-W", source=0, ax=ax) is figure
-    assert "what each patch receives from [CLS]" in ax.get_title()
-    with pytest.raises(InputError, match="takes one layer, not 2"):
-        maps.plot_patches(ax=ax)
-    plt.close(figure)
 
 
 def test_what_cannot_be_drawn(maps, lens):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from serving import Site, StepwiseModels
-from test_serve_api import detail, header
+from test_serve_api import detail
 
 import normlens
 from normlens.viewer.payload import encode_cosines, encode_explanations
@@ -40,14 +40,6 @@ def test_an_explanation_is_that_of_the_library(talking, speaker):
     lens = normlens.load(speaker, device="cpu")
     why = lens.explain("the cat sat", **words)
     assert answer.content == encode_explanations(why)  # type: ignore[arg-type]
-
-
-def test_without_a_target_it_is_what_the_model_says(talking, speaker):
-    status = ended(talking, "explanations", rule="gradient")
-    (item,) = header(result(talking, status["id"]).content)["items"]
-    why: Any = normlens.load(speaker, device="cpu").explain("the cat sat")
-    assert item["target"] == why.target
-    assert item["provenance"]["nonlinearity"] == "gradient"
 
 
 def test_a_cosine_is_that_of_the_library(talking, folder):

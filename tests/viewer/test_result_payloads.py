@@ -134,20 +134,6 @@ def test_pages_hold_no_markup_of_tokens_and_are_not_overwritten(tmp_path):
     assert several.to_html(tmp_path / "again.html").read_text().count("and 1 more") == 1
 
 
-def test_a_notebook_shows_them():
-    pytest.importorskip("anywidget", reason="the widget needs anywidget")
-    why = hostile_explanation()
-    shown: Any = why.show(token=3, view="components")
-    assert shown.state == {"token": "3", "view": "components"}
-    assert shown.payload == encode_explanations(why, precision=32)
-    bundle = why._repr_mimebundle_()
-    data = bundle[0] if isinstance(bundle, tuple) else bundle
-    assert data["text/plain"] == repr(why)
-    pair: Any = hostile_cosine()
-    assert pair.show(view="matrix").payload == encode_cosines(pair)
-    assert Explanations([why]).show().payload == shown.payload  # type: ignore[attr-defined]
-
-
 def plain(value: Any, blobs: bytes) -> Any:
     """A header with the bytes behind its blobs instead of where they lie."""
     if isinstance(value, dict) and "coding" in value:
