@@ -138,13 +138,3 @@ def test_similarity_has_a_plot_for_each_stack(maps):
             np.testing.assert_array_equal(line.get_ydata(), expected)
     (alone,) = maps.plot_similarity(stack="encoder").axes
     assert len(alone.lines) == len(consecutive(maps.encoder.scopes))
-
-
-def test_amplified_pairs_name_their_sequence(maps):
-    figure = maps.plot_amplification(layer=1)
-    assert_tidy(figure)
-    best = maps.top_pairs(count=1).query("layer == 1").iloc[0]
-    label = f"{best['source_token']} ({best['source_sequence']}) → {best['target_token']}"
-    assert any(line.endswith(label) for line in words(figure).splitlines())
-    (axes,) = panels(figure)
-    assert len(maps.encoder.tokens) - 0.5 in lines(axes)

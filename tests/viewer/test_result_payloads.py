@@ -99,7 +99,7 @@ def test_a_page_that_is_too_large_leaves_out_the_flow_and_says_so():
     assert item["flow"] is None
     assert "Flow maps are left out" in item["left_out"][0]
     assert header_of(fitted_explanations([why], None))[0]["items"][0]["flow"] is not None
-    with pytest.raises(InputError, match="even without flow maps"):
+    with pytest.raises(InputError):
         fitted_explanations([why], 0.01)
 
 
