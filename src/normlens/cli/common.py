@@ -79,8 +79,9 @@ def print_table(
 def _cell(cell: object, places: int) -> str | Text:
     if isinstance(cell, Text):
         return cell
-    is_number = isinstance(cell, Real) and not isinstance(cell, Integral)
-    return signed_number(float(cell), places) if is_number else str(cell)
+    if isinstance(cell, Real) and not isinstance(cell, Integral):
+        return signed_number(float(cell), places)
+    return str(cell)
 
 
 @contextmanager

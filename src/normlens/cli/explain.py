@@ -507,12 +507,12 @@ def show_score(score: Score) -> None:
     """Print a score: what each word of either text has of it, and what is matched."""
     score = _by_words(score)
     _show_head(score, "score")
-    for name, tokens, own in (
-        ("query", score.tokens_a, score.by_query),
-        ("document", score.tokens_b, score.by_document),
+    for name, tokens, own, rest in (
+        ("query", score.tokens_a, score.by_query, score.rest("query")),
+        ("document", score.tokens_b, score.by_document, score.rest("document")),
     ):
         title = f"What each word of the {name} has of the score"
-        _print_parts(title, "word", tokens, own, dict(score.rest(name)), score.value)
+        _print_parts(title, "word", tokens, own, rest, score.value)
     if score.term_values is not None:
         terms = score.terms(_PAIRS)[["term", "value", "query", "document"]].to_numpy()
         columns = ("term", "adds", "in the query at", "in the document at")

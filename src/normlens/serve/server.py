@@ -68,12 +68,14 @@ class Connection(H11Protocol):
             seconds = self.limits.request_seconds
             self._request = self.loop.call_later(seconds, self.transport.abort)
         elif not has_begun and self._request is not None:
-            self._request = self._request.cancel()
+            self._request.cancel()
+            self._request = None
 
     def _expect_reading(self, waiting: int | None) -> None:
         """Close the connection unless the client takes some of the bytes that wait, in time."""
         if self._stall is not None:
-            self._stall = self._stall.cancel()
+            self._stall.cancel()
+            self._stall = None
         if waiting is not None:
             seconds = self.limits.stall_seconds
             self._stall = self.loop.call_later(seconds, self._check_reading, waiting)
