@@ -30,6 +30,7 @@ from normlens.layers import (
     cast,
 )
 from normlens.measures.maps import mixing_ratio
+from normlens.results.maps import Maps
 
 PANELS = 2
 NODES_PER_PANEL = 20
@@ -95,7 +96,7 @@ class Reference:
 
 def mixing_of(found: LayerMaps, scope: str) -> Tensor:
     """The mixing ratio that the algebra's two norms of a scope give."""
-    return mixing_ratio(found.others[scope], found.own[scope])
+    return mixing_ratio(*found.mixing[scope])
 
 
 def reference(
@@ -256,11 +257,41 @@ def affine(step: Norm | Projection, parts: Parts) -> Parts:
     return Parts(parts.owned @ weight, bias_part if bias is None else bias_part + bias)
 
 
-def norm(step: Norm, parts: Parts) -> Parts:
+def kept_parts(layer: Layer, x: Tensor, alpha: Tensor, kept: list[int]) -> Parts:
+    """The parts behind some of a layer's steps, with norms held at the real vectors' deviations.
+
+    Blocks that are kept have to read what they read in the whole layer.
+    """
+    whole, scopes = reference(layer, x, alpha).parts, layer.scope_of_step
+    layer, x = layer.to(torch.float64), x.double()
+    owned = torch.zeros(len(x), *x.shape).to(x)
+    owned[range(len(x)), range(len(x))] = x
+    state, saved = Parts(owned, torch.zeros_like(x)), []
+    for index, step in enumerate(layer.steps):
+        if isinstance(step, Branch):
+            saved.append(state)
+        bypass = saved.pop() if isinstance(step, Residual) else state
+        if index not in kept:
+            continue
+        if isinstance(step, Attention):
+            state = whole["ATTN-N"]
+        elif isinstance(step, Residual):
+            changed = bypass is not state  # else there is nothing that it could stand around
+            owned, bias = state.owned + bypass.owned, state.bias + bypass.bias
+            state = Parts(owned, bias) if changed else state
+        elif isinstance(step, Norm):
+            before = max(place for place in scopes if place < index)
+            state = norm(step, state, whole[scopes[before]].total)
+        else:
+            state = feed_forward(step, state, "ig")
+    return state
+
+
+def norm(step: Norm, parts: Parts, real: Tensor | None = None) -> Parts:
     """Each part centred by its own mean, over the deviation of the real vector, times γ."""
     if step.eps is None:  # γ and β in a norm's place
         return Parts(parts.owned * step.gamma, parts.bias * step.gamma + step.beta)
-    y = parts.total
+    y = parts.total if real is None else real
     centre = y.mean(-1, keepdim=True) if step.centred else torch.zeros_like(y)
     deviation = (((y - centre) ** 2).mean(-1) + step.eps).sqrt()[:, None]  # (i, 1)
 
@@ -659,3 +690,32 @@ def assert_maps_match(maps: object, expected: list[Reference], tolerance: float)
             ratio = torch.from_numpy(maps.mixing_ratio(scope)[position]).double()
             error = float((ratio - layer.mixing[scope].cpu()).abs().max())
             assert error <= tolerance, f"mixing ratio of {where}: {error:.1e}"
+
+
+def assert_same_maps(found: Maps, expected: Maps, tolerance: float = 1e-6) -> None:
+    """The same labels, and the same numbers to a tolerance, in both stacks if there are two."""
+    assert found.scopes == expected.scopes
+    assert found.layers == expected.layers
+    assert (found.tokens, found.source_tokens) == (expected.tokens, expected.source_tokens)
+    assert found.grid == expected.grid
+    assert (found.encoder is None) == (expected.encoder is None)
+    np.testing.assert_array_equal(found.allowed, expected.allowed)
+    np.testing.assert_array_equal(found.is_same_token, expected.is_same_token)
+    for scope in expected.scopes:
+        assert largest_error(found[scope], expected[scope]) <= tolerance, scope
+        difference = found.mixing_ratio(scope) - expected.mixing_ratio(scope)
+        assert np.abs(difference).max() <= tolerance, scope
+    if found.encoder is not None and expected.encoder is not None:
+        assert_same_maps(found.encoder, expected.encoder, tolerance)
+
+
+def padded(rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
+    """Rows of ids as a tensor with padding on one side, and its mask."""
+    width = max(map(len, rows))
+    ids, mask = [], []
+    for row in rows:
+        fill = [1] * (width - len(row))
+        flags = [0] * len(fill)
+        ids.append(fill + row if side == "left" else row + fill)
+        mask.append(flags + [1] * len(row) if side == "left" else [1] * len(row) + flags)
+    return torch.tensor(ids), torch.tensor(mask)

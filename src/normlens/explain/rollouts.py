@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError
-from normlens.frozen.layer import FrozenLayer, freeze
+from normlens.frozen.layer import freeze
 from normlens.frozen.network import source_parts
 from normlens.frozen.norm_maps import layer_maps
-from normlens.frozen.parts import FrozenNorm, relative_error
+from normlens.frozen.parts import relative_error
 from normlens.inputs.text import Encoded, Text, Texts
-from normlens.layers import Layer, Linear, Norm
+from normlens.layers import Linear
 from normlens.measures.maps import rollout
 from normlens.options import DEFAULT_LIMIT, AnalysisOptions, ExplainOptions, parse_bytes
 from normlens.pipeline.batches import batches, check_completeness, halves
@@ -121,34 +121,28 @@ def rolled_maps(
     encoded, many = sequences(lens, text, options)
     check_method(lens, method)
     attention = AnalysisOptions(scopes="ATTN-N", nonlinearity=rule, batch_size=options.batch_size)
-    labels = dict(zip(map(id, encoded), lens.analyse(encoded, attention), strict=True))
-
-    def finish(batch: list[Encoded], maps: list[LayerMap]) -> list[Maps]:
-        errors = [
-            (k, scope, float(error)) for k, (_, error) in enumerate(maps) if error is not None
-        ]
+    results = lens.analyse(encoded, attention)
+    waiting = deque(batches(lens, encoded, options.batch_size))
+    while waiting:
+        places = waiting.popleft()
+        try:
+            maps = of_batch([encoded[place] for place in places])
+        except (RuntimeError, MemoryError) as error:
+            waiting.extendleft(reversed(halves(lens, encoded, places, error)))
+            continue
+        errors = [(k, scope, float(e)) for k, (_, e) in enumerate(maps) if e is not None]
         check_completeness(errors, lens.dtype)
         stacked = torch.stack([layer for layer, _ in maps], dim=1).cpu().numpy()  # (b, layer, i, j)
-        done = []
-        for sequence, array in zip(batch, stacked, strict=True):
-            own, n = labels[id(sequence)], len(sequence)
+        for place, array in zip(places, stacked, strict=True):
+            own, n = results[place], len(encoded[place])
             worst = max([own.completeness, *(error for *_, error in errors)])
             about = {**own.provenance, "completeness": worst}
             arrays = {scope: array[:, :n, :n].copy()}
             own = replace(own, arrays=arrays, completeness=worst, provenance=about)
-            done.append(rolled_out(own, scope, method=method, residual=0.0, normalise=normalise))
-        return done
-
-    maps: dict[int, Maps] = {}
-    waiting = deque(batches(lens, encoded, options.batch_size))
-    while waiting:
-        places = waiting.popleft()
-        batch = [encoded[place] for place in places]
-        try:
-            maps |= zip(places, finish(batch, of_batch(batch)), strict=True)
-        except (RuntimeError, MemoryError) as error:
-            waiting.extendleft(reversed(halves(lens, encoded, places, error)))
-    return [maps[place] for place in range(len(encoded))] if many else maps[0]
+            results[place] = rolled_out(
+                own, scope, method=method, residual=0.0, normalise=normalise
+            )
+    return results if many else results[0]
 
 
 def traced_maps(
@@ -164,9 +158,7 @@ def traced_maps(
     maps: list[LayerMap] = []
 
     def consume(traced: tracing.LayerTrace) -> None:
-        layer, x = traced.layer.to(dtype), traced.x.to(dtype)
-        alphas = tuple(alpha.to(dtype) for alpha in traced.alphas)
-        maps.append(of_layer(replace(traced, layer=layer, x=x, alphas=alphas), lengths))
+        maps.append(of_layer(traced.to(dtype), lengths))
 
     inputs = tracing.model_inputs(lens.adapter, batch, lens.device)
     tracing.trace(lens.adapter, inputs, range(lens.n_layers), consume)
@@ -271,17 +263,11 @@ def globenc(
 
 def norms_of_layer(traced: tracing.LayerTrace, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The norms (b, i, j) of one layer, and the error of the parts behind its first norm."""
-    layer = traced.layer
-    (first, _), (second, norm) = (
-        (index, step) for index, step in enumerate(layer.steps) if isinstance(step, Norm)
-    )
-    frozen = freeze(layer, traced.x, traced.alphas, lengths, until=first)
-    # What stands behind RES2 in the model is what LN2 reads.
-    last = FrozenNorm.at(norm, traced.real[second - 1].to(traced.x.dtype))
-    without_block = Layer([*layer.steps[: first + 1], norm], layer.reach)
-    frozen = FrozenLayer(without_block, traced.x, (*frozen.steps, last), frozen.lengths)
-    maps = layer_maps(frozen, [SCOPE], real={first: traced.real[first]})
-    return maps.norms[SCOPE], maps.completeness["ATTNRESLN-N"]
+    names = traced.layer.step_names.items()
+    frozen = freeze(traced.layer, traced.x, traced.alphas, lengths)
+    kept, vectors = frozen.keeping([step for step, name in names if name not in ("FF", "RES2")])
+    maps = layer_maps(kept, [SCOPE], real={len(kept.steps) - 1: vectors})
+    return maps.norms[SCOPE], maps.completeness[SCOPE]
 
 
 # Value zeroing: how far a layer's output turns when one token's value vector is zero.
@@ -391,12 +377,8 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
 PREFIX = "rollout-"
 
 
-class Method(Protocol):
-    """A lens and a text, or several, make maps through all layers."""
-
-    def __call__(
-        self, lens: Lens, text: Given, options: RolloutOptions = ...
-    ) -> Maps | list[Maps]: ...
+#: A lens and a text, or several, make maps through all layers.
+Method: TypeAlias = Callable[..., Maps | list[Maps]]
 
 
 def rollout_of_scope(

@@ -47,14 +47,20 @@ def mean_intervals(
     NaN cells are left out column by column: a resample's mean is that of the cells it has. The ends
     are NaN for fewer than two values. Efron and Tibshirani 1993, chapter 13.
     """
+    mean, drawn = mean_draws(values, resamples, seed)
+    enough = (~np.isnan(np.asarray(values, np.float64))).sum(axis=0) > 1
+    return percentile_interval(mean, drawn, level, enough)
+
+
+def mean_draws(values: ArrayLike, resamples: int, seed: int) -> tuple[Array, Array]:
+    """Means (k,) of the columns of (s, k), and those of resampled rows, (resamples, k).
+
+    NaN cells are left out column by column. The draws are those of every bootstrap with this seed
+    over as many rows, so that two quantities of the same sequences are resampled together.
+    """
     cells = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(cells)
-    number = present.sum(axis=0)
-    mean = divided(np.where(present, cells, 0).sum(axis=0), number)
-    # Sums of what is left of the mean lose no digits where the values are large and alike.
-    centred = np.where(present, cells - mean, 0)
-    drawn = mean + resampled_ratios(centred, present, resamples, np.random.default_rng(seed))
-    return percentile_interval(mean, drawn, np.where(number > 1, level, np.nan))
+    return drawn_ratios(np.where(present, cells, 0), present, resamples, seed)
 
 
 def ratio_intervals(total: Array, count: Array, resamples: int = 10_000, seed: int = 0) -> Means:
@@ -83,7 +89,7 @@ def compare_means(
     chance = np.random.default_rng(seed)
     moments = [_resampled_moments(values, resamples, chance) for values in groups]
     (first_mean, first_moved, _), (second_mean, second_moved, _) = moments
-    enough = np.full(groups[0].shape[1], level if min(map(len, groups)) > 1 else np.nan)
+    enough = min(map(len, groups)) > 1
     # A shift moves means and leaves variances: what was drawn serves the test and the intervals.
     difference, moved = first_mean - second_mean, first_moved - second_moved
     sizes = [len(values) for values in groups]
@@ -92,11 +98,11 @@ def compare_means(
     extreme = np.abs(studentised(moved, errors)) >= np.abs(studentised(difference, error))
     p = (1 + extreme.sum(axis=0)) / (1 + resamples)
     return MeanComparison(
-        first=percentile_interval(first_mean, first_mean + first_moved, enough),
-        second=percentile_interval(second_mean, second_mean + second_moved, enough),
-        difference=percentile_interval(difference, difference + moved, enough),
+        first=percentile_interval(first_mean, first_mean + first_moved, level, enough),
+        second=percentile_interval(second_mean, second_mean + second_moved, level, enough),
+        difference=percentile_interval(difference, difference + moved, level, enough),
         effect=hedges_g(*groups),
-        p=np.where(np.isnan(enough), np.nan, p),
+        p=np.where(enough, p, np.nan),
     )
 
 
@@ -122,12 +128,9 @@ def benjamini_hochberg(p: ArrayLike) -> Array:
     ``p̃_(i) = min_{k ≥ i} min(1, p_(k) · number / k)``. Benjamini and Hochberg 1995.
     """
 
-    def adjust(ascending: Array) -> Array:
-        number = len(ascending)
-        scaled = ascending * number / np.arange(1, number + 1)
-        return np.minimum.accumulate(scaled[::-1])[::-1]
+    from scipy.stats import false_discovery_control  # which takes long to import
 
-    return _adjusted(p, adjust)
+    return _adjusted(p, false_discovery_control)
 
 
 def holm(p: ArrayLike) -> Array:
@@ -136,10 +139,7 @@ def holm(p: ArrayLike) -> Array:
     ``p̃_(i) = max_{k ≤ i} min(1, (number − k + 1) · p_(k))``. Holm 1979.
     """
 
-    def adjust(ascending: Array) -> Array:
-        return np.maximum.accumulate(ascending * np.arange(len(ascending), 0, -1))
-
-    return _adjusted(p, adjust)
+    return _adjusted(p, lambda some: np.maximum.accumulate(some * np.arange(len(some), 0, -1)))
 
 
 def _adjusted(p: ArrayLike, adjust: Callable[[Array], Array]) -> Array:
@@ -176,18 +176,21 @@ def resample_counts(
         yield slice(begin, begin + len(weights)), weights
 
 
-def resampled_ratios(
-    above: Array, below: ArrayLike, resamples: int, chance: np.random.Generator
-) -> Array:
-    """``Σ_s w_s above_sk / Σ_s w_s below_sk`` of every resample of s, (s, k) × 2 → (resamples, k).
+def drawn_ratios(
+    above: Array, below: ArrayLike, resamples: int, seed: int | np.random.Generator
+) -> tuple[Array, Array]:
+    """``Σ_s above_sk / Σ_s below_sk``, (k,), and that of resamples of s, (resamples, k).
 
-    NaN where the sum below is not above 0, and everywhere if there is nothing to draw.
+    NaN where the sum below is not above 0, and in all resamples if there is nothing to draw.
     """
     counted = np.asarray(below, dtype=np.float64)
+    ratio = divided(above.sum(axis=0), counted.sum(axis=0))
+    # Sums of what is left of the ratio lose no digits where the values are large and alike.
+    left = above - np.where(counted > 0, counted * ratio, 0)
     drawn = np.full((resamples, above.shape[1]), np.nan)
-    for rows, weights in resample_counts(len(above), resamples, chance):
-        drawn[rows] = divided(weights @ above, weights @ counted)
-    return drawn
+    for rows, weights in resample_counts(len(above), resamples, np.random.default_rng(seed)):
+        drawn[rows] = ratio + divided(weights @ left, weights @ counted)
+    return ratio, drawn
 
 
 def _resampled_moments(
@@ -198,7 +201,7 @@ def _resampled_moments(
     mean = divided(values.sum(axis=0), size)
     centred = values - mean
     both = np.hstack([centred, centred * centred])
-    drawn = resampled_ratios(both, np.ones((size, 1)), resamples, chance)
+    _, drawn = drawn_ratios(both, np.ones((size, 1)), resamples, chance)
     moved, squares = np.split(drawn, 2, axis=1)
     return mean, moved, np.maximum(divided((squares - moved * moved) * size, size - 1), 0)
 
@@ -216,12 +219,18 @@ def studentised(difference: Array, squared_error: Array | int) -> Array:
     return np.divide(difference, np.sqrt(squared_error), out=infinite, where=squared_error != 0)
 
 
-def percentile_interval(mean: Array, drawn: Array, level: Array) -> Means:
-    """Take percentile intervals of the resampled values, (resamples, k); NaN where the level is."""
+def percentile_interval(
+    mean: Array, drawn: Array, level: float, enough: NDArray[np.bool_] | bool = True
+) -> Means:
+    """Take percentile intervals of the resampled values, (resamples, k).
+
+    NaN where there is no mean, no resample with a number, or not `enough` data.
+    """
     ends = np.full((2, len(mean)), np.nan)
-    for column in np.flatnonzero(~np.isnan(level)):
+    known = ~np.isnan(mean) & ~np.isnan(drawn).all(axis=0) & enough
+    for column in np.flatnonzero(known):
         some = drawn[:, column]
-        tail = (1 - level[column]) / 2
+        tail = (1 - level) / 2
         ends[:, column] = np.quantile(some[~np.isnan(some)], [tail, 1 - tail])
     return Means(mean, *ends)
 
@@ -349,13 +358,8 @@ def loss_changes(
     difference = np.where(scored[:, None], after - before[:, None], 0)
     finite = np.isfinite(difference).all(axis=0)
     weighted = number[:, None] * np.where(finite, difference, np.nan)
-    change = divided(weighted.sum(axis=0), number.sum())
-    # What is left of the mean sums to 0, so that no digits are lost in a resample's ratio.
-    centred = weighted - number[:, None] * change
-    chance = np.random.default_rng(seed)
-    drawn = change + resampled_ratios(centred, number[:, None], resamples, chance)
-    enough = np.where(finite & (scored.sum() > 1), level, np.nan)
-    return LossChanges(percentile_interval(change, drawn, enough), drawn)
+    change, drawn = drawn_ratios(weighted, number[:, None], resamples, seed)
+    return LossChanges(percentile_interval(change, drawn, level, bool(scored.sum() > 1)), drawn)
 
 
 def place_among(value: float, draws: ArrayLike) -> tuple[int, float]:

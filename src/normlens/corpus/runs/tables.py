@@ -193,7 +193,7 @@ def _get(name: str, **options: Any) -> Measure:
 
 
 def _for_two_stacks(measure: Measure) -> Measure:
-    from normlens.corpus.measures.rows import for_two_stacks
+    from normlens.corpus.measures.base import for_two_stacks
 
     return for_two_stacks(measure)
 
