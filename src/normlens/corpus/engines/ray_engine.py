@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import socket
@@ -12,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normlens.corpus.engines.pool import EACH, Answered, Call, Crew, Died, Event, Joined, Pool
-from normlens.corpus.engines.worker import Station, Task
+from normlens.corpus.engines.pool import EACH, Answered, Call, Crew, Died, Event, Pool
+from normlens.corpus.engines.worker import Task, Worker
 from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.options import CPU, GPU, MEMORY, Execution, named, parse_resources
 from normlens.errors import MissingDependencyError, NormLensError, reason_of
@@ -243,8 +242,7 @@ class RayCrew(Crew):
             max_concurrency=EACH + 1,
         )(Actor)
         self._actors: dict[int, Any] = {}
-        self._asked: dict[Any, tuple[int, int | None]] = {}  # reference → worker, call
-        self._numbers, self._calls = itertools.count(), itertools.count()
+        self._asked: dict[Any, tuple[int, int, str]] = {}  # reference → worker, call, its method
         self._here = versions_function()()
         self._seen, self._room, self._heard = 0.0, 0, time.monotonic()
 
@@ -275,17 +273,12 @@ class RayCrew(Crew):
                 continue  # it has left; a worker is compared again when it joins
             check_versions(node["NodeManagerHostname"], self._here, there)
 
-    def hire(self) -> int:
-        number = next(self._numbers)
-        actor = self._actors[number] = self._actor.remote(self._task)
-        self._asked[actor.describe.remote()] = number, None
-        return number
+    def hire(self, worker: int) -> None:
+        self._actors[worker] = self._actor.remote(self._task)
 
-    def ask(self, worker: int, call: Call) -> int:
-        number = next(self._calls)
+    def ask(self, worker: int, number: int, call: Call) -> None:
         reference = self._actors[worker].call.remote(call.method, *call.arguments)
-        self._asked[reference] = worker, number
-        return number
+        self._asked[reference] = worker, number, call.method
 
     def events(self) -> list[Event]:
         asked = list(self._asked)
@@ -299,26 +292,22 @@ class RayCrew(Crew):
         return [self._event(reference) for reference in ready if reference in self._asked]
 
     def _event(self, reference: Any) -> Event:
-        worker, number = self._asked.pop(reference)
+        worker, number, method = self._asked.pop(reference)
         try:
             with unwrapped(self.ray):
                 answer = self.ray.get(reference)
         except self.ray.exceptions.RayActorError as error:
-            self._forget(worker)
+            self.dismiss(worker)
             return Died(worker, ending(error))
-        if number is not None:
-            return Answered(worker, number, answer)
-        identity, by, versions = answer
-        check_versions(by["host"], self._here, versions)  # a node that joined after the others
-        return Joined(worker, identity, by)
+        if method == "describe":  # on a node that may have joined after the others
+            _, by = answer
+            check_versions(by["host"], self._here, by["versions"])
+        return Answered(worker, number, answer)
 
-    def _forget(self, worker: int) -> None:
+    def dismiss(self, worker: int) -> None:
         self._asked = {ref: of for ref, of in self._asked.items() if of[0] != worker}
         # It may be alive, on a node that cannot be reached.
         self.ray.kill(self._actors.pop(worker))
-
-    def dismiss(self, worker: int) -> None:
-        self._forget(worker)
 
     def warn_if_silent(self) -> None:
         if time.monotonic() - self._heard > PATIENCE:
@@ -329,7 +318,7 @@ class RayCrew(Crew):
                 file=sys.stderr,
             )
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         if self._started_ray:
             self.ray.shutdown()
             return
@@ -342,25 +331,17 @@ class Actor:
     """A worker that Ray starts on some node."""
 
     def __init__(self, task: Task):
-        self.station: Station | None = None
-        self.error: NormLensError | None = None
+        self.worker: Worker | NormLensError
         try:
-            self.station = Station.load(task)
+            self.worker = Worker.load(task)
         except NormLensError as error:
-            self.error = error  # raised here, it would be the death of the actor
-
-    def describe(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
-        """The identity of the model, where it runs, and the versions there."""
-        return *self._ready().describe(), versions_function()()
+            self.worker = error  # raised here, it would be the death of the actor
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the station."""
-        return getattr(self._ready(), method)(*arguments)
-
-    def _ready(self) -> Station:
-        if self.station is None:
-            raise self.error or RunError("the worker was not started")
-        return self.station
+        """Call a method of the worker."""
+        if isinstance(self.worker, NormLensError):
+            raise self.worker
+        return getattr(self.worker, method)(*arguments)
 
 
 def ending(error: BaseException) -> str:
