@@ -66,7 +66,7 @@ class StandIn:
                 TABLES["norms_dimensions"], {"layer": layers, "dimension": dimensions, **sums}
             ),
         }
-        measures, size = [get("norms")], (task.file_size, task.file_minutes)
+        measures, size = [get("norms")], (task.execution.file_size, task.execution.file_minutes)
         self._new = lambda: Gatherer(self.folder, measures, self.by, *size)
         self.gatherers: dict[int, Gatherer] = {}
 

@@ -15,7 +15,7 @@ from normlens.corpus import Run, run
 from normlens.corpus.engines import local, worker
 from normlens.corpus.engines.worker import LARGEST_BATCH, Task, Worker
 from normlens.corpus.measures import measure
-from normlens.corpus.runs.options import RunOptions
+from normlens.corpus.runs.options import Execution, RunOptions
 
 N, BLOCK = 18, 3
 PATIENCE = 60.0
@@ -125,5 +125,5 @@ def test_a_gpu_is_filled_where_a_largest_batch_fits(
     monkeypatch.setattr(worker, "affordable", lambda lens, n: fits if n == 128 else 0)
     monkeypatch.setattr(type(lens), "device", torch.device("meta"))
     assert made._filled() == filled
-    made.task = Task(options, ("mixing",), str(tmp_path), batch_size=8)
+    made.execution = Execution(batch_size=8)
     assert made._filled() == 0  # as many as were asked for

@@ -153,7 +153,7 @@ def test_stores_are_checked_too(lens: Any, place: Path, whole: Run) -> None:
         done.table("mixing")
     [problem] = done.check().problems
     assert problem.file == file
-    done.folder.remove(file)
+    done.folder.remove([file])
     with pytest.raises(NormLensError, match="missing"):
         done.sql("SELECT * FROM mixing")
 

@@ -35,7 +35,7 @@ from normlens.corpus.engines.pool import (
     Read,
 )
 from normlens.corpus.engines.ray_engine import ray_pool
-from normlens.corpus.engines.worker import Task, Worker, model_threads
+from normlens.corpus.engines.worker import Task, Worker, model_threads, on_device
 from normlens.corpus.runs.folder import RunError, StuckError
 from normlens.corpus.runs.ledger import FileSet, Unwritten
 from normlens.corpus.runs.options import Execution
@@ -146,9 +146,9 @@ class HerePool(Pool):
     crew: HereCrew
     dies_with_workers = True
 
-    def __init__(self, task: Task, lens: Lens | None = None, attempts: int = 3):
+    def __init__(self, task: Task, lens: Lens | None = None):
         self._task, self._given = task, lens is not None
-        super().__init__(HereCrew(task, lens), attempts)
+        super().__init__(HereCrew(task, lens), task.execution.attempts)
 
     def write_early(self) -> None:
         """Write after one block, then after two more, then four: a run that dies again and again
@@ -182,7 +182,7 @@ class HerePool(Pool):
             )
             # The same number of threads, which the last digits may depend on.
             task = replace(self._task, threads=torch.get_num_threads())
-            with Pool(ProcessCrew(task, 1), self.attempts, task.sequence_timeout) as pool:
+            with process_pool(task, 1) as pool:
                 yield from pool.compute([number], read, deaths)
 
     def rest(self) -> Iterator[FileSet]:
@@ -298,7 +298,8 @@ def _serve(task: Task, place: int, connection: Connection) -> None:
     turn = threading.Lock()
     # Each block has a thread, and the question whether one of them takes too long has another.
     threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-block")
-    loading = threads.submit(Worker.load, replace(task, device=_device(task.device, place)))
+    device = _device(task.execution.device, place)
+    loading = threads.submit(Worker.load, on_device(task, device))
 
     def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         told: tuple[int | None, Any]
@@ -342,24 +343,29 @@ def _portable(error: BaseException) -> BaseException:
 CPUS_EACH = 4
 
 
-def open_pool(task: Task, execution: Execution, lens: Lens | None = None) -> Pool:
+def open_pool(task: Task, lens: Lens | None = None) -> Pool:
     """Open the workers that were asked for, and load their model."""
-    if lens is not None and (execution.engine == "ray" or execution.workers not in (1, AUTO)):
+    engine, asked = task.execution.engine, task.execution.workers
+    if lens is not None and (engine == "ray" or asked not in (1, AUTO)):
         raise InputError(
             "a loaded lens cannot be sent to other processes; pass the model's name or folder"
         )
-    if execution.engine == "ray":
-        return ray_pool(task, execution)
-    workers = 1 if lens is not None else _workers(task, execution.workers)
-    if workers > 1:
-        return Pool(ProcessCrew(task, workers), execution.attempts, task.sequence_timeout)
-    return HerePool(task, lens, execution.attempts)
+    if engine == "ray":
+        return ray_pool(task)
+    workers = 1 if lens is not None else _workers(task.execution)
+    return process_pool(task, workers) if workers > 1 else HerePool(task, lens)
 
 
-def _workers(task: Task, asked: int | str) -> int:
+def process_pool(task: Task, workers: int) -> Pool:
+    """Open so many processes of this machine."""
+    execution = task.execution
+    return Pool(ProcessCrew(task, workers), execution.attempts, execution.sequence_timeout)
+
+
+def _workers(execution: Execution) -> int:
     """How many workers this machine has room for, unless a number was asked for."""
-    if asked != AUTO:
-        return int(asked)
-    if task.device in (AUTO, "cuda") and torch.cuda.is_available():
+    if execution.workers != AUTO:
+        return int(execution.workers)
+    if execution.device in (AUTO, "cuda") and torch.cuda.is_available():
         return torch.cuda.device_count()
     return max(1, (os.cpu_count() or 1) // CPUS_EACH)

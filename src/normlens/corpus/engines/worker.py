@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.folder import open_folder
 from normlens.corpus.runs.ledger import Block, FileSet, Unwritten, check_same_folder
-from normlens.corpus.runs.options import FILE_MINUTES, FILE_SIZE, RunOptions
+from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
 from normlens.loading.load import load
@@ -65,14 +65,12 @@ class Task:
     measures: tuple[str | Measure, ...]
     folder: str  # of the run: a URL, or a path that every worker sees
     lock: str | None = None  # the token by which a worker recognises a folder on a disk
-    device: str = "auto"
-    dtype: str = "auto"
-    batch_size: int | str = "auto"
-    trust_remote_code: bool = False
+    execution: Execution = field(default_factory=Execution)
     threads: int | None = None  # of torch; None: as it likes
-    sequence_timeout: float | None = None  # seconds; None: none
-    file_size: float = FILE_SIZE  # MB of rows after which they are written,
-    file_minutes: float = FILE_MINUTES  # or minutes
+
+
+def on_device(task: Task, device: str) -> Task:
+    return replace(task, execution=replace(task.execution, device=device))
 
 
 #: Threads that call the model on a GPU: one launches its kernels while the other packs up and
@@ -91,8 +89,8 @@ class Worker:
     def __init__(self, task: Task, lens: Lens | None = None):
         if task.threads is not None:
             torch.set_num_threads(task.threads)
-        self.task = task
-        self.guard = Guard(task.sequence_timeout)
+        self.task, self.execution = task, task.execution
+        self.guard = Guard(self.execution.sequence_timeout)
         self.folder = open_folder(task.folder)
         check_same_folder(self.folder, task.lock)
         self.lens = _load(task) if lens is None else lens
@@ -121,10 +119,10 @@ class Worker:
             # must come to the same digits. A copy, because the caller's lens stays as it is.
             self.lens = copy.copy(self.lens).prepare()
             self.lens.weights_are_steady = True
-        self.bound = {each.name: each.bind(self.lens, task.batch_size) for each in running}
-        self.gatherer = Gatherer(
-            self.folder, self.measures, self.by, task.file_size, task.file_minutes
-        )
+        size = self.execution.batch_size
+        self.bound = {each.name: each.bind(self.lens, size) for each in running}
+        limits = self.execution.file_size, self.execution.file_minutes
+        self.gatherer = Gatherer(self.folder, self.measures, self.by, *limits)
         self.model = ThreadPoolExecutor(model_threads(self.lens), "normlens-model")
 
     @classmethod
@@ -223,7 +221,7 @@ class Worker:
 
     def _batches(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """Cut a block into batches for the lens."""
-        size = self.task.batch_size
+        size = self.execution.batch_size
         if size == "auto":
             size = 1 if self.lens.device.type == "cpu" else LARGEST_BATCH
         return batches(entries, int(size), self._bytes, self._filled())
@@ -235,7 +233,7 @@ class Worker:
         on the device, any batch of shorter ones with as many tokens does. What is free at the
         moment does not count, so that batches, and last digits with them, are always the same.
         """
-        chosen = self.task.batch_size != "auto"
+        chosen = self.execution.batch_size != "auto"
         if chosen or self.lens.two_stacks or self.lens.device.type == "cpu":
             return 0
         fits = affordable(self.lens, FILLED // LARGEST_BATCH) >= LARGEST_BATCH
@@ -245,7 +243,7 @@ class Worker:
         """Estimate the memory of one sequence's maps: its scopes, allowed pairs and statistics."""
         if not self.arrays:
             return self.lens.n_layers * n * n
-        item = 8 if self.task.dtype == "float64" else 4
+        item = 8 if self.execution.dtype == "float64" else 4
         return self.lens.n_layers * n * n * item * (len(self.lens.scopes) + 2)
 
     def _analyse(self, batch: list[Entry]) -> list[Analysed | str]:
@@ -262,14 +260,14 @@ class Worker:
 
     def _analysed(self, batch: list[Entry]) -> list[Analysed | str]:
         items = [entry.encoded for entry in batch]
-        asked, size = self.needs.asked, self.task.batch_size
+        asked, size = self.needs.asked, self.execution.batch_size
         maps = self._maps(items) if self.needs.maps else [no_maps(item) for item in items]
         none: list[tuple[Explanation, ...]] = [()] * len(items)
         answers = none if asked is None else explained(self.lens, items, asked, size)
         return list(zip(maps, answers, strict=True))
 
     def _maps(self, items: Sequence[EncodedRecord]) -> list[Maps]:
-        size = self.task.batch_size
+        size = self.execution.batch_size
         if size == "auto" and len(items) > LARGEST_BATCH:
             size = len(items)  # of a batch of short sequences, which fits as it is
         options = AnalysisOptions(
@@ -292,10 +290,10 @@ class Worker:
 def _load(task: Task) -> Lens:
     return load(
         task.options.model,
-        device=task.device,
-        dtype=task.dtype,
+        device=task.execution.device,
+        dtype=task.execution.dtype,
         revision=task.options.revision,
-        trust_remote_code=task.trust_remote_code,
+        trust_remote_code=task.execution.trust_remote_code,
     )
 
 

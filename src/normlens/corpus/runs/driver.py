@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from normlens.corpus.engines.pool import Pool
 from normlens.corpus.runs.check import Verified
@@ -48,25 +48,23 @@ def recovered(folder: Folder, manifest: Manifest, *, verify: bool = False) -> tu
     return state, is_whole and not strays(state, stamps, state.epoch)
 
 
+@dataclass
 class Driver:
     """A run in the hands of the process that has claimed it."""
 
-    def __init__(
-        self,
-        folder: Folder,
-        lock: Lock,
-        manifest: Manifest,
-        data: IndexedData,
-        pool: Pool,
-        ledger: Ledger,
-        progress: Progress,
-    ):
-        self.folder, self.lock, self.manifest, self.data = folder, lock, manifest, data
-        self.pool, self.ledger, self.progress = pool, ledger, progress
-        self._model = digest(manifest.model)
+    folder: Folder
+    lock: Lock
+    manifest: Manifest
+    data: IndexedData
+    pool: Pool
+    ledger: Ledger
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self._model = digest(self.manifest.model)
         self._deaths: Counter[int] = Counter()  # of workers, by block
         self._commits = False  # whether it is about to
-        self._shown = bytearray(manifest.blocks)  # whether progress counts a block
+        self._shown = bytearray(self.manifest.blocks)  # whether progress counts a block
 
     def finish(self, state: State, chosen: Choice, heartbeat: str | None) -> State:
         """Go on from a state that was read after the claim, until every block is done."""

@@ -38,7 +38,6 @@ from normlens.corpus.runs.ledger import Ledger, Lock, State, locked
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
-    changed_tables,
     changes,
     refuse,
 )
@@ -172,7 +171,7 @@ def resume(
     if model is None:
         check_model_is_here(folder, fixed)
     chosen = Choice.of(listed, fixed.settings)
-    refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
+    refuse(folder, changes(manifest, {"tables": chosen.for_model(manifest.model).tables()}))
     with locked(folder) as lock:
         source = data_to_compare(fixed, data)
         indexed = reopen(folder, manifest, source)
@@ -239,20 +238,8 @@ def _pool(
     folder: Folder,
     lock: Lock,
 ) -> Pool:
-    task = Task(
-        options=options,
-        measures=chosen.portable,
-        folder=folder.everywhere,
-        lock=lock.token,
-        device=execution.device,
-        dtype=execution.dtype,
-        batch_size=execution.batch_size,
-        trust_remote_code=execution.trust_remote_code,
-        sequence_timeout=execution.sequence_timeout,
-        file_size=execution.file_size,
-        file_minutes=execution.file_minutes,
-    )
-    return open_pool(task, execution, lens)
+    task = Task(options, chosen.portable, folder.everywhere, lock.token, execution)
+    return open_pool(task, lens)
 
 
 def _warn(manifest: Manifest, pool: Pool, progress: Progress) -> None:

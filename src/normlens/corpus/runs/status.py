@@ -77,7 +77,7 @@ class Heartbeat:
         return f"pid {self.pid} on {self.host}"
 
     def write(self, folder: Folder) -> None:
-        folder.write_note(HEARTBEAT, sealed(asdict(self)))
+        folder.write(HEARTBEAT, sealed(asdict(self)))
 
 
 def read_heartbeat(folder: Folder) -> Heartbeat | None:
@@ -139,7 +139,7 @@ class HeartbeatWriter:
             with suppress(OSError):
                 self._lines.close()
         with suppress(NormLensError):
-            self._folder.remove(HEARTBEAT)
+            self._folder.remove([HEARTBEAT])
 
     def handed_out(self, number: int) -> None:
         """Note a block that goes out to a worker."""
