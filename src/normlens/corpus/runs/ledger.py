@@ -481,9 +481,10 @@ def locked(folder: Folder) -> Iterator[Lock]:
         try:
             yield lock
         except BaseException:
-            if is_new and os.listdir(folder.path) == [LOCK]:
-                path.unlink()
-                folder.path.rmdir()
+            with suppress(OSError):  # among other reasons because the folder is gone
+                if is_new and os.listdir(folder.path) == [LOCK]:
+                    path.unlink()
+                    folder.path.rmdir()
             raise
         finally:
             # The file stays: removing it would let two others lock two files of one name.
