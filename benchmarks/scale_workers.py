@@ -25,12 +25,12 @@ from normlens.corpus.engines.pool import Answered, Call, Crew, Event, Pool
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.measures import get
 from normlens.corpus.measures.base import build
-from normlens.corpus.measures.rows import TABLES
 from normlens.corpus.runs import identity, runs
 from normlens.corpus.runs.folder import open_folder
 from normlens.corpus.runs.ledger import Block, FileSet, Unwritten
 
 LAYERS, WIDTH = 2, 16
+TABLES = get("norms").tables
 #: Processes that the workers share, and threads of each; more would only wait for the same cores.
 PROCESSES, THREADS = 4, 4
 

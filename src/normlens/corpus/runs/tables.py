@@ -172,7 +172,7 @@ def _made(manifest: Manifest, name: str, options: dict[str, Any]) -> Measure:
     """Make a measure for a run's model, without the code that its options name."""
     # Measures are slow to import, and a run is mostly asked for its state or for plain tables.
     from normlens.corpus.measures import get
-    from normlens.corpus.measures.rows import for_two_stacks
+    from normlens.corpus.measures.base import for_two_stacks
 
     measure = get(name, **{key: value for key, value in options.items() if key not in NAMES_CODE})
     return for_two_stacks(measure) if has_two_stacks(manifest.model) else measure
