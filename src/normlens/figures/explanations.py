@@ -128,8 +128,8 @@ def folded(
 # Bars of signed contributions: one per token, and always one for what no token owns.
 
 
-def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
-    """Draw bars from the top down, with their numbers."""
+def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours, label: str = "") -> None:
+    """Draw bars from the top down, with their numbers; a `label` is that of a page's own axis."""
     places = decimals(max(abs(row.value) for row in rows))
     numbers = [signed_number(row.value, places) for row in rows]
     for place, row in enumerate(rows):
@@ -145,8 +145,12 @@ def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
     axes.margins(x=0.03 * max(map(len, numbers)))  # for the numbers
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [row.label for row in rows], parse_math=False)
-    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_fontweight("bold" if row.is_heading else "normal")
+    for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
+        tick.set_fontweight("bold" if row.is_heading else "normal")
+    if label:
+        canvas.number_axis(axes.xaxis, 6, label)
+        axes.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
+        axes.spines[["left", "right", "top"]].set_visible(False)
 
 
 # An explanation: its tokens on the colours of their contributions, and the same as bars.
@@ -210,10 +214,7 @@ def plot_explanation(
         what, notes = "token", []
         if why.position is not None:
             notes = ["A dark frame marks the token where it is read."]
-    draw_bars(bars, rows, colours)
-    canvas.number_axis(bars.xaxis, 6, "contribution to the score")
-    bars.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
-    bars.spines[["left", "right", "top"]].set_visible(False)
+    draw_bars(bars, rows, colours, "contribution to the score")
     first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
     return page.finish([f"{first} Colours: {colours.words}.", *notes], narrowest=6.3)
 
@@ -243,32 +244,23 @@ def plot_citation(
     if len(shown) < count:
         rest = float(np.delete(scores, shown).sum())
         rows.append(Row(f"{count - len(shown)} other sources", rest))
-    page = None
+    label = f"score: part of the answer's {citation.score}"
     if ax is None:
         said = {"question": citation.question, "answer": citation.answer}
         about = [f"{name}: {' '.join(text.split())}" for name, text in said.items()]
         what = "which sources made this answer"
         page = canvas.Page(citation, what, [3.6], [0.2 * len(rows)], about)
-    axes: Any = ax if page is None else page.axes()
-    draw_bars(axes, rows, SignedColours(scores, cmap))
-    for row, place in enumerate(shown if citation.interval is not None else ()):
-        assert citation.interval is not None
-        axes.plot(citation.interval[place], [row, row], color=canvas.INK, linewidth=0.8)
-    label = f"score: part of the answer's {citation.score}"
-    if page is None:
-        return canvas.finish_axes(axes, title=what_cited(citation), xlabel=label)
-    canvas.number_axis(axes.xaxis, 6, label)
-    axes.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
-    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes: Any = page.axes() if ax is None else ax
+    draw_bars(axes, rows, SignedColours(scores, cmap), label if ax is None else "")
+    if citation.interval is not None:
+        for row, place in enumerate(shown):
+            axes.plot(citation.interval[place], [row, row], color=canvas.INK, linewidth=0.8)
+    if ax is not None:
+        return canvas.finish_axes(ax, title=cut(citation.answer), xlabel=label)
     how = "the sums over their tokens, by one exact backward pass"
     if citation.ablations:
         how = f"what {citation.ablations} subsets and one exact backward pass say; lines: 95 %"
     return page.finish([f"Bars: {how}. Red speaks for the answer, blue against it."], narrowest=6.3)
-
-
-def what_cited(citation: Citation) -> str:
-    """The title of a citation."""
-    return cut(citation.answer)
 
 
 # What the pictures of layers have in common.

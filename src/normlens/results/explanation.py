@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from normlens.results.axes import LayerTargetSource
-    from normlens.viewer.notebook import Notebook, OwnPage
+    from normlens.viewer.notebook import Notebook
     from normlens.viewer.pages import CosineState, ExplanationState
 
 
@@ -688,7 +688,7 @@ class Cosine(Result):
         """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""
         return self._notebook(state).show()
 
-    def _notebook(self, state: Mapping[str, Any]) -> Notebook | OwnPage:
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
         from normlens.viewer.notebook import cosine_notebook
 
         return cosine_notebook(self, state)
