@@ -103,37 +103,28 @@ _LAYER_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-class LayerRanges:
-    """The layers of several ranges, counted only when they are asked for.
+#: More layers than any model has; a range that ends behind them is a slip.
+MOST_LAYERS = 1 << 16
 
-    The last layer of a range comes first, so that a range beyond the model's end is refused at
-    once, by the number that was typed.
+
+def parse_layers(text: str) -> list[int] | None:
+    """``"0,2-4"`` as layers; None is all of them.
+
+    The last of a range comes first, so that one beyond the model's end is refused by the number
+    that was typed.
     """
-
-    def __init__(self, ranges: Iterable[range]):
-        self._ranges = tuple(ranges)
-
-    def __iter__(self) -> Iterator[int]:
-        return (layer for span in self._ranges for layer in reversed(span))
-
-    def __repr__(self) -> str:
-        return ",".join(f"{span.start}-{span.stop - 1}" for span in self._ranges)
-
-
-def parse_layers(text: str) -> LayerRanges | None:
-    """``"0,2-4"`` as layers; None is all of them."""
     if text.strip().lower() == "all":
         return None
-    ranges = []
+    layers = list[int]()
     for part in text.split(","):
         match = _LAYER_RANGE.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if match is None or first > last:
+        if not first <= last < MOST_LAYERS:
             raise InputError(
                 f"cannot read --layers {text!r}; write for example 2, 0,2-4 or all ({FROM_ZERO})"
             )
-        ranges.append(range(first, last + 1))
-    return LayerRanges(ranges)
+        layers += range(last, first - 1, -1)
+    return layers
 
 
 def parse_scopes(typed: Iterable[str]) -> str | list[str]:
@@ -466,7 +457,8 @@ class ExplainOptions:
 
     - `nonlinearity` is the rule for activations: "ig", "ig-bias" or "gradient".
     - `flow` keeps how much of the score goes where in each layer, by default unless a text is so
-      long that these maps would take more than 128 MB; `heads` keeps the same by head, `scopes`
+      long that these maps would take more than 128 MB; a number keeps so many of the strongest
+      edges of each layer (`why.edges`), for long texts. `heads` keeps the same by head, `scopes`
       the same behind each of these scopes.
     - `first_piece` accepts the first token of a target that is several.
     - `batch_size` is how many texts go through the model at a time; "auto" asks the memory.
@@ -475,7 +467,11 @@ class ExplainOptions:
     """
 
     nonlinearity: str = LINEAR_RULE.field(IG)
-    flow: bool | None = None
+    flow: bool | int | None = Option(
+        "Keep so many of each layer's strongest edges: the flow of a long text.",
+        metavar="EDGES",
+        typed=int,
+    ).field(None)
     heads: bool = Option("How much of the score goes where, by head, too.").field(False)
     scopes: str | Iterable[str] | None = None
     first_piece: bool = Option("Accept the first token of a target that is several.").field(False)
@@ -487,6 +483,8 @@ class ExplainOptions:
         if self.nonlinearity == SHAPLEY:
             raise InputError(NOT_LINEAR)
         valid_choice(self.nonlinearity, (*LINEAR_RULES, *OWN_RULES), "rule for the nonlinearity")
+        if self.flow is not None and (not isinstance(self.flow, int) or self.flow < 0):
+            raise InputError(f"flow is True, False, or a number of edges, not {self.flow!r}")
         parse_bytes(self.memory_limit)
         parse_batch_size(self.batch_size)
 
