@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import run_examples as examples
+from frame_runs import FrameRun, evidence_of
 
 import normlens
 from normlens.corpus import Run
@@ -27,8 +28,7 @@ from normlens.studies.papers.published import Evidence, compare, published
 from normlens.studies.papers.reporting import EXPERIMENTS, build_report, describe, load_settings
 from normlens.studies.papers.reproduce import plan, reproduce
 from normlens.studies.papers.settings import KINDS, Settings
-from normlens.studies.reports import words
-from normlens.studies.reports.contents import Table
+from normlens.studies.reports.words import Comparison
 
 FEW = {"resamples": 200}
 #: What a report is written as, apart from pictures of pixels.
@@ -318,6 +318,10 @@ def test_data_that_is_not_there_leaves_no_folder(tiny_bert, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def compared(measured: dict[str, float], model: str, data: str) -> list[Comparison]:
+    return compare(measured, evidence_of(FrameRun({}, [], name=model), data))
+
+
 @pytest.mark.parametrize(
     ("model", "data", "same"),
     [
@@ -328,7 +332,7 @@ def test_data_that_is_not_there_leaves_no_folder(tiny_bert, tmp_path):
     ],
 )
 def test_only_the_same_model_on_the_same_data_is_compared(model, data, same):
-    found = compare("table1/", {"table1/FF": 0.8}, {"name": model}, data)
+    found = compared({"table1/FF": 0.8}, model, data)
     assert {comparison.same for comparison in found} == {same}
     (block,) = [c for c in found if c.published.key == "table1/FF"]
     assert block.difference == pytest.approx(0.01)
@@ -336,21 +340,8 @@ def test_only_the_same_model_on_the_same_data_is_compared(model, data, same):
 
 
 def test_of_several_published_models_the_runs_own_counts():
-    found = compare("expansion/", {}, {"name": "prajjwal1/bert-tiny"}, "")
+    found = compared({"expansion/mean": 1.0}, "prajjwal1/bert-tiny", "")
     assert {c.published.model for c in found} == {"bert-tiny"}
     assert all(c.same for c in found)
-    found = compare("mixing/", {}, {"name": "gpt2"}, "")
+    found = compared({"mixing/ATTN-W": 1.0}, "gpt2", "")
     assert {c.published.model for c in found} == {"bert-base-uncased"}
-
-
-# Words -----------------------------------------------------------------------------------------
-
-
-def test_numbers_in_words():
-    assert words.fixed(-0.456) == "−0.46"
-
-
-def test_cells_of_tables():
-    frame = pd.DataFrame({"x": [1.234, float("nan")], "t": ["a-b", None], "b": [True, False]})
-    text = Table(frame, "", {"x": ".1f"}).text()
-    assert text.to_numpy().tolist() == [["1.2", "a-b", "yes"], ["–", "–", "no"]]

@@ -103,10 +103,10 @@ def result(scale: float = 1.0, layers: int = 2) -> Result:
     )
     return Result(
         tables={
-            "similarity": Table(table, "By component (Table 1).", {"rho": ".2f"}),
-            "similarity-layers": Table(by_layer, "By layer. Of one report.", {"rho": ".3f"}),
-            "pairs": Table(pairs, "Pairs such as <b>, | and 100 % of _x_", {"amp": ".2f"}),
-            "many": Table(pd.DataFrame({"row": range(60)}), "Sixty rows.", shown=20),
+            "similarity": Table(table, ".2f", "By component (Table 1)."),
+            "similarity-layers": Table(by_layer, ".3f", "By layer. Of one report."),
+            "pairs": Table(pairs, ".2f", "Pairs such as <b>, | and 100 % of _x_"),
+            "many": Table(pd.DataFrame({"row": range(60)}), caption="Sixty rows.", shown=30),
         },
         figures={
             "similarity": Figure(lambda: lines(list(rho)), 'A "figure" of <b> & ρ'),

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from frame_runs import FrameRun, evidence_of
 from scipy.stats import spearmanr
 from tokenizers import processors
 
@@ -16,41 +14,10 @@ from normlens.corpus import Run, run
 from normlens.errors import InputError
 from normlens.studies.papers import mixing
 from normlens.studies.papers.published import Evidence
-from normlens.studies.papers.settings import Settings
 from normlens.studies.reports.contents import Result
-
-duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
 POST = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N"]
 PARALLEL = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNFF-N", "ATTNFFRES-N"]
-
-
-def settings(**fields: Any) -> Settings:
-    return Settings(
-        **{"kinds": ("mixing",), "model": "tiny", "data": ("x",), "resamples": 200} | fields
-    )
-
-
-@dataclass
-class FrameRun:
-    """A run whose one table is a frame."""
-
-    frame: pd.DataFrame
-    scopes: list[str]
-    causal: bool = False
-
-    @property
-    def manifest(self) -> Any:
-        return SimpleNamespace(model={"name": "tiny", "scopes": self.scopes, "causal": self.causal})
-
-    @property
-    def tables(self) -> list[str]:
-        return ["mixing"]
-
-    def sql(self, query: str) -> pd.DataFrame:
-        with duckdb.connect(":memory:") as connection:
-            connection.register("mixing", self.frame)
-            return connection.sql(query).df()
 
 
 def made(
@@ -78,11 +45,11 @@ def made(
     ]
     frame = pd.DataFrame(rows)
     frame["ratio"] = [ratio(row) for row in rows]
-    return Evidence("sst2", FrameRun(frame, scopes, causal), settings=settings(**fields))  # type: ignore[arg-type]
+    return evidence_of(FrameRun({"mixing": frame}, scopes, causal), **fields)
 
 
 def worked(experiment: Any, evidence: Evidence) -> Result:
-    result = experiment.work(evidence)
+    result = experiment(evidence)
     assert result is not None
     return result
 
@@ -95,7 +62,7 @@ def finished(tiny_bert, letters, tmp_path_factory):
 
 @pytest.fixture
 def evidence(finished):
-    return Evidence("letters", finished, settings=settings())
+    return evidence_of(finished)
 
 
 # Mixing ----------------------------------------------------------------------------------------
@@ -178,9 +145,7 @@ def test_correlations_with_ranks_from_a_file(evidence, finished, tmp_path):
     ranks = {token: 1 + 3 * place % 7 for place, token in enumerate(ids[:-2])}  # with ties
     file = tmp_path / "ranks.txt"
     file.write_text("".join(f"{rank} 10 {token}\n" for token, rank in ranks.items()) + "\n")
-    result = worked(
-        mixing.section_5, Evidence("letters", finished, settings=settings(ranks=str(file)))
-    )
+    result = worked(mixing.section_5, evidence_of(finished, ranks=str(file)))
     table = result.tables["frequency"].frame.set_index("method")
     expected = correlations(own, lambda ids: [ranks.get(token, 8) for token in ids])
     assert table.loc["ATTNRES-N"].tolist() == pytest.approx(expected, abs=1e-9)
@@ -204,7 +169,7 @@ def test_wrong_rank_files_are_refused(evidence, finished, tmp_path, contents):
     file = tmp_path / "ranks.txt"
     file.write_text(contents)
     with pytest.raises(InputError, match=r"ranks\.txt"):
-        worked(mixing.section_5, Evidence("letters", finished, settings=settings(ranks=str(file))))
+        worked(mixing.section_5, evidence_of(finished, ranks=str(file)))
 
 
 @pytest.mark.parametrize("name", ["missing.txt", ""])
@@ -233,12 +198,8 @@ def lens_of_pairs(tiny_bert):
     return lens
 
 
-def at(folder: Path) -> Evidence:
-    return Evidence("", None, folder, settings=settings())
-
-
 def test_maps_of_a_given_pair(lens_of_pairs, tmp_path):
-    mixing.write_sentence(lens_of_pairs, settings(sentence="abc d | ef"), tmp_path)
+    mixing.write_sentence(lens_of_pairs, "abc d | ef", tmp_path)
     maps = normlens.open(tmp_path / mixing.SENTENCE)
     assert maps.text == ("abc d", "ef")
     assert maps.scopes == ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRESLN-N"]
@@ -246,9 +207,9 @@ def test_maps_of_a_given_pair(lens_of_pairs, tmp_path):
 
 
 def test_shares_of_diagonal_and_special_tokens(lens, tmp_path):
-    mixing.write_sentence(lens, settings(sentence="abc d ef"), tmp_path)
+    mixing.write_sentence(lens, "abc d ef", tmp_path)
     maps = normlens.open(tmp_path / mixing.SENTENCE)
-    result = worked(mixing.example_sentence, at(tmp_path))
+    result = worked(mixing.example_sentence, evidence_of(None, folder=tmp_path))
     table = result.tables["sentence"].frame
     assert table["layer"].tolist() == [1, 2]
     n = len(maps.tokens)
