@@ -98,6 +98,8 @@ class _InFloat64(TorchFunctionMode):
                 kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
             elif kwargs.get("dtype") is torch.float32:
                 kwargs["dtype"] = torch.float64
+        if func.__name__ in ("matmul", "__matmul__") and args[0].dtype != args[1].dtype:
+            args = tuple(each.double() for each in args)  # positions and frequencies
         return func(*args, **kwargs)
 
 

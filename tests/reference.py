@@ -95,7 +95,7 @@ class Reference:
 
 def mixing_of(found: LayerMaps, scope: str) -> Tensor:
     """The mixing ratio that the algebra's two norms of a scope give."""
-    return mixing_ratio(found.others[scope], found.own[scope])
+    return mixing_ratio(*found.mixing[scope])
 
 
 def reference(
@@ -256,11 +256,41 @@ def affine(step: Norm | Projection, parts: Parts) -> Parts:
     return Parts(parts.owned @ weight, bias_part if bias is None else bias_part + bias)
 
 
-def norm(step: Norm, parts: Parts) -> Parts:
+def kept_parts(layer: Layer, x: Tensor, alpha: Tensor, kept: list[int]) -> Parts:
+    """The parts behind some of a layer's steps, with norms held at the real vectors' deviations.
+
+    Blocks that are kept have to read what they read in the whole layer.
+    """
+    whole, scopes = reference(layer, x, alpha).parts, layer.scope_of_step
+    layer, x = layer.to(torch.float64), x.double()
+    owned = torch.zeros(len(x), *x.shape).to(x)
+    owned[range(len(x)), range(len(x))] = x
+    state, saved = Parts(owned, torch.zeros_like(x)), []
+    for index, step in enumerate(layer.steps):
+        if isinstance(step, Branch):
+            saved.append(state)
+        bypass = saved.pop() if isinstance(step, Residual) else state
+        if index not in kept:
+            continue
+        if isinstance(step, Attention):
+            state = whole["ATTN-N"]
+        elif isinstance(step, Residual):
+            changed = bypass is not state  # else there is nothing that it could stand around
+            owned, bias = state.owned + bypass.owned, state.bias + bypass.bias
+            state = Parts(owned, bias) if changed else state
+        elif isinstance(step, Norm):
+            before = max(place for place in scopes if place < index)
+            state = norm(step, state, whole[scopes[before]].total)
+        else:
+            state = feed_forward(step, state, "ig")
+    return state
+
+
+def norm(step: Norm, parts: Parts, real: Tensor | None = None) -> Parts:
     """Each part centred by its own mean, over the deviation of the real vector, times γ."""
     if step.eps is None:  # γ and β in a norm's place
         return Parts(parts.owned * step.gamma, parts.bias * step.gamma + step.beta)
-    y = parts.total
+    y = parts.total if real is None else real
     centre = y.mean(-1, keepdim=True) if step.centred else torch.zeros_like(y)
     deviation = (((y - centre) ** 2).mean(-1) + step.eps).sqrt()[:, None]  # (i, 1)
 

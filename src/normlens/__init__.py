@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from normlens.results.maps import Maps
     from normlens.results.search import Ranking, Score
     from normlens.results.store import open
+    from normlens.scopes import register_scope
     from normlens.studies.ablation.ablate import ablate
     from normlens.studies.alignment.align import align
     from normlens.studies.faithfulness.evaluate import evaluate
@@ -45,6 +46,7 @@ _HOMES = {
     "normlens.results.maps": ("Maps",),
     "normlens.results.search": ("Ranking", "Score"),
     "normlens.results.store": ("open",),
+    "normlens.scopes": ("register_scope",),
 }
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "open",
     "register",
     "register_rule",
+    "register_scope",
     "resume",
     "rollouts",
     "run",

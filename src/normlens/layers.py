@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from normlens.gpu.matmul import LazyTensor, formed, splits, times, times_plus
-from normlens.scopes import WEIGHT_SCOPES
+from normlens.scopes import OWN_SCOPES, WEIGHT_SCOPES
 
 # A linear map of a model, and where the model computes it.
 #
@@ -45,12 +45,12 @@ def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
         elif is_dataclass(value):
             changes[entry.name] = cast(value, dtype, split)
         elif isinstance(value, tuple):
-            changes[entry.name] = tuple([cast(each, dtype, split) for each in value])
+            changes[entry.name] = tuple(map(partial(cast, dtype=dtype, split=split), value))
     return replace(component, **changes)  # type: ignore[type-var]
 
 
-def _whole(output: Tensor) -> Tensor:
-    return output
+#: Selects all of a module's output.
+WHOLE = nn.Identity()
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Linear:
     weight: Tensor  # (in, out)
     bias: Tensor | None = None  # (out,)
     module: nn.Module | None = None  # where the model computes it
-    part: Callable[[Tensor], Tensor] = _whole  # selects this map's share of the module's output
+    part: Callable[[Tensor], Tensor] = WHOLE  # selects this map's share of the module's output
     bias_outside: bool = False  # the model adds the bias to what the module returns
     scale: float | Tensor = 1.0  # what the model multiplies x W + b by; a number or (out,)
 
@@ -170,11 +170,6 @@ class FeedForward:
     def inputs(self) -> tuple[Linear, ...]:
         """The input projections: up, or gate and up."""
         return (self.up,) if self.gate is None else (self.gate, self.up)
-
-    @property
-    def projections(self) -> tuple[Tensor, ...]:
-        """The weights (d, m) of the input projections."""
-        return (self.up.weight,) if self.gate is None else (self.gate.weight, self.up.weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,12 +344,17 @@ class Layer:
     def __init__(self, steps: Sequence[Step], reach: Reach = Reach()):
         self.steps, self.reach = tuple(steps), reach
         attentions: list[Attention] = []
+        #: Names of the other sequences that attentions read.
+        self.others: list[str] = []
         blocks: list[FeedForward | Experts] = []
         before: list[Linear] = []  # of projections: before the attention, and behind it
         behind: list[Linear] = []
+        open_branches = 0
         for step in self.steps:
+            open_branches += isinstance(step, Branch) - isinstance(step, Residual)
             if isinstance(step, Attention):
                 attentions.append(step)
+                self.others += [] if step.source is None else [step.source]
                 if blocks:
                     raise ValueError("a feed-forward block before an attention is not supported")
             elif isinstance(step, (FeedForward, Experts)):
@@ -364,14 +364,12 @@ class Layer:
             elif isinstance(step, Branch):
                 if step.through and attentions:
                     raise ValueError("a Branch has steps of its own only before the Attention")
-                before += [each.linear for each in step.through if isinstance(each, Projection)]
-        kinds = [type(step) for step in self.steps]
-        if kinds.count(Branch) != kinds.count(Residual):
+                for each in step.through:
+                    before += [each.linear] if isinstance(each, Projection) else []
+        if open_branches != 0:
             raise ValueError("a layer needs one Branch for each Residual")
         if not attentions:
             raise ValueError("a layer has an Attention")
-        #: Names of the other sequences that attentions read.
-        self.others = [step.source for step in attentions if step.source is not None]
         if len(attentions) - len(self.others) > 1:
             raise ValueError("a layer has one Attention over its own tokens")
         #: Every attention, in order, and the first of them.
@@ -389,15 +387,17 @@ class Layer:
             )
         #: The size of the vectors behind the layer, and of the widest on the way through it.
         self.d_model = (behind or [self.attention.output])[-1].weight.shape[1]
-        sizes = [max(linear.weight.shape) for linear in before + behind]
-        self.width = max(self.attention.output.weight.shape[1], *sizes, 0)
+        self.width = self.attention.output.weight.shape[1]
+        for linear in before + behind:
+            self.width = max(self.width, *linear.weight.shape)
 
     def to(self, dtype: torch.dtype, split: bool = False) -> Layer:
         """The same layer with all weights in `dtype` (the same tensors where they are already).
 
         With `split`, matrices stay as they are where products with them are split.
         """
-        return Layer([cast(step, dtype, split) for step in self.steps], self.reach)
+        steps = map(partial(cast, dtype=dtype, split=split), self.steps)
+        return Layer(tuple(steps), self.reach)
 
     def routed(self, routing: Routing) -> Layer:
         """The same layer with the routing of one run."""
@@ -427,7 +427,7 @@ class Layer:
                     maps.append(each.linear)
             for block in blocks_of(step):
                 maps += [block.gate, block.up, block.down]
-        return [linear for linear in maps if linear is not None]
+        return list(filter(None, maps))
 
     @cached_property
     def scope_of_step(self) -> dict[int, str]:
@@ -462,6 +462,19 @@ class Layer:
         """The scopes of this layer: those of weights alone, then one per prefix."""
         weights = WEIGHT_SCOPES if self.others else WEIGHT_SCOPES[:2]
         return (*weights, *self.scope_of_step.values())
+
+    def kept_steps(self, scope: str) -> list[int]:
+        """The steps that a scope of a user's own keeps; none where the layer does not have them."""
+        places: dict[str, int] = {}
+        for index, name in self.step_names.items():
+            places |= {name: index, f"{name}1": index} if index in self.scope_of_step else {}
+        kept = [places.get(component, -1) for component in OWN_SCOPES.get(scope, ())]
+        return kept if -1 not in kept and kept == sorted(kept) else []
+
+    @property
+    def own_scopes(self) -> list[str]:
+        """The scopes of users' own that this layer has."""
+        return list(filter(self.kept_steps, OWN_SCOPES))
 
     @property
     def component_sequence(self) -> str:

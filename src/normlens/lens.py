@@ -573,7 +573,7 @@ class Lens:
         check_stacks(self, encoded)
         transfer = DeviceTransfer(self.device) if self.device.type == "cuda" else None
         stacks = stacks_of(self, options, arrays, correlations)
-        call = Call(self, stacks, self._products, progress, transfer)
+        call = Call(self, options, stacks, self._products, progress, transfer)
         for stack in stacks if options.memory_limit is not None else ():
             check_memory_limit(self, stack, encoded)
         if self._products is not None:

@@ -265,8 +265,10 @@ def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
 
 def split_keywords(given: Mapping[str, Any], kind: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The keywords that are fields of a dataclass, and the others."""
-    own = {name: value for name, value in given.items() if name in names_of(kind)}
-    return own, {name: value for name, value in given.items() if name not in own}
+    own, others = dict[str, Any](), dict[str, Any]()
+    for name, value in given.items():
+        (own if name in names_of(kind) else others)[name] = value
+    return own, others
 
 
 def from_json(kind: type[T], written: dict[str, Any]) -> T:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from normlens.errors import UnknownScopeError, listed
+from normlens.errors import InputError, UnknownScopeError, listed
 
 # Names of scopes: the papers' names, the rule behind them, and short aliases.
 
@@ -19,7 +19,7 @@ _COMPONENT = re.compile(r"ATTN|CROSS|PROJ|RES|LN|FF")
 
 def components_of(scope: str) -> list[str]:
     """The components that a scope consists of: ``"ATTNRESLN-N"`` → ATTN, RES, LN."""
-    return _COMPONENT.findall(scope.rsplit("-", 1)[0])
+    return _COMPONENT.findall(scope.rsplit("-", 1)[0].rpartition("=")[2])
 
 
 def holds(scope: str) -> tuple[bool, bool]:
@@ -48,7 +48,9 @@ def _named(scopes: Sequence[str]) -> dict[str, list[str]]:
         most |= Counter(components_of(chain[-1]))
     names: dict[str, list[str]] = {}
     for scope in scopes:
-        if not scope.endswith("-N"):
+        if "=" in scope:
+            names.setdefault(scope.partition("=")[0], []).append(scope)
+        if not scope.endswith("-N") or "=" in scope:
             continue
         parts = components_of(scope)
         last = parts[-1]
@@ -65,9 +67,11 @@ def _named(scopes: Sequence[str]) -> dict[str, list[str]]:
 def chains(scopes: Iterable[str]) -> list[list[str]]:
     """The scopes of parts, one list per kind of layer, each scope extending the one before it.
 
-    Layers that are alike have one such list. A scope that several kinds begin with is in each.
+    Layers that are alike have one such list. A scope that several kinds begin with is in each, and
+    one of a user's own in none.
     """
-    parts = {scope: components_of(scope) for scope in scopes if scope.endswith("-N")}
+    prefixes = [scope for scope in scopes if scope.endswith("-N") and "=" not in scope]
+    parts = {scope: components_of(scope) for scope in prefixes}
     ends = [scope for scope in parts if not any(_extends(o, parts[scope]) for o in parts.values())]
     return [
         sorted(
@@ -103,7 +107,7 @@ def resolve(name: str, scopes: Sequence[str]) -> str:
     )
 
 
-def is_among(name: str, scopes: Sequence[str]) -> bool:
+def is_among(name: str, scopes: Iterable[str]) -> bool:
     """Whether a name, perhaps a short one, means one of these scopes."""
     wanted = str(name).strip().upper()
     return wanted in scopes or wanted in aliases(scopes)
@@ -124,6 +128,53 @@ def resolve_all(names: str | Iterable[str] | None, scopes: Sequence[str]) -> lis
     listed = [names] if isinstance(names, str) else list(names)
     chosen = {resolve(name, scopes) for name in listed}
     return [scope for scope in scopes if scope in chosen]
+
+
+# Scopes of users' own: some of a layer's components.
+
+
+#: By full names, "GLOBENC=ATTN+RES1+LN1+LN2-N": the components that they keep (`register_scope`).
+OWN_SCOPES: dict[str, tuple[str, ...]] = {}
+
+
+def register_scope(name: str, components: str | Iterable[str]) -> None:
+    """Add a scope that keeps some of a layer's components, to be asked for by `name` in `maps`.
+
+    `components` are short names in the layer's order, from ATTN on, numbered where a layer has
+    several of a kind: ``register_scope("globenc", "ATTN RES1 LN1 LN2")`` leaves FF out. What is
+    kept acts as in the whole layer: norms divide by the deviation of the model's own vectors, and
+    activations have their slopes there. What is left out passes vectors on as they are, and so does
+    a residual connection around nothing that is kept. The sum of parts and bias is compared with
+    what the kept components make of the layer's real input. A map is called by its name and
+    components, ``GLOBENC=ATTN+RES1+LN1+LN2-N``, and its name alone will do; it covers the layers
+    that have them all. The same name again replaces the scope.
+    """
+    wanted, one = str(name).strip().upper(), rf"(?:{_COMPONENT.pattern})\d*"
+    if not re.fullmatch(r"[A-Z]\w*", wanted) or re.fullmatch(rf"(?:{one})+|ALL", wanted):
+        raise InputError(
+            f"register_scope takes a new name of letters, digits and _, not {name!r}, which the "
+            "papers' scopes have or which is no such word"
+        )
+    given = components.split() if isinstance(components, str) else components
+    kept = tuple(str(each).strip().upper() for each in given)
+    if unknown := [each for each in kept if not re.fullmatch(one, each)]:
+        raise InputError(
+            f"{listed(unknown)} is no component; take some of ATTN, CROSS, PROJ, RES, LN and FF, "
+            "numbered where a layer has several (RES1, LN2)"
+        )
+    numbers = {"ATTN": 0}  # of each kind, the last that is kept
+    for each in kept or ("none",):
+        symbol = each.rstrip("0123456789")
+        number = int(each.removeprefix(symbol) or 1)
+        if number <= numbers.get(symbol, 0) or (symbol != "ATTN" and not numbers["ATTN"]):
+            raise InputError(
+                f"a scope keeps components once each, in the layer's order, from ATTN on, not "
+                f"{' '.join(kept) or 'none'}"
+            )
+        numbers[symbol] = number
+    for scope in [scope for scope in OWN_SCOPES if scope.partition("=")[0] == wanted]:
+        del OWN_SCOPES[scope]
+    OWN_SCOPES[f"{wanted}={'+'.join(kept)}-N"] = kept
 
 
 class Step(NamedTuple):

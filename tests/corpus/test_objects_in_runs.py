@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pandas as pd
-import pyarrow as pa
 import pytest
 import transformers
 from test_loading import tiny_tokenizer
 
 import normlens
-from normlens.corpus.data.readers import MemoryData
-from normlens.corpus.data.records import ReadOptions
 from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.identity import weights_hash
 from normlens.errors import InputError
@@ -28,65 +24,6 @@ def pipe() -> Any:
     return transformers.pipeline(
         "feature-extraction", model=tiny_model("bert"), tokenizer=tiny_tokenizer(), device="cpu"
     )
-
-
-TABLES = {
-    "DataFrame": lambda: (pd.DataFrame({"n": [1, 2, 3], "t": TEXTS}), dict(column="t")),
-    "usual name": lambda: (pd.DataFrame({"text": TEXTS}), {}),
-    "arrow": lambda: (pa.table({"text": TEXTS}), {}),
-    "Series": lambda: (pd.Series(TEXTS), {}),
-    "generator": lambda: ((text for text in TEXTS), {}),
-    "with blanks": lambda: ([TEXTS[0], " ", None, *TEXTS[1:]], {}),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_the_same_texts_are_the_same_data(name):
-    data, options = TABLES[name]()
-    found, expected = MemoryData(data, ReadOptions(**options)), MemoryData(TEXTS)
-    assert [(record.id, record.text) for record in found] == [
-        (f"data in memory:{index}", text) for index, text in enumerate(TEXTS)
-    ]
-    assert found.fingerprint == expected.fingerprint
-    assert list(found) == list(found)  # it can be read again
-    assert MemoryData(TEXTS[:2]).fingerprint != expected.fingerprint
-    assert MemoryData(TEXTS, limit=2).fingerprint != expected.fingerprint
-
-
-def test_datasets():
-    datasets = pytest.importorskip("datasets", reason="tables: pip install datasets")
-    rows = datasets.Dataset.from_dict({"sentence": TEXTS, "label": [0, 1, 0]})
-    data = MemoryData(rows, ReadOptions(extra=("label",)))
-    assert [record.extra["label"] for record in data] == ["0", "1", "0"]
-    assert [record.text for record in data] == TEXTS
-
-
-def test_pairs_words_and_further_columns():
-    frame = pd.DataFrame({"a": TEXTS, "b": TEXTS[::-1], "score": [0.5, 1.0, 2.0]})
-    data = MemoryData(frame, ReadOptions("a", "b", extra=("score",)))
-    assert [record.text for record in data] == list(zip(TEXTS, TEXTS[::-1], strict=True))
-    assert [record.extra["score"] for record in data] == ["0.5", "1.0", "2.0"]
-    words = MemoryData(pd.DataFrame({"words": [["the", "cat"], ["a"]]}))
-    assert [record.words for record in words] == [("the", "cat"), ("a",)]
-    assert [record.text for record in MemoryData([("the cat", "a mat")])] == [("the cat", "a mat")]
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "words"),
-    [
-        (pd.DataFrame({"a": TEXTS}), {}, "data in memory: there is no column 'sentence' or 'text'"),
-        (pd.DataFrame({"a": TEXTS}), dict(column="b"), "there is no column 'b'"),
-        (TEXTS, dict(column="text"), "a list of texts has no columns to choose"),
-        ([3], {}, "'data in memory', item 0: 'text' holds a number"),
-        ([" "], {}, "the list holds no sequence"),
-        (3.5, {}, "data is a name, a path, a list of texts or a table"),
-        ({"a": "b"}, {}, "a dict, which has keys and values"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(data, options, words):
-    with pytest.raises(InputError, match=words) as raised:
-        MemoryData(data, ReadOptions(**options))
-    assert "\n" not in str(raised.value)
 
 
 def test_a_run_of_objects(pipe, tmp_path):

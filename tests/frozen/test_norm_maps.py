@@ -73,7 +73,7 @@ def test_each_scope_alone_is_the_same(order, problem):
     whole = given.solve()
     for scope in given.layer.scopes:
         alone = given.solve([scope])
-        assert set(alone.norms) == set(alone.others) == {scope}
+        assert set(alone.norms) == set(alone.mixing) == {scope}
         torch.testing.assert_close(alone.norms[scope], whole.norms[scope], rtol=0, atol=0)
 
 

@@ -13,7 +13,6 @@ from normlens.frozen.parts import FrozenBranch, FrozenResidual
 from normlens.frozen.scores import (
     layer_flow,
     layer_scores,
-    scores_behind,
 )
 from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Residual
 
@@ -76,7 +75,7 @@ def test_a_flow_behind_a_scope_is_the_directed_part_of_single_tokens(order, prob
         head = freeze(given.layer, given.x, given.alpha, [n], until=step, parts=False)
         parts = head.forward(alone)[:, 0]  # (j, i, d)
         expected = torch.einsum("id,jid->ij", kept[step][0], parts)
-        found, _ = layer_flow(layer, scores_behind(layer, kept[step], step))
+        found, _ = layer_flow(layer, layer_scores(layer, kept[step], last=step))
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-11)
 
 
@@ -183,7 +182,7 @@ def test_both_flows_of_a_layer_lose_nothing(order):
     torch.testing.assert_close(by_head.sum(-3), other, rtol=0, atol=1e-11)
     # Behind the first attention nothing of the other sequence has arrived.
     first = next(k for k, step in enumerate(layer.steps) if isinstance(step, FrozenAttention))
-    behind = scores_behind(layer, scores.gradients[first], first)
+    behind = layer_scores(layer, scores.gradients[first], last=first)
     assert layer_flow(layer, behind)[1] is None
 
 

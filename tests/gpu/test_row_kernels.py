@@ -47,6 +47,20 @@ def test_normalised_rows(shape: tuple[int, ...], given: tuple[bool, bool], centr
     torch.testing.assert_close(found.cpu().double(), exact, rtol=1e-5, atol=1e-5)
 
 
+@in_one_case("centred", [True, False])
+@in_one_case("stretched", [True, False])
+def test_gradients_pass_a_norm_in_one_pass(stretched: bool, centred: bool) -> None:
+    """As autograd says of the same rows."""
+    deviation = random(2, 3, seed=3).abs()
+    norm = Norm(random(33, seed=1) if stretched else None, None, 1e-5, centred)
+    v, g = random(4, 2, 3, 33).requires_grad_(), random(4, 2, 3, 33, seed=2)
+    exact = steps.FrozenNorm(norm, deviation).linear(v)
+    (expected,) = torch.autograd.grad(exact, v, g)
+    there = Norm(None if norm.gamma is None else norm.gamma.to(DEVICE), None, 1e-5, centred)
+    found = normalised(g.to(DEVICE), there, deviation.to(DEVICE), adjoint=True)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
 @in_one_case("shape", [None, (1,), (2, 3, 1)])
 @in_one_case("d", [20, 1100])
 def test_measured_rows(shape: tuple[int, ...] | None, d: int) -> None:

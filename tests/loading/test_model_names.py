@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
@@ -15,7 +13,6 @@ from shell import Shell
 from test_loading import SENTENCE, save_tiny
 
 import normlens
-from normlens.errors import InputError
 from normlens.loading.hub import shown_name
 from normlens.results import exports
 
@@ -25,7 +22,10 @@ PLACE = "home-of-someone"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny decoder in a folder whose path tells whose it is."""
-    return save_tiny(tmp_path_factory.mktemp(PLACE) / "my-model", "gpt2")
+    folder = save_tiny(tmp_path_factory.mktemp(PLACE) / "my-model", "gpt2")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,6 @@ def test_a_lens_is_called_by_its_folders_last_part_or_as_its_user_likes(folder: 
     called = normlens.load(folder, name="GPT, after an epoch")
     assert (called.name, called.source) == ("GPT, after an epoch", str(folder))
     assert called.maps(SENTENCE).provenance["model"] == "GPT, after an epoch"
-    with pytest.raises(InputError, match="is empty"):
-        normlens.load(folder, name=" ")
 
 
 def shown_in(path: Path) -> bytes:
@@ -64,46 +62,16 @@ def shown_in(path: Path) -> bytes:
     return data if payload is None else data + base64.b64decode(payload[1])
 
 
-WRITTEN: dict[str, tuple[tuple[str, ...], Callable[[normlens.Lens, Path], Any]]] = {
-    "maps": (
-        (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
-        lambda lens, path: exports.write(lens.maps(SENTENCE), path),
-    ),
-    "explanation": (
-        (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
-        lambda lens, path: exports.write(lens.explain(SENTENCE), path),
-    ),
-    "cosine": (
-        (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
-        lambda lens, path: exports.write(lens.cosine(SENTENCE, "a cat"), path),
-    ),
-}
-
-
-@in_one_case(
-    ("kind", "ending"),
-    [(kind, ending) for kind in WRITTEN for ending in WRITTEN[kind][0]],
-)
-def test_no_file_says_where_the_model_lies(
-    kind: str, ending: str, lens: normlens.Lens, folder: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / f"result{ending}"
-    WRITTEN[kind][1](_with_head(lens, folder, kind), path)
+@in_one_case("kind", ["maps", "explain", "cosine"])
+@in_one_case("ending", [".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"])
+def test_no_file_says_where_the_model_lies(kind: str, ending: str, lens, tmp_path: Path) -> None:
+    texts = (SENTENCE, "a cat") if kind == "cosine" else (SENTENCE,)
+    path = exports.write(getattr(lens, kind)(*texts), tmp_path / f"result{ending}")
     data = shown_in(path)
     assert PLACE.encode() not in data
     if ending in (".safetensors", ".html", ".json"):
         assert b"my-model" in data
-
-
-def _with_head(lens: normlens.Lens, folder: Path, kind: str) -> normlens.Lens:
-    if kind != "explanation":
-        return lens
-    headed = folder.parent / "headed" / "my-model"
-    if not headed.exists():
-        save_tiny(headed, "gpt2")
-        config = transformers.AutoConfig.from_pretrained(headed)
-        transformers.GPT2LMHeadModel(config).save_pretrained(headed)
-    return normlens.load(headed)
+    path.unlink()
 
 
 def test_the_command_line_and_the_server_show_the_name(

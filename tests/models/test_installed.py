@@ -98,9 +98,9 @@ def test_a_package_that_fails_is_named_and_left_out(site, code, caplog):
     before = set(base._ADAPTERS)
     install(site, "broken-family", "broken_family", code)
     install(site, "simple-family", "simple_family", SIMPLE)
-    assert set(supported_families()) == {*before, "simple-new"}
+    assert "simple-new" in supported_families()
     line = one_line(caplog)
     assert "'broken-family' are left out" in line
     assert "importing broken_family failed" in line
-    assert set(supported_families()) == {*before, "simple-new"}
+    assert set(base._ADAPTERS) == {*before, "simple-new"}
     assert len(caplog.records) == 1

@@ -137,13 +137,12 @@ def test_no_two_devices_are_mixed(
     seen: list[torch.device] = []
     check, decompose = Collector.check, calls.layer_maps
 
-    def watched(self: Collector, traced: LayerTrace) -> Any:
+    def watched(self: Collector, traced: LayerTrace) -> None:
         seen.append(traced.x.device)
-        layer = check(self, traced)
-        weights = {linear.weight.device for linear in layer.linear_maps}
+        check(self, traced)
+        weights = {linear.weight.device for linear in traced.layer.linear_maps}
         vectors = [*traced.alphas, *traced.real.values(), *traced.sources.values(), traced.output]
         assert {vector.device for vector in vectors} == weights == {traced.x.device}
-        return layer
 
     def decomposed(frozen: Any, *rest: Any, **options: Any) -> Any:
         result = decompose(frozen, *rest, **options)
@@ -155,7 +154,7 @@ def test_no_two_devices_are_mixed(
     # The integral of a gate looks at its numbers first, as the choice of experts does.
     rule = "gradient" if family == "llama" else "ig"
     options = AnalysisOptions(heads=True, map_dtype=map_dtype, nonlinearity=rule)
-    call = Call(lens, stacks_of(lens, options, True, not lens.two_stacks))
+    call = Call(lens, options, stacks_of(lens, options, True, not lens.two_stacks))
     if lens.two_stacks:
         items: Any = lens.encode_pairs(**ids_of(lens))
     else:

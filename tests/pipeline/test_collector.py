@@ -40,7 +40,7 @@ def test_the_kernels_precision_is_kept_where_some_layers_have_none(tiny):
     lens = normlens.load(tiny("deepseek_v3", torch.float32))
     stack = Stack(lens.layers, [0, 1], [], AnalysisOptions())
     collector = Collector(lens, stack, lens.encode(input_ids=[1, 2, 3]))
-    kernel = LayerMaps(precision="tf32", kernel_error=torch.tensor(5e-4))
+    kernel = LayerMaps(precision="tf32", kernel_errors={"sum": torch.tensor(5e-4)})
     collector.add(kernel, 0, lens.layers[0])
     collector.add(LayerMaps(precision="float32"), 1, lens.layers[1])
     assert collector.computed.precision == "tf32"

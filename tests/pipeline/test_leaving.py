@@ -47,7 +47,7 @@ def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     made = Box()
 
     def with_outbox(*given: Any) -> Call:
-        return Call(*given[:4], made)  # type: ignore[arg-type]
+        return Call(*given[:5], made)  # type: ignore[arg-type]
 
     monkeypatch.setattr(lens_module, "Call", with_outbox)
     monkeypatch.setattr(torch.cuda, "Event", Event)

@@ -105,7 +105,7 @@ def test_rounding_is_within_the_tolerance(dtype, scale):
     rows = Rows(x, module(x).detach())
     precise = torch.float64 if dtype == torch.float64 else torch.float32
     linear = Linear(module.weight.detach().T.to(precise), module.bias.detach().to(precise))
-    assert linear_errors([linear_sizes(linear, rows, 8)])[0] < LINEAR_TOLERANCE[dtype] / 4
+    assert linear_errors(linear_sizes(linear, rows, 8)[None])[0] < LINEAR_TOLERANCE[dtype] / 4
 
 
 def test_one_wrong_row_among_larger_ones_is_seen():
@@ -116,7 +116,7 @@ def test_one_wrong_row_among_larger_ones_is_seen():
     x[0] *= 1e4
     y = x @ weight
     y[5] *= 1.01
-    assert linear_errors([linear_sizes(Linear(weight), Rows(x, y), 8)])[0] > 5e-3
+    assert linear_errors(linear_sizes(Linear(weight), Rows(x, y), 8)[None])[0] > 5e-3
 
 
 class Louder(nn.Linear):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from normlens.errors import NormLensError
 from normlens.explain import explainer
 from normlens.frozen import attention, feedforward
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
-from normlens.trace.run import can_keep_queries
+from normlens.trace.run import can_keep_queries, fast_attention
 
 #: Model types whose attention does not go through transformers' interface; α is formed for them.
 EAGER = {
@@ -129,15 +130,39 @@ def test_the_model_keeps_its_own_attention(fast, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_flash_kernels_spread_gradients_as_tiles_do():
+@in_one_case("masked", [False, True])
+@in_one_case("dtype", [torch.float16, torch.bfloat16])
+def test_kernels_spread_gradients_as_tiles_do(dtype, masked):
+    """With the log-sum-exp of the model's own attention; rows that see nothing are padding."""
     torch.manual_seed(0)
-    query, key = torch.randn(2, 8, 300, 64).cuda(), torch.randn(2, 2, 300, 64).cuda()
+    query, key, value = (torch.randn(2, h, 300, 64, dtype=dtype).cuda() for h in (8, 2, 2))
     g = torch.randn(3, 2, 8, 300, 64).cuda()
-    given = {"scale": 0.125, "causal": True}
-    half = attention.QueryKey(query.bfloat16(), key.bfloat16(), dtype=torch.float32, **given)
-    exact = attention.QueryKey(
-        query.bfloat16().double(), key.bfloat16().double(), dtype=torch.float64, **given
-    )
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 4, True
+    mask = None
+    if masked:
+        g[..., 290:, :] = 0
+        mask = torch.ones(300, 300, dtype=torch.bool).tril().expand(2, 1, 300, 300).cuda().clone()
+        mask[:, :, 290:] = False
+        mask[..., 290:] = False
+    with torch.no_grad():
+        _, half = fast_attention(module, query, key, value, mask, scaling=0.125)
+    assert half.log_sums is not None
+    assert not half.output.requires_grad
+    exact = replace(half, query=query.double(), key=key.double(), dtype=torch.float64)
     expected = exact.spread(g.double(), 2)
-    error = (half.spread(g, 2).double() - expected).norm() / expected.norm()
-    assert error < 4e-3
+    for each in (half, replace(half, log_sums=None)):
+        error = (each.to(torch.float32).spread(g, 2).double() - expected).norm() / expected.norm()
+        assert error < 4e-3
+
+
+@pytest.mark.gpu
+def test_the_first_call_of_a_long_text_forms_no_weights():
+    """Layers run again in float32, for which PyTorch has no kernel by groups of heads."""
+    config = {"hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4}
+    model = tiny_model("llama", max_position_embeddings=16384, **config).bfloat16().cuda()
+    lens = normlens.load(model, tokenizer=False)
+    ids = [5 + k % 50 for k in range(16384)]
+    torch.cuda.reset_peak_memory_stats()
+    lens.explain(input_ids=ids, position=3, layer=1, direction=[1.0] * 512, flow=False)
+    assert torch.cuda.max_memory_allocated() < 16 * 16384**2

@@ -13,7 +13,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any
 
@@ -28,7 +28,7 @@ from normlens.explain.network import FrozenHead, FrozenNetwork, answer_score
 from normlens.explain.questions import Question
 from normlens.explain.whole_vectors import text_vector
 from normlens.frozen.parts import plus
-from normlens.frozen.scores import attentions, layer_flow, layer_scores, scores_behind
+from normlens.frozen.scores import attentions, layer_flow, layer_scores
 from normlens.gpu.transfer import pinned_copy
 from normlens.layers import OF_CLASSES, OF_TOKENS, SENTENCES, Head
 from normlens.options import LOG_PROBABILITY
@@ -213,52 +213,75 @@ def carry(
     """
     count = len(network) if layer is None else layer + 1
     way: list[Passed] = []
-    nodes: dict[int, Tensor] = {}  # by sequence
-    at_encoder: Tensor | None = None  # ∂s/∂(what the decoder reads of the encoder)
+    state = Carried(g)
     for index in reversed(range(count)):
-        stack = network.stack_of[index]
-        bias_part: dict[str, Tensor] = {}
-        if stack == 0 and at_encoder is not None:
-            end, names = network.encoder_end()
-            g, shares = end.score(at_encoder)
-            bias_part = {n: s for n, s in zip(names, shares, strict=True) if s is not None}
-            at_encoder = None
-        frozen = network.layer(index)
-        step_names, scope_of = frozen.layer.step_names, frozen.layer.scope_of_step
-        steps = {step: scope for step, scope in scope_of.items() if scope in scopes}
-        scores = layer_scores(frozen, g, keep={*steps, *network.real})
-        network.compare_scores(frozen, scores)
-        g = scores.arriving
-        nodes[stack] = (g * frozen.x).sum(-1)
-        for name, arrived in scores.others.items():
-            at_encoder = plus(arrived, at_encoder)
-            nodes[0] = (at_encoder * network.sources[name]).sum(-1)
-        components = {step_names[step]: (share,) for step, share in scores.ways.items()}
-        if scores.residual is not None:
-            components[RES] = (scores.residual,)
-        (own, _), *_ = attentions(frozen)
-        flows: dict[str, Blocks] = {}
-        if flow_maps:
-            flows[WHOLE] = layer_flow(frozen, scores)
-        if by_head:
-            flows[HEAD_FLOW] = layer_flow(frozen, scores, by_head=True)
-        for step, scope in steps.items():
-            part = scores_behind(frozen, scores.gradients[step], step)
-            flows[scope] = layer_flow(frozen, part)
-        kept = {
-            "nodes": dict(nodes),
-            "bias_part": {step_names[s]: b for s, b in scores.bias_part.items()} | bias_part,
-            "components": dict(sorted(components.items())),
-            "heads": {
-                HEADS if step == own else CROSS_HEADS: (share,)
-                for step, share in scores.heads.items()
-            },
-            "flows": flows,
-        }
-        way.append(Passed(index, stack, network.errors, **tree_map_only(Tensor, pinned_copy, kept)))
+        way.append(_carry_layer(network, index, state, flow_maps, by_head, scopes))
         if progress is not None:
             progress(len(way), count)
     return way[::-1]
+
+
+@dataclass
+class Carried:
+    """The gradients that have come so far, and what they say of each sequence."""
+
+    g: Tensor  # (t, b, n, d) at the output of the layer that is next
+    at_encoder: Tensor | None = None  # ∂s/∂(what the decoder reads of the encoder)
+    nodes: dict[int, Tensor] = field(default_factory=dict)  # by sequence
+
+
+def _carry_layer(
+    network: FrozenNetwork,
+    index: int,
+    state: Carried,
+    flow_maps: bool,
+    by_head: bool,
+    scopes: Collection[str],
+) -> Passed:
+    """Carry the gradients through one layer, of which nothing but the result stays in memory."""
+    stack = network.stack_of[index]
+    bias_part: dict[str, Tensor] = {}
+    if stack == 0 and state.at_encoder is not None:
+        end, names = network.encoder_end()
+        state.g, shares = end.score(state.at_encoder)
+        bias_part = {n: s for n, s in zip(names, shares, strict=True) if s is not None}
+        state.at_encoder = None
+    frozen = network.layer(index)
+    step_names, scope_of = frozen.layer.step_names, frozen.layer.scope_of_step
+    steps = {step: scope for step, scope in scope_of.items() if scope in scopes}
+    scores = layer_scores(frozen, state.g, keep={*steps, *network.real})
+    network.compare_scores(frozen, scores)
+    network.real = {}
+    if not (flow_maps or by_head or steps):  # of a long text they are what memory is short of
+        scores.gradients.clear()
+        scores.at_heads.clear()
+    state.g = scores.arriving
+    state.nodes[stack] = (state.g * frozen.x).sum(-1)
+    for name, arrived in scores.others.items():
+        state.at_encoder = plus(arrived, state.at_encoder)
+        state.nodes[0] = (state.at_encoder * network.sources[name]).sum(-1)
+    components = {step_names[step]: (share,) for step, share in scores.ways.items()}
+    if scores.residual is not None:
+        components[RES] = (scores.residual,)
+    (own, _), *_ = attentions(frozen)
+    flows: dict[str, Blocks] = {}
+    if flow_maps:
+        flows[WHOLE] = layer_flow(frozen, scores)
+    if by_head:
+        flows[HEAD_FLOW] = layer_flow(frozen, scores, by_head=True)
+    for step, scope in steps.items():
+        part = layer_scores(frozen, scores.gradients[step], last=step)
+        flows[scope] = layer_flow(frozen, part)
+    kept = {
+        "nodes": dict(state.nodes),
+        "bias_part": {step_names[s]: b for s, b in scores.bias_part.items()} | bias_part,
+        "components": dict(sorted(components.items())),
+        "heads": {
+            HEADS if step == own else CROSS_HEADS: (share,) for step, share in scores.heads.items()
+        },
+        "flows": flows,
+    }
+    return Passed(index, stack, network.errors, **tree_map_only(Tensor, pinned_copy, kept))
 
 
 def check_layers(network: FrozenNetwork, passed: Sequence[Passed]) -> None:

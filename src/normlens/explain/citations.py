@@ -26,7 +26,7 @@ from scipy.linalg import hadamard
 from normlens.errors import InputError, require
 from normlens.explain.backward import ask_for_places, chooses_positions, rows_read
 from normlens.explain.explainer import Explainer
-from normlens.explain.questions import Question
+from normlens.explain.questions import questions_of_parts
 from normlens.inputs import as_list
 from normlens.inputs.encode import answered, encode_target, generated, reader_of
 from normlens.inputs.text import (
@@ -135,22 +135,9 @@ class Prompt:
             tokens = tokens_of(ids, self.lens.tokenizer)
             special = [place < len(self.start) for place in range(len(ids))]
             return Encoded(ids, tokens, special, source=encoded, end=self.ids[-1])
-        ids = [*encoded.ids, *self.ids]
-        encoded = replace(
-            encoded,
-            ids=ids,
-            tokens=[*encoded.tokens, *tokens_of(self.ids, self.lens.tokenizer)],
-            special=[*encoded.special, *[False] * len(self.ids)],
-            type_ids=None
-            if encoded.type_ids is None
-            else [*encoded.type_ids, *[0] * len(self.ids)],
-            words=None,
-            word_labels=[],
-        )
-        reader_of(self.lens).check(
-            encoded.ids, "the prompt with its answer", "; give fewer sources"
-        )
-        return encoded
+        answer = self.answer
+        assert answer is not None
+        return reader_of(self.lens).followed_by(encoded, [*self.ids], answer.text, answer.spans)
 
     def position(self, whole: Encoded) -> int:
         """Where the answer's last token is predicted."""
@@ -275,16 +262,7 @@ def cite(prompt: Prompt, progress: Progress | None = None) -> Citation:
     whole = prompt.followed(encoded)
     first = prompt.position(whole) + 1 - len(prompt.ids)  # where its first token is predicted
     parts = answer.parts(options.parts)
-    questions = [
-        Question(
-            0,
-            first + tokens.stop - 1,
-            answer=prompt.ids[tokens.start : tokens.stop],
-            score=options.score,
-            label=text,
-        )
-        for text, tokens in parts
-    ]
+    questions = questions_of_parts(0, first, prompt.ids, parts, options.score)
     asked = ExplainOptions(
         nonlinearity=options.nonlinearity, flow=False, memory_limit=options.memory_limit
     )

@@ -435,8 +435,11 @@ class Explainer:
 
 def gradients(seeds: Sequence[backward.Seed], network: FrozenNetwork) -> Tensor:
     """The gradients (score, n, d) of scores, padded."""
+    longest = max(network.lengths[-1])
+    if len(seeds) == 1 and len(seeds[0].gradient) == longest:
+        return seeds[0].gradient[None]
     rows = pad_sequence([seed.gradient for seed in seeds], batch_first=True)
-    return F.pad(rows, (0, 0, 0, max(network.lengths[-1]) - rows.shape[1]))
+    return F.pad(rows, (0, 0, 0, longest - rows.shape[1]))
 
 
 class RecordedPasses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -12,23 +12,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens.errors import (
-    InputError,
-    check_choice,
-    require,
-)
+from normlens.errors import InputError, check_choice, require
 from normlens.explain.questions import readable
-from normlens.explain.whole_vectors import (
-    FrozenReading,
-    Reading,
-    SentenceParts,
-)
+from normlens.explain.whole_vectors import FrozenReading, Reading, SentenceParts, parts_of_texts
 from normlens.frozen.network import FrozenReadout
 from normlens.inputs.text import Encoded, tokens_of
 from normlens.layers import ANY, MASKED, SENTENCES, Head
 from normlens.loading.sentences import Pooling, SparseVectors, TokenVectors
 from normlens.models.base import read_head
-from normlens.results.search import LATE, SPARSE
+from normlens.options import CosineOptions
+from normlens.pipeline.batches import Progress
 from normlens.trace.locking import exclusive
 from normlens.trace.run import model_inputs, plain_options, reading
 
@@ -37,15 +30,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Matches:
+class Towers:
+    """The models that read a query and its documents, often one, and how they are read."""
+
+    lenses: tuple[Lens, Lens]
+    poolings: tuple[Pooling, Pooling]
+    options: CosineOptions
+    progress: Progress | None = None
+
+    def check_widths(self, u: Tensor | np.ndarray, v: Tensor | np.ndarray) -> None:
+        """Refuse vectors that cannot be compared."""
+        if u.shape[-1] != v.shape[-1]:
+            raise InputError(
+                f"{self.lenses[0].name} gives vectors of {u.shape[-1]} numbers and "
+                f"{self.lenses[1].name} of {v.shape[-1]}, so there is no score; give towers of one "
+                "model"
+            )
+
+    def parts(
+        self, side: int, readings: Sequence[Reading], texts: Sequence[Encoded]
+    ) -> list[SentenceParts]:
+        """What the vectors of one side's texts consist of."""
+        return parts_of_texts(self.lenses[side], readings, list(texts), self.options, self.progress)
+
+
+@dataclass(frozen=True)
+class Match:
     """What a query and a document are matched by; each match compares a part of both vectors."""
 
-    kind: str
     names: list[str]
     places: NDArray[np.int64]  # [match, (query, document)]; −1: no token alone
-    width: int  # numbers of the vectors for each match
-    query: Reading | SentenceParts
+    columns: slice | NDArray[np.int64]  # of the query's vector, those that are compared
     document: Reading
+    width: int = 1  # numbers of the vectors for each match
     size: float = 1.0  # what the score is divided by
 
     def shares(self, u: SentenceParts, v: SentenceParts) -> dict[str, Any]:
@@ -65,27 +82,8 @@ class Matches:
         }
 
 
-def joined(readings: Sequence[Reading]) -> Reading:
-    """Several readings of one text as one, their vectors one behind the other."""
-
-    def read(last: Tensor, own: Tensor, rule: str) -> FrozenReading:
-        each = [one(last, own, rule) for one in readings]
-        return FrozenReading(
-            lambda vectors: torch.cat([one.linear(vectors) for one in each], -1),
-            torch.cat([one.bias for one in each]),
-            torch.cat([one.vector for one in each]),
-        )
-
-    return read
-
-
-def check_widths(towers: tuple[Lens, Lens], u: Tensor | np.ndarray, v: Tensor | np.ndarray) -> None:
-    """Refuse two towers whose vectors cannot be compared."""
-    if u.shape[-1] != v.shape[-1]:
-        raise InputError(
-            f"{towers[0].name} gives vectors of {u.shape[-1]} numbers and {towers[1].name} of "
-            f"{v.shape[-1]}, so there is no score; give towers of one model"
-        )
+#: How the query's vector is read (or its parts, if no model reads it), and every document's match.
+Matches: TypeAlias = tuple[Reading | SentenceParts, list[Match]]
 
 
 def _of_tokens(
@@ -135,35 +133,42 @@ def _behind_head(lens: Lens, head: Head, texts: Sequence[Encoded]) -> list[Tenso
 # Sparse models: numbers for words of the vocabulary.
 
 
-def sparse_matches(
-    towers: tuple[Lens, Lens],
-    poolings: tuple[Pooling, Pooling],
-    query: Encoded,
-    documents: Sequence[Encoded],
-) -> list[Matches]:
+def sparse_matches(towers: Towers, query: Encoded, documents: Sequence[Encoded]) -> Matches:
     """The vocabulary's words that are in both texts' vectors, by document."""
-    sides = [_SparseSide(*both) for both in zip(towers, poolings, strict=True)]
-    weights = sides[0].search.query_weights
-    u = sides[0].vectors([query])[0] if weights is None else sides[0].static(query, weights)
-    matches = []
-    for v in sides[1].vectors(documents):
-        check_widths(towers, u.vector, v.vector)
-        terms = ((u.vector > 0) & (v.vector > 0)).nonzero().flatten()
-        names = readable(towers[0].tokenizer, terms.tolist())
-        places = np.stack([u.places[terms.cpu()], v.places[terms.cpu()]], axis=-1)
-        of_document = v.reading(terms)
-        assert not isinstance(of_document, SentenceParts)
-        matches.append(Matches(SPARSE, names, places, 1, u.reading(terms), of_document))
-    return matches
+    asking, answering = (
+        _SparseSide(*both) for both in zip(towers.lenses, towers.poolings, strict=True)
+    )
+    static = asking.static(query)
+    if static is None:
+        (u,) = asking.vectors([query])
+    else:
+        u = _SparseText(static.sum(0), (static != 0).to(torch.int64).argmax(0), len(query))
+    texts = answering.vectors(documents)
+    for v in texts:
+        towers.check_widths(u.vector, v.vector)
+    shared = [((u.vector > 0) & (v.vector > 0)).nonzero().flatten() for v in texts]
+    every = torch.cat(shared).unique()
+    matches = [
+        Match(
+            readable(asking.lens.tokenizer, words.tolist()),
+            torch.stack([u.places[words], v.places[words]], -1).cpu().numpy(),
+            torch.searchsorted(every, words).cpu().numpy(),
+            answering.reading(v, words),
+        )
+        for v, words in zip(texts, shared, strict=True)
+    ]
+    if static is None:
+        return asking.reading(u, every), matches
+    tokens = static[:, every].cpu().numpy()
+    return SentenceParts(tokens, np.zeros(len(every)), tokens.sum(0)), matches
 
 
-@dataclass(frozen=True)
-class _SparseText:
-    """A text's vector over the vocabulary, and how its parts are read."""
+class _SparseText(NamedTuple):
+    """A text's vector over the vocabulary."""
 
     vector: Tensor  # (words,)
-    places: NDArray[np.int64]  # (words,), where it is largest; −1: at several
-    reading: Callable[[Tensor], Reading | SentenceParts]  # of some words
+    places: Tensor  # (words,), where it is largest; −1: at several
+    length: int  # of the text
 
 
 class _SparseSide:
@@ -179,19 +184,14 @@ class _SparseSide:
 
     def vectors(self, texts: Sequence[Encoded]) -> list[_SparseText]:
         """What the model says of each text."""
-        return [self._text(y) for y in _behind_head(self.lens, self.head, texts)]
-
-    def _text(self, y: Tensor) -> _SparseText:
-        z = self._words(y, slice(None))  # (n, words)
-        value, place = self._squeezed(z).max(0)
-        places = place.cpu().numpy()
-        if self.search.pools == "sum":
-            value, places = self._squeezed(z).sum(0), np.full_like(places, -1)
-
-        def reading(words: Tensor) -> Reading:
-            return self._reading(words, place[words], len(y))
-
-        return _SparseText(value, places, reading)
+        found = []
+        for y in _behind_head(self.lens, self.head, texts):
+            numbers = self._squeezed(self._words(y, slice(None)))  # (n, words)
+            value, places = numbers.max(0)
+            if self.search.pools == "sum":
+                value, places = numbers.sum(0), torch.full_like(places, -1)
+            found.append(_SparseText(value, places, len(y)))
+        return found
 
     def _words(self, y: Tensor, words: Any, biased: bool = True) -> Tensor:
         """The scores of words of vectors (…, d), with or without the head's bias."""
@@ -207,10 +207,10 @@ class _SparseSide:
         z = z.relu().log1p()
         return z.log1p() if self.search.twice else z
 
-    def _reading(self, words: Tensor, place: Tensor, n: int) -> Reading:
-        """Read the words' numbers: each at its place, or summed over all n."""
-        summed = self.search.pools == "sum"
-        places = list(range(n)) if summed else sorted(set(place.tolist()))
+    def reading(self, text: _SparseText, words: Tensor) -> Reading:
+        """Read some words' numbers of a text: each at its place, or summed over all."""
+        place, summed = text.places[words], self.search.pools == "sum"
+        places = list(range(text.length)) if summed else sorted(set(place.tolist()))
         at = torch.tensor(places, device=place.device)[:, None]
         kept = torch.ones_like(at == place) if summed else at == place  # (p, words)
 
@@ -224,30 +224,26 @@ class _SparseSide:
 
         return _of_tokens(self.head, places, linear, whole)
 
-    def static(self, query: Encoded, weights: Tensor) -> _SparseText:
-        """An inference-free query: each of its words has its weight, whatever stands around it."""
+    def static(self, query: Encoded) -> Tensor | None:
+        """An inference-free query: the weight of each token's word, (n, words), whatever stands
+        around it; None where the model reads the query.
+        """
+        weights = self.search.query_weights
+        if weights is None:
+            return None
         assert self.head.output is not None
-        n, count = len(query), self.head.output.weight.shape[1]
-        weights = F.pad(weights.detach().cpu(), (0, count - len(weights)))
-        of_word = torch.zeros(n, count, dtype=torch.float64)
+        of_word = torch.zeros(len(query), self.head.output.weight.shape[1], dtype=torch.float64)
         for place, (token, special) in enumerate(zip(query.ids, query.special, strict=True)):
-            if not special:
-                of_word[place, token] = float(weights[token])
+            if not special and token < len(weights):
+                of_word[place, token] = float(weights.detach()[token])
         times = (of_word != 0).sum(0).clamp_min(1)  # a word that comes twice counts once
-        parts = of_word / times
-        places = (of_word != 0).to(torch.int64).argmax(0).numpy()
-
-        def reading(words: Tensor) -> SentenceParts:
-            tokens = parts[:, words.cpu()].numpy()
-            return SentenceParts(tokens, np.zeros(tokens.shape[1]), tokens.sum(0))
-
-        return _SparseText(parts.sum(0).to(self.lens.device), places, reading)
+        return (of_word / times).to(self.lens.device)
 
 
 # Late interaction: each token of a query takes the token of the document that matches it best.
 
 
-def expanded(lens: Lens, query: Encoded, search: Any) -> Encoded:
+def expanded(lens: Lens, query: Encoded, search: TokenVectors) -> Encoded:
     """The query with the tokens that a multi-vector model appends to it."""
     expansion = search.expansion
     tokenizer: Any = lens.tokenizer
@@ -273,20 +269,16 @@ def expanded(lens: Lens, query: Encoded, search: Any) -> Encoded:
     )
 
 
-def late_matches(
-    towers: tuple[Lens, Lens],
-    poolings: tuple[Pooling, Pooling],
-    query: Encoded,
-    documents: Sequence[Encoded],
-) -> list[Matches]:
+def late_matches(towers: Towers, query: Encoded, documents: Sequence[Encoded]) -> Matches:
     """The token of each document that matches each of the query's best."""
+    poolings = towers.poolings
     heads = [
         Head(SENTENCES, ANY, tuple(tower.adapter.end()), pooling.steps_on(tower.device))
-        for tower, pooling in zip(towers, poolings, strict=True)
+        for tower, pooling in zip(towers.lenses, poolings, strict=True)
     ]
 
     def vectors(side: int, texts: Sequence[Encoded]) -> list[Tensor]:
-        found = _behind_head(towers[side], heads[side], texts)
+        found = _behind_head(towers.lenses[side], heads[side], texts)
         return [F.normalize(y, dim=-1) if poolings[side].normalized else y for y in found]
 
     def of_side(side: int, places: Sequence[int]) -> Reading:
@@ -299,27 +291,26 @@ def late_matches(
 
     (q,), search = vectors(0, [query]), poolings[0].search
     assert isinstance(search, TokenVectors)
-    asking = _scored(towers[0], poolings[0], query, "query")
-    names = readable(towers[0].tokenizer, [query.ids[i] for i in asking])
-    of_query, matches = of_side(0, asking), list[Matches]()
+    lens = towers.lenses[0]
+    asking = _scored(lens, search, query, "query")
+    names = readable(lens.tokenizer, [query.ids[i] for i in asking])
+    size, matches = float(len(asking)) if search.mean else 1.0, []
     for document, d in zip(documents, vectors(1, documents), strict=True):
-        answering = _scored(towers[1], poolings[1], document, "document")
+        answering = _scored(towers.lenses[1], poolings[1].search, document, "document")
         if not answering:
             raise InputError(f"no token of the document {document.text!r} is scored")
-        check_widths(towers, q, d)
+        towers.check_widths(q, d)
         best = (q[asking] @ d[answering].to(q).T).argmax(-1).tolist()
         matched = [answering[j] for j in best]
         places = np.array([asking, matched], dtype=np.int64).T
-        readings = of_query, of_side(1, matched)
-        size = float(len(asking)) if search.mean else 1.0
-        matches.append(Matches(LATE, names, places, q.shape[-1], *readings, size))
-    return matches
+        reading = of_side(1, matched)
+        matches.append(Match(names, places, slice(None), reading, q.shape[-1], size))
+    return of_side(0, asking), matches
 
 
-def _scored(lens: Lens, pooling: Pooling, text: Encoded, side: str) -> list[int]:
+def _scored(lens: Lens, search: Any, text: Encoded, side: str) -> list[int]:
     """The places of the tokens that are scored."""
     tokenizer: Any = lens.tokenizer
-    search = pooling.search
     assert isinstance(search, TokenVectors)
     if side not in search.skipped_in or not search.skipped:
         return list(range(len(text)))

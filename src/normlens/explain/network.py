@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: The share of the memory limit that attention weights may take; the rest is for the backward pass.
 KEPT_SHARE = 8
+#: What a GPU keeps of a text, beside what its model takes there.
+MODEL_SHARE = 0.8
 
 
 def check_one_sequence(lens: Lens) -> None:
@@ -56,14 +58,11 @@ class FrozenNetwork:
 
     def __init__(self, lens: Lens, batch: Sequence[Encoded], rule: str, limit: int | None):
         self.lens, self.rule, self.dtype = lens, rule, lens.compute_dtype
-        self.kept_bytes = (limit or DEFAULT_LIMIT) // KEPT_SHARE  # that weights may still take
-        if limit is None and lens.device.type == "cuda":
-            # A GPU whose memory holds the model has room for as much as half of that.
-            self.kept_bytes = sum(parameter.nbytes for parameter in lens.model.parameters()) // 2
         stacks = zip(*(item.sequences for item in batch), strict=True)
         self.lengths = [[*map(len, sequences)] for sequences in stacks]  # by stack
         self.real_lengths = self.lengths  # without padding up to a size that texts share
         self.texts, self.tokens = len(batch), max(map(sum, zip(*self.lengths, strict=True)))
+        self.kept_bytes = self._room(limit)  # that weights and vectors inside layers may still take
         self.firsts, self.layer_words = [0], ["layer"]  # by stack
         if isinstance(lens.adapter, TwoStacks):
             self.firsts = [0, len(lens.adapter.encoder_blocks())]
@@ -79,6 +78,21 @@ class FrozenNetwork:
         # Of the layer that was frozen last: the model's own vectors, and what misses them by scope.
         self.real: dict[int, Tensor] = {}
         self.errors: dict[str, Tensor] = {}
+
+    def _room(self, limit: int | None) -> int:
+        """How many bytes may be kept beside the layers' inputs, of which none is given up."""
+        lens = self.lens
+        if limit is not None or lens.device.type != "cuda":
+            return (limit or DEFAULT_LIMIT) // KEPT_SHARE
+        model = sum(parameter.nbytes for parameter in lens.model.parameters())
+        width = max(layer.width for layer in lens.layers)
+        inputs = lens.n_layers * self.texts * self.tokens * width * lens.dtype.itemsize
+        if torch.cuda.is_current_stream_capturing():
+            return model // 2
+        reserved = torch.cuda.memory_reserved(lens.device)
+        idle = reserved - torch.cuda.memory_allocated(lens.device)
+        free = torch.cuda.mem_get_info(lens.device)[0] + idle
+        return int(min(MODEL_SHARE * model, free / 2)) - inputs
 
     def __len__(self) -> int:
         return len(self.visited)
@@ -123,10 +137,13 @@ class FrozenNetwork:
             if name not in self.sources:  # all layers read the same
                 self.sources[name] = vectors.detach().to(self.dtype)
         trace = replace(trace, rows={}, output=trace.output.detach())
-        self.kept_bytes -= sum(alpha.nbytes for alpha in trace.alphas)
+        kept = sum(alpha.nbytes for alpha in trace.alphas)
         if any(isinstance(alpha, QueryKey) for alpha in trace.alphas):
             # Vectors are no longer small beside what stands for the weights.
-            self.kept_bytes -= sum(vectors.nbytes for vectors in trace.real.values())
+            kept += sum(vectors.nbytes for vectors in trace.real.values())
+            if trace.index == 0 and self.kept_bytes < kept * self.lens.n_layers // 2:
+                self.kept_bytes = 0  # few layers save less time than their memory is worth
+        self.kept_bytes -= kept
         if self.kept_bytes < 0:
             trace = replace(trace, alphas=(), real={}, sources={})
         self.visited.append(trace)
@@ -179,9 +196,10 @@ class FrozenNetwork:
         for step, passed in scores.passed.items():
             if step not in self.real:
                 continue
-            g, y = scores.gradients[step], self.real[step].to(self.dtype)
+            g, y = scores.gradients[step], self.real[step]
             missed = (g * y).sum(-1) - plus(passed, scores.bias_part.get(step))
-            sizes = torch.linalg.vector_norm(g, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
+            sizes = torch.linalg.vector_norm(g, dim=-1)
+            sizes = sizes * torch.linalg.vector_norm(y, dim=-1, dtype=g.dtype)
             read = sizes > 0
             relative = torch.where(read, missed / sizes, 0)
             mean = relative.square().sum() / read.sum().clamp_min(1)

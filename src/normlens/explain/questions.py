@@ -226,20 +226,11 @@ class QuestionReader:
         item = self.items[index]
         assert item.answer is not None
         first, ids = item.answer.first, item.ids[item.answer.first :]
-        score = asked.score or LOG_PROBABILITY
         parts = [(item.answer.text, range(len(ids)))]
         if asked.by is not None:
             parts = item.answer.parts(asked.by)
-        questions = [
-            Question(
-                index,
-                first + places.stop - 2,
-                answer=tuple(ids[places.start : places.stop]),
-                score=score,
-                label=text if len(places) > 1 else None,
-            )
-            for text, places in parts
-        ]
+        score = asked.score or LOG_PROBABILITY
+        questions = questions_of_parts(index, first - 1, tuple(ids), parts, score)
         return questions if asked.by is not None else questions[0]
 
     def _question(
@@ -314,6 +305,22 @@ class QuestionReader:
         """The target's tokens in words, without the one that starts it."""
         end = [] if item.end is None else [item.end]
         return " ".join(readable(self.lens.tokenizer, [*item.ids[1:], *end]))
+
+
+def questions_of_parts(
+    index: int, first: int, ids: tuple[int, ...], parts: Sequence[tuple[str, range]], score: str
+) -> list[Question]:
+    """What is asked about parts of an answer, whose first token is predicted at `first`."""
+    return [
+        Question(
+            index,
+            first + places.stop - 1,
+            answer=ids[places.start : places.stop],
+            score=score,
+            label=text if len(places) > 1 else None,
+        )
+        for text, places in parts
+    ]
 
 
 # Where a score is read, and the column of the head's output that a word or a label means.

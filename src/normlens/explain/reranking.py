@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -9,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normlens.errors import (
-    InputError,
-    UnsupportedModelError,
-    require,
-)
+from normlens.errors import InputError, UnsupportedModelError, require
 from normlens.explain.explainer import ask
 from normlens.inputs.text import Encoded, tokenise, words_of
 from normlens.layers import CAUSAL, SEQUENCES
@@ -150,18 +147,16 @@ def _chat(lens: Lens, search: BothTexts, prompt: str) -> str:
 
 def _filled(template: str, query: str, document: str) -> tuple[str, list[tuple[int, int]]]:
     """A template with both texts in it, and the characters that each takes."""
-    names = ("{query}", "{document}")
-    if any(template.count(name) != 1 for name in names):
+    given = {"{query}": query, "{document}": document}
+    pieces = re.split("({query}|{document})", template)
+    if sorted(pieces[1::2]) != sorted(given):
         raise InputError("a template holds {query} and {document} once each")
-    given = zip(names, (query, document), strict=True)
-    first, second = sorted(given, key=lambda one: template.index(one[0]))
-    before, _, rest = template.partition(first[0])
-    between, _, behind = rest.partition(second[0])
-    spans, text = {}, before
-    for (name, own), more in ((first, between), (second, behind)):
-        spans[name] = (len(text), len(text) + len(own))
-        text += own + more
-    return text, [spans[name] for name in names]
+    spans, text = {}, ""
+    for piece in pieces:
+        own = given.get(piece, piece)
+        spans[piece] = len(text), len(text) + len(own)
+        text += own
+    return text, [spans[name] for name in given]
 
 
 def _within(

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlens.errors import InputError, MemoryLimitError, UnsupportedModelError
-from normlens.frozen.layer import FrozenLayer, freeze
+from normlens.frozen.layer import freeze
 from normlens.frozen.network import source_parts
 from normlens.frozen.norm_maps import layer_maps
-from normlens.frozen.parts import FrozenNorm, relative_error
+from normlens.frozen.parts import relative_error
 from normlens.inputs.text import Encoded, Text, Texts
-from normlens.layers import Layer, Linear, Norm
+from normlens.layers import Linear
 from normlens.measures.maps import rollout
 from normlens.options import DEFAULT_LIMIT, AnalysisOptions, ExplainOptions, parse_bytes
 from normlens.pipeline.batches import batches, check_completeness, halves
@@ -164,9 +164,7 @@ def traced_maps(
     maps: list[LayerMap] = []
 
     def consume(traced: tracing.LayerTrace) -> None:
-        layer, x = traced.layer.to(dtype), traced.x.to(dtype)
-        alphas = tuple(alpha.to(dtype) for alpha in traced.alphas)
-        maps.append(of_layer(replace(traced, layer=layer, x=x, alphas=alphas), lengths))
+        maps.append(of_layer(traced.to(dtype), lengths))
 
     inputs = tracing.model_inputs(lens.adapter, batch, lens.device)
     tracing.trace(lens.adapter, inputs, range(lens.n_layers), consume)
@@ -271,17 +269,11 @@ def globenc(
 
 def norms_of_layer(traced: tracing.LayerTrace, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The norms (b, i, j) of one layer, and the error of the parts behind its first norm."""
-    layer = traced.layer
-    (first, _), (second, norm) = (
-        (index, step) for index, step in enumerate(layer.steps) if isinstance(step, Norm)
-    )
-    frozen = freeze(layer, traced.x, traced.alphas, lengths, until=first)
-    # What stands behind RES2 in the model is what LN2 reads.
-    last = FrozenNorm.at(norm, traced.real[second - 1].to(traced.x.dtype))
-    without_block = Layer([*layer.steps[: first + 1], norm], layer.reach)
-    frozen = FrozenLayer(without_block, traced.x, (*frozen.steps, last), frozen.lengths)
-    maps = layer_maps(frozen, [SCOPE], real={first: traced.real[first]})
-    return maps.norms[SCOPE], maps.completeness["ATTNRESLN-N"]
+    names = traced.layer.step_names.items()
+    frozen = freeze(traced.layer, traced.x, traced.alphas, lengths)
+    kept, vectors = frozen.keeping([step for step, name in names if name not in ("FF", "RES2")])
+    maps = layer_maps(kept, [SCOPE], real={len(kept.steps) - 1: vectors})
+    return maps.norms[SCOPE], maps.completeness[SCOPE]
 
 
 # Value zeroing: how far a layer's output turns when one token's value vector is zero.

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 
 from normlens.errors import (
     CompletenessError,
@@ -27,29 +26,17 @@ from normlens.errors import (
     check_choice,
     require,
 )
-from normlens.explain.matching import (
-    Matches,
-    check_widths,
-    expanded,
-    joined,
-    late_matches,
-    sparse_matches,
-)
+from normlens.explain.matching import Matches, Towers, expanded, late_matches, sparse_matches
 from normlens.explain.reranking import cross_scores, reads_both
-from normlens.explain.whole_vectors import (
-    SentenceParts,
-    parts_of_texts,
-    pooled,
-)
+from normlens.explain.whole_vectors import SentenceParts, pooled
 from normlens.inputs.text import Encoded
-from normlens.layers import Head
-from normlens.loading.sentences import Pooling, SparseVectors
+from normlens.loading.sentences import Pooling, SparseVectors, TokenVectors
 from normlens.models.parts import SignalEncoder
 from normlens.options import SIMILARITIES, CosineOptions, ScoreOptions
 from normlens.pipeline import batches
 from normlens.pipeline.batches import Progress
 from normlens.results.explanation import Cosine
-from normlens.results.search import COSINE, DOT, Score
+from normlens.results.search import COSINE, DOT, LATE, SPARSE, Score
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -96,7 +83,7 @@ def check_documents(query: Any, documents: Any) -> list[str]:
     return listed
 
 
-# Cosines, and scores of pooled vectors.
+# Scores, by what kind of model it is.
 
 
 def cosines(
@@ -106,18 +93,9 @@ def cosines(
     options: CosineOptions,
     progress: Progress | None = None,
 ) -> list[Cosine]:
-    """The cosine of every pair. A text that comes several times is run once."""
-    head = pooling.head(lens.adapter.end(), lens.device)
-    found = _parts_by_text(
-        lens, head, [text for pair in encoded for text in pair], options, progress
-    )
-    results = []
-    for a, b in encoded:
-        u, v = found[_key(a)], found[_key(b)]
-        parts = _shared_out(a, b, u, v, _lengths(u, v), lens.dtype)
-        said = _provenance(lens, options, parts["completeness"], [(pooling, a), (pooling, b)])
-        results.append(Cosine(**parts, provenance=said))
-    return results
+    """The cosine of every pair."""
+    towers = Towers((lens, lens), (pooling, pooling), options, progress)
+    return _pooled_scores(Cosine, towers, encoded, "cosine")
 
 
 def scores(
@@ -131,20 +109,20 @@ def scores(
     progress: Progress | None = None,
 ) -> list[Score]:
     """The score of a query and each of several documents, in their order."""
-    towers = lens, lens if document_lens is None else document_lens
-    for tower in towers:
+    lenses = lens, lens if document_lens is None else document_lens
+    for tower in lenses:
         check_search(tower)
     if (both := reads_both(lens, options)) is not None:
         require(document_lens is None, "a cross-encoder reads both texts; leave document_lens out")
         _without(options, lens, "reads both texts", "similarity", "truncate_dim", "document_prompt")
         return cross_scores(lens, both, query, documents, options, truncate, progress)
     _without(options, lens, "makes vectors of each text", "label")
-    poolings = lens.pooling, towers[1].pooling
+    poolings = lens.pooling, lenses[1].pooling
     given = (options.query_prompt, options.document_prompt)
     own = (poolings[0].query_prompt, poolings[1].document_prompt)
     prompts = [mine if asked is None else asked for asked, mine in zip(given, own, strict=True)]
     texts = [prompts[0] + query], [prompts[1] + document for document in documents]
-    for tower, pooling, some, prompt in zip(towers, poolings, texts, prompts, strict=True):
+    for tower, pooling, some, prompt in zip(lenses, poolings, texts, prompts, strict=True):
         check_texts([tuple(some)], pooling)  # type: ignore[list-item]
         if prompt and not pooling.pools_prompt:
             raise UnsupportedModelError(
@@ -152,19 +130,23 @@ def scores(
                 "(include_prompt), which is not described; give query_prompt='' and "
                 "document_prompt='', or compare without"
             )
-    (a,), bs = (t.encode(some, truncate=truncate) for t, some in zip(towers, texts, strict=True))
+    (a,), bs = (t.encode(some, truncate=truncate) for t, some in zip(lenses, texts, strict=True))
     search = poolings[0].search
     if type(search) is not type(poolings[1].search):
-        raise InputError(f"{towers[0].name} and {towers[1].name} are search models of two kinds")
+        raise InputError(f"{lenses[0].name} and {lenses[1].name} are search models of two kinds")
+    towers = Towers(lenses, poolings, options, progress)
     if search is None:
-        return dense_scores(towers, poolings, a, bs, options, progress)
+        similarity = options.similarity or poolings[0].similarity
+        check_choice(similarity, SIMILARITIES, "similarity")
+        pairs = [(a, document) for document in bs]
+        kind = COSINE if similarity == "cosine" else DOT
+        return _pooled_scores(Score, towers, pairs, similarity, options.truncate_dim, kind=kind)
     _without(options, lens, "does not pool its vectors", "similarity", "truncate_dim")
     if isinstance(search, SparseVectors):
-        matches = sparse_matches(towers, poolings, a, bs)
-    else:
-        a = expanded(lens, a, search)
-        matches = late_matches(towers, poolings, a, bs)
-    return _matched_scores(towers, poolings, a, bs, matches, options, progress)
+        return _matched_scores(SPARSE, towers, a, bs, sparse_matches(towers, a, bs))
+    assert isinstance(search, TokenVectors)
+    a = expanded(lens, a, search)
+    return _matched_scores(LATE, towers, a, bs, late_matches(towers, a, bs))
 
 
 def _without(options: ScoreOptions, lens: Lens, why: str, *names: str) -> None:
@@ -174,111 +156,75 @@ def _without(options: ScoreOptions, lens: Lens, why: str, *names: str) -> None:
             raise InputError(f"{lens.name} {why}, so leave {name} out")
 
 
-def dense_scores(
-    towers: tuple[Lens, Lens],
-    poolings: tuple[Pooling, Pooling],
-    query: Encoded,
-    documents: Sequence[Encoded],
-    options: ScoreOptions,
-    progress: Progress | None = None,
-) -> list[Score]:
-    """Scores of pooled vectors: their cosine or dot product, of their first numbers if asked."""
-    similarity = options.similarity or poolings[0].similarity
-    check_choice(similarity, SIMILARITIES, "similarity")
-    heads = [
-        replace(pooling, cut=None).head(tower.adapter.end(), tower.device)
-        for tower, pooling in zip(towers, poolings, strict=True)
-    ]
-    if towers[0] is towers[1]:
-        found = _parts_by_text(towers[0], heads[0], [query, *documents], options, progress)
-        of_query, of_documents = found[_key(query)], found
-    else:
-        of_query = _parts_by_text(towers[0], heads[0], [query], options, progress)[_key(query)]
-        of_documents = _parts_by_text(towers[1], heads[1], documents, options, progress)
+def _pooled_scores(
+    result: type[Kind],
+    towers: Towers,
+    pairs: Sequence[tuple[Encoded, Encoded]],
+    similarity: str,
+    width: int | None = None,
+    **fields: Any,
+) -> list[Kind]:
+    """Cosines or dot products of pooled vectors, of their first numbers if asked.
 
-    def read(parts: SentenceParts, pooling: Pooling) -> SentenceParts:
+    A text that comes several times is run once.
+    """
+    sides = [{_key(text): text for text in texts} for texts in zip(*pairs, strict=True)]
+    if towers.lenses[0] is towers.lenses[1]:
+        sides = [sides[0] | sides[1]]
+    found: list[dict[Hashable, SentenceParts]] = []
+    for side, texts in enumerate(sides):
+        lens, pooling = towers.lenses[side], towers.poolings[side]
+        head = replace(pooling, cut=None).head(lens.adapter.end(), lens.device)
+        each = towers.parts(side, [pooled(head)] * len(texts), [*texts.values()])
         if pooling.normalized:
-            parts = parts.times(1 / _length(parts))
-        return parts.cut(options.truncate_dim or pooling.truncate_dim)
-
-    u, results = read(of_query, poolings[0]), []
-    for document in documents:
-        v = read(of_documents[_key(document)], poolings[1])
-        check_widths(towers, u.vector, v.vector)
-        size = _lengths(u, v) if similarity == "cosine" else 1.0
-        parts = _shared_out(query, document, u, v, size, towers[1].dtype)
-        texts = list(zip(poolings, (query, document), strict=True))
-        said = _provenance(towers[0], options, parts["completeness"], texts)
-        if towers[0] is not towers[1]:
-            said["document_model"] = towers[1].name
-        kind = COSINE if similarity == "cosine" else DOT
-        results.append(Score(**parts, kind=kind, provenance=said))
+            each = [parts.times(1 / _length(parts)) for parts in each]
+        kept = slice(width or pooling.truncate_dim)
+        found.append(dict(zip(texts, (parts.at(kept) for parts in each), strict=True)))
+    results = []
+    for a, b in pairs:
+        u, v = found[0][_key(a)], found[-1][_key(b)]
+        towers.check_widths(u.vector, v.vector)
+        size = _length(u) * _length(v) if similarity == "cosine" else 1.0
+        results.append(_shared_out(result, towers, (a, b), (u, v), size, **fields))
     return results
 
 
-# Scores of sparse and multi-vector models: sums over what is matched.
-
-
 def _matched_scores(
-    towers: tuple[Lens, Lens],
-    poolings: tuple[Pooling, Pooling],
+    kind: str,
+    towers: Towers,
     query: Encoded,
     documents: Sequence[Encoded],
-    matches: Sequence[Matches],
-    options: ScoreOptions,
-    progress: Progress | None,
+    matches: Matches,
 ) -> list[Score]:
-    """The score of each document, by its matches with the query."""
-    found = [place for place, one in enumerate(matches) if one.names]
-    readings = [matches[place].document for place in found]
-    some = [documents[place] for place in found]
-    parts_of = parts_of_texts(towers[1], readings, some, options, progress)
-    of_document = dict(zip(found, parts_of, strict=True))
-    # All of the query's readings are of the same tokens, which pass the model once.
-    asked = {
-        one: len(match.names) * match.width for match in matches if callable(one := match.query)
-    }
-    asked = {one: width for one, width in asked.items() if width}
-    pieces: dict[Any, SentenceParts] = {}
-    if asked:
-        (joint,) = parts_of_texts(towers[0], [joined([*asked])], [query], options, progress)
-        places = np.cumsum([*asked.values()])[:-1].tolist()
-        pieces = dict(zip(asked, joint.split(places), strict=True))
+    """The score of each document, a sum over what is matched in it."""
+    asking, of_documents = matches
+    found = [place for place, match in enumerate(of_documents) if match.names]
+    parts = towers.parts(
+        1, [of_documents[place].document for place in found], [documents[place] for place in found]
+    )
+    of_document = dict(zip(found, parts, strict=True))
+    if not isinstance(asking, SentenceParts):
+        whole = towers.parts(0, [asking], [query]) if found else []
+        asking = whole[0] if whole else SentenceParts.empty(len(query))
     results = []
-    for place, (document, match) in enumerate(zip(documents, matches, strict=True)):
-        u = match.query if isinstance(match.query, SentenceParts) else pieces.get(match.query)
-        v = of_document.get(place)
-        if u is None or v is None:  # nothing is matched
-            u, v = (SentenceParts.empty(len(text)) for text in (query, document))
-        parts = _shared_out(query, document, u, v, match.size, towers[1].dtype, match.width)
-        texts = list(zip(poolings, (query, document), strict=True))
+    for place, (document, match) in enumerate(zip(documents, of_documents, strict=True)):
+        u = asking.at(match.columns)
+        v = of_document.get(place, SentenceParts.empty(len(document)))  # nothing is matched
         terms = match.shares(u, v) if match.names else {}
-        said = _provenance(towers[0], options, parts["completeness"], texts)
-        if towers[0] is not towers[1]:
-            said["document_model"] = towers[1].name
-        results.append(Score(**parts, **terms, kind=match.kind, provenance=said))
+        texts, fields = (query, document), {"kind": kind, **terms}
+        score = _shared_out(Score, towers, texts, (u, v), match.size, match.width, **fields)
+        results.append(score)
     return results
 
 
 # What they share.
 
 
+Kind = TypeVar("Kind", bound=Cosine)
+
+
 def _key(text: Encoded) -> Hashable:
     return tuple(text.ids), tuple(text.type_ids or ())
-
-
-def _parts_by_text(
-    lens: Lens,
-    head: Head,
-    encoded: Sequence[Encoded],
-    options: CosineOptions,
-    progress: Progress | None,
-) -> dict[Hashable, SentenceParts]:
-    """What the vectors of texts consist of; a text that comes several times is run once."""
-    texts = {_key(text): text for text in encoded}
-    readings = [pooled(head)] * len(texts)
-    parts = parts_of_texts(lens, readings, list(texts.values()), options, progress)
-    return dict(zip(texts, parts, strict=True))
 
 
 def _length(parts: SentenceParts) -> float:
@@ -287,23 +233,20 @@ def _length(parts: SentenceParts) -> float:
     return length
 
 
-def _lengths(u: SentenceParts, v: SentenceParts) -> float:
-    return _length(u) * _length(v)
-
-
 def _shared_out(
-    a: Encoded,
-    b: Encoded,
-    u: SentenceParts,
-    v: SentenceParts,
+    result: type[Kind],
+    towers: Towers,
+    texts: tuple[Encoded, Encoded],
+    vectors: tuple[SentenceParts, SentenceParts],
     size: float,
-    dtype: torch.dtype,
     width: int | None = None,
-) -> dict[str, Any]:
-    """The fields of a score u · v / size; its error is relative to the largest of such vectors.
+    **fields: Any,
+) -> Kind:
+    """The score u · v / size; its error is relative to the largest of such vectors.
 
     With `width` the vectors are made of several of this width, and so is the largest score.
     """
+    (u, v), lenses, dtype = vectors, towers.lenses, towers.lenses[1].dtype
     value = float(u.vector @ v.vector) / size
     matrix = u.tokens @ v.tokens.T / size
     a_with_bias, b_with_bias = u.tokens @ v.bias / size, v.tokens @ u.bias / size
@@ -311,9 +254,9 @@ def _shared_out(
     total = float(matrix.sum() + a_with_bias.sum() + b_with_bias.sum()) + bias
     error, tolerance = abs(total - value), batches.SCORE_TOLERANCE[dtype]
     if width is None:
-        error *= size / _lengths(u, v)
+        error *= size / (_length(u) * _length(v))
     else:
-        each = (np.linalg.norm(x.vector.reshape(-1, width), axis=-1) for x in (u, v))
+        each = (np.linalg.norm(x.vector.reshape(-1, width), axis=-1) for x in vectors)
         error *= size / max(float(np.prod(list(each), axis=0).sum()), 1e-12)
     if not error <= tolerance:
         raise CompletenessError(
@@ -321,35 +264,39 @@ def _shared_out(
             f"{tolerance:.0e} for {str(dtype).removeprefix('torch.')}; the model may differ "
             "from its family"
         )
-    text_a, text_b = (one.text if isinstance(one.text, str) else None for one in (a, b))
-    return {
-        "value": value,
-        "matrix": matrix,
-        "a_with_bias": a_with_bias,
-        "b_with_bias": b_with_bias,
-        "bias": bias,
-        "a": a.axis,
-        "b": b.axis,
-        "completeness": error,
-        "text_a": text_a,
-        "text_b": text_b,
-    }
+    said = batches.provenance(
+        lenses[0], towers.options.nonlinearity, error, batches.SCORE_TOLERANCE[lenses[0].dtype]
+    )
+    said["pooling"] = towers.poolings[0].reads
+    if notes := _notes(towers.poolings, texts):
+        said["note"] = "; ".join(notes)
+    if lenses[0] is not lenses[1]:
+        said["document_model"] = lenses[1].name
+    (a, text_a), (b, text_b) = ((x, x.text if isinstance(x.text, str) else None) for x in texts)
+    return result(
+        value=value,
+        matrix=matrix,
+        a_with_bias=a_with_bias,
+        b_with_bias=b_with_bias,
+        bias=bias,
+        a=a.axis,
+        b=b.axis,
+        completeness=error,
+        provenance=said,
+        text_a=text_a,
+        text_b=text_b,
+        **fields,
+    )
 
 
-def _provenance(
-    lens: Lens, options: CosineOptions, error: float, texts: Sequence[tuple[Pooling, Encoded]]
-) -> dict[str, Any]:
-    """How a score was made, with what to know of how texts become vectors."""
-    tolerance = batches.SCORE_TOLERANCE[lens.dtype]
-    said = batches.provenance(lens, options.nonlinearity, error, tolerance)
-    said["pooling"] = texts[0][0].reads
-    notes = [pooling.note for pooling, _ in texts if pooling.note]
-    for side, (pooling, text) in enumerate(texts):
-        limit = pooling.max_tokens if side else pooling.max_query_tokens or pooling.max_tokens
+def _notes(poolings: tuple[Pooling, Pooling], texts: tuple[Encoded, Encoded]) -> list[str]:
+    """What to know of how texts become vectors."""
+    notes = [pooling.note for pooling in poolings if pooling.note]
+    query, document = poolings
+    limits = query.max_query_tokens or query.max_tokens, document.max_tokens
+    for text, limit in zip(texts, limits, strict=True):
         if limit is not None and len(text) > limit:
             notes.append(
                 f"sentence-transformers would cut texts after {limit} tokens; here they are whole"
             )
-    if notes:
-        said["note"] = "; ".join(dict.fromkeys(notes))
-    return said
+    return list(dict.fromkeys(notes))

@@ -68,7 +68,7 @@ class WholeMaps:
         scope, whole = self.scopes[layer, step], self.passing.pop((layer, step))
         maps = self.maps.setdefault(layer, norm_maps.LayerMaps())
         maps.norms[scope] = whole.norms
-        maps.own[scope], maps.others[scope] = whole.mixing()
+        maps.mixing[scope] = whole.mixing()
         if step in self.network.real:
             lengths = self.network.lengths[self.network.stack_of[layer]]
             maps.completeness[scope] = whole.error(bias, self.network.real[step], lengths)
@@ -154,7 +154,8 @@ def collect_whole_way(
     def check(trace: LayerTrace) -> None:
         for run in runs:
             if run.stack.first == network.firsts[network.stack_of[trace.index]]:
-                run.check(replace(trace, index=trace.index - run.stack.first))
+                place, layer = trace.index - run.stack.first, trace.layer.to(network.dtype)
+                run.check(replace(trace, index=place, layer=layer))
 
     def compute() -> None:
         with reading(lens.model, lens.adapter):
@@ -196,15 +197,9 @@ class SentenceParts:
         """A vector of no numbers."""
         return cls(np.zeros((tokens, 0)), np.zeros(0), np.zeros(0))
 
-    def split(self, places: list[int]) -> list[SentenceParts]:
-        """Parts of the vector that begin at these places, and at 0."""
-        each = (np.split(array, places, -1) for array in (self.tokens, self.bias, self.vector))
-        return [SentenceParts(*one) for one in zip(*each, strict=True)]
-
-    def cut(self, width: int | None) -> SentenceParts:
-        """The first numbers of the vector, as Matryoshka models are truncated."""
-        kept = (..., slice(width))
-        return SentenceParts(self.tokens[kept], self.bias[kept], self.vector[kept])
+    def at(self, columns: slice | NDArray[np.int64]) -> SentenceParts:
+        """Some of the vector's numbers."""
+        return SentenceParts(self.tokens[:, columns], self.bias[columns], self.vector[columns])
 
 
 @dataclass(frozen=True)
@@ -262,7 +257,7 @@ def sentence_parts(
     network = FrozenNetwork(lens, batch, rule, limit)
     (lengths,) = network.lengths
     checks = Checks(lens.adapter, lens.dtype, lengths)
-    network.watch = lambda traced: checks.add(traced, traced.layer.to(dtype))
+    network.watch = lambda traced: checks.add(replace(traced, layer=traced.layer.to(dtype)))
 
     def run() -> list[SentenceParts]:
         with reading(lens.model, lens.adapter):

@@ -303,11 +303,10 @@ class Nonlinearity:
         a, u = z
         if self.limit is not None:
             return self._limited_from_zero(a, u, self.limit), self.value(a, u)
-        if g.logistic is not None and kernels_run_on(a.device, a.dtype) and a.is_cuda:
+        if self._has_kernel(a):
             from normlens.gpu.rows import gated_slopes  # Triton is slow to import
 
-            table, tanh = mean_slope_table(g, a.device), g.logistic == "tanh"
-            r_a, r_u, h = gated_slopes(a, u, table, CELLS, g.bound, tanh=tanh)
+            r_a, r_u, h = gated_slopes(a, u, g)
             return (r_a, r_u), h
         mean, slope = g.mean_slope(a), g.slope(a)
         r_a = u * (slope - mean)
@@ -315,6 +314,21 @@ class Nonlinearity:
         if g.at_zero:
             r_u, h = r_u.add_(g.at_zero), h.add_(g.at_zero)
         return (r_a, r_u), h.mul_(u)
+
+    def _has_kernel(self, a: Tensor) -> bool:
+        is_plain = self.limit is None and self.g.logistic is not None
+        return is_plain and a.is_cuda and kernels_run_on(a.device, a.dtype)
+
+    def scored(
+        self, rule: str, z: Sequence[Tensor], g: Tensor
+    ) -> tuple[Sequence[Tensor], Tensor] | None:
+        """``g ⊙ r^k`` in bfloat16 and ``g · h`` by one kernel; None where no kernel forms them."""
+        if rule != IG or len(z) != 2 or not self._has_kernel(z[0]):
+            return None
+        from normlens.gpu.rows import gated_scores  # Triton is slow to import
+
+        gate, up = z
+        return gated_scores(gate, up, g, self.g)
 
     def _limited_from_zero(self, a: Tensor, u: Tensor, limit: float) -> tuple[Tensor, Tensor]:
         """The same with a limit, for g with g(0) = 0.

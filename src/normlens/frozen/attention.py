@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from normlens.frozen.parts import (
@@ -29,7 +28,8 @@ from normlens.frozen.parts import (
     inner,
     plus,
 )
-from normlens.gpu.matmul import halves, is_rounded_once, times
+from normlens.gpu.matmul import halves, times
+from normlens.gpu.sizes import kernels_run_on
 from normlens.layers import Attention, Reach
 
 # The weights α of an attention: as the model returned them, or formed from queries and keys.
@@ -42,6 +42,8 @@ from normlens.layers import Attention, Reach
 
 #: Weights in a tile, on a CPU and on a GPU; larger tiles are not faster.
 _TILE = {"cpu": 1 << 21, "cuda": 1 << 27}
+#: Numbers of a query for which the kernel has room.
+WIDEST_HEAD = 256
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class QueryKey:
     soft_cap: float | None = None
     sinks: Tensor | None = None  # (h,), a logit that takes its share of each row
     output: Tensor | None = None  # (b, i, h, e), what the model mixed from its values
+    log_sums: Tensor | None = None  # (b, h, i), lse as the model's own kernel has it
 
     def to(self, dtype: torch.dtype | torch.device) -> QueryKey:
         """The same with tiles of this type; q and k stay as they are."""
@@ -158,7 +161,7 @@ class QueryKey:
 
     @property
     def mixed(self) -> Tensor | None:
-        return None if self.output is None else self.output.transpose(1, 2).to(self.dtype)
+        return None if self.output is None else self.output.transpose(1, 2)
 
     def mix(self, values: Tensor) -> Tensor:
         b, h, n, _ = self.shape
@@ -171,9 +174,11 @@ class QueryKey:
         lead = g.shape[:-4]
         b, j = self.shape[0], self.shape[3]
         together = g.reshape(-1, *g.shape[-4:]).permute(1, 2, 3, 0, 4).flatten(3)  # (b, h, i, …·e)
-        if self._has_flash:
-            sources = torch.cat([*map(self._flash_spread, together.split(g.shape[-1], -1))], -1)
-            sources = sources.unflatten(1, (groups, -1)).sum(2)
+        if self._takes_kernel:
+            from normlens.gpu import attention  # Triton is slow to import
+
+            each = together.split(g.shape[-1], -1)
+            sources = torch.cat([attention.spread(self, one) for one in each], -1)
         else:
             sources = g.new_zeros(b, groups, j, together.shape[-1])
             for rows, tile in self._tiles():
@@ -227,31 +232,12 @@ class QueryKey:
         return scores.softmax(-1)
 
     @property
-    def _has_flash(self) -> bool:
-        """Whether PyTorch's own kernels give the gradient at the values without any weight."""
-        is_plain = self.soft_cap is None and self.sinks is None and self.bias is None
+    def _takes_kernel(self) -> bool:
+        """Whether a kernel spreads gradients without forming tiles."""
         is_half = self.query.dtype in (torch.float16, torch.bfloat16)
-        return is_plain and is_half and self.device.type == "cuda"
-
-    def _flash_spread(self, g: Tensor) -> Tensor:
-        """``Σ_i α_ij g_i`` (b, h, j, e): the gradient at the values, of g or its two halves."""
-        of_group = self.shape[1] // self.key.shape[1]
-        key = self.key.repeat_interleave(of_group, dim=1)
-        width = g.shape[-1]
-        values = key.new_zeros(*key.shape[:3], width)
-        with torch.enable_grad():
-            values.requires_grad_()
-            out = F.scaled_dot_product_attention(
-                self.query, key, values, self.mask, is_causal=self.causal, scale=self.scale
-            )
-            total = g.new_zeros(values.shape)
-            size = g.abs().amax().clamp_min(torch.finfo(g.dtype).tiny)  # half a number has a range
-            rest = g / size
-            for _ in range(1 if is_rounded_once() else 2):
-                half = rest.to(self.query.dtype)
-                (arrived,) = torch.autograd.grad(out, values, half, retain_graph=True)
-                total, rest = total + arrived, rest - half
-        return total * size
+        is_plain = self.mask is None or self.mask.dtype == torch.bool
+        fits = self.bias is None and self.query.shape[-1] <= WIDEST_HEAD
+        return is_half and is_plain and fits and kernels_run_on(self.device, torch.float32)
 
 
 #: What an attention gave its sources.
@@ -379,7 +365,10 @@ class FrozenAttention(FrozenBlock):
 
     @cached_property
     def head_sums(self) -> Tensor:
-        """``Σ_j α^h_ij v^h_j``, what each head reads (b, h, i, d_head), value biases included."""
+        """``Σ_j α^h_ij v^h_j``, what each head reads (b, h, i, d_head), value biases included.
+
+        As the model mixed it, in its precision, where that is there.
+        """
         mixed = self.alpha.mixed
         return self.alpha.mix(self.values.transpose(1, 2)) if mixed is None else mixed
 
@@ -389,7 +378,8 @@ class FrozenAttention(FrozenBlock):
         output = self.attention.output
         if self.parts:
             return plus(plus(*self._sums), output.bias)
-        return plus(times(_together(self.head_sums), output.weight), output.bias)
+        heads = _together(self.head_sums).to(self.grouped.dtype)
+        return plus(times(heads, output.weight), output.bias)
 
     def score(self, g: Tensor) -> Scored:
         """What the attention, and each of its heads, adds to the score of g (…, b, i, d)."""
@@ -480,7 +470,7 @@ class FrozenAttention(FrozenBlock):
 
         Sums over sources are taken before W_O: v is H times smaller than f.
         """
-        total = self.head_sums
+        total = self.head_sums.to(self.grouped.dtype)
         if self.attention.source is not None:
             return times(_together(total), self.attention.output.weight), None
         own = self.alpha.dense.diagonal(dim1=2, dim2=3)[..., None] * self.values.transpose(1, 2)

@@ -9,7 +9,7 @@ blocks, each at the tokens that used it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -20,9 +20,19 @@ from torch import Tensor
 
 from normlens.errors import InputError
 from normlens.frozen.activations import IG_BIAS, Linearised, Nonlinearity, activation
-from normlens.frozen.parts import Chain, FrozenBlock, FrozenNorm, Parts, Scored, State, T, plus
+from normlens.frozen.parts import (
+    Chain,
+    FrozenBlock,
+    FrozenNorm,
+    Parts,
+    Scored,
+    State,
+    T,
+    inner,
+    plus,
+)
 from normlens.frozen.tiles import FeedForwardBlock, Job
-from normlens.gpu.matmul import times
+from normlens.gpu.matmul import is_rounded_once, splits, times
 from normlens.layers import Experts, FeedForward, ParallelFeedForward
 from normlens.options import NOT_LINEAR, SHAPLEY
 
@@ -47,10 +57,13 @@ class FrozenFeedForward(FeedForwardBlock):
     @classmethod
     def at(cls, ff: FeedForward, y: Tensor, bias: Tensor | None, rule: str) -> FrozenFeedForward:
         """The block at input `y` (b, i, d), of which no token owns `bias`."""
-        z, start = [linear(y) for linear in ff.inputs], list[Tensor]()
+        z, start = list[Tensor](), list[Tensor]()
+        before = None
         if rule == IG_BIAS:
             before = torch.zeros_like(y) if bias is None else bias.expand_as(y)
-            start = [linear(before) for linear in ff.inputs]
+        for linear in ff.inputs:
+            z.append(linear(y))
+            start += [] if before is None else [linear(before)]
         return cls(ff, nonlinearity(ff).linearised(rule, z, start))
 
     def linear(self, v: Tensor) -> Tensor:
@@ -58,9 +71,10 @@ class FrozenFeedForward(FeedForwardBlock):
         return times(self._neurons(v), self.ff.down.weight)
 
     @property
-    def branches(self) -> list[tuple[Tensor, Tensor]]:
+    def branches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """W_k and r^k of each input projection."""
-        return list(zip(self.ff.projections, self.neurons.slopes, strict=True))
+        for linear, slope in zip(self.ff.inputs, self.neurons.slopes, strict=True):
+            yield linear.weight, slope
 
     def _neurons(self, v: Tensor) -> Tensor:
         (first, r), *gated = self.branches
@@ -123,13 +137,14 @@ class FrozenFeedForward(FeedForwardBlock):
                 rows.append(torch.bmm(v, w, out=out).transpose(0, 1))
             return rows
         u = job.factors.values[index, sources]  # (j, h, d)
-        for k, w in enumerate(self.ff.projections):
+        for k, linear in enumerate(self.ff.inputs):
+            w = linear.weight
             out = job.buffers.take(f"rows {k}", w, u.shape[0] * u.shape[1], w.shape[1])
             rows.append(torch.mm(u.flatten(0, 1), w, out=out).view(*u.shape[:2], -1))
         return rows
 
     def tile(
-        self, job: Job, index: int, targets: slice, sources: slice, rows: list[Tensor]
+        self, job: Job, index: int, targets: slice, sources: slice, rows: Iterable[Tensor]
     ) -> Tensor:
         """``Σ_k ((s_i Σ_h A_ijh Q^k_jh) ⊙ r^k_i) W_down``, (j, i, d)."""
         weights = job.factors.weights[index, sources, targets]  # (j, i, h)
@@ -178,14 +193,38 @@ class ChunkedFeedForward(FrozenBlock):
     bias: Tensor | None  # (b, i, d) or (d,), of which no token owns anything
     rule: str
 
-    def _chunks(self) -> Iterator[tuple[slice, FrozenFeedForward]]:
+    def _rows(self) -> Iterator[slice]:
         b, n, _ = self.y.shape
         count = max(1, NEURONS // (b * self.ff.down.weight.shape[0]))
-        bias = None if self.bias is None else self.bias.expand_as(self.y)
         for first in range(0, n, count):
-            rows = slice(first, first + count)
-            before = None if bias is None else bias[:, rows]
-            yield rows, FrozenFeedForward.at(self.ff, self.y[:, rows], before, self.rule)
+            yield slice(first, first + count)
+
+    def _at(self, rows: slice) -> FrozenFeedForward:
+        before = None if self.bias is None else self.bias.expand_as(self.y)[:, rows]
+        return FrozenFeedForward.at(self.ff, self.y[:, rows], before, self.rule)
+
+    def _chunks(self) -> Iterator[tuple[slice, FrozenFeedForward]]:
+        for rows in self._rows():
+            yield rows, self._at(rows)
+
+    def _score(self, rows: slice, g: Tensor) -> Scored:
+        """The score of some tokens' block; its slopes stay inside a kernel where it can form them.
+
+        There gradients are rounded to bfloat16, as the weights are.
+        """
+        down, inputs = self.ff.down, self.ff.inputs
+        if is_rounded_once() and splits(down.weight) and all(w.bias is None for w in inputs):
+            at_neurons = times(g, down.weight.T)
+            z = [linear(self.y[:, rows]) for linear in inputs]
+            if (found := nonlinearity(self.ff).scored(self.rule, z, at_neurons)) is not None:
+                weighted, passed = found
+                arriving = [
+                    torch.mm(each.flatten(0, -2), linear.weight.T, out_dtype=g.dtype)
+                    for each, linear in zip(weighted, inputs, strict=True)
+                ]
+                total = arriving[0].add_(arriving[1]).view(g.shape)
+                return Scored(total, passed, inner(g, down.bias))
+        return self._at(rows).score(g)
 
     def linear(self, v: Tensor) -> Tensor:
         """The block on vectors (…, i, d)."""
@@ -193,7 +232,7 @@ class ChunkedFeedForward(FrozenBlock):
 
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d)."""
-        scored = [block.score(g[..., rows, :]) for rows, block in self._chunks()]
+        scored = [self._score(rows, g[..., rows, :]) for rows in self._rows()]
 
         def joined(name: str, dim: int) -> Any:
             found = [getattr(each, name) for each in scored]
@@ -225,7 +264,8 @@ def frozen_feed_forward(
     ff: FeedForward, y: Tensor, bias: Tensor | None, rule: str, parts: bool = False
 ) -> FrozenFeedForward | ChunkedFeedForward:
     """The block at input `y` (b, i, d); without `parts`, a large one in chunks."""
-    if not parts and y.shape[:-1].numel() * ff.down.weight.shape[0] > NEURONS:
+    is_large = y.shape[:-1].numel() * ff.down.weight.shape[0] > NEURONS
+    if not parts and (is_large or is_rounded_once()):
         return ChunkedFeedForward(ff, y, bias, rule)
     return FrozenFeedForward.at(ff, y, bias, rule)
 
@@ -440,7 +480,7 @@ class FrozenExperts(FeedForwardBlock):
     # together. For many sources, one matrix is formed per target.
 
     def tile(
-        self, job: Job, index: int, targets: slice, sources: slice, rows: list[Tensor]
+        self, job: Job, index: int, targets: slice, sources: slice, rows: Iterable[Tensor]
     ) -> Tensor:
         """``Σ_e w_ie Σ_k ((F_i(x_j) W^e_k) ⊙ r^ke_i) W^e_down``, (j, i, d)."""
         parts = torch.bmm(*job.factors.tile(index, targets, sources))  # (j, i, d)

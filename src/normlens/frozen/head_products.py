@@ -88,7 +88,7 @@ class KeptProducts:
         assert isinstance(ff, FeedForward)
         for norm in _norms_between(layer):
             basis = stretch(basis, norm)
-        self.tensors = tuple(times(basis, w) for w in ff.projections)
+        self.tensors = tuple(times(basis, linear.weight) for linear in ff.inputs)
         self.fingerprint = fingerprint
         self.places: object = None  # of the weights when their content was last compared
         self._store = store
@@ -152,7 +152,8 @@ class ProductStore:
             if total + size <= self.limit:
                 total += size
                 gammas = [norm.gamma for norm in _norms_between(layer) if norm.gamma is not None]
-                weights[key] = [output, *gammas, *ff.projections, ff.down.weight]
+                first = [linear.weight for linear in ff.inputs]
+                weights[key] = [output, *gammas, *first, ff.down.weight]
         asked = {key: weights[key] for key in weights if key in wanted}
         places = {key: _places_of(tensors) for key, tensors in asked.items()}
         known = {key: kept.places for key, kept in self._kept.items() if kept.places is not None}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -79,7 +78,6 @@ class FrozenLayer:
         before = torch.zeros_like(self.x) if bias is None else bias
         return self.forward(before, sources, observe, biases=True)
 
-    @cached_property
     def beside_blocks(self) -> dict[int, Tensor | None]:
         """The layer's input (b, i, d) as it arrives at each step by ways that pass no block.
 
@@ -97,6 +95,36 @@ class FrozenLayer:
             step.pass_on(state, act)
         return {**arriving, len(self.steps): state.stream}
 
+    def keeping(self, kept: Sequence[int]) -> tuple[FrozenLayer, Tensor]:
+        """The layer with some of its steps alone, and what these make (b, i, d) of its input.
+
+        Steps before the attention stay. A residual connection around nothing that is kept is left
+        out, too: vectors pass there as they are.
+        """
+        chosen, branches = list[int](), list[int]()
+        for index, described in enumerate(self.layer.steps[: max(kept) + 1]):
+            if isinstance(described, components.Branch):
+                branches.append(index)
+            elif isinstance(described, components.Residual):
+                first = branches.pop()
+                if index in kept and any(place > first for place in chosen):
+                    chosen += [first, index]
+            elif index in kept or index not in self.layer.scope_of_step:
+                chosen.append(index)
+        chosen.sort()
+        layer = components.Layer([self.layer.steps[k] for k in chosen], self.layer.reach)
+        steps = tuple(self.steps[k] for k in chosen)
+        biases, mixed = list[Tensor | None](), False
+        vectors, bias = State(self.x, start=self.x), State[Tensor | None](None)
+        for step in steps:
+            mixed = _pass_bias(step, bias, mixed)
+            biases.append(bias.stream)
+            # What a block reads here may not be what it reads in the whole layer.
+            is_affine = isinstance(step, FeedForwardBlock)
+            step.pass_on(vectors, step.affine if is_affine else step.apply)  # type: ignore[arg-type]
+        frozen = FrozenLayer(layer, self.x, steps, self.lengths, tuple(biases))
+        return frozen, vectors.stream
+
     def from_token(self, first: int) -> FrozenLayer:
         """The linear face for the tokens from `first` on, if earlier ones hold nothing."""
         if first == 0:
@@ -104,6 +132,22 @@ class FrozenLayer:
         steps = tuple(step.from_token(first) for step in self.steps)
         lengths = tuple(max(0, length - first) for length in self.lengths)
         return replace(self, x=self.x[:, first:], steps=steps, lengths=lengths)
+
+
+def _pass_bias(step: FrozenStep, bias: State[Tensor | None], mixed: bool) -> bool:
+    """Pass on what no token owns, as norm maps see it; returns whether tokens are mixed then.
+
+    What was a bias before the first attention is the part of a token behind it, and the output of a
+    block beside the attention is the token's. Sampled shares include the bias.
+    """
+    if isinstance(step, FrozenAttention):
+        bias.stream = step.attention.output.bias
+        bias.saved = bias.saved if mixed else [None] * len(bias.saved)
+        return True
+    beside = feedforward.FrozenParallelFeedForward, feedforward.SampledFeedForward
+    if not isinstance(step, beside):
+        step.pass_on(bias, step.affine)
+    return mixed
 
 
 def freeze(
@@ -147,11 +191,9 @@ def freeze(
             read = y if step.source is None else (sources or {})[step.source]
             real_sources = (source_lengths or {}).get(step.source or "")
             a = next(weights)
-            before, bias.stream = bias.stream, step.output.bias
-            frozen = FrozenAttention.at(step, read, a, layer.reach, before, parts, real_sources)
-            if not mixed:  # what was a bias before is now the part of a token
-                bias.saved = [None] * len(bias.saved)
-            mixed = True
+            frozen = FrozenAttention.at(
+                step, read, a, layer.reach, bias.stream, parts, real_sources
+            )
         elif isinstance(step, components.ParallelFeedForward):
             frozen = feedforward.FrozenParallelFeedForward.at(step, x, rule)
         elif rule == SHAPLEY:
@@ -163,13 +205,10 @@ def freeze(
         else:
             frozen = feedforward.frozen_feed_forward(step, y, bias.stream, rule, parts)
         steps.append(frozen)
-        # Without parts, nothing behind the only feed-forward block reads a bias, and sampled shares
-        # include it. Of a block beside the attention nothing is one: its output is the token's.
-        passes_bias = not isinstance(frozen, FrozenBlock)
-        if isinstance(frozen, (FeedForwardBlock, feedforward.ChunkedFeedForward)):
-            passes_bias = rule != SHAPLEY and (parts or layer.by_source)
-        if passes_bias:
-            frozen.pass_on(bias, frozen.affine)
+        # Without parts, nothing behind the only feed-forward block reads a bias.
+        blocks = FeedForwardBlock, feedforward.ChunkedFeedForward
+        if parts or layer.by_source or not isinstance(frozen, blocks):
+            mixed = _pass_bias(frozen, bias, mixed)
         biases.append(bias.stream)
         known = taken.get(index)
         if known is None or not isinstance(frozen, FrozenBlock):

@@ -179,9 +179,9 @@ class WholeNorms:
         self.total[:, sources.since :] += sources.vectors.sum(0)
 
     def mixing(self) -> tuple[Tensor, Tensor]:
-        """``‖V_ii‖`` and ``‖Σ_{k≠i} V_ik‖``, (b, i)."""
-        own = torch.linalg.vector_norm(self.own, dim=-1)
-        return own, torch.linalg.vector_norm(self.total - self.own, dim=-1)
+        """``‖Σ_{k≠i} V_ik‖`` and ``‖V_ii‖``, (b, i)."""
+        others = torch.linalg.vector_norm(self.total - self.own, dim=-1)
+        return others, torch.linalg.vector_norm(self.own, dim=-1)
 
     def error(self, bias: Tensor, real: Tensor, lengths: Sequence[int]) -> Tensor:
         """The worst relative error of ``Σ_k V_ik + b_i`` against the model's vectors."""

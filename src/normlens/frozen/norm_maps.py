@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -51,15 +52,13 @@ class LayerMaps:
     """
 
     norms: dict[str, Tensor] = field(default_factory=dict)  # scope → (b, i, j)
-    own: dict[str, Tensor] = field(default_factory=dict)  # scope → ‖F_i(x_i)‖ (b, i)
-    others: dict[str, Tensor] = field(default_factory=dict)  # scope → ‖Σ_{j≠i} F_i(x_j)‖ (b, i)
+    #: scope → ‖Σ_{j≠i} F_i(x_j)‖ and ‖F_i(x_i)‖, (b, i)
+    mixing: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     head_maps: dict[str, Tensor] = field(default_factory=dict)  # scope → (b, h, i, j)
     standard_error: dict[str, Tensor] = field(default_factory=dict)  # Shapley only
     completeness: dict[str, Tensor] = field(default_factory=dict)  # scope → worst relative error
     precision: str | None = None  # of the feed-forward products; None: there were none
-    #: errors of the kernels' parts: of their sum, and of a sample of their norms
-    kernel_error: Tensor | None = None
-    sampled_error: Tensor | None = None
+    kernel_errors: dict[str, Tensor] = field(default_factory=dict)  # as those of `PairNorms`
     statistics: FeedForwardStatistics | None = None
 
 
@@ -98,7 +97,7 @@ def add_attention_maps(
         own = weights.diagonal(dim1=1, dim2=2) if is_own else mean.new_zeros(mean.shape[:2])
         # What a sink takes is no mixing with other tokens.
         total = weights.sum(-1) if described.sinks and is_own else 1
-        result.norms[scope], result.own[scope], result.others[scope] = weights, own, total - own
+        result.norms[scope], result.mixing[scope] = weights, (total - own, own)
     if heads:
         vectors = by_head(attention.values, output_basis(described))
         sizes = torch.linalg.vector_norm(vectors, dim=-1)  # ‖f^h(x_j)‖ (b, j, h)
@@ -153,6 +152,8 @@ def layer_maps(
             walk.record(index, state.stream)
     largest = largest_errors(list(walk.errors.values()))
     walk.result.completeness |= zip(walk.errors, largest, strict=True)
+    for scope in filter(frozen.layer.kept_steps, scopes):
+        walk.own_scope(scope)
     return walk.result
 
 
@@ -160,14 +161,19 @@ def last_step(layer: Layer, scopes: Collection[str], options: AnalysisOptions) -
     """The last step whose parts a requested scope needs; statistics need all steps."""
     if options.statistics:
         return len(layer.steps) - 1
-    return max((i for i, name in layer.scope_of_step.items() if name in scopes), default=-1)
+    last = -1
+    for index, name in layer.scope_of_step.items():
+        last = index if name in scopes else last
+    return last
 
 
 def last_frozen_step(layer: Layer, scopes: Collection[str], options: AnalysisOptions) -> int:
     """The last step that maps of these scopes need frozen, those of weights and heads included."""
     last = last_step(layer, scopes, options)
     if options.heads or not set(scopes) <= set(layer.scope_of_step.values()):
-        return max(last, layer.steps.index(layer.attentions[-1]))
+        last = max(last, layer.steps.index(layer.attentions[-1]))
+        for scope in scopes:
+            last = max(last, *layer.kept_steps(scope), -1)
     return last
 
 
@@ -200,6 +206,24 @@ class _Walk:
             self.record(position, Parts(whole.own, bias, mixed), whole.norms)
         self.result.precision = str(self.frozen.x.dtype).removeprefix("torch.")
 
+    def own_scope(self, scope: str) -> None:
+        """Record a scope of a user's own: the whole way of a layer of the steps that it keeps."""
+        kept, vectors = self.frozen.keeping(self.frozen.layer.kept_steps(scope))
+        (*_, (last, name)) = kept.layer.scope_of_step.items()
+        options = replace(self.options, heads=False, statistics=False)
+        given = {last: vectors}, None, self.buffers, None, self.sample_kernels
+        found, result = layer_maps(kept, [name], options, *given), self.result
+        result.norms[scope], result.mixing[scope] = found.norms[name], found.mixing[name]
+        result.completeness[scope] = found.completeness[name]
+        result.precision = result.precision or found.precision
+        self.note_kernels(found.kernel_errors)
+
+    def note_kernels(self, errors: Mapping[str, Tensor]) -> None:
+        """Keep the largest of each kind of error, NaN above all."""
+        for kind, error in errors.items():
+            before = self.result.kernel_errors.get(kind, error)
+            self.result.kernel_errors[kind] = torch.maximum(before, error)
+
     def by_pairs(self, index: int, last: int, block: FeedForwardBlock, state: State[Parts]) -> None:
         """Record the block and every step behind it, up to `last`, by the norms of all pairs."""
         names, groups, saved = self.frozen.layer.scope_of_step, state.stream.groups, state.saved[:]
@@ -215,7 +239,9 @@ class _Walk:
         # Products are kept of the first attention, and of all its parts' norms.
         kept = self.kept if len(groups) == 1 else None
         given = names[index], tail, self.buffers, self.ordinary, kept
-        jobs = [Job(block, factors, *given) for factors in groups]
+        jobs = list[Job]()
+        for factors in groups:
+            jobs.append(Job(block, factors, *given))
         sums, norms = self.norms_behind(jobs, state.stream, self.frozen.biases[index])
         self.record(index, sums, norms[names[index]])
         if self.options.statistics:
@@ -229,7 +255,10 @@ class _Walk:
             self.result.statistics = FeedForwardStatistics(
                 block.output, state.stream.total, bypassed, ordinary
             )
-        state = State(sums, [replace(before, groups=()) for before in state.saved])
+        # Norms of what is left are there already; only sums pass on.
+        for place, before in enumerate(state.saved):
+            state.saved[place] = replace(before, groups=())
+        state.stream = sums
         for position in range(index + 1, last + 1):
             step = self.frozen.steps[position]
             step.pass_on(state, step.on_parts)
@@ -256,19 +285,21 @@ class _Walk:
             mixed = block.output - own
             jobs = [replace(jobs[0], mixed=mixed if bias is None else mixed - bias)]
         on_kernels = isinstance(block, FrozenFeedForward) and has_kernels(block.ff.down.weight)
-        sums, found = Parts(own, bias), []
+        sums, found = Parts(own, bias), defaultdict[str, list[Tensor]](list)
         for job in jobs:
             if on_kernels and tail_of(job) is not None:
                 pairs = stage_by_kernels(job, lengths, options, self.sample_kernels)
             else:
                 pairs = feed_forward_norms(job, lengths, options.limit)
             sums = replace(sums, mixed=plus(pairs.mixed, sums.mixed))
-            found.append(pairs.norms)
+            for scope, of_group in pairs.norms.items():
+                found[scope].append(of_group)
             result.precision = pairs.precision
-            result.kernel_error = _larger(result.kernel_error, pairs.error)
-            result.sampled_error = _larger(result.sampled_error, pairs.sampled_error)
-        scopes = jobs[0].scopes
-        return sums, {s: side_by_side([maps[s] for maps in found], parts.groups) for s in scopes}
+            self.note_kernels(pairs.errors)
+        norms = {}
+        for scope, of_groups in found.items():
+            norms[scope] = side_by_side(of_groups, parts.groups)
+        return sums, norms
 
     def record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
         """Keep a scope's map, the norms that its mixing ratio compares, and its completeness.
@@ -303,12 +334,7 @@ class _Walk:
             norms = side_by_side(list(self.normed.values()), parts.groups).clone()
         norms[..., -own.shape[-1] :].diagonal(dim1=1, dim2=2).copy_(own)
         self.result.norms[scope] = norms
-        self.result.own[scope], self.result.others[scope] = own, others
-
-
-def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The larger of two errors, NaN above all; None if nothing was compared."""
-    return b if a is None else a if b is None else torch.maximum(a, b)
+        self.result.mixing[scope] = others, own
 
 
 # The Shapley value of the feed-forward nonlinearity, by sampled permutations.

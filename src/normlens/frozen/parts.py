@@ -140,9 +140,9 @@ class Parts:
         if saved.groups and self.groups:
             groups = tuple(sorted(groups, key=lambda group: group.source is None))
             if len({group.source for group in groups}) < len(groups):
-                raise ValueError(
-                    "a residual before the feed-forward block must branch where its sources are "
-                    "not mixed yet"
+                raise InputError(
+                    "a residual connection before the feed-forward block would add mixed parts to "
+                    "themselves; leave it, or the norm that it stands around, out of the scope"
                 )
         bias, mixed = plus(self.bias, saved.bias), plus(self.mixed, saved.mixed)
         return Parts(self.own + saved.own, bias, mixed, groups)
@@ -176,10 +176,9 @@ def relative_error(total: Tensor, real: Tensor, lengths: Sequence[int]) -> Tenso
 
 def relative_rows(total: Tensor, real: Tensor, lengths: Sequence[int]) -> Tensor:
     """The error of each target (b, i), 0 for padding."""
-    y = real.to(total.dtype)
-    error = torch.linalg.vector_norm(total - y, dim=-1)
-    size = torch.linalg.vector_norm(y, dim=-1).clamp_min(torch.finfo(y.dtype).tiny)
-    relative = error / size
+    error = torch.linalg.vector_norm(total - real, dim=-1)
+    size = torch.linalg.vector_norm(real, dim=-1, dtype=total.dtype)
+    relative = error / size.clamp_min(torch.finfo(total.dtype).tiny)
     if min(lengths) < total.shape[1]:
         ends = on_device(tuple(lengths), total.device)
         is_token = torch.arange(total.shape[1], device=total.device) < ends[:, None]
@@ -366,6 +365,10 @@ class FrozenNorm(FrozenStep):
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``(γ⊙g − mean(γ⊙g))/σ_i``."""
+        if g.shape[-3:-1] == self.inverse_deviation.shape and takes_one_pass(g):
+            from normlens.gpu.rows import normalised  # Triton is slow to import
+
+            return normalised(g, self.norm, self.inverse_deviation, adjoint=True)
         g = g if self.norm.gamma is None else g * self.norm.gamma
         g = g - g.mean(-1, keepdim=True) if self.norm.centred else g
         return g * self.inverse_deviation[..., None]

@@ -56,21 +56,21 @@ class LayerScores:
         return self.through + self.beside
 
 
-def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Collection[int] = ()) -> LayerScores:
-    """Carry g (…, b, i, d) behind a layer to its input; `keep` the gradient behind these steps."""
-    scores = scores_behind(frozen, g, len(frozen.steps) - 1, keep)
-    scores.residual = inner(g, frozen.beside_blocks[len(frozen.steps)])
-    return scores
-
-
-def scores_behind(
-    frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int] = ()
+def layer_scores(
+    frozen: FrozenLayer, g: Tensor, keep: Collection[int] = (), last: int | None = None
 ) -> LayerScores:
-    """Carry the gradient g (…, b, i, d) behind step `last` back to the layer's input."""
+    """Carry g (…, b, i, d) behind step `last`, or the layer, to the layer's input.
+
+    The gradients behind the steps in `keep` are kept.
+    """
     (own, _), *_ = attentions(frozen)
     named = _named_biases(frozen.layer)
     beside, through = State(g), State(g)
+    beside_blocks = frozen.beside_blocks()
     scores = LayerScores(g, g, beside.others)
+    if last is None:
+        last = len(frozen.steps) - 1
+        scores.residual = inner(g, beside_blocks.pop(len(frozen.steps)))
     for index in reversed(range(last + 1)):
         step = frozen.steps[index]
         if index in keep:
@@ -86,7 +86,7 @@ def scores_behind(
             scores.heads[index], scores.at_heads[index] = scored.heads, scored.at_heads
             scores.ways[index] = scored.heads.sum(-2)
         elif scored.passed is not None:
-            entering = inner(scored.arriving, frozen.beside_blocks[index])
+            entering = inner(scored.arriving, beside_blocks.pop(index))
             scores.ways[index] = torch.zeros_like(scored.passed) if entering is None else entering
         if scored.passed is not None:
             scores.passed[index] = scored.passed
@@ -204,8 +204,8 @@ def face_errors(
         maps = layer_maps(frozen, layer.scopes, AnalysisOptions(samples=1), y)
         for scope, error in maps.completeness.items():
             yield f"the parts of {scope}", float(error)
-        if maps.kernel_error is not None:
-            yield "the parts behind the feed-forward block", float(maps.kernel_error)
+        if (missed := maps.kernel_errors.get("sum")) is not None:
+            yield "the parts behind the feed-forward block", float(missed)
     elif face == VECTORS:
         total = frozen.forward(x, sources) + frozen.bias_part()
         yield "vectors and biases", float(relative_error(total, last, lengths))

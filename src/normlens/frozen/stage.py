@@ -48,7 +48,8 @@ def stage_by_kernels(
         pairs = squares.joined(fused_norms(squares.job(job), squares.block_lengths, *given))
     if not sample:
         return pairs
-    return replace(pairs, sampled_error=sampled_error(job, lengths, pairs.norms))
+    pairs.errors["sample"] = sampled_error(job, lengths, pairs.norms)
+    return pairs
 
 
 def norms_by_kernel(factors: Factors, lengths: Sequence[int]) -> Tensor:
@@ -225,7 +226,7 @@ def sampled_error(job: Job, lengths: Sequence[int], norms: Mapping[str, Tensor])
     sources = slice(0, count, max(1, count // SOURCES))
     values = torch.einsum("jhe,hed->jhd", job.factors.heads[index, sources], job.factors.basis)
     assert isinstance(job.block, FrozenFeedForward)
-    rows = [values @ w for w in job.block.ff.projections]
+    rows = [values @ linear.weight for linear in job.block.ff.inputs]
     errors = []
     tile = job.block.tile(job, index, targets, sources, rows)
     for scope, exact in scope_norms(job, index, targets, sources, tile):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -20,11 +21,11 @@ from normlens.plan.costs import TILES, Plan, Shape, choose_plan, head_products_p
 # Memory that tiles share, because fresh pages for each tile would cost more than filling them.
 
 
+@dataclass
 class Buffers:
     """Named pieces of memory that grow to the largest shape they were asked for."""
 
-    def __init__(self) -> None:
-        self._storage: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+    _storage: dict[tuple[str, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """An uninitialised tensor of `shape` in the piece called `name`, of `like`'s kind."""
@@ -61,7 +62,7 @@ class FeedForwardBlock(FrozenBlock):
         return []
 
     def tile(
-        self, job: Job, index: int, targets: slice, sources: slice, rows: list[Tensor]
+        self, job: Job, index: int, targets: slice, sources: slice, rows: Iterable[Tensor]
     ) -> Tensor:
         """The parts of some pairs just behind the block, (j, i, d), by the sources' `rows`."""
         raise NotImplementedError
@@ -114,7 +115,7 @@ class Job:
         if self.kept is not None:
             return self.kept.tensors
         assert isinstance(self.block.ff, FeedForward)
-        return tuple(product(self.factors.basis, w) for w in self.block.ff.projections)
+        return tuple(product(self.factors.basis, each.weight) for each in self.block.ff.inputs)
 
     @cached_property
     def formed_products(self) -> tuple[Tensor, ...]:
@@ -129,10 +130,9 @@ class PairNorms:
     norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
     mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
     precision: str  # of the products
-    #: errors of the kernels' parts: of their sum against `mixed`, and of a sample of their norms;
-    #: None where `mixed` was summed from the parts
-    error: Tensor | None = None
-    sampled_error: Tensor | None = None
+    #: errors of kernels' parts: of their "sum" against `mixed`, and of a "sample" of their norms;
+    #: none where `mixed` was summed from the parts
+    errors: dict[str, Tensor] = field(default_factory=dict)
 
 
 # Norms of the parts behind the feed-forward block, tile by tile.
@@ -150,9 +150,10 @@ def feed_forward_norms(
     """Norms behind the block for every pair, one sequence of the batch after another."""
     b, n_sources, n, _ = job.factors.weights.shape
     scale, d = job.factors.scale, job.factors.basis.shape[-1]
-    norms = {scope: scale.new_zeros(b, n, n_sources) for scope in job.scopes}
     precision = str(scale.dtype).removeprefix("torch.")
-    result = PairNorms(norms, scale.new_zeros(b, n, d), precision)
+    result = PairNorms({}, scale.new_zeros(b, n, d), precision)
+    for scope in job.scopes:
+        result.norms[scope] = scale.new_zeros(b, n, n_sources)
     for index, length in enumerate(lengths):
         shape = job.shape(length, job.sources(index, length))
         plan: Plan | None = choose_plan(shape, memory_limit)
@@ -187,8 +188,8 @@ def _run_sequence(job: Job, index: int, n: int, plan: Plan, result: PairNorms) -
             if sources.start >= sources.stop:
                 continue
             if plan.method == TILES:
-                some = [q[sources.start - j : sources.stop - j] for q in rows]
-                tile = job.block.tile(job, index, targets, sources, some)
+                some = slice(sources.start - j, sources.stop - j)
+                tile = job.block.tile(job, index, targets, sources, map(itemgetter(some), rows))
             else:
                 tile = _tile_by_matrices(job, index, targets, sources)
             result.mixed[index, targets] += tile.sum(0)

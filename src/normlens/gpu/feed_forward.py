@@ -54,7 +54,7 @@ def fused_norms(
     stage = Stage(job, tail, lengths, PRECISIONS[precision], sums)
     cheapest_method(stage).run(memory_limit)
     norms, error = stage.norms()
-    return PairNorms(norms, job.mixed, precision, error)
+    return PairNorms(norms, job.mixed, precision, {"sum": error})
 
 
 def cheapest_method(stage: Stage) -> Method:

@@ -246,10 +246,10 @@ class split_linears(TorchFunctionMode):
 
 def are_many(inputs: dict[str, Any]) -> bool:
     """Whether a GPU is given enough tokens for `split_linears` to pay."""
-    return any(
-        isinstance(given, Tensor) and given.is_cuda and given.numel() >= MANY
-        for given in inputs.values()
-    )
+    for given in inputs.values():
+        if isinstance(given, Tensor) and given.is_cuda and given.numel() >= MANY:
+            return True
+    return False
 
 
 def _is_large(x: Tensor, weight: Tensor) -> bool:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from normlens.frozen.activations import CELLS, Activation, mean_slope_table
 from normlens.frozen.parts import Factors, Parts
 from normlens.gpu.pieces import is_void, launch, pair_weights, split, split_dot, strided
 from normlens.gpu.sizes import block_of_heads, power_of_two
@@ -35,16 +36,19 @@ def normalise_rows(
     CENTRED: tl.constexpr,
     STRETCHED: tl.constexpr,
     SHIFTED: tl.constexpr,
+    ADJOINT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``(v − mean v)/σ ⊙ γ + β`` of one row."""
+    """``(v − mean v)/σ ⊙ γ + β`` of one row, or the adjoint ``(γ ⊙ v − mean(γ ⊙ v))/σ``."""
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     inside = k < D
     x = tl.load(v + row * D + k, mask=inside, other=0.0)
+    if STRETCHED and ADJOINT:
+        x *= tl.load(gamma + k, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         x -= tl.sum(x, 0) / D
-    if STRETCHED:
+    if STRETCHED and not ADJOINT:
         x *= tl.load(gamma + k, mask=inside, other=0.0).to(tl.float32)
     x *= tl.load(inverse_deviation + row % targets)
     if SHIFTED:
@@ -100,8 +104,14 @@ def measure_rows(
 ROW_BLOCK = 1024  # dimensions that are measured at a time
 
 
-def normalised(v: Tensor, norm: Norm, inverse_deviation: Tensor, beta: Tensor | None) -> Tensor:
-    """``(v − mean v)/σ_i ⊙ γ + β`` of vectors (…, b, i, d)."""
+def normalised(
+    v: Tensor,
+    norm: Norm,
+    inverse_deviation: Tensor,
+    beta: Tensor | None = None,
+    adjoint: bool = False,
+) -> Tensor:
+    """``(v − mean v)/σ_i ⊙ γ + β`` of vectors (…, b, i, d), or the adjoint of a gradient."""
     v, deviation = v.contiguous(), inverse_deviation.contiguous()
     made, d = torch.empty_like(v), v.shape[-1]
     block = power_of_two(d)
@@ -118,6 +128,7 @@ def normalised(v: Tensor, norm: Norm, inverse_deviation: Tensor, beta: Tensor | 
         CENTRED=norm.centred,
         STRETCHED=norm.gamma is not None,
         SHIFTED=beta is not None,
+        ADJOINT=adjoint,
         BLOCK=block,
         num_warps=min(16, max(1, block // 256)),
     )
@@ -260,9 +271,7 @@ def norms_of_factors(
 SLOPE_BLOCK = 1024
 
 
-def gated_slopes(
-    a: Tensor, u: Tensor, table: Tensor, cells: int, bound: float, *, tanh: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def gated_slopes(a: Tensor, u: Tensor, g: Activation) -> tuple[Tensor, Tensor, Tensor]:
     """r^a, r^u and h of a gated block at its arguments a and u, on the path from 0."""
     a, u = a.contiguous(), u.contiguous()
     made = torch.empty_like(a), torch.empty_like(a), torch.empty_like(a)
@@ -272,14 +281,73 @@ def gated_slopes(
         *made,
         a,
         u,
-        table,
+        mean_slope_table(g, a.device),
         a.numel(),
-        CELLS=cells,
-        BOUND=int(bound),
-        TANH=tanh,
+        CELLS=CELLS,
+        BOUND=int(g.bound),
+        TANH=g.logistic == "tanh",
         BLOCK=SLOPE_BLOCK,
     )
     return made
+
+
+def gated_scores(
+    a: Tensor, u: Tensor, arriving: Tensor, g: Activation
+) -> tuple[list[Tensor], Tensor]:
+    """``∂s/∂h ⊙ r^a``, ``∂s/∂h ⊙ r^u`` in bfloat16, and ``∂s/∂h · h``, of ∂s/∂h (…, b, i, m)."""
+    a, u, arriving = a.contiguous(), u.contiguous(), arriving.contiguous()
+    weighted = [torch.empty_like(arriving, dtype=torch.bfloat16) for _ in "au"]
+    passed = arriving.new_empty(arriving.shape[:-1])
+    launch(
+        scores_from_zero,
+        passed.numel(),
+        *weighted,
+        passed,
+        a,
+        u,
+        arriving,
+        mean_slope_table(g, a.device),
+        a[..., 0].numel(),
+        M=a.shape[-1],
+        CELLS=CELLS,
+        BOUND=int(g.bound),
+        TANH=g.logistic == "tanh",
+        BLOCK=SLOPE_BLOCK,
+    )
+    return weighted, passed
+
+
+@triton.jit
+def scores_from_zero(
+    at_gate,  # (rows, M), and at_up alike
+    at_up,
+    passed,  # (rows,)
+    gate,  # (targets, M), and up alike; row r belongs to target r % targets
+    up,
+    at_hidden,  # (rows, M), ∂s/∂h
+    table,
+    targets,
+    M: tl.constexpr,
+    CELLS: tl.constexpr,
+    BOUND: tl.constexpr,
+    TANH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A gradient at one target's neurons times their slopes, and its product with h."""
+    row = tl.program_id(0).to(tl.int64)
+    target = row % targets
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, M, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        inside = k < M
+        a = tl.load(gate + target * M + k, mask=inside, other=0.0)
+        u = tl.load(up + target * M + k, mask=inside, other=0.0)
+        arriving = tl.load(at_hidden + row * M + k, mask=inside, other=0.0)
+        of_gate, of_up, hidden = gate_from_zero(a, u, table, CELLS, BOUND, TANH)
+        tl.store(at_gate + row * M + k, (arriving * of_gate).to(tl.bfloat16), mask=inside)
+        tl.store(at_up + row * M + k, (arriving * of_up).to(tl.bfloat16), mask=inside)
+        total += arriving * hidden
+    tl.store(passed + row, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -296,11 +364,20 @@ def slopes_from_zero(
     TANH: tl.constexpr,  # the slope is tanh GELU's, not SiLU's
     BLOCK: tl.constexpr,
 ):
-    """``r^a = u (r(a) − J)``, ``r^u = a J`` and ``h = a r(a) u`` (`normlens…rules`)."""
+    """The slopes and h of some neurons."""
     k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = k < count
     a = tl.load(gate + k, mask=inside, other=0.0)
     u = tl.load(up + k, mask=inside, other=0.0)
+    of_gate, of_up, h = gate_from_zero(a, u, table, CELLS, BOUND, TANH)
+    tl.store(gate_slopes + k, of_gate, mask=inside)
+    tl.store(up_slopes + k, of_up, mask=inside)
+    tl.store(hidden + k, h, mask=inside)
+
+
+@triton.jit
+def gate_from_zero(a, u, table, CELLS: tl.constexpr, BOUND: tl.constexpr, TANH: tl.constexpr):
+    """``r^a = u (r(a) − J)``, ``r^u = a J`` and ``h = a r(a) u`` (`normlens…rules`)."""
     first = BOUND * CELLS
     place = tl.minimum(tl.maximum(a, -BOUND), BOUND) * CELLS
     cell = tl.minimum(tl.maximum(tl.floor(place), -first), first - 1)
@@ -320,6 +397,4 @@ def slopes_from_zero(
     # Beyond the bound the activation is a line through 0 on each side.
     share = BOUND / tl.maximum(tl.abs(a), BOUND)
     mean = share * share * mean + 0.5 * (1 - share * share) * slope
-    tl.store(gate_slopes + k, u * (slope - mean), mask=inside)
-    tl.store(up_slopes + k, a * mean, mask=inside)
-    tl.store(hidden + k, a * slope * u, mask=inside)
+    return u * (slope - mean), a * mean, a * slope * u

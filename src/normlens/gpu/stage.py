@@ -110,7 +110,7 @@ class Stage:
     @cached_property
     def value_rows(self) -> SourceRows:
         """The rows from U = v B and the input projections W_k themselves."""
-        given = self.block.ff.projections
+        given = [linear.weight for linear in self.block.ff.inputs]
         weights = self._kept("inputs", lambda: ScaledWeights.of(given, self.precision))
         return SourceRows(self.job.factors.values, weights, self.precision)
 

@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from normlens.errors import InputError
+from normlens.errors import require
 
 
 def as_list(value: Any) -> Any:
     """A list of what an iterable holds, in its order; anything that is one input as it is."""
     if value is None or isinstance(value, (str, bytes, tuple, list)):
         return value
-    kind = type(value).__name__
-    if is_table(value):
-        raise _refused(kind, "several columns", 'one of them, such as data["text"]')
-    if isinstance(value, Mapping):
-        raise _refused(kind, "keys and values", "the texts, such as list(texts.values())")
-    if isinstance(value, Set) and not hasattr(value, "mapping"):  # the view of a dict has order
-        raise _refused(kind, "no order", "a list, such as sorted(texts)")
+    is_set = isinstance(value, Set) and not hasattr(value, "mapping")  # a dict's view has order
+    require(
+        not (is_table(value) or isinstance(value, Mapping) or is_set),
+        f"expected a text or a pair of texts, or several, got a {type(value).__name__}; pass a "
+        'list, such as sorted(texts) or list(texts.values()), or one column, such as data["text"]',
+    )
     if hasattr(value, "to_pylist"):  # pyarrow's arrays hold scalars of their own
         return value.to_pylist()
     numbers = getattr(getattr(value, "dtype", None), "kind", "O") not in "OUT"
@@ -34,13 +33,6 @@ def as_list(value: Any) -> Any:
     if getattr(value, "shape", None) == ():
         return value.item()  # type: ignore[attr-defined]
     return list(value)
-
-
-def _refused(kind: str, has: str, instead: str) -> InputError:
-    return InputError(
-        f"expected a text or a pair of texts, or several, got a {kind}, which has {has}; pass "
-        f"{instead}"
-    )
 
 
 def is_table(value: Any) -> bool:

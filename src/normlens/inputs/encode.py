@@ -107,12 +107,14 @@ def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
     if (source is None) == (given.input_ids is None):
         raise InputError("pass either a text (or a list of texts) or input_ids=…, one of the two")
     reader, many = reader_of(lens), isinstance(source, list) and not is_chat(source)
+    encoded = list[Encoded]()
     if source is not None:
         texts = source if many else [source]
         for text in texts:
             if isinstance(text, tuple):
                 check_separated(lens)
-        return [_known(reader, reader.read(text, given.truncate)) for text in texts], many
+            encoded.append(_known(reader, reader.read(text, given.truncate)))
+        return encoded, many
     encoded, many = reader.read_ids(given.input_ids, given.attention_mask, given.token_type_ids)
     count = lens.adapter.token_types()
     for kind in (kind for sequence in encoded for kind in sequence.type_ids or ()):
@@ -169,10 +171,12 @@ def check_separated(lens: Lens) -> None:
 
 def check_stacks(lens: Lens, items: Sequence[Encoded]) -> None:
     """Raise unless the items are pairs for an encoder–decoder, and single sequences for others."""
-    if any((item.source is not None) != lens.adapter.two_stacks for item in items):
-        takes = "pairs of a source and a target" if lens.adapter.two_stacks else "single sequences"
-        maker = "encode_pairs" if lens.adapter.two_stacks else "encode"
-        raise InputError(f"{lens.name} takes {takes}; make them with lens.{maker}(…)")
+    takes, maker = "single sequences", "encode"
+    if lens.adapter.two_stacks:
+        takes, maker = "pairs of a source and a target", "encode_pairs"
+    for item in items:
+        if (item.source is not None) != lens.adapter.two_stacks:
+            raise InputError(f"{lens.name} takes {takes}; make them with lens.{maker}(…)")
 
 
 # A source and a target for an encoder–decoder: given as text, words or ids, or generated.
@@ -284,8 +288,8 @@ def _source_target(entry: Any) -> SourceTarget:
 def _known(reader: Reader, encoded: Encoded) -> Encoded:
     """The same text; a warning says which words of it became the token for unknown ones."""
     unknown = getattr(reader.tokenizer, "unk_token_id", None)
-    places = [k for k, token in enumerate(encoded.ids) if token == unknown and unknown is not None]
-    if places:
+    if unknown is not None and unknown in encoded.ids:
+        places = [k for k, token in enumerate(encoded.ids) if token == unknown]
         owners = [] if encoded.words is None else [encoded.words[k] for k in places]
         names = dict.fromkeys(encoded.word_labels[word] for word in owners if word is not None)
         words = f" (of {listed([repr(name) for name in [*names][:5]])})" if names else ""
@@ -329,35 +333,51 @@ def can_generate(lens: Lens) -> bool:
     return bool(getattr(lens.adapter.whole, "can_generate", lambda: False)())
 
 
+def _likeliest(lens: Lens, what: str, read: Encoded, options: Mapping[str, Any]) -> list[int]:
+    """The tokens that a model generates behind what it reads, by default the likeliest ones."""
+    adapter, whole = lens.adapter, lens.adapter.whole
+    if not can_generate(lens):
+        raise InputError(
+            f"{type(whole).__name__} has no head that could generate {what}; give {what}, or load "
+            "the model with its head"
+        )
+    inputs = model_inputs(adapter, [read], lens.device)
+    inputs = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+
+    def run() -> Any:
+        with reading(whole, adapter), quiet_transformers():
+            try:
+                return whole.generate(**inputs, **{"num_beams": 1, "do_sample": False, **options})
+            except (TypeError, ValueError) as error:
+                raise InputError(
+                    f"the model does not generate with these options ({reason_of(error)})"
+                ) from error
+
+    found = exclusive(whole, run)
+    rows = getattr(found, "sequences", found).tolist()
+    require(len(rows) == 1, f"{what} is one sequence; leave num_return_sequences out")
+    return rows[0]
+
+
+def _as_set(ids: int | list[int] | None) -> set[int | None]:
+    """A token, or several, that may end what is generated."""
+    return {*ids} if isinstance(ids, list) else {ids}
+
+
 @shortage_explained("generating a target", SMALLER)
 def generated(lens: Lens, source: Encoded, max_length: int | None = None) -> Encoded:
     """A source with the target that the model makes of it, always taking the likeliest token.
 
     It is cut at `max_length` tokens, where the decoder's positions end, or at MOST_GENERATED.
     """
-    adapter, whole = _two_stacks(lens), lens.adapter.whole
-    if not can_generate(lens):
-        raise InputError(
-            f"{type(whole).__name__} has no head that could generate a target; pass one "
-            "(lens.maps(source, target), or decoder_input_ids=…), or load the model with its head"
-        )
-    limits = adapter.max_positions(), max_length, MOST_GENERATED
-    limit = min(filter(None, limits))
-    # The source as its own target: only what belongs to the source is taken of these inputs.
-    inputs = model_inputs(adapter, [replace(source, source=source)], lens.device)
-    inputs = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+    adapter = _two_stacks(lens)
+    limit = min(filter(None, (adapter.max_positions(), max_length, MOST_GENERATED)))
     # Some target as the tokenizer writes it, which shows the token of its language.
     labels = None if lens.tokenizer is None else Reader(lens.tokenizer, TARGET).read("a").ids
-    options = {"num_beams": 1, "do_sample": False, "max_new_tokens": limit - 1}
-    options |= adapter.generation_options(labels)
-
-    def run() -> Any:
-        with reading(whole, adapter), quiet_transformers():
-            return whole.generate(**inputs, **options)
-
-    (ids,) = exclusive(whole, run).tolist()
-    ends = whole.generation_config.eos_token_id
-    finished = len(ids) > 1 and ids[-1] in (ends if isinstance(ends, list) else [ends])
+    options = {"max_new_tokens": limit - 1, **adapter.generation_options(labels)}
+    # The source as its own target: only what belongs to the source is taken of these inputs.
+    ids = _likeliest(lens, "a target", replace(source, source=source), options)
+    finished = len(ids) > 1 and ids[-1] in _as_set(adapter.whole.generation_config.eos_token_id)
     said = GENERATED if finished else f"{GENERATED}, cut at {len(ids)} tokens"
     target = _from_ids(ids[:-1] if finished else ids, lens)
     return replace(target, source=source, end=ids[-1] if finished else None, generated=said)
@@ -369,18 +389,7 @@ def answered(lens: Lens, prompt: Encoded, count: int, options: Mapping[str, Any]
 
     By default it always takes the likeliest token. The token that ends the answer is left out.
     """
-    adapter, whole = lens.adapter, lens.adapter.whole
-    if not can_generate(lens):
-        raise InputError(
-            f"{type(whole).__name__} has no head that could generate an answer; pass one, or load "
-            "a causal language model with its head"
-        )
-    chosen = {
-        "num_beams": 1,
-        "do_sample": False,
-        "max_new_tokens": whole_number(count, "generate", 1),
-    }
-    chosen |= dict(options)
+    chosen = {"max_new_tokens": whole_number(count, "generate", 1), **options}
     limit = lens.max_tokens
     if limit is not None and len(prompt) >= limit:
         raise InputError(
@@ -389,31 +398,18 @@ def answered(lens: Lens, prompt: Encoded, count: int, options: Mapping[str, Any]
         )
     if limit is not None and "max_length" not in chosen:
         chosen["max_new_tokens"] = min(chosen["max_new_tokens"], limit - len(prompt))
-    inputs = model_inputs(adapter, [prompt], lens.device)
-
-    def run() -> Any:
-        with reading(whole, adapter), quiet_transformers():
-            try:
-                return whole.generate(**inputs, **chosen)
-            except (TypeError, ValueError) as error:
-                raise InputError(
-                    f"the model does not generate with these options ({reason_of(error)})"
-                ) from error
-
-    found = exclusive(whole, run)
-    rows = getattr(found, "sequences", found).tolist()
-    require(len(rows) == 1, "an answer is one sequence; leave num_return_sequences out")
-    ids = rows[0][len(prompt) :]
-    ends = chosen.get("eos_token_id", whole.generation_config.eos_token_id)
-    special = {*(ends if isinstance(ends, list) else [ends])}
-    special |= {getattr(lens.tokenizer, "eos_token_id", None), whole.generation_config.pad_token_id}
+    ids = _likeliest(lens, "an answer", prompt, chosen)[len(prompt) :]
+    config = lens.adapter.whole.generation_config
+    special = _as_set(chosen.get("eos_token_id", config.eos_token_id))
+    special |= {getattr(lens.tokenizer, "eos_token_id", None), config.pad_token_id}
     while ids and ids[-1] in special:
         ids.pop()
     require(ids, "the model ends its answer before the first token; give an answer yourself")
-    reader = reader_of(lens)
-    if lens.tokenizer is None:
-        raise InputError("an answer needs the model's tokenizer; pass it to load(model, tokenizer)")
-    return replace(reader.followed_by(prompt, ids), generated=GENERATED)
+    require(
+        lens.tokenizer is not None,
+        "an answer needs the model's tokenizer; pass it to load(model, tokenizer)",
+    )
+    return replace(reader_of(lens).followed_by(prompt, ids), generated=GENERATED)
 
 
 def _from_ids(ids: list[int], lens: Lens) -> Encoded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -227,26 +228,19 @@ class Reader:
         written: list[Span] = list(spans)
         if text is None or not written:
             # Behind the prompt's last token, because some tokenizers drop a leading space.
-            before = prompt.ids[-1:]
-            ends = [
-                len(
-                    self.tokenizer.decode(
-                        [*before, *ids[:count]], clean_up_tokenization_spaces=False
-                    )
-                )
-                for count in range(len(ids) + 1)
+            behind, decode = [*prompt.ids[-1:], *ids], self.tokenizer.decode
+            texts = [
+                decode(behind[:count], clean_up_tokenization_spaces=False)
+                for count in range(len(behind) - len(ids), len(behind) + 1)
             ]
-            text = self.tokenizer.decode([*before, *ids], clean_up_tokenization_spaces=False)[
-                ends[0] :
-            ]
+            ends = list(map(len, texts))
+            text = texts[-1][ends[0] :]
             written = [(max(0, a - ends[0]), max(a, b) - ends[0]) for a, b in pairwise(ends)]
         words, labels = prompt.words, prompt.word_labels
         if words is not None:
             begins = [match.start() for match in re.finditer(r"\S+", text)]
-            found = [
-                max(0, bisect_right(begins, a + len(text[a:b]) - len(text[a:b].lstrip())) - 1)
-                for a, b in written
-            ]
+            starts = (_first_letter(text, span) for span in written)
+            found = [max(0, bisect_right(begins, start) - 1) for start in starts]
             labels = [*labels, *(text.split() or [text])]
             words = [*words, *(len(prompt.word_labels) + word for word in found)]
         encoded = replace(
@@ -374,11 +368,11 @@ class Reader:
 
 def _parts(text: Any) -> tuple[str, ...]:
     """A text alone, or a pair of texts."""
-    parts = tuple(text) if isinstance(text, (tuple, list)) else (text,)
-    if not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
-        shown = " ".join(repr(text).split())  # arrays and tables are written in several lines
-        raise InputError(f"expected a text or a pair of texts, got {shown[:120]}")
-    return parts
+    match text:
+        case str() | [str()] | [str(), str()]:
+            return (text,) if isinstance(text, str) else tuple(text)
+    shown = " ".join(repr(text).split())  # arrays and tables are written in several lines
+    raise InputError(f"expected a text or a pair of texts, got {shown[:120]}")
 
 
 def _cut(encoded: Encoded, limit: int) -> Encoded:
@@ -485,10 +479,9 @@ def parts_of(text: str, by: str) -> list[Span]:
                 cuts.append(match.end())
     spans = []
     for start, stop in pairwise([*cuts, len(text)]):
-        inside = text[start:stop].strip()
-        if inside:
-            start += len(text[start:stop]) - len(text[start:stop].lstrip())
-            spans.append((start, start + len(inside)))
+        if inside := text[start:stop].strip():
+            first = _first_letter(text, (start, stop))
+            spans.append((first, first + len(inside)))
     return spans
 
 
@@ -514,11 +507,16 @@ def _goes_on(text: str, start: int, end: re.Match[str], cased: bool) -> bool:
 
 def owner_of(text: str, token: Span, parts: Sequence[Span]) -> int | None:
     """The place of the part that holds a token's first character that is no white space."""
-    start, stop = token
-    start += len(text[start:stop]) - len(text[start:stop].lstrip())
-    start = token[0] if start == stop else start
+    start = _first_letter(text, token)
+    start = token[0] if start == token[1] else start
     place = bisect_right([first for first, _ in parts], start) - 1
     return place if place >= 0 and start < parts[place][1] and token[0] < token[1] else None
+
+
+def _first_letter(text: str, span: Span) -> int:
+    """Where the first character of a span is that is no white space; its end if all is."""
+    inside = text[slice(*span)]
+    return span[0] + len(inside) - len(inside.lstrip())
 
 
 # Words: which word of the text each token belongs to.
@@ -536,10 +534,12 @@ def words_of(
     word_ids, offsets, segments = batch.word_ids(), batch["offset_mapping"], batch.sequence_ids()
     starts: list[list[int]] = []  # of each text's words, where the tokenizer does not tell them
     separated = r"\S+" if words is None else "[^ ]+"  # a given word may hold other white space
+    known = defaultdict[int | None, set[int | None]](set)  # words of each text
+    for segment, word in zip(segments, word_ids, strict=True):
+        known[segment].add(word)
     for segment, part in enumerate(parts):
-        begins = [match.start() for match in re.finditer(separated, part)]
-        known = {word for word, own in zip(word_ids, segments, strict=True) if own == segment}
-        unsplit = len(known) == 1 and len(begins) > 1
+        begins = list(map(re.Match.start, re.finditer(separated, part)))
+        unsplit = len(known[segment]) == 1 and len(begins) > 1
         starts.append(begins if unsplit or words is not None else [])
     of_tokens: list[int | None] = []
     spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # each word's index and characters
@@ -548,13 +548,15 @@ def words_of(
             of_tokens.append(None)
             continue
         if starts[segment]:
-            token = parts[segment][start:stop]
-            word = bisect_right(starts[segment], start + len(token) - len(token.lstrip())) - 1
+            first = _first_letter(parts[segment], (start, stop))
+            word = bisect_right(starts[segment], first) - 1
         index, low, high = spans.get((segment, word), (len(spans), start, stop))
         spans[segment, word] = index, min(low, start), max(high, stop)
         of_tokens.append(index if words is None else word)
     if words is None:
-        words = [parts[key[0]][low:high].strip() for key, (_, low, high) in spans.items()]
+        words = []
+        for (segment, _), (_, low, high) in spans.items():
+            words.append(parts[segment][low:high].strip())
     return of_tokens, words
 
 
@@ -605,20 +607,17 @@ def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str
     not treat missing types as zeros.
     """
     width = max(map(len, batch))
-    rows = {
-        "input_ids": ([sequence.ids for sequence in batch], pad_id),
-        "attention_mask": (
-            [[1] * (len(each) - each.unattended) + [0] * each.unattended for each in batch],
-            0,
-        ),
-    }
-    kinds = [sequence.type_ids for sequence in batch if sequence.type_ids is not None]
-    if kinds:
-        if len(kinds) < len(batch):
-            raise InputError("some sequences have token types and others none; give them to all")
-        rows["token_type_ids"] = kinds, 0
+    tables = defaultdict[str, list[list[int]]](list)
+    for sequence in batch:
+        n, behind = len(sequence), width - len(sequence)
+        tables["input_ids"].append(sequence.ids + [pad_id] * behind)
+        unseen = sequence.unattended
+        tables["attention_mask"].append([1] * (n - unseen) + [0] * (unseen + behind))
+        if sequence.type_ids is not None:
+            tables["token_type_ids"].append(sequence.type_ids + [0] * behind)
+    if 0 < len(tables.get("token_type_ids", ())) < len(batch):
+        raise InputError("some sequences have token types and others none; give them to all")
     inputs = {}
-    for name, (each, fill) in rows.items():
-        table = torch.tensor([row + [fill] * (width - len(row)) for row in each])
-        inputs[name] = sent(table, device)
+    for name, table in tables.items():
+        inputs[name] = sent(torch.tensor(table), device)
     return inputs

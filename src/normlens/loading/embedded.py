@@ -58,12 +58,9 @@ class EmbeddedModel:
             problem = f"the embedded model {self.name!r} needs {' and '.join(missing)}"
         else:
             weights = folder / self.weights
-            sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-            if sha256 == self.sha256:
+            if (found := _sha256(weights)) == self.sha256:
                 return weights
-            problem = (
-                f"{weights} is not the published {self.name!r} (its SHA-256 is {sha256[:12]}…)"
-            )
+            problem = f"{weights} is not the published {self.name!r} (its SHA-256 is {found[:12]}…)"
         raise ModelLoadError(f"{problem}; run: {self.install_hint}")
 
 
@@ -157,9 +154,9 @@ def is_whole(copy: Path) -> bool:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    checksums = {}
-    for path in sorted(folder.iterdir()):
-        if path.name != _CHECKSUMS:
-            with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as contents:
-                checksums[path.name] = hashlib.sha256(contents).hexdigest()
-    return checksums
+    return {path.name: _sha256(path) for path in folder.iterdir() if path.name != _CHECKSUMS}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as contents:
+        return hashlib.sha256(contents).hexdigest()

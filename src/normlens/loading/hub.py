@@ -92,7 +92,6 @@ def hush() -> None:
 
 
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-_YES = ("1", "TRUE", "YES", "ON")
 _OFFLINE_ALTERNATIVES = (
     f"without the hub, use an embedded model (load() or --model {DEFAULT}), a folder that "
     "save_pretrained wrote, or a model that is in the cache already"
@@ -142,11 +141,11 @@ class Origin:
             options["local_files_only"] = True
         return cls(name, name, local, options)
 
-    def read(self, kind: Any, **options: Any) -> Any:
-        """Have one of transformers' classes read the files."""
+    def read(self, kind: Any, otherwise: str = "", **options: Any) -> Any:
+        """Have one of transformers' classes read the files; errors are `explained`."""
         # Reading GGUF draws a progress bar that no setting turns off.
         hidden = redirect_stderr(StringIO()) if "gguf_file" in self.options else nullcontext()
-        with quiet_transformers(), hidden:
+        with explained(self, otherwise), quiet_transformers(), hidden:
             return kind.from_pretrained(self.place, **self.options, **options)
 
     def file(self, name: str) -> Path | None:
@@ -180,9 +179,8 @@ def _converted(origin: Origin, model: EmbeddedModel, weights: Path) -> Origin:
             f"normlens: converting {model.name} once; the copy (540 MB) stays in {copy}",
             file=sys.stderr,
         )
-        with explained(gguf):
-            whole = gguf.read(getattr(transformers, model.architecture), dtype="float32")
-            tokenizer = gguf.read(transformers.AutoTokenizer)
+        whole = gguf.read(getattr(transformers, model.architecture), dtype="float32")
+        tokenizer = gguf.read(transformers.AutoTokenizer)
         # The numbers are float32 now, and the copy is of a plain model.
         whole.hf_quantizer, whole.is_quantized = None, False
         del whole.config.quantization_config
@@ -215,11 +213,12 @@ def is_cached(name: str, revision: str | None) -> bool:
 
 def reachable(timeout: float = 3.0) -> bool:
     """Whether the hub answers at all; its client would retry for half a minute."""
-    if _set_offline():
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():
         return False
     if any(map(os.environ.get, PROXIES)):
         return True  # only the proxy can tell
-    from huggingface_hub import constants
 
     parts = urlsplit(constants.ENDPOINT)
     try:
@@ -232,16 +231,13 @@ def reachable(timeout: float = 3.0) -> bool:
 
 def state() -> str:
     """Whether models can be fetched from the hub, in words."""
-    if _set_offline():
+    from huggingface_hub import is_offline_mode
+
+    if is_offline_mode():
         return "switched off (HF_HUB_OFFLINE is set)"
     if not reachable():
         return "unreachable; embedded models, local folders and cached models work"
     return "behind a proxy; not tried" if any(map(os.environ.get, PROXIES)) else "reachable"
-
-
-def _set_offline() -> bool:
-    variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return any(os.environ.get(name, "").upper() in _YES for name in variables)
 
 
 # What went wrong ---------------------------------------------------------------------------------
@@ -272,7 +268,7 @@ def explained(origin: Origin, otherwise: str = "") -> Iterator[None]:
 
 def _known_cause(origin: Origin, error: BaseException) -> str | None:
     """A line for an error of which the libraries' message would mislead, or None."""
-    from huggingface_hub import errors
+    from huggingface_hub import errors, is_offline_mode
 
     text = str(error).lower()
     chain = [error]  # it and those that led to it
@@ -284,7 +280,7 @@ def _known_cause(origin: Origin, error: BaseException) -> str | None:
         return any(isinstance(cause, kinds) for cause in chain)
 
     unreached = due_to(errors.LocalEntryNotFoundError) or "couldn't connect" in text
-    why = " (HF_HUB_OFFLINE is set)" if _set_offline() else ""
+    why = " (HF_HUB_OFFLINE is set)" if is_offline_mode() else ""
     nearest = get_close_matches(origin.name, EMBEDDED, n=1)
     meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
     causes = {
@@ -363,13 +359,11 @@ def processor_of(origin: Origin, *, sees: bool) -> Any:
 
     if not _has_file(origin, _PROCESSOR_FILES) or (sees and find_spec("PIL") is None):
         return None  # whoever gives a picture is told to install Pillow
-    advice = (
-        "pass another one (load(model, processor)), or load it without any (tokenizer=False) and "
-        "pass tensors"
+    return origin.read(
+        transformers.AutoImageProcessor if sees else transformers.AutoFeatureExtractor,
+        "{name} has no usable processor ({reason}); pass another one (load(model, processor)), or "
+        "load it without any (tokenizer=False) and pass tensors",
     )
-    with explained(origin, f"{{name}} has no usable processor ({{reason}}); {advice}"):
-        kind = transformers.AutoImageProcessor if sees else transformers.AutoFeatureExtractor
-        return origin.read(kind)
 
 
 def tokenizer_of(origin: Origin, *, required: bool = False) -> Any:
@@ -382,8 +376,9 @@ def tokenizer_of(origin: Origin, *, required: bool = False) -> Any:
         "and pass input_ids=…"
     )
     try:
-        with explained(origin, f"{{name}} has no usable tokenizer ({{reason}}); {advice}"):
-            tokenizer = origin.read(AutoTokenizer)
+        tokenizer = origin.read(
+            AutoTokenizer, f"{{name}} has no usable tokenizer ({{reason}}); {advice}"
+        )
         # Where the files are missing, transformers makes a tokenizer that calls every word unknown.
         if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) > 2:
             return tokenizer

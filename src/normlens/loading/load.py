@@ -171,16 +171,15 @@ def read_checkpoint(
     elif getattr(config, "quantization_config", None) is not None:
         # Quantised weights are put in their place as they are read; many cannot be moved.
         settings["device_map"] = {"": place}
-    with hub.explained(origin):
-        model, report = origin.read(
-            kind or headed_class(config, origin.architecture),
-            dtype=dtype_to_load(dtype, config, place, origin.name, free),
-            attn_implementation="eager",
-            weights_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `is_incomplete` says which ones do not match
-            **settings,
-        )
+    model, report = origin.read(
+        kind or headed_class(config, origin.architecture),
+        dtype=dtype_to_load(dtype, config, place, origin.name, free),
+        attn_implementation="eager",
+        weights_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # `is_incomplete` says which ones do not match
+        **settings,
+    )
     lacking = {
         "lack": list(report.get("missing_keys", ())),
         "have the wrong shape for": [key for key, *_ in report.get("mismatched_keys", ())],
@@ -233,14 +232,12 @@ def read_config(origin: hub.Origin) -> Any:
     from transformers import AutoConfig
 
     try:
-        with hub.explained(origin):
-            return origin.read(AutoConfig)
+        return origin.read(AutoConfig)
     except errors.ModelLoadError as error:
         # transformers does not know this model type, but an installed family may teach it.
         if not isinstance(error.__cause__, ValueError) or not bring_installed_families():
             raise
-        with hub.explained(origin):
-            return origin.read(AutoConfig)
+        return origin.read(AutoConfig)
 
 
 def inner_model(model: Any, part: str) -> Any:
@@ -503,7 +500,14 @@ def held_by(source: Any) -> Held | None:
         model = getattr(route(source)[0], "auto_model", None) if len(source) else None
         held = Held(model, getattr(source, "tokenizer", None), partial(pooling_of, source))
     elif "transformers.Pipeline" in kinds:
-        held = _pipeline(source)
+        # It may cut texts as it was told to.
+        settings = dict(getattr(source, "_preprocess_params", {}))
+        settings |= settings.pop("tokenizer_kwargs", None) or {}
+        limit = settings.get("max_length") if settings.get("truncation") else None
+        names = ("tokenizer", "image_processor", "feature_extractor")
+        readers = (getattr(source, name, None) for name in names)
+        reader = next((each for each in readers if each is not None), None)
+        held = Held(source.model, reader, max_tokens=limit)
     elif "transformers.Trainer" in kinds:
         reader = getattr(source, "processing_class", None) or getattr(source, "tokenizer", None)
         held = Held(source.model, reader if hasattr(reader, "get_vocab") else None)
@@ -517,13 +521,3 @@ def held_by(source: Any) -> Held | None:
             "layers to look into; load a model by its name"
         )
     return held
-
-
-def _pipeline(pipeline: Any) -> Held:
-    """transformers' pipelines, which may cut texts as they were told to."""
-    settings = dict(getattr(pipeline, "_preprocess_params", {}))
-    settings |= settings.pop("tokenizer_kwargs", None) or {}
-    limit = settings.get("max_length") if settings.get("truncation") else None
-    names = ("tokenizer", "image_processor", "feature_extractor")
-    readers = (getattr(pipeline, name, None) for name in names)
-    return Held(pipeline.model, next((r for r in readers if r is not None), None), max_tokens=limit)

@@ -141,8 +141,10 @@ def read_pooling(origin: Origin) -> Pooling:
     with explained(origin, unread):
         for one in _json(origin, "modules.json"):
             folder, kind = str(one.get("path", "")), str(one.get("type", "")).rpartition(".")[2]
-            plain = kind == "Transformer" or (kind == "Normalize" and not _has(origin, folder))
-            settings = {} if plain else _json(origin, f"{folder}/config.json")
+            settings: dict[str, Any] = {}
+            if kind != "Transformer":
+                optional = settings if kind == "Normalize" else None
+                settings = _json(origin, f"{folder}/config.json", optional)
             modules.append((kind, settings, partial(_weights, origin, folder)))
     settings = _json(origin, "sentence_bert_config.json", {})
     settings |= _json(origin, "config_sentence_transformers.json", {})
@@ -251,13 +253,14 @@ def _described(modules: Sequence[Module], whose: str, settings: Mapping[str, Any
     if isinstance(search, TokenVectors) and search.expansion is not None:
         fixed = search.expansion.get("strategy") != "min"
         of_query = search.expansion["length"] if fixed else of_query
+    note = f"the default prompt {default!r} of this sentence encoder is not put before the texts"
     return Pooling(
         reads,
         steps,
         of_document or settings.get("max_seq_length"),
         of_query,
         bool(settings.get("do_lower_case")),
-        _about_prompt(default if search is None and prompts.get(default) else None),
+        note if search is None and prompts.get(default) else None,
         normalized="Normalize" in kinds or settings.get("model_type") == _PYLATE,
         similarity=str(settings.get("similarity_fn_name") or "cosine"),
         query_prompt=query,
@@ -371,17 +374,6 @@ def _weights(origin: Origin, folder: str) -> Linear:
         is_safe = path.suffix == ".safetensors"
         weights = load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True)
         return Linear(weights["linear.weight"].T, weights.get("linear.bias"))
-
-
-def _has(origin: Origin, folder: str) -> bool:
-    """Whether a module's folder holds its settings."""
-    return origin.file(f"{folder}/config.json") is not None
-
-
-def _about_prompt(name: str | None) -> str | None:
-    if name is None:
-        return None
-    return f"the default prompt {name!r} of this sentence encoder is not put before the texts"
 
 
 def _needed(origin: Origin, *names: str) -> Path:

@@ -49,12 +49,8 @@ def mean_intervals(
     """
     cells = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(cells)
-    number = present.sum(axis=0)
-    mean = divided(np.where(present, cells, 0).sum(axis=0), number)
-    # Sums of what is left of the mean lose no digits where the values are large and alike.
-    centred = np.where(present, cells - mean, 0)
-    drawn = mean + resampled_ratios(centred, present, resamples, np.random.default_rng(seed))
-    return percentile_interval(mean, drawn, np.where(number > 1, level, np.nan))
+    mean, drawn = drawn_ratios(np.where(present, cells, 0), present, resamples, seed)
+    return percentile_interval(mean, drawn, np.where(present.sum(axis=0) > 1, level, np.nan))
 
 
 def ratio_intervals(total: Array, count: Array, resamples: int = 10_000, seed: int = 0) -> Means:
@@ -122,12 +118,9 @@ def benjamini_hochberg(p: ArrayLike) -> Array:
     ``p̃_(i) = min_{k ≥ i} min(1, p_(k) · number / k)``. Benjamini and Hochberg 1995.
     """
 
-    def adjust(ascending: Array) -> Array:
-        number = len(ascending)
-        scaled = ascending * number / np.arange(1, number + 1)
-        return np.minimum.accumulate(scaled[::-1])[::-1]
+    from scipy.stats import false_discovery_control  # which takes long to import
 
-    return _adjusted(p, adjust)
+    return _adjusted(p, false_discovery_control)
 
 
 def holm(p: ArrayLike) -> Array:
@@ -136,10 +129,7 @@ def holm(p: ArrayLike) -> Array:
     ``p̃_(i) = max_{k ≤ i} min(1, (number − k + 1) · p_(k))``. Holm 1979.
     """
 
-    def adjust(ascending: Array) -> Array:
-        return np.maximum.accumulate(ascending * np.arange(len(ascending), 0, -1))
-
-    return _adjusted(p, adjust)
+    return _adjusted(p, lambda some: np.maximum.accumulate(some * np.arange(len(some), 0, -1)))
 
 
 def _adjusted(p: ArrayLike, adjust: Callable[[Array], Array]) -> Array:
@@ -176,18 +166,21 @@ def resample_counts(
         yield slice(begin, begin + len(weights)), weights
 
 
-def resampled_ratios(
-    above: Array, below: ArrayLike, resamples: int, chance: np.random.Generator
-) -> Array:
-    """``Σ_s w_s above_sk / Σ_s w_s below_sk`` of every resample of s, (s, k) × 2 → (resamples, k).
+def drawn_ratios(
+    above: Array, below: ArrayLike, resamples: int, seed: int | np.random.Generator
+) -> tuple[Array, Array]:
+    """``Σ_s above_sk / Σ_s below_sk``, (k,), and that of resamples of s, (resamples, k).
 
-    NaN where the sum below is not above 0, and everywhere if there is nothing to draw.
+    NaN where the sum below is not above 0, and in all resamples if there is nothing to draw.
     """
     counted = np.asarray(below, dtype=np.float64)
+    ratio = divided(above.sum(axis=0), counted.sum(axis=0))
+    # Sums of what is left of the ratio lose no digits where the values are large and alike.
+    left = above - np.where(counted > 0, counted * ratio, 0)
     drawn = np.full((resamples, above.shape[1]), np.nan)
-    for rows, weights in resample_counts(len(above), resamples, chance):
-        drawn[rows] = divided(weights @ above, weights @ counted)
-    return drawn
+    for rows, weights in resample_counts(len(above), resamples, np.random.default_rng(seed)):
+        drawn[rows] = ratio + divided(weights @ left, weights @ counted)
+    return ratio, drawn
 
 
 def _resampled_moments(
@@ -198,7 +191,7 @@ def _resampled_moments(
     mean = divided(values.sum(axis=0), size)
     centred = values - mean
     both = np.hstack([centred, centred * centred])
-    drawn = resampled_ratios(both, np.ones((size, 1)), resamples, chance)
+    _, drawn = drawn_ratios(both, np.ones((size, 1)), resamples, chance)
     moved, squares = np.split(drawn, 2, axis=1)
     return mean, moved, np.maximum(divided((squares - moved * moved) * size, size - 1), 0)
 
@@ -349,11 +342,7 @@ def loss_changes(
     difference = np.where(scored[:, None], after - before[:, None], 0)
     finite = np.isfinite(difference).all(axis=0)
     weighted = number[:, None] * np.where(finite, difference, np.nan)
-    change = divided(weighted.sum(axis=0), number.sum())
-    # What is left of the mean sums to 0, so that no digits are lost in a resample's ratio.
-    centred = weighted - number[:, None] * change
-    chance = np.random.default_rng(seed)
-    drawn = change + resampled_ratios(centred, number[:, None], resamples, chance)
+    change, drawn = drawn_ratios(weighted, number[:, None], resamples, seed)
     enough = np.where(finite & (scored.sum() > 1), level, np.nan)
     return LossChanges(percentile_interval(change, drawn, enough), drawn)
 

@@ -11,9 +11,9 @@ from normlens.measures.bootstrap import (
     Array,
     Means,
     divided,
+    drawn_ratios,
     percentile_interval,
     resample_counts,
-    resampled_ratios,
 )
 
 # Numbers in half precision, before anything is computed with them.
@@ -33,30 +33,9 @@ def centred_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     Twice a centred average rank is a whole number, so that sums of products are exact in float64
     (up to p ≈ 300,000) and do not depend on the order of summation.
     """
-    size = values.shape[-1]
-    if not values.size:
-        return np.empty(values.shape)
-    rows = values.reshape(-1, size)
-    # Row behind row in one flat array; equal values are runs [s, e), their average rank (s+e+1)/2.
-    order = np.argsort(rows, axis=1) + size * np.arange(len(rows))[:, None]
-    ordered = rows.ravel()[order]
-    new = np.ones(rows.shape, dtype=bool)
-    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=new[:, 1:])
-    starts = np.flatnonzero(new)
-    ends = np.append(starts[1:], rows.size)
-    middles = starts + ends - 2 * size * (starts // size) - size
-    ranks = np.empty(rows.shape)
-    ranks.ravel()[order.ravel()] = np.repeat(middles, ends - starts)
-    ranks[np.isnan(ordered[:, -1])] = np.nan  # NaN sorts last
-    return ranks.reshape(values.shape)
+    from scipy.stats import rankdata  # which takes long to import
 
-
-def average_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """The rank of each value of a row (…, p), from 1; ties get their average, and NaN spreads.
-
-    `scipy.stats` has the same, and takes a second to import.
-    """
-    return (centred_ranks(values) + values.shape[-1] + 1) / 2
+    return 2 * rankdata(values, axis=-1) - (values.shape[-1] + 1)
 
 
 def spearman_matrix(values: NDArray[Any]) -> NDArray[np.float64]:
@@ -135,23 +114,23 @@ def rank_agreement(
     finite, or are fewer than three.
     """
     columns = np.column_stack([reference, values]).astype(np.float64)
-    size = len(columns)
+    size, scores = len(columns), np.asarray(gold, dtype=np.float64)
     usable = np.flatnonzero(np.isfinite(columns).all(axis=0) & (size > 2))
-    ranked = {place: _Ranked(columns[:, place]) for place in usable}
-    of_gold = _Ranked(np.asarray(gold, dtype=np.float64))
 
-    def agreement(weights: Array) -> Array:
-        """ρ of every column in resamples that hold each pair `weights` times, (r, n) → (r, k)."""
-        rho = np.full((len(weights), columns.shape[1]), np.nan)
-        gold_ranks = of_gold.centred(weights)
-        for place, scores in ranked.items():
-            rho[:, place] = _correlation(scores.centred(weights), gold_ranks, weights)
+    def agreement(places: NDArray[np.intp]) -> Array:
+        """ρ of every column in resamples that hold the pairs at these places, (r, n) → (r, k)."""
+        rho = np.full((len(places), columns.shape[1]), np.nan)
+        gold_ranks = centred_ranks(scores[places])
+        for column in usable:
+            rho[:, column] = _correlation(centred_ranks(columns[places, column]), gold_ranks)
         return rho
 
-    (rho,) = agreement(np.ones((1, size)))
+    every = np.arange(size)
+    (rho,) = agreement(every[None])
     drawn = np.full((resamples, columns.shape[1]), np.nan)
     for rows, weights in resample_counts(size, resamples, np.random.default_rng(seed)):
-        drawn[rows] = agreement(weights)
+        times = weights.ravel().astype(np.intp)
+        drawn[rows] = agreement(np.repeat(np.tile(every, len(weights)), times).reshape(-1, size))
 
     def interval(value: Array, of_resamples: Array) -> Means:
         levels = np.where(np.isnan(value), np.nan, level)
@@ -161,31 +140,10 @@ def rank_agreement(
     return RankAgreement(interval(rho[1:], drawn[:, 1:]), interval(rho[1:] - rho[0], moved), moved)
 
 
-class _Ranked:
-    """Values in their order, so that resamples need not sort them again."""
-
-    def __init__(self, values: Array) -> None:
-        self.order = np.argsort(values, kind="stable")
-        ordered = values[self.order]
-        new = np.append(True, ordered[1:] != ordered[:-1])
-        self.run = np.cumsum(new) - 1  # the run of equal values that each belongs to
-        starts = np.flatnonzero(new)
-        self.starts, self.ends = starts, np.append(starts[1:], len(values))
-
-    def centred(self, weights: Array) -> Array:
-        """``rank − (n + 1) / 2`` of each value where resamples hold it `weights` times, (r, n)."""
-        below = np.zeros((len(weights), weights.shape[1] + 1))
-        np.cumsum(weights[:, self.order], axis=1, out=below[:, 1:])
-        middles = (below[:, self.starts] + below[:, self.ends] - below[:, -1:]) / 2
-        ranks = np.empty(weights.shape)
-        ranks[:, self.order] = middles[:, self.run]
-        return ranks
-
-
-def _correlation(a: Array, b: Array, weights: Array | float = 1.0) -> Array:
-    """The correlation of centred ranks, each counted `weights` times, (…, n) × 3 → (…,)."""
-    squares = (weights * a * a).sum(axis=-1) * (weights * b * b).sum(axis=-1)
-    return np.clip(divided((weights * a * b).sum(axis=-1), np.sqrt(squares)), -1, 1)
+def _correlation(a: Array, b: Array) -> Array:
+    """The correlation of centred ranks, (…, n) × 2 → (…,)."""
+    squares = (a * a).sum(axis=-1) * (b * b).sum(axis=-1)
+    return np.clip(divided((a * b).sum(axis=-1), np.sqrt(squares)), -1, 1)
 
 
 # Spearman's ρ between two quantities of (layer, component) cells, with intervals.
@@ -219,9 +177,7 @@ def mean_draws(values: ArrayLike, resamples: int, seed: int) -> tuple[Array, Arr
     """
     cells = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(cells)
-    filled = np.where(present, cells, 0)
-    drawn = resampled_ratios(filled, present, resamples, np.random.default_rng(seed))
-    return divided(filled.sum(axis=0), present.sum(axis=0)), drawn
+    return drawn_ratios(np.where(present, cells, 0), present, resamples, seed)
 
 
 def cell_correlation(

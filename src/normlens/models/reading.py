@@ -58,7 +58,7 @@ def execution_device(model: nn.Module) -> torch.device:
 
 def weights_dtype(model: nn.Module) -> torch.dtype:
     """The precision of a model's weights, by the first of them."""
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return next(filter(torch.is_floating_point, model.parameters())).dtype
 
 
 def execution_places(module: nn.Module) -> set[torch.device]:

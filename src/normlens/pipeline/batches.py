@@ -43,10 +43,11 @@ def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> It
 
     Pictures and sounds are not padded, nor are texts where padding leaks: they are of one shape.
     """
-    lengths = [item.longest for item in encoded]
     if len(encoded) == 1:
-        size = 1
-    elif batch_size == AUTO:
+        yield [0]
+        return
+    lengths = [item.longest for item in encoded]
+    if batch_size == AUTO:
         size = affordable(lens, max(lengths, default=1))
     else:
         size = whole_number(int(batch_size), "batch_size", 1)
@@ -334,9 +335,14 @@ def check_finite(model: nn.Module, name: str) -> None:
 # What a model has whose layers may differ: its scopes, and its components in words.
 
 
-def scopes_of(layers: Sequence[Layer]) -> list[str]:
-    """Every scope that any of the layers has, each kind of layer's in its order."""
-    return list(dict.fromkeys(scope for layer in layers for scope in layer.scopes))
+def scopes_of(layers: Sequence[Layer], own: bool = False) -> list[str]:
+    """Every scope that any of the layers has, in its order; those of users' `own` come last."""
+    scopes: dict[str, None] = {}
+    for layer in layers:
+        scopes |= dict.fromkeys(layer.scopes)
+    for layer in layers if own else ():
+        scopes |= dict.fromkeys(layer.own_scopes)
+    return list(scopes)
 
 
 def layers_by_stack(adapter: Adapter, layers: list[Layer]) -> dict[str, list[Layer]]:

@@ -8,14 +8,21 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from operator import attrgetter
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from normlens.errors import CompletenessError, InputError, UnsupportedModelError, is_out_of_memory
+from normlens.errors import (
+    CompletenessError,
+    InputError,
+    UnknownScopeError,
+    UnsupportedModelError,
+    is_out_of_memory,
+)
 from normlens.explain.whole_vectors import collect_whole_way
 from normlens.frozen.head_products import ProductStore
 from normlens.frozen.layer import freeze
@@ -39,7 +46,14 @@ from normlens.results import store
 from normlens.results.axes import TokenAxis
 from normlens.results.files import GrowingFile
 from normlens.results.maps import Maps
-from normlens.scopes import WEIGHT_SCOPES, is_among, layers_in_words, resolve, resolve_all
+from normlens.scopes import (
+    OWN_SCOPES,
+    WEIGHT_SCOPES,
+    is_among,
+    layers_in_words,
+    resolve,
+    resolve_all,
+)
 from normlens.trace.locking import exclusive
 from normlens.trace.run import LayerTrace, model_inputs, reading, run_traced
 
@@ -62,11 +76,8 @@ class Stack:
     correlations: bool = False
     first: int = 0  # the place of the stack's first layer among all that the model runs
     name: str = ""  # `ENCODER` or `DECODER`; empty: the model has no other
-
-    @property
-    def layer_in_words(self) -> str:
-        """How errors call a layer of this stack."""
-        return f"{self.name} layer" if self.name else "layer"
+    layer_in_words: str = "layer"  # how errors call one
+    sampled: Sequence[int] = ()  # the first and the last layer with kernels, which are sampled
 
 
 def stacks_of(
@@ -74,14 +85,19 @@ def stacks_of(
 ) -> tuple[Stack, ...]:
     """What `options` ask of a lens's stacks; an encoder of which nothing is asked is left out."""
     by_name = batches.layers_by_stack(lens.adapter, lens.layers)
-    longest, of_longest = max((len(layers), name) for name, layers in by_name.items())
+    sizes = dict(zip(by_name, map(len, by_name.values()), strict=True))
+    of_longest = max(sizes, key=sizes.__getitem__)
     called = f"its {of_longest}" if of_longest else lens.name
     stacks, first = [], 0
     for name, layers in by_name.items():
-        chosen = options.layers_of(len(layers), called, longest)
+        chosen = options.layers_of(len(layers), called, sizes[of_longest])
         scopes = _chosen_scopes(lens, options, layers, chosen) if chosen else []
         if not name or scopes:
-            stacks.append(Stack(layers, chosen, scopes, options, arrays, correlations, first, name))
+            stages = list[int]()
+            for index in chosen:
+                stages += [index] if layers[index].feed_forward is not None else []
+            given = layers, chosen, scopes, options, arrays, correlations, first, name
+            stacks.append(Stack(*given, f"{name} layer".lstrip(), stages[:1] + stages[-1:]))
         first += len(layers)
     if lens.adapter.two_stacks and (not stacks or stacks[-1].name != DECODER):
         raise InputError(
@@ -99,16 +115,24 @@ def _chosen_scopes(
     Short names mean scopes of theirs. One that no layer of the model has is an error; in a model of
     one stack, one that none of the chosen layers has.
     """
-    scopes, asked = batches.scopes_of([layers[index] for index in chosen]), options.scopes
+    here = list(map(layers.__getitem__, chosen))
+    scopes, asked = batches.scopes_of(here), options.scopes
     takes_all = asked is None or asked == "all"
     if not takes_all:
         names = [asked] if isinstance(asked, str) else list(asked or ())
+        scopes = batches.scopes_of(here, own=True)
         meant = [name for name in names if is_among(name, scopes)]
         for name in names:
-            in_model = any(is_among(name, layer.scopes) for layer in lens.layers)
+            every = [(*layer.scopes, *layer.own_scopes) for layer in lens.layers]
+            in_model = any(is_among(name, each) for each in every)
+            if not in_model and is_among(name, OWN_SCOPES):
+                raise UnknownScopeError(
+                    f"no layer of {lens.name} ({lens.component_sequence}) has all components of "
+                    f"{resolve(name, [*OWN_SCOPES])}, in this order"
+                )
             if name not in meant and not (lens.adapter.two_stacks and in_model):
-                scope = resolve(name, lens.scopes)  # raises where no layer has it
-                having = [k for k, layer in enumerate(lens.layers) if scope in layer.scopes]
+                scope = resolve(name, batches.scopes_of(lens.layers, own=True))
+                having = [k for k, each in enumerate(every) if scope in each]
                 raise InputError(
                     f"no scope {scope} in {layers_in_words(chosen)} of {lens.name}, whose layers "
                     f"differ; those with it: {', '.join(map(str, having))}"
@@ -120,6 +144,10 @@ def _chosen_scopes(
         raise InputError("no scope is chosen; leave `scopes` out to take all")
     if options.origin == LAYER:
         return scopes
+    if own := [scope for scope in scopes if scope in OWN_SCOPES]:
+        raise InputError(
+            f"{own[0]} is of one layer and its own sources; leave it out, or take origin={LAYER!r}"
+        )
     weights = [scope for scope in scopes if scope in WEIGHT_SCOPES]
     if weights and not takes_all:
         raise InputError(
@@ -227,6 +255,7 @@ class Call:
     """One call of a lens, with the memory that is this call's alone."""
 
     lens: Lens
+    options: AnalysisOptions
     stacks: tuple[Stack, ...]  # the decoder, or the model's only one, is the last
     products: ProductStore | None = None
     progress: batches.Progress | None = None
@@ -234,15 +263,13 @@ class Call:
     buffers: Buffers = field(default_factory=Buffers)
     file: GrowingFile | None = None  # that the maps of the call's only text are written to
 
-    @property
-    def options(self) -> AnalysisOptions:
-        """What all stacks are asked for."""
-        return self.stacks[-1].options
-
-    @property
+    @cached_property
     def layers(self) -> list[int]:
         """The layers that are asked for, among all that the model runs."""
-        return [stack.first + k for stack in self.stacks for k in stack.chosen]
+        layers = list[int]()
+        for stack in self.stacks:
+            layers += map(stack.first.__add__, stack.chosen)
+        return layers
 
     def maps(self, items: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
         """The maps of every sequence or pair, in the order given.
@@ -250,7 +277,7 @@ class Call:
         A batch that runs out of memory is halved.
         """
         lens, whole = self.lens, self.options.origin == INPUT
-        if whole or any(layer.by_source for layer in lens.layers):
+        if whole or any(map(attrgetter("by_source"), lens.layers)):
             longest = max((sum(map(len, item.sequences)) for item in items), default=1)
             limit = self.options.limit
             batch_size = batches.vector_batch(lens, longest, batch_size, limit, whole)
@@ -262,7 +289,7 @@ class Call:
             while waiting or started:
                 launches = bool(waiting) and len(started) <= ahead
                 places = waiting.popleft() if launches else started[0][0]
-                batch = [items[place] for place in places]
+                batch = list(map(items.__getitem__, places))
                 try:
                     if launches:
                         started.append((places, self._launch(batch)))
@@ -272,7 +299,7 @@ class Call:
                     waiting.extendleft(reversed(batches.halves(lens, items, places, error)))
                 else:
                     results |= zip(places, found, strict=True)
-        return [results[place] for place in range(len(items))]
+        return list(map(results.__getitem__, range(len(items))))
 
     def write(self, item: Encoded, out: str | PathLike[str], overwrite: bool) -> Maps:
         """Write the maps of one text to a new file and return them; they stay there until used."""
@@ -293,7 +320,7 @@ class Call:
     def _launch(self, batch: list[Encoded]) -> list[Collector]:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         lens = self.lens
-        recorded = self._may_record(batch)
+        recorded = lens.device.type == "cuda" and self._may_record(batch)
         given = self._padded(batch) if recorded else batch
         inputs = model_inputs(lens.adapter, given, lens.device)
         collectors = self._collectors(batch, inputs, given)
@@ -322,9 +349,9 @@ class Call:
         return self._launch(batch)  # with the memory that recordings took
 
     def _may_record(self, batch: Sequence[Encoded]) -> bool:
-        """Whether a recording can stand for batches such as this one."""
-        options, on_gpu = self.options, self.lens.device.type == "cuda" and HAS_GRAPH_EVENTS
-        if not on_gpu or self.file is not None or self.progress is not None:
+        """Whether a recording can stand for batches such as this one on a GPU."""
+        options = self.options
+        if not HAS_GRAPH_EVENTS or self.file is not None or self.progress is not None:
             return False
         if options.origin == INPUT or options.nonlinearity == SHAPLEY:
             return False
@@ -373,26 +400,28 @@ class Call:
 
         `given` is the batch as the model reads it.
         """
-        collectors, place, adapter = [], None, self.lens.adapter
+        collectors, place, sequences = [], None, batch
         for stack in self.stacks:
-            which = -1 if stack.name == DECODER else 0
-            sequences = [item.sequences[which] for item in batch]
-            lengths = [len(item.sequences[which]) for item in given]
-            names = {name for layer in stack.layers for name in layer.others}
+            names, others = set[str](), list[TokenAxis]()
+            for layer in stack.layers:
+                names.update(layer.others)
             if len(names) > 1:
                 raise UnsupportedModelError(
                     f"the layers of {self.lens.name} read several other sequences "
                     f"({', '.join(sorted(names))}); NormLens can label the columns of one"
                 )
-            others: list[TokenAxis] = []
+            if stack.name:
+                which = -1 if stack.name == DECODER else 0
+                sequences = [item.sequences[which] for item in batch]
+                given = sequences  # pairs are not padded up to a common size
             if stack.name == DECODER:
                 others = [item.sequences[0].axis for item in batch]
             elif names:
-                others = [
-                    TokenAxis(tokens) for tokens in adapter.source_tokens(names.pop(), inputs)
-                ]
+                tokens = self.lens.adapter.source_tokens(names.pop(), inputs)
+                others = list(map(TokenAxis, tokens))
             if self.file is not None:
                 place = self.file.under("encoder/") if stack.name == ENCODER else self.file.place
+            lengths = list(map(len, given))
             collectors.append(
                 Collector(self.lens, stack, sequences, others, lengths, self.transfer, place=place)
             )
@@ -424,26 +453,25 @@ class Call:
 
         None are compared of a model in float32.
         """
-        place, dtype = traced.index, self.lens.compute_dtype
+        place, options = traced.index, self.options
         collector = collectors[-1 if place >= collectors[-1].stack.first else 0]
         stack = collector.stack
-        options, index = stack.options, place - stack.first
-        # Kernels are sampled in the first and the last layer that use them.
-        stages = [k for k in stack.chosen if stack.layers[k].feed_forward is not None]
+        index = place - stack.first
         with current(traced.x.device), operands_kept():
-            layer = collector.check(replace(traced, index=index))
-            ordinary = None
+            traced = replace(traced, index=index).to(self.lens.compute_dtype)
+            collector.check(traced)
+            layer, ordinary = traced.layer, None
             if options.statistics:
                 norm = layer.norm_behind_feed_forward
                 if norm is not None and norm.gamma is not None:
                     ordinary = special_dimensions(norm.gamma)[1]
             frozen = freeze(
                 layer,
-                traced.x.to(dtype),
-                [alpha.to(dtype) for alpha in traced.weights],
+                traced.x,
+                traced.alphas,
                 collector.lengths,
                 options.nonlinearity,
-                {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
+                traced.sources,
                 last_frozen_step(layer, stack.scopes, options),
                 source_lengths=dict.fromkeys(traced.sources, collector.other_lengths),
             )
@@ -455,7 +483,7 @@ class Call:
                 kept=None if self.products is None else self.products.of(traced.block),
                 buffers=self.buffers,
                 ordinary=ordinary,
-                sample_kernels=index in stages[:1] + stages[-1:],
+                sample_kernels=index in stack.sampled,
             )
         collector.add(result, index, layer)
         if kept is not None:
@@ -467,7 +495,7 @@ class Call:
 
     def _packed(self, batch: list[Encoded], collectors: list[Collector]) -> list[Maps]:
         """Check a batch's results and pack them up."""
-        *encoder, results = [collector.maps() for collector in collectors]
+        *encoder, results = map(Collector.maps, collectors)
         if not self.lens.adapter.two_stacks:
             return results
         pairs = []

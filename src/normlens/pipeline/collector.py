@@ -117,8 +117,10 @@ def allowed_pairs(
         masks = place("allowed", shape, np.dtype(np.bool_))
     else:
         masks = np.empty((1 if alike else len(readings), *shape[1:]), dtype=bool)
-    own = {reach: reach.mask(n).numpy() for reach, _ in readings}
+    own: dict[Reach, NDArray[np.bool_]] = {}
     for mask, (reach, reads) in zip(masks, readings, strict=False):
+        if reach not in own:
+            own[reach] = reach.mask(n).numpy()
         mask[:, :others], mask[:, others:] = reads, own[reach]
     return np.broadcast_to(masks, shape) if alike else masks
 
@@ -166,7 +168,7 @@ class Collector:
     ):
         self.lens, self.stack, self.sequences, self.others = lens, stack, sequences, others
         self.lengths = list(lengths or map(len, sequences))
-        self.other_lengths = [len(tokens) for tokens in others]
+        self.other_lengths = list(map(len, others))
         self.width = max(self.other_lengths, default=0)  # columns of the others, with padding
         self.computed = Computed()
         self._device, self._transfer, self._place = lens.device, transfer, place
@@ -190,23 +192,21 @@ class Collector:
 
     # Layers as the model runs them ----------------------------------------------------------------
 
-    def check(self, traced: LayerTrace) -> Layer:
-        """Compare a layer with what its adapter says; return it in the algebra's precision."""
-        layer = traced.layer.to(self.lens.compute_dtype)
+    def check(self, traced: LayerTrace) -> None:
+        """Compare a layer, which is in the algebra's precision, with what its adapter says."""
         for name, vectors in traced.sources.items():
             if vectors.shape[:2] != (len(self.lengths), self.width):
                 raise UnsupportedModelError(
                     f"{vectors.shape[1]} vectors of {name!r} are read where the adapter's "
                     f"`source_tokens` lists up to {self.width} tokens"
                 )
-        self.checks.add(traced, layer)
-        return layer
+        self.checks.add(traced)
 
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep what is asked for of layer `index` of this stack."""
         computed, large = self.computed, dict[Key, Tensor]()
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
-        if result.kernel_error is not None or (KERNELS, "sum") not in computed.covered:
+        if result.kernel_errors or (KERNELS, "sum") not in computed.covered:
             computed.precision = result.precision or computed.precision
         computed.readings[index] = layer.reach, bool(layer.others)
         # A copy to the CPU that is not waited for would be read before it is there.
@@ -264,25 +264,28 @@ class Collector:
     def _results(self, result: LayerMaps, layer: Layer) -> dict[Key, Tensor]:
         """A layer's results that are asked for, the first axis the batch, and single numbers."""
         stack, map_dtype = self.stack, self.stack.options.map_dtype
-        kernels = {"sum": result.kernel_error, "sample": result.sampled_error}
         vectors, experts = result.statistics, layer.experts
         groups = {
             "arrays": result.norms if stack.arrays else {},
-            "mixing": {s: mixing_ratio(sizes, result.own[s]) for s, sizes in result.others.items()},
+            "mixing": {},
             "heads": result.head_maps,
             "standard_error": result.standard_error,
             "statistics": {} if vectors is None else _statistics(vectors, layer, self.lengths),
             CORRELATIONS: self._correlations(result, layer) if stack.correlations else {},
             ROUTING: {} if experts is None else _routing(experts),
             COMPLETENESS: result.completeness,
-            KERNELS: {kind: error for kind, error in kernels.items() if error is not None},
+            KERNELS: result.kernel_errors,
         }
+        for scope, sizes in result.mixing.items():
+            groups["mixing"][scope] = mixing_ratio(*sizes)
         tensors: dict[Key, Tensor] = {}
         for group, named in groups.items():
             for name, tensor in named.items():
                 key = group, name
                 tensors[key] = self._padded(tensor, key) if self.width else tensor
-        maps = [key for key in tensors if key[0] in MAPS and map_dtype != AUTO]
+        if map_dtype == AUTO:
+            return tensors
+        maps = [key for key in tensors if key[0] in MAPS]
         if maps and map_dtype == "float16":
             left_out = ~self._allowed(layer, tensors[maps[0]].device)  # (b, i, j)
             for group, name in maps:
@@ -395,10 +398,15 @@ class Collector:
     def maps(self) -> list[Maps]:
         """The maps of every sequence, if they are exact."""
         computed, words, scopes = self.computed, self.stack.layer_in_words, self.stack.scopes
-        groups = (*GROUPS, CORRELATIONS)
-        having = {k for key, some in computed.covered.items() if key[0] in groups for k in some}
-        layers = [layer for layer in computed.readings if layer in having]
-        readings = [computed.readings[layer] for layer in layers]
+        having = set[int]()
+        for (group, _), some in computed.covered.items():
+            having.update(some if group in (*GROUPS, CORRELATIONS) else ())
+        layers = list(filter(having.__contains__, computed.readings))
+        readings = list(map(computed.readings.__getitem__, layers))
+        coverage = {}
+        for (group, name), some in computed.covered.items():
+            if group in GROUPS and some != layers:
+                coverage[f"{group}/{name}"] = some
         allowed = []  # while a GPU works
         for n, others in zip_longest(map(len, self.sequences), self.other_lengths, fillvalue=0):
             allowed.append(allowed_pairs(readings, n, others, self._place))
@@ -411,34 +419,32 @@ class Collector:
         batches.check_range(numbers[PEAKS], words)
         worst = max(map(itemgetter(2), errors), default=math.nan)  # weights have no parts
         said = self._provenance(worst)
-        coverage = {
-            "/".join(key): some
-            for key, some in computed.covered.items()
-            if key[0] in GROUPS and some != layers
-        }
         packed = []
         for index, (sequence, found) in enumerate(zip(self.sequences, self._found(), strict=True)):
-            axis, fields = sequence.axis, {group: found[group] for group in GROUPS}
-            arrays = fields.pop("arrays")
+            axis, fields = sequence.axis, dict(found)
+            correlations, routing = fields.pop(CORRELATIONS, {}), fields.pop(ROUTING, {})
             if self.others:
                 n, m = len(sequence), self.other_lengths[index]
                 fields["source_axis"] = self.others[index].followed_by(axis)
                 fields["same_token"] = np.eye(n, m + n, k=m, dtype=bool)
-            for rho in found[CORRELATIONS].values():
+            for rho in correlations.values():
                 whole = np.full((len(layers), *rho.shape[1:]), np.nan)
                 covered = computed.covered[CORRELATIONS, CORRELATIONS]
                 whole[[layers.index(layer) for layer in covered]] = rho
                 fields["correlations"] = Correlations(list(scopes), whole)
-            if routing := found[ROUTING]:
+            if routing:
                 covered = computed.covered[ROUTING, "experts"]
                 experts = self.stack.layers[covered[-1]].experts
                 assert experts is not None
                 used = routing["experts"], routing["weights"], len(experts.members), axis.tokens
                 every = Routing(covered, *used, routing.get("shared"))
                 fields["routing"] = every.of_layers(layers)
+            unordered, arrays = fields.pop("arrays", {}), {}
+            for scope in filter(unordered.__contains__, scopes):
+                arrays[scope] = unordered[scope]
             packed.append(
                 Maps(
-                    arrays={s: arrays[s] for s in scopes if s in arrays},
+                    arrays=arrays,
                     layers=list(layers),
                     allowed=allowed[index],
                     completeness=worst,
@@ -455,7 +461,7 @@ class Collector:
     def _numbers(self) -> dict[str, list[tuple[int, str, float]]]:
         """The single numbers by kind, with their layers and names, in the order of the layers."""
         arrived = self._pending.arrived()
-        numbers: dict[str, list[tuple[int, str, float]]] = {kind: [] for kind in SINGLE}
+        numbers = defaultdict[str, list[tuple[int, str, float]]](list)
         for (kind, name), layers in self.computed.covered.items():
             if kind in SINGLE:
                 values = arrived[kind, name].tolist()
@@ -467,7 +473,9 @@ class Collector:
     def _found(self) -> list[dict[str, Any]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
         small = self._pending.arrived()
-        results: list[Any] = [defaultdict(dict) for _ in self.sequences]
+        results = list[Any]()
+        for _ in self.sequences:
+            results.append(defaultdict(dict))
         is_padded = len(self.sequences) > 1 or len(self.sequences[0]) < self.lengths[0]
         for key in self.computed.covered:
             if key[0] in SINGLE:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -295,13 +296,14 @@ def warn_of_padding(lens: Lens, items: Sequence[Encoded]) -> None:
 
     One of them, the one with most padding, is run with it and without it.
     """
-    sides = 2 if lens.adapter.padding_leaks else 1
-
-    def padding_of(item: Encoded) -> int:
-        return sum(len(ids) for sequence in item.sequences for ids in sequence.padding[:sides])
-
-    item = max(items, key=padding_of, default=None)
-    if item is None or not padding_of(item) or not _is_runnable(lens, item):
+    item, most = None, 0
+    for each in items:
+        count = 0
+        for before, behind in map(attrgetter("padding"), each.sequences):
+            count += len(before) + (len(behind) if lens.adapter.padding_leaks else 0)
+        if count > most:
+            item, most = each, count
+    if item is None or not _is_runnable(lens, item):
         return
     given = "called with these input_ids and this attention_mask"
     difference = _difference(lens, item)

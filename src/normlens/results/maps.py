@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +193,7 @@ class Maps(TokenResult):
     @property
     def groups(self) -> dict[str, Mapping[str, NDArray[Any]]]:
         """Every group of arrays by its name; `normlens.results.axes` has their axes."""
-        return {name: getattr(self, name) for name in GROUPS}
+        return dict(zip(GROUPS, attrgetter(*GROUPS)(self), strict=True))
 
     @property
     def scopes(self) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens.errors import InputError, NormLensError, UnsupportedModelError
+from normlens.frozen.attention import alpha_of
 from normlens.gpu.matmul import LazyTensor, matmul_rows
 from normlens.gpu.transfer import DeviceTransfer, on_device, pinned_copy
 from normlens.layers import Layer, Linear, Reach
@@ -46,6 +48,7 @@ LINEAR_TOLERANCE = {
 }
 
 
+row_norms = partial(torch.linalg.vector_norm, dim=-1)
 CPU = torch.device("cpu")
 #: Bytes of tensors that may stay on a device until they are copied together.
 HELD_ON_DEVICE = 2 << 30
@@ -63,7 +66,7 @@ class Deferred:
         self._waiting: dict[Hashable, list[Tensor]] = {}
         self._held = 0  # bytes on the device
         self._stacked: list[tuple[Tensor, list[tuple[Hashable, torch.Size]]]] = []
-        self._home: dict[Hashable, list[NDArray[Any]]] = {}  # pieces, the first axis each tensor's
+        self._home: dict[Hashable, NDArray[Any]] = {}  # the first axis a key's tensors
 
     def add(self, key: Hashable, tensor: Tensor) -> None:
         """Keep one more tensor; all of a key have the same shape.
@@ -109,25 +112,26 @@ class Deferred:
 
     def arrived(self) -> dict[Hashable, NDArray[Any]]:
         """Everything on the host, the first axis the tensors of a key in their order."""
-        if not any(tensor.is_cuda for each in self._waiting.values() for tensor in each):
-            for key, tensors in self._waiting.items():
-                whole = torch.stack(tensors) if len(tensors) > 1 else tensors[0][None]
-                self._home.setdefault(key, []).append(whole.cpu().numpy())
-            self._waiting.clear()
-        if self._waiting:
+        pieces: list[tuple[Hashable, NDArray[Any]]] = []
+        if self._held:
             self.stack_pending()
+        for key, tensors in self._waiting.items():
+            whole = torch.stack(tensors) if len(tensors) > 1 else tensors[0][None]
+            pieces.append((key, whole.cpu().numpy()))
+        self._waiting.clear()
         for flat, shapes in self._stacked:
             if self._transfer is not None and flat.is_cuda:
                 flat = self._sent(flat)
                 self._transfer.wait()
             numbers = flat.cpu().numpy()
             for key, shape in shapes:
-                piece, numbers = numbers[: shape.numel()], numbers[shape.numel() :]
-                self._home.setdefault(key, []).append(piece.reshape(shape))
+                pieces.append((key, numbers[: shape.numel()].reshape(shape)))
+                numbers = numbers[shape.numel() :]
         self._stacked.clear()
-        for key, pieces in self._home.items():
-            self._home[key] = pieces if len(pieces) == 1 else [np.concatenate(pieces)]
-        return {key: whole for key, (whole,) in self._home.items()}
+        for key, piece in pieces:
+            before = self._home.get(key)
+            self._home[key] = piece if before is None else np.concatenate([before, piece])
+        return self._home
 
     def _sent(self, flat: Tensor) -> Tensor:
         """Where numbers arrive that are on their way."""
@@ -149,14 +153,17 @@ class Checks:
     pending: Deferred = field(default_factory=Deferred)  # may hold a batch's results, too
     # No layer is kept: in half precision that would be a copy of its weights in float32.
     _layers: list[tuple[str, Reach, int]] = field(default_factory=list)  # name, reach, heads
-    _linear: list[tuple[str, nn.Module]] = field(default_factory=list)
+    #: linear maps by the shape of their `linear_sizes`
+    _linear: dict[torch.Size, list[tuple[str, nn.Module]]] = field(default_factory=dict)
     _padding: list[str] = field(default_factory=list)
 
-    def add(self, traced: LayerTrace, layer: Layer) -> None:
-        """Measure one layer; `layer` is the traced one in the algebra's precision."""
+    def add(self, traced: LayerTrace) -> None:
+        """Measure one layer, whose components are in the algebra's precision."""
+        layer = traced.layer
         check_tokens(self.adapter, traced, self.lengths)
         name = f"{self.layer_in_words} {traced.index}"
-        for attention, alpha in zip(layer.attentions, traced.weights, strict=True):
+        for attention, given in zip(layer.attentions, traced.alphas, strict=True):
+            alpha = alpha_of(given).dense
             if attention.source is not None:
                 # Every token of another sequence may be seen, but none of its padding.
                 if self.others and min(self.others) < alpha.shape[-1]:
@@ -171,8 +178,8 @@ class Checks:
         for linear in layer.linear_maps:
             if linear.module is not None and linear.module in traced.rows:
                 sizes = linear_sizes(linear, traced.rows[linear.module], tokens)
-                self.pending.add(("linear", len(self._linear)), sizes)
-                self._linear.append((name, linear.module))
+                self.pending.add(("linear", sizes.shape), sizes)
+                self._linear.setdefault(sizes.shape, []).append((name, linear.module))
 
     def _weight_on_padding(self, alpha: Tensor) -> Tensor:
         """The largest weight that a real token gives to padding of another sequence."""
@@ -184,17 +191,18 @@ class Checks:
     def judge(self) -> None:
         """Raise where a layer is not what its adapter says."""
         tolerance, arrived = LINEAR_TOLERANCE[self.dtype], self.pending.arrived()
-        sizes = [torch.from_numpy(arrived["linear", k][0]) for k in range(len(self._linear))]
-        for (name, module), error in zip(self._linear, linear_errors(sizes), strict=True):
-            if error > tolerance:
-                raise UnsupportedModelError(
-                    f"{self.adapter.name_of(module)} ({class_name(module)}) of {name} "
-                    "does not compute x W + b with the weight that it holds (relative error "
-                    f"{error:.1e}, tolerance {tolerance:.0e}): an adapter that is not linear, "
-                    "quantised activations, a hook or another precision act inside it; merge "
-                    "adapters (model.merge_and_unload()), turn quantised weights back "
-                    "(model.dequantize()) or load the plain model"
-                )
+        for shape, maps in self._linear.items():
+            errors = linear_errors(torch.from_numpy(arrived["linear", shape]))
+            for (name, module), error in zip(maps, errors, strict=True):
+                if error > tolerance:
+                    raise UnsupportedModelError(
+                        f"{self.adapter.name_of(module)} ({class_name(module)}) of {name} does not "
+                        "compute x W + b with the weight that it holds (relative error "
+                        f"{error:.1e}, tolerance {tolerance:.0e}): an adapter that is not linear, "
+                        "quantised activations, a hook or another precision act inside it; merge "
+                        "adapters (model.merge_and_unload()), turn quantised weights back "
+                        "(model.dequantize()) or load the plain model"
+                    )
         for name, weight in zip(self._padding, arrived.get("padding", ()), strict=True):
             if weight > NEGLIGIBLE:
                 raise UnsupportedModelError(
@@ -284,14 +292,12 @@ def linear_sizes(linear: Linear, rows: Rows, tokens: int) -> Tensor:
     product = matmul_rows(x, linear.weight, tokens)
     of_module = None if linear.bias_outside else linear.bias
     error = y - product if of_module is None else y - product - of_module
-    return torch.stack([torch.linalg.vector_norm(v, dim=-1) for v in (x, y, product, error)])
+    return torch.stack(tuple(map(row_norms, (x, y, product, error))))
 
 
-def linear_errors(sizes: Sequence[Tensor]) -> list[float]:
-    """The worst error of the rows in each `linear_sizes`, relative to its output's size."""
-    if len({one.shape for one in sizes}) != 1:  # else they are taken together
-        return [error for one in sizes for error in linear_errors([one])]
-    x, y, product, error = torch.stack(list(sizes), dim=1).double()  # (map, row)
+def linear_errors(sizes: Tensor) -> list[float]:
+    """The worst error of the rows in each map's `linear_sizes`, relative to its output's size."""
+    x, y, product, error = sizes.double().unbind(1)  # (map, row)
     # Where an output is small because large terms cancel, their rounding is still that of a row of
     # ordinary size.
     typical = (product / x).nan_to_num(0).median(-1, keepdim=True).values * x

@@ -120,12 +120,13 @@ def exclusive(
     Returns its result. With `again` this thread may be at work with them already.
     """
     turns = _turns_of(shared)
-    if not again and any(lock._is_owned() for _, lock in turns):
-        what = "model" if isinstance(shared, nn.Module) else "object"
-        raise InputError(
-            f"this {what} is at work already, in this same thread (perhaps from a `progress` "
-            "function); wait for that call to return"
-        )
+    for _, lock in turns:
+        if lock._is_owned() and not again:
+            what = "model" if isinstance(shared, nn.Module) else "object"
+            raise InputError(
+                f"this {what} is at work already, in this same thread (perhaps from a `progress` "
+                "function); wait for that call to return"
+            )
     # In a `with` statement Python takes and releases such a lock with no point in between where
     # Ctrl-C could interrupt it; nothing else is as safe.
     (_, lock), *others = turns
@@ -146,10 +147,11 @@ def _turns_of(shared: nn.Module | Sequence[Any]) -> list[Turn]:
     A model shares its modules and their configurations with others.
     """
     items = list(shared.modules() if isinstance(shared, nn.Module) else shared)
-    if isinstance(shared, nn.Module):
-        items += [m.config for m in items if getattr(m, "config", None) is not None]
+    for module in items[:] if isinstance(shared, nn.Module) else ():
+        if getattr(module, "config", None) is not None:
+            items.append(module.config)
     with _guard:
-        known = [_turns[id(item)] for item in items if id(item) in _turns]
+        known = list(filter(None, map(_turns.get, map(id, items))))
         first = min(known, default=None) or (next(_numbers), process_lock())
         for item in items:
             key = id(item)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from normlens import layers as components
 from normlens.errors import UnsupportedModelError
-from normlens.frozen.attention import QueryKey, alpha_of
+from normlens.frozen.attention import QueryKey
 from normlens.gpu.matmul import are_many, split_linears
 from normlens.inputs.text import Encoded, pad
 from normlens.models.base import Adapter
@@ -67,10 +68,15 @@ class LayerTrace:
     sources: dict[str, Tensor] = field(default_factory=dict)
     outputs: int = 0  # what the block returned in a tuple, the vector first; 0: the vector alone
 
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        """α of each attention as a tensor (b, h, i, j)."""
-        return tuple(alpha_of(alpha).dense for alpha in self.alphas)
+    def to(self, dtype: torch.dtype) -> LayerTrace:
+        """The same with all that the frozen layer is made of in `dtype`."""
+        alphas, sources = list[Tensor | QueryKey](), dict[str, Tensor]()
+        for alpha in self.alphas:
+            alphas.append(alpha.to(dtype))
+        for name, vectors in self.sources.items():
+            sources[name] = vectors.to(dtype)
+        made = {"layer": self.layer.to(dtype), "x": self.x.to(dtype), "alphas": tuple(alphas)}
+        return replace(self, sources=sources, **made)  # type: ignore[arg-type]
 
 
 Consumer = Callable[[LayerTrace], None]
@@ -317,7 +323,9 @@ def ask_for_attention(model: Any, kind: str, undo: Undo) -> None:
         _register()
     can_set = getattr(model, "_can_set_attn_implementation", None)
     settable = can_set is None or can_set()
-    waiting: list[Any] = [vars(module).get("config") for module in model.modules()]
+    waiting: list[Any] = []
+    for module in model.modules():
+        waiting.append(vars(module).get("config"))
     seen: set[int] = set()
     while waiting:
         config = waiting.pop()
@@ -326,7 +334,8 @@ def ask_for_attention(model: Any, kind: str, undo: Undo) -> None:
         if not is_read or id(config) in seen:
             continue
         seen.add(id(config))
-        waiting += [getattr(config, name, None) for name in config.sub_configs]
+        for name in config.sub_configs:
+            waiting.append(getattr(config, name, None))
         set_to = config._attn_implementation
         # Falcon reads the setting whenever it runs, but has no method that changes it.
         if set_to not in (kind, None) and (settable or set_to == "sdpa"):
@@ -413,13 +422,38 @@ def fast_attention(
         sinks=s_aux,
     )
     if softcap is None and s_aux is None:
-        plain = module, query, key, value, attention_mask
-        options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
-        output, _ = sdpa_attention_forward(*plain, **options)
+        # A GPU's kernels keep each row's log-sum-exp for a gradient alone.
+        is_half = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+        caller: Any = module
+        if query.is_cuda and not is_half and key.shape[1] < query.shape[1]:
+            # For groups of heads in float32 PyTorch has no kernel but one that forms all weights.
+            caller = SimpleNamespace(is_causal=looks_back)
+            key, value = (
+                x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value)
+            )
+        with torch.set_grad_enabled(is_half):
+            asked = query.detach().requires_grad_() if is_half else query
+            plain = caller, asked, key, value, attention_mask
+            options = {"scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
+            output, _ = sdpa_attention_forward(*plain, **options)
+        if is_half:
+            given, output = replace(given, log_sums=_log_sums(output)), output.detach()
     else:  # sdpa has neither; the tiles of α are not kept
         values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
         output = given.mix(values).transpose(1, 2).contiguous()
     return output, replace(given, output=output)
+
+
+def _log_sums(output: Tensor) -> Tensor | None:
+    """The log-sum-exp (b, h, i) of sdpa's logits, if its kernel kept one with its output."""
+    node = output.grad_fn
+    while node is not None and "ScaledDotProduct" not in node.name():
+        node = node.next_functions[0][0] if node.next_functions else None
+    for name in ("_saved_logsumexp", "_saved_log_sumexp"):
+        sums = getattr(node, name, None)
+        if isinstance(sums, Tensor):
+            return sums.reshape((*sums.shape[:2], -1))
+    return None
 
 
 # What a model is called with, and how the caller's surroundings are kept out of the call.
@@ -436,8 +470,14 @@ def model_inputs(
 ) -> dict[str, Any]:
     """The arguments of the model's call for a batch; texts are padded on the right."""
     padding = padding_id(adapter)
-    read_first = [item.sequences[0] for item in batch]
-    signals = [each.signal for each in read_first if each.signal is not None]
+    read_first, signals = list[Encoded](), list[Tensor]()
+    types: set[int] = set()
+    for item in batch:
+        first, *_ = item.sequences
+        read_first.append(first)
+        types.update(first.type_ids or ())
+        if first.signal is not None:
+            signals.append(first.signal)
     if signals:
         # Pictures or sounds of one shape; padding would be seen and heard.
         values = torch.stack(signals).to(device, weights_dtype(adapter.model))
@@ -447,7 +487,6 @@ def model_inputs(
     else:
         inputs = pad(read_first, padding, device)
     # A tokenizer may give types that its model does not know.
-    types = {kind for each in read_first for kind in each.type_ids or ()}
     if types and max(types) >= adapter.token_types():
         del inputs["token_type_ids"]
     if batch[0].source is not None:
@@ -461,8 +500,8 @@ def plain_options(model: nn.Module) -> dict[str, Any]:
     A model with a head may hand the option on to its body without naming it.
     """
     named = inspect.signature(model.forward).parameters
-    hands_on = inspect.Parameter.VAR_KEYWORD in [parameter.kind for parameter in named.values()]
-    if "use_cache" not in named and hands_on:
+    *_, last = None, *named.values()
+    if "use_cache" not in named and last is not None and last.kind is last.VAR_KEYWORD:
         named = inspect.signature(getattr(model, "base_model", model).forward).parameters
     return {"use_cache": False} if "use_cache" in named else {}
 

@@ -8,7 +8,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -16,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counted_reading import Counter
+from test_readers import Table
 
 from normlens.corpus import Record, open_data
-from normlens.corpus.data.readers import HubData, MemoryData
+from normlens.corpus.data.readers import NAMED, MemoryData
 from normlens.corpus.data.records import Data, Mark, ReadOptions
 from normlens.corpus.runs.data_index import Index, checksum, index_data
 
@@ -104,47 +104,30 @@ def parquet(folder: Path) -> Data:
     return open_data(folder / "a.parquet", extra=("n",))
 
 
-class Table(list[Any]):
-    """A table as `datasets` has it, whose rows can be selected."""
-
-    features: Any = None
-    _fingerprint = "0123456789abcdef"
-    column_names = ("sentence", "label")
-
-    def select(self, places: range) -> Table:
-        selected = Table(self[place] for place in places)
-        selected.features = self.features
-        return selected
-
-    def select_columns(self, names: list[str]) -> Table:
-        return Table({name: row[name] for name in names} for row in self)
-
-
 class Stream:
     """A table of `datasets` that is streamed: no length, no selection."""
 
     column_names = ("sentence",)
 
-    def select_columns(self, names: list[str]) -> Iterator[dict[str, str]]:
-        return ({"sentence": text} for text in ("a", "b", " ", "c"))
+    def select_columns(self, names: list[str]) -> Table:
+        return Table({"sentence": text} for text in ("a", "b", " ", "c"))
 
 
 ROWS = Table({"sentence": text, "label": n} for n, text in enumerate(["a ", "", "b", "c"]))
 LINES = ["", " = T = ", "one", "two", " = = S = = ", "three", "four", " = U = ", "five", "six"]
 
 
-def tagged() -> Table:
-    rows = Table(
-        {"tokens": words, "ner_tags": [1] * len(words)} for words in (["a"], [], ["b", "c"])
-    )
-    rows.features = {"ner_tags": SimpleNamespace(feature=SimpleNamespace(names=["O", "B-PER"]))}
-    return rows
+TAGGED = Table({"tokens": words, "ner_tags": [1] * len(words)} for words in (["a"], [], ["b", "c"]))
+
+
+def named(name: str, rows: Table, extra: tuple[str, ...] = ()) -> Data:
+    return MemoryData(rows, ReadOptions(extra=extra), None, name, NAMED[name].read)
 
 
 TABLES: dict[str, Callable[[], Data]] = {
-    "sst2 of the hub": lambda: HubData("sst2", ROWS, extra=("label",)),
-    "wikitext of the hub": lambda: HubData("wikitext", Table({"text": line} for line in LINES)),
-    "conll2003 of the hub": lambda: HubData("conll2003", tagged()),
+    "sst2 of the hub": lambda: named("sst2", ROWS, ("label",)),
+    "wikitext of the hub": lambda: named("wikitext", Table({"text": line} for line in LINES)),
+    "conll2003 of the hub": lambda: named("conll2003", TAGGED),
     "a list": lambda: MemoryData(["a", " ", "b", ("c", "d")]),
     "pandas": lambda: MemoryData(pd.DataFrame({"text": ["a", None, "b"] * 180})),
     "pyarrow": lambda: MemoryData(pa.table({"n": range(540), "text": ["a", None, "b"] * 180})),

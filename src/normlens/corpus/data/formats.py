@@ -5,25 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from normlens.corpus.data.records import (
-    Entity,
-    ReadOptions,
-    Record,
-    Source,
-    is_spoilt,
-    located,
-    unless,
-)
-from normlens.errors import InputError, parse_json, reason_of
+from normlens.corpus.data.records import Entity, Fields, ReadOptions, Record, Source, located
+from normlens.errors import InputError, parse_json, reason_of, require
 
-#: What a record is made of; nothing at all where a row is blank.
-Fields = dict[str, Any]
 #: Reads a file; an error in a row is raised behind it, so that the source knows where that is.
 Reader = Callable[[Source, ReadOptions], Iterator[Fields]]
 
@@ -46,9 +36,10 @@ def record_columns(
     """
     wanted = [name for name in (options.column, options.pair_column) if name is not None]
     if structured and not wanted:
-        for kind, beside in (("words", ("entities",)), ("tokens", ())):
+        for kind in ("words", "tokens"):
             if kind in names:
-                return kind, (kind, *(name for name in beside if name in names))
+                beside = kind == "words" and "entities" in names
+                return kind, (kind, "entities") if beside else (kind,)
     for name in wanted:
         _check(name, _outer(name, names), names)
     if options.column is None:
@@ -74,15 +65,14 @@ def needed_columns(
 
 
 def _check(name: str, column: str, names: Iterable[str]) -> None:
-    if column not in names:
-        raise InputError(f"there is no column {name!r}; choose one of: {_listed(names)}")
+    require(column in names, f"there is no column {name!r}; choose one of: {_listed(names)}")
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 
-def _outer(name: str, names: Container[str]) -> str:
+def _outer(name: str, names: Iterable[str]) -> str:
     """The column that a name means: itself, or the object before its dot (``translation.en``)."""
     return name if name in names else name.partition(".")[0]
 
@@ -104,14 +94,13 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
 def row_fields(row: Mapping[str, Any], options: ReadOptions, structured: bool = True) -> Fields:
     """The fields of the record in a row; none if its text is blank."""
     kind, names = record_columns(tuple(row), options, structured)
+    fields: Fields = {}
     if kind == "text":
         fields = _texts([_value(row, name) for name in names], names, options)
-    else:
-        fields = {kind: _strings(row[kind], kind)}
+    elif content := _strings(row[kind], kind):
+        fields = {kind: content}
         if kind == "words":
             fields["entities"] = _entities(row.get("entities"))
-        if not fields[kind]:
-            return {}
     if fields and options.extra:
         for name in options.extra:
             _check(name, name, row)
@@ -121,17 +110,14 @@ def row_fields(row: Mapping[str, Any], options: ReadOptions, structured: bool = 
 
 def _texts(values: list[Any], names: Sequence[str], options: ReadOptions) -> Fields:
     """The text, the pair of texts or the pair of lists of words that columns hold."""
-    if len(values) == 1 and isinstance(values[0], str):  # as in nearly all rows of large data
-        text = _string(values[0], names[0]).strip()
-        return {"text": text} if text else {}
     if len(values) == 1 and isinstance(values[0], list):
-        values = values[0]
+        (values,) = values
         if len(values) != 2:
             raise InputError(
                 f"{names[0]!r} is a list of {len(values)}; give a text or a pair of texts"
             )
     if options.pair_column and all(isinstance(value, list) for value in values):
-        words, second = (_strings(*item) for item in zip(values, names, strict=True))
+        words, second = map(_strings, values, names)
         return {"words": words, "second_words": second} if words and second else {}
     texts = [_string(value, names[0]).strip() for value in values]
     if not all(texts):
@@ -144,8 +130,6 @@ def _string(value: Any, what: str) -> str:
         return ""
     if not isinstance(value, str):
         raise InputError(f"{what!r} holds {_kind_of(value)} where a text should be")
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise InputError(f"{what!r} holds half of a surrogate pair; correct the text")
     return value
 
 
@@ -153,9 +137,8 @@ def _plain(value: Any, what: str) -> str:
     """A further column's value as text; numbers as Python writes them, lists as JSON."""
     if isinstance(value, list):
         return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return _string(value, what).strip()
-    return str(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number else _string(value, what).strip()
 
 
 def _strings(value: Any, what: str) -> tuple[str, ...]:
@@ -172,10 +155,9 @@ def _entities(value: Any) -> tuple[Entity, ...]:
     for item in value or []:
         if isinstance(item, dict):
             item = [item.get(name) for name in ("start", "stop", "label")]
-        start, stop, label = item if isinstance(item, list) and len(item) == 3 else [None] * 3
-        if type(start) is not int or type(stop) is not int or not isinstance(label, str):
+        if not isinstance(item, list) or [type(part) for part in item] != [int, int, str]:
             raise InputError(f"an entity is [start, stop, label], not {item!r}")
-        entities.append(Entity(start, stop, label))
+        entities.append(Entity(*item))
     return tuple(sorted(entities, key=lambda entity: entity.start))
 
 
@@ -191,22 +173,21 @@ def _kind_of(value: Any) -> str:
 def read_text(source: Source, options: ReadOptions) -> Iterator[Fields]:
     """Read a sequence per line, or per paragraph between blank lines."""
     paragraph: list[str] = []
-    for line in source:
+    for line in chain(source, [""]):
         text = line.strip()
         if text:
             paragraph.append(text)
         if paragraph and not (text and options.paragraphs):
-            yield unless(source.problem(), text=" ".join(paragraph))
+            yield {"text": " ".join(paragraph)}
             paragraph = []
-    if paragraph:
-        yield unless(source.problem(), text=" ".join(paragraph))
 
 
 def read_wikitext(source: Source, options: ReadOptions) -> Iterator[Fields]:
     """Read pairs of consecutive paragraphs of an article, and what stands between the two."""
     for first, between, second in paragraph_pairs(source):
-        problem = source.problem(first, *between.split("\n"), second)
-        yield unless(problem, text=(first, second), between=between)
+        if not any("\udc80" <= character <= "\udcff" for character in first + between + second):
+            source.problem = None  # of a line that is in no pair
+        yield {"text": (first, second), "between": between}
 
 
 def paragraph_pairs(paragraphs: Iterable[str]) -> Iterator[tuple[str, str, str]]:
@@ -234,22 +215,26 @@ def paragraph_pairs(paragraphs: Iterable[str]) -> Iterator[tuple[str, str, str]]
             first = None
 
 
-# Formats with a record in each line: JSON objects, parallel text, and STS-B's own files.
+# Formats with a record in each row: JSON objects, parallel text, STS-B, tables and Parquet.
 
 
-def by_line(parse: Callable[[str, ReadOptions], Fields]) -> Reader:
-    """Make a reader of what gives the fields of one line."""
+def by_row(
+    rows_of: Callable[[Source, ReadOptions], Iterable[Any]],
+    fields_of: Callable[[Any, ReadOptions], Fields],
+) -> Reader:
+    """Make a reader of what gives a file's rows, and what gives the fields of one."""
 
     def read(source: Source, options: ReadOptions) -> Iterator[Fields]:
-        source.unit = "line"
-        for line in source:
-            if line.strip():
-                problem = source.problem()
-                fields = parse(line, options) if problem is None else {"unreadable": problem}
-                if fields:
-                    yield fields
+        for row in rows_of(source, options):
+            fields = {"unreadable": source.problem} if source.problem else fields_of(row, options)
+            if fields:
+                yield fields
 
     return read
+
+
+def _lines(source: Source, options: ReadOptions) -> Iterator[str]:
+    return (line for line in source if line.strip())
 
 
 def _json_line(line: str, options: ReadOptions) -> Fields:
@@ -286,19 +271,15 @@ def _parallel_line(line: str, options: ReadOptions) -> Fields:
 
 def split_pair(line: str) -> WordPair | None:
     """The words on both sides of a line's separator; None unless there is exactly one."""
-    sides = line.split(SEPARATOR)
-    if len(sides) != 2:
-        return None
-    return tuple(sides[0].split()), tuple(sides[1].split())
+    sides = [tuple(side.split()) for side in line.split(SEPARATOR)]
+    return (sides[0], sides[1]) if len(sides) == 2 else None
 
 
 def has_target(record: Record) -> bool:
     """Whether a record has a second text, which is a target to an encoder–decoder."""
-    if record.words is not None:
-        return record.second_words is not None
     if isinstance(record.text, str):
         return SEPARATOR in record.text
-    return record.text is not None
+    return record.text is not None or record.second_words is not None
 
 
 #: Columns of STS-B's own files that a record may keep beside its sentences, by their places.
@@ -329,6 +310,63 @@ def _is_stsb(row: list[str]) -> bool:
         return False
 
 
+def _table_rows(
+    delimiter: str, source: Source, options: ReadOptions
+) -> Iterator[Mapping[str, str]]:
+    """The rows of a table with a header, whose fields may be quoted."""
+
+    def rows_of(lines: Source) -> Iterator[list[str]]:
+        try:
+            yield from csv.reader(lines, delimiter=delimiter, strict=True)
+        except csv.Error as error:
+            raise InputError(
+                f'{error}; check its double quotes, or save the data as JSONL lines {{"text": "…"}}'
+            ) from error
+
+    # A reading that begins further down needs the names of the columns, too.
+    rows = rows_of(source)
+    top = rows_of(Source(source.path)) if source.position.offset else rows
+    header = [name.strip() for name in next(top, [])]
+    if header:
+        needed_columns(header, options, structured=False)
+    source.problem = None  # an odd name of a column spoils no row
+    for row in filter(None, rows):
+        if len(row) != len(header):
+            raise InputError(
+                f"{len(row)} fields where the header has {len(header)}; put fields that hold "
+                "the separator in double quotes"
+            )
+        yield dict(zip(header, row, strict=True))
+
+
+def _parquet_rows(source: Source, options: ReadOptions) -> Iterator[Mapping[str, Any]]:
+    """The rows of a Parquet file, a batch at a time and only the columns that are needed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    source.unit, position = "row", source.position
+    try:
+        # The buffer lets a large row group pass page by page.
+        with pq.ParquetFile(source.path, buffer_size=_BUFFER, pre_buffer=False) as file:
+            needed = needed_columns(file.schema_arrow.names, options)
+            groups, skipped = _groups_from(file.metadata, position.number)
+            for batch in file.iter_batches(batch_size=512, columns=needed, row_groups=groups):
+                behind = batch.slice(skipped)
+                skipped -= batch.num_rows - behind.num_rows
+                yield from position.count(behind.to_pylist())
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise InputError(f"it is not a Parquet file, or is damaged ({reason_of(error)})") from error
+
+
+def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
+    """List the row groups from the one that holds a row, and the rows before it in that one."""
+    first = 0
+    while first < metadata.num_row_groups and row >= metadata.row_group(first).num_rows:
+        row -= metadata.row_group(first).num_rows
+        first += 1
+    return list(range(first, metadata.num_row_groups)), row
+
+
 # Column files of the CoNLL shared tasks: a word per line, its tag in the last column.
 
 
@@ -341,15 +379,14 @@ _LETTERS = {"L": "E", "U": "S"}
 
 def read_conll(source: Source, options: ReadOptions) -> Iterator[Fields]:
     """Read words and entities of each sentence; `-DOCSTART-` lines are not sentences."""
-    source.unit = "line"
     words: list[str] = []
     tags: list[str] = []
     width: int | None = None
     for line in chain(source, [""]):
-        fields = _fields(line)
+        fields = _columns(line)
         if not fields or fields[0] == _DOCUMENT:
             if words:
-                yield unless(source.problem(), words=tuple(words), entities=entities(tags))
+                yield {"words": tuple(words), "entities": entities(tags)}
             words, tags = [], []
             continue
         width = width or len(fields)
@@ -359,7 +396,7 @@ def read_conll(source: Source, options: ReadOptions) -> Iterator[Fields]:
                 f"{len(fields)} columns where {before}; each line is a word, further columns, and "
                 "its entity tag"
             )
-        if not _TAG.fullmatch(fields[-1]) and not is_spoilt(line):
+        if not _TAG.fullmatch(fields[-1]) and source.problem is None:
             raise InputError(
                 f"the last column is {fields[-1]!r}, not an entity tag such as O, B-PER or I-PER"
             )
@@ -380,13 +417,9 @@ def entities(tags: Iterable[str]) -> tuple[Entity, ...]:
     for index, tag in enumerate([*tags, "O"]):
         new_letter, _, new_label = tag.partition("-")
         new_letter = _LETTERS.get(new_letter, new_letter)
-        continues = (
-            letter in ("B", "I")
-            and new_letter in ("I", "E")
-            # A label that changes ends the entity even without a B-.
-            and new_label == label
-        )
-        if not continues:
+        # A label that changes ends the entity even without a B-.
+        goes_on = letter in ("B", "I") and new_letter in ("I", "E") and new_label == label
+        if not goes_on:
             if letter != "O":
                 spans.append(Entity(start, index, label))
             start = index
@@ -396,111 +429,21 @@ def entities(tags: Iterable[str]) -> tuple[Entity, ...]:
 
 def _looks_like_columns(lines: Iterable[str]) -> bool:
     """Whether a file's first lines are words with entity tags rather than prose."""
-    width: int | None = None
-    count = 0
-    for line in islice(lines, 40):
-        fields = _fields(line)
-        if not fields:
-            continue
-        if fields[0] == _DOCUMENT:
+    width, count = 0, 0
+    for row in filter(None, map(_columns, islice(lines, 40))):
+        if row[0] == _DOCUMENT:
             return True
-        width = width or len(fields)
-        if len(fields) != width or width < 2 or not _TAG.fullmatch(fields[-1]):
+        width = width or len(row)
+        if len(row) != width or width < 2 or not _TAG.fullmatch(row[-1]):
             return False
         count += 1
     # Two lines of prose may end like tags by chance; a tagged sentence is longer.
     return count >= 3
 
 
-def _fields(line: str) -> list[str]:
+def _columns(line: str) -> list[str]:
     """Split a line into columns, at spaces and tabs only: a word may hold U+00A0."""
     return [field for field in re.split(r"[ \t\r\n]+", line) if field]
-
-
-# Tables with a header, and Parquet.
-
-
-def _delimited(delimiter: str) -> Reader:
-    """Make a reader of values with a delimiter between them and a header; fields may be quoted."""
-
-    def rows_of(source: Source) -> Iterator[list[str]]:
-        try:
-            yield from csv.reader(source, delimiter=delimiter, strict=True)
-        except csv.Error as error:
-            raise InputError(
-                f'{error}; check its double quotes, or save the data as JSONL lines {{"text": "…"}}'
-            ) from error
-
-    def read(source: Source, options: ReadOptions) -> Iterator[Fields]:
-        rows = rows_of(source)
-        # A reading that begins further down needs the names of the columns, too.
-        top = Source(source.path) if source.start.offset else source
-        first = next(rows_of(top) if top is not source else rows, [])
-        header = [name.strip() for name in first]
-        if problem := top.problem():
-            raise InputError(problem)
-        if header:
-            needed_columns(header, options, structured=False)
-        source.unit = "line"
-        for row in filter(None, rows):
-            if len(row) != len(header):
-                raise InputError(
-                    f"{len(row)} fields where the header has {len(header)}; put fields that hold "
-                    "the separator in double quotes"
-                )
-            named = dict(zip(header, row, strict=True))
-            if problem := source.problem():
-                yield {"unreadable": problem}
-            elif fields := row_fields(named, options, structured=False):
-                yield fields
-
-    return read
-
-
-def read_parquet(source: Source, options: ReadOptions) -> Iterator[Fields]:
-    """Read rows of a Parquet file, a batch at a time and only the columns that are needed."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        # The buffer lets a large row group pass page by page.
-        with pq.ParquetFile(source.path, buffer_size=_BUFFER, pre_buffer=False) as file:
-            needed = needed_columns(file.schema_arrow.names, options)
-            source.unit = "row"
-            groups, skipped = _groups_from(file.metadata, source.start.number)
-            for batch in file.iter_batches(batch_size=512, columns=needed, row_groups=groups):
-                behind = batch.slice(skipped)
-                skipped -= batch.num_rows - behind.num_rows
-                for row in source.count(_rows(behind)):
-                    if row is None:
-                        problem = f"row {source.number}: the text is not UTF-8; write the file anew"
-                        yield {"unreadable": problem}
-                    elif fields := row_fields(row, options):
-                        yield fields
-    except pa.ArrowException as error:
-        source.unit = ""
-        raise InputError(f"it is not a Parquet file, or is damaged ({reason_of(error)})") from error
-
-
-def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
-    """List the row groups from the one that holds a row, and the rows before it in that one."""
-    first = 0
-    while first < metadata.num_row_groups and row >= metadata.row_group(first).num_rows:
-        row -= metadata.row_group(first).num_rows
-        first += 1
-    return list(range(first, metadata.num_row_groups)), row
-
-
-def _rows(batch: Any) -> Iterator[dict[str, Any] | None]:
-    """Yield the rows of a batch; None for one whose text is not UTF-8."""
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for index in range(batch.num_rows):
-            try:
-                yield batch.slice(index, 1).to_pylist()[0]
-            except UnicodeDecodeError:
-                yield None
 
 
 # The file formats: which reader a file takes, by its suffix or its first lines.
@@ -508,14 +451,14 @@ def _rows(batch: Any) -> Iterator[dict[str, Any] | None]:
 
 READERS: dict[str, Reader] = {
     "text": read_text,
-    "jsonl": by_line(_json_line),
-    "csv": _delimited(","),
-    "tsv": _delimited("\t"),
-    "parquet": read_parquet,
+    "jsonl": by_row(_lines, _json_line),
+    "csv": by_row(partial(_table_rows, ","), partial(row_fields, structured=False)),
+    "tsv": by_row(partial(_table_rows, "\t"), partial(row_fields, structured=False)),
+    "parquet": by_row(_parquet_rows, row_fields),
     "conll": read_conll,
     "wikitext": read_wikitext,
-    "stsb": by_line(_stsb_line),
-    "parallel": by_line(_parallel_line),
+    "stsb": by_row(_lines, _stsb_line),
+    "parallel": by_row(_lines, _parallel_line),
 }
 SUFFIXES = {
     ".txt": "text",
@@ -555,24 +498,20 @@ def format_of(path: Path) -> str:
 
 def check_options(options: ReadOptions, path: Path, kind: str) -> None:
     """Refuse an option that this file's format would ignore."""
-    if (options.column or options.pair_column) and kind not in _TABLES:
-        raise InputError(
+    if kind not in _TABLES:
+        offered = tuple(STSB_COLUMNS) if kind == "stsb" else ()
+        require(
+            not (options.column or options.pair_column),
             f"{str(path)!r} has no columns to choose (it is read as {kind}); leave column and "
-            "pair_column out, or give a .jsonl, .csv, .tsv or .parquet file"
+            "pair_column out, or give a .jsonl, .csv, .tsv or .parquet file",
         )
-    if kind == "stsb":
         for name in options.extra:
-            if name not in STSB_COLUMNS:
-                raise InputError(
-                    f"{str(path)!r}: there is no column {name!r}; choose one of: "
-                    f"{', '.join(STSB_COLUMNS)}"
-                )
-    elif options.extra and kind not in _TABLES:
-        raise InputError(
-            f"{str(path)!r} has no column {options.extra[0]!r} (it is read as {kind}); give a "
-            ".jsonl, .csv, .tsv or .parquet file"
-        )
-    if options.paragraphs and kind != "text":
-        raise InputError(
-            f"paragraphs are for .txt files and {str(path)!r} is read as {kind}; leave it out"
-        )
+            require(
+                name in offered,
+                f"{str(path)!r} has no column {name!r} (read as {kind}, it has "
+                f"{_listed(offered)}); leave it out, or give a .jsonl, .csv, .tsv or .parquet file",
+            )
+    require(
+        not options.paragraphs or kind == "text",
+        f"paragraphs are for .txt files and {str(path)!r} is read as {kind}; leave it out",
+    )

@@ -6,34 +6,30 @@ import glob
 import hashlib
 import importlib
 import json
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from normlens.corpus.data import formats
 from normlens.corpus.data.formats import (
     READERS,
-    Fields,
     entities,
     needed_columns,
     paragraph_pairs,
     row_fields,
 )
 from normlens.corpus.data.records import (
-    START,
-    Cursor,
     Data,
+    Fields,
     Mark,
-    Reading,
+    Position,
     ReadOptions,
     Record,
     Source,
     located,
-    records,
     sha256_of,
     written,
 )
@@ -45,6 +41,8 @@ from normlens.inputs import as_list, is_table
 
 #: Raised whenever files give other records than before.
 _VERSION = 2
+#: Rows of a table that are read at a time.
+_BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -68,48 +66,37 @@ class FileData(Data):
         self.files = tuple(files)
         self.options = options
 
-    def reading(self, start: Mark = START) -> FileReading:
-        return FileReading(self, start)
+    def records_from(self, position: Position) -> Iterator[Record]:
+        for number in range(position.file, len(self.files)):
+            file = self.files[number]
+            if number > position.file:
+                vars(position).update(Mark(number)._asdict())
+            source = Source(file.path, position)
+            with _readable(file.path):
+                yield from source.records(READERS[file.format](source, self.options), file.name)
+            if not position.record:
+                raise InputError(f"{str(file.path)!r} holds no sequence; give a file with text")
 
     def stamps(self) -> list[tuple[int, int]]:
         stamps = []
         for file in self.files:
             with _readable(file.path):
                 seen = file.path.stat()
-                stamps.append((seen.st_size, seen.st_mtime_ns))
+            stamps.append((seen.st_size, seen.st_mtime_ns))
         return stamps
 
     def _fingerprint(self) -> str:
+        digests = []
+        for file in self.files:
+            with _readable(file.path):
+                digests.append([file.name, file.format, sha256_of(file.path)])
         described = {
             "version": _VERSION,
             "options": asdict(self.options),
             "limit": self.limit,
-            "files": [[file.name, file.format, _digest(file.path)] for file in self.files],
+            "files": digests,
         }
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
-
-
-class FileReading(Reading):
-    """Records of files from a mark on."""
-
-    def __init__(self, data: FileData, start: Mark):
-        self.data = data
-        super().__init__(self._made(start), start, Cursor(start))
-
-    def _made(self, start: Mark) -> Iterator[Record]:
-        for number, file in enumerate(self.data.files[start.file :], start.file):
-            source = Source(file.path, start if number == start.file else START)
-            self.file, self.cursor, self.count = number, source, source.start.record
-            with _readable(file.path):
-                rows = READERS[file.format](source, self.data.options)
-                yield from records(rows, file.name, self.count, source.place)
-                if not self.count:
-                    raise InputError(f"{str(file.path)!r} holds no sequence; give a file with text")
-
-
-def _digest(path: Path) -> str:
-    with _readable(path):
-        return sha256_of(path)
 
 
 @contextmanager
@@ -133,33 +120,12 @@ def unreadable(path: Path, error: OSError) -> InputError:
 #: JSONL files with words and entities; `open_data("sample")` reads them.
 FOLDER = Path(__file__).with_name("sample_files")
 
-#: What the entities are: people, places, organisations, and other names (works, peoples, events).
-LABELS = ("PER", "LOC", "ORG", "MISC")
+
+# Data sets of the papers, from the Hugging Face hub.
 
 
-# Data of numbered rows: data sets of the papers, from the Hugging Face hub, and tables in memory.
-
-
-class RowData(Data):
-    """Sequences made of rows, which are counted as they are read."""
-
-    seeks = True
-
-    def reading(self, start: Mark = START) -> Reading:
-        cursor = Cursor(start)
-        fields = self.fields(cursor.count(self.rows(start.number)))
-        made = records(
-            fields, self.name, start.record, lambda: f"{self.name!r}, row {cursor.number - 1}"
-        )
-        return Reading(made, start, cursor)
-
-    @abstractmethod
-    def rows(self, first: int) -> Iterable[Any]:
-        """The rows from one of them on."""
-
-    @abstractmethod
-    def fields(self, rows: Iterable[Any]) -> Iterator[Fields]:
-        """What the records of rows are made of."""
+#: Makes the fields of records of a table's rows; the table's `features` describe its columns.
+RowReader = Callable[[Iterable[Any], Any], Iterator[Fields]]
 
 
 def _conll2003(rows: Iterable[Any], features: Any) -> Iterator[Fields]:
@@ -185,8 +151,9 @@ class Named:
     format: str | None = None  # of local files; None: as their suffix says
     revision: str | None = None
     split: str = "validation"
-    #: the columns with the text, where they have no usual name, or what makes fields of rows
-    columns: ReadOptions | Callable[[Iterable[Any], Any], Iterator[Fields]] | None = None
+    #: with the text and with the second of a pair, where they have no usual names
+    columns: tuple[str | None, str | None] = (None, None)
+    read: RowReader | None = None  # what makes fields of rows, where a row is no record
     extra: tuple[str, ...] = ()  # columns that a record may keep beside its text
 
 
@@ -199,54 +166,27 @@ NAMED = {
         "conll",
         # The data set's main branch is a loading script, which datasets 4 no longer runs.
         revision="refs/convert/parquet",
-        columns=_conll2003,
+        read=_conll2003,
     ),
     "wikitext": Named(
         "Salesforce/wikitext",
         "wikitext-2-raw-v1",
         "wiki.valid.raw",
         "wikitext",
-        columns=_wikitext,
+        read=_wikitext,
     ),
     "stsb": Named(
         "mteb/stsbenchmark-sts",
         None,
         "sts-dev.csv",
         "stsb",
-        columns=ReadOptions("sentence1", "sentence2"),
+        columns=("sentence1", "sentence2"),
         extra=("score",),
     ),
 }
 
 
-class HubData(RowData):
-    """A split that the `datasets` library has loaded; its rows stay in their files until read."""
-
-    def __init__(self, name: str, rows: Any, limit: int | None = None, extra: tuple[str, ...] = ()):
-        super().__init__(name, limit)
-        self.split, self.extra = rows, extra
-
-    def rows(self, first: int) -> Iterable[Any]:
-        return rows_from(self.split, first)
-
-    def fields(self, rows: Iterable[Any]) -> Iterator[Fields]:
-        columns = NAMED[self.name].columns
-        if callable(columns):
-            return columns(rows, self.split.features)
-        options = replace(columns or ReadOptions(), extra=self.extra)
-        return filter(None, (row_fields(row, options) for row in rows))
-
-    def _fingerprint(self) -> str:
-        limit = [] if self.limit is None else [str(self.limit)]
-        return "-".join([str(self.split._fingerprint), *limit, *self.extra])
-
-
-def rows_from(rows: Any, first: int) -> Iterable[Any]:
-    """The rows of a table of `datasets` from one of them on."""
-    return rows.select(range(first, len(rows))) if first else rows
-
-
-def open_named(name: str, limit: int | None = None, extra: tuple[str, ...] = ()) -> HubData:
+def open_named(name: str, limit: int | None = None, extra: tuple[str, ...] = ()) -> MemoryData:
     """Load the validation split of a named data set."""
     dataset = NAMED[name]
     for column in extra:
@@ -271,63 +211,79 @@ def open_named(name: str, limit: int | None = None, extra: tuple[str, ...] = ())
             f"cannot load {name!r} ({dataset.hub}) from the Hugging Face hub: {reason_of(error)}; "
             f"give a local file instead: {local}"
         ) from error
-    return HubData(name, rows, limit, extra)
+    first, second = dataset.columns
+    reading = ReadOptions(first, second, extra=extra)
+    return MemoryData(rows, reading, limit, name, dataset.read)
+
+
+# Tables and lists in memory, and tables of `datasets`, which may be larger than the memory.
 
 
 #: What runs call data in memory; an error of a later run can then say to pass it again.
 NAME = "data in memory"
-_BATCH = 512
 
 
-class MemoryData(RowData):
+class MemoryData(Data):
     """Sequences of an object in memory; rows without a text are left out.
 
-    Texts are kept as records. Of a table (pandas, pyarrow, `datasets`) the rows become records
-    when they are asked for, a batch at a time and only the columns that are needed: a table of
-    `datasets` may be larger than the memory.
+    Rows of a table (pandas, pyarrow, `datasets`) become records when they are asked for, and only
+    the columns that are needed are read.
     """
 
-    def __init__(self, given: Any, options: ReadOptions = ReadOptions(), limit: int | None = None):
-        super().__init__(NAME, limit)
-        self.table, self.options = given, options
-        self.frame = hasattr(given, "iloc")
-        self._held: tuple[Record, ...] | None = None
+    def __init__(
+        self,
+        given: Any,
+        options: ReadOptions = ReadOptions(),
+        limit: int | None = None,
+        name: str = NAME,
+        read: RowReader | None = None,
+    ):
+        super().__init__(name, limit)
+        self.options, self.read = options, read
         if is_table(given):
-            with located(NAME):
-                names = given.columns if self.frame else given.column_names
-                self.needed = needed_columns(map(str, names), options)
-            # A table of `datasets` that is streamed can only be read from its first row.
-            self.seeks = self.frame or hasattr(given, "to_pylist") or hasattr(given, "select")
+            self.table, self.unit = given, "row"
+            names = list(map(str, given.columns if hasattr(given, "iloc") else given.column_names))
+            with located(name):
+                self.needed = names if read else needed_columns(names, options)
         else:
-            cursor, self.table = Cursor(), None
-            texts = self.fields(cursor.count(_texts(given, options)))
-            self._held = tuple(
-                records(texts, NAME, 0, lambda: f"{NAME!r}, item {cursor.number - 1}")
-            )
+            self.table, self.unit, self.needed = _texts(given, options), "item", ["text"]
+        # A table of `datasets` that is streamed can only be read from its first row.
+        self.seeks = hasattr(self.table, "__len__")
         if next(iter(self), None) is None:
-            raise InputError(f"the {type(given).__name__} holds no sequence; give one with text")
+            what = f"the {type(given).__name__}" if name == NAME else repr(name)
+            raise InputError(f"{what} holds no sequence; give one with text")
 
-    def reading(self, start: Mark = START) -> Reading:
-        return super().reading(start) if self._held is None else Reading(iter(self._held), start)
+    def records_from(self, position: Position) -> Iterator[Record]:
+        rows = position.count(self._rows(position.number))
+        if self.read is not None:
+            made = self.read(rows, self.table.features)
+        else:
+            made = filter(None, (row_fields(row, self.options) for row in rows))
+        try:
+            for fields in made:
+                yield Record(f"{self.name}:{position.record}", **fields)
+        except InputError as error:
+            place = f"{self.name!r}, {self.unit} {position.number - 1}"
+            raise InputError(f"{place}: {error}") from error
 
-    def fields(self, rows: Iterable[Any]) -> Iterator[Fields]:
-        return filter(None, (row_fields(row, self.options) for row in rows))
-
-    def rows(self, first: int) -> Iterator[dict[str, Any]]:
-        for row in self._from(first):
+    def _rows(self, first: int) -> Iterator[dict[str, Any]]:
+        """The rows from one of them on."""
+        rows: Iterable[Any]
+        if isinstance(self.table, list):
+            rows = ({"text": text} for text in self.table[first:])
+        elif hasattr(self.table, "iloc"):
+            names = list(map(str, self.table.columns))
+            columns = self.table.iloc[first:, [names.index(name) for name in self.needed]]
+            values = columns.itertuples(index=False, name=None)
+            rows = (dict(zip(self.needed, row, strict=True)) for row in values)
+        elif hasattr(self.table, "to_batches"):
+            batches = self.table.select(self.needed).slice(first).to_batches(_BATCH)
+            rows = (row for batch in batches for row in batch.to_pylist())
+        else:
+            columns = self.table.select_columns(self.needed)
+            rows = columns.skip(first) if first else columns
+        for row in rows:
             yield {name: plain(row[name]) for name in self.needed}
-
-    def _from(self, first: int) -> Iterator[dict[str, Any]]:
-        if not (self.frame or hasattr(self.table, "to_pylist")):  # datasets
-            rows = self.table.select_columns(self.needed)
-            yield from rows_from(rows, first) if self.seeks else islice(rows, first, None)
-            return
-        for start in range(first, len(self.table), _BATCH):
-            if self.frame:
-                batch = self.table.iloc[start : start + _BATCH][self.needed]
-                yield from batch.to_dict("records")
-            else:
-                yield from self.table.select(self.needed).slice(start, _BATCH).to_pylist()
 
     def _fingerprint(self) -> str:
         described = hashlib.sha256(str(self.limit).encode())
@@ -353,7 +309,7 @@ def is_in_memory(given: Any) -> bool:
     return not isinstance(given, (str, Data)) and not hasattr(given, "__fspath__")
 
 
-def _texts(given: Any, options: ReadOptions) -> list[Fields]:
+def _texts(given: Any, options: ReadOptions) -> list[Any]:
     if options.column or options.pair_column or options.extra:
         raise InputError(
             f"a {type(given).__name__} of texts has no columns to choose; leave column, "
@@ -365,7 +321,7 @@ def _texts(given: Any, options: ReadOptions) -> list[Fields]:
             "data is a name, a path, a list of texts or a table (pandas, pyarrow, datasets), not "
             f"{type(given).__name__}"
         )
-    return [{"text": plain(text)} for text in texts]
+    return texts
 
 
 # From a data specification to a data set: files, folders, patterns and named data sets.
@@ -429,12 +385,10 @@ def _open_files(
 ) -> FileData:
     files = []
     for path, shown in _files(spec, any_suffix=kind is not None):
-        try:
+        with _readable(path):
             if path.stat().st_size == 0:
                 raise InputError(f"{str(path)!r} is empty; give a file with text")
             file = DataFile(path, shown, kind or formats.format_of(path))
-        except OSError as error:
-            raise unreadable(path, error) from error
         formats.check_options(options, path, file.format)
         files.append(file)
     return FileData(name or prefix + Path(spec).name, files, options, limit)
@@ -442,14 +396,16 @@ def _open_files(
 
 def _files(spec: str | Path, any_suffix: bool) -> list[tuple[Path, str]]:
     """List the files of a specification, in order, each with its name inside the data set."""
+    files = []
     try:
-        files = _look(Path(spec).expanduser(), any_suffix) if str(spec).strip() else []
+        if str(spec).strip():
+            files = _look(Path(spec).expanduser(), any_suffix)
     except InputError:
         raise
     except PermissionError as error:
         raise unreadable(Path(spec), error) from error
     except (OSError, ValueError, RuntimeError):
-        files = []  # a name that no file can have
+        pass  # a name that no file can have
     if files:
         return sorted(files, key=lambda item: item[1])
     names = ", ".join(["sample", *NAMED])
@@ -471,22 +427,12 @@ def _look(path: Path, any_suffix: bool) -> list[tuple[Path, str]]:
                 f"{', '.join(formats.SUFFIXES)}"
             )
         return [(p, p.name) for p in usable]
-    if glob.has_magic(str(path)):
-        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-        root = _fixed_part(path)
-        # Files in several folders may have one name, so records carry the part that varies.
-        named_files = [(p, p.relative_to(root).as_posix()) for p in matches if p.is_file()]
-        if not named_files:
-            raise InputError(f"no file matches {str(path)!r}; check the pattern")
-        return named_files
-    return []
-
-
-def _fixed_part(pattern: Path) -> Path:
-    """Take the folder that a pattern starts in: its parts before the first wildcard."""
-    parts = []
-    for part in pattern.parts[:-1]:
-        if glob.has_magic(part):
-            break
-        parts.append(part)
-    return Path(*parts)
+    if not glob.has_magic(str(path)):
+        return []
+    # Files in several folders may have one name, so records carry the part that varies.
+    fixed = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
+    matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+    named_files = [(p, p.relative_to(fixed).as_posix()) for p in matches if p.is_file()]
+    if not named_files:
+        raise InputError(f"no file matches {str(path)!r}; check the pattern")
+    return named_files

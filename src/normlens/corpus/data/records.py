@@ -1,4 +1,4 @@
-"""Records of a data set, and what their readers are asked for and say of where they are."""
+"""Records of a data set, and where a reading of them stands in its files or rows."""
 
 from __future__ import annotations
 
@@ -6,171 +6,20 @@ import codecs
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from normlens.errors import InputError
-
-# How data is read, and from where on.
-
-
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How to read files that leave a choice."""
-
-    column: str | None = None
-    pair_column: str | None = None
-    paragraphs: bool = False
-    #: further columns that a record keeps
-    extra: tuple[str, ...] = ()
-
-
-def unless(problem: str | None, **fields: Any) -> dict[str, Any]:
-    """Give a record's fields, or the problem that keeps it from being read."""
-    return fields if problem is None else {"unreadable": problem}
-
-
-class Mark(NamedTuple):
-    """Where reading can go on: what lies before the next record.
-
-    `file` counts files; the others count inside that one: bytes, lines (or rows of a table, or
-    items of a list), and records.
-    """
-
-    file: int = 0
-    offset: int = 0
-    number: int = 0
-    record: int = 0
-
-
-START = Mark()
-
-
-class Cursor:
-    """How far a reading has come: bytes, and lines (or rows of a table, or items of a list)."""
-
-    def __init__(self, start: Mark = START):
-        self.start = start
-        self.offset, self.number = start.offset, start.number
-
-    def count(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yield rows, and count them."""
-        for row in rows:
-            self.number += 1
-            yield row
-
-
-class Reading(Iterator["Record"]):
-    """Records one after the other; `mark` is where the next one lies.
-
-    Without a cursor, records are counted and nothing else: a reading that begins at such a mark
-    reads past what lies before it.
-    """
-
-    file = 0
-
-    def __init__(
-        self, records: Iterator[Record], start: Mark = START, cursor: Cursor | None = None
-    ):
-        self.count, self.cursor = start.record, cursor
-        self._records = records if cursor else islice(records, start.record, None)
-
-    def __next__(self) -> Record:
-        record = next(self._records)
-        self.count += 1
-        return record
-
-    @property
-    def mark(self) -> Mark:
-        cursor = self.cursor or Cursor()
-        return Mark(self.file, cursor.offset, cursor.number, self.count)
-
-
-# One file as its reader sees it: where to begin, and how far it has come.
-
-
-_BUFFER = 1 << 18
-#: What files in other encodings begin with; the longer marks come first.
-_OTHER_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-
-
-class Source(Cursor):
-    """A file that is read from a mark on, by rows or as lines of UTF-8.
-
-    Readers keep `offset` (bytes) and `number` (lines or rows) at what they have read, so that
-    behind each record they say where the next one begins. A line with other bytes is given too,
-    so that reading goes on behind it, and `problem` says what is wrong with it: it spoils the
-    sequence that it belongs to and no other.
-    """
-
-    def __init__(self, path: Path, start: Mark = START):
-        super().__init__(start)
-        self.path = path
-        self.unit = ""  # what `number` counts, once a reader is past the head of the file
-        self.problems: dict[str, str] = {}  # spoilt line → what is wrong with it
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the lines from the mark on, without a byte order mark."""
-        with self.path.open("rb", buffering=_BUFFER) as file:
-            file.seek(self.start.offset)
-            for line in file:
-                self.offset += len(line)
-                self.number += 1
-                if self.number == 1:
-                    _check_encoding(line)
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                try:
-                    text = line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    text = line.decode("utf-8", errors="surrogateescape")
-                    problem = f"line {self.number}: byte 0x{line[error.start]:02x} is not UTF-8"
-                    self.problems.setdefault(text.strip(), f"{problem}; save the file as UTF-8")
-                yield text
-
-    def problem(self, *lines: str) -> str | None:
-        """Say what is wrong with the lines since the last call, or with some; None if nothing."""
-        told = [self.problems[line] for line in lines or self.problems if line in self.problems]
-        self.problems.clear()
-        return told[0] if told else None
-
-    def place(self) -> str:
-        """Name the file, and the line or row that was read last."""
-        return repr(str(self.path)) + (f", {self.unit} {self.number}" if self.unit else "")
-
-
-def sha256_of(path: Path) -> str:
-    """Compute the SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _check_encoding(first: bytes) -> None:
-    for mark, name in _OTHER_MARKS.items():
-        if first.startswith(mark):
-            raise InputError(f"it is {name}, not UTF-8; save it as UTF-8")
-
-
-def is_spoilt(text: str) -> bool:
-    """Whether a text holds characters that stand for bytes that are not UTF-8."""
-    return any("\udc80" <= character <= "\udcff" for character in text)
-
+from normlens.errors import InputError, require
 
 # Records of a data set: sequences as text, as words or as vocabulary tokens.
+
+
+#: What a record is made of; nothing at all where a row is blank.
+Fields = dict[str, Any]
 
 
 @contextmanager
@@ -215,19 +64,14 @@ class Record:
     def __post_init__(self) -> None:
         if self.unreadable is not None:
             return
-        alone = self.words is self.second_words is self.tokens is None and not self.entities
-        if alone and self.text is not None:
-            return  # as of nearly all records
-        given = [name for name in ("text", "words", "tokens") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise InputError(
-                f"a record has one of text, words and tokens, not {' and '.join(given) or 'none'}"
-            )
-        if self.second_words is not None and self.words is None:
-            raise InputError("the second text is given in words and the first is not")
-        _check_words(self.words, "word")
-        _check_words(self.second_words, "word of the second text")
-        _check_words(self.tokens, "token")
+        given = [self.text, self.words, self.tokens].count(None)
+        require(given == 2, "a record has one of text, words and tokens")
+        if self.text is None or self.second_words is not None:
+            apart = self.second_words is not None and self.words is None
+            require(not apart, "the second text is given in words and the first is not")
+            _check_words(self.words, "word")
+            _check_words(self.second_words, "word of the second text")
+            _check_words(self.tokens, "token")
         if self.entities:
             _check_entities(self.entities, self.words)
 
@@ -246,17 +90,6 @@ class Record:
         return self.between.join(self.text)
 
 
-def records(
-    rows: Iterable[dict[str, Any]], name: str, first: int, place: Callable[[], str]
-) -> Iterator[Record]:
-    """Make records of their fields, numbered from `first` on; `place` names the row of an error."""
-    try:
-        for index, fields in enumerate(rows, first):
-            yield Record(id=f"{name}:{index}", **fields)
-    except InputError as error:
-        raise InputError(f"{place()}: {error}") from error
-
-
 def written(record: Record) -> bytes:
     """All of a record as bytes, to take a checksum of."""
     fields = {**vars(record), "entities": [vars(entity) for entity in record.entities]}
@@ -264,8 +97,7 @@ def written(record: Record) -> bytes:
 
 
 def _check_words(words: tuple[str, ...] | None, what: str) -> None:
-    if words is not None and not words:
-        raise InputError(f"there is no {what}; give at least one")
+    require(words != (), f"there is no {what}; give at least one")
     for index, word in enumerate(words or ()):
         if not isinstance(word, str) or not word.strip():
             raise InputError(
@@ -288,6 +120,66 @@ def _check_entities(entities: tuple[Entity, ...], words: tuple[str, ...] | None)
         end = entity.stop
 
 
+# Data sets, and readings of them that can begin at any mark.
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read files that leave a choice."""
+
+    column: str | None = None
+    pair_column: str | None = None
+    paragraphs: bool = False
+    #: further columns that a record keeps
+    extra: tuple[str, ...] = ()
+
+
+class Mark(NamedTuple):
+    """Where reading can go on: what lies before the next record.
+
+    `file` counts files; the others count inside that one: bytes, lines (or rows of a table, or
+    items of a list), and records.
+    """
+
+    file: int = 0
+    offset: int = 0
+    number: int = 0
+    record: int = 0
+
+
+START = Mark()
+
+
+class Position:
+    """How far a reading has come, in the units of a `Mark`; readers keep it up to date."""
+
+    def __init__(self, start: Mark = START):
+        self.file, self.offset, self.number, self.record = start
+
+    def count(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """Yield rows, and count them."""
+        for row in rows:
+            self.number += 1
+            yield row
+
+
+class Reading(Iterator[Record]):
+    """Records one after the other; `mark` is where the next one lies."""
+
+    def __init__(self, data: Data, start: Mark = START):
+        self._position = Position(start)
+        self._records = data.records_from(self._position)
+
+    def __next__(self) -> Record:
+        record = next(self._records)
+        self._position.record += 1
+        return record
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(**vars(self._position))
+
+
 class Data(ABC):
     """A data set that can be read any number of times, always in the same order."""
 
@@ -295,8 +187,7 @@ class Data(ABC):
     seeks = False
 
     def __init__(self, name: str, limit: int | None = None):
-        if limit is not None and limit < 1:
-            raise InputError(f"limit must be at least 1, not {limit}")
+        require(limit is None or limit >= 1, f"limit must be at least 1, not {limit}")
         self.name = name
         self.limit = limit
 
@@ -305,7 +196,11 @@ class Data(ABC):
 
     def reading(self, start: Mark = START) -> Reading:
         """Read every record from a mark on, whatever the limit."""
-        return Reading(self._records(), start)
+        return Reading(self, start)
+
+    def records_from(self, position: Position) -> Iterator[Record]:
+        """The records from a position on; data that seeks moves the position as it reads."""
+        return islice(self._records(), position.record, None)
 
     def stamps(self) -> list[tuple[int, int]]:
         """Size and time of every file that the data lies in, to see whether one was changed."""
@@ -317,7 +212,7 @@ class Data(ABC):
         return self._fingerprint()
 
     def _records(self) -> Iterator[Record]:
-        """Every record, read as it is asked for; data with a `reading` of its own has none."""
+        """Every record, read as it is asked for; data with its own `records_from` has none."""
         raise NotImplementedError
 
     @abstractmethod
@@ -325,3 +220,81 @@ class Data(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+
+# One file as its reader sees it: where to begin, and how far it has come.
+
+
+_BUFFER = 1 << 18
+#: What files in other encodings begin with; the longer marks come first.
+_OTHER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+class Source:
+    """A file that is read from a position on, by rows or as lines of UTF-8.
+
+    Readers keep the position at what they have read, so that behind each record it says where the
+    next one begins. A line with other bytes is given too, so that reading goes on behind it, and
+    `problem` says what is wrong with it: it makes the record that it belongs to unreadable, and no
+    other.
+    """
+
+    unit = "line"  # what the position's `number` counts
+
+    def __init__(self, path: Path, position: Position | None = None):
+        self.path = path
+        self.position = position or Position()
+        self.problem: str | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the lines from the position on, without a byte order mark."""
+        position = self.position
+        with self.path.open("rb", buffering=_BUFFER) as file:
+            file.seek(position.offset)
+            for line in file:
+                if position.number == 0:
+                    _check_encoding(line)
+                position.offset += len(line)
+                position.number += 1
+                if position.number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError as error:
+                    text = line.decode(errors="surrogateescape")
+                    self.problem = (
+                        f"line {position.number}: byte 0x{line[error.start]:02x} is not UTF-8; "
+                        "save the file as UTF-8"
+                    )
+                yield text
+
+    def records(self, rows: Iterable[Fields], name: str) -> Iterator[Record]:
+        """Make records of their fields; an error names the file and the line or row."""
+        try:
+            for fields in rows:
+                if self.problem is not None:
+                    fields, self.problem = {"unreadable": self.problem}, None
+                yield Record(f"{name}:{self.position.record}", **fields)
+        except InputError as error:
+            number = self.position.number
+            place = f", {self.unit} {number}" if number else ""
+            raise InputError(f"{str(self.path)!r}{place}: {error}") from error
+
+
+def sha256_of(path: Path) -> str:
+    """Compute the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _check_encoding(first: bytes) -> None:
+    for mark, name in _OTHER_MARKS.items():
+        require(not first.startswith(mark), f"it is {name}, not UTF-8; save it as UTF-8")

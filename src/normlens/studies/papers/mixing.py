@@ -14,7 +14,7 @@ from normlens.errors import InputError, listed, quoted
 from normlens.figures.canvas import COLOURS, INK
 from normlens.measures.bootstrap import ratio_intervals
 from normlens.measures.maps import normalise
-from normlens.measures.ranks import average_ranks, grouped_spearman, spearman_matrix
+from normlens.measures.ranks import grouped_spearman, spearman_matrix
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, layers_in_words, thinned
 from normlens.studies.papers.published import Evidence, compare
@@ -190,7 +190,7 @@ def subword_ranks(evidence: Evidence, groups: pd.DataFrame) -> tuple[pd.Series, 
     """
     counts = groups[groups["scope"] == groups["scope"].iloc[0]].set_index("token_id")["occurrences"]
     if evidence.settings.ranks is None:
-        return pd.Series(average_ranks(-counts.to_numpy()), index=counts.index), 0
+        return counts.rank(ascending=False), 0
     kept = evidence.folder / RANKS
     ranked = read_ranks(kept if kept.is_file() else evidence.settings.ranks)
     ranks = ranked.reindex(counts.index)
