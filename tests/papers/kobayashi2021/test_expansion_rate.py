@@ -54,10 +54,6 @@ PROJECTIONS = {
         linear(m.layers[k].self_attn.v_proj),
         linear(m.layers[k].self_attn.o_proj),
     ),
-    "mistral": lambda m, k: (
-        linear(m.layers[k].self_attn.v_proj),
-        linear(m.layers[k].self_attn.o_proj),
-    ),
 }
 
 

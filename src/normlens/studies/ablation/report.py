@@ -30,7 +30,6 @@ from normlens.studies.reports.contents import (
     Table,
     experiment,
     measured,
-    model_of,
 )
 from normlens.studies.reports.files import finished_run, write
 from normlens.studies.reports.words import LAYER, caption, fixed, signed
@@ -484,17 +483,11 @@ def describe(folder: Path) -> Report:
     evidence = AblationEvidence(options, told, runs[ABLATION], runs[MAPS])
     if evidence.losses.empty:
         raise InputError(f"{str(folder / ABLATION)!r} has no losses; query its failures")
-    shown = {
-        name.replace("_", " "): value
-        for name, value in vars(options).items()
-        if name not in _HIDDEN and value not in (None, (), False)
-    }
-    header = Header(
-        model=model_of(runs[ABLATION]),
-        runs=[measured(run, name.rpartition("/")[2], name) for name, run in runs.items()],
-        settings=shown,
-        versions=dict(runs[ABLATION].manifest.versions),
-        notes=[
+    header = Header.of(
+        runs[ABLATION],
+        [measured(run, name.rpartition("/")[2], name) for name, run in runs.items()],
+        {name: value for name, value in vars(options).items() if name not in _HIDDEN},
+        [
             ("Loss", told.loss),
             ("Ablations", f"{len(evidence.plan) - 1} of the real model, beside the intact one"),
             ("First pass", f"reads {told.reference}"),

@@ -26,6 +26,7 @@ from normlens.studies.reports.contents import (
     Section,
     Table,
     experiment,
+    measured,
 )
 from normlens.studies.reports.drawing import (
     GREY,
@@ -308,7 +309,7 @@ def describe(run: Run) -> Report:
         ("Published numbers", "are of other models, and the paper's of other data"),
     ]
     shown = {name: settings.get(name) for name in ("scopes", "layers", "ways", "head")}
-    header = Header.of_run(run, data, shown, notes)
+    header = Header.of(run, [measured(run, data)], shown, notes, decomposed=False)
     return Report(f"{header.model.name}: word alignment", header, sections)
 
 

@@ -42,6 +42,7 @@ from normlens.studies.reports.contents import (
     Section,
     Table,
     experiment,
+    measured,
 )
 from normlens.studies.reports.drawing import GREY, SMALL, Drawing, bare, panels, style
 from normlens.studies.reports.files import check_finished, rendered, write_run_report
@@ -507,7 +508,7 @@ def _header(run: Run, evidence: Evidence, methods: Sequence[str]) -> Header:
     ]
     options = run.manifest.options
     shown = {name: getattr(options, name) for name in ("limit", "max_length", "seed")}
-    return Header.of_run(run, evidence.data, shown, notes)
+    return Header.of(run, [measured(run, evidence.data)], shown, notes, decomposed=False)
 
 
 #: Writes the page of an evaluation; by default into the run's folder ``report``.

@@ -22,7 +22,6 @@ from normlens.errors import listed
 from normlens.figures.canvas import COLOURS, FAINT
 from normlens.measures.bootstrap import MeanComparison, benjamini_hochberg, compare_means
 from normlens.measures.reweighting import Reweighted, compare_reweighted
-from normlens.scopes import consecutive
 from normlens.studies.papers.pair_samples import (
     UNRELATED_PAIRS,
     Groups,
@@ -223,7 +222,7 @@ _DEEP = 16  # layers, above which markers are smaller
 
 def _draw_figure_7(rows: Sequence[Finding], amp: str, of_paper: bool) -> drawing.Drawing:
     sides = ("as in the paper" if of_paper else "one draw", "all occurrences")
-    axis = f"mean {amp}" if amp.endswith("-amp") else "mean amplification"
+    axis = f"mean {amp if amp == FF_AMP else 'amplification'}"
     depth = max(int(relation.robust["layer"].max()) for relation in rows)
     figure, axes = drawing.panels(2, len(rows), width=WIDTH / 2, height=1.9, sharey="row")
     for place, relation in enumerate(rows):
@@ -268,23 +267,22 @@ BINS = (10, 40)  # of a histogram, at least and at most
 def figure_8(rows: Sequence[Finding], amp: str, settings: Settings) -> Figure | None:
     """Draw the scores that the paper's procedure compares, in one layer or the largest effect's."""
     layer = settings.layer
-    tested = [relation for relation in rows if _row(relation, None) is not None]
-    if not tested:
+    drawn = [(relation, _row(relation.paper, layer)) for relation in rows]
+    drawn = [(relation, row) for relation, row in drawn if row is not None]
+    if not drawn:
         return None
-    which = f"layer {layer} (counted from 1)"
-    if layer is None or any(_row(relation, layer) is None for relation in tested):
-        layer, which = None, "the layer with the largest effect"
+    which = (
+        "the layer with the largest effect" if layer is None else f"layer {layer} (counted from 1)"
+    )
     facts = {"amp": amp, "which": which, **_shown(amp, settings.others, "8")}
-    said = _say("figure histograms", **facts)
-    return Figure(lambda: _draw_figure_8(tested, amp, layer), said)
+    return Figure(lambda: _draw_figure_8(drawn, amp), _say("figure histograms", **facts))
 
 
-def _row(relation: Finding, layer: int | None) -> int | None:
-    """Find the paper's row of a layer, or of the largest effect; None if there is none."""
+def _row(frame: pd.DataFrame, layer: int | None) -> int | None:
+    """Find the row of a layer, or of the largest effect; None if there is none."""
     if layer is None:
-        return strongest(relation.paper)
-    places = np.flatnonzero(relation.paper["layer"] == layer)
-    return int(places[0]) if len(places) else None
+        return strongest(frame)
+    return next(iter(frame.index[frame["layer"] == layer]), None)
 
 
 def histogram(
@@ -298,12 +296,11 @@ def histogram(
     return edges, shares[0], shares[1]
 
 
-def _draw_figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> drawing.Drawing:
+def _draw_figure_8(rows: Sequence[tuple[Finding, int]], amp: str) -> drawing.Drawing:
     columns = len(rows) if len(rows) < 4 else 2
     width = WIDTH / (2 if len(rows) == 1 else columns)
     figure, axes = drawing.tiles(len(rows), columns, width, 2.2)
-    for place, (panel, relation) in enumerate(zip(axes, rows, strict=True)):
-        row = _row(relation, layer) or 0
+    for place, (panel, (relation, row)) in enumerate(zip(axes, rows, strict=True)):
         groups = [scores[:, row] for scores in relation.scores]
         edges, *shares = histogram(*groups)
         kinds = (("related pairs", RELATED), ("other pairs", OTHERS))
@@ -340,7 +337,7 @@ def figures_7_8(evidence: Evidence) -> Result | None:
         return None
     tables, figures, others = {}, {}, evidence.settings.others
     for pair, rows in by_scopes.items():
-        amp, slug = _amp(evidence, pair), _slug(evidence, pair)
+        amp, slug = _names(evidence, pair)
         facts = {"amp": amp, "before": pair[0], "after": pair[1], "alpha": ALPHA}
         for relation in rows:
             tables[f"relations-{slug}-{relation.name}"] = _table(relation, evidence, facts)
@@ -350,7 +347,7 @@ def figures_7_8(evidence: Evidence) -> Result | None:
             _say("figure relations", kinds=kinds, **facts, **_shown(amp, others, "7")),
         )
     main = next(iter(by_scopes))
-    amp, slug = _amp(evidence, main), _slug(evidence, main)
+    amp, slug = _names(evidence, main)
     if (histograms := figure_8(by_scopes[main], amp, evidence.settings)) is not None:
         figures[f"relations-{slug}-histograms"] = histograms
     measured = _measured(by_scopes[main]) if slug == "ff" else {}
@@ -390,24 +387,13 @@ def _summary(rows: Sequence[Finding], amp: str) -> dict[str, float]:
     return summary
 
 
-def _amp(evidence: Evidence, pair: ScopePair) -> str:
-    """Name the amplification between two scopes: FF-amp, or by the components it passes."""
-    steps = consecutive(evidence.scopes)
-    before, after = ([getattr(step, side) for step in steps] for side in ("before", "after"))
-    if pair[0] not in before or pair[1] not in after:
-        return f"amplification from {pair[0]} to {pair[1]}"
-    passed = [step.component for step in steps[before.index(pair[0]) : after.index(pair[1]) + 1]]
-    if len(passed) == 1:
-        return f"{passed[0]}-amp"
-    return f"amplification by {listed(passed)} together"
-
-
-def _slug(evidence: Evidence, pair: ScopePair) -> str:
+def _names(evidence: Evidence, pair: ScopePair) -> tuple[str, str]:
+    """Name the amplification between two scopes, in words and in names of files."""
     if pair == feed_forward_pair(evidence.scopes):
-        return "ff"
+        return FF_AMP, "ff"
     if pair == whole_block_pair(evidence.scopes):
-        return "layer"
-    return "-".join(pair).lower()
+        return "amplification by all behind the first residual", "layer"
+    return f"amplification from {pair[0]} to {pair[1]}", "-".join(pair).lower()
 
 
 def _table(relation: Finding, evidence: Evidence, facts: dict[str, Any]) -> Table:

@@ -93,17 +93,11 @@ def describe(folder: Path) -> contents.Report:
         sections += of_part
         every += more
     hidden = _HIDDEN if set(KINDS) & set(settings.kinds) else (*_HIDDEN, *_OF_PAPERS)
-    first = every[0][0]
-    header = contents.Header(
-        model=contents.model_of(first),
-        runs=[of_header for _, of_header in every],
-        settings={
-            name.replace("_", " "): value
-            for name, value in vars(settings).items()
-            if name not in hidden and value not in (None, (), False)
-        },
-        versions=dict(first.manifest.versions),
-        notes=[("Layers", "counted from 1 in this report, as in the papers")],
+    header = contents.Header.of(
+        every[0][0],
+        [of_header for _, of_header in every],
+        {name: value for name, value in vars(settings).items() if name not in hidden},
+        [("Layers", "counted from 1 in this report, as in the papers")],
         # Evaluations do not take the model apart; every other experiment has runs that do.
         decomposed=settings.kinds != (EVALUATE,),
     )

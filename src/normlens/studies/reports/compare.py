@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ def overlay_figures(reports: Sequence[OpenedReport]) -> list[Figure]:
     figures: list[Figure] = []
     taken: set[str] = set()
     for name, tables in _shared_tables(reports):
-        data = tables[0].data if len({table.data for table in tables}) == 1 else ""
+        data = tables[0].data
         file = unique(slug(f"compare-{name}-{data}" if data else f"compare-{name}"), taken)
         said = tables[0].subject + (f" On {data}." if data else "")
         if "layer" in tables[0].frame:
@@ -176,28 +176,18 @@ def overlay_figures(reports: Sequence[OpenedReport]) -> list[Figure]:
 
 
 def _shared_tables(reports: Sequence[OpenedReport]) -> list[tuple[str, list[ReportTable]]]:
-    """Read the tables that several reports share, on the same data if any data set is the same."""
-    tables = defaultdict[tuple[str, str], list[ReportTable]](list)
+    """Read the tables that several reports share on the same data."""
+    tables = defaultdict[tuple[str, str, str], list[ReportTable]](list)
     for report in reports:
         layers = int(report.results["model"]["layers"])
         for experiment, result in _results(report.results):
             for name, table in result["tables"].items():
                 if {LAYER, "component"} & set(table["columns"]):
                     frame = _read_table(report.folder / table["csv"])
-                    of_report = (report.label, result["data"], layers, frame, table["caption"])
-                    tables[experiment["name"], name].append(ReportTable(*of_report))
-    shared_tables: list[tuple[str, list[ReportTable]]] = []
-    for (_, name), every in tables.items():
-        by_data = defaultdict[str, list[ReportTable]](list)
-        for one in every:
-            by_data[one.data].append(one)
-        same = [(name, of_data) for of_data in by_data.values() if len(of_data) > 1]
-        first = {one.label: one for one in reversed(every)}
-        if not same and len(first) > 1:
-            mixed = [replace(one, label=f"{one.label} on {one.data}") for one in first.values()]
-            same = [(name, mixed[::-1])]
-        shared_tables += same
-    return shared_tables
+                    data, caption = result["data"], table["caption"]
+                    shared = ReportTable(report.label, data, layers, frame, caption)
+                    tables[experiment["name"], name, data].append(shared)
+    return [(name, shared) for (_, name, _), shared in tables.items() if len(shared) > 1]
 
 
 def _read_table(path: Path) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -193,11 +193,6 @@ def experiment(
 # A run as a report's header describes it: its model, its data and how much was analysed.
 
 
-def model_of(run: Run) -> Model:
-    """Describe the run's model; of a model in a folder, the name is the folder's last part."""
-    return Model.of({**run.manifest.model, "name": shown_name(run.manifest.model["name"])})
-
-
 def measured(run: Run, data: str, folder: str = "") -> Measured:
     """Describe the run; `data` is the data set's short name, `folder` the run's in the report."""
     manifest, status = run.manifest, run.status()
@@ -231,8 +226,9 @@ class Model:
     causal: bool = False
 
     @classmethod
-    def of(cls, described: Mapping[str, Any]) -> Model:
-        """Read the `model` part of a manifest, which may hold more than a report shows."""
+    def of(cls, run: Run) -> Model:
+        """Describe a run's model; of a model in a folder, the name is the folder's last part."""
+        described = {**run.manifest.model, "name": shown_name(run.manifest.model["name"])}
         return cls(**{name: described[name] for name in cls.__dataclass_fields__})
 
 
@@ -266,13 +262,22 @@ class Header:
     decomposed: bool = True
 
     @classmethod
-    def of_run(
-        cls, run: Run, data: str, settings: Mapping[str, Any], notes: Sequence[tuple[str, str]]
+    def of(
+        cls,
+        run: Run,
+        runs: Sequence[Measured],
+        settings: Mapping[str, Any],
+        notes: Sequence[tuple[str, str]],
+        decomposed: bool = True,
     ) -> Header:
-        """The header of a single run that does not take the model apart."""
-        given = {name: value for name, value in settings.items() if value is not None}
+        """The header of a report on `runs`, one of which says what all have in common."""
+        given = {
+            name.replace("_", " "): value
+            for name, value in settings.items()
+            if not (value is None or value is False or value == ())
+        }
         versions = dict(run.manifest.versions)
-        return cls(model_of(run), [measured(run, data)], given, versions, notes, decomposed=False)
+        return cls(Model.of(run), runs, given, versions, notes, decomposed)
 
     @property
     def completeness(self) -> str:
@@ -297,8 +302,8 @@ class Header:
             ("Weights", shortened(model.weights or "")),
             *self.notes,
             ("Completeness error", self.completeness if self.decomposed else ""),
-            ("Settings", " · ".join(_settings(self.settings))),
-            ("Versions", " · ".join(f"{name} {text}" for name, text in self.versions.items())),
+            ("Settings", _in_words(self.settings)),
+            ("Versions", _in_words(self.versions)),
             ("Date of the runs", " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))),
         ]
         return [(label, text) for label, text in every if text]
@@ -312,12 +317,11 @@ class Header:
         return Table(table, formats=dict.fromkeys(("sequences", "tokens", "failures"), ","))
 
 
-def _settings(settings: Mapping[str, Any]) -> Iterable[str]:
-    for name, value in settings.items():
-        if name in ("model", "data", "revision") or value is None or value == () or value == []:
-            continue
-        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        yield f"{name.replace('_', ' ')} {text}"
+def _in_words(facts: Mapping[str, Any]) -> str:
+    lists = {
+        name: ", ".join(map(str, it)) for name, it in facts.items() if isinstance(it, list | tuple)
+    }
+    return " · ".join(f"{name} {text}" for name, text in {**facts, **lists}.items())
 
 
 def _run_row(run: Measured) -> dict[str, object]:

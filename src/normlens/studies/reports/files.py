@@ -283,13 +283,12 @@ def _earlier(place: LocalFolder) -> set[str]:
 FOLDER = "report"
 #: The settings of a study of several runs, beside its page.
 SETTINGS = "settings.json"
-PAPERS = "normlens.studies.papers.reporting:build_report"
-#: The function that builds a report, by what the settings of a folder say that it is of.
-BUILDERS = {"ablation": "normlens.studies.ablation.report:build_report"}
-#: The function that builds the report of a single run, by a table that the run has.
-RUN_BUILDERS = {
-    "faithfulness": "normlens.studies.faithfulness.report:build_report",
-    "alignment": "normlens.studies.alignment.report:build_report",
+#: The function that builds a report, by a table of the run, or by what settings say they are of.
+BUILDERS = {
+    "faithfulness": "normlens.studies.faithfulness.report",
+    "alignment": "normlens.studies.alignment.report",
+    "ablation": "normlens.studies.ablation.report",
+    "": "normlens.studies.papers.reporting",
 }
 
 
@@ -349,22 +348,14 @@ def damaged(folder: str | os.PathLike[str], error: Exception) -> InputError:
 def builder(folder: str | os.PathLike[str]) -> Callable[[str | os.PathLike[str]], Path]:
     """Return the function that builds a folder's report; the papers' by default."""
     place = Path(folder)
-    module, _, name = (
-        _of_run(place) if (place / MANIFEST).is_file() else BUILDERS.get(_kind(place), PAPERS)
-    ).partition(":")
-    return getattr(import_module(module), name)
-
-
-def _of_run(folder: Path) -> str:
-    tables = Run.open(folder).tables
-    for table, function in RUN_BUILDERS.items():
-        if table in tables:
-            return function
-    raise InputError(f"{str(folder)!r} has no report; query its tables: {listed(tables)}")
-
-
-def _kind(folder: Path) -> str:
-    try:
-        return str(parse_json((folder / SETTINGS).read_text("utf-8"))["report"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return ""
+    if (place / MANIFEST).is_file():
+        tables = Run.open(place).tables
+        kind = next((name for name in BUILDERS if name in tables), None)
+        if kind is None:
+            raise InputError(f"{str(folder)!r} has no report; query its tables: {listed(tables)}")
+    else:
+        try:
+            kind = parse_json((place / SETTINGS).read_text("utf-8"))["report"]
+        except (OSError, ValueError, TypeError, KeyError):
+            kind = ""
+    return import_module(BUILDERS.get(kind, BUILDERS[""])).build_report
