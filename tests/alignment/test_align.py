@@ -184,17 +184,7 @@ def test_an_alignment_is_not_mixed_with_another(lens, data, gold, tmp_path):
 
 
 def test_the_command_prints_error_rates(checkpoint, data, gold, shell, tmp_path):
-    words = [
-        "reproduce",
-        "align",
-        "--model",
-        checkpoint,
-        "--data",
-        data,
-        "--out",
-        tmp_path / "run",
-        "--quiet",
-    ]
+    words = ("reproduce", "align", "-m", checkpoint, "-d", data, "-o", tmp_path / "run", "--quiet")
     out = shell(*words, "--gold", gold, "--scope", "CROSS-N", "--layers", "0,2")
     header, *rows = out.splitlines()
     assert header.split() == ["scope", "way", "layer", "aer", "precision", "recall"]

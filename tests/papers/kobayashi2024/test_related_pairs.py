@@ -225,13 +225,8 @@ def test_adjacent_pairs_stand_beside_pairs_further_apart(planted_run, planted):
 
 def test_shuffled_relations_are_seldom_significant():
     """20 layers without any effect: by the paper's criterion 5 % of them, adjusted none."""
-    pairs = pairs_frame(
-        {"word_outside_entity": [0.0] * 20},
-        {"word_outside_entity": 200, "other": 1_500},
-        (FF,),
-        seed=3,
-    )
-    found = work(run_of(pairs))
+    counts = {"word_outside_entity": 200, "other": 1_500}
+    found = work(run_of(pairs_frame({"word_outside_entity": [0.0] * 20}, counts, (FF,), seed=3)))
     for procedure in (TYPES, OCCURRENCES, ALL):
         frame = rows_of(found, "relations-ff-same_word", procedure)
         assert (frame["p"] < 0.05).sum() <= 5  # 99.9 % of the binomial distribution
@@ -267,14 +262,8 @@ def test_entities_and_own_relations_have_their_tables():
     counts = COUNTS | {"entity_across_words": 200, "subject_verb": 150}
     found = work(run_of(pairs_frame(PLANTED | {"subject_verb": [1.0] * 4}, counts)))
     names = [name for name in found.tables if name.startswith("relations-ff-")]
-    assert [name.removeprefix("relations-ff-") for name in names] == [
-        "same_word",
-        "same_entity",
-        "entity_across_words",
-        "same_type",
-        "adjacent",
-        "subject_verb",
-    ]
+    kinds = "same_word same_entity entity_across_words same_type adjacent subject_verb"
+    assert [name.removeprefix("relations-ff-") for name in names] == kinds.split()
     own = verdicts(rows_of(found, "relations-ff-subject_verb"))
     assert own == dict.fromkeys((1, 2, 3, 4), 1)
     apart = "Pairs that are of a relation of yours as well are counted there alone."

@@ -37,25 +37,14 @@ class WordPlaces:
     tokens: Sequence[Sequence[int]]  # of each target word, as the decoder reads them
 
     @classmethod
-    def of(cls, source: Encoded, target: Encoded) -> WordPlaces:
-        """The places of a pair's words; every word counts, with or without tokens."""
-        for name, side in (("source", source), ("target", target)):
-            if side.words is None:
-                raise InputError(f"the {name}'s words are unknown; put spaces between them")
-        sources, targets = len(source.word_labels), len(target.word_labels)
-        return cls.of_words(source.words or [], sources, target.words or [], targets)
-
-    @classmethod
-    def of_words(
-        cls,
-        source: Sequence[int | None],
-        sources: int | None,
-        target: Sequence[int | None],
-        targets: int,
+    def of(
+        cls, source: Sequence[int | None] | None, target: Sequence[int | None] | None
     ) -> WordPlaces:
-        """Build from each token's word number and the number of words on either side."""
+        """Build from the word of each token on either side."""
+        if source is None or target is None:
+            raise InputError("the words are not known; give both texts as lists of words")
         no_word = [place for place, word in enumerate(source) if word is None]
-        return cls(_places(source, sources), no_word, _places(target, targets))
+        return cls(_places(source), no_word, _places(target))
 
     def rows(self, way: str) -> list[list[int]]:
         """The rows of each target word."""
@@ -80,22 +69,15 @@ def word_links(maps: Maps, scope: str = "CROSS-N", layer: int = -1, way: str = I
     with the largest score, or to none if a special token (the end of the source) has a larger one.
     """
     of_encoder = maps.sources_of(OTHER_SEQUENCE)
-    sources, targets = of_encoder.sources.token_words, maps.token_words
-    if sources is None or targets is None:
-        raise InputError("the words of these maps are not known; give both texts as lists of words")
-    places = WordPlaces.of_words(sources, None, targets, len(maps.word_labels))
+    places = WordPlaces.of(of_encoder.sources.token_words, maps.token_words)
     (links,) = places.links(of_encoder.at(scope, layer)[None], way)
     return links
 
 
-def _places(words: Sequence[int | None], count: int | None) -> list[list[int]]:
-    """The tokens of each word; `count` words, or up to the last that has a token."""
+def _places(words: Sequence[int | None]) -> list[list[int]]:
+    """The tokens of each word, up to the last that has a token."""
     last = max((word for word in words if word is not None), default=-1)
-    places: list[list[int]] = [[] for _ in range(last + 1 if count is None else count)]
-    for place, word in enumerate(words):
-        if word is not None:
-            places[word].append(place)
-    return places
+    return [[place for place, own in enumerate(words) if own == word] for word in range(last + 1)]
 
 
 def pharaoh(links: Iterable[Link]) -> str:

@@ -67,12 +67,6 @@ def attention_block(scopes: list[str]) -> str:
 # Section 4: how much of a token's vector comes from other tokens.
 
 
-MEAN, LOW, HIGH = "mean", "95 % low", "95 % high"
-LAYER_MAX, LAYER_MIN = "highest layer mean", "lowest layer mean"
-TOKEN_MAX, TOKEN_MIN = "highest token", "lowest token"
-_COLUMNS = ("method", MEAN, LOW, HIGH, LAYER_MAX, LAYER_MIN, TOKEN_MAX, TOKEN_MIN)
-
-
 @experiment("papers", "mixing", needs="masked")
 def section_4(evidence: Evidence) -> Result | None:
     """Take mean, maximum and minimum per method, and means per layer and category of tokens."""
@@ -85,10 +79,9 @@ def section_4(evidence: Evidence) -> Result | None:
     scopes = in_model_order(evidence, set(cells["scope"]))
     if not scopes:
         return None
-    layers = _means(cells, ["scope", "layer"]).unstack("layer").loc[scopes]
-    table = _mixing_table(evidence, cells, layers, scopes)
+    table = _mixing_table(evidence, cells, scopes)
     grid = _grid(cells, scopes, category_names(evidence))
-    means = dict(zip(table["method"], table[MEAN], strict=True))
+    means = dict(zip(table["method"], table["mean"], strict=True))
     groups = ("mixing", "mixing-poster")
     measured = {f"{group}/{scope}": mean for group in groups for scope, mean in means.items()}
     return Result(
@@ -105,10 +98,8 @@ def _means(cells: pd.DataFrame, keys: list[str]) -> pd.Series:
     return 100 * sums["total"] / sums["tokens"]
 
 
-def _mixing_table(
-    evidence: Evidence, cells: pd.DataFrame, layers: pd.DataFrame, scopes: list[str]
-) -> pd.DataFrame:
-    single = cells.groupby("scope").agg(low=("low", "min"), high=("high", "max")).loc[scopes]
+def _mixing_table(evidence: Evidence, cells: pd.DataFrame, scopes: list[str]) -> pd.DataFrame:
+    layers = _means(cells, ["scope", "layer"]).unstack("layer")
     sums = evidence.sql(
         'SELECT "index", scope, 100 * sum(ratio) AS total, count(*) AS tokens FROM mixing '
         "WHERE NOT isnan(ratio) GROUP BY ALL"
@@ -118,10 +109,18 @@ def _mixing_table(
         for name in ("total", "tokens")
     )
     settings = evidence.settings
-    means = ratio_intervals(total, tokens, settings.resamples, settings.seed)
-    ends = (layers.max(axis=1), layers.min(axis=1), 100 * single["high"], 100 * single["low"])
-    columns = [scopes, *means, *(end.to_numpy() for end in ends)]
-    return pd.DataFrame(dict(zip(_COLUMNS, columns, strict=True)))
+    mean, low, high = ratio_intervals(total, tokens, settings.resamples, settings.seed)
+    by_scope = cells.groupby("scope")
+    columns = {
+        "mean": mean,
+        "95 % low": low,
+        "95 % high": high,
+        "highest layer mean": layers.max(axis=1),
+        "lowest layer mean": layers.min(axis=1),
+        "highest token": 100 * by_scope["high"].max(),
+        "lowest token": 100 * by_scope["low"].min(),
+    }
+    return pd.DataFrame(columns, index=scopes).rename_axis("method").reset_index()
 
 
 def _grid(cells: pd.DataFrame, scopes: list[str], names: dict[str, str]) -> pd.DataFrame:
