@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.errors import InputError, check_choice
+from normlens.errors import InputError, check_choice, require
 from normlens.explain.explainer import ask
 from normlens.inputs.text import Encoded
 from normlens.measures.alignment import NO_WORD, Link, aligned_words
@@ -134,18 +134,16 @@ def choose(
     explains = len(of_maps) < len(scopes)
     if explains:
         read_head(lens.adapter)  # raises for a model without one
-        if OUTPUT not in ways:
-            raise InputError("contributions are of the row that predicts a word; choose way output")
-        if head not in (None, ALL):
-            raise InputError("contributions to a logit are of the whole model; leave head out")
+        by_output = "contributions are of the row that predicts a word; choose way output"
+        require(OUTPUT in ways, by_output)
+        whole = "contributions to a logit are of the whole model; leave head out"
+        require(head in (None, ALL), whole)
     named: set[str] = set()
     for scope in of_maps:
         full = None if scope == ALL else resolve(scope, available)
-        if full is not None and full not in reached.values():
-            raise InputError(
-                f"the source does not reach {full}; choose: {', '.join(reached)}, explain"
-            )
-        named |= set(reached) if full is None else {_name(full)}
+        found = set(reached) if full is None else {_name(full)} & set(reached)
+        require(found, f"the source does not reach {full}; choose: {', '.join(reached)}, explain")
+        named |= found
     wanted = AnalysisOptions(layers=layers).layers_of(len(decoder), f"the decoder of {lens.name}")
     count = min(
         step.heads
@@ -155,12 +153,12 @@ def choose(
     )
     every = range(count)
     heads = [] if head is None else list(every) if head == ALL else [head]
-    if any(one not in every for one in heads):
-        raise InputError(f"head {head!r} is out of range; {lens.name} has heads 0 to {count - 1}")
+    is_there = all(one in every for one in heads)
+    require(is_there, f"head {head!r} is out of range; {lens.name} has heads 0 to {count - 1}")
     ordered = {name: full for name, full in reached.items() if name in named}
     together = head in (None, ALL)
-    if not together and not {*ordered} <= {WEIGHTS, NORMS}:
-        raise InputError(f"single heads have {WEIGHTS} and {NORMS} alone; leave head out")
+    have_heads = together or {*ordered} <= {WEIGHTS, NORMS}
+    require(have_heads, f"single heads have {WEIGHTS} and {NORMS} alone; leave head out")
     return Chosen(ordered, wanted, [int(one) for one in heads], together, explains)
 
 
