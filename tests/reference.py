@@ -30,6 +30,7 @@ from normlens.layers import (
     cast,
 )
 from normlens.measures.maps import mixing_ratio
+from normlens.results.maps import Maps
 
 PANELS = 2
 NODES_PER_PANEL = 20
@@ -689,3 +690,32 @@ def assert_maps_match(maps: object, expected: list[Reference], tolerance: float)
             ratio = torch.from_numpy(maps.mixing_ratio(scope)[position]).double()
             error = float((ratio - layer.mixing[scope].cpu()).abs().max())
             assert error <= tolerance, f"mixing ratio of {where}: {error:.1e}"
+
+
+def assert_same_maps(found: Maps, expected: Maps, tolerance: float = 1e-6) -> None:
+    """The same labels, and the same numbers to a tolerance, in both stacks if there are two."""
+    assert found.scopes == expected.scopes
+    assert found.layers == expected.layers
+    assert (found.tokens, found.source_tokens) == (expected.tokens, expected.source_tokens)
+    assert found.grid == expected.grid
+    assert (found.encoder is None) == (expected.encoder is None)
+    np.testing.assert_array_equal(found.allowed, expected.allowed)
+    np.testing.assert_array_equal(found.is_same_token, expected.is_same_token)
+    for scope in expected.scopes:
+        assert largest_error(found[scope], expected[scope]) <= tolerance, scope
+        difference = found.mixing_ratio(scope) - expected.mixing_ratio(scope)
+        assert np.abs(difference).max() <= tolerance, scope
+    if found.encoder is not None and expected.encoder is not None:
+        assert_same_maps(found.encoder, expected.encoder, tolerance)
+
+
+def padded(rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
+    """Rows of ids as a tensor with padding on one side, and its mask."""
+    width = max(map(len, rows))
+    ids, mask = [], []
+    for row in rows:
+        fill = [1] * (width - len(row))
+        flags = [0] * len(fill)
+        ids.append(fill + row if side == "left" else row + fill)
+        mask.append(flags + [1] * len(row) if side == "left" else [1] * len(row) + flags)
+    return torch.tensor(ids), torch.tensor(mask)

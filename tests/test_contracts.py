@@ -60,7 +60,7 @@ def kinds() -> set[type]:
 
 def test_every_kind_of_result_is_tried() -> None:
     names = {kind.__name__ for kind in kinds()}
-    assert {name.split()[0] for name in MADE} | {"Score", "Explained"} >= names
+    assert {name.split()[0] for name in MADE} | {"Score", "Explained", "Results"} >= names
 
 
 @pytest.mark.parametrize("kind", MADE)

@@ -103,37 +103,28 @@ _LAYER_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-class LayerRanges:
-    """The layers of several ranges, counted only when they are asked for.
+#: More layers than any model has; a range that ends behind them is a slip.
+MOST_LAYERS = 1 << 16
 
-    The last layer of a range comes first, so that a range beyond the model's end is refused at
-    once, by the number that was typed.
+
+def parse_layers(text: str) -> list[int] | None:
+    """``"0,2-4"`` as layers; None is all of them.
+
+    The last of a range comes first, so that one beyond the model's end is refused by the number
+    that was typed.
     """
-
-    def __init__(self, ranges: Iterable[range]):
-        self._ranges = tuple(ranges)
-
-    def __iter__(self) -> Iterator[int]:
-        return (layer for span in self._ranges for layer in reversed(span))
-
-    def __repr__(self) -> str:
-        return ",".join(f"{span.start}-{span.stop - 1}" for span in self._ranges)
-
-
-def parse_layers(text: str) -> LayerRanges | None:
-    """``"0,2-4"`` as layers; None is all of them."""
     if text.strip().lower() == "all":
         return None
-    ranges = []
+    layers = list[int]()
     for part in text.split(","):
         match = _LAYER_RANGE.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if match is None or first > last:
+        if not first <= last < MOST_LAYERS:
             raise InputError(
                 f"cannot read --layers {text!r}; write for example 2, 0,2-4 or all ({FROM_ZERO})"
             )
-        ranges.append(range(first, last + 1))
-    return LayerRanges(ranges)
+        layers += range(last, first - 1, -1)
+    return layers
 
 
 def parse_scopes(typed: Iterable[str]) -> str | list[str]:

@@ -5,6 +5,7 @@ Nothing of `normlens.frozen` takes part; norms, products and integrals are the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -260,7 +261,39 @@ def _feed_forward(
     return ff.down(total)
 
 
-def copied_step(
+def frozen_scores(
+    model: Any, ids: list[int], head: Any, rule: str, read: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens, with gradients, the head's scores of what `read` chooses, and the followed ones.
+
+    The latter are linear in the tokens.
+    """
+    layers = len(list(adapt(model).blocks()))
+    tokens, outputs = frozen_outputs(model, ids, rule, [{} for _ in range(layers)])
+    last = outputs[-1][-1]
+    three = last.detach(), last, torch.zeros_like(last)
+    for step in head.body:
+        three = _head_step(step, *three, rule)
+    three = tuple(map(read, three))
+    for step in head.steps:
+        three = _head_step(step, *three, rule)
+    output, cap = head.output.folded(torch.float64), head.soft_cap
+    scores, followed = three[0] @ output.weight, three[1] @ output.weight
+    if output.bias is not None:
+        scores = scores + output.bias
+    if cap is not None:
+        followed = followed * _mean_slope(rule, lambda z: cap * torch.tanh(z / cap), scores)
+        scores = cap * torch.tanh(scores / cap)
+    return tokens, scores, followed
+
+
+def times_input(score: Tensor, tokens: Tensor) -> Any:
+    """Gradient × input of a score, by token."""
+    (g,) = torch.autograd.grad(score, tokens, retain_graph=True)
+    return (g * tokens).sum(-1).detach().numpy()
+
+
+def _head_step(
     step: Any, y: Tensor, v: Tensor, bias: Tensor, rule: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A step of a head: the real vectors, the followed ones, and what no token owns."""
@@ -275,7 +308,7 @@ def copied_step(
         w, b = step.linear.weight, 0 if step.linear.bias is None else step.linear.bias
         return y @ w + b, v @ w, bias @ w + b
     g = model_activation(step.activation)
-    slope = mean_slope(rule, g, y, bias)
+    slope = _mean_slope(rule, g, y, bias)
     return g(y), v * slope, g(y) - (y - bias) * slope
 
 
@@ -286,7 +319,7 @@ def _scaled(norm: Norm, v: Tensor, inverse_deviation: Tensor) -> Tensor:
     return v if norm.gamma is None else v * norm.gamma
 
 
-def mean_slope(rule: str, g: Any, z: Tensor, start: Tensor | None = None) -> Tensor:
+def _mean_slope(rule: str, g: Any, z: Tensor, start: Tensor | None = None) -> Tensor:
     """The slope of g at z, or its mean on the path to z."""
     z = z.detach()
     if rule == "gradient":

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from reference import Reference, observe
+from reference import Reference, observe, reference
 from torch import Tensor, nn
 
+from normlens.layers import Layer
 from normlens.models import adapt
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
 #: Families whose layers are ATTN RES LN FF RES LN.
 POST_LN = ["albert", "bert", "deberta-v2", "distilbert", "mpnet", "roberta"]
-D, HEADS, GROUPS = 16, 4, 2
-WIDTH = D // HEADS
+#: Families whose projections make values alone, or queries and keys as well.
+VALUES = ["albert", "bert", "bloom", "deberta-v2", "gemma2", "gpt2", "gpt_neo", "gpt_neox", "gptj"]
+VALUES += ["llama", "modernbert", "mpnet", "olmo2", "opt", "phi3"]
 
 
 def slow_rollout(maps: NDArray[Any], residual: float, normalise: bool) -> NDArray[Any]:
@@ -69,96 +69,20 @@ def alti_map(layer: Reference, scope: str) -> NDArray[Any]:
     )
 
 
-# Value zeroing ------------------------------------------------------------------------------------
-
-
-def _everything(width: int) -> list[int]:
-    return list(range(width))
-
-
-def _last_third(width: int) -> list[int]:
-    return list(range(2 * width // 3, width))
-
-
-def _interleaved(width: int) -> list[int]:
-    """Head by head as (query, key, value)."""
-    per_head = width // HEADS
-    return [h * per_head + 2 * per_head // 3 + k for h in range(HEADS) for k in range(WIDTH)]
-
-
-def _grouped_values(width: int) -> list[int]:
-    """Queries of all heads, keys of the groups, values of the groups."""
-    return list(range(width - GROUPS * WIDTH, width))
-
-
-#: Where each family's block makes its value vectors, and in which columns, written by hand.
-VALUES: dict[str, tuple[str, Callable[[int], list[int]]]] = {
-    "albert": ("attention.value", _everything),
-    "bert": ("attention.self.value", _everything),
-    "bloom": ("self_attention.query_key_value", _interleaved),
-    "deberta-v2": ("attention.self.value_proj", _everything),
-    "gemma2": ("self_attn.v_proj", _everything),
-    "gpt2": ("attn.c_attn", _last_third),
-    "gpt_neo": ("attn.attention.v_proj", _everything),
-    "gpt_neox": ("attention.query_key_value", _interleaved),
-    "gptj": ("attn.v_proj", _everything),
-    "llama": ("self_attn.v_proj", _everything),
-    "modernbert": ("attn.Wqkv", _last_third),
-    "mpnet": ("attention.attn.v", _everything),
-    "olmo2": ("self_attn.v_proj", _everything),
-    "opt": ("self_attn.v_proj", _everything),
-    "phi3": ("self_attn.qkv_proj", _grouped_values),
-}
-
-
-class Zeroed(nn.Module):
-    """A value projection that gives one token no value when it is called for the k-th time."""
-
-    def __init__(self, inner: nn.Module, columns: Callable[[int], list[int]], token: int, k: int):
-        super().__init__()
-        self.inner, self.columns, self.token, self.k, self.calls = inner, columns, token, k, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        output = self.inner(x).clone()
-        if self.calls == self.k:
-            for column in self.columns(output.shape[-1]):
-                output[..., self.token, column] = 0.0
-        self.calls += 1
-        return output
-
-
-def value_zeroing_maps(family: str, model: nn.Module, ids: list[int]) -> NDArray[Any]:
-    """1 − cos of every layer's output with v_j = 0, in copies of the model with another module."""
-    blocks = list(adapt(model).blocks())
-    real = observe(adapt(model).model, blocks, ids).output
-    path, columns = VALUES[family]
-    n = len(ids)
-    maps = np.zeros((len(blocks), n, n))
-    for layer, block in enumerate(blocks):
-        shared = sum(other is block for other in blocks) > 1  # ALBERT runs one block many times
-        for j in range(n):
-            changed_model = copy.deepcopy(model)
-            changed_blocks = list(adapt(changed_model).blocks())
-            parent, _, name = path.rpartition(".")
-            holder = changed_blocks[layer].get_submodule(parent)
-            zeroed = Zeroed(getattr(holder, name), columns, j, layer if shared else 0)
-            setattr(holder, name, zeroed)
-            changed = _run(changed_model, changed_blocks, ids)[layer]
-            for i in range(n):
-                a, b = real[layer][i].double(), changed[i].double()
-                maps[layer, i, j] = 1 - float(a @ b / (a.norm() * b.norm()))
+def value_zeroing_maps(model: nn.Module, ids: list[int]) -> NDArray[Any]:
+    """1 − cos of every layer's output with v_j = 0: as if no token attended to j."""
+    adapter = adapt(model)
+    blocks = list(adapter.blocks())
+    seen, maps = observe(adapter.model, blocks, ids), np.zeros((len(blocks), len(ids), len(ids)))
+    for found, block, x, alpha in zip(maps, blocks, seen.x, seen.alpha, strict=True):
+        layer = adapter.layer(block)
+        y = _behind(layer, x, alpha)
+        for j in range(len(ids)):
+            others = alpha.clone()
+            others[:, :, j] = 0
+            found[:, j] = 1 - torch.cosine_similarity(y, _behind(layer, x, others))
     return maps
 
 
-def _run(model: nn.Module, blocks: list[nn.Module], ids: list[int]) -> list[Tensor]:
-    outputs: list[Tensor] = []
-
-    def after(_: object, __: object, output: Any) -> None:
-        outputs.append((output[0] if isinstance(output, tuple) else output)[0])
-
-    handles = [block.register_forward_hook(after) for block in dict.fromkeys(blocks)]
-    with torch.no_grad():
-        model(input_ids=torch.tensor([ids]))
-    for handle in handles:
-        handle.remove()
-    return outputs
+def _behind(layer: Layer, x: Tensor, alpha: Tensor) -> Tensor:
+    return list(reference(layer, x, alpha).parts.values())[-1].total

@@ -78,7 +78,7 @@ def test_value_zeroing(family, tiny):
     model = tiny(family)
     lens, encoded = lens_and_ids(model)
     (maps,) = value_zeroing(lens, encoded)
-    single = value_zeroing_maps(family, model, IDS)
+    single = value_zeroing_maps(model, IDS)
     expected = slow_rollout(single, residual=0.0, normalise=True)
     assert largest_error(maps[lens.scopes[-1]], expected) <= 1e-6
     np.testing.assert_allclose(maps[lens.scopes[-1]].sum(-1), 1)

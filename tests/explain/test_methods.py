@@ -74,22 +74,21 @@ def test_causal_models_look_back_alone(family, name, tiny):
 @in_one_case("family", ["gpt2", "llama", "gptj", "modernbert", "olmo2"])
 def test_globenc_needs_two_norms_behind_residuals(family, tiny):
     lens = normlens.load(tiny(family))
-    with pytest.raises(InputError, match="GlobEnc is defined for layers of ATTN RES LN FF RES LN"):
+    with pytest.raises(InputError):
         rollouts.globenc(lens, lens.encode(input_ids=IDS))
 
 
 def test_alti_refuses_what_has_no_vectors(tiny):
     lens = normlens.load(tiny("bert"))
     encoded = lens.encode(input_ids=IDS)
-    with pytest.raises(InputError, match="take a scope that ends in -N"):
-        alti(lens, encoded, scope="ATTN-W")
-    with pytest.raises(InputError, match="cannot be composed"):
-        alti(lens, encoded, nonlinearity="shapley")
-    with pytest.raises(InputError, match="unknown rule"):
-        alti(lens, encoded, nonlinearity="integral")
-    with pytest.raises(MemoryLimitError, match="too low for 7 tokens"):
+    for asked in (
+        {"scope": "ATTN-W"}, {"nonlinearity": "shapley"}, {"nonlinearity": "integral"}
+    ):  # fmt: skip
+        with pytest.raises(InputError):
+            alti(lens, encoded, **asked)
+    with pytest.raises(MemoryLimitError):
         alti(lens, encoded, RolloutOptions(memory_limit=100))
-    with pytest.raises(InputError, match="is not a size"):
+    with pytest.raises(InputError):
         RolloutOptions(memory_limit="much")
 
 

@@ -61,7 +61,7 @@ def test_a_limit_of_memory_changes_nothing_but_the_chunks(tiny):
     assert cut.layers == [1]
     assert cut.scopes == ["ATTNRESLNFF-N"]
     assert largest_error(cut["FF"][0], whole["FF"][1]) <= 1e-12
-    with pytest.raises(MemoryLimitError, match="one input token need"):
+    with pytest.raises(MemoryLimitError):
         lens.maps(input_ids=IDS, origin="input", memory_limit="1KB")
 
 

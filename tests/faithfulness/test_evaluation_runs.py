@@ -49,12 +49,6 @@ def test_kill_9_at_any_moment(places, classified, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-def test_workers_give_the_same_tables(places, classified, tmp_path):
-    assert_same_tables(again(places, tmp_path / "workers", workers=2), classified)
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick_ray")
 def test_ray_gives_the_same_tables(places, classified, tmp_path):
     ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")

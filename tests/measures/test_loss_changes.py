@@ -1,7 +1,6 @@
 """Changes of the loss against obvious loops."""
 
 import numpy as np
-import pytest
 from one_case import in_one_case
 
 from normlens.measures.bootstrap import loss_changes, place_among
@@ -30,14 +29,6 @@ def test_interval_agrees_with_an_obvious_loop() -> None:
     np.testing.assert_allclose(
         change[1:], np.quantile(expected, [0.025, 0.975], axis=0), atol=1e-12
     )
-
-
-def test_it_is_paired() -> None:
-    """Sequences that are hard for both models do not blur a change that is the same for all."""
-    _, intact, counts = example()
-    change = loss_changes(100 * intact[:, None] + 0.5, 100 * intact, counts, 200).change
-    assert change.low[0] == pytest.approx(0.5)
-    assert change.high[0] == pytest.approx(0.5)
 
 
 def test_sequences_that_were_not_scored_do_not_count() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
 
-from normlens.errors import InputError
 from normlens.measures.maps import (
     amplification,
     merge_words,
@@ -48,27 +45,7 @@ def test_similarity_is_scipys_spearman_over_allowed_pairs(seed, causal, ties):
     np.testing.assert_allclose(spearman(a, b, allowed), expected, atol=1e-12)
 
 
-def test_zeros_that_both_share_do_not_count():
-    """Above the diagonal both maps are zero by construction, which would inflate ρ."""
-    a, b = (random_maps(seed, causal=True) for seed in (0, 1))
-    masked = spearman(a, b, everything(a, causal=True))
-    whole = spearman(a, b, everything(a, causal=False))
-    assert (whole > masked + 0.1).all()
-
-
-def test_a_constant_map_has_no_similarity():
-    a = random_maps(0)
-    assert np.isnan(spearman(a, np.ones_like(a), everything(a, False))).all()
-
-
 # Amplification ------------------------------------------------------------------------------------
-
-
-@given(seed=st.integers(0, 10_000), causal=st.booleans())
-def test_amplification_sums_to_zero_along_the_normalised_axis(seed, causal):
-    before, after = (random_maps(seed + k, causal=causal) for k in (0, 1))
-    np.testing.assert_allclose(amplification(before, after).sum(-2), 0, atol=1e-12)
-    np.testing.assert_allclose(amplification(before, after, "target").sum(-1), 0, atol=1e-12)
 
 
 def test_amplification_by_hand():
@@ -87,11 +64,6 @@ def test_a_source_that_nobody_reads_is_not_amplified():
     found = amplification(before, after)
     assert np.isfinite(found).all()
     np.testing.assert_allclose(normalise(before)[..., 2], 0)
-
-
-def test_an_unknown_axis_lists_the_known_ones():
-    with pytest.raises(InputError, match=r"'row'.*source, target, none"):
-        amplification(random_maps(0), random_maps(1), "row")
 
 
 @given(seed=st.integers(0, 10_000), causal=st.booleans(), top=st.integers(1, 40))
@@ -132,15 +104,3 @@ def test_words_sum_columns_and_average_rows():
         ]
     )
     np.testing.assert_allclose(merged[0], expected)
-
-
-@given(seed=st.integers(0, 1000), cut=st.lists(st.integers(1, 3), min_size=1, max_size=4))
-def test_rows_of_a_distribution_stay_distributions(seed, cut):
-    """Attention weights of a target sum to 1 before and after its sources become words."""
-    n = sum(cut)
-    maps = normalise(random_maps(seed, n=n), "target")
-    edges = np.cumsum([0, *cut])
-    groups = [list(range(low, high)) for low, high in itertools.pairwise(edges)]
-    merged = merge_words(maps, groups)
-    assert merged.shape == (2, len(cut), len(cut))
-    np.testing.assert_allclose(merged.sum(-1), 1)

@@ -9,8 +9,8 @@ from one_case import in_one_case
 from scipy import stats
 
 from normlens.measures import tensors
-from normlens.measures.bootstrap import loss_changes
-from normlens.measures.ranks import cell_correlation, mean_draws, row_spearman, spearman_matrix
+from normlens.measures.bootstrap import loss_changes, mean_draws
+from normlens.measures.ranks import cell_correlation, row_spearman, spearman_matrix
 from normlens.measures.tensors import spearman_matrices
 
 
@@ -67,20 +67,17 @@ def masks(n: int = 6) -> torch.Tensor:
 
 @in_one_case("values", [1000, 5, 2])
 @in_one_case("at_once", [1, 1 << 20])
-def test_ragged_batches_with_ties(values, at_once, monkeypatch):
+@in_one_case("spoilt", [torch.nan, torch.inf, -torch.inf])
+def test_ragged_batches_with_ties(values, at_once, spoilt, monkeypatch):
+    """What is not allowed does not count, and infinite entries beside it have ranks."""
     monkeypatch.setattr(tensors, "AT_ONCE", at_once)
     maps, allowed = drawn(values=values), masks()
-    found = spearman_matrices(maps, allowed)
+    if spoilt == spoilt:
+        maps[:, 1, :2, 0] = spoilt
+    found = spearman_matrices(maps.masked_fill(~allowed[:, None], spoilt), allowed)
     for index in range(3):
         flat = maps[index].numpy()[:, allowed[index].numpy()]
         np.testing.assert_allclose(found[index], spearman_matrix(flat), atol=1e-14)
-
-
-def test_what_is_not_allowed_does_not_count():
-    maps, allowed = drawn(), masks()
-    expected = spearman_matrices(maps, allowed)
-    spoilt = maps.masked_fill(~allowed[:, None], torch.nan)
-    torch.testing.assert_close(spearman_matrices(spoilt, allowed), expected, rtol=0, atol=0)
 
 
 def test_constant_maps_and_nan_have_no_correlation():
@@ -93,16 +90,6 @@ def test_constant_maps_and_nan_have_no_correlation():
     assert not found[2].isnan().any()
     keep = torch.tensor([0, 1, 3])
     assert not found[1][keep][:, keep].isnan().any()
-
-
-@in_one_case("value", [torch.inf, -torch.inf])
-def test_infinite_entries_have_ranks_beside_what_is_not_allowed(value):
-    maps, allowed = drawn(values=5), masks()
-    maps[:, 1, :2, 0] = value
-    found = spearman_matrices(maps.masked_fill(~allowed[:, None], value), allowed)
-    for index in range(3):
-        flat = maps[index].numpy()[:, allowed[index].numpy()]
-        np.testing.assert_allclose(found[index], spearman_matrix(flat), atol=1e-14)
 
 
 def test_sums_of_products_are_exact_for_512_tokens():

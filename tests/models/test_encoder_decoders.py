@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from one_case import in_one_case
-from reference import assert_maps_match, largest_error, pair_references
+from reference import assert_maps_match, assert_same_maps, largest_error, padded, pair_references
 
 import normlens
 import normlens.options
@@ -74,23 +74,6 @@ def assert_pair_matches(maps: normlens.Maps, both, tolerance: float) -> None:
     assert maps.encoder is not None
     assert_maps_match(maps.encoder, both[0], tolerance)
     assert_maps_match(maps, both[1], tolerance)
-
-
-def assert_same(found: normlens.Maps, alone: normlens.Maps, tolerance: float) -> None:
-    """Both stacks, to a tolerance in their numbers and exactly in their labels."""
-    assert found.encoder is not None
-    assert alone.encoder is not None
-    for one, other in ((found, alone), (found.encoder, alone.encoder)):
-        assert one.scopes == other.scopes
-        assert one.layers == other.layers
-        assert one.tokens == other.tokens
-        assert one.source_tokens == other.source_tokens
-        np.testing.assert_array_equal(one.allowed, other.allowed)
-        np.testing.assert_array_equal(one.is_same_token, other.is_same_token)
-        for scope in other.scopes:
-            assert largest_error(one[scope], other[scope]) <= tolerance, scope
-            difference = one.mixing_ratio(scope) - other.mixing_ratio(scope)
-            assert np.abs(difference).max() <= tolerance, scope
 
 
 # Right numbers ----------------------------------------------------------------------------------
@@ -253,17 +236,6 @@ def assert_columns_are_of_both_stacks(family, tiny):
 RAGGED = [(LONG, SHORT), (SHORT, LONG), (LONG[:6], LONG[3:6]), ([7], [2, 5])]
 
 
-def padded(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(map(len, rows))
-    ids, mask = [], []
-    for row in rows:
-        fill = [1] * (width - len(row))
-        flags = [0] * len(fill)
-        ids.append(fill + row if side == "left" else row + fill)
-        mask.append(flags + [1] * len(row) if side == "left" else [1] * len(row) + flags)
-    return torch.tensor(ids), torch.tensor(mask)
-
-
 def batch_of(family: str, side: str) -> dict[str, object]:
     sources, targets = zip(*RAGGED, strict=True)
     ids, mask = padded(list(targets), side)
@@ -281,7 +253,7 @@ def assert_padded_equals_alone(family, side, dtype, tolerance, tiny):
     together = lens.maps(**batch_of(family, side), batch_size=len(RAGGED))
     for found, pair in zip(together, RAGGED, strict=True):
         alone = lens.maps(**given(family, *pair))
-        assert_same(found, alone, 1e-6 if single and dtype == torch.float64 else tolerance)
+        assert_same_maps(found, alone, 1e-6 if single and dtype == torch.float64 else tolerance)
 
 
 def assert_a_choice_changes_no_number(family, tiny):
@@ -319,13 +291,13 @@ def assert_a_little_memory_changes_no_number(family, tiny):
         lens.maps(**given(family, LONG, SHORT), memory_limit="1KB")
     limit = str(raised.value).split("needs ")[1].split(";")[0]
     found = lens.maps(**given(family, LONG, SHORT), memory_limit=limit)
-    assert_same(found, lens.maps(**given(family, LONG, SHORT)), 1e-12)
+    assert_same_maps(found, lens.maps(**given(family, LONG, SHORT)), 1e-12)
 
 
 def assert_a_prepared_lens_gives_the_same_maps(family, tiny):
     lens = normlens.load(tiny(family, torch.float64))
     plain = lens.maps(**given(family, LONG, SHORT))
-    assert_same(lens.prepare().maps(**given(family, LONG, SHORT)), plain, 1e-10)
+    assert_same_maps(lens.prepare().maps(**given(family, LONG, SHORT)), plain, 1e-10)
 
 
 def assert_a_model_with_its_head_gives_the_same_maps(family, tiny):
@@ -338,7 +310,7 @@ def assert_a_model_with_its_head_gives_the_same_maps(family, tiny):
     missing = base.load_state_dict(model.base_model.state_dict(), strict=False).missing_keys
     assert not missing
     found = normlens.load(model).maps(**given(family, LONG, SHORT))
-    assert_same(found, normlens.load(base).maps(**given(family, LONG, SHORT)), 1e-6)
+    assert_same_maps(found, normlens.load(base).maps(**given(family, LONG, SHORT)), 1e-6)
 
 
 def assert_the_model_is_left_as_it_was(family):

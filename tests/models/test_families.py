@@ -11,7 +11,14 @@ import torch
 import transformers
 from heads import tried_families
 from one_case import in_one_case
-from reference import assert_maps_match, largest_error, observe, references
+from reference import (
+    assert_maps_match,
+    assert_same_maps,
+    largest_error,
+    observe,
+    padded,
+    references,
+)
 
 import normlens
 from normlens.errors import MemoryLimitError
@@ -47,16 +54,6 @@ WORDLESS = (
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 every_kind = in_one_case("family", tried_families())
-
-
-def assert_same(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:
-    assert found.scopes == expected.scopes
-    assert found.layers == expected.layers
-    np.testing.assert_array_equal(found.allowed, expected.allowed)
-    for scope in expected.scopes:
-        assert largest_error(found[scope], expected[scope]) <= tolerance, scope
-        difference = found.mixing_ratio(scope) - expected.mixing_ratio(scope)
-        assert np.abs(difference).max() <= tolerance, scope
 
 
 def test_every_family_is_tried():
@@ -102,24 +99,11 @@ def test_numbers(family, tiny):
 
     alone = [maps, *(lens.maps(input_ids=ids) for ids in BATCH[1:])]
     for side in (None, "left", "right"):
-        together = lens.maps(**padded(side), batch_size=3)
+        ids, mask = (BATCH, None) if side is None else padded(BATCH, side)
+        together = lens.maps(input_ids=ids, attention_mask=mask, batch_size=3)
         for found, expected in zip(together, alone, strict=True):
             assert found.token_ids == expected.token_ids
-            assert_same(found, expected)
-
-
-def padded(side: str | None) -> dict[str, object]:
-    """The batch as lists, or as a padded tensor with its mask."""
-    if side is None:
-        return {"input_ids": BATCH}
-    width = max(map(len, BATCH))
-    rows, mask = [], []
-    for ids in BATCH:
-        fill = [PADDING] * (width - len(ids))
-        flags = [0] * len(fill)
-        rows.append(fill + ids if side == "left" else ids + fill)
-        mask.append(flags + [1] * len(ids) if side == "left" else [1] * len(ids) + flags)
-    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+            assert_same_maps(found, expected)
 
 
 @every_kind
@@ -148,7 +132,7 @@ def test_layers_scopes_and_memory_change_no_number(family, tiny):
         least = re.search(r"needs (\S+);", str(raised.value))
         assert least
         limit = least[1]
-    assert_same(lens.maps(input_ids=IDS, memory_limit=limit), whole)
+    assert_same_maps(lens.maps(input_ids=IDS, memory_limit=limit), whole)
 
 
 def assert_heads_are_taken_off(family, eager):
@@ -166,7 +150,7 @@ def assert_heads_are_taken_off(family, eager):
         body = model.model if model.base_model is model else model.base_model
         missing = base.load_state_dict(body.state_dict(), strict=False).missing_keys
         assert all("pooler" in name for name in missing)
-        assert_same(normlens.load(model).maps(input_ids=IDS), lens.maps(input_ids=IDS))
+        assert_same_maps(normlens.load(model).maps(input_ids=IDS), lens.maps(input_ids=IDS))
         tried.append(head)
     words = {transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM}
     assert (not set(tried) & words) == (family in WORDLESS)
@@ -188,7 +172,9 @@ def test_a_model_as_its_user_has_it(family, tiny):
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     learnt = [parameter.requires_grad for parameter in model.parameters()]
 
-    assert_same(normlens.load(model).maps(input_ids=IDS), normlens.load(eager).maps(input_ids=IDS))
+    assert_same_maps(
+        normlens.load(model).maps(input_ids=IDS), normlens.load(eager).maps(input_ids=IDS)
+    )
 
     assert model.config._attn_implementation == chosen
     assert {name: module.training for name, module in model.named_modules()} == modes

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from one_case import in_one_case
-from reference import assert_maps_match, largest_error, references
+from reference import assert_maps_match, assert_same_maps, largest_error, references
 from signal_examples import HEARING, SEEING, call, example, noise, other_example
 
 import normlens
@@ -15,13 +15,6 @@ from normlens.errors import InputError, UnsupportedModelError
 from normlens.models.tiny import scramble, tiny_config, tiny_model, tiny_signal_families
 
 every_family = pytest.mark.parametrize("family", tiny_signal_families())
-
-
-def assert_same(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:
-    assert found.tokens == expected.tokens
-    assert found.grid == expected.grid
-    for scope in expected.scopes:
-        assert largest_error(found[scope], expected[scope]) <= tolerance, scope
 
 
 # Right numbers ----------------------------------------------------------------------------------
@@ -93,9 +86,9 @@ def test_batches_and_a_model_in_training(family, tiny):
     given = [example(family), other_example(family), example(family, seed=1)]
     alone = [lens.maps(values) for values in given]
     for found, expected in zip(lens.maps(given, batch_size=3), alone, strict=True):
-        assert_same(found, expected)
+        assert_same_maps(found, expected)
     (found,) = lens.maps(given[0][None])
-    assert_same(found, alone[0])
+    assert_same_maps(found, alone[0])
     assert_a_model_in_training_is_left_as_it_was(family, tiny)
 
 
@@ -110,7 +103,7 @@ def assert_a_model_in_training_is_left_as_it_was(family, tiny):
     model.train()
     implementation = model.config._attn_implementation
     assert implementation == "sdpa"
-    assert_same(
+    assert_same_maps(
         normlens.load(model).maps(example(family)), normlens.load(eager).maps(example(family))
     )
     assert model.training
@@ -159,9 +152,9 @@ def test_a_part_is_named_by_its_path(tmp_path):
     model.save_pretrained(tmp_path)
     values = example("vit")
     expected = normlens.load(model.vision_model).maps(values)
-    assert_same(normlens.load(model, part="vision_model").maps(values), expected)
+    assert_same_maps(normlens.load(model, part="vision_model").maps(values), expected)
     lens = normlens.load(tmp_path, part="vision_model", tokenizer=False)
-    assert_same(lens.maps(values), expected)
+    assert_same_maps(lens.maps(values), expected)
     assert lens.name.endswith("(vision_model)")
     with pytest.raises(UnsupportedModelError, match="part='text_model'"):
         normlens.load(tmp_path)
@@ -199,12 +192,12 @@ def test_a_waveform_goes_through_the_feature_extractor(hearing):
     wave = np.sin(np.arange(270) / 5) * 0.3 + 0.1
     maps = hearing.maps(wave, sampling_rate=16000)
     normalised = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
-    assert_same(maps, hearing.maps(torch.from_numpy(normalised)), 1e-5)
+    assert_same_maps(maps, hearing.maps(torch.from_numpy(normalised)), 1e-5)
     assert maps.tokens[:5] == ["0.00 s", "0.00 s", "0.01 s", "0.01 s", "0.01 s"]
     assert maps.token_ids == []
     assert not any(maps.special)
     pcm = (wave * 32768).astype(np.int16)
-    assert_same(hearing.maps([pcm], sampling_rate=16000)[0], maps, 1e-2)
+    assert_same_maps(hearing.maps([pcm], sampling_rate=16000)[0], maps, 1e-2)
 
 
 @in_one_case(

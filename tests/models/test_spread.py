@@ -30,8 +30,8 @@ from normlens.models.tiny import tiny_config, tiny_model
 from normlens.options import AnalysisOptions
 from normlens.pipeline import call as calls
 from normlens.pipeline.call import Call, stacks_of
-from normlens.pipeline.collector import Collector
 from normlens.trace import checks
+from normlens.trace.checks import Checks
 from normlens.trace.run import LayerTrace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -135,11 +135,11 @@ def test_no_two_devices_are_mixed(
     lens = normlens.load(model)
     assert lens.device == FIRST
     seen: list[torch.device] = []
-    check, decompose = Collector.check, calls.layer_maps
+    add, decompose = Checks.add, calls.layer_maps
 
-    def watched(self: Collector, traced: LayerTrace) -> None:
+    def watched(self: Checks, traced: LayerTrace) -> None:
         seen.append(traced.x.device)
-        check(self, traced)
+        add(self, traced)
         weights = {linear.weight.device for linear in traced.layer.linear_maps}
         vectors = [*traced.alphas, *traced.real.values(), *traced.sources.values(), traced.output]
         assert {vector.device for vector in vectors} == weights == {traced.x.device}
@@ -149,7 +149,7 @@ def test_no_two_devices_are_mixed(
         assert {norms.device for norms in result.norms.values()} == {frozen.x.device}
         return result
 
-    monkeypatch.setattr(Collector, "check", watched)
+    monkeypatch.setattr(Checks, "add", watched)
     monkeypatch.setattr(calls, "layer_maps", decomposed)
     # The integral of a gate looks at its numbers first, as the choice of experts does.
     rule = "gradient" if family == "llama" else "ig"

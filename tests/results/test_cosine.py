@@ -58,15 +58,6 @@ def test_margins_with_and_without_the_other_texts_bias(pair):
     assert margins.b.sum() + unowned_by_b == pytest.approx(pair.value)
 
 
-def test_the_remainder_is_named(pair):
-    assert list(pair.remainder) == [
-        "tokens of A × bias of B",
-        "bias of A × tokens of B",
-        "bias of A × bias of B",
-    ]
-    assert pair.matrix.sum() + sum(pair.remainder.values()) == pytest.approx(pair.value)
-
-
 def test_words_keep_every_sum(pair):
     merged = pair.words()
     assert merged.tokens_a == ["[CLS]", "flute", "."]
@@ -75,7 +66,7 @@ def test_words_keep_every_sum(pair):
     assert merged.matrix.sum() == pytest.approx(pair.matrix.sum())
     assert merged.remainder == pytest.approx(pair.remainder)
     assert merged.words() == merged
-    with pytest.raises(InputError, match="fast tokenizer"):
+    with pytest.raises(InputError):
         Cosine(**{**vars(pair), "a": TokenAxis(["x", "y", "z", "w"])}).words()
 
 
@@ -100,14 +91,10 @@ def rows(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text, newline="")))
 
 
-@in_one_case("cell", FORMULAS)
-def test_a_formula_becomes_text(cell: str) -> None:
-    assert harmless(cell) == f"'{cell}"
-
-
-@in_one_case("cell", [*PLAIN, -1.5, -3, None, np.float32(-2)])
-def test_other_cells_stay(cell: object) -> None:
-    assert harmless(cell) is cell
+def test_a_formula_becomes_text_and_other_cells_stay() -> None:
+    assert [harmless(cell) for cell in FORMULAS] == [f"'{cell}" for cell in FORMULAS]
+    for cell in (*PLAIN, -1.5, -3, None, np.float32(-2)):
+        assert harmless(cell) is cell
 
 
 @in_one_case("kind", [object, "category", "string"])

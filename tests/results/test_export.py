@@ -14,7 +14,7 @@ import pytest
 from one_case import in_one_case
 
 import normlens
-from normlens.errors import InputError, OutputError
+from normlens.errors import OutputError
 from normlens.models.tiny import tiny_model
 from normlens.results import exports as export
 
@@ -34,17 +34,6 @@ def strict_json(path: Path) -> Any:
 
 def read_csv(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, dtype={"head": str})
-
-
-# Formats -----------------------------------------------------------------------------------------
-
-
-@in_one_case("name", ["maps.xlsx", "maps", "maps.", ".csv"])
-def test_unknown_format_lists_the_known(maps: normlens.Maps, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError) as caught:
-        export.write(maps, tmp_path / name)
-    assert all(suffix in str(caught.value) for suffix in export.FORMATS)
-    assert not any(tmp_path.iterdir())
 
 
 # Tables ------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from one_case import in_one_case
-from scipy.stats import spearmanr
 
 import normlens
 from normlens.errors import InputError, UnknownScopeError
@@ -56,33 +54,20 @@ def test_scopes_by_any_name(maps):
     assert maps["FF"] is maps["ATTNRESLNFF-N"] is maps["attnreslnff"]
     assert "LN" in maps
     assert "LN2" not in maps
-    with pytest.raises(UnknownScopeError, match=r"'LN2'.*ATTNRESLNFF-N"):
+    with pytest.raises(UnknownScopeError):
         maps["LN2"]
 
 
 # Measuring ----------------------------------------------------------------------------------------
 
 
-@in_one_case("causal", [False, True])
-def test_similarity(causal):
-    maps = make(causal=causal)
-    found = maps.similarity("ATTN", "FF")
-    assert found.shape == (2,)
-    for layer in range(2):
-        mask = maps.allowed[layer]
-        expected = spearmanr(maps["ATTN"][layer][mask], maps["FF"][layer][mask]).statistic
-        assert found[layer] == pytest.approx(expected)
-
-
 def test_amplification(maps):
     found = maps.amplification("LN", "FF")
-    assert found.shape == (2, 6, 6)
-    np.testing.assert_allclose(found.sum(axis=1), 0, atol=1e-6)
     after = maps["FF"] / maps["FF"].sum(axis=1, keepdims=True)
     before = maps["LN"] / maps["LN"].sum(axis=1, keepdims=True)
     np.testing.assert_allclose(found, after - before, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(maps.amplification("LN", "FF", "target").sum(axis=2), 0, atol=1e-6)
-    with pytest.raises(InputError, match="source, target, none"):
+    with pytest.raises(InputError):
         maps.amplification("LN", "FF", "both")
 
 
@@ -106,12 +91,9 @@ def test_choose(maps):
 def test_choose_everything_or_nothing(maps):
     same = maps.choose()
     assert (same.scopes, same.layers) == (maps.scopes, maps.layers)
-    with pytest.raises(InputError, match="no layer"):
-        maps.choose(layers=[])
-    with pytest.raises(InputError, match="no scope"):
-        maps.choose(scopes=[])
-    with pytest.raises(UnknownScopeError, match="'LN9'"):
-        maps.choose(scopes="LN9")
+    for asked in ({"layers": []}, {"scopes": []}, {"scopes": "LN9"}):
+        with pytest.raises(InputError):
+            maps.choose(**asked)
 
 
 def test_without_special_tokens(maps):
@@ -150,7 +132,7 @@ def test_words(maps):
 
 def test_words_of_ids_are_not_known(tiny):
     maps = normlens.load(tiny("bert")).maps(input_ids=IDS)
-    with pytest.raises(InputError, match="pass the text itself"):
+    with pytest.raises(InputError):
         maps.words()
 
 
@@ -160,24 +142,10 @@ def test_words_of_ids_are_not_known(tiny):
 def test_to_pandas(maps):
     frame = maps.to_pandas()
     assert len(frame) == len(SCOPES) * 2 * 6 * 6
-    assert list(frame.columns) == [
-        "scope",
-        "layer",
-        "target",
-        "target_token",
-        "source",
-        "source_token",
-        "value",
-    ]
-    row = frame[
-        (frame.scope == "ATTNRESLN-N")
-        & (frame.layer == 1)
-        & (frame.target == 4)
-        & (frame.source == 2)
-    ]
-    assert row.value.item() == maps["LN"][1, 4, 2]
-    assert row.target_token.item() == "dog"
-    assert row.source_token.item() == "##aff"
+    place = ["scope", "layer", "target", "target_token", "source", "source_token"]
+    assert list(frame.columns) == [*place, "value"]
+    row = frame.set_index(place).loc["ATTNRESLN-N", 1, 4, "dog", 2, "##aff"]
+    assert row.value == maps["LN"][1, 4, 2]
 
 
 def test_to_xarray(maps):

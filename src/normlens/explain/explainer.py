@@ -75,13 +75,12 @@ def ask(
     # One value for each question: a value that is none or alone in a list stands for all.
     given: list[Any] = [range(len(items) if many else 1), *asked]
     columns = [[*v] if isinstance(v, (range, list, tuple)) else [v] for v in given]
-    counts = {len(column) for column in columns} - {1} or {1}
-    if len(counts) > 1:
+    count, *others = {len(column) for column in columns} - {1} or {1}
+    if others:
         raise InputError(
             "texts, targets, contrasts, positions or tokens in lists must be equally long, not "
-            f"{', '.join(map(str, sorted(counts)))}"
+            f"{', '.join(map(str, sorted([count, *others])))}"
         )
-    (count,) = counts
     if count == 0 and has_lists:
         raise InputError("a list of targets, contrasts, positions or tokens is empty")
     columns = [column * count if len(column) == 1 else column for column in columns]

@@ -195,31 +195,30 @@ class QuestionReader:
             return None
         if not isinstance(target, str):
             column = column_of(target, self.head, lens.tokenizer, item, end, False)
-            if asked.given and lens.tokenizer is None:
+            if not asked.given:
+                return None
+            if lens.tokenizer is None:
                 raise InputError("an answer needs a tokenizer; pass one to load(model, tokenizer)")
-            whole = reader_of(lens).followed_by(item, [column]) if asked.given else None
+            whole = reader_of(lens).followed_by(item, [column])
+        elif lens.tokenizer is None:
+            return None
         else:
-            pieces = (
-                []
-                if lens.tokenizer is None
-                else _pieces(target, self.head, lens.tokenizer, item, end)
-            )
-            unknown = getattr(lens.tokenizer, "unk_token_id", None)
+            pieces = _pieces(target, self.head, lens.tokenizer, item, end)
             several = len(pieces) > 1 and not self.options.first_piece
-            if unknown in pieces or not pieces or not (several or asked.given):
+            unknown = getattr(lens.tokenizer, "unk_token_id", None) in pieces
+            if unknown or not pieces or not (several or asked.given):
                 return None
             whole = reader_of(lens).answered(item, target)
-        if whole is not None and contrast is not None:
+        if contrast is not None:
             raise InputError(
                 "a contrast is one token in place of another, and an answer may be several; leave "
                 "it out, or take the first token with first_piece=True (--first-piece)"
             )
-        at_end = position is None or checked_index(position, end + 1, "position", "") == end
-        if whole is not None and not at_end:
-            if asked.given:
-                raise InputError("an answer follows the text; leave position out")
-            return None
-        return whole
+        if position is None or checked_index(position, end + 1, "position", "") == end:
+            return whole
+        if asked.given:
+            raise InputError("an answer follows the text; leave position out")
+        return None
 
     def about_answer(self, index: int, asked: AnswerOptions) -> Question | list[Question]:
         """What is asked about the answer at the end of an item; a list for each of its parts."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -121,34 +121,28 @@ def rolled_maps(
     encoded, many = sequences(lens, text, options)
     check_method(lens, method)
     attention = AnalysisOptions(scopes="ATTN-N", nonlinearity=rule, batch_size=options.batch_size)
-    labels = dict(zip(map(id, encoded), lens.analyse(encoded, attention), strict=True))
-
-    def finish(batch: list[Encoded], maps: list[LayerMap]) -> list[Maps]:
-        errors = [
-            (k, scope, float(error)) for k, (_, error) in enumerate(maps) if error is not None
-        ]
+    results = lens.analyse(encoded, attention)
+    waiting = deque(batches(lens, encoded, options.batch_size))
+    while waiting:
+        places = waiting.popleft()
+        try:
+            maps = of_batch([encoded[place] for place in places])
+        except (RuntimeError, MemoryError) as error:
+            waiting.extendleft(reversed(halves(lens, encoded, places, error)))
+            continue
+        errors = [(k, scope, float(e)) for k, (_, e) in enumerate(maps) if e is not None]
         check_completeness(errors, lens.dtype)
         stacked = torch.stack([layer for layer, _ in maps], dim=1).cpu().numpy()  # (b, layer, i, j)
-        done = []
-        for sequence, array in zip(batch, stacked, strict=True):
-            own, n = labels[id(sequence)], len(sequence)
+        for place, array in zip(places, stacked, strict=True):
+            own, n = results[place], len(encoded[place])
             worst = max([own.completeness, *(error for *_, error in errors)])
             about = {**own.provenance, "completeness": worst}
             arrays = {scope: array[:, :n, :n].copy()}
             own = replace(own, arrays=arrays, completeness=worst, provenance=about)
-            done.append(rolled_out(own, scope, method=method, residual=0.0, normalise=normalise))
-        return done
-
-    maps: dict[int, Maps] = {}
-    waiting = deque(batches(lens, encoded, options.batch_size))
-    while waiting:
-        places = waiting.popleft()
-        batch = [encoded[place] for place in places]
-        try:
-            maps |= zip(places, finish(batch, of_batch(batch)), strict=True)
-        except (RuntimeError, MemoryError) as error:
-            waiting.extendleft(reversed(halves(lens, encoded, places, error)))
-    return [maps[place] for place in range(len(encoded))] if many else maps[0]
+            results[place] = rolled_out(
+                own, scope, method=method, residual=0.0, normalise=normalise
+            )
+    return results if many else results[0]
 
 
 def traced_maps(
@@ -383,12 +377,8 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
 PREFIX = "rollout-"
 
 
-class Method(Protocol):
-    """A lens and a text, or several, make maps through all layers."""
-
-    def __call__(
-        self, lens: Lens, text: Given, options: RolloutOptions = ...
-    ) -> Maps | list[Maps]: ...
+#: A lens and a text, or several, make maps through all layers.
+Method: TypeAlias = Callable[..., Maps | list[Maps]]
 
 
 def rollout_of_scope(

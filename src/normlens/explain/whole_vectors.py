@@ -155,7 +155,7 @@ def collect_whole_way(
         for run in runs:
             if run.stack.first == network.firsts[network.stack_of[trace.index]]:
                 place, layer = trace.index - run.stack.first, trace.layer.to(network.dtype)
-                run.check(replace(trace, index=place, layer=layer))
+                run.checks.add(replace(trace, index=place, layer=layer))
 
     def compute() -> None:
         with reading(lens.model, lens.adapter):

@@ -40,6 +40,7 @@ from normlens.gpu.sizes import kernels_run_on
 from normlens.layers import FeedForward, Layer
 from normlens.options import AnalysisOptions
 from normlens.plan.costs import sampled_targets
+from normlens.scopes import OWN_SCOPES
 
 # The maps of one layer, as its decomposition returns them.
 
@@ -152,8 +153,9 @@ def layer_maps(
             walk.record(index, state.stream)
     largest = largest_errors(list(walk.errors.values()))
     walk.result.completeness |= zip(walk.errors, largest, strict=True)
-    for scope in filter(frozen.layer.kept_steps, scopes):
-        walk.own_scope(scope)
+    for scope in scopes:
+        if scope in OWN_SCOPES and frozen.layer.kept_steps(scope):
+            walk.own_scope(scope)
     return walk.result
 
 
@@ -172,7 +174,7 @@ def last_frozen_step(layer: Layer, scopes: Collection[str], options: AnalysisOpt
     last = last_step(layer, scopes, options)
     if options.heads or not set(scopes) <= set(layer.scope_of_step.values()):
         last = max(last, layer.steps.index(layer.attentions[-1]))
-        for scope in scopes:
+        for scope in OWN_SCOPES.keys() & scopes:
             last = max(last, *layer.kept_steps(scope), -1)
     return last
 

@@ -100,18 +100,13 @@ class Resampled(NamedTuple):
 
     def interval(self, name: str, level: float = 0.95) -> Means:
         """A rate with its percentile interval, (k,) each."""
-        return _interval(getattr(self.rates, name), getattr(self.drawn, name), level)
+        return percentile_interval(getattr(self.rates, name), getattr(self.drawn, name), level)
 
     def difference(self, name: str, first: int, second: int, level: float = 0.95) -> Means:
         """How much a rate of one column is above another's, on the same pairs, (1,) each."""
         both = getattr(self.rates, name), getattr(self.drawn, name)
         value, drawn = (each[..., [first]] - each[..., [second]] for each in both)
-        return _interval(value, drawn, level)
-
-
-def _interval(value: Array, drawn: Array, level: float) -> Means:
-    """The percentile interval of each column; NaN for one that no resample has a number for."""
-    return percentile_interval(value, drawn, np.where(np.isnan(drawn).all(axis=0), np.nan, level))
+        return percentile_interval(value, drawn, level)
 
 
 def resampled_rates(counts: ArrayLike, resamples: int = 10_000, seed: int = 0) -> Resampled:

@@ -47,10 +47,20 @@ def mean_intervals(
     NaN cells are left out column by column: a resample's mean is that of the cells it has. The ends
     are NaN for fewer than two values. Efron and Tibshirani 1993, chapter 13.
     """
+    mean, drawn = mean_draws(values, resamples, seed)
+    enough = (~np.isnan(np.asarray(values, np.float64))).sum(axis=0) > 1
+    return percentile_interval(mean, drawn, level, enough)
+
+
+def mean_draws(values: ArrayLike, resamples: int, seed: int) -> tuple[Array, Array]:
+    """Means (k,) of the columns of (s, k), and those of resampled rows, (resamples, k).
+
+    NaN cells are left out column by column. The draws are those of every bootstrap with this seed
+    over as many rows, so that two quantities of the same sequences are resampled together.
+    """
     cells = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(cells)
-    mean, drawn = drawn_ratios(np.where(present, cells, 0), present, resamples, seed)
-    return percentile_interval(mean, drawn, np.where(present.sum(axis=0) > 1, level, np.nan))
+    return drawn_ratios(np.where(present, cells, 0), present, resamples, seed)
 
 
 def ratio_intervals(total: Array, count: Array, resamples: int = 10_000, seed: int = 0) -> Means:
@@ -79,7 +89,7 @@ def compare_means(
     chance = np.random.default_rng(seed)
     moments = [_resampled_moments(values, resamples, chance) for values in groups]
     (first_mean, first_moved, _), (second_mean, second_moved, _) = moments
-    enough = np.full(groups[0].shape[1], level if min(map(len, groups)) > 1 else np.nan)
+    enough = min(map(len, groups)) > 1
     # A shift moves means and leaves variances: what was drawn serves the test and the intervals.
     difference, moved = first_mean - second_mean, first_moved - second_moved
     sizes = [len(values) for values in groups]
@@ -88,11 +98,11 @@ def compare_means(
     extreme = np.abs(studentised(moved, errors)) >= np.abs(studentised(difference, error))
     p = (1 + extreme.sum(axis=0)) / (1 + resamples)
     return MeanComparison(
-        first=percentile_interval(first_mean, first_mean + first_moved, enough),
-        second=percentile_interval(second_mean, second_mean + second_moved, enough),
-        difference=percentile_interval(difference, difference + moved, enough),
+        first=percentile_interval(first_mean, first_mean + first_moved, level, enough),
+        second=percentile_interval(second_mean, second_mean + second_moved, level, enough),
+        difference=percentile_interval(difference, difference + moved, level, enough),
         effect=hedges_g(*groups),
-        p=np.where(np.isnan(enough), np.nan, p),
+        p=np.where(enough, p, np.nan),
     )
 
 
@@ -209,12 +219,18 @@ def studentised(difference: Array, squared_error: Array | int) -> Array:
     return np.divide(difference, np.sqrt(squared_error), out=infinite, where=squared_error != 0)
 
 
-def percentile_interval(mean: Array, drawn: Array, level: Array) -> Means:
-    """Take percentile intervals of the resampled values, (resamples, k); NaN where the level is."""
+def percentile_interval(
+    mean: Array, drawn: Array, level: float, enough: NDArray[np.bool_] | bool = True
+) -> Means:
+    """Take percentile intervals of the resampled values, (resamples, k).
+
+    NaN where there is no mean, no resample with a number, or not `enough` data.
+    """
     ends = np.full((2, len(mean)), np.nan)
-    for column in np.flatnonzero(~np.isnan(level)):
+    known = ~np.isnan(mean) & ~np.isnan(drawn).all(axis=0) & enough
+    for column in np.flatnonzero(known):
         some = drawn[:, column]
-        tail = (1 - level[column]) / 2
+        tail = (1 - level) / 2
         ends[:, column] = np.quantile(some[~np.isnan(some)], [tail, 1 - tail])
     return Means(mean, *ends)
 
@@ -343,8 +359,7 @@ def loss_changes(
     finite = np.isfinite(difference).all(axis=0)
     weighted = number[:, None] * np.where(finite, difference, np.nan)
     change, drawn = drawn_ratios(weighted, number[:, None], resamples, seed)
-    enough = np.where(finite & (scored.sum() > 1), level, np.nan)
-    return LossChanges(percentile_interval(change, drawn, enough), drawn)
+    return LossChanges(percentile_interval(change, drawn, level, bool(scored.sum() > 1)), drawn)
 
 
 def place_among(value: float, draws: ArrayLike) -> tuple[int, float]:

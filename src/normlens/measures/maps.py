@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -160,6 +159,7 @@ def membership(groups: Sequence[Sequence[int]], n: int, dtype: Any = np.float64)
 
 
 def _rows_to_one(maps: NDArray[Any]) -> NDArray[Any]:
+    """Maps whose rows sum to 1; a row of zeros stays as it is."""
     return normalise(maps, "target")
 
 
@@ -182,7 +182,7 @@ def rollout(
         a = _rows_to_one(a)
     if residual:
         a = (1 - residual) * a + residual * np.eye(a.shape[-1])
-    return np.stack(list(accumulate(a, lambda below, layer: layer @ below)))
+    return _through_layers(a)
 
 
 def reachable(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -190,8 +190,7 @@ def reachable(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
     A layer's own token always passes, by the residual connection.
     """
-    steps = (allowed | np.eye(allowed.shape[-1], dtype=bool)).astype(np.float64)
-    return np.stack(list(accumulate(steps, lambda below, layer: (layer @ below > 0) * 1.0))) > 0
+    return _through_layers(allowed | np.eye(allowed.shape[-1], dtype=bool)) > 0
 
 
 def pair_rollout(
@@ -202,33 +201,36 @@ def pair_rollout(
     Each row of a decoder's map sums to 1 over both sequences: C are its columns of the `other` one
     (j), D those of the targets. E (k, k) is the rollout of the encoder's layers, up to the last.
     """
-    a = _rows_to_one(np.asarray(maps, dtype=np.float64))
-    return _through_both(a[:, :, other], a[:, :, ~other], other, np.asarray(encoder, np.float64))
+    return _through_layers(_rows_to_one(np.asarray(maps, np.float64)), other, encoder)
 
 
 def pair_reachable(
     allowed: NDArray[np.bool_], other: NDArray[np.bool_], encoder: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Which inputs of either sequence each target of a decoder's layer may draw on."""
-    steps = allowed.astype(np.float64)
-    own = steps[:, :, ~other] + np.eye(allowed.shape[1])
-    return _through_both(steps[:, :, other], own, other, encoder.astype(np.float64)) > 0
+    steps = allowed.copy()
+    steps[:, :, ~other] |= np.eye(allowed.shape[1], dtype=bool)
+    return _through_layers(steps, other, encoder) > 0
 
 
-def _through_both(
-    c: NDArray[Any], d: NDArray[Any], other: NDArray[np.bool_], encoder: NDArray[Any]
+def _through_layers(
+    maps: NDArray[Any],
+    other: NDArray[np.bool_] | None = None,
+    encoder: NDArray[Any] | None = None,
 ) -> NDArray[np.float64]:
-    n, rolled = d.shape[1], []
-    if d.shape[2] != n or encoder.shape != (other.sum(), other.sum()):
-        raise InputError(
-            f"a rollout of two sequences needs a column for each of {n} targets and a square map "
-            f"of {other.sum()} sources, not {d.shape[2]} columns and a map of {encoder.shape}"
-        )
-    below = np.zeros((n, len(other)))
+    """Maps multiplied from the first layer up to each, with an encoder's below `other` columns.
+
+    Of boolean maps the products are 1 where there is a way, and 0 elsewhere.
+    """
+    n = maps.shape[1]
+    other = np.zeros(n, dtype=bool) if other is None else other
+    below, rolled = np.zeros((n, len(other))), []
     below[:, ~other] = np.eye(n)
-    for of_other, own in zip(c, d, strict=True):
-        here = own @ below
-        here[:, other] += of_other @ encoder
-        rolled.append(here)
-        below = here
+    for layer in np.asarray(maps, np.float64):
+        below = layer[:, ~other] @ below
+        if encoder is not None:
+            below[:, other] += layer[:, other] @ np.asarray(encoder, np.float64)
+        if maps.dtype == bool:
+            below = (below > 0).astype(np.float64)
+        rolled.append(below)
     return np.stack(rolled)

@@ -11,7 +11,6 @@ from normlens.measures.bootstrap import (
     Array,
     Means,
     divided,
-    drawn_ratios,
     percentile_interval,
     resample_counts,
 )
@@ -132,12 +131,12 @@ def rank_agreement(
         times = weights.ravel().astype(np.intp)
         drawn[rows] = agreement(np.repeat(np.tile(every, len(weights)), times).reshape(-1, size))
 
-    def interval(value: Array, of_resamples: Array) -> Means:
-        levels = np.where(np.isnan(value), np.nan, level)
-        return percentile_interval(value, of_resamples, levels)
-
     moved = drawn[:, 1:] - drawn[:, :1]
-    return RankAgreement(interval(rho[1:], drawn[:, 1:]), interval(rho[1:] - rho[0], moved), moved)
+    return RankAgreement(
+        percentile_interval(rho[1:], drawn[:, 1:], level),
+        percentile_interval(rho[1:] - rho[0], moved, level),
+        moved,
+    )
 
 
 def _correlation(a: Array, b: Array) -> Array:
@@ -169,17 +168,6 @@ def row_spearman(a: Array, b: Array) -> Array:
     return _correlation(centred_ranks(a), centred_ranks(b))
 
 
-def mean_draws(values: ArrayLike, resamples: int, seed: int) -> tuple[Array, Array]:
-    """Means (k,) of the columns of (s, k), and those of resampled sequences, (resamples, k).
-
-    NaN cells are left out column by column. The draws are those of every bootstrap with this seed
-    over as many sequences, so that two quantities of the same sequences are resampled together.
-    """
-    cells = np.asarray(values, dtype=np.float64)
-    present = ~np.isnan(cells)
-    return drawn_ratios(np.where(present, cells, 0), present, resamples, seed)
-
-
 def cell_correlation(
     first: ArrayLike,
     second: ArrayLike,
@@ -208,6 +196,5 @@ def cell_correlation(
     drawn = np.column_stack([over_sequences, over_cells])
     # Fewer than half of the draws with a ρ, or no ρ of the data, have no interval.
     enough = (~np.isnan(drawn)).sum(axis=0) >= max(2, len(drawn) / 2)
-    levels = np.where(enough & ~np.isnan(rho), level, np.nan)
-    ends = percentile_interval(np.array([rho, rho]), drawn, levels)
+    ends = percentile_interval(np.array([rho, rho]), drawn, level, enough)
     return CellCorrelation(size, rho, *np.column_stack(ends[1:]).ravel().tolist())

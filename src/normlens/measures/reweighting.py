@@ -95,10 +95,10 @@ def compare_reweighted(
         p = (1 + extreme.sum(axis=0)) / (1 + len(moved))
         reach = np.quantile(moved, level, axis=0, method="higher") * np.sqrt(error)
         reach = np.where(np.isfinite(reach), reach, np.nan)
-    levels = np.full(columns, level if sequences > 1 else np.nan)
+    enough = sequences > 1
     comparison = MeanComparison(
-        first=percentile_interval(first, drawn[0], levels),
-        second=percentile_interval(second, drawn[1], levels),
+        first=percentile_interval(first, drawn[0], level, enough),
+        second=percentile_interval(second, drawn[1], level, enough),
         difference=Means(difference, difference - reach, difference + reach),
         effect=_effect(related, others),
         p=p,

@@ -459,7 +459,7 @@ class Call:
         index = place - stack.first
         with current(traced.x.device), operands_kept():
             traced = replace(traced, index=index).to(self.lens.compute_dtype)
-            collector.check(traced)
+            collector.checks.add(traced)
             layer, ordinary = traced.layer, None
             if options.statistics:
                 norm = layer.norm_behind_feed_forward

@@ -32,7 +32,6 @@ from normlens.results.files import Place
 from normlens.results.maps import Correlations, Maps
 from normlens.scopes import components_of, holds
 from normlens.trace.checks import Checks, Deferred, real_tokens
-from normlens.trace.run import LayerTrace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -191,16 +190,6 @@ class Collector:
         self._taking = threading.Lock()
 
     # Layers as the model runs them ----------------------------------------------------------------
-
-    def check(self, traced: LayerTrace) -> None:
-        """Compare a layer, which is in the algebra's precision, with what its adapter says."""
-        for name, vectors in traced.sources.items():
-            if vectors.shape[:2] != (len(self.lengths), self.width):
-                raise UnsupportedModelError(
-                    f"{vectors.shape[1]} vectors of {name!r} are read where the adapter's "
-                    f"`source_tokens` lists up to {self.width} tokens"
-                )
-        self.checks.add(traced)
 
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep what is asked for of layer `index` of this stack."""

@@ -62,7 +62,35 @@ EXPLANATION: Mapping[str, Axes] = {
     "head_flow": ("layer", "head", "target", "source"),
     "cross_heads": ("layer", "cross_head", "target"),
 }
-#: Every group.
+#: Those of routing: `expert` counts the experts that a token uses.
+ROUTING: Mapping[str, Axes] = {
+    "experts": ("layer", "token", "expert"),
+    "weights": ("layer", "token", "expert"),
+    "shared": ("layer", "token"),
+}
+#: Those of a cosine of texts a and b.
+COSINE: Mapping[str, Axes] = {"matrix": ("a", "b"), "a_with_bias": ("a",), "b_with_bias": ("b",)}
+#: Those of a score beside a cosine's; `term` is what is matched, `other` a token of neither text.
+TERMS: Mapping[str, Axes] = {
+    "term_values": ("term",),
+    "term_query": ("term", "a"),
+    "term_document": ("term", "b"),
+    "term_places": ("term", "text"),
+    "others_values": ("other",),
+}
+#: Those of a citation.
+CITATION: Mapping[str, Axes] = {
+    "values": ("part",),
+    "log_probabilities": ("part",),
+    "token_scores": ("part", "token"),
+    "biases": ("part",),
+    "owners": ("token",),
+    "spans": ("token", "two"),
+    "source_spans": ("source", "two"),
+    "ablated": ("source",),
+    "interval": ("source", "two"),
+}
+#: Every group of maps.
 GROUPS = (*BY_SCOPE, "statistics")
 
 
@@ -79,6 +107,13 @@ def check_shape(name: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[st
     if len(shape) != len(axes) or tuple(map(sizes.get, axes, shape)) != shape:
         wanted = ", ".join(f"{axis} {sizes.get(axis, 'of any size')}" for axis in axes)
         raise InputError(f"{name!r} has shape {shape} for {wanted}")
+
+
+def check_arrays(result: Any, table: Mapping[str, Axes], sizes: Mapping[str, int]) -> None:
+    """Raise unless the arrays that a result has of these have their axes."""
+    for name, axes in table.items():
+        if (array := getattr(result, name)) is not None:
+            check_shape(name, array.shape, axes, sizes)
 
 
 def check_scopes(names: Iterable[str]) -> None:
@@ -361,10 +396,7 @@ class Routing(Record):
     def __post_init__(self) -> None:
         used = self.experts.shape[-1]
         sizes = {"layer": len(self.layers), "token": len(self.tokens), "expert": used}
-        check_shape("experts", self.experts.shape, tuple(sizes), sizes)
-        check_shape("weights", self.weights.shape, tuple(sizes), sizes)
-        if self.shared is not None:
-            check_shape("shared", self.shared.shape, ("layer", "token"), sizes)
+        check_arrays(self, ROUTING, sizes)
 
     def _check(self) -> None:
         """Raise unless every expert is one of those that a layer has."""
@@ -405,7 +437,7 @@ class Routing(Record):
 
     def _taken(self, axis: int, places: Sequence[int], **labels: Any) -> Routing:
         """The same with some places along an axis of its arrays."""
-        for name in ("experts", "weights", "shared"):
+        for name in ROUTING:
             array = getattr(self, name)
             labels[name] = None if array is None else np.take(array, places, axis)
         return replace(self, **labels)

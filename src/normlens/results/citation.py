@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from normlens import figures
 from normlens.errors import require
 from normlens.options import cost_in_words
-from normlens.results.axes import check_shape
+from normlens.results.axes import CITATION, check_arrays
 from normlens.results.store import TokenResult
 from normlens.results.words import cut
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normlens.viewer.notebook import CitationPage
+    from normlens.viewer.notebook import OwnPage
 
 #: Owners of tokens that no source owns.
 PROMPT, ANSWER = -1, -2
@@ -60,21 +60,11 @@ class Citation(TokenResult):
         super()._check()
         part, source, token = len(self.parts), len(self.sources), len(self.raw_tokens)
         sizes = {"part": part, "source": source, "token": token, "two": 2}
-        for name, axes in {
-            "values": ("part",),
-            "log_probabilities": ("part",),
-            "token_scores": ("part", "token"),
-            "biases": ("part",),
-            "owners": ("token",),
-            "spans": ("token", "two"),
-            "source_spans": ("source", "two"),
-            "ablated": ("source",),
-            "interval": ("source", "two"),
-        }.items():
+        check_arrays(self, CITATION, sizes)
+        for name in CITATION:
             array = getattr(self, name)
-            if array is not None:
-                check_shape(name, array.shape, axes, sizes)
-                require(np.isfinite(array).all(), f"{name!r} holds numbers that are not finite")
+            finite = array is None or np.isfinite(array).all()
+            require(finite, f"{name!r} holds numbers that are not finite")
         require(part and source, "there is no source, or no part of the answer")
         require(len(self.documents) == source, f"'documents' does not have {source} entries")
         inside = (self.owners >= ANSWER) & (self.owners < source)
@@ -170,11 +160,7 @@ class Citation(TokenResult):
 
     plot = figures.plot_citation
 
-    def show(self) -> object:
-        """The interactive page for a notebook cell."""
-        return self._notebook({}).show()
-
-    def _notebook(self, state: Mapping[str, Any]) -> CitationPage:  # type: ignore[override]
+    def _notebook(self, state: Mapping[str, Any]) -> OwnPage:
         from normlens.viewer.notebook import CitationPage
 
         return CitationPage(self)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,18 @@ from normlens.errors import InputError, check_choice, require
 from normlens.measures import maps as measures
 from normlens.options import cost_in_words
 from normlens.results.axes import (
+    COSINE,
     EXPLANATION,
     Axes,
     TokenAxis,
+    check_arrays,
     check_scopes,
     check_shape,
     dataset,
     long_table,
     strongest_rows,
 )
-from normlens.results.store import Result, TokenResult
+from normlens.results.store import Result, Results, TokenResult
 from normlens.results.words import (
     DECODER,
     EMBEDDINGS,
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from normlens.results.axes import LayerTargetSource
-    from normlens.viewer.notebook import Notebook
+    from normlens.viewer.notebook import Notebook, OwnPage
     from normlens.viewer.pages import CosineState, ExplanationState
 
 
@@ -471,22 +473,14 @@ class Explanation(Explained, TokenResult):
 
 
 @dataclass(frozen=True, eq=False)
-class Explanations(Explained, Sequence[Explanation]):
+class Explanations(Explained, Results[Explanation]):
     """What made each token of a text likely: one explanation per predicted token."""
 
     explanations: list[Explanation]
 
-    @overload
-    def __getitem__(self, index: int) -> Explanation: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Explanation]: ...
-
-    def __getitem__(self, index: int | slice) -> Explanation | list[Explanation]:
-        return self.explanations[index]
-
-    def __len__(self) -> int:
-        return len(self.explanations)
+    @property
+    def _each(self) -> list[Explanation]:
+        return self.explanations
 
     @property
     def contributions(self) -> NDArray[np.floating]:
@@ -510,11 +504,6 @@ class Explanations(Explained, Sequence[Explanation]):
     def predicted(self) -> list[str]:
         """The tokens that are explained."""
         return [str(each.target) for each in self.explanations]
-
-    @property
-    def completeness(self) -> float:
-        """The worst of all."""
-        return max(each.completeness for each in self.explanations)
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per predicted token and source."""
@@ -578,10 +567,6 @@ def rows_of_each(why: Explanations, tables: Iterable[pd.DataFrame]) -> pd.DataFr
 
 #: The parts of a cosine that no pair of tokens owns.
 REMAINDER = ("tokens of A × bias of B", "bias of A × tokens of B", "bias of A × bias of B")
-#: The axes of the arrays, by name.
-COSINE: Mapping[str, tuple[str, ...]] = {
-    "matrix": ("a", "b"), "a_with_bias": ("a",), "b_with_bias": ("b",),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -616,8 +601,7 @@ class Cosine(Result):
 
     def _check(self) -> None:
         """Raise unless the arrays are of the texts' tokens."""
-        for name, axes in COSINE.items():
-            check_shape(name, getattr(self, name).shape, axes, {"a": len(self.a), "b": len(self.b)})
+        check_arrays(self, COSINE, {"a": len(self.a), "b": len(self.b)})
 
     # What it says --------------------------------------------------------------------------------
 
@@ -687,7 +671,7 @@ class Cosine(Result):
         """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""
         return self._notebook(state).show()
 
-    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook | OwnPage:
         from normlens.viewer.notebook import cosine_notebook
 
         return cosine_notebook(self, state)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from normlens import figures
 from normlens.errors import InputError, valid_choice
 from normlens.results import explanation, store, words
-from normlens.results.axes import BY_SCOPE, EXPLANATION, PatchGrid, long_table, plain
+from normlens.results.axes import BY_SCOPE, COSINE, EXPLANATION, PatchGrid, long_table, plain
 from normlens.results.citation import Citation
 from normlens.results.maps import Maps
 from normlens.results.search import Ranking, Score
+from normlens.results.store import Results
 from normlens.results.words import NO_TOKEN_WORDS, by_stack, choose_in_stacks, map_rows
 
 if TYPE_CHECKING:
@@ -103,34 +104,29 @@ def table(result: Result) -> pd.DataFrame:
     """One row per number, with what it belongs to."""
     if isinstance(result, Maps):
         return _maps_table(result)
-    without_pairs = isinstance(result, Score) and not result.has_pairs
-    if isinstance(result, (Ranking, Citation)) or without_pairs:
-        return result.to_pandas()
-    return (
-        _cosine_table(result)
-        if isinstance(result, explanation.Cosine)
-        else _explanation_table(result)
-    )
+    if isinstance(result, (explanation.Explanation, explanation.Explanations)):
+        return _explanation_table(result)
+    if isinstance(result, explanation.Cosine) and getattr(result, "has_pairs", True):
+        return _cosine_table(result)
+    return result.to_pandas()
 
 
 def document(result: Result) -> dict[str, Any]:
     """Everything as plain values for strict JSON: NaN and infinity become None."""
-    each: list[Any] = (
-        list(result) if isinstance(result, (explanation.Explanations, Ranking)) else [result]
-    )
-    first = each[0]
-    if isinstance(first, Maps):
-        name, fields = "maps", _maps_document(first)
+    first: Any = result[0] if isinstance(result, Results) else result
+    if isinstance(result, Maps):
+        name, fields = "maps", _maps_document(result)
     elif isinstance(result, Ranking):
         scores = [_score_document(score) for score in result]
         name, fields = "ranking", {"scores": scores, "given": result.places}
-    elif isinstance(first, Score):
-        name, fields = "score", _score_document(first)
-    elif isinstance(first, Citation):
-        name, fields = "citation", _citation_document(first)
-    elif isinstance(first, explanation.Cosine):
-        name, fields = "cosine", _cosine_document(first)
+    elif isinstance(result, Score):
+        name, fields = "score", _score_document(result)
+    elif isinstance(result, Citation):
+        name, fields = "citation", _citation_document(result)
+    elif isinstance(result, explanation.Cosine):
+        name, fields = "cosine", _cosine_document(result)
     else:
+        each = [result] if isinstance(result, explanation.Explanation) else list(result)
         name, fields = "explanation", _explanation_document(each)
     model = first.provenance.get("model")
     about = {"format": f"normlens-{name}-json", "version": 1, "model": model}
@@ -176,13 +172,13 @@ def _draw(result: Result, path: str, paged: bool, drawing: dict[str, Any]) -> No
         raise InputError("a ranking has no picture; write its page (.html), or one of its scores")
     if isinstance(result, (explanation.Cosine, Citation)):
         return save_figure(result.plot(**drawing), path)
+    first = result[0] if isinstance(result, explanation.Explanations) else result
     if isinstance(result, Maps):
         pages, title = _draw_maps(result, paged, drawing), "NormLens maps of {}"
     else:
         pages, title = _draw_explanation(result, paged, **drawing), "NormLens: {}"
     if not paged:
         return save_figure(next(pages), path)
-    first = result[0] if isinstance(result, explanation.Explanations) else result
     asked = f", {result.question}" if isinstance(result, explanation.Explanation) else ""
     about = {"Title": title.format(first.provenance.get("model")) + asked, "CreationDate": None}
     with matplotlib.rc_context(_PRINTED), PdfPages(path, metadata=about) as file:
@@ -385,8 +381,8 @@ def _cosine_document(pair: explanation.Cosine) -> dict[str, Any]:
     return {
         **_named(pair, "value", "text_a", "text_b", "tokens_a", "tokens_b"),
         "positions_counted_from": 0,
-        "axes": explanation.COSINE,
-        **_named(pair, *explanation.COSINE, "bias"),
+        "axes": COSINE,
+        **_named(pair, *COSINE, "bias"),
         "margins": asdict(pair.margins),
         **_named(pair, "remainder", "completeness", "provenance"),
     }
@@ -394,12 +390,19 @@ def _cosine_document(pair: explanation.Cosine) -> dict[str, Any]:
 
 def _score_document(score: Score) -> dict[str, Any]:
     """A cosine's fields by the names of a score, and its terms."""
-    fields = _cosine_document(score)
-    names = {"text_a": "query", "text_b": "document", "matrix": "pairs", "tokens_a": "query_tokens"}
-    names |= {"tokens_b": "document_tokens", "a_with_bias": "query_with_bias"}
-    names |= {"b_with_bias": "document_with_bias", "margins": "", "axes": ""}
-    if not score.has_pairs:
-        names |= dict.fromkeys(("matrix", "a_with_bias", "b_with_bias", "bias"), "")
-    kept = {names.get(key, key): value for key, value in fields.items() if names.get(key, key)}
-    terms = [] if score.term_values is None else score.terms().to_dict("records")
-    return {**kept, **_named(score, "kind", "by_query", "by_document"), "terms": terms}
+    fields = {
+        **_named(score, "value", "query", "document"),
+        "query_tokens": score.tokens_a,
+        "document_tokens": score.tokens_b,
+        "positions_counted_from": 0,
+    }
+    if score.has_pairs:
+        fields |= {
+            **_named(score, "pairs", "bias"),
+            "query_with_bias": score.a_with_bias,
+            "document_with_bias": score.b_with_bias,
+        }
+    fields |= _named(score, "remainder", "completeness", "provenance")
+    fields |= _named(score, "kind", "by_query", "by_document")
+    fields["terms"] = [] if score.term_values is None else score.terms().to_dict("records")
+    return fields

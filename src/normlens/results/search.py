@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from normlens.errors import InputError, require
 from normlens.measures import maps as measures
 from normlens.options import cost_in_words
-from normlens.results.axes import TokenAxis, check_shape
+from normlens.results.axes import TERMS, TokenAxis, check_arrays
 from normlens.results.explanation import Cosine
-from normlens.results.store import Result
+from normlens.results.store import Results
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normlens.viewer.notebook import RankingPage
+    from normlens.viewer.notebook import OwnPage
 
 #: What a score is: of pooled vectors, of a sparse or a multi-vector model, or of a cross-encoder.
 COSINE, DOT, SPARSE, LATE, CROSS = (
@@ -31,11 +31,6 @@ COSINE, DOT, SPARSE, LATE, CROSS = (
 )
 #: What tables call what no token of a text owns.
 NO_TOKEN = "(no token)"
-#: The arrays of a score beside a cosine's, by name; `term` is what is matched.
-TERMS: Mapping[str, tuple[str, ...]] = {
-    "term_values": ("term",), "term_query": ("term", "a"), "term_document": ("term", "b"),
-    "term_places": ("term", "text"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,16 +62,14 @@ class Score(Cosine):
         """Raise unless the arrays are of the texts' tokens."""
         super()._check()
         sizes = {"a": len(self.a), "b": len(self.b), "term": len(self.term_names), "text": 2}
-        for name, axes in TERMS.items():
-            if (array := getattr(self, name)) is not None:
-                check_shape(name, array.shape, axes, sizes)
+        sizes["other"] = len(self.others or ())
+        check_arrays(self, TERMS, sizes)
         require((self.term_values is None) == (not self.term_names), "'term_names' lacks values")
         if self.term_places is not None:
             fits = (self.term_places < [len(self.a), len(self.b)]) & (self.term_places >= -1)
             require(fits.all(), "'term_places' names no tokens of the texts")
-        if self.others is not None and self.others_values is not None:
+        if self.others is not None:
             self.others._check()
-            check_shape("others_values", self.others_values.shape, ("o",), {"o": len(self.others)})
 
     # What it says --------------------------------------------------------------------------------
 
@@ -190,7 +183,7 @@ class Score(Cosine):
         ]
         return pd.concat(frames, ignore_index=True)
 
-    def _notebook(self, state: Mapping[str, Any]) -> RankingPage:  # type: ignore[override]
+    def _notebook(self, state: Mapping[str, Any]) -> OwnPage:
         return Ranking([self], [0])._notebook(state)
 
     def __repr__(self) -> str:
@@ -209,7 +202,7 @@ class Score(Cosine):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Ranking(Result, Sequence[Score]):
+class Ranking(Results[Score]):
     """The scores of several documents for one query, the best first. Made by `Lens.rank`."""
 
     scores: list[Score]
@@ -221,22 +214,9 @@ class Ranking(Result, Sequence[Score]):
         require(kept, "'places' are not of the scores")
         require(len({score.text_a for score in self.scores}) == 1, "'scores' have several queries")
 
-    @overload
-    def __getitem__(self, index: int) -> Score: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Score]: ...
-
-    def __getitem__(self, index: int | slice) -> Score | list[Score]:
-        return self.scores[index]
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
     @property
-    def completeness(self) -> float:
-        """The worst of all."""
-        return max(score.completeness for score in self.scores)
+    def _each(self) -> list[Score]:
+        return self.scores
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per document, the best first, with both sides' strongest tokens."""
@@ -267,11 +247,7 @@ class Ranking(Result, Sequence[Score]):
         """The same by words: the parts of a word's tokens are summed."""
         return replace(self, scores=[score.words() for score in self.scores])
 
-    def show(self) -> object:
-        """The page for a notebook cell."""
-        return self._notebook({}).show()
-
-    def _notebook(self, state: Mapping[str, Any]) -> RankingPage:  # type: ignore[override]
+    def _notebook(self, state: Mapping[str, Any]) -> OwnPage:
         from normlens.viewer.notebook import RankingPage
 
         return RankingPage(self)

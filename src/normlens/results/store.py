@@ -20,7 +20,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
     from normlens.results.search import Ranking
-    from normlens.viewer.notebook import Notebook
+    from normlens.viewer.notebook import Notebook, OwnPage
 
 Kind = TypeVar("Kind")
 
@@ -95,12 +95,41 @@ class Result(Record):
         """
         return self._notebook({}).write(path, largest, overwrite)
 
+    def show(self) -> object:
+        """The interactive page for a notebook cell."""
+        return self._notebook({}).show()
+
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self._notebook({}).mimebundle(repr(self), **options)
 
-    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook | OwnPage:
         """The view of the result in a notebook's cell."""
         raise NotImplementedError
+
+
+class Results(Result, Sequence[Kind]):
+    """Several results of one kind."""
+
+    @property
+    def _each(self) -> list[Kind]:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> Kind: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Kind]: ...
+
+    def __getitem__(self, index: int | slice) -> Kind | list[Kind]:
+        return self._each[index]
+
+    def __len__(self) -> int:
+        return len(self._each)
+
+    @property
+    def completeness(self) -> float:
+        """The worst of all."""
+        return max(each.completeness for each in self._each)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)

@@ -57,20 +57,19 @@ def choose_in_stacks(
     both = by_stack(maps, stack)
     if len(both) == 1:
         return both[0].choose(layers, scopes)
-    wanted, names = None, None
+    wanted: list[int] | None = None
     if layers is not None:
         wanted = list(layers) if isinstance(layers, Iterable) else [layers]
         lacking = [layer for layer in wanted if not any(_has_layer(one, layer) for one in both)]
         if lacking or not wanted:
-            longest = max(both, key=lambda one: len(one.layers))
-            longest.wanted_layers(lacking)  # raises, and lists them all
+            max(both, key=lambda one: len(one.layers)).wanted_layers(lacking)  # raises for them
+    names: list[str] | None = None
     if scopes is not None and scopes != "all":
         names = [scopes] if isinstance(scopes, str) else list(scopes)
         require(names, "no scope is chosen; leave `scopes` out to take all")
-        every = list(dict.fromkeys(scope for one in both for scope in one.scopes))
         for name in names:
             if not any(name in one for one in both):
-                resolve(name, every)  # raises, and lists them all
+                resolve(name, [*both[0].scopes, *both[1].scopes])  # raises, and lists them all
     chosen = []
     for one in both:
         of_layers = None if wanted is None else [k for k in wanted if _has_layer(one, k)]
@@ -82,8 +81,7 @@ def choose_in_stacks(
             "no stack has both the chosen layers and the chosen scopes; the encoder has "
             f"{', '.join(both[0].scopes)}, the decoder {', '.join(both[1].scopes)}"
         )
-    *encoder, last = chosen
-    return replace(last, encoder=encoder[0]) if encoder else last
+    return replace(chosen[-1], encoder=chosen[0] if len(chosen) == 2 else None)
 
 
 def _has_layer(maps: Maps, layer: int) -> bool:

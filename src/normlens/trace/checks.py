@@ -161,6 +161,12 @@ class Checks:
         """Measure one layer, whose components are in the algebra's precision."""
         layer = traced.layer
         check_tokens(self.adapter, traced, self.lengths)
+        for source, vectors in traced.sources.items():
+            if vectors.shape[:2] != (len(self.lengths), most := max(self.others, default=0)):
+                raise UnsupportedModelError(
+                    f"{vectors.shape[1]} vectors of {source!r} are read where the adapter's "
+                    f"`source_tokens` lists up to {most} tokens"
+                )
         name = f"{self.layer_in_words} {traced.index}"
         for attention, given in zip(layer.attentions, traced.alphas, strict=True):
             alpha = alpha_of(given).dense

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from normlens.corpus.measures.base import WHOSE, Item, Needs, RowMeasure, schema_of, whose
+from normlens.corpus.measures.base import WHOSE, Item, Needs, RowMeasure, schema_of
 from normlens.corpus.measures.tokens import GROUPS, RELATIONS
 from normlens.errors import InputError, reason_of
 
@@ -246,7 +246,8 @@ class CustomMeasure(RowMeasure):
         """Call the function on this sequence, and add its index and id to each row."""
         result = self.function(item if self._argument == "item" else item.maps)
         table = self._table(result)
-        for place, (field, value) in enumerate(zip(WHOSE, whose(item).values(), strict=True)):
+        whose = zip(WHOSE, (item.index, item.sequence), strict=True)
+        for place, (field, value) in enumerate(whose):
             column = pa.repeat(pa.scalar(value, field.type), len(table))
             table = table.add_column(place, field, column)
         return {self.name: table}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, OptionError, check_choice
-from normlens.options import FROM_ZERO, LayerRanges, parse_layers, whole_number
+from normlens.options import FROM_ZERO, parse_layers, whole_number
 
 # The vocabulary of ablations: which component, replaced in what way, in which layers.
 #
@@ -70,15 +70,6 @@ class Ablation:
     layers: tuple[int, ...]
     draw: int | None = None  # of random dimensions, counted from 0
 
-    def __post_init__(self) -> None:
-        if self.kind not in kinds_of(self.component):
-            kinds = ", ".join(kinds_of(self.component))
-            raise InputError(f"{self.component} has no {self.kind!r}; choose one of: {kinds}")
-        if not self.layers or tuple(sorted(set(self.layers))) != self.layers or self.layers[0] < 0:
-            raise InputError(f"an ablation needs ascending layers, each once, not {self.layers}")
-        if (self.draw is not None) != (self.kind in CONTROLS.values()):
-            raise InputError(f"a draw belongs to the kinds {', '.join(CONTROLS.values())} alone")
-
     @property
     def first(self) -> int:
         """The first layer that it touches."""
@@ -120,7 +111,7 @@ FEWEST_RESAMPLES = 100
 class LayerChoice:
     """Which layers are ablated (None: all): each alone, all of them together, or both."""
 
-    layers: LayerRanges | None
+    layers: list[int] | None
     each: bool
     together: bool
 

@@ -25,7 +25,7 @@ from normlens.results.words import write_csv
 from normlens.studies.ablation.ablate import ablate, prepare
 from normlens.studies.ablation.options import AblateOptions
 from normlens.studies.driver import GivenModel, Runs, is_begun, save_settings
-from normlens.studies.faithfulness.evaluate import Reading, evaluate, make_plan
+from normlens.studies.faithfulness.evaluate import evaluate, make_plan
 from normlens.studies.faithfulness.options import EvaluateOptions
 from normlens.studies.papers import mixing
 from normlens.studies.papers.reporting import MODEL, RUNS, build_report, load_settings
@@ -91,8 +91,8 @@ def check_model(lens: Lens, settings: Settings, folder: Path) -> None:
             prepare(lens, AblateOptions(settings.model, data, **options))
         elif not (place / NAME).is_file():
             own, _ = split_keywords(options, EvaluateOptions)
-            reading = Reading(data, **_reading(settings, data))
-            make_plan(lens, EvaluateOptions(**own), reading, Progress())
+            reading = _reading(settings, data)
+            make_plan(lens, EvaluateOptions(**own), data, reading, Progress())
 
 
 def do_parts(runs: Runs, settings: Settings, folder: Path) -> None:
