@@ -191,15 +191,6 @@ def test_a_folder_is_loaded_with_the_head_that_generates(family, tmp_path):
     np.testing.assert_array_equal(found["CROSS-N"], expected["CROSS-N"])
 
 
-# Sound --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def whisper() -> normlens.Lens:
-    tokenizer = Letters(target=(["</s>", "<fr>"], ["<pad>"]))
-    return normlens.load(tiny_model("whisper"), tokenizer)
-
-
 # Bad input ----------------------------------------------------------------------------------------
 
 
