@@ -241,7 +241,7 @@ class Interventions:
                 draws(y.shape[1], "resample", self.seed, key, layer, component) % len(sample)
                 for key in keys
             ]
-            places = torch.stack([torch.as_tensor(row.astype("int64")) for row in rows])
+            places = torch.as_tensor(np.stack(rows).astype(np.int64))
             return sample.to(y)[places.to(y.device)]
 
         return resampled
