@@ -137,6 +137,7 @@ def test_names_and_what_they_cost():
             ablations_of(name)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_evaluation_of_citations(smollm2, tmp_path, monkeypatch):
     monkeypatch.setattr(citations, "SUBSETS", 8)
     rows = [
