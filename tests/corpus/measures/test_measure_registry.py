@@ -12,6 +12,7 @@ import pytest
 from measure_examples import item
 
 from normlens.corpus import measures
+from normlens.corpus.engines.block_rows import schemas
 from normlens.corpus.runs.options import MEASURES
 from normlens.errors import InputError
 
@@ -56,15 +57,9 @@ def test_built_in_measures_by_name():
         assert found.name == name
         assert isinstance(found, measures.Measure)
         assert pickle.loads(pickle.dumps(found)).options == found.options
-    found = measures.parse(" similarity, mixing ,similarity")
-    assert [measure.name for measure in found] == ["similarity", "mixing"]
-    [only] = measures.parse(["amplification"], {"amplification": {"axis": "target"}})
-    assert only.options["axis"] == "target"
-    for names, options in ((" , ", {}), ("mixing", {"norms": {}}), ("likeness", {})):
+    for name, options in (("likeness", {}), ("similarity", {"scopes": ["FF"]})):
         with pytest.raises(InputError):
-            measures.parse(names, options)
-    with pytest.raises(InputError):
-        measures.get("similarity", scopes=["FF"])
+            measures.get(name, **options)
 
 
 def test_ones_own_measure_by_module_and_name(my_module):
@@ -130,7 +125,7 @@ def test_two_measures_cannot_write_the_same_table(tmp_path, monkeypatch):
     (tmp_path / "my_twin_measures.py").write_text(text + "def f(maps):\n    return []\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError):
-        measures.parse("mixing,my_twin_measures:f")
+        schemas([measures.get("mixing"), measures.get("my_twin_measures:f")])
 
 
 SCHEMA = {"layer": int, "value": "float32", "word": str, "yes": pa.bool_()}
@@ -145,6 +140,7 @@ ROW = {"layer": 1, "value": 0.5, "word": "a", "yes": True}
         {name: [value] for name, value in ROW.items()},
         ROW,
         pd.DataFrame([ROW]),
+        pd.DataFrame([ROW]).astype({"word": "category"}),
         pa.Table.from_pylist([ROW]),
         {"yes": np.array([True]), "word": ["a"], "value": np.array([0.5]), "layer": (1,)},
     ],

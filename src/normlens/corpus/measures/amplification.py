@@ -56,7 +56,6 @@ from normlens.results.maps import Maps
 
 PAIRS, DISTANCE, SAMPLE = "amplification_pairs", "amplification_distance", "amplification_sample"
 _SCOPES = schema_of(before=LABEL, after=LABEL, layer=INT, relation=LABEL)  # layers from 0
-_BEFORE, *_REST = _SCOPES
 #: What a pair of subwords is counted by, whatever the relations of its occurrences.
 _PAIR = ("before", "after", "layer", "source_id", "target_id")
 TABLES = {
@@ -83,7 +82,7 @@ TABLES = {
     ),
     SAMPLE: Table(
         schema_of(
-            _BEFORE, STACK, *_REST, same_subword=FLAG, distance=INT, index=LONG, sequence=LABEL,
+            STACK, *_SCOPES, same_subword=FLAG, distance=INT, index=LONG, sequence=LABEL,
             target=INT, source=INT, score=REAL, priority=pa.uint64(),
         ),
         ("stack", *_SCOPES.names, "priority", "index", "target", "source"),
