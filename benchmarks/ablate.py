@@ -128,7 +128,8 @@ def measure(lens: Any, batch: int, tokens: int) -> str:
     words = lens.adapter.config.vocab_size
     ids = torch.randint(10, words, (batch, tokens), generator=generator).tolist()
     loss = choose_loss(lens)
-    questions = [loss.question(one, str(i)) for i, one in enumerate(lens.encode(input_ids=ids))]
+    encoded = enumerate(lens.encode(input_ids=ids))
+    questions = [[loss.question(one, str(i))] for i, one in encoded]
     plan = Plan(lens.layers, lens.name)
     ablations = plan.ablations(components=["FF"], kinds=["zero"], together=False)
     runners = [Runner(lens, loss, ablations, keep=keep) for keep in (True, False)]

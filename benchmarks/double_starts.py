@@ -10,8 +10,9 @@ On an S3 server of this machine, each try
                 or goes on, and lets it wake up before or after the second has ended
 
 At least one process must end with 0, the others with one line; the tables must be those of a run by
-itself, and the next resume must leave no stray file. `--refuse` and `--lose` are the shares of
-requests that get a 503, and that are done but get no response.
+itself, and the next resume must leave no stray file. `--refuse`, `--lose` and `--hang` are the
+shares of requests that get a 503, that are done but get no response, and that are done after the
+client has given up.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("tries", type=int, nargs="?", default=10)
     parser.add_argument("--refuse", type=float, default=0.0)
     parser.add_argument("--lose", type=float, default=0.0)
+    parser.add_argument("--hang", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     os.environ |= {
@@ -156,6 +158,8 @@ def main() -> None:
         "AWS_SECRET_ACCESS_KEY": "a",
         "AWS_ENDPOINT_URL": SERVER,
         "AWS_DEFAULT_REGION": "us-east-1",
+        # The server hangs for three seconds, and does what it was asked for after them.
+        "FSSPEC_S3": json.dumps({"config_kwargs": {"read_timeout": 1 if given.hang else 60}}),
     }
     server = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("s3_server.py")), PORT],
@@ -195,7 +199,7 @@ def compare(folder: Path, given: argparse.Namespace) -> int:
     Driver(start | {"out": "s3://runs/alone"}, folder).ended()
     expected = apart(tables, "s3://runs/alone")
     assert not expected.startswith("broken"), expected
-    set_faults(refuse=given.refuse, lose=given.lose)
+    set_faults(refuse=given.refuse, lose=given.lose, hang=given.hang)
     wrong, won, refused = 0, 0, 0
     for number in range(2 * given.tries):
         kind = (both_start, taken_over)[number % 2]

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import count
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,16 @@ import pyarrow as pa
 from object_store import CountingStore
 
 from normlens.corpus.engines.block_rows import FAILURES, SEQUENCES, Clock, Gatherer, Prepared
-from normlens.corpus.engines.pool import Answered, Call, Crew, Event, Joined, Pool
+from normlens.corpus.engines.pool import Answered, Call, Crew, Event, Pool
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.measures import get
 from normlens.corpus.measures.base import build
-from normlens.corpus.measures.rows import TABLES
 from normlens.corpus.runs import identity, runs
 from normlens.corpus.runs.folder import open_folder
 from normlens.corpus.runs.ledger import Block, FileSet, Unwritten
 
 LAYERS, WIDTH = 2, 16
+TABLES = get("norms").tables
 #: Processes that the workers share, and threads of each; more would only wait for the same cores.
 PROCESSES, THREADS = 4, 4
 
@@ -67,9 +66,12 @@ class StandIn:
                 TABLES["norms_dimensions"], {"layer": layers, "dimension": dimensions, **sums}
             ),
         }
-        measures, size = [get("norms")], (task.file_size, task.file_minutes)
+        measures, size = [get("norms")], (task.execution.file_size, task.execution.file_minutes)
         self._new = lambda: Gatherer(self.folder, measures, self.by, *size)
         self.gatherers: dict[int, Gatherer] = {}
+
+    def describe(self, worker: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.identity, self.by
 
     def compute(self, worker: int, block: Block, alone: bool) -> FileSet | Unwritten:
         started, n = time.time(), len(block.records)
@@ -133,28 +135,19 @@ class SimulatedCrew(Crew):
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        self._described, *_ = [pipe.recv() for pipe in self._pipes]
-        self._workers, self._calls = count(), count()
-        self._joined: list[Event] = []
 
     @property
     def wanted(self) -> int:
         return self._size
 
-    def hire(self) -> int:
-        worker = next(self._workers)
-        self._joined.append(Joined(worker, *self._described))
-        return worker
+    def hire(self, worker: int) -> None:
+        return  # its process is there
 
-    def ask(self, worker: int, call: Call) -> int:
-        number = next(self._calls)
+    def ask(self, worker: int, number: int, call: Call) -> None:
         self._pipes[worker % PROCESSES].send((worker, number, call))
-        return number
 
     def events(self) -> list[Event]:
-        events, self._joined = self._joined, []
-        if events:
-            return events
+        events: list[Event] = []
         ready = wait(self._pipes)
         for pipe in (pipe for pipe in self._pipes if pipe in ready):
             while pipe.poll():
@@ -167,7 +160,7 @@ class SimulatedCrew(Crew):
     def dismiss(self, worker: int) -> None:
         raise NotImplementedError  # its sequences have no time limit
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """Let the workers go, and count what they have asked of the store."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             pipe.send(None)
@@ -182,7 +175,6 @@ def _serve(task: Task, pipe: Connection, store: Path | None) -> None:
     if store is not None:
         CountingStore.at(store)
     stand_in, turn = StandIn(task), threading.Lock()
-    pipe.send((stand_in.identity, stand_in.by))
 
     def answer(worker: int, number: int, call: Call) -> None:
         try:

@@ -41,11 +41,6 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 # The command as a whole --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["map", "models", "check", "explain", "reproduce"])
-def test_every_command_has_help_with_an_example(command: str, shell: Shell) -> None:
-    assert f"Example: normlens {command}" in shell(command, "--help")
-
-
 def test_there_are_few_commands_and_options() -> None:
     commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     counts = {
@@ -164,17 +159,6 @@ def test_text_from_a_file_and_from_stdin(
     assert "[CLS] a mat [SEP]" in shell("map", "--file", "-", "--model", model)
 
 
-def test_existing_output_needs_force(model: Path, tmp_path: Path, shell: Shell) -> None:
-    path = tmp_path / "maps.csv"
-    path.write_text("mine")
-    line = shell.error("map", TEXT, "--model", model, "--out", path)
-    assert "exists already" in line
-    assert "--force" in line
-    assert path.read_text() == "mine"
-    shell("map", TEXT, "--model", model, "--out", path, "--force")
-    assert path.read_text() != "mine"
-
-
 # map: what a user can do wrong -------------------------------------------------------------------
 
 
@@ -275,17 +259,6 @@ def test_a_search_that_finds_nothing_says_so(shell: Shell) -> None:
     assert "'mamba' is not supported: its layers are state-space" in shell.error("models", "mamba")
 
 
-def test_models_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr("normlens.loading.embedded.install", asked.append)
-        assert "installed minilm" in shell("models", "--install", "minilm")
-    assert asked == ["minilm"]
-    line = shell.error("models", "--install", "gpt9")
-    assert "unknown embedded model 'gpt9'" in line
-    assert "minilm, smollm2" in line
-
-
 # estimate and demo -------------------------------------------------------------------------------
 
 
@@ -300,16 +273,6 @@ def test_estimate(model: Path, shell: Shell) -> None:
         "automatic batch size: ",
     ):
         assert words in out
-
-
-def test_estimate_reads_no_weights(model: Path, tmp_path: Path, shell: Shell) -> None:
-    (tmp_path / "config.json").write_text((model / "config.json").read_text())
-    words = ("--estimate", 40, "--scope", "FF", "--dtype", "bfloat16", "--memory-limit", "64MB")
-    result = json.loads(shell("map", "--model", tmp_path, *words, "--json"))
-    assert result["published_way"] == 40 * 40 * 4 * 16 * 4
-    assert result["operations"]["total"] == sum(
-        count for item, count in result["operations"].items() if item != "total"
-    )
 
 
 def test_estimate_for_a_gpu_that_is_not_here(

@@ -58,4 +58,5 @@ def texts(lens: Lens, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list
 
 
 def questions(loss: Any, encoded: list[Encoded]) -> list[Any]:
-    return [loss.question(one, f"text {i}", label=i % 3) for i, one in enumerate(encoded)]
+    """A question about each text, which is a sequence of its own."""
+    return [[loss.question(one, f"text {i}", i % 3)] for i, one in enumerate(encoded)]

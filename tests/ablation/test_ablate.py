@@ -18,7 +18,6 @@ from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
 from normlens.studies.ablation.ablate import ablate
 from normlens.studies.ablation.data import ABLATION, MAPS, STATISTICS, load_settings
-from normlens.studies.ablation.interventions import Statistics
 from normlens.studies.ablation.losses import choose_loss
 
 FEW: dict[str, Any] = {"resamples": 100, "draws": 3}
@@ -138,7 +137,7 @@ def test_other_data_for_the_first_pass(tmp_path, models, corpora):
         reference_size=5,
         **few,
     )
-    assert Statistics.load(tmp_path / "out" / STATISTICS).sequences == 5
+    assert load_settings(tmp_path / "out")[1].reference.startswith("the first 5 of")
     assert Run.open(tmp_path / "out" / ABLATION).status().done == 18
 
 

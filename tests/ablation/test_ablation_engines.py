@@ -71,26 +71,6 @@ def test_several_processes_come_to_the_same_bits(tmp_path, models, corpora, meas
     examples.assert_same_tables(done, whole, tolerance=0)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_ray")
-def test_ray_comes_to_the_same_numbers(tmp_path, models, corpora, measure, whole):
-    ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
-    try:
-        done = run(
-            models["next-token"],
-            corpora["next-token"],
-            tmp_path / "run",
-            measures=[measure],
-            block_size=BLOCK,
-            device="cpu",
-            engine="ray",
-            address="local",
-        )
-    finally:
-        ray.shutdown()
-    examples.assert_same_tables(done, whole)
-
-
 def test_a_sequence_without_a_loss_is_a_failure(tmp_path, models, measure):
     data = tmp_path / "data.jsonl"
     data.write_text('{"tokens": ["a"]}\n{"tokens": ["a", "##b"]}\n')

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from normlens.studies.ablation.evidence import LEAST, taken, ways
-from normlens.studies.ablation.report import compared, draw_grids, layer_table, side_by_side
+from normlens.studies.ablation.report import compared, layer_table, side_by_side
 
 NAN = float("nan")
 
@@ -110,14 +110,3 @@ def test_the_undone_share():
     assert table["FF"].tolist() == [1.0, 2.0]
     assert table["ATTN"].tolist() == [0.5, 0.5]
     assert layer_table(pd.Series([NAN], index=[1]), None, EXAMPLE).empty
-
-
-def test_grids_keep_one_order_and_leave_gaps():
-    left = pd.DataFrame({"ATTN": [0.1, 0.2], "LAYER": [1.0, NAN]}, index=[1, 2])
-    right = pd.DataFrame({"ATTN": [0.3, 0.4], "LAYER": [NAN, NAN]}, index=[1, 2])
-    figure = draw_grids({"a": left, "b": right}, ["x", "y"])
-    panels = [axes for axes in figure.axes if axes.images]
-    assert [[t.get_text() for t in axes.get_xticklabels()] for axes in panels] == [
-        ["ATTN", "LAYER"]
-    ] * 2
-    assert [len(axes.texts) for axes in panels] == [3, 2]

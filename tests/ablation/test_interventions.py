@@ -36,14 +36,14 @@ CORPUS = (4, 6, 3)
 
 
 def task_of(family: str) -> str:
-    return "MaskedLM" if family in ("bert", "albert") else "CausalLM"
+    return "MaskedLM" if family == "bert" else "CausalLM"
 
 
 def reference_losses(lens: Lens, do: Replaced, asked: list[Any]) -> list[float]:
     """The mean negative log-likelihood of each question, one by one, by hand."""
     model = by_hand(lens.adapter.whole, lambda m: list(adapt(m).blocks()), do)
     losses = []
-    for number, question in enumerate(asked):
+    for number, [question] in enumerate(asked):
         do.row = number  # type: ignore[attr-defined]
         ids = torch.tensor([question.encoded.ids])
         with torch.no_grad():
@@ -90,7 +90,7 @@ def replaced(ablation: Ablation, corpus: Corpus, plan: Plan, asked: list[Any]) -
 
 
 def resampled(y: Tensor, where: Any, do: Any, corpus: Corpus, asked: list[Any]) -> Tensor:
-    rows = draws(y.shape[1], "resample", SEED, asked[do.row].key, *where) % RESERVOIR
+    rows = draws(y.shape[1], "resample", SEED, asked[do.row][0].key, *where) % RESERVOIR
     return corpus.vectors[where][corpus.sample][torch.as_tensor(rows.astype(int))][None]
 
 

@@ -28,7 +28,7 @@ def intact(lens: Lens, name: str = "auto", **asked: Any) -> tuple[list[Any], lis
 def test_language_models_have_the_loss_of_transformers(family, task):
     lens = lens_on(family, task)
     asked, outcomes = intact(lens)
-    for question, outcome in zip(asked, outcomes, strict=True):
+    for [question], outcome in zip(asked, outcomes, strict=True):
         ids = torch.tensor([question.encoded.ids])
         labels = torch.full_like(ids, -100)
         places = torch.tensor(question.places)
@@ -56,7 +56,7 @@ def test_masks_are_seeded_by_the_sequence_and_the_same_for_all_ablations():
 def test_classifiers_have_the_loss_of_transformers(family):
     lens = lens_on(family, "SequenceClassification")
     asked, outcomes = intact(lens)
-    for number, (question, outcome) in enumerate(zip(asked, outcomes, strict=True)):
+    for number, ([question], outcome) in enumerate(zip(asked, outcomes, strict=True)):
         with torch.no_grad():
             expected = lens.adapter.whole(
                 input_ids=torch.tensor([question.encoded.ids]), labels=torch.tensor([number % 3])
@@ -82,7 +82,7 @@ def test_drift_and_cosine_are_those_of_mean_vectors():
     lens = lens_on("bert", "MaskedLM", torch.float64)
     loss = choose_loss(lens, "drift")
     a, b = texts(lens, (6, 4))
-    pair = loss.question(a, "pair", second=b)
+    pair = [loss.question(a, "a"), loss.question(b, "b")]
     outcomes = Runner(lens, loss, [Ablation("FF", "zero", (0,))]).run([pair])
 
     def vectors() -> list[torch.Tensor]:
@@ -160,6 +160,6 @@ def test_a_head_that_needs_more_than_vectors_is_refused(monkeypatch):
         lens.adapter.whole.lm_head, "forward", lambda x: real(x - x.mean(1)[:, None])
     )
     loss = choose_loss(lens)
-    asked = [loss.question(text, "a") for text in texts(lens)]
+    asked = [[loss.question(text, "a")] for text in texts(lens)]
     with pytest.raises(NotImplementedError):
         Runner(lens, loss, []).run(asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ import torch
 from ablation_examples import KINDS, lens_on, questions, texts
 
 from normlens.lens import Lens
-from normlens.studies.ablation.interventions import Interventions, gather
+from normlens.studies.ablation.interventions import gather
 from normlens.studies.ablation.losses import choose_loss
 from normlens.studies.ablation.measure import Runner
-from normlens.studies.ablation.options import Ablation
 from normlens.studies.ablation.plan import Plan
 
 HOOKS = [
@@ -106,35 +104,3 @@ def test_after_an_error_inside_the_model_it_is_as_before(error, place):
     assert state(lens) == before
     handle.remove()
     assert all(outcome.loss > 0 for outcome in runner.run(asked)[0])
-
-
-def test_a_closed_generator_takes_its_interventions_along():
-    lens = lens_on("gpt2", "CausalLM")
-    before = state(lens)
-    interventions = Interventions(lens)
-
-    def passes() -> Any:
-        with interventions.applied(Ablation("FF", "zero", (0, 1)), ["a"]):
-            yield output(lens, [7, 8, 9])
-            yield None
-
-    running = passes()
-    ablated = next(running)
-    assert state(lens)["hooks"] != before["hooks"]
-    running.close()
-    assert state(lens) == before
-    assert not torch.equal(output(lens, [7, 8, 9]), ablated)
-
-
-def test_another_thread_gets_the_intact_model():
-    lens = lens_on("gpt2", "CausalLM")
-    intact = output(lens, [7, 8, 9])
-    interventions = Interventions(lens)
-    seen: list[torch.Tensor] = []
-    with interventions.applied(Ablation("FF", "zero", (0, 1)), ["a"]):
-        thread = threading.Thread(target=lambda: seen.append(output(lens, [7, 8, 9])))
-        thread.start()
-        thread.join()
-        ablated = output(lens, [7, 8, 9])
-    assert torch.equal(seen[0], intact)
-    assert not torch.equal(ablated, intact)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ablation_examples import FAMILIES, KINDS, lens_on, questions, texts
 
-from normlens.errors import InputError, MemoryLimitError
+from normlens.errors import MemoryLimitError
 from normlens.lens import Lens
 from normlens.studies.ablation import measure
 from normlens.studies.ablation.interventions import gather
@@ -111,10 +111,8 @@ def test_windows_that_padding_would_spoil_run_one_by_one():
     lens = lens_on("mistral", "CausalLM", torch.float64)
     each = runner(lens, loss="drift")
     encoded = texts(lens, (9, 3, 2, 12))
-    pairs = [
-        each.loss.question(encoded[0], "a", second=encoded[1]),
-        each.loss.question(encoded[2], "b", second=encoded[3]),
-    ]
+    asked = [each.loss.question(one, str(number)) for number, one in enumerate(encoded)]
+    pairs = [asked[:2], asked[2:]]
     outcomes = each.run(pairs)
     assert np.isfinite(all_losses(outcomes)).all()
     assert all(outcome.cosine is not None for outcome in outcomes[0])
@@ -160,31 +158,16 @@ def test_variants_of_families_pass_layers_by_too(family, settings, components):
     assert (abs(ablated[1:] - ablated[0]).max(1) > 1e-6).all()
 
 
-def test_feed_forward_blocks_in_chunks_are_refused():
-    lens = lens_on("bert", "MaskedLM")
-    each = runner(lens)
-    asked = questions(each.loss, texts(lens))
-    for block in lens.adapter.blocks():
-        block.chunk_size_feed_forward = 1  # type: ignore[assignment]
-    with pytest.raises(InputError):
-        each.run(asked)
-
-
-def test_a_residual_connection_that_the_model_scales_is_refused():
-    lens = lens_on("gpt2", "CausalLM")
+@pytest.mark.parametrize(
+    ("family", "task", "component", "kind"),
+    [("gpt2", "CausalLM", "RES2", "zero"), ("bert", "MaskedLM", "LN2", "no-affine")],
+)
+def test_a_component_that_is_not_what_the_adapter_says_is_refused(family, task, component, kind):
+    """The model scales what its residual connection or its norm gives."""
+    lens = lens_on(family, task)
     block: Any = list(lens.adapter.blocks())[1]
-    block.register_forward_hook(lambda _, __, output: 0.5 * output)
+    changed = block if component == "RES2" else block.output.LayerNorm
+    changed.register_forward_hook(lambda _, __, output: 0.5 * output)
     loss = choose_loss(lens)
-    each = Runner(lens, loss, [Ablation("RES2", "zero", (1,))])
     with pytest.raises(NotImplementedError):
-        each.run(questions(loss, texts(lens)))
-
-
-def test_a_norm_that_is_not_what_the_adapter_says_is_refused():
-    lens = lens_on("bert", "MaskedLM")
-    block: Any = next(iter(lens.adapter.blocks()))
-    block.output.LayerNorm.register_forward_hook(lambda _, __, output: output + 1)
-    loss = choose_loss(lens)
-    each = Runner(lens, loss, [Ablation("LN2", "no-affine", (0,))])
-    with pytest.raises(NotImplementedError):
-        each.run(questions(loss, texts(lens)))
+        Runner(lens, loss, [Ablation(component, kind, (1,))]).run(questions(loss, texts(lens)))

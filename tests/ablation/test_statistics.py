@@ -20,8 +20,6 @@ def test_batches_and_padding_do_not_matter(family):
     encoded = texts(lens, (7, 2, 9, 4, 5))
     alone = gather(lens, encoded, reservoir=8, batch_size=1)
     together = gather(lens, encoded, reservoir=8, batch_size=5)
-    assert alone.positions == together.positions == 27
-    assert alone.sequences == together.sequences == 5
     assert alone.means.keys() == together.means.keys()
     for where, mean in alone.means.items():
         torch.testing.assert_close(together.means[where], mean, rtol=1e-5, atol=1e-6)
@@ -30,7 +28,7 @@ def test_batches_and_padding_do_not_matter(family):
         )
         assert alone.samples[where].shape == (8, 16)
     for where, sigma in alone.sigmas.items():
-        assert together.sigmas[where] == pytest.approx(sigma, rel=1e-5)
+        torch.testing.assert_close(together.sigmas[where], sigma, rtol=1e-5, atol=0)
 
 
 def test_a_file_gives_the_same_statistics_back(tmp_path):
@@ -49,7 +47,7 @@ def test_a_file_gives_the_same_statistics_back(tmp_path):
 
 def test_no_changed_byte_is_read(tmp_path):
     means, samples = {(0, "FF"): torch.arange(3.0).double()}, {(0, "FF"): torch.ones(2, 3)}
-    statistics = Statistics("a model", 2, 9, 0, means, {(0, "LN1"): 1.5}, samples)
+    statistics = Statistics(means, {(0, "LN1"): torch.ones(1).double()}, samples)
     path = tmp_path / "statistics.safetensors"
     statistics.save(path)
     content, digest = path.read_bytes(), digest_of(path)
@@ -87,5 +85,3 @@ def test_ablations_that_need_statistics_say_so_before_anything_runs():
     Runner(lens, loss, [mean], statistics=statistics)
     with pytest.raises(InputError):
         Runner(lens, loss, [Ablation("FF", "mean", (1,))], statistics=statistics)
-    with pytest.raises(InputError):
-        gather(lens, [])

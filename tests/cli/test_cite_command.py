@@ -7,7 +7,6 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 import transformers
 from shell import Shell
@@ -61,21 +60,6 @@ def test_it_prints_what_lens_cite_says(model, shell, files):
         assert name in out
 
 
-def test_files_hold_the_citation(model, shell, files, tmp_path):
-    asked = ("-q", QUESTION, "--sources", files[0], "--sources", files[1], "-m", model)
-    asked = (*asked, "--answer", ANSWER)
-    for ending in ("safetensors", "csv", "json", "html"):
-        out = tmp_path / f"cite.{ending}"
-        assert shell("cite", *asked, "--out", out).startswith(f"wrote {out}: Citation(")
-    cited: Any = normlens.open(tmp_path / "cite.safetensors")
-    assert cited.sources == [TEXTS["a.txt"], TEXTS["b.txt"].strip()]
-    table = pd.read_csv(tmp_path / "cite.csv")
-    assert table.score.tolist() == pytest.approx(cited.scores.tolist())
-    written = json.loads((tmp_path / "cite.json").read_text())
-    assert written["matrix"] == cited.matrix.tolist()
-    assert 'id="normlens-page"' in (tmp_path / "cite.html").read_text()
-
-
 def test_a_text_through_a_pipe_is_split(model, shell, monkeypatch):
     for words in ((), ("--sources", "-")):
         piped("the cats sat. a cat sat. the mat.", monkeypatch)
@@ -99,9 +83,3 @@ def test_a_text_through_a_pipe_is_split(model, shell, monkeypatch):
 def test_a_mistake_is_one_line(words, message, model, shell, files):
     typed = [files[0] if word == "FILE" else word for word in words]
     assert message in shell.error("cite", *typed, "-m", model)
-
-
-def test_an_empty_file_is_named(model, shell, tmp_path):
-    (tmp_path / "empty.txt").write_text(" \n")
-    words = ("-q", QUESTION, "--sources", tmp_path / "empty.txt", "-m", model)
-    assert "empty.txt' holds no text" in shell.error("cite", *words)

@@ -184,12 +184,3 @@ def working(model, tmp_path_factory):
 @pytest.mark.parametrize("kind", WORKING)
 def test_what_needs_no_extra_works(kind, working):
     assert working[kind]["status"] == 0, working[kind]["err"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not EMBEDDED["minilm"].installed, reason="the demo needs the embedded model")
-def test_the_demo_says_first_what_brings_the_rest(tmp_path):
-    done = run({"demo": ("reproduce", "demo", "--out", "demo")}, tmp_path)["demo"]
-    assert done["status"] == 0, done["err"]
-    assert "pip install 'normlens[reproduce]'" in done["out"].splitlines()[0]
-    assert done["out"].count("pip install") == 1

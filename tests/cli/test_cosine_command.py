@@ -38,13 +38,3 @@ def test_it_prints_what_lens_cosine_says(model, shell):
 def test_a_mistake_is_one_line_and_leaves_no_file(words, message, model, shell, tmp_path):
     assert message in shell.error("cosine", *words, "-m", model, "--out", tmp_path / "pair.csv")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_files_are_judged_before_a_model_is_loaded(shell, tmp_path):
-    for name, message in (("pair.xlsx", "the ending chooses"), ("no/pair.csv", "does not exist")):
-        asked = ("cosine", A, B, "-m", tmp_path / "no-model", "--out", tmp_path / name)
-        assert message in shell.error(*asked)
-    (tmp_path / "pair.csv").write_text("precious")
-    asked = ("cosine", A, B, "-m", tmp_path / "no-model", "--out", tmp_path / "pair.csv")
-    assert "exists already" in shell.error(*asked)
-    assert (tmp_path / "pair.csv").read_text() == "precious"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import transformers
 from shell import Shell
@@ -96,61 +94,12 @@ def test_a_classifier_and_a_mask(models, shell):
 # What it writes -----------------------------------------------------------------------------------
 
 
-def test_files_hold_the_explanation(models, shell, tmp_path):
-    lens = normlens.load(models["causal"])
-    why: Any = lens.explain(TEXT, target="mat")
-    asked = ("explain", TEXT, "-m", models["causal"], "--target", "mat")
-    for ending in ("safetensors", "csv", "json"):
-        out = tmp_path / f"why.{ending}"
-        assert shell(*asked, "--out", out).startswith(f"wrote {out}: Explanation(why 'mat'")
-    assert normlens.open(tmp_path / "why.safetensors") == why
-    table = pd.read_csv(tmp_path / "why.csv")
-    assert table.token.tolist() == [*why.tokens, "no token (biases)"]
-    np.testing.assert_allclose(table.contribution[:-1], why.contributions, rtol=1e-5)
-    assert table.contribution.sum() == pytest.approx(why.value, rel=1e-4)
-    assert table.position.isna().tolist() == [False] * len(why.tokens) + [True]
-    document = json.loads((tmp_path / "why.json").read_text("utf-8"))
-    (each,) = document["explanations"]
-    np.testing.assert_allclose(each["contributions"], why.contributions, rtol=1e-6)
-    np.testing.assert_allclose(each["flows"]["whole layer"], why.flow, rtol=1e-6)
-    assert each["value"] == why.value
-    assert each["remainder"] == pytest.approx(why.remainder)
-    assert sum(bias["value"] for bias in each["biases"]) == pytest.approx(why.remainder)
-    assert document["axes"]["flows"] == ["layer", "target", "source"]
-
-
-def test_files_of_each_next_token(models, shell, tmp_path):
-    pytest.importorskip("matplotlib")
-    several: Any = normlens.load(models["causal"]).explain(TEXT, position="all")
-    for ending in ("safetensors", "csv", "json", "png"):
-        shell(
-            *("explain", TEXT, "-m", models["causal"], "--position", "all"),
-            *("--out", tmp_path / f"all.{ending}"),
-        )
-    assert normlens.open(tmp_path / "all.safetensors") == several
-    table = pd.read_csv(tmp_path / "all.csv")
-    sums = table.groupby("predicted").contribution.sum()
-    np.testing.assert_allclose(sums, several.values, rtol=1e-4)
-    assert len(json.loads((tmp_path / "all.json").read_text())["explanations"]) == len(several)
-    assert (tmp_path / "all.png").stat().st_size > 5000
-
-
 def test_a_document_has_all_pictures(models, shell, tmp_path):
     pytest.importorskip("matplotlib")
     for words, pages in (((), 3), (("--picture", "flow"), 1)):
         out = tmp_path / f"why-{pages}.pdf"
         shell("explain", TEXT, "-m", models["causal"], *words, "--out", out)
         assert out.read_bytes().count(b"/Type /Page ") == pages
-
-
-def test_an_existing_file_stays(models, shell, tmp_path):
-    out = tmp_path / "why.json"
-    out.write_text("precious")
-    line = shell.error("explain", TEXT, "-m", models["causal"], "--out", out)
-    assert "exists already" in line
-    assert out.read_text() == "precious"
-    shell("explain", TEXT, "-m", models["causal"], "--out", out, "--force")
-    assert json.loads(out.read_text())
 
 
 # What is refused ----------------------------------------------------------------------------------
@@ -180,19 +129,3 @@ def test_a_mistake_is_one_line_and_leaves_no_file(model, words, message, models,
     line = shell.error("explain", *words, "-m", models[model], "--out", tmp_path / "why.png")
     assert message in line
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_kind_of_picture_needs_a_file(shell):
-    assert "add --out why.png" in shell.error("explain", TEXT, "--picture", "flow")
-
-
-@pytest.mark.parametrize(
-    ("out", "words", "message"),
-    [
-        ("why.xlsx", (), "the ending chooses the format"),
-        ("why.csv", ("--picture", "flow"), "'picture' is for pictures"),
-    ],
-)
-def test_files_are_judged_before_a_model_is_loaded(out, words, message, shell, tmp_path):
-    asked = ("explain", TEXT, "-m", tmp_path / "no-model", "--out", tmp_path / out, *words)
-    assert message in shell.error(*asked)

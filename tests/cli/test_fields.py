@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from normlens import cli
 from normlens.cli.parameters import Fields, as_typer_reads, described
-from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.corpus.runs.options import RunOptions
 from normlens.options import (
     AnalysisOptions,
-    CosineOptions,
     ExplainOptions,
     LoadOptions,
     Option,
@@ -197,30 +196,6 @@ def test_commands_have_an_option_for_each_field(command, kind, without):
     for name, option in options_of(kind).items():
         if name in flags:
             assert flags[name].help.startswith(option.help)
-
-
-def test_only_what_cannot_be_typed_has_no_option():
-    silent = {
-        kind: {item.name for item in fields(kind)} - options_of(kind).keys()
-        for kind in (
-            AnalysisOptions,
-            ExplainOptions,
-            CosineOptions,
-            LoadOptions,
-            RunOptions,
-            Execution,
-        )
-    }
-    assert silent == {
-        AnalysisOptions: {
-            *("statistics", "samples", "seed", "batch_size", "precision", "map_dtype")
-        },
-        ExplainOptions: {"flow", "scopes", "batch_size", "memory_limit"},
-        CosineOptions: {"batch_size", "memory_limit"},
-        LoadOptions: {"device_map"},
-        RunOptions: {"model", "data"},
-        Execution: set(),
-    }
 
 
 @pytest.mark.parametrize(

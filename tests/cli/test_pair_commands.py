@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pandas as pd
 import pytest
 from pair_examples import fast_tokenizer, with_head
 
@@ -60,29 +59,6 @@ def test_both_stacks_are_summed_up(folder, maps, shell):
 
 
 # Written ------------------------------------------------------------------------------------------
-
-
-def test_files_hold_both_stacks(folder, maps, shell, tmp_path):
-    def written(name, *words):
-        out = shell(*GIVEN, "--model", folder, "--out", tmp_path / name, *words)
-        assert f"source of {len(maps.encoder.tokens)} tokens, encoder layers 0–1, 8 scopes" in out
-        assert f"target (given) of {len(maps.tokens)} tokens, decoder layers 0–2, 12 scopes" in out
-        assert f"completeness: {maps.completeness:.1e}" in out
-        return tmp_path / name
-
-    assert normlens.open(written("maps.safetensors")) == maps
-    table = pd.read_csv(written("maps.csv"), keep_default_na=False)
-    counts = table.groupby(["stack", "source_sequence"]).size().to_dict()
-    k, n = len(maps.encoder.tokens), len(maps.tokens)
-    assert counts == {
-        ("encoder", "encoder"): 2 * 8 * k * k,
-        ("decoder", "encoder"): 3 * 12 * n * k,
-        ("decoder", "decoder"): 3 * 12 * n * n,
-    }
-    document = json.loads(written("maps.json").read_text())
-    np.testing.assert_allclose(
-        document["encoder"]["maps"]["ATTN-N"], maps.encoder["ATTN-N"], rtol=1e-6
-    )
 
 
 # Mistakes -----------------------------------------------------------------------------------------
@@ -184,27 +160,6 @@ def test_each_token_in_turn_with_shares(folder, lens, shell):
     assert "(prefix)" in out
 
 
-def test_files_hold_the_explanations(folder, lens, shell, tmp_path):
-    every = lens.explain(SOURCE, target=TARGET, token="all")
-    where = ("--model", folder, "--position", "all", "--out")
-    shell(*EXPLAIN, *where, tmp_path / "all.csv")
-    table = pd.read_csv(tmp_path / "all.csv", keep_default_na=False)
-    assert set(table["sequence"]) == {"source", "prefix", ""}
-    assert len(table) == sum(len(each.source) + len(each.prefix) + 1 for each in every)
-    shell(*EXPLAIN, *where, tmp_path / "all.json")
-    document = json.loads((tmp_path / "all.json").read_text())
-    assert document["sequences"].count("source") == len(every[0].source)
-    assert document["layer_names"] == every[0].layer_names
-    shares = [each["shares"]["source_share"] for each in document["explanations"]]
-    assert shares == pytest.approx(every.shares()["source_share"].tolist(), rel=1e-4)
-    shell(*EXPLAIN, *where, tmp_path / "all.safetensors")
-    assert len(normlens.open(tmp_path / "all.safetensors")) == len(every)
-    shell(*EXPLAIN, *where, tmp_path / "all.html")
-    pytest.importorskip("matplotlib")
-    shell(*EXPLAIN, *where, tmp_path / "shares.png", "--picture", "shares")
-    shell(*EXPLAIN, *where, tmp_path / "all.pdf")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -218,15 +173,6 @@ def test_files_hold_the_explanations(folder, lens, shell, tmp_path):
 )
 def test_mistakes_of_explanations_are_one_line(folder, shell, words, message):
     assert message in shell.error(*EXPLAIN, "--model", folder, *words)
-
-
-def test_words_of_encoder_decoders_are_refused_elsewhere(shell, tmp_path):
-    with quiet_transformers():
-        tiny_model("gpt2").save_pretrained(tmp_path)
-        fast_tokenizer().save_pretrained(tmp_path)
-    common = ("explain", SOURCE, "--device", "cpu", "--model", tmp_path)
-    assert "--target-text is for encoder–decoders" in shell.error(*common, "--target-text", TARGET)
-    assert "is a number or 'all'" in shell.error(*common, "--position", "maison")
 
 
 def test_one_scope_is_printed_with_the_sequence_that_it_reads(folder, maps, shell):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import sys
 from typing import Any
 
 import pandas as pd
@@ -55,48 +52,13 @@ def test_a_ranking_says_why_the_first_is_above_the_second(model, shell):
     assert [*strongest["token"].split(), number(strongest["difference"])] in lines
 
 
-def test_documents_are_lines_of_a_pipe(model, shell, monkeypatch):
-    typed = shell("rank", QUERY, *DOCUMENTS, "-m", model, "--json")
-    monkeypatch.setattr(common, "is_piped", lambda: True)
-    lines = io.TextIOWrapper(io.BytesIO("\n".join(DOCUMENTS).encode()))
-    monkeypatch.setattr(sys, "stdin", lines)
-    assert json.loads(shell("rank", QUERY, "-m", model, "--json")) == json.loads(typed)
-    assert json.loads(typed)["given"] == normlens.load(model).rank(QUERY, DOCUMENTS).places
-
-
-def test_a_score_is_printed_by_words_and_written(model, shell, tmp_path):
+def test_a_score_is_printed_by_words(model, shell):
     out = shell("score", QUERY, DOCUMENT, "-m", model)
     score: Any = normlens.load(model).score(QUERY, DOCUMENT)
     assert f"cosine {number(score.value)}" in out
     assert "What each word of the query has of the score" in out
     assert "cats" in out
     assert "##s" not in out
-    for ending in ("safetensors", "csv", "json", "html", "png"):
-        shell("score", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / f"score.{ending}")
-    assert "exists already" in shell.error(
-        "score", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / "score.csv"
-    )
-    shell("score", QUERY, DOCUMENT, "-m", model, "--out", tmp_path / "score.csv", "--force")
-    assert normlens.open(tmp_path / "score.safetensors") == score
-    assert pd.read_csv(tmp_path / "score.csv")["value"].sum() == pytest.approx(score.value)
-    held = json.loads((tmp_path / "score.json").read_text("utf-8"))
-    assert held["kind"] == "cosine"
-    assert held["query_tokens"] == score.tokens_a
-    assert sum(held["by_document"]) == pytest.approx(score.by_document.sum())
-
-
-def test_the_document_of_a_score_may_be_piped(model, shell, monkeypatch):
-    typed = shell("score", QUERY, DOCUMENT, "-m", model, "--json")
-    monkeypatch.setattr(common, "is_piped", lambda: True)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(DOCUMENT.encode())))
-    assert shell("score", QUERY, "-m", model, "--json") == typed
-
-
-def test_one_document_is_a_ranking_of_one(model, shell):
-    out = shell("rank", QUERY, DOCUMENT, "-m", model)
-    assert out.splitlines()[-2].split()[0] == "1"
-    assert "above" not in out
-    assert len(json.loads(shell("rank", QUERY, DOCUMENT, "-m", model, "--json"))["scores"]) == 1
 
 
 def test_a_reranker_has_parts_without_pairs(reranker, shell, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
 from typing import Any
@@ -71,12 +70,6 @@ def test_a_dash_reads_standard_input(model, speaker, shell, typed):
     typed(b"the cat sat\n")
     given = shell("cosine", "a mat", "-", "--model", model)
     assert given == shell("cosine", "a mat", "the cat sat", "--model", model)
-
-
-def test_a_pipe_is_read_where_no_text_is_given(model):
-    done = piped(b"the cat\n", "map", "--model", model, "--scope", "FF")
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert "[CLS] the cat [SEP]" in done.stdout.decode()
 
 
 @pytest.mark.parametrize(
@@ -182,31 +175,6 @@ def test_flags_have_no_type(command, shell, monkeypatch):
     assert "--help" in out
     assert "<bool>" not in out
     assert "BOOLEAN" not in out
-
-
-@pytest.mark.parametrize(
-    ("typed_words", "place", "offered"),
-    [
-        ("normlens ma", 1, "map"),
-        ("normlens map --li", 2, "--lines"),
-        ("normlens run --d", 2, "--data"),
-    ],
-)
-def test_a_shell_completes_commands_and_options(typed_words, place, offered):
-    done = subprocess.run(
-        [sys.executable, "-m", "normlens"],
-        env={
-            **os.environ,
-            "_NORMLENS_COMPLETE": "complete_bash",
-            "COMP_WORDS": typed_words,
-            "COMP_CWORD": str(place),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert offered in done.stdout.split()
-    assert done.stderr == ""
 
 
 # Runs --------------------------------------------------------------------------------------------

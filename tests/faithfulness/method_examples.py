@@ -11,7 +11,7 @@ import normlens
 from normlens.layers import FIRST, LAST, MEAN, Dense, Elementwise, Linear
 from normlens.loading.sentences import Pooling
 from normlens.models.tiny import tiny_model
-from normlens.studies.faithfulness.questions import Question, class_questions, cosine_questions
+from normlens.studies.faithfulness.questions import Question, choice_questions, cosine_questions
 
 OTHER = [50, 51, 52, 8, 9]
 
@@ -23,7 +23,6 @@ CASES = {
     "last token's class": ("llama", "SequenceClassification"),
     "next token": ("llama", "CausalLM"),
     "next token, GPT-2": ("gpt2", "CausalLM"),
-    "mask": ("bert", "MaskedLM"),
     "mean cosine": ("bert", MEAN),
     "first cosine": ("mpnet", FIRST),
     "last cosine": ("llama", LAST),
@@ -38,15 +37,12 @@ def asked(case: str, dtype: torch.dtype = torch.float64) -> tuple[Any, list[Ques
     if what in (MEAN, FIRST, LAST, "dense"):
         lens = normlens.load(tiny_model(family).to(dtype))
         lens.__dict__["pooling"] = dense_pooling() if what == "dense" else Pooling(what)
-        return lens, cosine_questions(lens, [(one, text([7, 12, 60, 22])) for one in texts])
+        pairs = [(one, text([7, 12, 60, 22])) for one in texts]
+        return lens, cosine_questions(lens, pairs, "auto")
     lens = lens_of(family, what, dtype)
     if what == "SequenceClassification":
-        return lens, class_questions(lens, texts)
-    masked = what == "MaskedLM"
-    places = [2 if masked else len(one) - 1 for one in texts]
-    return lens, [
-        Question(one, 17, 5, place, masked=masked) for one, place in zip(texts, places, strict=True)
-    ]
+        return lens, choice_questions(lens, texts, "auto")
+    return lens, [Question(one, 17, 5, len(one) - 1) for one in texts]
 
 
 def dense_pooling() -> Pooling:
@@ -83,6 +79,5 @@ def score_of(lens: Any, question: Question, inputs: dict[str, Any], n: int) -> t
         return u @ torch.from_numpy(question.other) / u.norm()
     logits = lens.adapter.whole(**inputs).logits[0].double()
     if question.position is not None:
-        at_end = question.position == len(question) - 1
-        logits = logits[n - 1 if at_end else question.position]
+        logits = logits[n - 1]
     return logits[question.target] - logits[question.contrast]

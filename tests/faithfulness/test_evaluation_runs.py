@@ -49,12 +49,6 @@ def test_kill_9_at_any_moment(places, classified, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
-def test_workers_give_the_same_tables(places, classified, tmp_path):
-    assert_same_tables(again(places, tmp_path / "workers", workers=2), classified)
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick_ray")
 def test_ray_gives_the_same_tables(places, classified, tmp_path):
     ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
@@ -118,10 +112,3 @@ def test_a_users_method_is_in_the_manifest_and_named_again(places, tmp_path, mon
     module.write_text(OWN.replace("FACTOR", "2"))
     with pytest.raises(RunError):
         resume_evaluation(out, methods=methods)
-
-
-def test_a_text_that_cannot_be_asked_about_is_a_failure(preferred):
-    (failure,) = preferred.table("failures").to_dict("records")
-    assert failure["index"] == examples.N - 2
-    assert failure["reason"] == "faithfulness: its evidence 'NA' is not a word of the text"
-    assert failure["index"] not in preferred.table("examples")["index"].tolist()

@@ -13,10 +13,12 @@ from transformers import AutoModelForSequenceClassification
 import normlens
 from normlens.errors import InputError
 from normlens.models.tiny import tiny_config
+from normlens.studies.faithfulness.measure import choose_protocols
+from normlens.studies.faithfulness.options import Columns
 from normlens.studies.faithfulness.questions import (
     Question,
     Variant,
-    class_questions,
+    choice_questions,
     cosine_questions,
     word_question,
 )
@@ -28,28 +30,12 @@ def test_classes_ask_for_the_prediction_against_the_runner_up(family):
     model = model_of(family, "SequenceClassification")
     texts = [IDS, SHORT, [50, 51, 52, 8, 8], [2, 3]]
     for batch_size in ("auto", 1):
-        asked = class_questions(lens, [text(ids) for ids in texts], batch_size=batch_size)
+        asked = choice_questions(lens, [text(ids) for ids in texts], batch_size)
         for ids, question in zip(texts, asked, strict=True):
             order = plain_logits(model, ids).argsort(descending=True).tolist()
             assert [question.target, question.contrast] == order[:2]
             assert question.kind == "classes"
             assert question.position is None
-    assert class_questions(lens, []) == []
-
-
-def test_one_number_is_no_choice():
-    config = tiny_config("bert", num_labels=1)
-    lens = normlens.load(AutoModelForSequenceClassification.from_config(config))
-    with pytest.raises(InputError):
-        class_questions(lens, [text()])
-
-
-def test_each_question_needs_its_head():
-    causal, classes = lens_of("llama", "CausalLM"), lens_of("bert", "SequenceClassification")
-    with pytest.raises(InputError):
-        class_questions(causal, [text()])
-    with pytest.raises(InputError):
-        word_question(classes, text(), 1, 2)
 
 
 def test_words_are_asked_behind_a_text(smollm2):
@@ -76,11 +62,10 @@ def test_texts_of_a_pair_that_come_twice_run_once(tiny):
     lens = normlens.load(tiny("bert"))
     pairs = [(text(), text(SHORT)), (text([5, 6]), text(SHORT))]
     with rows_run(lens.model) as rows:
-        questions = cosine_questions(lens, pairs)
+        questions = cosine_questions(lens, pairs, "auto")
     assert rows == [1]
     np.testing.assert_array_equal(questions[0].other, questions[1].other)
     assert np.linalg.norm(questions[0].other) == pytest.approx(1.0)
-    assert cosine_questions(lens, []) == []
 
 
 def test_a_sentence_encoder_that_lowers_its_texts_gets_them_so(minilm):
@@ -88,28 +73,15 @@ def test_a_sentence_encoder_that_lowers_its_texts_gets_them_so(minilm):
     lens.__dict__["pooling"] = replace(lens.pooling, lower_case=True)
     a, b = lens.encode(["A man plays.", "someone plays"])
     with pytest.raises(InputError):
-        cosine_questions(lens, [(a, b)])
-
-
-def test_questions_that_ask_nothing_are_refused():
-    with pytest.raises(InputError):
-        Question(text())
-    with pytest.raises(InputError):
-        Question(text(), 1, other=np.ones(3))
-    with pytest.raises(InputError):
-        Question(text(), 1, 1)
+        cosine_questions(lens, [(a, b)], 1)
 
 
 def test_variants_keep_what_belongs_to_a_token():
-    question = Question(text(types=True), 1, position=4)
-    assert question.whole == Variant(tuple(IDS), (0, 0, 0, 0, 1, 1, 1), 4)
+    question = Question(text(types=True), 1, position=6)
+    assert question.whole == Variant(tuple(IDS), (0, 0, 0, 0, 1, 1, 1), 6)
     assert question.replaced([1, 3], [7, 6]).ids == (3, 7, 27, 6, 5, 33, 8)
-    assert question.without([1, 5]) == Variant((3, 27, 14, 5, 8), (0, 0, 0, 1, 1), 3)
-    assert question.without([4]) == Variant((3, 9, 27, 14, 33, 8), (0, 0, 0, 0, 1, 1), 3)
-    with pytest.raises(InputError):
-        question.without([0, 1, 2, 3, 4])
-    with pytest.raises(InputError):
-        Question(text(), 1).without(range(7))
+    assert question.without([1, 5]) == Variant((3, 27, 14, 5, 8), (0, 0, 0, 1, 1), 4)
+    assert question.without([6]) == Variant((3, 9, 27, 14, 5, 33), (0, 0, 0, 0, 1, 1), 5)
     with pytest.raises(ValueError, match="zip"):
         question.replaced([1, 2], [7])
 
@@ -121,9 +93,16 @@ def test_equal_logits_have_the_first_class_first():
         model.classifier.weight.zero_()
         model.classifier.bias.zero_()
     try:
-        (question,) = class_questions(normlens.load(model), [text()])
+        (question,) = choice_questions(normlens.load(model), [text()], 1)
     finally:
         with torch.no_grad():
             model.classifier.weight.copy_(weight)
             model.classifier.bias.copy_(bias)
     assert (question.target, question.contrast) == (0, 1)
+
+
+def test_one_number_is_no_choice():
+    config = tiny_config("bert", num_labels=1)
+    lens = normlens.load(AutoModelForSequenceClassification.from_config(config))
+    with pytest.raises(InputError):
+        choose_protocols(lens, "classes", ["comprehensiveness"], Columns())

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from evaluate_examples import lens_of, text
 
-from normlens.corpus.measures.user_code import module_sources
 from normlens.errors import InputError
 from normlens.studies.faithfulness.methods import MethodOptions, method
 from normlens.studies.faithfulness.questions import Question
@@ -106,9 +105,3 @@ def test_what_is_wrong_with_its_scores_is_an_error(mine, lens, name):
 def test_what_cannot_be_imported_is_an_error(mine, name):
     with pytest.raises(InputError):
         method(name)
-
-
-def test_its_files_are_known(mine):
-    hashes = module_sources(mine)
-    assert set(hashes) == {"my_methods_here", "helper_of_mine"}
-    assert all(value.startswith("sha256:") for value in hashes.values())

@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from matplotlib.colors import to_rgba
 from one_case import in_one_case
-from picture_examples import classifier, processor, scene
-from tidy import assert_tidy, colour_at, words
+from tidy import assert_tidy, words
 
 import normlens
 from normlens import figures
 from normlens.errors import InputError
-from normlens.figures.colours import SignedColours, beyond_colour, clipped_end, scale_end
+from normlens.figures.colours import SignedColours, clipped_end, scale_end
 from normlens.figures.explanations import folded
 from normlens.models.tiny import tiny_model
 from normlens.results.maps import Maps
@@ -101,27 +99,6 @@ def test_the_diagonal_does_not_count_unless_it_is_alone():
         scale_end(values, same, "log")
 
 
-@in_one_case("place", [(0, 0), (5, 0)])
-def test_one_outlier_leaves_the_others_their_colours(place):
-    """A sink at the first token, of itself or of a later one."""
-    maps = tiny_maps("llama")
-    sunk = with_outlier(maps, "FF", place, 1e4)
-    plain, figure = (figures.plot_layer(each, 0, "FF") for each in (maps, sunk))
-    first, second = panel(plain).images[0], panel(figure).images[0]
-    others = ~np.ma.getmaskarray(first.get_array())
-    others[place] = False
-    colours = [image.to_rgba(image.get_array())[others] for image in (first, second)]
-    spread = [colour[:, 1].max() - colour[:, 1].min() for colour in colours]
-    assert spread[1] > 0.8 * spread[0]
-    # The outlier has a colour of its own, and the numbers are what they are.
-    marked = panel(figure).images[1]
-    assert not marked.get_array().mask[place]
-    assert marked.cmap(0) == to_rgba(beyond_colour("viridis"))
-    assert second.get_array()[place] == np.float32(1e4)
-    assert "what is beyond its end is red" in said(figure)
-    assert_tidy(figure)
-
-
 def test_what_is_beyond_is_marked_and_nothing_else():
     maps = tiny_maps("bert")
     for draw in (figures.plot_layer, figures.plot_overview):
@@ -152,34 +129,6 @@ def test_the_diagonal_can_be_left_out():
     maps.plot(0, "FF", diagonal=False, ax=ax)
     np.testing.assert_array_equal(np.ma.getmaskarray(ax.images[0].get_array()), same)
     plt.close(drawn)
-
-
-@in_one_case("line", ["target", "source"])
-def test_patches_have_the_same_rule(line):
-    """Of a row over a picture, the token's own patch is what i = j is in a map."""
-    maps = normlens.load(classifier(), processor()).maps(scene())
-    array = maps.at("RES2", 1)
-    place = maps.tokens.index("2,3")
-    values = maps.grid.of(array[place] if line == "target" else array[:, place])
-    others = np.delete(values.ravel(), 1 * values.shape[1] + 2)
-    colours = []
-    for options in ({}, {"colour": "linear"}, {"diagonal": False}):
-        figure, ax = plt.subplots()
-        maps.plot_patches(1, "RES2", **{line: "2,3"}, **options, ax=ax)
-        colours.append(colour_at(ax, 2.5, 1.5))
-        plt.close(figure)
-    own, linear, bare = colours
-    assert values[1, 2] > clipped_end(others)
-    assert own[0] > own[2] + 0.2  # red
-    assert own[0] > own[1] + 0.2  # and not over the yellow of the largest
-    assert linear[1] > own[1]  # yellow: the largest
-    assert np.ptp(bare) < 0.01  # grey
-    whole = maps.plot_patches(1, "RES2", **{line: "2,3"})
-    assert "clipped square-root scale" in said(whole)
-    assert "the token itself and the few largest patches do not stretch a scale" in said(whole)
-    assert_tidy(whole)
-    bar = next(axes for axes in whole.axes if not axes.images)
-    assert bar.get_ylim()[1] == pytest.approx(clipped_end(others))
 
 
 def test_numbers_of_both_signs_have_the_scale_of_maps():

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from explanation_examples import LONG, SCRIPTS, SHORT
 from tidy import assert_tidy, words
 
-from normlens.errors import InputError, MissingDependencyError
 from normlens.figures.matrices import with_biases
 from normlens.results.axes import TokenAxis
 from normlens.results.explanation import Cosine
-from normlens.results.exports import save_figure
 
 pytest.importorskip("matplotlib")
 
@@ -57,25 +53,3 @@ def test_it_is_tidy_and_all_cells_sum_to_the_cosine(texts):
     assert "completeness 2.0e-08 · float32 · mean of all tokens" in written
     for name, value in pair.remainder.items():
         assert f"{name} {value:+.3f}".replace("-", "−") in written.replace("\n", " ")
-
-
-def test_written_drawn_elsewhere_and_refused(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    pair = cosine(SHORT, SCRIPTS)
-    for ending in ("png", "svg", "pdf"):
-        save_figure(pair.plot(), tmp_path / f"pair.{ending}")
-        assert (tmp_path / f"pair.{ending}").stat().st_size > 2000
-    figure = Figure()
-    assert pair.plot(ax=figure.subplots()) is figure
-    assert figure.axes[0].get_title().startswith("cosine")
-    for wrong, message in (
-        ({"cmap": "none"}, "colour map"),
-        ({"colour": "log"}, "colour scale"),
-        ({"max_label": 0}, "max_label"),
-    ):
-        with pytest.raises(InputError, match=message):
-            pair.plot(**wrong)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingDependencyError, match="viz"):
-        pair.plot()

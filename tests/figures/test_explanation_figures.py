@@ -13,7 +13,6 @@ from tidy import assert_tidy, words
 
 from normlens.errors import InputError, MissingDependencyError
 from normlens.figures.explanations import FEW, Edges
-from normlens.results.exports import save_figure
 from normlens.results.words import LONGEST, explained_rows
 
 pytest.importorskip("matplotlib")
@@ -51,11 +50,6 @@ def test_bars_sum_to_the_score(tokens):
     assert len(lengths) <= LONGEST + 1
 
 
-def test_a_short_text_has_a_bar_for_every_token():
-    why = explanation(SHORT)
-    np.testing.assert_allclose(bars(why.plot())[:-1], why.contributions)
-
-
 def test_bars_of_a_long_text_are_its_strongest_tokens_in_order():
     why = explanation(LONG)
     made = explained_rows(why)
@@ -83,16 +77,6 @@ def test_the_token_where_the_score_is_read_is_framed():
     assert max(widths) == widths[1] > max(widths[:1] + widths[2:])
     widths = [c.get_linewidth() for c in explanation(SHORT, position=None).plot().axes[0].patches]
     assert len(set(widths[:-1])) == 1
-
-
-def test_a_direction_and_numbers_of_any_size():
-    nothing = dict.fromkeys(("target", "target_id", "target_value", "probability"))
-    nothing |= {f"contrast{name}": None for name in ("", "_id", "_value", "_probability")}
-    for size in (1e-6, 1.0, 1e5, 0.0):
-        why = explanation(SHORT, task="direction", layer=2, **nothing)
-        figure = replace(why, nodes=size * why.nodes, value=size * why.value, biases=[]).plot()
-        assert_tidy(figure)
-        assert "a direction at position 4 behind layer 2" in words(figure)
 
 
 # The flow -----------------------------------------------------------------------------------------
@@ -139,15 +123,6 @@ def test_weak_edges_are_left_out_and_counted():
     assert len(why.plot_flow(max_edges=7).axes[0].collections[0].get_paths()) == 7
 
 
-def test_flow_without_flow_maps():
-    with pytest.raises(InputError, match="flow=True"):
-        explanation(SHORT, flows={}).plot_flow()
-    with pytest.raises(InputError, match="scopes="):
-        explanation(SHORT).plot_flow(scope="ATTN")
-    with pytest.raises(InputError, match="max_edges"):
-        explanation(SHORT).plot_flow(max_edges=0)
-
-
 # Components ---------------------------------------------------------------------------------------
 
 
@@ -185,16 +160,6 @@ def test_next_tokens(tokens):
 
 
 # All of them --------------------------------------------------------------------------------------
-
-
-@in_one_case("ending", ["png", "pdf"])
-def test_pictures_are_written(ending, tmp_path):
-    why = explanation(SCRIPTS)
-    figures = [why.plot(), why.plot_flow(), why.plot_components(), explanations(SHORT).plot()]
-    for number, figure in enumerate(figures):
-        path = tmp_path / f"{number}.{ending}"
-        save_figure(figure, path)
-        assert path.stat().st_size > 2000
 
 
 def test_foreign_axes():

@@ -17,7 +17,6 @@ from normlens import figures
 from normlens.errors import InputError
 from normlens.figures import canvas
 from normlens.figures.colours import clipped_end
-from normlens.measures.maps import strongest_pairs
 from normlens.models.tiny import tiny_model
 from normlens.results.axes import readable_tokens
 from normlens.scopes import consecutive
@@ -73,25 +72,6 @@ def test_axes_are_labelled_at_the_edges(bert, second_layer):
     assert [t.get_text() for t in first.get_yticklabels()] == bert.tokens
     assert [t.get_text() for t in last.get_xticklabels()] == bert.tokens
     assert list(first.get_yticks()) == list(range(len(bert.tokens)))
-
-
-@in_one_case(("count", "rows"), [(1, 1), (6, 1), (7, 2)])
-def test_more_than_six_panels_take_two_rows(bert, count, rows):
-    figure = figures.plot_layer(bert, scopes=bert.scopes[:count])
-    heights = {round(axes.get_position().y0, 6) for axes in panels(figure)}
-    assert len(heights) == rows
-    assert_tidy(figure)
-
-
-def test_layer_is_an_index_into_the_model(bert):
-    second = bert.choose(1)
-    figure = figures.plot_layer(second, 1, "FF")
-    assert "layer 1" in words(figure)
-    np.testing.assert_array_equal(shown(panels(figure)[0]), bert["FF"][1])
-    with pytest.raises(InputError, match=r"layer 0 is not among .* 1$"):
-        figures.plot_layer(second, 0)
-    with pytest.raises(InputError, match=r"0, 1$"):
-        figures.plot_layer(bert, 2)
 
 
 def test_pairs_that_attention_forbids_stay_blank(llama):
@@ -162,11 +142,6 @@ def test_nothing_overlaps_at_any_length(n):
     assert_tidy(figures.plot_layer(maps, 1, ["ATTN-W", "FF"]))
     assert_tidy(figures.plot_overview(maps, scopes=["ATTN-W", "LN2"]))
     assert_tidy(figures.plot_amplification(maps, "LN1", "FF", 1, top=0))
-
-
-def test_nothing_overlaps_in_the_similarity(bert):
-    for maps in (bert, tiny_maps("bert", 1)):  # ρ of a single pair is undefined
-        assert_tidy(figures.plot_similarity(replace(maps, text=TEXT * 9)))
 
 
 def test_long_sequences_label_some_tokens_and_say_so():
@@ -246,19 +221,6 @@ def test_amplification_marks_and_lists_the_strongest_pairs(bert):
     assert "layer 1" in words(figure)
 
 
-def test_strongest_pairs_are_ranked_among_allowed_pairs(llama):
-    difference = llama.amplification("LN", "FF")[0]
-    strengthened, weakened = strongest_pairs(difference, llama.allowed[0], 100, llama.is_same_token)
-    for pairs, sign in ((strengthened, 1), (weakened, -1)):
-        sizes = [sign * pair.value for pair in pairs]
-        assert sizes == sorted(sizes, reverse=True)
-        assert all(size > 0 for size in sizes)
-        assert all(pair.source < pair.target for pair in pairs)
-        assert all(pair.value == difference[pair.target, pair.source] for pair in pairs)
-    below = difference[np.tril_indices(6, k=-1)]
-    assert len(strengthened) + len(weakened) == np.count_nonzero(below)
-
-
 def test_similarity_draws_rho_over_layers(bert):
     figure = figures.plot_similarity(bert)
     axes = figure.axes[0]
@@ -276,11 +238,6 @@ def test_similarity_draws_rho_over_layers(bert):
     assert low <= min(line.get_ydata().min() for line in axes.lines)
 
 
-def test_similarity_needs_two_scopes(bert):
-    with pytest.raises(InputError, match="FF-N"):
-        figures.plot_similarity(bert.choose(scopes="FF"))
-
-
 # Surroundings ------------------------------------------------------------------------------------
 
 
@@ -295,13 +252,6 @@ def test_pictures_work_without_pyplot(bert, monkeypatch, tmp_path):
         path = tmp_path / f"picture.{suffix}"
         draw().savefig(path)
         assert path.stat().st_size > 1000
-
-
-def test_jupyter_can_show_a_figure(bert):
-    figure = figures.plot_layer(bert, scopes="FF")
-    data, size = figure._repr_png_()
-    assert data.startswith(b"\x89PNG")
-    assert size["width"] == round(96 * figure.get_figwidth())
 
 
 def test_characters_without_a_font_are_drawn_as_boxes(monkeypatch):

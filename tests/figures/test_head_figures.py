@@ -13,7 +13,6 @@ import normlens
 from normlens.errors import InputError, UnknownScopeError
 from normlens.figures.colours import clipped_end
 from normlens.models.tiny import tiny_model
-from normlens.results import exports as export
 
 pytest.importorskip("matplotlib")
 
@@ -98,17 +97,3 @@ def test_what_cannot_be_drawn(llama):
         llama.plot_heads(0, heads=[])
     with pytest.raises(InputError, match="layer 7"):
         llama.plot_heads(7)
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_pictures_of_heads_are_written(llama, tmp_path, suffix):
-    path = tmp_path / f"heads.{suffix}"
-    export.write(llama, path, heads_of="ATTN-W", diagonal=False, colour="sqrt")
-    assert path.stat().st_size > 3000
-    whole = tmp_path / f"scopes.{suffix}"
-    export.write(llama, whole)
-    assert whole.read_bytes() != path.read_bytes()
-    with pytest.raises(InputError, match="no heads of 'FF'"):
-        export.write(llama, tmp_path / f"other.{suffix}", heads_of="FF")
-    with pytest.raises(InputError, match="choose one of them"):
-        export.write(llama, tmp_path / "other.png", heads_of="ATTN-W", row="[CLS]")

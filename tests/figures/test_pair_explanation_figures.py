@@ -8,8 +8,6 @@ from pair_examples import fast_tokenizer, with_head
 from tidy import assert_tidy, words
 
 import normlens
-from normlens.errors import InputError
-from normlens.results.exports import write
 
 pytest.importorskip("matplotlib")
 SOURCE, TARGET = "the house is small and green", "la maison est petite et verte"
@@ -97,20 +95,3 @@ def test_shares_are_the_tables_numbers(every):
     np.testing.assert_allclose(marks, table["source_share_absolute"])
     labels = [label.get_text() for label in sums.get_yticklabels()]
     assert labels == every.predicted
-
-
-def test_pictures_in_other_axes(why, every):
-    from matplotlib.figure import Figure
-
-    for draw in (why.plot, why.plot_flow, why.plot_components, every.plot, every.plot_shares):
-        axes = Figure().subplots()
-        assert draw(ax=axes) is axes.figure
-    with pytest.raises(InputError, match="max_label"):
-        every.plot_shares(max_label=0)
-
-
-def test_a_picture_that_does_not_fit_is_refused(why, every, tmp_path):
-    for result, picture in ((why, "shares"), (why, "matrix"), (every, "flow")):
-        with pytest.raises(InputError, match=f"unknown picture '{picture}'; choose one of"):
-            write(result, tmp_path / "why.png", picture=picture)
-    assert not list(tmp_path.iterdir())

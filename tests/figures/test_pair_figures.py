@@ -77,14 +77,6 @@ def test_one_sequence_is_hidden_and_the_numbers_stay(maps, sources):
         assert ticks(axes)[1] == [t for t, c in zip(maps.source_tokens, columns, strict=True) if c]
 
 
-def test_scopes_without_what_is_shown_are_left_out(maps):
-    figure = maps.plot(0, ["ATTN-N", "CROSS-W", "RES2"], sources="encoder")
-    titles = [axes.get_title(loc="left") for axes in panels(figure)]
-    assert titles == ["CROSS-W", "ATTNRESLNCROSSRES-N"]
-    with pytest.raises(InputError, match="ATTN-N has no parts of the encoder's tokens"):
-        maps.plot(0, "ATTN-N", sources="encoder")
-
-
 @in_one_case(
     "wrong",
     [
@@ -146,29 +138,3 @@ def test_similarity_has_a_plot_for_each_stack(maps):
             np.testing.assert_array_equal(line.get_ydata(), expected)
     (alone,) = maps.plot_similarity(stack="encoder").axes
     assert len(alone.lines) == len(consecutive(maps.encoder.scopes))
-
-
-def test_amplified_pairs_name_their_sequence(maps):
-    figure = maps.plot_amplification(layer=1)
-    assert_tidy(figure)
-    best = maps.top_pairs(count=1).query("layer == 1").iloc[0]
-    label = f"{best['source_token']} ({best['source_sequence']}) → {best['target_token']}"
-    assert any(line.endswith(label) for line in words(figure).splitlines())
-    (axes,) = panels(figure)
-    assert len(maps.encoder.tokens) - 0.5 in lines(axes)
-
-
-def test_pictures_in_other_axes(maps):
-    from matplotlib.figure import Figure
-
-    for draw in (
-        lambda ax: maps.plot(1, "FF", ax=ax),
-        lambda ax: maps.plot_amplification(layer=1, ax=ax),
-    ):
-        ax = Figure().add_subplot()
-        draw(ax)
-        assert ax.get_xlabel() == "source j: encoder | decoder"
-        assert lines(ax) == [len(maps.encoder.tokens) - 0.5]
-    ax = Figure().add_subplot()
-    maps.plot_similarity(ax=ax)
-    assert ax.get_title() == "decoder"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import torch
 from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
@@ -81,26 +79,6 @@ def test_all_layers_stand_side_by_side(maps):
     assert_tidy(shared)
     assert "linear scale" in words(shared)
     assert "share" not in words(shared)
-
-
-def test_pictures_that_are_no_squares_and_unknown_ones():
-    bare = normlens.load(tiny_model("dinov3_vit"))
-    figure = bare.maps(torch.randn(3, 8, 40)).plot_patches([0, 1])
-    assert_tidy(figure)
-    assert "The picture is not known" in words(figure)
-    box = panels(figure)[0].get_position()
-    width, height = figure.get_size_inches()
-    assert box.width * width == pytest.approx(5 * box.height * height)
-    assert "[REG2]" in words(figure)
-
-
-def test_axes_of_somebody_else(maps):
-    figure, ax = plt.subplots()
-    assert maps.plot_patches(0, "ATTN-W", source=0, ax=ax) is figure
-    assert "what each patch receives from [CLS]" in ax.get_title()
-    with pytest.raises(InputError, match="takes one layer, not 2"):
-        maps.plot_patches(ax=ax)
-    plt.close(figure)
 
 
 def test_what_cannot_be_drawn(maps, lens):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import run_examples as examples
+from quick_reports import rendering_nothing
 
 import normlens
 from normlens.corpus import Run
@@ -39,7 +40,8 @@ REPORTED = (".html", ".json", ".csv", ".tex", ".md", ".svg")
 def results(tmp_path_factory, tiny_bert, letters):
     """Both papers' experiments with a tiny BERT."""
     out = tmp_path_factory.mktemp("results") / "bert"
-    reproduce(KINDS, tiny_bert, letters, out, **FEW)
+    with rendering_nothing():
+        reproduce(KINDS, tiny_bert, letters, out, **FEW)
     return out
 
 
@@ -115,11 +117,11 @@ def test_ranks_are_checked_first_and_kept(tmp_path, tiny_bert, letters):
     assert (out / "tables" / "frequency.csv").read_bytes() == before
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("undrawn")
 def test_causal_models_have_one_run_and_their_own_components(tmp_path, letters):
     checkpoint = examples.tiny_checkpoint(tmp_path / "gpt2", model_type="gpt2")
     out = tmp_path / "out"
-    reproduce(KINDS, checkpoint, letters, out, **FEW)
+    reproduce(KINDS, checkpoint, letters, out, limit=8, **FEW)
     assert [path.name for path in (out / "runs").iterdir()] == ["letters-plain"]
     table = pd.read_csv(out / "tables" / "similarity.csv")
     assert list(table["component"]) == ["ATTN", "RES1", "LN", "FF", "RES2"]
@@ -180,7 +182,7 @@ def test_what_cannot_go_into_one_folder(results, tmp_path, tiny_bert, letters):
         Settings((), "m", ("a.txt",))
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("undrawn")
 def test_a_loaded_lens_and_a_users_own_relation(tmp_path, tiny_bert, letters, monkeypatch):
     (tmp_path / "far_relations.py").write_text(
         "import numpy as np\n\ndef three_apart(item):\n"
@@ -189,7 +191,8 @@ def test_a_loaded_lens_and_a_users_own_relation(tmp_path, tiny_bert, letters, mo
     monkeypatch.chdir(tmp_path)
     lens = normlens.load(tiny_bert, device="cpu")
     out = tmp_path / "out"
-    reproduce("ff", lens, letters, out, relations=("far_relations:three_apart",), **FEW)
+    own = ("far_relations:three_apart",)
+    reproduce("ff", lens, letters, out, relations=own, limit=8, **FEW)
     results = json.loads((out / "results.json").read_text())
     assert "three_apart" in json.dumps(results) or any(
         "three" in path.name for path in (out / "tables").iterdir()

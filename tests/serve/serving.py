@@ -65,8 +65,8 @@ class Site:
             time.sleep(0.01)
         return status
 
-    def maps(self, id: str) -> httpx.Response:
-        return self.http.get(f"api/analyses/{id}/maps")
+    def result(self, id: str) -> httpx.Response:
+        return self.http.get(f"api/analyses/{id}/result")
 
 
 class StepwiseModels(ServedModels):

@@ -13,7 +13,8 @@ from serving import ON_CPU, Site, StepwiseModels
 
 import normlens
 from normlens.loading import load as loading
-from normlens.serve.analyses import Limits, ServedModels
+from normlens.serve import analyses
+from normlens.serve.analyses import Limits, ServedModels, example_of
 from normlens.viewer import pages, payload
 from normlens.viewer import payload as container
 
@@ -100,7 +101,7 @@ def test_the_answer_is_that_of_the_library(site, folder):
         "layers": 2,
         "error": None,
     }
-    answer = site.maps(id)
+    answer = site.result(id)
     assert answer.headers["content-type"] == "application/octet-stream"
     expected = normlens.load(folder, device="cpu").maps(TEXT)
     assert answer.content == payload.encode([expected])
@@ -111,13 +112,13 @@ def test_the_answer_is_that_of_the_library(site, folder):
 def test_a_pair_a_rule_and_another_model(site, decoder):
     id = site.submit("the cat", pair="a mat", rule="gradient")
     assert site.wait(id)["state"] == "done"
-    (item,) = header(site.maps(id).content)["items"]
+    (item,) = header(site.result(id).content)["items"]
     assert item["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "a", "mat", "[SEP]"]
     assert item["text"] == ["the cat", "a mat"]
     assert item["provenance"]["nonlinearity"] == "gradient"
     id = site.submit("the cat", model=Path(decoder).name, pair=None)
     assert site.wait(id)["state"] == "done"
-    assert header(site.maps(id).content)["items"][0]["model"] == "decoder"
+    assert header(site.result(id).content)["items"][0]["model"] == "decoder"
 
 
 def test_the_same_text_again_is_not_computed_again(site, monkeypatch):
@@ -127,7 +128,7 @@ def test_the_same_text_again_is_not_computed_again(site, monkeypatch):
     second = site.submit("the mat sat")
     assert second != first
     assert site.status(second)["state"] == "done"
-    assert site.maps(second).content == site.maps(first).content
+    assert site.result(second).content == site.result(first).content
 
 
 def test_there_are_no_maps_before_the_end(stepwise):
@@ -137,7 +138,7 @@ def test_there_are_no_maps_before_the_end(stepwise):
     queued = stepwise.submit("a mat")
     assert stepwise.status(queued)["position"] == 1
     for id, state in ((running, "running"), (queued, "queued")):
-        answer = stepwise.maps(id)
+        answer = stepwise.result(id)
         assert answer.status_code == 409
         assert state in detail(answer)
 
@@ -153,7 +154,7 @@ def test_a_running_analysis_stops_behind_its_layer(stepwise):
     assert answer.json()["state"] == "cancelled"
     models.go.release()
     assert models.reached() == ("a mat", 0)  # the second layer of the first is never reported
-    gone = stepwise.maps(first)
+    gone = stepwise.result(first)
     assert (gone.status_code, "cancelled" in detail(gone)) == (410, True)
     models.let_go()
     assert stepwise.wait(second)["state"] == "done"
@@ -165,7 +166,7 @@ def test_an_unknown_analysis(id, site):
     for answer in (
         site.http.get(f"api/analyses/{id}"),
         site.http.delete(f"api/analyses/{id}"),
-        site.maps(id),
+        site.result(id),
     ):
         assert answer.status_code == 404
         assert "ask for it again" in detail(answer)
@@ -192,9 +193,9 @@ def test_a_full_queue_is_429(stepwise):
     ("change", "status", "words"),
     [
         ({"text": ""}, 422, "text: the text is empty"),
-        ({"text": "a" * 10_001}, 413, "10001 characters and at most 10000"),
+        ({"text": "a" * 10_001}, 422, "at most 10000 characters"),
         ({"rule": "magic"}, 422, "'ig', 'ig-bias', 'gradient' or 'shapley'"),
-        ({"model": "bert-base-uncased"}, 422, "unknown model 'bert-base-uncased'"),
+        ({"model": "bert-base-uncased"}, 422, "model: input should be 'tiny' or 'decoder'"),
         ({"layers": "all"}, 422, "layers: "),
     ],
 )
@@ -256,7 +257,7 @@ def test_a_failed_analysis_gives_its_reason(error, words, site, monkeypatch):
     assert status["state"] == "failed"
     assert words in status["error"]
     assert "secret" not in status["error"]
-    answer = site.maps(id)
+    answer = site.result(id)
     assert answer.status_code == 409
     assert words in detail(answer)
     assert site.wait(site.submit(f"on a mat {words}"))["state"] == "done"  # and the next one works
@@ -315,7 +316,6 @@ def test_the_schema_says_what_is_served(site):
     assert sorted(schema["paths"]) == [
         "/api/analyses",
         "/api/analyses/{id}",
-        "/api/analyses/{id}/maps",
         "/api/analyses/{id}/result",
         "/api/citations",
         "/api/cosines",
@@ -332,21 +332,34 @@ def test_the_schema_says_what_is_served(site):
         assert request["model"]["enum"] == list(site.models.names)
         assert request["rule"]["enum"] == rules
         assert request["text"]["maxLength"] == 10_000
-    everywhere = {"400", "403", "413", "421"}
-    for path, method, own in (
-        ("/api/models", "get", {"200"}),
-        ("/api/analyses", "post", {"202", "422", "429"}),
-        ("/api/explanations", "post", {"202", "422", "429"}),
-        ("/api/cosines", "post", {"202", "422", "429"}),
-        ("/api/citations", "post", {"202", "422", "429"}),
-        ("/api/analyses/{id}", "get", {"200", "404"}),
-        ("/api/analyses/{id}", "delete", {"200", "404"}),
-        ("/api/analyses/{id}/maps", "get", {"200", "404", "409", "410"}),
-        ("/api/analyses/{id}/result", "get", {"200", "404", "409", "410"}),
-    ):
-        answers = schema["paths"][path][method]["responses"]
-        assert set(answers) == everywhere | own
-        for status, answer in answers.items():
-            if int(status) >= 400:
-                shape = answer["content"]["application/json"]["schema"]
-                assert shape == {"$ref": "#/components/schemas/Problem"}
+
+
+# The example that a page opens on ----------------------------------------------------------------
+
+
+def test_the_example_is_of_the_first_model_that_needs_no_target_text(site):
+    known = site.models.descriptions["tiny"]
+    silent = known.model_copy(update={"name": "silent", "two_stacks": True, "head": None})
+    speaking = silent.model_copy(update={"name": "speaking", "head": "T5"})
+    for models, expected in (([silent, known], "tiny"), ([silent, speaking, known], "speaking")):
+        assert getattr(example_of(models), "model", None) == expected
+    assert example_of([silent]) is None
+    assert site.http.get("api/models").json()["example"] is None
+
+
+def test_the_example_is_analysed_before_anybody_asks(folder):
+    with Site(ServedModels([folder], Limits(), loading=ON_CPU), example=True) as opened:
+        told = opened.http.get("api/models").json()["example"]
+        assert told == {"model": "tiny", "text": analyses.TEXT}
+        assert opened.wait(opened.submit(analyses.TEXT))["state"] == "done"
+        # Only now is the answer at hand for certain; the queue was empty before.
+        assert opened.status(opened.submit(analyses.TEXT))["state"] == "done"
+        assert len(opened.jobs._jobs) == 3
+
+
+def test_heads_are_there_when_they_are_asked_for(site, folder):
+    maps = normlens.load(folder, device="cpu").maps("the cat sat", heads=True)
+    for heads, sent in ((False, {}), (True, maps.heads)):
+        id = site.submit("the cat sat", heads=heads)
+        assert site.wait(id)["state"] == "done"
+        assert header(site.result(id).content)["items"][0]["heads"].keys() == sent.keys()

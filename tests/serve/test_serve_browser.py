@@ -7,7 +7,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 from urllib.parse import urlencode
 
-import httpx
 import pytest
 from serving import Site, StepwiseModels
 
@@ -79,23 +78,3 @@ def test_a_foreign_page_cannot_start_an_analysis_blindly(site, elsewhere, page, 
         [f"{site.url}api/analyses", f'{{"model": "{site.models.names[0]}", "text": "a mat"}}'],
     )
     assert submitted == []
-
-
-def test_a_foreign_name_for_this_machine_is_refused(site, page):
-    port = httpx.URL(site.url).port
-    assert page.goto(f"http://evil.example:{port}/").status == 421
-    assert page.evaluate(ASK, ["/api/models", "GET", None]) in (421, "kept away")
-
-
-def test_the_page_cannot_be_framed(site, elsewhere, page):
-    page.goto(elsewhere)
-    page.evaluate(
-        """(address) => new Promise((done) => {
-          const frame = document.createElement("iframe");
-          frame.onload = done;
-          frame.src = address;
-          document.body.append(frame);
-        })""",
-        site.url,
-    )
-    assert all("NormLens" not in frame.content() for frame in page.frames[1:])

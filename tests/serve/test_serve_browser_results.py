@@ -78,17 +78,6 @@ def test_two_texts_are_compared(talking, folder, visit):
     assert "pair=a+mat" in visit.url
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [({"target": "cats"}, "'cats' is 2 tokens"), ({"position": "two"}, "whole number, not “two”")],
-)
-def test_nothing_is_refused_silently(fields, words, talking, visit):
-    visit.goto(f"{talking.url}#mode=explain")
-    visit.wait_for_selector('[data-control="model"] option', state="attached")
-    ask(visit, **{"text": "the cat sat", **fields})
-    visit.locator('[data-role="message"]').get_by_text(words).wait_for()
-
-
 @pytest.mark.parametrize("mode", ["explain", "cosine"])
 def test_it_is_cancelled_from_the_page(mode, slow, visit):
     models: StepwiseModels = slow.models  # type: ignore[assignment]

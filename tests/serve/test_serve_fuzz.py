@@ -13,14 +13,12 @@ schemathesis = pytest.importorskip("schemathesis")
 from schemathesis import GenerationMode  # noqa: E402
 from schemathesis.checks import not_a_server_error  # noqa: E402
 from schemathesis.specs.openapi.checks import (  # noqa: E402
-    allow_header_conformance,
     content_type_conformance,
     negative_data_rejection,
     positive_data_acceptance,
     response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
-    unsupported_method,
 )
 
 from normlens.serve.analyses import Limits, ServedModels  # noqa: E402
@@ -42,7 +40,6 @@ OPERATIONS = [
     ("POST", "/api/citations"),
     ("GET", "/api/analyses/{id}"),
     ("DELETE", "/api/analyses/{id}"),
-    ("GET", "/api/analyses/{id}/maps"),
     ("GET", "/api/analyses/{id}/result"),
 ]
 CHECKS = [
@@ -53,12 +50,7 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
     positive_data_acceptance,
-    unsupported_method,
-    allow_header_conformance,
 ]
-# A cancelled analysis can still be asked about, so nothing is gone after DELETE; and what was
-# sent in the right form may still have been cancelled, or be waiting.
-AFTERWARDS = [check for check in CHECKS if check is not positive_data_acceptance]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +70,7 @@ def fuzz(operation: Any, mode: GenerationMode) -> None:
     @BOUNDED
     @given(case=operation.as_strategy(generation_mode=mode))
     def request(case: Any) -> None:
-        # A citation's documents have a limit together, which a schema cannot say.
-        case.call_and_validate(checks=AFTERWARDS if case.path == "/api/citations" else CHECKS)
+        case.call_and_validate(checks=CHECKS)
 
     request()
 
@@ -95,31 +86,9 @@ def test_wrong_requests_keep_to_the_schema(path: str, interface: Any) -> None:
     fuzz(interface[path]["POST"], GenerationMode.NEGATIVE)
 
 
-@pytest.mark.parametrize("method", ["PUT", "PATCH", "TRACE", "HEAD", "OPTIONS"])
-@pytest.mark.parametrize("path", sorted({path for _, path in OPERATIONS}))
-def test_methods_that_are_not_there(method, path, roomy):
-    answer = roomy.http.request(method, path)
-    assert answer.status_code == 405
-    allowed = {name for name, where in OPERATIONS if where == path}
-    assert set(answer.headers["allow"].split(", ")) == allowed
-
-
 def test_no_operation_is_left_out(interface):
     found = [result.ok() for result in interface.get_all_operations()]
     assert sorted((each.method.upper(), each.path) for each in found) == sorted(OPERATIONS)
-
-
-def test_sequences_of_requests_keep_to_the_schema(interface):
-    seen = set()
-
-    class Visit(interface.as_state_machine()):  # type: ignore[misc]
-        def validate_response(self, response: Any, case: Any, **options: Any) -> None:
-            seen.add((case.method, case.path, response.status_code))
-            case.validate_response(response, checks=AFTERWARDS)
-
-    Visit.run(settings=settings(BOUNDED, max_examples=20, stateful_step_count=6))
-    assert ("POST", "/api/analyses", 202) in seen
-    assert ("GET", "/api/analyses/{id}", 200) in seen  # one that was submitted before
 
 
 def test_the_page_still_works_afterwards(roomy):

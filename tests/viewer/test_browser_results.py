@@ -206,16 +206,6 @@ def test_the_matrix_and_its_files(viewer, pair_html, tmp_path):
 # Both --------------------------------------------------------------------------------------------
 
 
-def test_every_control_has_a_name_and_tokens_stay_text(viewer, why_html, pair_html):
-    alerts: list[str] = []
-    viewer.page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
-    for path, views in ((why_html, ("flow", "components")), (pair_html, ("lines", "matrix"))):
-        for view in views:
-            viewer.open(path, f"view={view}")
-            assert viewer.page.evaluate(UNNAMED) == []
-    assert alerts == []
-
-
 @pytest.mark.parametrize("width", [400, 1300])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pages_fit_their_windows(browser, why_html, pair_html, width, theme):

@@ -74,18 +74,3 @@ def test_the_arrow_points_from_source_to_target(viewer, hebrew):
     viewer.page.mouse.move(*viewer.cell(1, 2))
     tip = viewer.texts(".tooltip")[0]
     assert f"\u2068{HEBREW[2]}\u2069 (2)" in tip
-
-
-def test_on_a_phone_the_map_comes_first(viewer, soap_html):
-    viewer.page.set_viewport_size({"width": 390, "height": 844})
-    viewer.open(soap_html)
-    viewer.page.wait_for_selector('.normlens[data-narrow="true"]')
-    figure = viewer.page.locator(".figure canvas").first.bounding_box()
-    controls = viewer.page.locator('[data-control="view"]').bounding_box()
-    assert figure["y"] + figure["height"] < min(844, controls["y"])
-    assert viewer.page.evaluate("document.documentElement.scrollWidth") <= 390
-    viewer.page.set_viewport_size({"width": 1300, "height": 900})
-    viewer.page.wait_for_selector('.normlens[data-narrow="false"]')
-    viewer.settled()
-    figure = viewer.page.locator(".figure canvas").first.bounding_box()
-    assert viewer.page.locator('[data-control="view"]').bounding_box()["y"] < figure["y"]

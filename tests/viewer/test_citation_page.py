@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from normlens.results.citation import ANSWER, PROMPT, Citation
-from normlens.viewer.notebook import CitationPage
+from normlens.viewer.notebook import citation_notebook
 
 SOURCES = ["The capital is <b>Lima</b>.\nIt is old.", "No & never.", "Bananas."]
 TEXT = f"Context: {' | '.join(SOURCES)} Q?"
@@ -124,18 +124,6 @@ def test_a_source_shows_what_it_supports(opened):
     assert sum(numbers[:-1]) == pytest.approx(citation.value, abs=0.3)
 
 
-def test_intervals_and_order(opened):
-    scores = np.array([1.0, 3.0, -2.0])
-    page = opened(
-        made(ablations=8, ablated=scores, interval=np.stack([scores - 0.5, scores + 0.5], axis=1))
-    )
-    assert "+2.50 to +3.50" in page.locator("article").nth(1).text_content()
-    page.click("#order")
-    first = page.locator("article").first.text_content()
-    assert first.startswith("Source 1")
-    assert "8 ablations" in page.inner_text("#about")
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
 def test_many_long_sources(opened, width, scheme):
     words = "lorem ipsum dolor sit amet " * 100
@@ -156,4 +144,7 @@ def test_a_notebook_shows_the_page():
     shown = citation._repr_mimebundle_()
     assert "<iframe" in shown["text/html"]
     assert shown["text/plain"] == repr(citation)
-    assert "</script> not" not in CitationPage(citation).document.split('id="data"')[1][:5000]
+    assert (
+        "</script> not"
+        not in citation_notebook(citation).page(None, "").split('id="data"')[1][:5000]
+    )

@@ -10,7 +10,6 @@ import pytest
 from test_payload import decode, header_of
 from viewer_examples import hostile_maps
 
-from normlens.errors import InputError
 from normlens.results.axes import PatchGrid, Routing
 from normlens.results.maps import Maps
 from normlens.viewer import encode
@@ -62,13 +61,3 @@ def test_experts_and_weights_come_back(shared):
         assert found["shared"] is None
     else:
         np.testing.assert_array_equal(decode(found["shared"], blobs), routing.shared.ravel())
-
-
-def test_a_notebook_opens_at_the_picture():
-    pytest.importorskip("anywidget")
-    shown = pictured(None).show(view="picture", direction="column")
-    assert shown.state == {"view": "picture", "direction": "column"}
-    with pytest.raises(InputError, match="of no picture"):
-        hostile_maps(4).show(view="picture")
-    with pytest.raises(InputError, match="direction"):
-        pictured(None).show(direction="down")  # type: ignore[arg-type]

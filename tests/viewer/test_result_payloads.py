@@ -99,7 +99,7 @@ def test_a_page_that_is_too_large_leaves_out_the_flow_and_says_so():
     assert item["flow"] is None
     assert "Flow maps are left out" in item["left_out"][0]
     assert header_of(fitted_explanations([why], None))[0]["items"][0]["flow"] is not None
-    with pytest.raises(InputError, match="even without flow maps"):
+    with pytest.raises(InputError):
         fitted_explanations([why], 0.01)
 
 
@@ -132,20 +132,6 @@ def test_pages_hold_no_markup_of_tokens_and_are_not_overwritten(tmp_path):
         with pytest.raises(OutputError, match="exists"):
             what.to_html(path)
     assert several.to_html(tmp_path / "again.html").read_text().count("and 1 more") == 1
-
-
-def test_a_notebook_shows_them():
-    pytest.importorskip("anywidget", reason="the widget needs anywidget")
-    why = hostile_explanation()
-    shown: Any = why.show(token=3, view="components")
-    assert shown.state == {"token": "3", "view": "components"}
-    assert shown.payload == encode_explanations(why, precision=32)
-    bundle = why._repr_mimebundle_()
-    data = bundle[0] if isinstance(bundle, tuple) else bundle
-    assert data["text/plain"] == repr(why)
-    pair: Any = hostile_cosine()
-    assert pair.show(view="matrix").payload == encode_cosines(pair)
-    assert Explanations([why]).show().payload == shown.payload  # type: ignore[attr-defined]
 
 
 def plain(value: Any, blobs: bytes) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import builtins
-import sys
 from typing import Any
 
 import pytest
@@ -46,28 +44,7 @@ def test_without_matplotlib_the_viewer_is_there_alone(monkeypatch):
     def refuse() -> Any:
         raise MissingDependencyError("pictures need matplotlib")
 
-    shown = notebook.Notebook(lambda _: b"NLVIEW01", "title", "call", {}, refuse)
+    shown = notebook.Notebook(lambda *_: "", "call", lambda _: b"NLVIEW01", refuse)
     data = data_of(shown.mimebundle("plain"))
     assert WIDGET in data
     assert "image/png" not in data
-
-
-def test_without_anywidget_the_frame_has_a_picture(monkeypatch):
-    pytest.importorskip("matplotlib")
-    real = builtins.__import__
-
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "anywidget":
-            raise ModuleNotFoundError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    monkeypatch.delitem(sys.modules, "anywidget", raising=False)
-    notebook.widget_class.cache_clear()
-    maps = hostile_maps()
-    data = maps._repr_mimebundle_()
-    assert "srcdoc=" in data["text/html"]
-    assert min(size_of(data)) > 100
-    shown: Any = maps.show()
-    assert base64.b64decode(shown._repr_png_()).startswith(PNG)
-    notebook.widget_class.cache_clear()

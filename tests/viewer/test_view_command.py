@@ -6,11 +6,9 @@ import builtins
 import html
 import sys
 import webbrowser
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from viewer_examples import hostile_explanation, hostile_maps
 
@@ -132,18 +130,6 @@ def test_without_anywidget_notebooks_get_a_frame_and_a_hint(monkeypatch):
     assert "<iframe" in shown._repr_html_()
     assert "layer=1&amp;scope=FF" in html.unescape(shown._repr_html_())
     notebook.widget_class.cache_clear()
-
-
-def test_a_head_that_is_not_there_is_an_error():
-    maps = hostile_maps(layers=2)
-    with pytest.raises(InputError, match=r"heads=True"):
-        maps.show(head=0)
-    heads = {"ATTN-N": np.stack([maps["ATTN-N"]] * 3, axis=1)}
-    shown: Any = replace(maps, heads=heads).show(head=2, view="map", diagonal=0)
-    assert shown.state == {"head": "2", "view": "map", "diagonal": "0"}
-    for head in (3, -1, "first"):
-        with pytest.raises(InputError, match=r"count from 0 to 2"):
-            replace(maps, heads=heads).show(head=head)
 
 
 def test_results_of_any_kind_stand_in_one_page_with_notes(saved, explained, tmp_path, capsys):

@@ -57,8 +57,7 @@ export class Client {
       this.running = id;
       const status = await this.wait(id, watch);
       if (status.state !== "done") return status;
-      const what = ask.mode === "maps" ? "maps" : "result";
-      const response = await fetch(`api/analyses/${encodeURIComponent(id)}/${what}`);
+      const response = await fetch(`api/analyses/${encodeURIComponent(id)}/result`);
       if (!response.ok) await answer(response);
       return new Uint8Array(await response.arrayBuffer());
     } finally {
@@ -86,8 +85,5 @@ async function answer<T>(response: Response): Promise<T> {
   const body: unknown = await response.json().catch(() => null);
   if (response.ok) return body as T;
   const detail = (body as { detail?: unknown } | null)?.detail;
-  const words = Array.isArray(detail)
-    ? detail.map((entry: { msg?: string }) => entry?.msg ?? String(entry)).join("; ")
-    : detail;
-  throw new Error(words ? String(words) : `the server answered ${response.status}`);
+  throw new Error(detail ? String(detail) : `the server answered ${response.status}; try again`);
 }

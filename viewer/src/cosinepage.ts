@@ -65,7 +65,7 @@ export class CosinePage extends ResultPage<CosineItem, CosineState> {
       h("div", { class: "text-row" }, h("span", { class: "letter", "aria-hidden": "true" }, ""), this.rest),
       this.sum,
       this.key_,
-      h("div", { class: "toolbar" }, view.el, level.el, share.el),
+      this.choices(view.el, level.el, share.el),
       this.note,
       h("div", { class: "mapview" }, this.stage, this.aside),
     );

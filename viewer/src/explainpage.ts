@@ -71,7 +71,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       this.strip.el,
       this.sum,
       this.key_,
-      h("div", { class: "toolbar" }, view.el, level.el, reading.el, share.el, heads.el),
+      this.choices(view.el, level.el, reading.el, share.el, heads.el),
       this.note,
       h("div", { class: "mapview" }, this.stage, this.aside),
     );

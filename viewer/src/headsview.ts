@@ -3,7 +3,7 @@
 import { isolate } from "./bidi";
 import { LIGHT, number, pixels, sequential, type Colouring, type Ink } from "./colours";
 import { buttons, h, pause, replace, svg } from "./dom";
-import { addCaption, FONT, drawBar } from "./figure";
+import { addCaption, cut, FONT, drawBar } from "./figure";
 import type { Cell } from "./heatframe";
 import type { Row } from "./save";
 import { beyondWord, SCALE_WORDS, scaleEnd } from "./scale";
@@ -29,18 +29,28 @@ interface Small {
   caption: HTMLElement;
 }
 
-const LABELLED = 16; // tokens
-const SIDE = 64; // pixels of their names, beside the rows
+const SIDE = 64; // pixels of tokens’ names, beside the rows
+const LINE = 11; // pixels of a name
 
-/** A small map with the names of its targets beside it and of its sources above. */
-function labels(shown: Shown, canvas: HTMLElement, size: number, shape: number): HTMLElement {
-  const names = (axis: "rows" | "columns", pixels: number) => {
-    const { labels: texts, size: count } = shown[axis];
-    const each = texts.map((text) => h("span", { title: text }, text));
-    for (const one of each) one.style[axis === "rows" ? "height" : "width"] = `${pixels / count}px`;
-    return h("span", { class: `names ${axis}` }, ...each);
-  };
-  return h("span", { class: "labelled" }, h("span", {}), names("columns", size), names("rows", size * shape), canvas);
+/** The places of the names that there is room for along so many pixels. */
+function named(count: number, pixels: number): number[] {
+  const every = Math.max(1, Math.ceil((LINE * count) / pixels));
+  return Array.from({ length: Math.ceil(count / every) }, (_, k) => k * every);
+}
+
+/** The names along one edge of a small map, as many as there is room for. */
+function names(shown: Shown, axis: "rows" | "columns", pixels: number): HTMLElement {
+  const { labels, size } = shown[axis];
+  const places = named(size, pixels);
+  const each = places.map((place) => h("span", { title: labels[place] }, labels[place]));
+  const box = h("span", { class: `names ${axis}` }, ...each);
+  const length = axis === "rows" ? "height" : "width";
+  box.style[length] = `${pixels}px`;
+  for (const one of each) {
+    one.style[length] = `${((places[1] ?? size) * pixels) / size}px`;
+    one.style.lineHeight = `${pixels / size}px`; // a name is in the middle of its row or column
+  }
+  return box;
 }
 
 /** The end of the scale that the heads of some layers share. */
@@ -116,9 +126,10 @@ export class HeadsView implements Panel {
     const most = Math.max(...layers.map((layer) => shown.heads(scope, layer)));
     const room = context.room().width - 40;
     const shape = Math.max(0.25, Math.min(2, shown.rows.size / shown.columns.size));
-    // Names of tokens fit beside maps of a few.
-    const labelled = !several && Math.max(shown.rows.size, shown.columns.size) <= LABELLED;
-    const size = several ? Math.max(44, Math.min(110, Math.floor(room / most) - 8)) : room < 500 ? (room - 16) / 2 : 190;
+    // Many maps have names on the outer edge alone.
+    const size = several
+      ? Math.max(44, Math.min(110, Math.floor((room - SIDE) / most) - 8))
+      : room < 500 ? Math.max(96, (room - 24) / 2 - SIDE) : 190;
     const { header } = shown.item;
     this.small = layers.flatMap((layer) =>
       Array.from({ length: shown.heads(scope, layer) }, (_, head): Small => {
@@ -138,17 +149,21 @@ export class HeadsView implements Panel {
           onclick: () => context.update({ layer, scope, head, view: "map" }),
         },
         !several && h("span", { class: "caption strong" }, `head ${head}`),
-        labelled ? labels(shown, canvas, size, shape) : canvas,
+        several
+          ? canvas
+          : h("span", { class: "labelled" }, h("span", {}), names(shown, "columns", size), names(shown, "rows", size * shape), canvas),
         !several && caption,
       );
     };
     const row = (layer: number) => this.small.filter((each) => each.layer === layer).map(button);
-    this.grid.style.gridTemplateColumns = several ? `auto repeat(${most}, ${size}px)` : `repeat(auto-fill, ${size + (labelled ? SIDE : 0)}px)`;
-    const head = (text: string) => h("span", { class: "head" }, text);
+    this.grid.style.gridTemplateColumns = several ? `auto repeat(${most}, ${size}px)` : `repeat(auto-fill, ${size + SIDE}px)`;
+    const head = (text: string) => h("span", { class: "head" }, text, names(shown, "columns", size));
+    const side = (layer: number) =>
+      h("span", { class: "side labelled" }, String(header.layers[layer]), names(shown, "rows", size * shape));
     replace(
       this.grid,
       ...(several ? [h("span", {}), ...Array.from({ length: most }, (_, k) => head(`head ${k}`))] : []),
-      ...layers.flatMap((layer) => [several && h("span", { class: "side" }, String(header.layers[layer])), ...row(layer)]),
+      ...layers.flatMap((layer) => [several && side(layer), ...row(layer)]),
     );
     const shared = state.range === "map" || state.scale === "rank" ? null : await this.sharedEnds(shown, layers);
     let since = performance.now();
@@ -180,9 +195,9 @@ export class HeadsView implements Panel {
     const columns = several ? Math.max(...small.map(({ head }) => head)) + 1 : Math.min(4, small.length);
     const size = several ? 90 : 200;
     const high = Math.round(size * Math.max(0.25, Math.min(2, shown.rows.size / shown.columns.size)));
-    const [left, top, gap] = [several ? 40 : 8, 60, several ? 6 : 26];
+    const [left, top, gap] = [several ? 104 : 72, 60, several ? 6 : 26];
     const rows = several ? layers.length : Math.ceil(small.length / columns);
-    const [width, height] = [left + columns * (size + 8) + 8, top + rows * (high + gap) + 96];
+    const [width, height] = [left + columns * (size + 8) + 8, top + rows * (high + gap) + 96 + SIDE];
     const figure = svg("svg", {
       xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT,
     });
@@ -196,7 +211,20 @@ export class HeadsView implements Panel {
       const [column, row] = several ? [each.head, layers.indexOf(each.layer)] : [k % columns, Math.floor(k / columns)];
       const [x, y] = [left + column * (size + 8), top + row * (high + gap)];
       if (!several || row === 0) words(x, y - 5, `head ${each.head}`);
-      if (several && column === 0) words(left - 8, y + high / 2 + 4, String(header.layers[each.layer]), { "text-anchor": "end" });
+      if (several && column === 0) words(20, y + high / 2 + 4, String(header.layers[each.layer]), { "text-anchor": "end" });
+      // Names of tokens on the outer edge.
+      const token = (place: string, text: string) =>
+        words(0, 0, cut(text, 10), { "font-size": 9, fill: LIGHT.muted, "text-anchor": "end", transform: place });
+      if (column === 0) {
+        const tall = high / shown.rows.size;
+        for (const i of named(shown.rows.size, high)) token(`translate(${x - 4} ${y + (i + 0.5) * tall + 3})`, shown.rows.labels[i]);
+      }
+      if (k + columns >= small.length) {
+        const wide = size / shown.columns.size;
+        for (const j of named(shown.columns.size, size)) {
+          token(`translate(${x + (j + 0.5) * wide + 3} ${y + high + 4}) rotate(-90)`, shown.columns.labels[j]);
+        }
+      }
       const pairs = shown.pairs(each.layer, scope, this.context.state.diagonal);
       const picture = pixels(
         this.colouring(shown, each, false), { rows: shown.rows.size, columns: shown.columns.size }, pairs.mask, LIGHT.absent,

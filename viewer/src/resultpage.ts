@@ -109,6 +109,15 @@ export abstract class ResultPage<I extends Result, S extends ResultState> implem
     Object.assign(root.dataset, { busy: "false", drawn: this.drawn, items: this.items.length, kind: this.kind });
   }
 
+  /** Choices in a row; on a narrow page all but the first wait behind a button. */
+  protected choices(first: HTMLElement, ...others: HTMLElement[]): HTMLElement {
+    const more: HTMLElement = h("button", {
+      type: "button", class: "options", "data-action": "more", "aria-expanded": "false",
+      onclick: () => more.setAttribute("aria-expanded", String(more.getAttribute("aria-expanded") !== "true")),
+    }, "More controls");
+    return h("div", { class: "toolbar folded" }, first, more, ...others);
+  }
+
   protected get version(): string {
     const versions = this.item.header.provenance.versions as Record<string, unknown> | undefined;
     return versions?.normlens ? `normlens ${String(versions.normlens)}` : "normlens";

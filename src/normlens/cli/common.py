@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import chain
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from normlens import errors
 from normlens.loading.embedded import DEFAULT, EMBEDDED
 from normlens.loading.hub import is_embedded
 from normlens.options import LoadOptions
+from normlens.results.words import PLACES, signed_number
 from normlens.studies.reports.words import NO_PAGE
 
 if TYPE_CHECKING:
@@ -53,12 +55,14 @@ def say(*lines: str, style: str = "") -> None:
 def print_table(
     title: str,
     columns: Iterable[str],
-    rows: Iterable[Iterable[str | Text]],
+    rows: Iterable[Iterable[object]],
     left: Collection[int] = (0,),
+    places: int = PLACES,
 ) -> None:
     """Print a plain table, below its title if it has one.
 
-    `left` are the places of columns of words, and the others are numbers.
+    `left` are the places of columns of words, and the others are numbers; those that are not whole
+    have a sign and so many decimal `places`.
     """
     names = list(columns)
     table = Table(box=box.SIMPLE_HEAD, show_header=any(names))
@@ -66,10 +70,18 @@ def print_table(
         is_left = place in left or place - len(names) in left
         table.add_column(name, justify="left" if is_left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*[_cell(cell, places) for cell in row])
     if title:
         say(f"\n{title}")  # as a table's own title it would be broken at the table's width
     console_for().print(table)
+
+
+def _cell(cell: object, places: int) -> str | Text:
+    if isinstance(cell, Text):
+        return cell
+    if isinstance(cell, Real) and not isinstance(cell, Integral):
+        return signed_number(float(cell), places)
+    return str(cell)
 
 
 @contextmanager

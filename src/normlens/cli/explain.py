@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import partial
@@ -82,13 +82,12 @@ def show_explanations(several: Explanations) -> None:
             for row in each.top(_SOURCES).to_dict("records")
             if row["contribution"]
         ]
-        score, remainder = (signed_number(value, places) for value in (each.value, each.remainder))
         probability = "–" if each.probability is None else percent(each.probability)
-        place = str(each.position), str(each.target)
-        rows.append([*place, score, probability, remainder, "   ".join(strongest)])
+        numbers = each.value, probability, each.remainder
+        rows.append([each.position, each.target, *numbers, "   ".join(strongest)])
     title = "Each next token, and the tokens that contribute most to its score"
     columns = ("position", "next token", "score", "probability", "no token", "from")
-    print_table(title, columns, rows, left=(0, 1, -1))
+    print_table(title, columns, rows, (0, 1, -1), places)
     if two:
         _print_shares(several)
 
@@ -108,12 +107,12 @@ def _print_shares(several: Explanations) -> None:
         share, bar = row["source_share"], ""
         if share == share:  # NaN where both sequences give nothing
             bar = ("█" * round(_BAR * share)).ljust(_BAR, "░")
-        numbers = (signed_number(row[name], places) for name in names)
+        numbers = (row[name] for name in names)
         percents = percent(share), percent(row["source_share_absolute"])
-        rows.append([str(row["position"]), str(row["token"]), *numbers, *percents, bar])
+        rows.append([row["position"], row["token"], *numbers, *percents, bar])
     title = "What the source (█) and the prefix (░) supply of each score"
     columns = ("position", "token", "source", "prefix", "no token", "source's share", "of Σ|c|")
-    print_table(title, (*columns, ""), rows, left=(0, 1, -1))
+    print_table(title, (*columns, ""), rows, (0, 1, -1), places)
 
 
 def token_strip(tokens: Sequence[str], values: NDArray[np.floating]) -> Text:
@@ -133,7 +132,7 @@ def _print_contributions(why: Explanation) -> None:
     rows = in_words.explained_rows(why)
     largest = max(abs(row.value) for row in rows) or 1.0
     places = decimals(largest)
-    cells: list[list[str | Text]] = []
+    cells: list[list[object]] = []
     over = [row.value for row in in_words.explained_rows(why, len(why.tokens), in_words.LAYERS)]
     both = len(over) == len(rows)  # a long text shows its strongest tokens alone
     for place, row in enumerate(rows):
@@ -142,15 +141,13 @@ def _print_contributions(why: Explanation) -> None:
             continue
         sign, colour = ("█", _POSITIVE) if row.value > 0 else ("▒", _NEGATIVE)
         bar = Text(sign * round(_BAR * abs(row.value) / largest), style=colour.rgb)
-        mean = signed_number(over[place], places) if both else ""
-        cells.append([row.label, signed_number(row.value, places), bar, mean])
-    total = signed_number(why.value, places)
-    cells.append(["sum", total, "", total if both else ""])
+        cells.append([row.label, row.value, bar, *over[place : place + 1]])
+    cells.append(["sum", why.value, "", why.value])
     title = "What each token contributes (█ adds, ▒ takes away)"
     columns = ["token", "contribution", "", *["over all layers"] * both]
     if both:
         title += "; over all layers: which position carries the score, on average"
-    print_table(title, columns, (cell[: len(columns)] for cell in cells), left=(0, 2))
+    print_table(title, columns, (cell[: len(columns)] for cell in cells), (0, 2), places)
 
 
 def _print_components(why: Explanation) -> None:
@@ -169,9 +166,8 @@ def _print_components(why: Explanation) -> None:
                 passing.append((why.layer_names[layer], label, float(value)))
     strongest = sorted(passing, key=lambda part: -abs(part[2]))[:_COMPONENTS]
     places = decimals(max((abs(value) for *_, value in strongest), default=1.0))
-    rows = ([layer, label, signed_number(value, places)] for layer, label, value in strongest)
     title = "Strongest components: what of the score passes them first in a layer"
-    print_table(title, ("layer", "component", "passes"), rows, left=(0, 1))
+    print_table(title, ("layer", "component", "passes"), strongest, (0, 1), places)
 
 
 # ``normlens explain``: which tokens made the model say this.
@@ -338,7 +334,7 @@ def show_citation(citation: Citation, names: Sequence[str] = ()) -> None:
     places, sharp = decimals(float(abs(citation.scores).max())), citation.interval is not None
     rows = []
     for place in order[:_SOURCES_LISTED]:
-        row = [str(place), signed_number(float(citation.scores[place]), places)]
+        row = [place, citation.scores[place]]
         if citation.interval is not None:
             low, high = citation.interval[place]
             row.append(f"{signed_number(low, places)} to {signed_number(high, places)}")
@@ -349,14 +345,10 @@ def show_citation(citation: Citation, names: Sequence[str] = ()) -> None:
         rows.append([*row, in_words.cut(citation.sources[place], _LONGEST_SOURCE)])
     title = f"Sources, the strongest first ({len(rows)} of {len(order)})"
     columns = ("source", "score", *(["95 %"] if sharp else []), "share", "file", "text")
-    print_table(title, columns, rows, left=(0, -1, -2))
-    parts = [("sources", float(citation.contributions.sum()))]
-    parts += [
-        *zip(citation.rest_names, citation.rest.sum(0).tolist(), strict=True),
-        ("score", citation.value),
-    ]
-    cells = ([name, signed_number(value, places)] for name, value in parts)
-    print_table("The score of the exact pass", ("", "part"), cells)
+    print_table(title, columns, rows, (0, -1, -2), places)
+    rest = zip(citation.rest_names, citation.rest.sum(0), strict=True)
+    parts = [("sources", citation.contributions.sum()), *rest, ("score", citation.value)]
+    print_table("The score of the exact pass", ("", "part"), parts, places=places)
 
 
 # ``normlens cosine``: which tokens made the cosine of two texts.
@@ -404,26 +396,40 @@ def cosine_command(
 
 def show_cosine(pair: Cosine) -> None:
     """Print a cosine: each text's tokens with their parts of it, and the strongest pairs."""
-    say(f"{pair.provenance.get('model')}: {in_words.cosine_words(pair)}", style="bold")
-    against = "biases against the model's own cosine"
-    say(in_words.parts_words(pair), completeness_words(pair, pair.provenance, against))
-    if pair.note:
-        say(pair.note)
+    _show_head(pair, "cosine")
     console, margins = console_for(), pair.margins
     texts = (("A", pair.tokens_a, margins.a), ("B", pair.tokens_b, margins.b))
     for name, tokens, own in texts if console.is_terminal else ():
         strip = token_strip(tokens, own)
         console.print(Text(f"{name} ").append_text(strip))
     for name, tokens, own in texts:
-        remainder = in_words.no_token_row(pair.value - float(own.sum()))
-        rows = [*in_words.token_rows(tokens, own), remainder]
         title = f"What each token of {name} has of the cosine, with all of the other text"
-        parts = [*((row.label, row.value) for row in rows), ("sum", pair.value)]
-        cells = ([label, signed_number(value, PLACES)] for label, value in parts)
-        print_table(title, ("token", "part"), cells)
+        rest = in_words.no_token_row(pair.value - float(own.sum()))
+        _print_parts(title, "token", tokens, own, {rest.label: rest.value}, pair.value)
     strongest = pair.top(_PAIRS)[["a_token", "b_token", "value"]].itertuples(index=False)
-    pairs = ([str(a), str(b), signed_number(value, PLACES)] for a, b, value in strongest)
-    print_table("Strongest pairs of tokens", ("A", "B", "part"), pairs, left=(0, 1))
+    print_table("Strongest pairs of tokens", ("A", "B", "part"), strongest, left=(0, 1))
+
+
+def _show_head(pair: Cosine | Score, what: str) -> None:
+    """Print the number of two texts, what it is made of, and how exactly."""
+    say(f"{pair.provenance.get('model')}: {in_words.cosine_words(pair)}", style="bold")
+    against = f"biases against the model's own {what}"
+    say(in_words.parts_words(pair), completeness_words(pair, pair.provenance, against))
+    if pair.note:
+        say(pair.note)
+
+
+def _print_parts(
+    title: str,
+    noun: str,
+    tokens: Sequence[str],
+    own: NDArray[np.floating],
+    rest: Mapping[str, float],
+    total: float,
+) -> None:
+    """Print what each token of one text has of a number, and what no token has."""
+    rows = [(row.label, row.value) for row in in_words.token_rows(tokens, own)]
+    print_table(title, (noun, "part"), [*rows, *rest.items(), ("sum", total)])
 
 
 # ``normlens score`` and ``rank``: which words made the scores of a search model.
@@ -500,22 +506,15 @@ def _by_words(result: Any) -> Any:
 def show_score(score: Score) -> None:
     """Print a score: what each word of either text has of it, and what is matched."""
     score = _by_words(score)
-    say(f"{score.provenance.get('model')}: {in_words.cosine_words(score)}", style="bold")
-    against = "biases against the model's own score"
-    say(in_words.parts_words(score), completeness_words(score, score.provenance, against))
-    if score.note:
-        say(score.note)
+    _show_head(score, "score")
     for name, tokens, own, rest in (
         ("query", score.tokens_a, score.by_query, score.rest("query")),
         ("document", score.tokens_b, score.by_document, score.rest("document")),
     ):
-        rows = [(row.label, row.value) for row in in_words.token_rows(tokens, own)]
-        parts = [*rows, *rest.items(), ("sum", score.value)]
-        cells = ([label, signed_number(value, PLACES)] for label, value in parts)
-        print_table(f"What each word of the {name} has of the score", ("word", "part"), cells)
+        title = f"What each word of the {name} has of the score"
+        _print_parts(title, "word", tokens, own, rest, score.value)
     if score.term_values is not None:
-        table = score.terms(_PAIRS)[["term", "value", "query", "document"]]
-        terms = ([str(t), signed_number(v, PLACES), q, d] for t, v, q, d in table.to_numpy())
+        terms = score.terms(_PAIRS)[["term", "value", "query", "document"]].to_numpy()
         columns = ("term", "adds", "in the query at", "in the document at")
         print_table("What is matched", columns, terms, left=(0, 2, 3))
 
@@ -529,7 +528,7 @@ def show_ranking(ranking: Ranking) -> None:
     if first.note:
         say(first.note)
     rows = [
-        [str(rank), signed_number(score.value, PLACES), str(score.document)[:_DOCUMENT]]
+        (rank, score.value, str(score.document)[:_DOCUMENT])
         for rank, score in enumerate(ranking, start=1)
     ]
     print_table("", ("rank", "score", "document"), rows, left=(0, 2))
@@ -548,5 +547,4 @@ def _print_above(above: Above) -> None:
             [place.get(str(row.get("document")), "") + row["token"], row["difference"]]
             for row in strongest.to_dict("records")
         ]
-        cells = ([label, signed_number(value, PLACES)] for label, value in rows)
-        print_table("", (name, "adds"), cells)
+        print_table("", (name, "adds"), rows)

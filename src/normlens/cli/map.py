@@ -293,9 +293,8 @@ def view_command(
     """
     from normlens.results import store
     from normlens.results.maps import Maps
-    from normlens.viewer import to_html
-    from normlens.viewer.notebook import write_page
-    from normlens.viewer.pages import handout
+    from normlens.viewer.notebook import maps_notebook, write_page
+    from normlens.viewer.pages import LARGEST, handout
 
     notes = note or []
     require(len(notes) <= len(files), "there are more notes than files; give one --note for each")
@@ -308,18 +307,14 @@ def view_command(
         require(not page, f"{str(file)!r} is a page already; open it in a browser")
     results = [store.open(file) for file in files]
     path = out or Path(tempfile.mkdtemp(prefix="normlens-")) / f"{files[0].stem}.html"
+    views = [result._notebook({}) for result in results]
     maps = [result for result in results if isinstance(result, Maps)]
     if title is not None or notes or len(maps) < len(results) > 1:
-        with tempfile.TemporaryDirectory(prefix="normlens-") as folder:
-            each = [Path(folder) / f"{place}.html" for place in range(len(results))]
-            for result, file in zip(results, each, strict=True):
-                result.to_html(file)
-            document = handout([file.read_text("utf-8") for file in each], title or "", notes)
-        path = write_page(path, document, force)
-    elif len(maps) == len(results):
-        path = to_html(maps, path, overwrite=force)
+        document = handout([view.page(LARGEST, "") for view in views], title or "", notes)
+        write_page(path, document, force)
     else:
-        path = results[0].to_html(path, overwrite=force)
+        view = maps_notebook(maps, {}) if maps else views[0]
+        view.write(path, overwrite=force)
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if out is None and not no_browser:
         webbrowser.open(path.resolve().as_uri())

@@ -128,8 +128,8 @@ def folded(
 # Bars of signed contributions: one per token, and always one for what no token owns.
 
 
-def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
-    """Draw bars from the top down, with their numbers."""
+def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours, label: str = "") -> None:
+    """Draw bars from the top down, with their numbers; a `label` is that of a page's own axis."""
     places = decimals(max(abs(row.value) for row in rows))
     numbers = [signed_number(row.value, places) for row in rows]
     for place, row in enumerate(rows):
@@ -145,8 +145,12 @@ def draw_bars(axes: Any, rows: Sequence[Row], colours: SignedColours) -> None:
     axes.margins(x=0.03 * max(map(len, numbers)))  # for the numbers
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [row.label for row in rows], parse_math=False)
-    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_fontweight("bold" if row.is_heading else "normal")
+    for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
+        tick.set_fontweight("bold" if row.is_heading else "normal")
+    if label:
+        canvas.number_axis(axes.xaxis, 6, label)
+        axes.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
+        axes.spines[["left", "right", "top"]].set_visible(False)
 
 
 # An explanation: its tokens on the colours of their contributions, and the same as bars.
@@ -210,10 +214,7 @@ def plot_explanation(
         what, notes = "token", []
         if why.position is not None:
             notes = ["A dark frame marks the token where it is read."]
-    draw_bars(bars, rows, colours)
-    canvas.number_axis(bars.xaxis, 6, "contribution to the score")
-    bars.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
-    bars.spines[["left", "right", "top"]].set_visible(False)
+    draw_bars(bars, rows, colours, "contribution to the score")
     first = f"Colour and bars: what each {what} contributes to the score, red above 0, blue below."
     return page.finish([f"{first} Colours: {colours.words}.", *notes], narrowest=6.3)
 
@@ -243,32 +244,23 @@ def plot_citation(
     if len(shown) < count:
         rest = float(np.delete(scores, shown).sum())
         rows.append(Row(f"{count - len(shown)} other sources", rest))
-    page = None
+    label = f"score: part of the answer's {citation.score}"
     if ax is None:
         said = {"question": citation.question, "answer": citation.answer}
         about = [f"{name}: {' '.join(text.split())}" for name, text in said.items()]
         what = "which sources made this answer"
         page = canvas.Page(citation, what, [3.6], [0.2 * len(rows)], about)
-    axes: Any = ax if page is None else page.axes()
-    draw_bars(axes, rows, SignedColours(scores, cmap))
-    for row, place in enumerate(shown if citation.interval is not None else ()):
-        assert citation.interval is not None
-        axes.plot(citation.interval[place], [row, row], color=canvas.INK, linewidth=0.8)
-    label = f"score: part of the answer's {citation.score}"
-    if page is None:
-        return canvas.finish_axes(axes, title=what_cited(citation), xlabel=label)
-    canvas.number_axis(axes.xaxis, 6, label)
-    axes.tick_params(axis="y", length=0, pad=3, labelsize=canvas.LARGEST_TICK)
-    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes: Any = page.axes() if ax is None else ax
+    draw_bars(axes, rows, SignedColours(scores, cmap), label if ax is None else "")
+    if citation.interval is not None:
+        for row, place in enumerate(shown):
+            axes.plot(citation.interval[place], [row, row], color=canvas.INK, linewidth=0.8)
+    if ax is not None:
+        return canvas.finish_axes(ax, title=cut(citation.answer), xlabel=label)
     how = "the sums over their tokens, by one exact backward pass"
     if citation.ablations:
         how = f"what {citation.ablations} subsets and one exact backward pass say; lines: 95 %"
     return page.finish([f"Bars: {how}. Red speaks for the answer, blue against it."], narrowest=6.3)
-
-
-def what_cited(citation: Citation) -> str:
-    """The title of a citation."""
-    return cut(citation.answer)
 
 
 # What the pictures of layers have in common.
@@ -303,7 +295,7 @@ class Edges(NamedTuple):
 
     places: NDArray[np.intp]  # (edge, 3): layer, target, source
     value: NDArray[np.floating]
-    left_out: int
+    left_out: int | None  # None: nobody counted them
     share_left_out: float  # of Σ |flow|
 
     @classmethod
@@ -320,13 +312,28 @@ class Edges(NamedTuple):
         places = np.stack(np.unravel_index(chosen, flow.shape), axis=1)
         return cls(places, flow.ravel()[chosen], there - count, max(lost, 0.0))
 
+    @classmethod
+    def kept(cls, why: Explanation, row_of: NDArray[np.intp], most: int) -> Edges:
+        """The strongest of the edges that an explanation keeps, between rows of tokens."""
+        assert why.edges is not None
+        assert why.edge_values is not None
+        assert why.edge_totals is not None
+        layer = np.broadcast_to(np.arange(len(why.edges))[:, None], why.edge_values.shape)
+        ends = np.concatenate([layer[..., None], row_of[why.edges]], axis=-1).reshape(-1, 3)
+        places, edge = np.unique(ends, axis=0, return_inverse=True)
+        value: NDArray[Any] = np.bincount(edge.ravel(), why.edge_values.ravel())
+        chosen = np.argsort(-np.abs(value), kind="stable")[:most][::-1]
+        carried = np.abs(value[chosen]).sum() / why.edge_totals.sum(dtype=np.float64)
+        return cls(places[chosen], value[chosen], None, max(1 - float(carried), 0.0))
+
     @property
     def note(self) -> str:
         """What the picture leaves out."""
-        if not self.left_out:
+        if self.left_out == 0:
             return "Every edge is drawn."
+        count = "those" if self.left_out is None else f"the {self.left_out}"
         return (
-            f"The {len(self.value)} strongest edges are drawn; the {self.left_out} left out carry "
+            f"The {len(self.value)} strongest edges are drawn; {count} left out carry "
             f"{100 * self.share_left_out:.1f} % of all that flows (both signs counted)."
         )
 
@@ -360,13 +367,23 @@ def plot_flow(
     canvas.require_matplotlib()
     if max_edges < 1:
         raise InputError(f"max_edges must be at least 1, not {max_edges}")
-    n = why.seen
-    flow = why.flow_behind(scope)[:, :n, :n]
-    edges = Edges.of(flow, max_edges)
-    # What enters each layer, and behind the last what leaves it, (layer + 1, token).
-    leaving = np.nan_to_num(why.flows.get("", flow)[-1, :n, :n]).sum(1)
-    nodes = np.concatenate([why.nodes[:, :n], leaving[None]])
-    labels = canvas.cut_labels(why.tokens[:n], max_label)
+    n, folded = why.seen, ""
+    if scope is None and why.edges is not None:
+        row_of, names = _fold_tokens(why)
+        n, edges = len(names), Edges.kept(why, row_of, max_edges)
+        at_end = edges.places[:, 0] == len(why.nodes) - 1
+        leaving = np.bincount(edges.places[at_end, 1], edges.value[at_end], minlength=n)
+        entering = [np.bincount(row_of, layer, minlength=n) for layer in why.nodes]
+        nodes = np.stack([*entering, leaving])
+        if n < len(why.raw_tokens):
+            folded = f"{names[-1]} are one row, the last. "
+    else:
+        flow, names = why.flow_behind(scope)[:, :n, :n], why.tokens[:n]
+        edges = Edges.of(flow, max_edges)
+        # What enters each layer, and behind the last what leaves it, (layer + 1, token).
+        leaving = np.nan_to_num(why.flows.get("", flow)[-1, :n, :n]).sum(1)
+        nodes = np.concatenate([why.nodes[:, :n], leaving[None]])
+    labels = canvas.cut_labels(names, max_label)
     if ax is not None:
         _draw_flow(ax, why, edges, nodes, 0.2, _BESIDE)
         labels.append("no token")
@@ -397,11 +414,30 @@ def plot_flow(
             "edges, area of nodes: what they carry, red adds to the score, blue takes away; grey "
             "frames: what no token owns, at the layer where it enters."
             + (_TWO_STACKS if why.has_two_sequences else ""),
-            edges.note,
+            folded + edges.note,
             *heat_maps.left_out_note(stride, stride),
         ],
         narrowest=4.7,
     )
+
+
+#: Rows of tokens in the flow of a long text.
+ROWS = 40
+
+
+def _fold_tokens(why: Explanation) -> tuple[NDArray[np.intp], list[str]]:
+    """The row of each token and the rows' names: those that carry most, then all others as one."""
+    assert why.edges is not None
+    assert why.edge_values is not None
+    n = len(why.raw_tokens)
+    if n <= ROWS:
+        return np.arange(n), why.tokens
+    sizes = np.repeat(np.abs(why.edge_values).ravel(), 2)
+    carried = np.bincount(why.edges.reshape(-1), sizes, minlength=n)
+    shown = np.sort(np.argsort(-carried, kind="stable")[:ROWS])
+    row_of = np.full(n, ROWS)
+    row_of[shown] = np.arange(ROWS)
+    return row_of, [*(why.tokens[k] for k in shown), f"{n - ROWS} other tokens"]
 
 
 def _draw_flow(
@@ -421,7 +457,7 @@ def _draw_flow(
     from matplotlib.collections import PathCollection
     from matplotlib.path import Path
 
-    layers, n = len(why.nodes), why.seen
+    layers, n = len(why.nodes), nodes.shape[1]
     # What a layer adds leaves it; at the end it joins what stands behind the last layer.
     *of_layers, at_the_end = biases_by_layer(why)
     biases = np.array([0.0, *of_layers])

@@ -20,7 +20,7 @@ from normlens.results.words import cut
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normlens.viewer.notebook import OwnPage
+    from normlens.viewer.notebook import Notebook
 
 #: Owners of tokens that no source owns.
 PROMPT, ANSWER = -1, -2
@@ -160,10 +160,10 @@ class Citation(TokenResult):
 
     plot = figures.plot_citation
 
-    def _notebook(self, state: Mapping[str, Any]) -> OwnPage:
-        from normlens.viewer.notebook import CitationPage
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import citation_notebook
 
-        return CitationPage(self)
+        return citation_notebook(self)
 
     def __repr__(self) -> str:
         best = int(self.scores.argmax())

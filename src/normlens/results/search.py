@@ -19,7 +19,7 @@ from normlens.results.store import Results
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normlens.viewer.notebook import OwnPage
+    from normlens.viewer.notebook import Notebook
 
 #: What a score is: of pooled vectors, of a sparse or a multi-vector model, or of a cross-encoder.
 COSINE, DOT, SPARSE, LATE, CROSS = (
@@ -183,7 +183,7 @@ class Score(Cosine):
         ]
         return pd.concat(frames, ignore_index=True)
 
-    def _notebook(self, state: Mapping[str, Any]) -> OwnPage:
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
         return Ranking([self], [0])._notebook(state)
 
     def __repr__(self) -> str:
@@ -247,10 +247,10 @@ class Ranking(Results[Score]):
         """The same by words: the parts of a word's tokens are summed."""
         return replace(self, scores=[score.words() for score in self.scores])
 
-    def _notebook(self, state: Mapping[str, Any]) -> OwnPage:
-        from normlens.viewer.notebook import RankingPage
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
+        from normlens.viewer.notebook import ranking_notebook
 
-        return RankingPage(self)
+        return ranking_notebook(self)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{score.value:.4f}" for score in self.scores[:5])

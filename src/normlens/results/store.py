@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from normlens.results.explanation import Cosine, Explanation, Explanations
     from normlens.results.maps import Maps
     from normlens.results.search import Ranking
-    from normlens.viewer.notebook import Notebook, OwnPage
+    from normlens.viewer.notebook import Notebook
 
 Kind = TypeVar("Kind")
 
@@ -102,7 +102,7 @@ class Result(Record):
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self._notebook({}).mimebundle(repr(self), **options)
 
-    def _notebook(self, state: Mapping[str, Any]) -> Notebook | OwnPage:
+    def _notebook(self, state: Mapping[str, Any]) -> Notebook:
         """The view of the result in a notebook's cell."""
         raise NotImplementedError
 

@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    create_model,
 )
 
 from normlens.errors import InputError, UnsupportedModelError, counted, require
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
 # How much a visitor may ask for, and how much is kept.
 
 
-# A character outside the basic plane takes two escapes of six bytes in JSON.
-_BYTES_PER_CHARACTER = 12
-_BYTES_AROUND = 4096
 _PROMPT = 4  # times as many tokens as a text may have
 _ANSWER = 64  # tokens at most
 
@@ -58,7 +56,7 @@ class Limits:
 
     text_characters: int = 10_000  # of a text, of its pair, and of a target text
     tokens: int = 512
-    connections: int = 256  # open at once; fewer where the system allows fewer
+    connections: int = 256  # open at once
     request_seconds: float = 20.0  # for the whole of a request to arrive
     stall_seconds: float = 20.0  # in which a client must take some of its answer
     queue: int = 32  # analyses that wait; one more is worked on
@@ -70,7 +68,8 @@ class Limits:
     @property
     def body_bytes(self) -> int:
         """The largest body; three texts of the greatest length fit, however written."""
-        return 3 * _BYTES_PER_CHARACTER * self.text_characters + _BYTES_AROUND
+        # A character outside the basic plane takes two escapes of six bytes in JSON.
+        return 3 * 12 * self.text_characters + 4096
 
 
 # What can be asked for, as OpenAPI shows it and as models answer it.
@@ -105,12 +104,6 @@ class Question(BaseModel):
     model: str
     text: _Text
     rule: Literal[LINEAR_RULES] = Field(default=IG, description=_LINEAR_RULE.help)  # type: ignore[valid-type]
-
-    @property
-    def texts(self) -> list[str]:
-        """Every text that was sent."""
-        given = (getattr(self, name, None) for name in ("text", "pair", "target_text", "answer"))
-        return [text for text in given if text is not None]
 
 
 class AnalysisRequest(Question):
@@ -158,11 +151,6 @@ class CitationRequest(Question):
     answer: _Text | None = None
     """Without it the model answers, with at most 64 tokens."""
 
-    @property
-    def texts(self) -> list[str]:
-        """Question and answer, and the sources as one text."""
-        return [*super().texts, "".join(self.sources)]
-
 
 #: What can be asked for.
 KINDS: tuple[type[Question], ...] = (
@@ -171,6 +159,15 @@ KINDS: tuple[type[Question], ...] = (
     CosineRequest,
     CitationRequest,
 )
+
+
+def bounded(kind: type[Question], names: tuple[str, ...], most: int) -> type[Question]:
+    """The same question, about one of these models and with texts of at most so many characters."""
+    fields: dict[str, Any] = {"model": (Literal[names], ...)}
+    for name in kind.model_fields.keys() & {"text", "pair", "target_text", "answer"}:
+        field = kind.model_fields[name]
+        fields[name] = Annotated[field.annotation, Field(max_length=most)], field
+    return create_model(kind.__name__, __base__=kind, __doc__=kind.__doc__, **fields)
 
 
 # Analyses from the moment they are asked for until their results are dropped.
@@ -306,10 +303,15 @@ class Jobs:
 
     def _answer_from_memory(self, job: Job) -> bool:
         """Answer an analysis as the same question was answered before, if it was."""
-        answers = (other for other in self._of_state(DONE) if other.question == job.question)
-        if (same := next(answers, None)) is not None:
-            self._end(job, DONE, same.result)
-        return same is not None
+        asked = job.question
+        for other in self._of_state(DONE):
+            if (other.question.operation, other.question.model_dump()) == (
+                asked.operation,
+                asked.model_dump(),
+            ):
+                self._end(job, DONE, other.result)
+                return True
+        return False
 
     def _end(
         self, job: Job, state: State, result: bytes | None = None, error: str | None = None
@@ -413,7 +415,7 @@ class ServedModels:
         _check_kind(lens, question)
         shared: Any = {"nonlinearity": question.rule, "memory_limit": self._analysis.memory_limit}
         if isinstance(question, CosineRequest):
-            for text in question.texts:
+            for text in (question.text, question.pair):
                 self._read(lens, text)
             pair = lens.cosine(question.text, question.pair, progress=progress, **shared)
             return encode_cosines(pair)
@@ -445,7 +447,7 @@ class ServedModels:
         """Which sources made an answer, as the page of citations reads it."""
         from normlens.explain.citations import cite, prepared
         from normlens.results.axes import plain
-        from normlens.viewer.notebook import CitationPage
+        from normlens.viewer.notebook import citation_facts
 
         most = _PROMPT * self._limits.tokens
 
@@ -459,7 +461,7 @@ class ServedModels:
         prompt = prepared(
             lens, question.text, list(question.sources), question.answer, options, check
         )
-        _, facts = CitationPage(cite(prompt, progress)).facts()
+        facts = citation_facts(cite(prompt, progress))
         return json.dumps(plain(facts), allow_nan=False).encode()
 
     def _read(self, lens: Lens, text: Any, target: str | None = None) -> Encoded:

@@ -13,7 +13,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.datastructures import MutableHeaders
-from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from normlens._version import __version__
@@ -22,7 +21,6 @@ from normlens.serve.analyses import (
     CANCELLED,
     DONE,
     KINDS,
-    AnalysisRequest,
     CitationRequest,
     Description,
     Job,
@@ -30,6 +28,7 @@ from normlens.serve.analyses import (
     Limits,
     Question,
     ServedModels,
+    bounded,
 )
 from normlens.viewer import pages
 from normlens.viewer.pages import script, shell
@@ -182,7 +181,7 @@ _REFUSED = {
     404: "There is no such analysis, or it has been dropped.",
     409: "There is no result yet, or it failed.",
     410: "It was cancelled.",
-    413: "The body or a text is too large.",
+    413: "The body is too large.",
     421: "The Host header names another server.",
     422: "The request does not have the right form.",
     429: "Too many analyses are waiting; Retry-After says when to try again.",
@@ -194,11 +193,7 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Problem, "description": _REFUSED[status]} for status in statuses}
 
 
-_LINK = {"parameters": {"id": "$response.body#/id"}}
 _SUBMITTED = _refusals(422, 429)
-_SUBMITTED[202] = {
-    "links": {name: {"operationId": name, **_LINK} for name in ("status", "result", "cancel")}
-}
 _SUBMITTED[429]["headers"] = {
     "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds.", "required": True}
 }
@@ -225,40 +220,9 @@ async def _invalid(_: Request, error: Any) -> JSONResponse:
     return JSONResponse({"detail": one_line(f"{where}: {said}")}, 422)
 
 
-async def _not_allowed(request: Request, _: Exception) -> JSONResponse:
-    """Answer a method that an address does not have, with all that it has."""
-    methods = {
-        method
-        for route in request.app.routes
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
-        for method in route.methods or ()
-    }
-    allowed = ", ".join(sorted(methods))
-    detail = f"{request.method} is not possible here; use {allowed}"
-    return JSONResponse({"detail": detail}, 405, {"Allow": allowed})
-
-
 async def _broken(_: Request, error: Exception) -> JSONResponse:
     detail = f"the server failed ({type(error).__name__}); its terminal says more"
     return JSONResponse({"detail": detail}, 500)
-
-
-def _complete(schema: dict[str, Any], names: list[str], limits: Limits) -> None:
-    """Write into the OpenAPI schema what is known only when the server starts."""
-    schemas = schema["components"]["schemas"]
-    for kind in KINDS:
-        request = schemas[kind.__name__]["properties"]
-        request["model"]["enum"] = names
-        for name in request.keys() & {"text", "pair", "target_text", "answer"}:
-            text = request[name]
-            (text["anyOf"][0] if "anyOf" in text else text)["maxLength"] = limits.text_characters
-    # FastAPI declares its own form of 422 wherever an address has a part to fill in; any id is
-    # well-formed here, and an unknown one is 404.
-    for operation in (each for path in schema["paths"].values() for each in path.values()):
-        if "HTTPValidationError" in str(operation["responses"].get("422")):
-            del operation["responses"]["422"]
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
 
 
 # The page and its interface: addresses to calls.
@@ -282,8 +246,6 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
         exception_handlers={
             RequestValidationError: _invalid,
-            # Left alone, only the first method of an address would be listed.
-            405: _not_allowed,
             Exception: _broken,
         },
     )
@@ -319,10 +281,9 @@ def create_app(
     for kind in KINDS:
 
         async def submit(asked: Question) -> Job:
-            _check(asked, models.names, limits.text_characters)
             return jobs.submit(asked, models.descriptions[asked.model].layers)
 
-        submit.__annotations__["asked"] = kind
+        submit.__annotations__["asked"] = bounded(kind, models.names, limits.text_characters)
         about: Any = {"name": kind.operation, "description": kind.__doc__, "status_code": 202}
         app.post(f"/api/{kind.address}", responses=_SUBMITTED, **about)(submit)
 
@@ -354,25 +315,4 @@ def create_app(
         kind = "json" if isinstance(job.question, CitationRequest) else "octet-stream"
         return Response(job.result, media_type=f"application/{kind}")
 
-    @app.get("/api/analyses/{id}/maps", response_class=Response, responses=_RESULTS)
-    async def maps(id: str) -> Response:
-        """The maps, as the page reads them."""
-        question = existing(jobs.find(id)).question
-        if not isinstance(question, AnalysisRequest):
-            raise HTTPException(409, f"there are no maps: this is {question.gives} (result)")
-        return await result(id)
-
-    _complete(app.openapi(), list(models.names), limits)
     return CallerCheck(app, hosts, limits.body_bytes)
-
-
-def _check(question: Question, names: tuple[str, ...], most: int) -> None:
-    """Raise what is wrong with a question beyond its form."""
-    if question.model not in names:
-        choices = ", ".join(names)
-        detail = f"unknown model {question.model!r}; choose one of: {choices}"
-        raise HTTPException(422, detail)
-    longest = max(map(len, question.texts))
-    if longest > most:
-        detail = f"the text has {longest} characters and at most {most} are taken; shorten it"
-        raise HTTPException(413, detail)

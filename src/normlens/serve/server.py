@@ -8,10 +8,8 @@ import logging
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,37 +24,10 @@ from normlens.serve.app import Hosts, create_app, is_everywhere
 _log = logging.getLogger("normlens.serve")
 
 
-# Limits on the server's connections: their number, and how long each may keep it waiting.
+# How long a client may keep the server waiting; uvicorn itself bounds the number of connections.
 #
-# A client that sends half a request, or does not take its answer, holds a descriptor for as long
-# as it likes; a few hundred of them would shut everybody else out. So connections are counted, and
-# each has to get on.
-
-
-_FULL = b'{"detail": "there are too many connections; try again in a moment"}'
-_REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_FULL), _FULL)
-)
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-#: Descriptors that are left for models, pipes and files.
-_RESERVE = 64
-#: Bytes that a client has to take per second while an answer waits for it.
-_SLOWEST = 1024
-_REQUEST, _STALL = "request", "stall"  # timers of a connection
-_SILENCE = 60.0  # seconds between two lines about the same shortage
-
-
-def most_connections(limits: Limits) -> int:
-    """Limit connections as set, to fewer where the process may not open that many descriptors."""
-    try:
-        import resource
-
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = most - len(os.listdir("/proc/self/fd")) - _RESERVE
-    except (ImportError, OSError):
-        return limits.connections
-    return max(1, min(limits.connections, free))
+# A client that sends half a request, or does not take its answer, holds a connection for as long
+# as it likes; a few hundred of them would shut everybody else out. So each has to get on.
 
 
 class Connection(H11Protocol):
@@ -66,78 +37,55 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        if len(self.connections) > self.limits.connections:
-            transport.write(_REFUSAL)
-            transport.close()
-            return
         # Any byte that the client does not take is noticed at once.
         transport.set_write_buffer_limits(high=0)
-        self._start(_REQUEST, self.limits.request_seconds, transport.abort)
+        self._request: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._expect_request(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop(_REQUEST)
-        self._stop(_STALL)
+        self._expect_request(False)
+        self._expect_reading(None)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
         """Give the whole of a request its time, however it trickles."""
         super().handle_events()
         state, unread = self.conn.their_state, self.conn.trailing_data[0]
-        if state is h11.SEND_BODY or (state is h11.IDLE and unread):
-            self._start(_REQUEST, self.limits.request_seconds, self.transport.abort)
-        else:
-            self._stop(_REQUEST)
+        self._expect_request(state is h11.SEND_BODY or (state is h11.IDLE and bool(unread)))
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._expect_progress()
+        self._expect_reading(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        self._stop(_STALL)
+        self._expect_reading(None)
         super().resume_writing()
 
-    def _expect_progress(self, before: int | None = None) -> None:
-        """Give what waits its time; some of it must have been taken since `before`."""
-        seconds, waiting = self.limits.stall_seconds, self.transport.get_write_buffer_size()
-        self._stop(_STALL)
-        if before is not None and before - waiting < _SLOWEST * seconds:
-            self.transport.abort()
+    def _expect_request(self, has_begun: bool) -> None:
+        """Close the connection unless the request that has begun is there in time."""
+        if has_begun and self._request is None:
+            seconds = self.limits.request_seconds
+            self._request = self.loop.call_later(seconds, self.transport.abort)
+        elif not has_begun and self._request is not None:
+            self._request.cancel()
+            self._request = None
+
+    def _expect_reading(self, waiting: int | None) -> None:
+        """Close the connection unless the client takes some of the bytes that wait, in time."""
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        if waiting is not None:
+            seconds = self.limits.stall_seconds
+            self._stall = self.loop.call_later(seconds, self._check_reading, waiting)
+
+    def _check_reading(self, before: int) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        if waiting < before:
+            self._expect_reading(waiting)
         else:
-            self._start(_STALL, seconds, self._expect_progress, waiting)
-
-    def _start(self, name: str, seconds: float, action: Callable[..., Any], *given: Any) -> None:
-        if name not in self._timers:
-            self._timers[name] = self.loop.call_later(seconds, action, *given)
-
-    def _stop(self, name: str) -> None:
-        if name in self._timers:
-            self._timers.pop(name).cancel()
-
-
-class QuietServer(uvicorn.Server):
-    """A server that tells of a shortage of descriptors in one line a minute, not per attempt.
-
-    asyncio tries to accept over and over, and would write a traceback each time.
-    """
-
-    _said = -_SILENCE
-
-    async def startup(self, sockets: Any = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(self.complain)
-        await super().startup(sockets)
-
-    def complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an error of the event loop."""
-        error = context.get("exception")
-        if isinstance(error, ValueError) and "_start_serving" in repr(context.get("handle")):
-            return  # the attempt after a shortage comes too late: the server has closed its socket
-        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
-            loop.default_exception_handler(context)
-        elif time.monotonic() - self._said >= _SILENCE:
-            self._said = time.monotonic()
-            advice = "no connection can be accepted (%s); close some, or raise `ulimit -n`"
-            _log.warning(advice, error.strerror)
+            self.transport.abort()
 
 
 # The page: bound, started, run until Ctrl-C, closed.
@@ -178,7 +126,6 @@ class PageServer:
     ):
         self._limits, self._host, self._example = limits, host, example
         self._hosts = Hosts(host, allow_hosts)
-        self._server: Any = None
         # An address that cannot be had is known before anything slow begins.
         self._listener = bind(host, port)
         self.models, self.jobs = models, Jobs(limits)
@@ -205,10 +152,12 @@ class PageServer:
             self.jobs.submit(example, described[example.model].layers)
 
         class Limited(Connection):
-            limits = replace(self._limits, connections=most_connections(self._limits))
+            limits = self._limits
 
         app = create_app(self.models, self.jobs, self._limits, self._hosts, example)
-        self._server = QuietServer(uvicorn.Config(app, http=Limited, **_UVICORN))
+        most = self._limits.connections + 1  # uvicorn refuses the one that reaches its limit
+        config = uvicorn.Config(app, http=Limited, limit_concurrency=most, **_UVICORN)
+        self._server = uvicorn.Server(config)
 
     def run(self) -> None:
         """Answer until Ctrl-C or `stop`."""

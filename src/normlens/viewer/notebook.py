@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from normlens.results import store
 from normlens.results.axes import plain
 from normlens.results.words import OTHER_SEQUENCE, PLACES, STACKS, signed_number
 from normlens.viewer import pages, payload
-from normlens.viewer.pages import EXACT, LARGEST, fitted, room_of
+from normlens.viewer.pages import EXACT, LARGEST, fitted, page_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,13 +61,13 @@ def write_page(path: str | Path, document: str, overwrite: bool | None) -> Path:
 
 @dataclass(frozen=True)
 class Notebook:
-    """What a notebook shows, and in which state of the viewer."""
+    """A result to look at: as one HTML file, and in a notebook's cell."""
 
-    payload: Callable[[float | None], bytes]  # in a page of at most so many MB
-    title: str
+    page: Callable[[float | None, str], str]  # of at most so many MB, in a state of the viewer
     to_file: str  # the call that writes the same to a file
-    state: Mapping[str, Any]  # in the words of the page's address
-    figure: Callable[[], Figure]  # a still picture of the same
+    payload: Callable[[float | None], bytes] | None = None  # what the widget shows
+    figure: Callable[[], Figure] | None = None  # a still picture of the same
+    state: Mapping[str, Any] = field(default_factory=dict)  # in the words of the page's address
 
     def write(
         self, path: str | Path, largest: float | None = LARGEST, overwrite: bool | None = None
@@ -78,25 +78,28 @@ class Notebook:
         None keeps everything.
         """
         check_page(path, overwrite)
-        return write_page(path, pages.standalone(self.payload(largest), self.title), overwrite)
+        return write_page(path, self.page(largest, ""), overwrite)
 
     def still(self) -> dict[str, str]:
         """The picture for pages that run no widget, such as GitHub's; {} without Matplotlib."""
+        buffer = io.BytesIO()
         try:
-            figure = self.figure()
+            if self.figure is None:
+                return {}
+            self.figure().savefig(buffer, format="png", dpi=_DPI)
         except NormLensError:  # a picture that cannot be made must not keep the viewer away
             return {}
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=_DPI)
         return {"image/png": base64.b64encode(buffer.getvalue()).decode("ascii")}
 
     def show(self) -> Any:
         """The widget, whose ``state`` is what the reader does, or a frame with how to get it."""
+        if self.payload is None:
+            return Frame(self.page(LARGEST, ""), "", self.to_file, {})
         state = {name: str(value) for name, value in self.state.items()}
         try:
             shown = widget_class()(payload=self.payload(LARGEST), state=state)
         except MissingDependencyError as error:
-            document = pages.standalone(self.payload(_FRAME), self.title, urlencode(state))
+            document = self.page(_FRAME, urlencode(state))
             return Frame(document, str(error), self.to_file, self.still())
         shown.still = self.still()
         return shown
@@ -108,6 +111,42 @@ class Notebook:
             return {"text/plain": text, "text/html": shown._repr_html_(), **shown.still}
         data, *rest = shown._repr_mimebundle_(**options)
         return {**data, "text/plain": text}, *rest
+
+
+def _in_viewer(
+    payload: Callable[[float | None], bytes],
+    title: str,
+    to_file: str,
+    state: Mapping[str, Any],
+    figure: Callable[[], Figure],
+) -> Notebook:
+    """A payload in the front end."""
+
+    def page(largest: float | None, opened: str) -> str:
+        return pages.standalone(payload(largest), title, opened)
+
+    return Notebook(page, to_file, payload, figure, state)
+
+
+def _on_its_own(
+    template: str, title: str, facts: Mapping[str, Any], to_file: str, shown: str
+) -> Notebook:
+    """A page that holds its numbers as JSON; an error calls them `shown`."""
+
+    def page(largest: float | None, _: str) -> str:
+        document = pages.document(template, title, plain(facts))
+        _check_size(len(document), largest, shown)
+        return document
+
+    return Notebook(page, to_file)
+
+
+def _check_size(size: float, largest: float | None, shown: str) -> None:
+    """Raise for a page of more than `largest` MB (10⁶ bytes) that nothing can be left out of."""
+    if largest is not None and size > largest * 1e6:
+        raise InputError(
+            f"a page with these {shown} is larger than {largest:g} MB; give fewer, or largest=None"
+        )
 
 
 @cache
@@ -171,7 +210,7 @@ def maps_notebook(
     """What a notebook shows for maps; `state` in the words of the page's address."""
     several = payload.as_list(maps)
     words = _words(maps, state)
-    return Notebook(
+    return _in_viewer(
         lambda largest: fitted(several, precision, largest),
         pages.title_of(several),
         "maps.to_html('maps.html')",
@@ -264,7 +303,7 @@ def explanation_notebook(
     """What a notebook shows for explanations; `state` in the words of the page's address."""
     several = payload.listed(explained, "explanations")
     more = f"and {len(several) - 1} more" if len(several) > 1 else ""
-    return Notebook(
+    return _in_viewer(
         lambda largest: fitted_explanations(several, largest),
         pages.title(f"{several[0].question} {more}", several),
         "why.to_html('why.html')",
@@ -277,32 +316,27 @@ def fitted_explanations(several: Sequence[Explanation], largest: float | None) -
     """Encode explanations with their flow maps, or without where a page would be too large."""
     exact = payload.flow_bytes(several) <= EXACT
     data = payload.encode_explanations(several, precision=32 if exact else 16)
-    if largest is None or len(data) <= room_of(largest):
+    if largest is None or page_bytes(data) <= largest * 1e6:
         return data
     note = (
         "Flow maps are left out, so the way through the layers is not shown: with them this file "
         f"would be larger than {largest:g} MB."
     )
     data = payload.encode_explanations(several, flow=False, left_out=[note])
-    if len(data) > room_of(largest):
-        raise InputError(
-            f"these explanations are larger than {largest:g} MB even without flow maps; give fewer "
-            "of them, or largest=None"
-        )
+    _check_size(page_bytes(data), largest, "explanations")
     return data
 
 
 def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any]) -> Notebook:
     """What a notebook shows for cosines; `state` in the words of the page's address."""
     several = payload.listed(compared, "cosines")
-    data = payload.encode_cosines(several)
 
     def fitted_cosines(largest: float | None) -> bytes:
-        if largest is not None and len(data) > room_of(largest):
-            raise InputError(f"these cosines are larger than {largest:g} MB; give fewer of them")
+        data = payload.encode_cosines(several)
+        _check_size(page_bytes(data), largest, "cosines")
         return data
 
-    return Notebook(
+    return _in_viewer(
         fitted_cosines,
         pages.title(" / ".join(filter(None, (several[0].text_a, several[0].text_b))), several),
         "pair.to_html('pair.html')",
@@ -314,120 +348,74 @@ def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any
 # Rankings and citations to look at: pages of their own, which hold their numbers as JSON.
 
 
-class OwnPage:
-    """A result as one HTML file, which needs nothing beside it."""
-
-    template: str  # the page's file
-    to_file: str  # the call that writes the same to a file
-    fewer: str  # of what to give, where the page would be too large
-
-    def facts(self) -> tuple[str, dict[str, Any]]:
-        """The page's title, and what it shows."""
-        raise NotImplementedError
-
-    @property
-    def document(self) -> str:
-        """The page."""
-        title, facts = self.facts()
-        return pages.document(self.template, title, plain(facts))
-
-    def write(
-        self, path: str | Path, largest: float | None = LARGEST, overwrite: bool | None = None
-    ) -> Path:
-        """Write one self-contained HTML file of at most so many MB, whole or not at all."""
-        document = self.document
-        if largest is not None and len(document) > largest * 1e6:
-            raise InputError(f"this page is larger than {largest:g} MB; give fewer {self.fewer}")
-        return write_page(path, document, overwrite)
-
-    def show(self) -> Frame:
-        """The page for a notebook's cell."""
-        return Frame(self.document, "", self.to_file, {})
-
-    def mimebundle(self, text: str, **options: Any) -> Any:
-        """What a notebook shows for the last expression of a cell; `text` is its plain form."""
-        return {"text/plain": text, "text/html": self.show()._repr_html_()}
-
-
-@dataclass(frozen=True)
-class RankingPage(OwnPage):
+def ranking_notebook(ranking: Ranking) -> Notebook:
     """A query on top and documents below: words shaded by what they bring, and why one is above."""
-
-    ranking: Ranking
-    template, fewer, to_file = "ranking.html", "documents", "ranking.to_html('ranking.html')"
-
-    def facts(self) -> tuple[str, dict[str, Any]]:
-        """The page's title, and what it shows."""
-        ranking = self.ranking
-        with suppress(InputError):  # tokens, where words are not known
-            ranking = ranking.words()
-        first = ranking[0]
-        facts = {
-            "heading": f"{first.provenance.get('model', 'model')}, {first.kind}: "
-            + ("which words made this order" if ranking[1:] else "which words made this score"),
-            "about": first.query,
-            "made": made(first),
-            "pairs": first.has_pairs,
-            "query": {"tokens": first.tokens_a, "special": first.a.is_special},
-            "documents": [_ranked(score) for score in ranking],
-        }
-        return pages.title(str(first.query), [first]), facts
+    with suppress(InputError):  # tokens, where words are not known
+        ranking = ranking.words()
+    first = ranking[0]
+    what = "order" if ranking[1:] else "score"
+    facts = {
+        "heading": f"{first.provenance.get('model', 'model')}, {first.kind}: which words made "
+        f"this {what}",
+        "about": first.query,
+        "made": made(first),
+        "pairs": first.has_pairs,
+        "query": {"tokens": first.tokens_a, "special": first.a.is_special},
+        "documents": [_ranked(score) for score in ranking],
+    }
+    title = pages.title(str(first.query), [first])
+    return _on_its_own("ranking.html", title, facts, "ranking.to_html('ranking.html')", "documents")
 
 
-@dataclass(frozen=True)
-class CitationPage(OwnPage):
+def citation_notebook(cited: Citation) -> Notebook:
     """The answer and its sources side by side: a click on either shows what it did or owes."""
+    title, facts = pages.title(cited.question, [cited]), citation_facts(cited)
+    return _on_its_own("citation.html", title, facts, "citation.to_html('cite.html')", "sources")
 
-    citation: Citation
-    template, fewer, to_file = "citation.html", "sources", "citation.to_html('cite.html')"
 
-    def facts(self) -> tuple[str, dict[str, Any]]:
-        """The page's title, and what it shows."""
-        cited, digits = self.citation, partial(np.round, decimals=5)
-        likely = signed_number(cited.log_probability, 2)
-        about = f"log-probability of the answer {likely}"
-        if cited.ablations:
-            about += (
-                f" · scores: one exact pass and {cited.ablations} ablations, with 95 % intervals"
-            )
-        facts = {
-            "heading": f"{cited.provenance.get('model', 'model')}: which sources made this answer",
-            "question": cited.question,
-            "about": about,
-            "made": made(cited),
-            "parts": cited.parts,
-            "sources": [self._source(place) for place in range(len(cited.sources))],
-            "scores": digits(cited.scores),
-            "interval": None if cited.interval is None else digits(cited.interval),
-            "matrix": digits(cited.matrix),
-            "rest": digits(cited.rest),
-            "names": cited.rest_names,
-            "values": digits(cited.values),
-        }
-        return pages.title(cited.question, [cited]), facts
+def citation_facts(cited: Citation) -> dict[str, Any]:
+    """What the page of a citation shows; numbers have five digits."""
+    digits = partial(np.round, decimals=5)
+    about = f"log-probability of the answer {signed_number(cited.log_probability, 2)}"
+    if cited.ablations:
+        about += f" · scores: one exact pass and {cited.ablations} ablations, with 95 % intervals"
+    return {
+        "heading": f"{cited.provenance.get('model', 'model')}: which sources made this answer",
+        "question": cited.question,
+        "about": about,
+        "made": made(cited),
+        "parts": cited.parts,
+        "sources": [_source(cited, place) for place in range(len(cited.sources))],
+        "scores": digits(cited.scores),
+        "interval": None if cited.interval is None else digits(cited.interval),
+        "matrix": digits(cited.matrix),
+        "rest": digits(cited.rest),
+        "names": cited.rest_names,
+        "values": digits(cited.values),
+    }
 
-    def _source(self, place: int) -> dict[str, Any]:
-        """One source: its words, the white space behind them, and what each word did, by part."""
-        cited = self.citation
-        text = cited.sources[place]
-        matches = [*re.finditer(r"\S+", text)]
-        begins, ends = ([*map(of, matches)] for of in (re.Match.start, re.Match.end))
-        values = np.zeros((len(cited.parts), len(matches)))
-        first = int(cited.source_spans[place, 0])
-        for token in np.flatnonzero(cited.owners == place):
-            start, stop = (int(end) - first for end in cited.spans[token])
-            start += len(text[max(0, start) : stop]) - len(text[max(0, start) : stop].lstrip())
-            word = max(0, bisect_right(begins, max(0, start)) - 1)
-            values[:, word] += cited.token_scores[:, token]
-        gaps = (text[end:begin] for end, begin in zip(ends, begins[1:], strict=False))
-        document = cited.documents[place]
-        several = len({*cited.documents}) not in (1, len(cited.sources))
-        return {
-            "name": f"Source {place}" + (f" (document {document})" if several else ""),
-            "words": [match[0] for match in matches],
-            "gaps": {str(k): gap for k, gap in enumerate(gaps) if gap != " "},
-            "values": np.round(values, 5),
-        }
+
+def _source(cited: Citation, place: int) -> dict[str, Any]:
+    """One source: its words, the white space behind them, and what each word did, by part."""
+    text = cited.sources[place]
+    matches = [*re.finditer(r"\S+", text)]
+    begins, ends = ([*map(of, matches)] for of in (re.Match.start, re.Match.end))
+    values = np.zeros((len(cited.parts), len(matches)))
+    first = int(cited.source_spans[place, 0])
+    for token in np.flatnonzero(cited.owners == place):
+        start, stop = (int(end) - first for end in cited.spans[token])
+        start += len(text[max(0, start) : stop]) - len(text[max(0, start) : stop].lstrip())
+        word = max(0, bisect_right(begins, max(0, start)) - 1)
+        values[:, word] += cited.token_scores[:, token]
+    gaps = (text[end:begin] for end, begin in zip(ends, begins[1:], strict=False))
+    document = cited.documents[place]
+    several = len({*cited.documents}) not in (1, len(cited.sources))
+    return {
+        "name": f"Source {place}" + (f" (document {document})" if several else ""),
+        "words": [match[0] for match in matches],
+        "gaps": {str(k): gap for k, gap in enumerate(gaps) if gap != " "},
+        "values": np.round(values, 5),
+    }
 
 
 def _ranked(score: Score) -> dict[str, Any]:

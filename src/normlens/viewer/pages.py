@@ -165,9 +165,9 @@ LARGEST = 60.0
 EXACT = 1_600_000
 
 
-def room_of(largest: float) -> float:
-    """How many bytes a payload may have in a page of so many MB."""
-    return (largest * 1e6 - len(script()) - 10_000) * 3 / 4
+def page_bytes(payload: bytes) -> float:
+    """How many bytes a page with a payload has."""
+    return len(payload) * 4 / 3 + len(script()) + 10_000
 
 
 def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None) -> bytes:
@@ -185,7 +185,7 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
     every = max(len(maps.layers) for maps in stacks)
     have_heads = any(maps.heads for maps in stacks)
     larger = f"this file, which would otherwise be larger than {largest:g} MB"
-    budget = room_of(largest)
+    budget = (largest * 1e6 - page_bytes(b"")) * 3 / 4
 
     def encoded(layers: int, heads: int) -> bytes:
         """Encode so many layers, and the single heads of so many of them."""

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import test_readers
 from counted_reading import Counter
 from test_readers import Table
 
@@ -22,78 +23,39 @@ from normlens.corpus.data.readers import NAMED, MemoryData
 from normlens.corpus.data.records import Data, Mark, ReadOptions
 from normlens.corpus.runs.data_index import Index, checksum, index_data
 
-COLUMNS = (
-    b"-DOCSTART- O\n\nEU B-ORG\nrejects O\n\n\nPeter B-PER\nBlackburn I-PER\n"
-    b"-DOCSTART- O\nBRUSSELS B-LOC"
-)
+LINES = b"\n\none\r\n \r\ncaf\xe9\n\ntwo\n\xff\nthree"
 WIKI = (
     b"\n = A = \none\n\ntwo\n = = S = = \nthree\nfour\nfive\n = B = \nsix\ncaf\xe9\n"
     b" = C = \nseven\neight\n"
-)
-JSONL = (
-    b'\xef\xbb\xbf{"text": "a"}\n\n{"text": ""}\n{"text": ["b", "c"]}\r\n{"text": "\xff"}\n'
-    b'{"words": ["New", "York"], "entities": [[0, 2, "LOC"]]}\n{"tokens": ["x"]}'
 )
 QUOTED = (
     b'\xef\xbb\xbfid,"a\nname",text\r\n1,x,"a, ""b""\r\n\r\nc"\r\n\r\n2,x,d\r\n3,x," "\r\n'
     b'4,"y\nz",e'
 )
-EXTRA = b'{"text": "a", "n": 1}\n{"text": "b", "n": 2}\n'
-GENRE = "g\tf\t2012\t1\t{}\t{}\t{}\n"
 
-#: Files by their names, how they are opened, and how many sequences they hold.
-FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any], int]] = {
-    "lines": ({"a.txt": b"one two\nthree\nfour\n"}, "a.txt", {}, 3),
-    "a byte order mark": ({"a.txt": b"\xef\xbb\xbfone\ntwo\n"}, "a.txt", {}, 2),
-    "CRLF": ({"a.txt": b"one\r\n\r\ntwo\r\n \r\nthree\r\n"}, "a.txt", {}, 3),
-    "no newline at the end": ({"a.txt": b"\n\none\n\n\ntwo"}, "a.txt", {}, 2),
-    "an empty last line": ({"a.txt": b"one\ntwo\n\n   \n"}, "a.txt", {}, 2),
-    "bytes that are not text": ({"a.txt": b"one\ncaf\xe9\ntwo\n\xff\nthree\n"}, "a.txt", {}, 5),
-    "paragraphs": (
-        {"a.txt": b"\na\nb\n\n\nc\r\n\r\ncaf\xe9\nd\n\ne\nf"}, "a.txt", {"paragraphs": True}, 4
-    ),
-    "jsonl": ({"a.jsonl": JSONL}, "a.jsonl", {}, 5),
-    "further columns": ({"a.jsonl": EXTRA}, "a.jsonl", {"extra": ("n",)}, 2),
-    "csv with quotes over lines": ({"a.csv": QUOTED}, "a.csv", {}, 3),
-    "csv with a spoilt row": (
-        {"a.csv": b'text,n\ngood,1\n"\xe9\nb\nc",2\nfine,3\n'}, "a.csv", {"column": "text"}, 3
-    ),
-    "tsv pairs": (
-        {"a.tsv": b"p\tn\th\na\t1\tb\nc\t2\td\n"}, "a.tsv", {"column": "p", "pair_column": "h"}, 2
-    ),
-    "conll": ({"a.conll": COLUMNS}, "a.conll", {}, 3),
-    "conll with a spoilt word": (
-        {"a.conll": b"a O\n\nb O\ncaf\xe9 O\n\n-DOCSTART- \xff\nc O\n\nd O\n"}, "a.conll", {}, 4
-    ),
-    "wikitext": ({"wiki.raw": WIKI}, "wikitext:wiki.raw", {}, 4),
-    "parallel": (
-        {"a.txt": b"a b ||| c\n\n ||| x\nd ||| e f\n\xff ||| g\n"}, "parallel:a.txt", {}, 3
-    ),
-    "stsb": (
-        {"dev.csv": "".join(GENRE.format(s, f"one {s}", f"two {s}") for s in (1, 2.5, 5)).encode()},
-        "dev.csv", {"extra": ("score",)}, 3,
-    ),
-    "a pattern over several files": (
+#: Files by their names, how they are opened, and how many sequences they hold, beside those of
+#: `test_readers`.
+FILES: list[tuple[dict[str, str | bytes], str, dict[str, Any], int]] = [
+    ({"a.txt": LINES}, "a.txt", {}, 5),
+    ({"a.csv": QUOTED}, "a.csv", {}, 3),
+    ({"wiki.raw": WIKI}, "wikitext:wiki.raw", {}, 4),
+    (
         {"d/a.txt": b"1\n2\n\n", "d/e/b.jsonl": b'{"text": "3"}\n', "d/e/c.txt": b"4"},
         "d/**/*.*", {}, 4,
     ),
-    "a folder with a limit": (
+    (
         {"d/a.txt": b"1\n2\n", "d/b.txt": b"3\n4\n", "d/c.jsonl": b"{broken"}, "d", {"limit": 3}, 3
     ),
-    "a limit at the end of a file": (
-        {"d/a.txt": b"1\n2\n", "d/b.txt": b"3\n4\n"}, "d", {"limit": 2}, 2
+    ({"d/a.txt": b"1\n2\n", "d/b.txt": b"3\n4\n"}, "d", {"limit": 2}, 2),
+    *(
+        ({name.rpartition(":")[-1]: contents}, name, options, len(records))
+        for name, contents, options, records in test_readers.FILES
     ),
-}  # fmt: skip
-
-
-def opened(case: str, folder: Path) -> Data:
-    files, spec, options, _ = FILES[case]
-    for name, contents in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(contents)
-    kind, colon, rest = spec.rpartition(":")
-    return open_data(f"{kind}{colon}{folder / rest}", **options)
+    *(
+        ({name.rpartition(":")[-1]: contents}, name, options, 3)
+        for name, (contents, options, _) in test_readers.SPOILT.items()
+    ),
+]  # fmt: skip
 
 
 def parquet(folder: Path) -> Data:
@@ -114,7 +76,7 @@ class Stream:
 
 
 ROWS = Table({"sentence": text, "label": n} for n, text in enumerate(["a ", "", "b", "c"]))
-LINES = ["", " = T = ", "one", "two", " = = S = = ", "three", "four", " = U = ", "five", "six"]
+PARAGRAPHS = ["", " = T = ", "one", "two", " = = S = = ", "three", "four", " = U = ", "five", "six"]
 
 
 TAGGED = Table({"tokens": words, "ner_tags": [1] * len(words)} for words in (["a"], [], ["b", "c"]))
@@ -126,7 +88,7 @@ def named(name: str, rows: Table, extra: tuple[str, ...] = ()) -> Data:
 
 TABLES: dict[str, Callable[[], Data]] = {
     "sst2 of the hub": lambda: named("sst2", ROWS, ("label",)),
-    "wikitext of the hub": lambda: named("wikitext", Table({"text": line} for line in LINES)),
+    "wikitext of the hub": lambda: named("wikitext", Table({"text": line} for line in PARAGRAPHS)),
     "conll2003 of the hub": lambda: named("conll2003", TAGGED),
     "a list": lambda: MemoryData(["a", " ", "b", ("c", "d")]),
     "pandas": lambda: MemoryData(pd.DataFrame({"text": ["a", None, "b"] * 180})),
@@ -159,10 +121,20 @@ def check(data: Data, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("case", FILES)
-def test_every_mark_leads_to_its_record(case: str, size: int, tmp_path: Path) -> None:
-    data = opened(case, tmp_path)
-    assert len(list(data)) == FILES[case][-1]
+@pytest.mark.parametrize(("files", "spec", "options", "count"), FILES)
+def test_every_mark_leads_to_its_record(
+    files: dict[str, str | bytes],
+    spec: str,
+    options: dict[str, Any],
+    count: int,
+    size: int,
+    tmp_path: Path,
+) -> None:
+    for name, contents in files.items():
+        test_readers.write(tmp_path, name, contents)
+    kind, colon, rest = spec.rpartition(":")
+    data = open_data(f"{kind}{colon}{tmp_path / rest}", **options)
+    assert len(list(data)) == count
     check(data, size)
 
 
@@ -236,16 +208,3 @@ def test_a_large_row_group_passes_page_by_page(tmp_path: Path) -> None:
             peak = max(peak, pool.bytes_allocated() - before)
     assert path.stat().st_size > 25_000_000
     assert peak < 8_000_000
-
-
-def test_what_a_user_reads_in_order_is_read_past(tmp_path: Path) -> None:
-    class Texts(Data):
-        def _records(self) -> Iterator[Record]:
-            return (Record(f"mine:{n}", text=str(n)) for n in range(5))
-
-        def _fingerprint(self) -> str:
-            return "mine"
-
-    data = Texts("mine")
-    assert not data.seeks
-    check(data, 2)

@@ -68,32 +68,26 @@ def test_every_position_is_chosen_in_turn(wordpiece: Any) -> None:
     assert all(16 <= count <= 64 for count in chosen[1:-1])
 
 
-def test_a_mask_in_the_text_is_no_ordinary_token(wordpiece: Any) -> None:
-    record = Record(id="x:0", tokens=("[CLS]", "[MASK]", "good", "[SEP]"))
+@pytest.mark.parametrize(
+    ("record", "share", "expected"),
+    [
+        (Record("x:0", tokens=("[CLS]", "[MASK]", "good", "[SEP]")), 0.12, [0, 1, 1, 0]),
+        (Record("x:0", tokens=("[CLS]", "[MASK]", "good", "[SEP]")), 0.0, [0, 1, 0, 0]),
+        (Record("x:0", text="good [SEP] fine"), 1.0, [0, 1, 0, 1, 0]),
+        (Record("x:0", tokens=("[CLS]", "[SEP]")), 0.12, [0, 0]),
+    ],
+)
+def test_masks_and_special_tokens_in_a_text_are_not_ordinary(
+    record: Record, share: float, expected: list[int], wordpiece: Any
+) -> None:
     encoded = encode_record(record, wordpiece, max_length=None)
-    assert mask_tokens(encoded, wordpiece).masked == [False, True, True, False]
-    assert mask_tokens(encoded, wordpiece, 0.0).masked == [False, True, False, False]
+    assert mask_tokens(encoded, wordpiece, share).masked == list(map(bool, expected))
 
 
-def test_a_special_token_in_the_text_is_never_masked(wordpiece: Any) -> None:
-    record = Record(id="x:0", text="good [SEP] fine")
-    encoded = encode_record(record, wordpiece, max_length=None)
-    masked = mask_tokens(encoded, wordpiece, 1.0).masked
-    assert masked == [False, True, False, True, False]
-
-
-def test_nothing_to_mask(wordpiece: Any) -> None:
-    assert mask_tokens(encode(wordpiece, 0), wordpiece).masked == [False, False]
-
-
-def test_a_tokenizer_without_mask_token_is_an_error(trained: Any) -> None:
-    tokenizer = trained("sentencepiece-bpe")
-    encoded = encode_record(Record(id="x:0", text="a good day"), tokenizer, max_length=None)
-    with pytest.raises(InputError, match="no mask token"):
-        mask_tokens(encoded, tokenizer)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_is_a_share(share: float, wordpiece: Any) -> None:
-    with pytest.raises(InputError, match="between 0 and 1"):
-        mask_tokens(encode(wordpiece, 4), wordpiece, share)
+@pytest.mark.parametrize(("kind", "share"), [("sentencepiece-bpe", 0.1), ("unigram", 1.1)])
+def test_without_a_mask_token_or_a_share_nothing_is_masked(
+    kind: str, share: float, trained: Any
+) -> None:
+    encoded = encode_record(Record("x:0", text="a good day"), trained(kind), max_length=None)
+    with pytest.raises(InputError):
+        mask_tokens(encoded, trained(kind), share)

@@ -9,6 +9,7 @@ import pytest
 from run_examples import tiny_tokenizer
 
 from normlens.corpus import Entity, Record, encode_record, open_data
+from normlens.corpus.data.spans import encode_apart
 from normlens.errors import InputError
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -31,36 +32,25 @@ def of(values: list[int | None], wanted: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_of_each_word_spell_it(kind: str, trained: Any) -> None:
+def test_the_tokens_of_each_word_and_entity_spell_it(kind: str, trained: Any) -> None:
     tokenizer = trained(kind)
-    for record in open_data("sample", limit=20):
+    for record in [*open_data("sample", limit=12), RECORD]:
+        words = list(record.words or ())
         encoded = encode_record(record, tokenizer, max_length=None)
-        assert encoded.word_labels == list(record.words or ())
-        for index, word in enumerate(record.words or ()):
-            spelled = surface(tokenizer, encoded, of(encoded.words, index))
-            if "[unk]" not in spelled:
-                assert spelled == word.lower()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_of_each_entity_spell_it(kind: str, trained: Any) -> None:
-    tokenizer = trained(kind)
-    encoded = encode_record(RECORD, tokenizer, max_length=None)
-    assert surface(tokenizer, encoded, of(encoded.entities, 0)) == "gustavkirchhoff"
-    assert surface(tokenizer, encoded, of(encoded.entities, 1)) == "newyork"
-    assert encoded.entity_labels == ["PER", "LOC"]
+        assert encoded.ids == tokenizer(" ".join(words))["input_ids"]
+        assert encoded.special == [True] + [False] * (len(encoded) - 2) + [True]
+        assert (encoded.tokens[0], encoded.words[0], encoded.words[-1]) == ("[CLS]", None, None)
+        assert encoded.word_labels == words
+        assert encoded.entity_labels == [entity.label for entity in record.entities]
+        parts = [(encoded.words, index, [word]) for index, word in enumerate(words)]
+        parts += [
+            (encoded.entities, index, words[entity.start : entity.stop])
+            for index, entity in enumerate(record.entities)
+        ]
+        for owners, index, spelled in parts:
+            found = surface(tokenizer, encoded, of(owners, index))
+            assert "[unk]" in found or found == "".join(spelled).lower()
     assert len(of(encoded.words, 6)) > 1  # the vocabulary is too small for "unmistakably"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_the_ones_of_the_joined_text(kind: str, trained: Any) -> None:
-    tokenizer = trained(kind)
-    encoded = encode_record(RECORD, tokenizer, max_length=None)
-    assert encoded.ids == tokenizer(" ".join(WORDS))["input_ids"]
-    assert encoded.special == [True] + [False] * (len(encoded) - 2) + [True]
-    assert encoded.words[0] is None
-    assert encoded.words[-1] is None
-    assert encoded.tokens[0] == "[CLS]"
 
 
 words = st.lists(
@@ -76,11 +66,15 @@ words = st.lists(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_byte_level_words_are_whole_whatever_their_characters(
-    words: list[str], trained: Any
-) -> None:
+def test_words_come_in_order_and_byte_level_ones_are_whole(words: list[str], trained: Any) -> None:
+    record = Record(id="x:0", words=tuple(words))
+    for kind in KINDS:
+        encoded = encode_record(record, trained(kind), max_length=None)
+        seen = [word for word in encoded.words if word is not None]
+        assert seen == sorted(seen)
+        assert len(encoded.words) == len(encoded)
     tokenizer = trained("byte-bpe")
-    encoded = encode_record(Record(id="x:0", words=tuple(words)), tokenizer, max_length=None)
+    encoded = encode_record(record, tokenizer, max_length=None)
     found = [
         tokenizer.backend_tokenizer.decode([encoded.ids[p] for p in of(encoded.words, index)])
         for index in range(len(words))
@@ -92,19 +86,6 @@ def test_byte_level_words_are_whole_whatever_their_characters(
         assert text.removeprefix(" " if index else "").rstrip() == word.rstrip() or any(
             character.isspace() for character in word
         )
-
-
-@given(words=words)
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_words_come_in_order(words: list[str], trained: Any) -> None:
-    for kind in KINDS:
-        record = Record(id="x:0", words=tuple(words))
-        encoded = encode_record(record, trained(kind), max_length=None)
-        seen = [word for word in encoded.words if word is not None]
-        assert seen == sorted(seen)
-        assert len(encoded.words) == len(encoded)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,13 +103,29 @@ def test_truncation_keeps_the_beginning_and_the_frame(kind: str, trained: Any) -
     assert len(cut.word_labels) == 1 + max(w for w in cut.words if w is not None)
 
 
-def test_what_is_too_long_or_leaves_no_room_is_an_error(trained: Any) -> None:
-    with pytest.raises(InputError, match=r"x:0: the text has \d+ tokens .* at most 5"):
-        encode_record(RECORD, trained("unigram"), max_length=5, truncate=False)
-    with pytest.raises(InputError, match="x:0: max_length 2 leaves no room"):
-        encode_record(RECORD, trained("unigram"), max_length=2)
-    with pytest.raises(InputError, match="no tokenizer"):
-        encode_record(RECORD, None, max_length=2)
+IT_WORKS = Record(id="p:0", tokens=("it", "works", "."))
+HALF = "a \ud83d"  # of a character, as JSON may have it
+REFUSED = [
+    (RECORD, {"max_length": 5, "truncate": False}),
+    (RECORD, {"max_length": 2}),
+    (IT_WORKS, {"max_length": 2, "truncate": False}),
+    (Record(id="p:7", tokens=("it", "Ġworks")), {"max_length": None}),
+    (Record(id="x:0", text=HALF), {"max_length": None}),
+    (Record(id="x:0", words=("a", HALF)), {"max_length": None}),
+    (Record(id="x:0", unreadable="line 3"), {"max_length": None}),
+]
+
+
+@pytest.mark.parametrize(("record", "options"), REFUSED)
+def test_what_cannot_be_encoded_is_an_error_that_names_it(
+    record: Record, options: dict[str, Any], wordpiece: Any
+) -> None:
+    with pytest.raises(InputError) as caught:
+        encode_record(record, wordpiece, **options)
+    assert str(caught.value).startswith(f"{record.id}: ")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError):
+        encode_record(record, None, **options)
 
 
 def test_a_text_has_the_tokenizers_words(wordpiece: Any) -> None:
@@ -179,15 +176,7 @@ def test_tokens_are_cut_before_a_last_separator(length: int, expected: str, word
 
 
 def test_tokens_without_a_frame_are_cut_at_the_limit(wordpiece: Any) -> None:
-    record = Record(id="p:0", tokens=("it", "works", "."))
-    assert encode_record(record, wordpiece, max_length=2).tokens == ["it", "works"]
-    with pytest.raises(InputError, match="p:0: the record has 3 tokens"):
-        encode_record(record, wordpiece, max_length=2, truncate=False)
-
-
-def test_a_token_of_another_vocabulary_is_an_error(wordpiece: Any) -> None:
-    with pytest.raises(InputError, match="p:7: the token 'Ġworks' is not in"):
-        encode_record(Record(id="p:7", tokens=("it", "Ġworks")), wordpiece, max_length=None)
+    assert encode_record(IT_WORKS, wordpiece, max_length=2).tokens == ["it", "works"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -231,24 +220,20 @@ PARAGRAPHS = Record("x:0", text=("Gustav visited", "New York . " * 9), between="
 
 @pytest.mark.parametrize("length", [None, 12])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tokenizer_with_a_separator_keeps_two_segments(
+def test_segments_of_a_separating_tokenizer_and_one_passage_of_a_causal_model(
     kind: str, length: int | None, trained: Any
 ) -> None:
+    """The passage is cut at its end; a pair of two documents stays one."""
     tokenizer = trained(kind)
+    pair = replace(PARAGRAPHS, between=None)
     encoded = encode_record(PARAGRAPHS, tokenizer, max_length=length)
-    assert encoded == encode_record(replace(PARAGRAPHS, between=None), tokenizer, max_length=length)
+    assert encoded == encode_record(pair, tokenizer, max_length=length)
+    assert encoded == encode_record(pair, tokenizer, max_length=length, causal=True)
     assert encoded.tokens.count("[SEP]") == (3 if kind == "byte-bpe-prefix" else 2)
-
-
-@pytest.mark.parametrize("length", [None, 12])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_causal_model_reads_one_passage(kind: str, length: int | None, trained: Any) -> None:
-    """Whatever its tokenizer would do with a pair; the passage is cut at its end."""
-    tokenizer = trained(kind)
-    encoded = encode_record(PARAGRAPHS, tokenizer, max_length=length, causal=True)
+    causal = encode_record(PARAGRAPHS, tokenizer, max_length=length, causal=True)
     passage = "Gustav visited\n= = B = =\n" + "New York . " * 9
-    assert encoded == encode_record(Record("x:0", text=passage), tokenizer, max_length=length)
-    assert encoded.text == passage
+    assert causal == encode_record(Record("x:0", text=passage), tokenizer, max_length=length)
+    assert causal.text == passage
 
 
 def test_a_tokenizer_without_a_separator_splices_nothing() -> None:
@@ -259,9 +244,12 @@ def test_a_tokenizer_without_a_separator_splices_nothing() -> None:
     assert encoded.text == "ab\ncd"
 
 
-def test_a_pair_of_two_documents_stays_a_pair(trained: Any) -> None:
-    record = Record("x:0", text=("Gustav visited", "New York"))
-    tokenizer = trained("wordpiece")
-    assert encode_record(record, tokenizer, max_length=None, causal=True) == encode_record(
-        record, tokenizer, max_length=None
-    )
+def test_a_pair_of_words_is_read_as_its_texts() -> None:
+    tokenizer = tiny_tokenizer()
+    pair = Record("x", words=("ab", "c"), second_words=("d",))
+    for encode in (encode_record, encode_apart):
+        found, expected = (
+            encode(one, tokenizer, max_length=None)
+            for one in (pair, Record("x", text=("ab c", "d")))
+        )
+        assert found == expected

@@ -28,8 +28,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def task(device: str = "auto") -> Task:
-    return Task(RunOptions("model", "data"), ("mixing",), "folder", device=device)
+def task(**execution: Any) -> Task:
+    how = Execution(**execution)
+    return Task(RunOptions("model", "data"), ("mixing",), "folder", execution=how)
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int) -> None:
@@ -51,9 +52,9 @@ def test_auto_takes_what_there_is_room_for(
     workers: int,
 ) -> None:
     machine(monkeypatch, cpus, gpus)
-    open_pool(task(device), Execution(workers="auto", attempts=5))
+    open_pool(task(device=device, workers="auto", attempts=5, sequence_timeout=None))
     several = [("ProcessCrew", workers), (5, None)]
-    assert opened == ([("HerePool", None, 5)] if workers == 1 else several)
+    assert opened == ([("HerePool", None)] if workers == 1 else several)
 
 
 def test_a_loaded_lens_stays_in_its_process(
@@ -61,9 +62,9 @@ def test_a_loaded_lens_stays_in_its_process(
 ) -> None:
     machine(monkeypatch, 16, 8)
     lens: Any = object()
-    open_pool(task(), Execution(workers="auto"), lens)
-    open_pool(task(), Execution(workers=1), lens)
-    assert opened == [("HerePool", lens, 3)] * 2
-    for execution in (Execution(workers=2), Execution(engine="ray")):
+    open_pool(task(workers="auto"), lens)
+    open_pool(task(workers=1), lens)
+    assert opened == [("HerePool", lens)] * 2
+    for given in ({"workers": 2}, {"engine": "ray"}):
         with pytest.raises(InputError, match="loaded lens cannot be sent"):
-            open_pool(task(), execution, lens)
+            open_pool(task(**given), lens)

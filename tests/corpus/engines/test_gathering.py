@@ -16,11 +16,11 @@ import pytest
 from normlens.corpus.engines.block_rows import Clock, Gatherer, Prepared
 from normlens.corpus.measures import get
 from normlens.corpus.measures.base import build
-from normlens.corpus.measures.rows import TABLES
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.ledger import Block, FileSet, Unwritten
 
 ROWS = 50  # of a block
+TABLES = get("norms").tables
 
 
 @dataclass

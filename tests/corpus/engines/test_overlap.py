@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +13,9 @@ import torch
 import normlens
 from normlens.corpus import Run, run
 from normlens.corpus.engines import local, worker
-from normlens.corpus.engines.guard import Guard
-from normlens.corpus.engines.pool import EACH
-from normlens.corpus.engines.worker import LARGEST_BATCH, Station, Task, Worker
+from normlens.corpus.engines.worker import LARGEST_BATCH, Task, Worker
 from normlens.corpus.measures import measure
-from normlens.corpus.runs.ledger import Block
-from normlens.corpus.runs.options import RunOptions
+from normlens.corpus.runs.options import Execution, RunOptions
 
 N, BLOCK = 18, 3
 PATIENCE = 60.0
@@ -38,47 +33,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lens(place: Path) -> Any:
     return normlens.load(place / "model", device="cpu")
-
-
-class Staged:
-    """A worker whose every stage waits until another block is at the stage that it names."""
-
-    lens = SimpleNamespace(device=torch.device("cpu"))
-    guard = Guard()
-
-    def __init__(self) -> None:
-        self.reached = {
-            (stage, number): threading.Event()
-            for stage in ("prepare", "analyse", "add")
-            for number in range(3)
-        }
-
-    def prepare(self, block: Block) -> int:
-        self.reached["prepare", block.number].set()
-        return block.number
-
-    @property
-    def gatherer(self) -> Staged:
-        return self
-
-    def analyse(self, number: int) -> None:
-        self.reached["analyse", number].set()
-        if number == 0:
-            assert self.reached["prepare", 1].wait(PATIENCE)
-
-    def add(self, number: int, alone: bool) -> int:
-        self.reached["add", number].set()
-        if number == 0:
-            assert self.reached["analyse", 1].wait(PATIENCE)
-        return number
-
-
-def test_a_worker_tokenises_and_makes_tables_beside_its_model() -> None:
-    at_work: Any = Station(Staged())  # type: ignore[arg-type]
-    with ThreadPoolExecutor(EACH) as threads:
-        blocks = [Block(number, 0, ()) for number in range(3)]
-        assert list(threads.map(at_work.compute, blocks)) == [0, 1, 2]
-    at_work.close()
 
 
 @pytest.fixture
@@ -171,5 +125,5 @@ def test_a_gpu_is_filled_where_a_largest_batch_fits(
     monkeypatch.setattr(worker, "affordable", lambda lens, n: fits if n == 128 else 0)
     monkeypatch.setattr(type(lens), "device", torch.device("meta"))
     assert made._filled() == filled
-    made.task = Task(options, ("mixing",), str(tmp_path), batch_size=8)
+    made.execution = Execution(batch_size=8)
     assert made._filled() == 0  # as many as were asked for

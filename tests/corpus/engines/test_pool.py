@@ -23,7 +23,6 @@ from normlens.corpus.engines.pool import (
     Crew,
     Died,
     Event,
-    Joined,
     Pool,
 )
 from normlens.corpus.runs.folder import RunError
@@ -51,8 +50,6 @@ class Played(Crew):
         self.dies, self.starts = dies, starts
         self.hired = self.calls = 0
         self.asked: dict[int, list[tuple[int, Call]]] = {}
-        self.joining: list[int] = []
-        self.begun: dict[int, tuple[Block, dict[int, str]]] = {}
         self.deaths = 0
         self.most = 0  # blocks that one worker held at a time
         self.gathered: dict[int, list[int]] = {}  # blocks that a worker has not reported yet
@@ -62,25 +59,19 @@ class Played(Crew):
     def wanted(self) -> int:
         return self.workers
 
-    def hire(self) -> int:
+    def hire(self, worker: int) -> None:
         self.hired += 1
-        self.asked[self.hired] = []
-        self.joining.append(self.hired)
-        return self.hired
+        self.asked[worker] = []
 
-    def ask(self, worker: int, call: Call) -> int:
+    def ask(self, worker: int, number: int, call: Call) -> None:
         self.calls += 1
-        self.asked[worker].append((self.calls, call))
+        self.asked[worker].append((number, call))
         self.most = max(self.most, len(self.asked[worker]))
-        return self.calls
 
     def events(self) -> list[Event]:
-        waiting = [*self.joining, *(worker for worker, asked in self.asked.items() if asked)]
+        waiting = [worker for worker, asked in self.asked.items() if asked]
         worker = self.chance.choice(waiting)
-        if worker in self.joining:
-            self.joining.remove(worker)
-            if self.starts(worker):
-                return [Joined(worker, {}, {})]
+        if self.asked[worker][0][1].method == "describe" and not self.starts(worker):
             del self.asked[worker]
             return [Died(worker, "it fell")]
         number, call = self.asked[worker].pop(self.chance.randrange(len(self.asked[worker])))
@@ -92,37 +83,33 @@ class Played(Crew):
         return [Answered(worker, number, self._answer(worker, call))]
 
     def _kills(self, worker: int, call: Call) -> bool:
-        if call.method == "compute":
-            block = call.arguments[0]
-            return any(index in self.poison for index in _indices(block))
-        return call.method == "analyse" and call.arguments[0] in self.poison
+        if call.method not in ("compute", "probe"):
+            return False
+        block, *alone = call.arguments
+        culprits = alone[1] if len(alone) > 1 else ()
+        return any(index in self.poison and index not in culprits for index in _indices(block))
 
     def _answer(self, worker: int, call: Call) -> Any:
         gathered = self.gathered.setdefault(worker, [])
         match call.method:
+            case "describe":
+                return {}, {"host": "here"}
             case "compute":
-                block, alone = call.arguments
+                block, alone, *culprits = call.arguments
                 if alone:
-                    return written([block.number])
+                    return written([block.number], *map(set, culprits))
                 gathered.append(block.number)
                 if self.chance.random() < 0.3:
                     return written(self.gathered.pop(worker))
                 return Unwritten(block.number)
             case "write":
                 return written(self.gathered.pop(worker)) if gathered else None
-            case "begin":
-                self.begun[worker] = call.arguments
-            case "encode":
-                return 10 - call.arguments[0] % 2
-            case "finish":
-                block, culprits = self.begun[worker]
-                return written([block.number], set(culprits))
         return None
 
     def dismiss(self, worker: int) -> None:
         del self.asked[worker]
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         return
 
 
@@ -190,12 +177,11 @@ def test_a_suspect_has_a_worker_for_itself() -> None:
     alone: list[bool] = []
 
     class Watched(Played):
-        def ask(self, worker: int, call: Call) -> int:
-            number = super().ask(worker, call)
+        def ask(self, worker: int, number: int, call: Call) -> None:
+            super().ask(worker, number, call)
             held = [call for _, call in self.asked[worker]]
             if any(call.method == "compute" and call.arguments[1] for call in held):
                 alone.append(len(held) == 1 and not self.gathered.get(worker))
-            return number
 
     for seed in range(20):
         computed(Watched(2, {4}, seed), 12)
@@ -246,9 +232,9 @@ def test_one_death_at_a_sequence_alone_is_no_proof() -> None:
 
     def by_accident(worker: int, call: Call) -> bool:
         """Block 1 dies twice, and the first of its sequences once, all from outside."""
-        if call.method == "compute" and call.arguments[0].number == 1:
+        if call.method == "compute" and call.arguments[0].number == 1 and len(call.arguments) == 2:
             return True
-        first = call.method == "analyse" and not happened
+        first = call.method == "probe" and not happened
         happened.update({1} if first else ())
         return first
 
@@ -259,15 +245,14 @@ def test_one_death_at_a_sequence_alone_is_no_proof() -> None:
 
 def test_a_block_that_dies_at_no_sequence_ends_in_one_line() -> None:
     def at_the_end(worker: int, call: Call) -> bool:
-        whole = call.method == "compute" and call.arguments[0].number == 1
-        return whole or call.method == "finish"
+        return call.method == "compute" and call.arguments[0].number == 1
 
     with pytest.raises(RunError, match=r"block 1 \(it fell\), which is no single sequence's doing"):
         computed(Played(2, set(), dies=at_the_end), 3)
 
 
 def test_nothing_is_repeated_for_ever() -> None:
-    crew = Played(3, set(), dies=lambda worker, call: call.method in ("compute", "analyse"))
+    crew = Played(3, set(), dies=lambda worker, call: call.method in ("compute", "probe"))
     with pytest.raises(RunError, match="died one after another and none finished"):
         computed(crew, 1000)
     assert crew.deaths <= 1 + 3 * (3 + CERTAIN * IN_A_ROW)
@@ -294,23 +279,20 @@ class Hanging(Played):
     def monotonic(self) -> float:
         return self.now
 
-    def ask(self, worker: int, call: Call) -> int:
-        number = super().ask(worker, call)
-        indices = {
-            "compute": lambda block, alone: _indices(block),
-            "analyse": lambda index: [index],
-        }
-        at = indices.get(call.method, lambda *_: ())(*call.arguments)
-        hanging = [index for index in at if index in self.hangs]
+    def ask(self, worker: int, number: int, call: Call) -> None:
+        super().ask(worker, number, call)
+        culprits = call.arguments[2] if len(call.arguments) == 3 else {}
+        self.reasons |= culprits
+        at = _indices(call.arguments[0]) if call.method in ("compute", "probe") else ()
+        hanging = [index for index in at if index in self.hangs and index not in culprits]
         if hanging:
             self.stuck.setdefault(worker, (hanging[0], self.now))
         if hanging or (self.mute and worker in self.stuck):
             self.asked[worker].pop()
-        return number
 
     def events(self) -> list[Event]:
         self.now += 1.0
-        return super().events() if self.joining or any(self.asked.values()) else []
+        return super().events() if any(self.asked.values()) else []
 
     def dismiss(self, worker: int) -> None:
         super().dismiss(worker)
@@ -322,8 +304,6 @@ class Hanging(Played):
             index, since = self.stuck.get(worker, (0, self.now))
             late = Late(index, "it took too long") if self.now - since > TIMEOUT else None
             return late, TIMEOUT
-        if call.method == "finish":
-            self.reasons |= self.begun[worker][1]
         return super()._answer(worker, call)
 
 
@@ -379,7 +359,13 @@ def test_workers_that_cannot_start_end_in_one_line() -> None:
 def test_the_run_goes_on_with_the_workers_that_could_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    crew = Played(4, set(), starts=lambda worker: worker <= 2)
+    started: set[int] = set()
+
+    def only_two(worker: int) -> bool:
+        started.update({worker} if len(started) < 2 else ())
+        return worker in started
+
+    crew = Played(4, set(), starts=only_two)
     results = computed(crew, 200)
     assert len(results) == 200
     assert crew.hired < 20
@@ -390,10 +376,10 @@ def test_workers_join_while_the_run_goes_on() -> None:
     served: Counter[int] = Counter()
 
     class Growing(Played):
-        def ask(self, worker: int, call: Call) -> int:
+        def ask(self, worker: int, number: int, call: Call) -> None:
             served[worker] += 1
             self.workers = 1 if sum(served.values()) < 10 else 3
-            return super().ask(worker, call)
+            super().ask(worker, number, call)
 
     assert len(computed(Growing(1, set()), 100)) == 100
-    assert set(served) == {1, 2, 3}
+    assert len(served) == 3

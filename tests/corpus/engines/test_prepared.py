@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines import block_rows
-from normlens.corpus.engines.block_rows import Clock, Entry, batches
+from normlens.corpus.engines.block_rows import Entry, batches
 from normlens.inputs.text import Encoded
 
 
@@ -65,14 +63,3 @@ def test_both_sequences_of_a_pair_take_memory(monkeypatch: pytest.MonkeyPatch) -
     assert [len(pair) for pair in pairs] == [5, 13, 7]
     cut = list(batches(pairs, 8, lambda n: n))
     assert [[entry.index for entry in batch] for batch in cut] == [[0, 2], [1]]
-
-
-def test_seconds_of_a_stage_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([1.0, 3.0, 10.0, 10.5])
-    monkeypatch.setattr(block_rows, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    clock = Clock()
-    with clock.on("maps"):
-        pass
-    with pytest.raises(ValueError, match="broken"), clock.on("maps"):
-        raise ValueError("broken")
-    assert clock.seconds == {"maps": 2.5}

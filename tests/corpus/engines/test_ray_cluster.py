@@ -24,7 +24,7 @@ def node(**resources: float) -> dict[str, Any]:
 
 
 def demand(cluster: dict[str, float], device: str = "auto", **options: Any) -> Demand:
-    return Demand.of(Execution(engine="ray", **options), cluster, device)
+    return Demand.of(Execution(engine="ray", device=device, **options), cluster)
 
 
 def test_a_worker_takes_a_gpu_where_there_are_some() -> None:

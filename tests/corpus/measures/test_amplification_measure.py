@@ -7,7 +7,6 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 
-import duckdb
 import numpy as np
 import pytest
 from measure_examples import SCOPES, blocks, final, item, real_item
@@ -76,90 +75,60 @@ def expected_pairs(options, one):
     return default_pairs(one.maps.scopes)
 
 
+def keyed(rows, keys):
+    """Rows by their keys, which no two share, in the order that the keys give them."""
+    found = {tuple(row[key] for key in keys): row for row in rows}
+    assert len(found) == len(rows)
+    assert list(found) == sorted(found)
+    return found
+
+
 @pytest.mark.parametrize(("kind", "options"), CASES)
-def test_sums_per_pair_of_subwords(kind, options, tmp_path):
+def test_the_tables_are_what_loops_over_pairs_find(kind, options, tmp_path):
+    """Sums per pair of subwords, sums per distance, and a sample with room for every pair."""
     items = items_of(kind)
     measure = measures.get("amplification", **options)
-    parts = blocks(measure, "amplification_pairs", items, [1])
-    table = final(measure, "amplification_pairs", parts, tmp_path)
-    sums = defaultdict(lambda: [0, 0.0, 0.0, 0])
-    tokens = {}
+    by_type, by_distance = defaultdict(lambda: [0, 0.0, 0.0, 0]), defaultdict(lambda: [0, 0.0, 0.0])
+    pairs, tokens = {}, {}
     for one in items:
-        related = relations(one)
-        tokens |= dict(zip(one.encoded.ids, one.encoded.tokens, strict=True))
+        related, ids = relations(one), one.encoded.ids
+        tokens |= dict(zip(ids, one.encoded.tokens, strict=True))
         for key, (b, a) in scores(one, expected_pairs(options, one), **options).items():
             *where, i, j = key
-            ids = one.encoded.ids[j], one.encoded.ids[i]
-            group = sums[(*where, RELATIONS[related[i, j]], *ids)]
-            group[0] += 1
-            group[1] += b
-            group[2] += a
-            group[3] += abs(i - j)
-    rows = table.to_pylist()
-    keys = ["before", "after", "layer", "relation", "source_id", "target_id"]
-    assert [tuple(row[key] for key in keys) for row in rows] == sorted(sums)
-    for row in rows:
-        count, before, after, distance = sums[tuple(row[key] for key in keys)]
-        assert row["count"] == count
-        assert row["sum_distance"] == distance
-        assert row["sum_before"] == pytest.approx(before, abs=1e-12)
-        assert row["sum_after"] == pytest.approx(after, abs=1e-12)
-        assert row["sum"] == pytest.approx(after - before, abs=1e-12)
+            relation, same, distance = RELATIONS[related[i, j]], ids[i] == ids[j], abs(i - j)
+            sums = by_type[(*where, relation, ids[j], ids[i])]
+            sums[:] = np.add(sums, [1, b, a, distance])
+            sums = by_distance[(one.index, *where, relation, same, distance)]
+            sums[:] = np.add(sums, [1, a - b, (a - b) ** 2])
+            pairs[(one.index, *key)] = (one.sequence, relation, same, distance, a - b)
+
+    tables = {
+        name: final(measure, name, blocks(measure, name, items, [cut]), tmp_path).to_pylist()
+        for cut, name in enumerate(measure.tables, 1)
+    }
+    scope_keys = ["before", "after", "layer", "relation"]
+    found = keyed(tables["amplification_pairs"], [*scope_keys, "source_id", "target_id"])
+    assert set(found) == set(by_type)
+    for key, row in found.items():
+        count, before, after, distance = by_type[key]
+        assert (row["count"], row["sum_distance"]) == (count, distance)
+        sums = [row["sum_before"], row["sum_after"], row["sum"]]
+        assert sums == pytest.approx([before, after, after - before], abs=1e-12)
         assert row["source_token"] == tokens[row["source_id"]]
         assert row["target_token"] == tokens[row["target_id"]]
-
-
-@pytest.mark.parametrize(("kind", "options"), CASES)
-def test_sums_per_sequence_and_distance(kind, options, tmp_path):
-    items = items_of(kind)
-    measure = measures.get("amplification", **options)
-    parts = blocks(measure, "amplification_distance", items, [2])
-    table = final(measure, "amplification_distance", parts, tmp_path)
-    sums = defaultdict(lambda: [0, 0.0, 0.0])
-    for one in items:
-        related = relations(one)
-        for key, (b, a) in scores(one, expected_pairs(options, one), **options).items():
-            *where, i, j = key
-            same = one.encoded.ids[i] == one.encoded.ids[j]
-            group = sums[(one.index, *where, RELATIONS[related[i, j]], same, abs(i - j))]
-            group[0] += 1
-            group[1] += a - b
-            group[2] += (a - b) ** 2
-    rows = table.to_pylist()
-    keys = ["index", "before", "after", "layer", "relation", "same_subword", "distance"]
-    assert [tuple(row[key] for key in keys) for row in rows] == sorted(sums)
-    for row in rows:
-        count, total, squares = sums[tuple(row[key] for key in keys)]
-        assert row["sequence"] == f"text-{row['index']}"
-        assert row["count"] == count
-        assert row["sum"] == pytest.approx(total, abs=1e-12)
-        assert row["sum_squares"] == pytest.approx(squares, abs=1e-12)
-
-
-@pytest.mark.parametrize(("kind", "options"), CASES)
-def test_a_sample_with_room_for_all_holds_every_pair(kind, options, tmp_path):
-    items = items_of(kind)
-    measure = measures.get("amplification", **options)
-    parts = blocks(measure, "amplification_sample", items, [1])
-    table = final(measure, "amplification_sample", parts, tmp_path)
-    found = {}
-    for row in table.to_pylist():
-        key = (row["index"], row["before"], row["after"], row["layer"], row["target"])
-        assert (*key, row["source"]) not in found
-        found[(*key, row["source"])] = row
-    count = 0
-    for one in items:
-        related = relations(one)
-        for key, (b, a) in scores(one, expected_pairs(options, one), **options).items():
-            *_, i, j = key
-            row = found[(one.index, *key)]
-            assert row["score"] == pytest.approx(a - b, abs=1e-14)
-            assert row["relation"] == RELATIONS[related[i, j]]
-            assert row["same_subword"] == (one.encoded.ids[i] == one.encoded.ids[j])
-            assert row["distance"] == abs(i - j)
-            assert row["sequence"] == one.sequence
-            count += 1
-    assert count == len(found)
+    keys = ["index", *scope_keys, "same_subword", "distance"]
+    found = keyed(tables["amplification_distance"], keys)
+    assert set(found) == set(by_distance)
+    for key, row in found.items():
+        count, total, squares = by_distance[key]
+        assert (row["sequence"], row["count"]) == (f"text-{row['index']}", count)
+        assert [row["sum"], row["sum_squares"]] == pytest.approx([total, squares], abs=1e-12)
+    assert len(tables["amplification_sample"]) == len(pairs)
+    for row in tables["amplification_sample"]:
+        key = (row[name] for name in ("index", "before", "after", "layer", "target", "source"))
+        *told, score = pairs[tuple(key)]
+        assert told == [row[n] for n in ("sequence", "relation", "same_subword", "distance")]
+        assert row["score"] == pytest.approx(score, abs=1e-14)
 
 
 def test_pairs_of_one_subword_are_told_in_every_relation():
@@ -175,25 +144,6 @@ def test_pairs_of_one_subword_are_told_in_every_relation():
     for table in ("amplification_distance", "amplification_sample"):
         told = {row["relation"] for row in tables[table].to_pylist() if row["same_subword"]}
         assert told == {"word_outside_entity", "entity_across_words", "same_type", "special"}
-
-
-def test_a_sample_from_before_such_pairs_were_told_can_be_read(tmp_path):
-    measure = measures.get("amplification", keep=5, keep_other=3)
-    [part] = blocks(measure, "amplification_sample", items_of("random"), [])
-    whole = final(measure, "amplification_sample", [part], tmp_path)
-    with duckdb.connect() as connection:
-        connection.register("parts", part.drop_columns(["same_subword"]))
-        read = connection.sql(measure.sql["amplification_sample"]).to_arrow_table()
-    assert read.to_pylist() == whole.drop_columns(["same_subword"]).to_pylist()
-
-
-def test_maps_agree_with_the_tables():
-    one = item(0)
-    table = measures.get("amplification").rows(one)["amplification_sample"]
-    for row in table.slice(0, 200).to_pylist():
-        amp = one.maps.amplification(row["before"], row["after"])
-        expected = amp[row["layer"], row["target"], row["source"]]
-        assert row["score"] == pytest.approx(expected, abs=1e-6)  # float32 there
 
 
 @pytest.mark.parametrize(
@@ -249,20 +199,24 @@ def test_a_sequence_of_one_token_has_no_pair():
         assert len(table) == 0
 
 
-def test_options_are_checked_and_recorded():
-    with pytest.raises(InputError, match="axis 'rows'; choose one of: source, target, none"):
-        measures.get("amplification", axis="rows")
-    with pytest.raises(InputError, match="at least 1"):
-        measures.get("amplification", keep=0)
-    with pytest.raises(InputError, match="before, after"):
-        measures.get("amplification", pairs=(("FF",),))
-    with pytest.raises(InputError, match="colour"):
-        measures.get("amplification", colour="red")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"axis": "rows"}, {"keep": 0}, {"keep_pairs": 0}, {"min_count": 0}, {"colour": "red"},
+        {"pairs": (("FF",),)}, {"relations": ("no_such_module:f",)},
+    ],
+)  # fmt: skip
+def test_options_are_checked(options):
+    with pytest.raises(InputError):
+        measures.get("amplification", **options)
+
+
+def test_options_are_recorded():
     with pytest.raises(UnknownScopeError):
         measures.get("amplification", pairs=[["LN7", "FF"]]).rows(item(0))
-    chosen = measures.get("amplification", pairs=[["LN1", "FF"]], keep=5)
-    assert chosen.options["keep"] == 5
+    chosen = measures.get("amplification", pairs="LN1:FF", keep=5)
     assert json.loads(json.dumps(chosen.options)) == chosen.options
+    assert (chosen.options["pairs"], chosen.options["keep"]) == ([["LN1", "FF"]], 5)
     assert measures.get("amplification", **chosen.options) == chosen
     assert chosen.needs.scopes is None  # LN1 would be called LN among these two
     full = measures.get("amplification", pairs=[("ATTNRESLN-N", "ATTNRESLNFF-N")])
@@ -275,7 +229,7 @@ def test_names_of_kinds_of_pairs_are_taken(name, tmp_path, monkeypatch):
     (tmp_path / "taken_relations.py").write_text(f"def {name}(item): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "taken_relations", raising=False)
-    with pytest.raises(InputError, match=f"called '{name}' already"):
+    with pytest.raises(InputError):
         measures.get("amplification", relations=(f"taken_relations:{name}",))
 
 
@@ -291,7 +245,7 @@ def test_values_that_are_not_finite_are_refused():
     arrays = dict(one.maps.arrays) | {SCOPES[5]: np.full_like(one.maps[SCOPES[5]], np.inf)}
     with (
         np.errstate(invalid="ignore"),
-        pytest.raises(InputError, match="not finite"),
+        pytest.raises(InputError),
     ):
         measures.get("amplification").rows(replace(one, maps=replace(one.maps, arrays=arrays)))
 
@@ -305,6 +259,4 @@ def test_sums_by_subwords_can_be_left_out():
     assert without["amplification_pairs"].num_rows == 0
     for table in ("amplification_distance", "amplification_sample"):
         assert without[table].equals(with_pairs[table])
-    merged = less.combine("amplification_pairs", without["amplification_pairs"])
-    assert merged.num_rows == 0
     assert less.options["subwords"] is False

@@ -11,7 +11,6 @@ from run_examples import tiny_checkpoint
 from scipy.stats import spearmanr
 
 import normlens
-from normlens.corpus import measures
 
 TEXTS = ["ab cd e", "a bad cab fed a bee", "e"]
 MINE = """
@@ -54,11 +53,3 @@ def test_heads_over_a_corpus(family: str, tmp_path: Path, monkeypatch: pytest.Mo
             assert own["most"].item() == pytest.approx(norms.max(), rel=1e-6)
     by_head = done.sql("SELECT layer, head, avg(rho) AS rho FROM heads GROUP BY ALL ORDER BY rho")
     assert len(by_head) == len(maps.layers) * maps.heads["ATTN-N"].shape[1]
-
-
-def test_it_asks_for_heads_and_for_no_other_maps() -> None:
-    assert measures.get("heads").needs == measures.Needs(("ATTN-N",), heads=True)
-    both = measures.get("heads").needs | measures.get("norms").needs
-    assert both.heads
-    assert both.statistics
-    assert both.scopes is None

@@ -39,21 +39,22 @@ def named(tokens: list[str], special: list[int], **more) -> list[str]:
     return [CATEGORIES[code] for code in categories(replace(item(0), encoded=record))]
 
 
-def test_categories():
-    assert named(["[CLS]", "a", "[MASK]", "[SEP]"], [1, 0, 0, 1]) == [
-        "cls",
-        "ordinary",
-        "mask",
-        "sep",
-    ]
-    roberta = ["<s>", "a", "</s>", "</s>", "<mask>", "</s>"]
-    assert named(roberta, [1, 0, 1, 1, 0, 1]) == ["cls", "ordinary", "sep", "sep", "mask", "sep"]
-
-
-def test_what_opens_a_sequence_is_cls_and_unknown_special_tokens_are_others():
-    assert named(["</s>", "a"], [1, 0]) == ["cls", "ordinary"]
-    assert named(["<|begin|>", "a", "<pad>"], [1, 0, 1]) == ["cls", "ordinary", "other-special"]
-    assert named(["a", "b"], [0, 0]) == ["ordinary", "ordinary"]
+@pytest.mark.parametrize(
+    ("tokens", "special", "expected"),
+    [
+        ("[CLS] a [MASK] [SEP]", [1, 0, 0, 1], "cls ordinary mask sep"),
+        (
+            "<s> a </s> </s> <mask> </s>", [1, 0, 1, 1, 0, 1],
+            "cls ordinary sep sep mask sep",
+        ),
+        # What opens a sequence is cls, and unknown special tokens are others.
+        ("</s> a", [1, 0], "cls ordinary"),
+        ("<|begin|> a <pad>", [1, 0, 1], "cls ordinary other-special"),
+        ("a b", [0, 0], "ordinary ordinary"),
+    ],
+)  # fmt: skip
+def test_categories(tokens, special, expected):
+    assert named(tokens.split(), special) == expected.split()
 
 
 def test_a_masked_token_is_a_mask_whatever_it_is_called():
@@ -118,7 +119,7 @@ def test_a_users_relations_come_first():
     assert (found[np.tri(len(one), k=-1, dtype=bool)] == len(RELATIONS)).all()
     upper = ~np.tri(len(one), k=-1, dtype=bool)
     np.testing.assert_array_equal(found[upper], relations(one)[upper])
-    with pytest.raises(InputError, match="'bad' gave float64 of shape"):
+    with pytest.raises(InputError):
         relations(one, {"bad": lambda given: np.zeros((2, 3))})
 
 

@@ -14,10 +14,6 @@ from normlens.corpus import measures
 norms = measures.get("norms")
 
 
-def test_it_asks_for_statistics():
-    assert norms.needs == measures.Needs(None, True)
-
-
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gemma2"])
 def test_means_over_tokens(family):
     one = real_item(family)

@@ -86,14 +86,15 @@ def test_a_flipped_bit_is_no_number(copy: Path, file: str, tmp_path: Path, whole
     examples.assert_same_tables(Run.open(copy), whole, tolerance=0)
 
 
-def test_a_flipped_bit_in_any_file_is_found_or_harmless(copy: Path, whole: Run) -> None:
+@pytest.mark.parametrize("each", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_flipped_bit_in_any_file_is_found_or_harmless(copy: Path, whole: Run, each: int) -> None:
     """Whatever kind of file it is: the tables are the same bits, or nothing answers."""
     chance, found = random.Random(1), 0
     kinds: dict[str, list[Path]] = {}
     for path in sorted(path for path in copy.rglob("*") if path.is_file()):
         kinds.setdefault(path.relative_to(copy).parts[0], []).append(path)
     expected = examples.frames_of(whole)
-    for number in range(4 * len(kinds)):
+    for number in range(each * len(kinds)):
         path = chance.choice(list(kinds.values())[number % len(kinds)])
         sound = path.read_bytes()
         if not sound:
@@ -105,7 +106,7 @@ def test_a_flipped_bit_in_any_file_is_found_or_harmless(copy: Path, whole: Run) 
             assert "\n" not in str(error)  # noqa: PT017
             found += 1
         path.write_bytes(sound)
-    assert found >= 4 * 3  # of the manifest, records and tables each
+    assert found >= each * 3  # of the manifest, records and tables each
 
 
 def test_a_missing_file_is_one_line_and_breaks_no_other_table(
@@ -132,14 +133,6 @@ def test_a_stray_file_changes_no_answer(copy: Path, file: str, whole: Run) -> No
             ask()
 
 
-def test_a_damaged_record_is_refused(copy: Path, lens: Any, whole: Run) -> None:
-    path = record_file(copy, 2)
-    path.write_text(path.read_text().replace('"sequences": 3', '"sequences": 9'))
-    with pytest.raises(NormLensError, match=r"1-000002\.json in .* is missing or damaged; see all"):
-        Run.open(copy).table("mixing")
-    examples.assert_same_tables(resume(copy, model=lens), whole, tolerance=0)
-
-
 def test_stores_are_checked_too(lens: Any, place: Path, whole: Run) -> None:
     url = f"memory://damage-{id(place)}/run"
     done = run(lens, place / "corpus.txt", url, **OPTIONS)
@@ -153,7 +146,7 @@ def test_stores_are_checked_too(lens: Any, place: Path, whole: Run) -> None:
         done.table("mixing")
     [problem] = done.check().problems
     assert problem.file == file
-    done.folder.remove(file)
+    done.folder.remove([file])
     with pytest.raises(NormLensError, match="missing"):
         done.sql("SELECT * FROM mixing")
 

@@ -13,7 +13,7 @@ from counting_store import URL, CountingStore, counting_store
 from run_records import blocks_done, state_of
 
 from normlens.corpus import Run, resume, run
-from normlens.corpus.engines.worker import Station, Task, Worker
+from normlens.corpus.engines.worker import Task, Worker
 from normlens.corpus.runs.folder import LocalFolder, RunError
 from normlens.corpus.runs.ledger import Block, Ledger, State, check_same_folder, locked
 from normlens.corpus.runs.progress import Progress
@@ -151,8 +151,8 @@ def test_a_worker_of_a_dead_driver_overwrites_nothing(
     done = run(lens, place / "corpus.txt", tmp_path / "run", **OPTIONS)
     kept = {path: path.read_bytes() for path in (tmp_path / "run/tables").rglob("*.parquet")}
     task = Task(done.manifest.options, ("mixing",), folder=str(tmp_path / "run"))
-    station = Station(Worker(task, lens))
-    late = [station.compute(Block(3, 6, ()), alone=True) for _ in range(2)]
+    worker = Worker(task, lens)
+    late = [worker.compute(Block(3, 6, ()), alone=True) for _ in range(2)]
     names = {file.name for record in late if record for file in record.tables.values()}
     assert len(names) == 2 * len(done.tables)
     assert {path: path.read_bytes() for path in kept} == kept
@@ -160,8 +160,8 @@ def test_a_worker_of_a_dead_driver_overwrites_nothing(
     # One that knows of a newer driver writes nothing at all.
     Ledger.claim(done.folder, done.manifest)
     with pytest.raises(RunError, match="another process has taken over"):
-        station.compute(Block(3, 6, ()), alone=True)
-    station.close()
+        worker.compute(Block(3, 6, ()), alone=True)
+    worker.close()
 
 
 # Workers elsewhere --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from normlens.corpus.runs.ledger import read_state
 from normlens.errors import InputError, NormLensError, OutputError
 
 fsspec = pytest.importorskip("fsspec", reason="URLs need fsspec")
-from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
+from counting_store import CountingStore  # noqa: E402
 
 N = 6
 
@@ -30,13 +30,11 @@ class NoCredentialsError(Exception):
     """What an S3 client raises, which is no OSError."""
 
 
-class BucketStore(MemoryFileSystem):
-    """An object store as S3 is seen through fsspec: `makedirs` makes the bucket itself."""
+class BucketStore(CountingStore):
+    """An object store that may fail, and whose `makedirs` makes the bucket itself, as on S3."""
 
     protocol = "bucket"
-    root_marker = ""
-    store: dict[str, Any] = {}  # noqa: RUF012
-    pseudo_dirs = [""]  # noqa: RUF012
+    objects: dict[str, bytes] = {}  # noqa: RUF012
     buckets: set[str] = set()  # noqa: RUF012
     failing: dict[str, Exception] = {}  # noqa: RUF012
 
@@ -44,63 +42,19 @@ class BucketStore(MemoryFileSystem):
     def _strip_protocol(cls, path: str) -> str:
         return path.removeprefix("bucket://").strip("/")
 
-    def _inside(self, path: str, operation: str) -> str:
-        if operation in self.failing:
-            raise self.failing[operation]
-        path = self._strip_protocol(path)
-        if path.partition("/")[0] not in self.buckets:
+    def _note(self, kind: str, path: str, times: int = 1) -> str:
+        if kind in self.failing:
+            raise self.failing[kind]
+        key = super()._note(kind, path, times)
+        if key.partition("/")[0] not in self.buckets:
             raise FileNotFoundError(f"no such bucket: {path}")
-        return path
+        return key
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         self.buckets.add(self._strip_protocol(path).partition("/")[0])
 
     def exists(self, path: str, **_: Any) -> bool:
-        return self._strip_protocol(path) in self.buckets
-
-    def find(self, path: str, detail: bool = False, **options: Any) -> Any:
-        inside = self._inside(path, "find")
-        found = [name for name in self.store if name.startswith(f"{inside}/")]
-        if not detail:
-            return found
-        # As an object store tells them apart: every upload has a tag of its own.
-        return {
-            name: {"size": len(self.store[name].getvalue()), "ETag": str(id(self.store[name]))}
-            for name in found
-        }
-
-    def cat_file(self, path: str, **options: Any) -> bytes:
-        inside = self._inside(path, "cat_file")
-        if inside not in self.store:
-            raise FileNotFoundError(path)
-        return self.store[inside].getvalue()
-
-    def pipe_file(self, path: str, value: bytes, **options: Any) -> None:
-        from fsspec.implementations.memory import MemoryFile
-
-        inside = self._inside(path, "pipe_file")
-        self.store[inside] = MemoryFile(self, inside, value)
-
-    def rm_file(self, path: str) -> None:
-        del self.store[self._inside(path, "rm_file")]
-
-    def glob(self, path: str, **_: Any) -> list[str]:
-        from fnmatch import fnmatch
-
-        inside = self._inside(path, "glob")
-        return sorted(name for name in self.store if fnmatch(name, inside))
-
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
-        inside = self._inside(path, "info")
-        if inside not in self.store:
-            raise FileNotFoundError(path)
-        size = len(self.store[inside].getvalue())
-        return {"name": path, "size": size, "type": "file", "created": self.store[inside].created}
-
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
-        import io
-
-        return io.BytesIO(self.store[self._inside(path, "open")].getvalue())
+        return self._strip_protocol(path) in {*self.buckets, *self.objects}
 
 
 @pytest.fixture
@@ -108,7 +62,7 @@ def store() -> Iterator[type[BucketStore]]:
     fsspec.register_implementation("bucket", BucketStore, clobber=True)
     BucketStore.buckets.add("mine")
     yield BucketStore
-    for kept in (BucketStore.store, BucketStore.buckets, BucketStore.failing):
+    for kept in (BucketStore.objects, BucketStore.buckets, BucketStore.failing):
         kept.clear()
 
 
@@ -145,7 +99,7 @@ def test_a_typo_makes_no_bucket(store: type[BucketStore], folder: Path, lens: An
     with pytest.raises(NormLensError, match="there is no run"):
         Run.open("bucket://mime/run")
     assert store.buckets == {"mine"}
-    assert not store.store
+    assert not store.objects
 
 
 ERRORS = [
@@ -160,7 +114,7 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
     ("operation", "kind"),
-    [("find", InputError), ("cat_file", InputError), ("pipe_file", OutputError)],
+    [("list", InputError), ("get", InputError), ("put", OutputError)],
 )
 def test_what_a_store_raises_is_one_line(
     store: type[BucketStore], operation: str, kind: type[Exception], error: Exception
@@ -168,9 +122,9 @@ def test_what_a_store_raises_is_one_line(
     store.failing[operation] = error
     place = open_folder("bucket://mine/run")
     calls: dict[str, Any] = {
-        "find": place.names,
-        "cat_file": lambda: place.read("a"),
-        "pipe_file": lambda: place.write("a", b""),
+        "list": place.names,
+        "get": lambda: place.read("a"),
+        "put": lambda: place.write("a", b""),
     }
     with pytest.raises(kind, match="bucket://mine/run") as raised:
         calls[operation]()
@@ -178,7 +132,7 @@ def test_what_a_store_raises_is_one_line(
     assert "may you use it?" in str(raised.value)
 
 
-@pytest.mark.parametrize("operation", ["find", "cat_file", "open", "glob", "info"])
+@pytest.mark.parametrize("operation", ["list", "get"])
 def test_a_store_that_fails_under_a_query_is_one_line(
     done: Run, store: type[BucketStore], operation: str
 ) -> None:
@@ -193,7 +147,7 @@ def test_a_store_that_fails_under_a_query_is_one_line(
 def test_the_command_says_it_in_one_line(
     store: type[BucketStore], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store.failing["find"] = NoCredentialsError("Unable to locate credentials")
+    store.failing["list"] = NoCredentialsError("Unable to locate credentials")
     words = ["--model", str(folder / "model"), "--data", str(folder / "corpus.txt")]
     assert cli.main(["run", *words, "--out", "bucket://mine/run", "--device", "cpu"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -203,7 +157,7 @@ def test_the_command_says_it_in_one_line(
 def test_a_store_that_fails_does_not_cost_finished_blocks(
     done: Run, store: type[BucketStore], lens: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = set(store.store)
+    before = set(store.objects)
     real = BucketStore.cat_file
 
     def failing(self: BucketStore, path: str, **options: Any) -> bytes:
@@ -216,7 +170,7 @@ def test_a_store_that_fails_does_not_cost_finished_blocks(
         read_state(done.folder, done.manifest)
     with pytest.raises(InputError, match="Connection refused"):
         resume("bucket://mine/run", model=lens)
-    assert set(store.store) == before
+    assert set(store.objects) == before
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])

@@ -93,19 +93,6 @@ def leftovers(out: Path) -> list[str]:
 # Stopped ------------------------------------------------------------------------------------------
 
 
-def test_what_a_driver_leaves_when_all_blocks_are_done_is_removed(copy: Path) -> None:
-    """It may be stopped behind the last record, before it has removed what nobody needs."""
-    stray = table_file(copy, "mixing", 2).with_name("000002-1-0a7.parquet")
-    stray.write_bytes(b"left over")
-    [problem] = Run.open(copy).check().problems
-    assert problem.file == str(stray.relative_to(copy))
-    (copy / HEARTBEAT).write_bytes(b"whatever it did last")
-    resume(copy)
-    assert not stray.exists()
-    assert not (copy / HEARTBEAT).exists()
-    assert Run.open(copy).check().sound
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.guard), 18])
 def test_kill_9_at_any_moment(
@@ -326,6 +313,7 @@ def test_what_was_left_half_written_is_swept(copy: Path, whole: Run, lens: Any) 
     table = copy / "tables/mixing"
     left = [table / ".000001-1-0.parquet.x.tmp", table / "000004-1-ab2.parquet"]
     left += [copy / "records/.1-000003.json.x.tmp", copy / "records/0-000009.json"]
+    left += [copy / HEARTBEAT]  # of a driver that was killed behind its last record
     for path in left:
         path.write_bytes(b"PAR1")
     # What belongs to nobody, or to a later driver, is not this run's to remove.
@@ -380,8 +368,7 @@ def test_tables_with_other_columns_are_refused(copy: Path, lens: Any) -> None:
         columns["kind"] = "string"
 
     examples.forge(copy, edit)
-    message = "columns of the table amplification_pairs .*: then kind, now relation. Start a new"
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(RunError, match="amplification_pairs, columns, kind: then string, now none"):
         resume(copy, model=lens)
 
 
@@ -427,43 +414,9 @@ def test_another_model_is_refused(copy: Path, checkpoint: Path, tmp_path: Path) 
         examples.tiny_checkpoint(checkpoint, seed=1)
         with pytest.raises(RunError, match=r"weights: then sha256:.*, now sha256:"):
             resume(copy)
-        shutil.copytree(kept, checkpoint, dirs_exist_ok=True)
-        path = checkpoint / "tokenizer.json"
-        path.write_text(path.read_text().replace('"Lowercase"', '"NFC"'))
-        with pytest.raises(RunError, match=r"the tokenizer: then sha256:.*, now sha256:"):
-            resume(copy)
     finally:
         shutil.copytree(kept, checkpoint, dirs_exist_ok=True)
     assert resume(copy).status().complete
-
-
-def test_changed_data_is_refused(copy: Path, corpus: Path) -> None:
-    contents = corpus.read_text()
-    try:
-        corpus.write_text(contents.replace("a", "b", 1))
-        with pytest.raises(RunError, match=r"the contents of the data: then .*, now "):
-            resume(copy)
-    finally:
-        corpus.write_text(contents)
-
-
-def test_a_measure_that_was_edited_is_refused(
-    tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = (
-        "from normlens.corpus.measures import measure\n"
-        '@measure(schema={"length": int})\n'
-        "def length(maps):\n"
-        '    return {"length": [len(maps.tokens)]}\n'
-    )
-    module = tmp_path / "edited_measure.py"
-    module.write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    options: dict[str, Any] = {"measures": "edited_measure:length", "limit": 4}
-    run(lens, corpus, tmp_path / "run", **options)
-    module.write_text(source + "# and more\n")
-    with pytest.raises(RunError, match="the code of the measures"):
-        resume(tmp_path / "run", model=lens, measures=options["measures"])
 
 
 @pytest.mark.parametrize("contents", [b"", b"{", b"[]", b'{"format": "other"}', BOMB])

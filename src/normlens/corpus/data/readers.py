@@ -259,12 +259,9 @@ class MemoryData(Data):
             made = self.read(rows, self.table.features)
         else:
             made = filter(None, (row_fields(row, self.options) for row in rows))
-        try:
+        with located(lambda: f"{self.name!r}, {self.unit} {position.number - 1}"):
             for fields in made:
                 yield Record(f"{self.name}:{position.record}", **fields)
-        except InputError as error:
-            place = f"{self.name!r}, {self.unit} {position.number - 1}"
-            raise InputError(f"{place}: {error}") from error
 
     def _rows(self, first: int) -> Iterator[dict[str, Any]]:
         """The rows from one of them on."""

@@ -6,7 +6,7 @@ import codecs
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,12 +23,13 @@ Fields = dict[str, Any]
 
 
 @contextmanager
-def located(place: str) -> Iterator[None]:
+def located(place: str | Callable[[], str]) -> Iterator[None]:
     """Put the place in the data before the message of an error."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{place}: {error}") from error
+        where = place if isinstance(place, str) else place()
+        raise InputError(f"{where}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -275,15 +276,15 @@ class Source:
 
     def records(self, rows: Iterable[Fields], name: str) -> Iterator[Record]:
         """Make records of their fields; an error names the file and the line or row."""
-        try:
+        with located(self._place):
             for fields in rows:
                 if self.problem is not None:
                     fields, self.problem = {"unreadable": self.problem}, None
                 yield Record(f"{name}:{self.position.record}", **fields)
-        except InputError as error:
-            number = self.position.number
-            place = f", {self.unit} {number}" if number else ""
-            raise InputError(f"{str(self.path)!r}{place}: {error}") from error
+
+    def _place(self) -> str:
+        number = self.position.number
+        return repr(str(self.path)) + (f", {self.unit} {number}" if number else "")
 
 
 def sha256_of(path: Path) -> str:

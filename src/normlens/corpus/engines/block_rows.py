@@ -8,10 +8,9 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -20,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from normlens.corpus.data.spans import EncodedRecord
-from normlens.corpus.engines.guard import Guard, Unfinished
-from normlens.corpus.measures import Item, Measure
+from normlens.corpus.engines.guard import RUNS, Guard, Unfinished
+from normlens.corpus.measures import BoundMeasure, Item, Measure
 from normlens.corpus.measures.user_code import sources_of
 from normlens.corpus.runs.folder import Folder, RunError
 from normlens.corpus.runs.ledger import Block, File, FileSet, Unwritten, claim_name, table_file
@@ -75,7 +74,7 @@ class Prepared:
     """A block between its stages: tokenised, and with the rows that it has so far."""
 
     block: Block  # without its records
-    entries: list[Entry]
+    batches: list[list[Entry]]
     rows: BlockRows
     clock: Clock
     started: float
@@ -175,48 +174,18 @@ class BlockRows:
         row = {"index": index, "sequence": sequence, "reason": one_line(reason)}
         self._run_rows["failures"][index] = row
 
-    def add(
-        self,
-        index: int,
-        encoded: EncodedRecord,
-        maps: Maps,
-        seed: int,
-        explanations: tuple[Explanation, ...] = (),
-        ready: Mapping[str, Mapping[str, pa.Table]] | None = None,
-    ) -> None:
-        """Measure a sequence and keep its rows, of all measures or of none.
-
-        `ready` are rows by the names of measures that have run the model for them.
-        """
-        ready = ready or {}
-        item = Item(encoded.id, index, maps, encoded, seed, explanations)
-        tables: dict[str, pa.Table] = {}
-        for measure in self.measures:
-            try:
-                if measure.name in ready:
-                    made = ready[measure.name]
-                else:
-                    made = self._guard.call(partial(measure.rows, item), index, [item.tokens_read])
-                tables |= _checked(measure, made)
-            except Exception as error:
-                if isinstance(error, OSError) or is_out_of_memory(error):
-                    # The machine's fault, not the sequence's.
-                    raise RunError(
-                        f"the measure {measure.name!r} {_machine_problem(error)} at {encoded.id}; "
-                        "what is done is kept: resume the run, with fewer --workers if memory is "
-                        "short"
-                    ) from error
-                kind = "" if isinstance(error, NormLensError) else f"{type(error).__name__}: "
-                self.fail(index, encoded.id, f"{measure.name}: {kind}{error}")
-                return
+    def add(self, item: Item, tables: Mapping[str, pa.Table]) -> None:
+        """Keep the rows of a sequence, of all measures."""
         for table, rows in tables.items():
-            self._keep(table, index, rows)
-        self._run_rows["sequences"][index] = {
-            "index": index,
-            "sequence": encoded.id,
+            self._keep(table, item.index, rows)
+        encoded = item.encoded
+        assert isinstance(encoded, EncodedRecord)
+        self._run_rows["sequences"][item.index] = {
+            "index": item.index,
+            "sequence": item.sequence,
             "tokens": len(encoded),
             "masked": sum(encoded.masked),
-            "completeness": _completeness(maps, explanations),
+            "completeness": _completeness(item.maps, item.explanations),
             "source_tokens": None if encoded.source is None else len(encoded.source),
             "generated": None if encoded.generated is None else _text(encoded),
         }
@@ -271,10 +240,40 @@ def _completeness(maps: Maps, explanations: tuple[Explanation, ...]) -> float:
     return max(map(float, errors), default=float("nan"))
 
 
-def _machine_problem(error: Exception) -> str:
-    if is_out_of_memory(error):
-        return "ran out of memory"
-    return f"failed ({reason_of(error)})"
+def measured(
+    measure: Measure, bound: BoundMeasure | None, items: Sequence[Item], clock: Clock, guard: Guard
+) -> list[dict[str, pa.Table] | str]:
+    """The rows of each sequence of a batch by one measure, or why it has none.
+
+    A measure that is `bound` to a model takes a batch at once; where that fails as a whole, each
+    sequence answers for itself.
+    """
+    if not items:
+        return []
+    try:
+        if bound is not None:
+            lengths = [item.tokens_read for item in items] * RUNS
+            rows = guard.call(lambda: bound.batch_rows(items, clock), items[0].index, lengths)
+            return [each if isinstance(each, str) else _checked(measure, each) for each in rows]
+        if len(items) == 1:
+            item = items[0]
+            with clock.on("measures"):
+                made = guard.call(lambda: measure.rows(item), item.index, [item.tokens_read])
+                return [_checked(measure, made)]
+    except Exception as error:
+        out_of_memory = is_out_of_memory(error)
+        if isinstance(error, OSError | MemoryError) or (len(items) == 1 and out_of_memory):
+            # The machine's fault, not the sequence's.
+            reason = "ran out of memory" if out_of_memory else f"failed ({reason_of(error)})"
+            raise RunError(
+                f"the measure {measure.name!r} {reason} at {items[0].sequence}; what is done is "
+                "kept: resume the run, with a smaller --batch-size or --max-length, or with fewer "
+                "--workers, if memory is short"
+            ) from error
+        if len(items) == 1:
+            kind = "" if isinstance(error, NormLensError) else f"{type(error).__name__}: "
+            return [f"{kind}{error}"]
+    return [rows for item in items for rows in measured(measure, bound, [item], clock, guard)]
 
 
 def _checked(measure: Measure, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:

@@ -31,12 +31,11 @@ from normlens.corpus.engines.pool import (
     Crew,
     Died,
     Event,
-    Joined,
     Pool,
     Read,
 )
 from normlens.corpus.engines.ray_engine import ray_pool
-from normlens.corpus.engines.worker import Station, Task, Worker, model_threads
+from normlens.corpus.engines.worker import Task, Worker, model_threads, on_device
 from normlens.corpus.runs.folder import RunError, StuckError
 from normlens.corpus.runs.ledger import FileSet, Unwritten
 from normlens.corpus.runs.options import Execution
@@ -63,23 +62,18 @@ class HereCrew(Crew):
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.worker = Worker(task, lens)
         self._on_gpu = model_threads(self.worker.lens) > 1
-        self.station = Station(self.worker)
         self._threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-block")
-        self._calls = itertools.count()
 
-    def hire(self) -> int:
-        self._events.put(Joined(0, *self.station.describe()))
-        return 0
+    def hire(self, worker: int) -> None:
+        self._name = worker  # the only one
 
-    def ask(self, worker: int, call: Call) -> int:
-        number = next(self._calls)
-        if call.method == "compute" and not self._on_gpu:
+    def ask(self, worker: int, number: int, call: Call) -> None:
+        if call.method == "compute" and len(call.arguments) == 2 and not self._on_gpu:
             block, alone = call.arguments
             self._submit(lambda: _Prepared(number, self.worker.prepare(block), alone))
         else:
-            method = getattr(self.station, call.method)
+            method = getattr(self.worker, call.method)
             self._submit(lambda: Answered(worker, number, method(*call.arguments)))
-        return number
 
     def _submit(self, make: Callable[[], Any]) -> None:
         """Have a thread make an event; what it raises is one, too."""
@@ -104,7 +98,7 @@ class HereCrew(Crew):
             return [event]
         self.worker.analyse(event.prepared)
         add = self.worker.gatherer.add
-        self._submit(lambda: Answered(0, event.number, add(event.prepared, event.alone)))
+        self._submit(lambda: Answered(self._name, event.number, add(event.prepared, event.alone)))
         return []
 
     def _check_late(self) -> None:
@@ -121,15 +115,15 @@ class HereCrew(Crew):
             event = self._events.get()
             if isinstance(event, Answered) and isinstance(event.answer, FileSet):
                 yield event.answer
-        written = self.station.write()
+        written = self.worker.write()
         if written is not None:
             yield written
 
     def dismiss(self, worker: int) -> None:
         raise NotImplementedError  # nothing can end a thread
 
-    def close(self) -> None:
-        self.station.close()
+    def close(self, at_once: bool = False) -> None:
+        self.worker.close()
         # A thread that hangs would keep this process waiting for ever.
         self._threads.shutdown(wait=self.worker.guard.late() is None, cancel_futures=True)
 
@@ -152,9 +146,9 @@ class HerePool(Pool):
     crew: HereCrew
     dies_with_workers = True
 
-    def __init__(self, task: Task, lens: Lens | None = None, attempts: int = 3):
+    def __init__(self, task: Task, lens: Lens | None = None):
         self._task, self._given = task, lens is not None
-        super().__init__(HereCrew(task, lens), attempts)
+        super().__init__(HereCrew(task, lens), task.execution.attempts)
 
     def write_early(self) -> None:
         """Write after one block, then after two more, then four: a run that dies again and again
@@ -188,7 +182,7 @@ class HerePool(Pool):
             )
             # The same number of threads, which the last digits may depend on.
             task = replace(self._task, threads=torch.get_num_threads())
-            with Pool(ProcessCrew(task, 1), self.attempts, task.sequence_timeout) as pool:
+            with process_pool(task, 1) as pool:
                 yield from pool.compute([number], read, deaths)
 
     def rest(self) -> Iterator[FileSet]:
@@ -217,13 +211,12 @@ class ProcessCrew(Crew):
         self._workers = workers
         self._context = multiprocessing.get_context("spawn")  # a forked torch may hang
         self._children: dict[int, _Child] = {}
-        self._numbers, self._calls = itertools.count(), itertools.count()
 
     @property
     def wanted(self) -> int:
         return self._workers
 
-    def hire(self) -> int:
+    def hire(self, worker: int) -> None:
         taken = {child.place for child in self._children.values()}
         place = next(place for place in itertools.count() if place not in taken)
         ours, theirs = self._context.Pipe()
@@ -240,15 +233,11 @@ class ProcessCrew(Crew):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # so that the process holds the only one, and the pipe ends with it
-        number = next(self._numbers)
-        self._children[number] = _Child(process, ours, place)
-        return number
+        self._children[worker] = _Child(process, ours, place)
 
-    def ask(self, worker: int, call: Call) -> int:
-        number = next(self._calls)
+    def ask(self, worker: int, number: int, call: Call) -> None:
         with suppress(OSError):  # it has died, which is the next event of its pipe
-            self._children[worker].connection.send((number, call.method, call.arguments))
-        return number
+            self._children[worker].connection.send((number, *call))
 
     def events(self) -> list[Event]:
         workers = {child.connection: number for number, child in self._children.items()}
@@ -257,12 +246,12 @@ class ProcessCrew(Crew):
 
     def _event(self, worker: int) -> Event:
         try:
-            kind, *content = self._children[worker].connection.recv()
+            number, answer = self._children[worker].connection.recv()
         except (EOFError, OSError):
             return Died(worker, self._buried(worker))
-        if kind == "raised":
-            raise content[0]
-        return Joined(worker, *content) if kind == "joined" else Answered(worker, *content)
+        if number is None:
+            raise answer
+        return Answered(worker, number, answer)
 
     def _buried(self, worker: int) -> str:
         """Take leave of a dead process, and say how it ended."""
@@ -275,12 +264,10 @@ class ProcessCrew(Crew):
         self._children[worker].process.kill()
         self._buried(worker)
 
-    def abandon(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         for child in self._children.values():
-            child.process.kill()
-
-    def close(self) -> None:
-        for child in self._children.values():
+            if at_once:
+                child.process.kill()
             child.connection.close()  # at which a process ends
         for child in self._children.values():
             child.process.join(LAST_WORD)
@@ -309,29 +296,20 @@ def _serve(task: Task, place: int, connection: Connection) -> None:
     """Answer calls until the pipe ends: the process that asks has stopped, or was killed."""
     hush()
     turn = threading.Lock()
-
-    def send(*message: Any) -> None:
-        with turn:
-            connection.send(message)
-
-    station: list[Station] = []
-
-    def load() -> None:
-        try:
-            station.append(Station.load(replace(task, device=_device(task.device, place))))
-            send("joined", *station[0].describe())
-        except BaseException as error:
-            send("raised", _portable(error))
-
-    def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        try:
-            send("answered", number, getattr(station[0], method)(*arguments))
-        except BaseException as error:
-            send("raised", _portable(error))
-
     # Each block has a thread, and the question whether one of them takes too long has another.
     threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-block")
-    threads.submit(load)
+    device = _device(task.execution.device, place)
+    loading = threads.submit(Worker.load, on_device(task, device))
+
+    def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        told: tuple[int | None, Any]
+        try:
+            told = number, getattr(loading.result(), method)(*arguments)
+        except BaseException as error:
+            told = None, _portable(error)
+        with turn:
+            connection.send(told)
+
     try:
         while True:
             threads.submit(answer, *connection.recv())
@@ -365,24 +343,29 @@ def _portable(error: BaseException) -> BaseException:
 CPUS_EACH = 4
 
 
-def open_pool(task: Task, execution: Execution, lens: Lens | None = None) -> Pool:
+def open_pool(task: Task, lens: Lens | None = None) -> Pool:
     """Open the workers that were asked for, and load their model."""
-    if lens is not None and (execution.engine == "ray" or execution.workers not in (1, AUTO)):
+    engine, asked = task.execution.engine, task.execution.workers
+    if lens is not None and (engine == "ray" or asked not in (1, AUTO)):
         raise InputError(
             "a loaded lens cannot be sent to other processes; pass the model's name or folder"
         )
-    if execution.engine == "ray":
-        return ray_pool(task, execution)
-    workers = 1 if lens is not None else _workers(task, execution.workers)
-    if workers > 1:
-        return Pool(ProcessCrew(task, workers), execution.attempts, task.sequence_timeout)
-    return HerePool(task, lens, execution.attempts)
+    if engine == "ray":
+        return ray_pool(task)
+    workers = 1 if lens is not None else _workers(task.execution)
+    return process_pool(task, workers) if workers > 1 else HerePool(task, lens)
 
 
-def _workers(task: Task, asked: int | str) -> int:
+def process_pool(task: Task, workers: int) -> Pool:
+    """Open so many processes of this machine."""
+    execution = task.execution
+    return Pool(ProcessCrew(task, workers), execution.attempts, execution.sequence_timeout)
+
+
+def _workers(execution: Execution) -> int:
     """How many workers this machine has room for, unless a number was asked for."""
-    if asked != AUTO:
-        return int(asked)
-    if task.device in (AUTO, "cuda") and torch.cuda.is_available():
+    if execution.workers != AUTO:
+        return int(execution.workers)
+    if execution.device in (AUTO, "cuda") and torch.cuda.is_available():
         return torch.cuda.device_count()
     return max(1, (os.cpu_count() or 1) // CPUS_EACH)

@@ -9,14 +9,14 @@ against a block, against a sequence, or against the workers as a whole.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from normlens.corpus.engines.guard import Late
@@ -41,17 +41,14 @@ Read: TypeAlias = Callable[[int], Block]
 # The workers of a run, wherever they are: hired, asked, and lost.
 
 
-@dataclass(frozen=True)
-class Joined:
-    """A worker has loaded its model and can be asked."""
+class Call(NamedTuple):
+    """A method of a `Worker` and its arguments."""
 
-    worker: int
-    identity: dict[str, Any]
-    by: dict[str, Any]
+    method: str
+    arguments: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(NamedTuple):
     """A worker has answered the call with this number."""
 
     worker: int
@@ -59,8 +56,7 @@ class Answered:
     answer: Any
 
 
-@dataclass(frozen=True)
-class Died:
+class Died(NamedTuple):
     """A worker has ended; what it was asked is not answered any more."""
 
     worker: int
@@ -68,18 +64,11 @@ class Died:
     late: int | None = None  # the sequence that took too long, where the worker was ended for it
 
 
-Event: TypeAlias = Joined | Answered | Died
-
-
-class Call(NamedTuple):
-    """A method of a `Station` and its arguments."""
-
-    method: str
-    arguments: tuple[Any, ...] = ()
+Event: TypeAlias = Answered | Died
 
 
 class Crew(ABC):
-    """Workers by their numbers, which are never used again."""
+    """Workers and calls by the numbers that a pool gives them, each number once."""
 
     @property
     @abstractmethod
@@ -87,12 +76,12 @@ class Crew(ABC):
         """How many workers there should be at the moment."""
 
     @abstractmethod
-    def hire(self) -> int:
-        """Start one more worker; it can be asked once it has joined."""
+    def hire(self, worker: int) -> None:
+        """Start one more worker; it may be asked at once, and answers when it has its model."""
 
     @abstractmethod
-    def ask(self, worker: int, call: Call) -> int:
-        """Send a call to a worker and give its number; one that is dead shows by an event."""
+    def ask(self, worker: int, number: int, call: Call) -> None:
+        """Send a call to a worker; one that is dead shows by an event."""
 
     @abstractmethod
     def events(self) -> list[Event]:
@@ -105,13 +94,9 @@ class Crew(ABC):
     def dismiss(self, worker: int) -> None:
         """End a worker at once, whatever it is doing; no event tells of it."""
 
-    def abandon(self) -> None:
-        """Drop the work that is going on."""
-        return
-
     @abstractmethod
-    def close(self) -> None:
-        """Let all workers go."""
+    def close(self, at_once: bool = False) -> None:
+        """Let all workers go, or end them `at_once`."""
 
 
 # What workers are asked, one call after another, until a block is finished.
@@ -129,8 +114,8 @@ class Job:
         """The running numbers of the block's sequences."""
         return range(self.block.first, self.block.first + len(self.block.records))
 
-    def answered(self, answer: Any) -> bool:
-        """Take the answer to `call`; whether it was the last one."""
+    def answered(self) -> bool:
+        """Go on to the next `call`; whether there is none."""
         return True
 
 
@@ -143,10 +128,10 @@ class WorkerDied(Exception):
 
 
 class OneByOne(Job):
-    """A block sequence by sequence, to find which of them kills its worker.
+    """Each sequence of a block alone, to find those that kill their worker; then the others.
 
-    The sequences go through the same stages, in the same order, as those of a whole block whose
-    batches hold one each, so that the tables come to the same bits.
+    Those go through the worker together, in batches of one sequence, so that the tables come to the
+    same bits.
     """
 
     def __init__(self, block: Block, attempts: int):
@@ -155,45 +140,40 @@ class OneByOne(Job):
         self._steps = self._calls()
         self.call = next(self._steps)
 
-    def answered(self, answer: Any) -> bool:
-        try:
-            self.call = self._steps.send(answer)
-        except StopIteration:
-            return True
-        return False
+    def answered(self) -> bool:
+        following = next(self._steps, None)
+        self.call = following or self.call
+        return following is None
 
     def died(self, reason: str, late: bool = False) -> None:
-        """Begin again with a new worker, without the sequence that is certain to kill it."""
+        """Try again with a new worker, without a sequence that is certain to kill it."""
         self.call = self._steps.throw(WorkerDied(reason, late))
 
-    def _calls(self) -> Generator[Call, Any, None]:
+    def _calls(self) -> Generator[Call, None, None]:
         culprits: dict[int, str] = {}
-        deaths: Counter[int | None] = Counter()
+        for index, record in zip(self.indices, self.block.records, strict=True):
+            one = replace(self.block, first=index, records=(record,))
+            for death in range(1, CERTAIN + 1):
+                try:
+                    yield Call("probe", (one,))
+                    break
+                except WorkerDied as error:
+                    if death == CERTAIN:
+                        fate = str(error) if error.late else f"it kills its worker: {error}"
+                        culprits[index] = f"{fate}, each time it was tried alone"
+        deaths = 0
         while True:
-            index: int | None = None  # the sequence at work
             try:
-                yield Call("begin", (self.block, dict(culprits)))
-                lengths: dict[int, int] = {}
-                for index in self.indices:
-                    if index not in culprits:
-                        length = yield Call("encode", (index,))
-                        lengths |= {} if length is None else {index: length}
-                for index in sorted(lengths, key=lambda index: (lengths[index], index)):
-                    yield Call("analyse", (index,))
-                index = None
-                yield Call("finish")
+                yield Call("compute", (self.block, True, culprits))
                 return
             except WorkerDied as error:
-                deaths[index] += 1
-                if index is None and deaths[None] >= self._attempts:
+                deaths += 1
+                if deaths >= self._attempts:
                     raise RunError(
-                        f"a worker died {deaths[None]} times while it made the tables of block "
+                        f"a worker died {deaths} times while it made the tables of block "
                         f"{self.block.number} ({error}), which is no single sequence's doing; what "
                         "is done is kept: resume the run with fewer --workers or more memory"
                     ) from None
-                if index is not None and deaths[index] >= CERTAIN:
-                    fate = str(error) if error.late else f"it kills its worker: {error}"
-                    culprits[index] = f"{fate}, each time it was tried alone"
 
 
 # Giving blocks out, and taking in what comes back.
@@ -203,7 +183,7 @@ class OneByOne(Job):
 class _Post:
     """A worker as its pool sees it: the jobs that it holds, by the numbers of their calls."""
 
-    joined: bool = False
+    joining: int | None  # the call that asks it what model it has loaded
     jobs: dict[int, Job] = field(default_factory=dict)
     gathered: array[int] = field(default_factory=lambda: array("q"))  # computed, not reported
     reported: set[int] = field(default_factory=set)  # blocks whose own answer is still to come
@@ -215,14 +195,13 @@ class _Post:
     longest: float = 0.0  # seconds that what it is at may take
 
     @property
-    def free(self) -> int:
-        """How many blocks it can take beside those that it holds."""
-        room = EACH - len(self.jobs)  # most workers are full, which is quickly seen
-        return 0 if room and any(job.alone for job in self.jobs.values()) else room
+    def has_room(self) -> bool:
+        """Whether it can take a block beside those that it holds."""
+        return len(self.jobs) < EACH and not any(job.alone for job in self.jobs.values())
 
     @property
     def is_idle(self) -> bool:
-        return self.joined and not self.jobs and self.writing is None
+        return self.joining is None and not self.jobs and self.writing is None
 
 
 class Pool:
@@ -239,6 +218,7 @@ class Pool:
         self.crew = crew
         self.attempts = attempts
         self.timeout = timeout or 0.0
+        self._numbers = itertools.count()
         self._posts: dict[int, _Post] = {}
         self._again: deque[int] = deque()  # blocks that were lost with what a worker had gathered
         self._waiting: deque[Job] = deque()  # each needs a worker of its own
@@ -246,31 +226,22 @@ class Pool:
         self._most = sys.maxsize  # workers, where more of them died while they started
         self._failed_starts = 0  # in a row
         self._fruitless = 0  # deaths since something was last finished
+        #: of the model, and where it runs, as the first worker to join says it
+        self.identity: dict[str, Any] = {}
+        self.by: dict[str, Any] = {}
         try:
-            joined = self._start()
+            while not self.by:
+                self._hire()
+                self._handle(self.crew.events(), Counter())
         except BaseException:
-            crew.abandon()
-            crew.close()
+            crew.close(at_once=True)
             raise
-        self.identity, self.by = joined.identity, joined.by  # of the model, and where it runs
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.crew.abandon()
-        self.crew.close()
-
-    def _start(self) -> Joined:
-        """Hire the crew; the first worker to join speaks for all."""
-        first: Joined | None = None
-        while first is None:
-            self._hire()
-            for event in self.crew.events():
-                self._handle(event, Counter())
-                first = event if isinstance(event, Joined) else first
-        return first
+        self.crew.close(at_once=kind is not None)
 
     def compute(
         self, numbers: Iterable[int], read: Read, deaths: Counter[int] | None = None
@@ -289,13 +260,11 @@ class Pool:
             while self._results:
                 yield self._results.popleft()
             at_work = (post.jobs or post.writing is not None for post in self._posts.values())
-            if more or self._again or self._waiting or any(at_work):
-                for event in self.crew.events():
-                    self._handle(event, deaths)
-                if self.timeout:
-                    self._look(deaths)
-            else:
+            if not (more or self._again or self._waiting or any(at_work)):
                 return
+            self._handle(self.crew.events(), deaths)
+            if self.timeout:
+                self._look(deaths)
 
     def write_early(self) -> None:
         """Have workers write more often at first, where their death is that of this process."""
@@ -306,56 +275,49 @@ class Pool:
         self._waiting.clear()
         for worker, post in self._posts.items():
             if post.gathered and post.writing is None:
-                post.writing = self.crew.ask(worker, Call("write"))
+                post.writing = self._ask(worker, Call("write"))
         while time.monotonic() < until:
             while self._results:
                 if isinstance(result := self._results.popleft(), FileSet):
                     yield result
-            if not any(post.writing is not None for post in self._posts.values()):
+            if all(post.writing is None for post in self._posts.values()):
                 return
-            for event in self.crew.events():
-                if not isinstance(event, Died):
-                    self._handle(event, Counter())
+            answers = [event for event in self.crew.events() if isinstance(event, Answered)]
+            self._handle(answers, Counter())
 
-    def _handle(self, event: Event, deaths: Counter[int]) -> None:
-        self._posts[event.worker].heard = time.monotonic()
-        match event:
-            case Joined():
-                self._posts[event.worker].joined = True
-                self._failed_starts = 0
-            case Answered():
-                self._answer(event)
-            case Died():
-                self.on_worker_died(event, deaths)
+    def _ask(self, worker: int, call: Call) -> int:
+        number = next(self._numbers)
+        self.crew.ask(worker, number, call)
+        return number
 
     # Handing out ----------------------------------------------------------------------------------
 
     def _hire(self) -> None:
         while len(self._posts) < max(1, min(self.crew.wanted, self._most)):
-            self._posts[self.crew.hire()] = _Post()
+            worker = next(self._numbers)
+            self.crew.hire(worker)
+            self._posts[worker] = _Post(self._ask(worker, Call("describe")))
 
     def _hand_out(self, remaining: Iterator[int], read: Read, deaths: Counter[int]) -> bool:
         """Give blocks to the workers with most room; False if there are no more new ones.
 
         As many workers as there are suspects get nothing new, until they are idle and take them.
         """
+        posts = [(worker, post) for worker, post in self._posts.items() if post.joining is None]
         with_room = sorted(
-            (len(post.jobs), worker)
-            for worker, post in self._posts.items()
-            if post.joined and post.free
-        )
-        heap = with_room[len(self._waiting) :]
-        while heap:
-            number = self._again.popleft() if self._again else next(remaining, None)
-            if number is None:
-                return False
-            held, worker = heappop(heap)
-            if deaths[number]:
-                self._waiting.append(self._suspect(read(number), deaths[number]))
-                continue
-            self._give(worker, Job(read(number)))
-            if self._posts[worker].free:
-                heappush(heap, (held + 1, worker))
+            (each for each in posts if each[1].has_room), key=lambda each: len(each[1].jobs)
+        )[len(self._waiting) :]
+        for held in range(EACH):
+            for worker, post in with_room:
+                if len(post.jobs) != held:
+                    continue
+                number = self._again.popleft() if self._again else next(remaining, None)
+                if number is None:
+                    return False
+                if deaths[number]:
+                    self._waiting.append(self._suspect(read(number), deaths[number]))
+                else:
+                    self._give(worker, Job(read(number)))
         return True
 
     def _hand_to_idle(self, more: bool) -> None:
@@ -364,12 +326,12 @@ class Pool:
             if not post.is_idle:
                 continue
             if post.gathered and (self._waiting or not more):
-                post.writing = self.crew.ask(worker, Call("write"))
+                post.writing = self._ask(worker, Call("write"))
             elif self._waiting:
                 self._give(worker, self._waiting.popleft())
 
     def _give(self, worker: int, job: Job) -> None:
-        self._posts[worker].jobs[self.crew.ask(worker, job.call)] = job
+        self._posts[worker].jobs[self._ask(worker, job.call)] = job
 
     def _suspect(self, block: Block, deaths: int) -> Job:
         """A suspect: whole once more, or sequence by sequence."""
@@ -390,16 +352,29 @@ class Pool:
                 died = Died(worker, f"it was ended after {silence:g} s without an answer")
             else:
                 if post.pulse is None and now - post.asked > min(LOOK, self.timeout / 4):
-                    post.asked, post.pulse = now, self.crew.ask(worker, Call("pulse"))
+                    post.asked, post.pulse = now, self._ask(worker, Call("pulse"))
                 continue
             self.crew.dismiss(worker)
             self.on_worker_died(died, deaths)
 
     # What comes back ------------------------------------------------------------------------------
 
-    def _answer(self, event: Answered) -> None:
-        post, answer = self._posts[event.worker], event.answer
-        if event.number == post.pulse:
+    def _handle(self, events: Iterable[Event], deaths: Counter[int]) -> None:
+        for event in events:
+            self._posts[event.worker].heard = time.monotonic()
+            if isinstance(event, Died):
+                self.on_worker_died(event, deaths)
+            else:
+                self._answer(*event)
+
+    def _answer(self, worker: int, number: int, answer: Any) -> None:
+        post = self._posts[worker]
+        if number == post.joining:
+            post.joining, self._failed_starts = None, 0
+            if not self.by:
+                self.identity, self.by = answer
+            return
+        if number == post.pulse:
             post.pulse = None
             post.late, post.longest = answer
             return
@@ -409,16 +384,15 @@ class Pool:
             written = set(answer.blocks)
             post.gathered = array("q", (each for each in post.gathered if each not in written))
             self._results.append(answer)
-        if event.number == post.writing:
+        if number == post.writing:
             post.writing = None
             self._lose(post)  # nothing, unless the worker has lost something
             return
-        job = post.jobs.pop(event.number)
+        job = post.jobs.pop(number)
         post.late = None  # it may have been this one; or else the next answer tells again
-        if job.call.method in ("compute", "analyse"):
-            self._fruitless = 0
-        if not job.answered(answer):
-            self._give(event.worker, job)
+        self._fruitless = 0
+        if not job.answered():
+            self._give(worker, job)
         elif job.block.number in post.reported:
             post.reported.remove(job.block.number)
         elif isinstance(answer, Unwritten):
@@ -434,7 +408,7 @@ class Pool:
 
     def on_worker_died(self, event: Died, deaths: Counter[int]) -> None:
         post = self._posts.pop(event.worker)
-        if not post.joined:
+        if post.joining is not None:
             self._lost_at_start(event.reason)
             return
         self._fruitless += 1
@@ -454,11 +428,11 @@ class Pool:
             late = event.late is not None and event.late in job.indices
             if isinstance(job, OneByOne):
                 job.died(event.reason, late)
-                self._waiting.appendleft(job)
             else:
                 # A sequence that took too long will do so again: no need to try the whole block.
                 count = self.attempts if late else deaths[job.block.number]
-                self._waiting.appendleft(self._suspect(job.block, count))
+                job = self._suspect(job.block, count)
+            self._waiting.appendleft(job)
 
     def _lost_at_start(self, reason: str) -> None:
         self._failed_starts += 1

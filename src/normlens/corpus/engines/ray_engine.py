@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import socket
@@ -12,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normlens.corpus.engines.pool import EACH, Answered, Call, Crew, Died, Event, Joined, Pool
-from normlens.corpus.engines.worker import Station, Task
+from normlens.corpus.engines.pool import EACH, Answered, Call, Crew, Died, Event, Pool
+from normlens.corpus.engines.worker import Task, Worker, on_device
 from normlens.corpus.runs.folder import RunError
 from normlens.corpus.runs.options import CPU, GPU, MEMORY, Execution, named, parse_resources
 from normlens.errors import MissingDependencyError, NormLensError, reason_of
@@ -91,10 +90,10 @@ class Demand:
     amounts: dict[str, float]  # by the names that are typed
 
     @classmethod
-    def of(cls, execution: Execution, resources: Mapping[str, float], device: str) -> Demand:
+    def of(cls, execution: Execution, resources: Mapping[str, float]) -> Demand:
         """What was asked for, and a GPU where the cluster has some and the device may be one."""
         amounts = parse_resources(execution.resources)
-        if resources.get("GPU") and device in ("auto", "cuda"):
+        if resources.get("GPU") and execution.device in (AUTO, "cuda"):
             amounts.setdefault(GPU, 1.0)
         return cls({name: amount for name, amount in amounts.items() if amount})
 
@@ -230,11 +229,9 @@ class RayCrew(Crew):
     that dies is not restarted by Ray: another is hired.
     """
 
-    def __init__(
-        self, ray: Any, task: Task, demand: Demand, workers: int | str, started_ray: bool = False
-    ):
+    def __init__(self, ray: Any, task: Task, demand: Demand, started_ray: bool = False):
         self.ray, self._started_ray = ray, started_ray
-        self._task, self._demand, self._workers = task, demand, workers
+        self._task, self._demand, self._workers = task, demand, task.execution.workers
         self._actor = ray.remote(
             **demand.options(),
             scheduling_strategy="SPREAD",
@@ -243,8 +240,7 @@ class RayCrew(Crew):
             max_concurrency=EACH + 1,
         )(Actor)
         self._actors: dict[int, Any] = {}
-        self._asked: dict[Any, tuple[int, int | None]] = {}  # reference → worker, call
-        self._numbers, self._calls = itertools.count(), itertools.count()
+        self._asked: dict[Any, tuple[int, int, str]] = {}  # reference → worker, call, its method
         self._here = versions_function()()
         self._seen, self._room, self._heard = 0.0, 0, time.monotonic()
 
@@ -275,17 +271,12 @@ class RayCrew(Crew):
                 continue  # it has left; a worker is compared again when it joins
             check_versions(node["NodeManagerHostname"], self._here, there)
 
-    def hire(self) -> int:
-        number = next(self._numbers)
-        actor = self._actors[number] = self._actor.remote(self._task)
-        self._asked[actor.describe.remote()] = number, None
-        return number
+    def hire(self, worker: int) -> None:
+        self._actors[worker] = self._actor.remote(self._task)
 
-    def ask(self, worker: int, call: Call) -> int:
-        number = next(self._calls)
+    def ask(self, worker: int, number: int, call: Call) -> None:
         reference = self._actors[worker].call.remote(call.method, *call.arguments)
-        self._asked[reference] = worker, number
-        return number
+        self._asked[reference] = worker, number, call.method
 
     def events(self) -> list[Event]:
         asked = list(self._asked)
@@ -299,26 +290,30 @@ class RayCrew(Crew):
         return [self._event(reference) for reference in ready if reference in self._asked]
 
     def _event(self, reference: Any) -> Event:
-        worker, number = self._asked.pop(reference)
+        worker, number, method = self._asked.pop(reference)
+        known = self.ray.exceptions
         try:
-            with unwrapped(self.ray):
-                answer = self.ray.get(reference)
-        except self.ray.exceptions.RayActorError as error:
-            self._forget(worker)
+            answer = self.ray.get(reference)
+        except known.RayActorError as error:
+            self.dismiss(worker)
             return Died(worker, ending(error))
-        if number is not None:
-            return Answered(worker, number, answer)
-        identity, by, versions = answer
-        check_versions(by["host"], self._here, versions)  # a node that joined after the others
-        return Joined(worker, identity, by)
+        except known.RayTaskError as error:  # what the worker raised, in Ray's traceback
+            cause = error.cause
+            if isinstance(cause, NormLensError):
+                raise cause from None
+            reason = f"{type(cause).__name__}: {reason_of(cause)}"
+            raise RunError(f"a worker failed ({reason}); what is done is kept") from error
+        except known.RayError as error:
+            raise RunError(f"Ray gave up: {reason_of(error)}; what is done is kept") from error
+        if method == "describe":  # on a node that may have joined after the others
+            _, by = answer
+            check_versions(by["host"], self._here, by["versions"])
+        return Answered(worker, number, answer)
 
-    def _forget(self, worker: int) -> None:
+    def dismiss(self, worker: int) -> None:
         self._asked = {ref: of for ref, of in self._asked.items() if of[0] != worker}
         # It may be alive, on a node that cannot be reached.
         self.ray.kill(self._actors.pop(worker))
-
-    def dismiss(self, worker: int) -> None:
-        self._forget(worker)
 
     def warn_if_silent(self) -> None:
         if time.monotonic() - self._heard > PATIENCE:
@@ -329,7 +324,7 @@ class RayCrew(Crew):
                 file=sys.stderr,
             )
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         if self._started_ray:
             self.ray.shutdown()
             return
@@ -342,25 +337,17 @@ class Actor:
     """A worker that Ray starts on some node."""
 
     def __init__(self, task: Task):
-        self.station: Station | None = None
-        self.error: NormLensError | None = None
+        self.worker: Worker | NormLensError
         try:
-            self.station = Station.load(task)
+            self.worker = Worker.load(task)
         except NormLensError as error:
-            self.error = error  # raised here, it would be the death of the actor
-
-    def describe(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:
-        """The identity of the model, where it runs, and the versions there."""
-        return *self._ready().describe(), versions_function()()
+            self.worker = error  # raised here, it would be the death of the actor
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the station."""
-        return getattr(self._ready(), method)(*arguments)
-
-    def _ready(self) -> Station:
-        if self.station is None:
-            raise self.error or RunError("the worker was not started")
-        return self.station
+        """Call a method of the worker."""
+        if isinstance(self.worker, NormLensError):
+            raise self.worker
+        return getattr(self.worker, method)(*arguments)
 
 
 def ending(error: BaseException) -> str:
@@ -375,33 +362,10 @@ def ending(error: BaseException) -> str:
     return "its process died, often for want of memory"
 
 
-class unwrapped:
-    """Raise what a worker raised, without Ray's traceback around it; deaths stay as they are."""
-
-    def __init__(self, ray: Any):
-        self.ray: Any = ray
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
-        known = self.ray.exceptions
-        if isinstance(error, known.RayActorError):
-            return
-        if isinstance(error, known.RayTaskError):
-            cause = error.cause
-            if isinstance(cause, NormLensError):
-                raise cause from None
-            reason = f"{type(cause).__name__}: {reason_of(cause)}"
-            raise RunError(f"a worker failed ({reason}); what is done is kept") from error
-        if isinstance(error, known.RayError):
-            raise RunError(f"Ray gave up: {reason_of(error)}; what is done is kept") from error
-
-
 # Blocks on a Ray cluster: Ray places workers and sends blocks; workers may join, leave and die.
 
 
-def ray_pool(task: Task, execution: Execution) -> Pool:
+def ray_pool(task: Task) -> Pool:
     """Actors that load the model once, and others in their place when a node is lost.
 
     Workers write the tables to the run's folder, which all of them see; what they tell of their
@@ -413,27 +377,26 @@ def ray_pool(task: Task, execution: Execution) -> Pool:
         raise MissingDependencyError(
             "--engine ray needs Ray; run: pip install 'normlens[ray]'"
         ) from error
-    started_ray = not ray.is_initialized()
+    execution, started_ray = task.execution, not ray.is_initialized()
     if started_ray:
         connect(ray, execution.address)
     try:
-        crew = _hired(ray, task, execution, started_ray)
+        crew = _hired(ray, task, started_ray)
     except BaseException:
         if started_ray:
             ray.shutdown()
         raise
-    return Pool(crew, execution.attempts, task.sequence_timeout)
+    return Pool(crew, execution.attempts, execution.sequence_timeout)
 
 
-def _hired(ray: Any, task: Task, execution: Execution, started_ray: bool) -> RayCrew:
-    resources = ray.cluster_resources()
-    demand, nodes = Demand.of(execution, resources, task.device), alive(ray)
+def _hired(ray: Any, task: Task, started_ray: bool) -> RayCrew:
+    execution, resources = task.execution, ray.cluster_resources()
+    demand, nodes = Demand.of(execution, resources), alive(ray)
     check_room(demand, nodes)
     if not demand.gpus:
-        device = "cpu" if task.device == AUTO else task.device
-        threads = _threads(demand, execution.workers, nodes)
-        task = replace(task, device=device, threads=threads)
-    crew = RayCrew(ray, task, demand, execution.workers, started_ray)
+        task = replace(task, threads=_threads(demand, execution.workers, nodes))
+        task = on_device(task, "cpu" if execution.device == AUTO else execution.device)
+    crew = RayCrew(ray, task, demand, started_ray)
     if not (started_ray and execution.address in (None, "local")):
         crew.check_nodes()  # this machine has the software of this process
     return crew

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import torch
 
-from normlens.corpus.data.records import Record
+from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.batches import (
-    ModelRows,
     check_masking,
     check_stacks,
     check_tokenizer,
@@ -29,16 +30,16 @@ from normlens.corpus.engines.block_rows import (
     Gatherer,
     Prepared,
     batches,
+    measured,
 )
 from normlens.corpus.engines.guard import Guard, Late, Unfinished
-from normlens.corpus.measures import Measure, ModelMeasure, Needs
+from normlens.corpus.measures import Item, Measure, ModelMeasure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.folder import open_folder
 from normlens.corpus.runs.ledger import Block, FileSet, Unwritten, check_same_folder
-from normlens.corpus.runs.options import FILE_MINUTES, FILE_SIZE, RunOptions
+from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import InputError, NormLensError
-from normlens.inputs.text import Encoded
 from normlens.lens import Lens
 from normlens.loading.load import load
 from normlens.models.base import read_head
@@ -64,30 +65,32 @@ class Task:
     measures: tuple[str | Measure, ...]
     folder: str  # of the run: a URL, or a path that every worker sees
     lock: str | None = None  # the token by which a worker recognises a folder on a disk
-    device: str = "auto"
-    dtype: str = "auto"
-    batch_size: int | str = "auto"
-    trust_remote_code: bool = False
+    execution: Execution = field(default_factory=Execution)
     threads: int | None = None  # of torch; None: as it likes
-    sequence_timeout: float | None = None  # seconds; None: none
-    file_size: float = FILE_SIZE  # MB of rows after which they are written,
-    file_minutes: float = FILE_MINUTES  # or minutes
+
+
+def on_device(task: Task, device: str) -> Task:
+    return replace(task, execution=replace(task.execution, device=device))
+
+
+#: Threads that call the model on a GPU: one launches its kernels while the other packs up and
+#: measures what has come back.
+ON_GPU = 2
 
 
 class Worker:
-    """A model and the measures to take with it.
+    """A model and the measures to take with it; every method may be called from any thread.
 
-    A block passes three stages: `prepare`, `analyse`, and its tables being gathered. The first and
-    the last may run in any threads. Only the one that made the worker may `analyse`: OpenMP keeps a
-    team of threads for every thread that calls torch, and two teams on the same cores slow each
-    other down.
+    A block passes three stages: `prepare`, `analyse`, and its tables being gathered. Only one
+    thread may `analyse` on a CPU: OpenMP keeps a team of threads for every thread that calls torch,
+    and two teams on the same cores slow each other down. A GPU's kernels have no such teams.
     """
 
     def __init__(self, task: Task, lens: Lens | None = None):
         if task.threads is not None:
             torch.set_num_threads(task.threads)
-        self.task = task
-        self.guard = Guard(task.sequence_timeout)
+        self.task, self.execution = task, task.execution
+        self.guard = Guard(self.execution.sequence_timeout)
         self.folder = open_folder(task.folder)
         check_same_folder(self.folder, task.lock)
         self.lens = _load(task) if lens is None else lens
@@ -99,9 +102,8 @@ class Worker:
         # A GPU ranks maps faster than it gives them away; on a CPU measures rank for themselves.
         self.ranks_on_device = self.needs.correlations and self.lens.device.type == "cuda"
         self.arrays = self.needs.arrays or not self.ranks_on_device
-        behind = self.needs.asked is not None or any(
-            isinstance(measure, ModelMeasure) for measure in self.measures
-        )
+        running = [measure for measure in self.measures if isinstance(measure, ModelMeasure)]
+        behind = self.needs.asked is not None or bool(running)
         self.identity = identity.identify(self.lens, head=behind)
         self.by = {
             **identity.machine(self.lens),
@@ -117,62 +119,109 @@ class Worker:
             # must come to the same digits. A copy, because the caller's lens stays as it is.
             self.lens = copy.copy(self.lens).prepare()
             self.lens.weights_are_steady = True
-        self.model_rows = ModelRows(
-            self.measures, self.lens, task.batch_size, task.options.seed, self.guard
-        )
-        self.gatherer = Gatherer(
-            self.folder, self.measures, self.by, task.file_size, task.file_minutes
-        )
+        size = self.execution.batch_size
+        self.bound = {each.name: each.bind(self.lens, size) for each in running}
+        limits = self.execution.file_size, self.execution.file_minutes
+        self.gatherer = Gatherer(self.folder, self.measures, self.by, *limits)
+        self.model = ThreadPoolExecutor(model_threads(self.lens), "normlens-model")
 
-    # One block ----------------------------------------------------------------------------------
+    @classmethod
+    def load(cls, task: Task) -> Worker:
+        """Load the model in the thread that will call it, if it is only one."""
+        thread = ThreadPoolExecutor(1, "normlens-model")
+        worker = thread.submit(cls, task).result()
+        if model_threads(worker.lens) == 1:
+            worker.model = thread
+        return worker
 
-    def prepare(self, block: Block) -> Prepared:
-        """Tokenise and mask a block's records."""
-        prepared = self.begin(block)
-        with prepared.clock.on("tokenising"):
-            for index, record in enumerate(block.records, block.first):
-                entry = self.encode(index, record, prepared.rows)
-                prepared.entries.extend(() if entry is None else (entry,))
-        return prepared
+    def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The identity of the model, and where it runs."""
+        return self.identity, self.by
 
-    def begin(self, block: Block) -> Prepared:
-        """A block before any of its sequences is read."""
-        clock, rows = Clock(), BlockRows(self.measures, self.guard)
+    def pulse(self) -> tuple[Late | None, float]:
+        """A sequence that takes too long, and the seconds that what is at work may take."""
+        return self.guard.late(), self.guard.longest()
+
+    def compute(
+        self, block: Block, alone: bool = False, culprits: Mapping[int, str] | None = None
+    ) -> FileSet | Unwritten:
+        """Compute every table of a block, and gather its rows or write what was gathered.
+
+        With `culprits` (sequences that fail, and why), batches have one sequence each.
+        """
+        prepared = self.prepare(block, culprits)
+        self.model.submit(self.analyse, prepared).result()
+        return self.gatherer.add(prepared, alone)
+
+    def probe(self, block: Block) -> None:
+        """Compute the tables of a block, to see whether that can be done."""
+        prepared = self.prepare(block)
+        self.model.submit(self.analyse, prepared).result()
+        prepared.rows.tables()
+
+    def write(self) -> FileSet | None:
+        """Write what was gathered of finished blocks."""
+        return self.gatherer.write()
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self.model.shutdown(wait=self.guard.late() is None, cancel_futures=True)
+
+    # The stages of a block ------------------------------------------------------------------------
+
+    def prepare(self, block: Block, culprits: Mapping[int, str] | None = None) -> Prepared:
+        """Tokenise and mask a block's records; where that fails, the reason is among the rows."""
+        rows, clock, entries = BlockRows(self.measures, self.guard), Clock(), list[Entry]()
         clock.seconds["reading"] = block.seconds
         started = time.time() - block.seconds
-        return Prepared(replace(block, records=()), [], rows, clock, started)
-
-    def encode(self, index: int, record: Record, rows: BlockRows) -> Entry | None:
-        """Tokenise and mask one record; where that fails, the reason is among the rows."""
-        try:
-            encoded = self.guard.call(
-                lambda: encode_for(self.lens, record, self.task.options, self.needs), index, [0]
-            )
-        except (InputError, Unfinished) as error:
-            rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
-            return None
-        return Entry(index, replace(encoded, id=record.id))
+        with clock.on("tokenising"):
+            for index, record in enumerate(block.records, block.first):
+                if culprits and index in culprits:
+                    rows.fail(index, record.id, culprits[index])
+                    continue
+                encode = partial(encode_for, self.lens, record, self.task.options, self.needs)
+                try:
+                    encoded = self.guard.call(encode, index, [0])
+                except (InputError, Unfinished) as error:
+                    rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
+                else:
+                    entries.append(Entry(index, replace(encoded, id=record.id)))
+        groups = self._batches(entries) if culprits is None else batches(entries, 1, self._bytes)
+        return Prepared(replace(block, records=()), list(groups), rows, clock, started)
 
     def analyse(self, prepared: Prepared) -> None:
         """Compute maps and measures, batch by batch."""
         clock, rows = prepared.clock, prepared.rows
-        for batch in self._batches(prepared.entries):
+        for batch in prepared.batches:
             with clock.on("maps"):
                 results = self._analyse(batch)
-            measured = self.model_rows.of(batch, results, clock)
-            with clock.on("measures"):
-                for entry, result, ready in zip(batch, results, measured, strict=True):
-                    if isinstance(result, str) or isinstance(ready, str):
-                        reason = result if isinstance(result, str) else ready
-                        rows.fail(entry.index, entry.encoded.id, str(reason))
+            items: dict[int, Item] = {}
+            tables: dict[int, dict[str, pa.Table]] = {}
+            for entry, result in zip(batch, results, strict=True):
+                index, encoded = entry.index, entry.encoded
+                if isinstance(result, str):
+                    rows.fail(index, encoded.id, result)
+                    continue
+                maps, explanations = result
+                seed = self.task.options.seed
+                items[index] = Item(encoded.id, index, maps, encoded, seed, explanations)
+                tables[index] = {}
+            for measure in self.measures:
+                bound = self.bound.get(measure.name)
+                made = measured(measure, bound, list(items.values()), clock, self.guard)
+                for item, its_rows in zip(list(items.values()), made, strict=True):
+                    if isinstance(its_rows, str):
+                        rows.fail(item.index, item.sequence, f"{measure.name}: {its_rows}")
+                        del items[item.index]  # a sequence is in all tables or in none
                     else:
-                        maps, explanations = result
-                        seed = self.task.options.seed
-                        rows.add(entry.index, entry.encoded, maps, seed, explanations, ready)
+                        tables[item.index] |= its_rows
+            with clock.on("measures"):
+                for item in items.values():
+                    rows.add(item, tables[item.index])
 
     def _batches(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """Cut a block into batches for the lens."""
-        size = self.task.batch_size
+        size = self.execution.batch_size
         if size == "auto":
             size = 1 if self.lens.device.type == "cpu" else LARGEST_BATCH
         return batches(entries, int(size), self._bytes, self._filled())
@@ -184,7 +233,7 @@ class Worker:
         on the device, any batch of shorter ones with as many tokens does. What is free at the
         moment does not count, so that batches, and last digits with them, are always the same.
         """
-        chosen = self.task.batch_size != "auto"
+        chosen = self.execution.batch_size != "auto"
         if chosen or self.lens.two_stacks or self.lens.device.type == "cpu":
             return 0
         fits = affordable(self.lens, FILLED // LARGEST_BATCH) >= LARGEST_BATCH
@@ -194,7 +243,7 @@ class Worker:
         """Estimate the memory of one sequence's maps: its scopes, allowed pairs and statistics."""
         if not self.arrays:
             return self.lens.n_layers * n * n
-        item = 8 if self.task.dtype == "float64" else 4
+        item = 8 if self.execution.dtype == "float64" else 4
         return self.lens.n_layers * n * n * item * (len(self.lens.scopes) + 2)
 
     def _analyse(self, batch: list[Entry]) -> list[Analysed | str]:
@@ -211,17 +260,14 @@ class Worker:
 
     def _analysed(self, batch: list[Entry]) -> list[Analysed | str]:
         items = [entry.encoded for entry in batch]
-        encoded = (entry.encoded for entry in batch)
-        maps = self._maps(items) if self.needs.maps else [*map(no_maps, encoded)]
-        return list(zip(maps, self._explanations(items), strict=True))
+        asked, size = self.needs.asked, self.execution.batch_size
+        maps = self._maps(items) if self.needs.maps else [no_maps(item) for item in items]
+        none: list[tuple[Explanation, ...]] = [()] * len(items)
+        answers = none if asked is None else explained(self.lens, items, asked, size)
+        return list(zip(maps, answers, strict=True))
 
-    def _explanations(self, items: Sequence[Encoded]) -> list[tuple[Explanation, ...]]:
-        if self.needs.asked is None:
-            return [()] * len(items)
-        return explained(self.lens, items, self.needs.asked, self.task.batch_size)
-
-    def _maps(self, items: Sequence[Encoded]) -> list[Maps]:
-        size = self.task.batch_size
+    def _maps(self, items: Sequence[EncodedRecord]) -> list[Maps]:
+        size = self.execution.batch_size
         if size == "auto" and len(items) > LARGEST_BATCH:
             size = len(items)  # of a batch of short sequences, which fits as it is
         options = AnalysisOptions(
@@ -244,118 +290,13 @@ class Worker:
 def _load(task: Task) -> Lens:
     return load(
         task.options.model,
-        device=task.device,
-        dtype=task.dtype,
+        device=task.execution.device,
+        dtype=task.execution.dtype,
         revision=task.options.revision,
-        trust_remote_code=task.trust_remote_code,
+        trust_remote_code=task.execution.trust_remote_code,
     )
-
-
-# Where a worker works: several blocks at different stages, or one block sequence by sequence.
-
-
-#: Threads that call the model on a GPU: one launches its kernels while the other packs up and
-#: measures what has come back.
-ON_GPU = 2
-
-
-class Station:
-    """A worker and its threads; every method may be called from any thread.
-
-    The methods between `begin` and `finish` go through one block sequence by sequence. Whoever
-    calls them knows at which sequence the process died.
-    """
-
-    def __init__(self, worker: Worker, model: Executor | None = None):
-        self.worker = worker
-        self._model = model or executor(model_threads(worker.lens))
-        self._open: _Opened | None = None
-
-    @classmethod
-    def load(cls, task: Task) -> Station:
-        """Load the model in the thread that will call it.
-
-        OpenMP keeps a team of threads for every thread that calls torch, and two teams on the same
-        cores slow each other down. A GPU's kernels have no such teams.
-        """
-        thread = executor(1)
-        worker = thread.submit(Worker, task).result()
-        if model_threads(worker.lens) == 1:
-            return cls(worker, thread)
-        thread.shutdown()
-        return cls(worker)
-
-    def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The identity of the model, and where it runs."""
-        return self.worker.identity, self.worker.by
-
-    def pulse(self) -> tuple[Late | None, float]:
-        """A sequence that takes too long, and the seconds that what is at work may take."""
-        return self.worker.guard.late(), self.worker.guard.longest()
-
-    def compute(self, block: Block, alone: bool = False) -> FileSet | Unwritten:
-        """Compute every table of a block, and gather its rows or write what was gathered."""
-        prepared = self.worker.prepare(block)
-        self._model.submit(self.worker.analyse, prepared).result()
-        return self.worker.gatherer.add(prepared, alone)
-
-    def write(self) -> FileSet | None:
-        """Write what was gathered of finished blocks."""
-        return self.worker.gatherer.write()
-
-    # Sequence by sequence -------------------------------------------------------------------------
-
-    def begin(self, block: Block, culprits: Mapping[int, str]) -> None:
-        """Begin with a block; `culprits` are sequences that fail, with their reasons."""
-        prepared = self.worker.begin(block)
-        for index, reason in culprits.items():
-            prepared.rows.fail(index, block.records[index - block.first].id, reason)
-        self._open = _Opened(block, prepared, {})
-
-    def encode(self, index: int) -> int | None:
-        """Tokenise a sequence; its length, or None if that failed."""
-        opened = self._opened()
-        record = opened.block.records[index - opened.block.first]
-        with opened.prepared.clock.on("tokenising"):
-            entry = self.worker.encode(index, record, opened.prepared.rows)
-        if entry is None:
-            return None
-        opened.entries[index] = entry
-        return len(entry)
-
-    def analyse(self, index: int) -> None:
-        """Compute the maps and measures of a sequence."""
-        opened = self._opened()
-        alone = replace(opened.prepared, entries=[opened.entries.pop(index)])
-        self._model.submit(self.worker.analyse, alone).result()
-
-    def finish(self) -> FileSet | Unwritten:
-        """Write the tables of the block that was begun."""
-        opened, self._open = self._opened(), None
-        return self.worker.gatherer.add(opened.prepared, alone=True)
-
-    def close(self) -> None:
-        """Let the threads go."""
-        self._model.shutdown(wait=self.worker.guard.late() is None, cancel_futures=True)
-
-    def _opened(self) -> _Opened:
-        assert self._open is not None, "no block was begun"
-        return self._open
 
 
 def model_threads(lens: Lens) -> int:
     """How many threads call the model."""
     return 1 if lens.device.type == "cpu" else ON_GPU
-
-
-def executor(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="normlens-model")
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """A block that is gone through sequence by sequence."""
-
-    block: Block
-    prepared: Prepared
-    entries: dict[int, Entry]  # those that are tokenised and not yet analysed

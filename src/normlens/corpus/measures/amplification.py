@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,31 +13,41 @@ from numpy.typing import NDArray
 from normlens import scopes
 from normlens.corpus.measures import tokens
 from normlens.corpus.measures.base import (
+    CROSS,
     EXACT,
     FLAG,
     INT,
     LABEL,
     LONG,
     REAL,
+    STACK,
     WHOSE,
     Item,
     Needs,
     RowParts,
+    Table,
+    TableMeasure,
     alike,
     at_layers,
-    build,
     check_square,
     codes,
     count,
+    encoder_item,
+    quoted,
     schema_of,
-    sums,
-    sums_sql,
     total,
+    whose,
 )
-from normlens.corpus.measures.rows import CROSS, DECODER, ENCODER, BothStacks, encoder_item
-from normlens.corpus.measures.tokens import RELATIONS, KeptPairs, Relation, ScopePair, TokenPairs
+from normlens.corpus.measures.tokens import (
+    RELATIONS,
+    Groups,
+    KeptPairs,
+    Relation,
+    ScopePair,
+    TokenPairs,
+)
 from normlens.corpus.measures.user_code import called, check_names, imported
-from normlens.errors import InputError, valid_choice
+from normlens.errors import InputError, require, valid_choice
 from normlens.measures.maps import AXES, normalise
 from normlens.results.maps import Maps
 
@@ -46,49 +56,42 @@ from normlens.results.maps import Maps
 
 PAIRS, DISTANCE, SAMPLE = "amplification_pairs", "amplification_distance", "amplification_sample"
 _SCOPES = schema_of(before=LABEL, after=LABEL, layer=INT, relation=LABEL)  # layers from 0
-TABLES = {
-    PAIRS: schema_of(
-        *_SCOPES,
-        source_id=INT,
-        target_id=INT,
-        source_token=LABEL,
-        target_token=LABEL,
-        count=LONG,
-        sum_before=EXACT,
-        sum_after=EXACT,
-        sum_distance=LONG,
-    ),
-    DISTANCE: schema_of(
-        *WHOSE, *_SCOPES, same_subword=FLAG, distance=INT, count=LONG, sum=REAL, sum_squares=REAL
-    ),
-    SAMPLE: schema_of(
-        *_SCOPES,
-        same_subword=FLAG,
-        distance=INT,
-        index=LONG,
-        sequence=LABEL,
-        target=INT,
-        source=INT,
-        score=REAL,
-        priority=pa.uint64(),
-    ),
-}
-PAIR_KEYS = TABLES[PAIRS].names[:8]
-PAIR_SUMS = ("count", "sum_before", "sum_after", "sum_distance")
-
-ORDER = {
-    PAIRS: (*_SCOPES.names, "source_id", "target_id"),
-    DISTANCE: ("index", *_SCOPES.names, "same_subword", "distance"),
-    SAMPLE: (*_SCOPES.names, "priority", "index", "target", "source"),
-}
-
-
 #: What a pair of subwords is counted by, whatever the relations of its occurrences.
-_PAIR = '"before", "after", "layer", "source_id", "target_id"'
+_PAIR = ("before", "after", "layer", "source_id", "target_id")
+TABLES = {
+    PAIRS: Table(
+        schema_of(
+            STACK, *_SCOPES, source_id=INT, target_id=INT, source_token=LABEL, target_token=LABEL,
+            count=LONG, sum_before=EXACT, sum_after=EXACT, sum_distance=LONG,
+        ),
+        ("stack", *_SCOPES.names, "source_id", "target_id"),
+        {
+            "count": count(),
+            "sum": "CAST(sum(sum_after) - sum(sum_before) AS DOUBLE)",
+            "sum_before": total("sum_before"),
+            "sum_after": total("sum_after"),
+            "sum_distance": count("sum_distance"),
+        },
+    ),
+    DISTANCE: Table(
+        schema_of(
+            *WHOSE, STACK, *_SCOPES, same_subword=FLAG, distance=INT, count=LONG, sum=REAL,
+            sum_squares=REAL,
+        ),
+        ("index", "stack", *_SCOPES.names, "same_subword", "distance"),
+    ),
+    SAMPLE: Table(
+        schema_of(
+            STACK, *_SCOPES, same_subword=FLAG, distance=INT, index=LONG, sequence=LABEL,
+            target=INT, source=INT, score=REAL, priority=pa.uint64(),
+        ),
+        ("stack", *_SCOPES.names, "priority", "index", "target", "source"),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Amplification:
+class Amplification(TableMeasure):
     """FF-amp: ``after − before`` of every pair i ≠ j, each source's column summing to 1 in both.
 
     Kobayashi et al. 2024, section 5 and footnote 6. `pairs` are (before, after) scopes (by default
@@ -121,38 +124,39 @@ class Amplification:
     kept: KeptPairs | None = field(default=None, compare=False, repr=False)
 
     name = "amplification"
-    tables = TABLES
-    order = ORDER
+    declared = TABLES
 
     def __post_init__(self) -> None:
         valid_choice(self.axis, AXES, "axis")
-        if min(self.keep, self.keep_other) < 1:
-            raise InputError(
-                f"a sample keeps at least 1 pair, not {min(self.keep, self.keep_other)}"
-            )
+        least = min(self.keep, self.keep_other)
+        require(least >= 1, f"a sample keeps at least 1 pair, not {least}")
         if self.min_count < 1 or (self.keep_pairs is not None and self.keep_pairs < 1):
             raise InputError(
                 f"min_count and keep_pairs are at least 1, not {self.min_count} and "
                 f"{self.keep_pairs}; keep_pairs=null keeps all that occur often enough"
             )
-        if isinstance(self.pairs, str):  # "LN1:FF,RES1:LN2", as on a command line
-            listed = tuple(tuple(pair.split(":")) for pair in self.pairs.split(","))
-            object.__setattr__(self, "pairs", listed)
-        given = self.relations.split(",") if isinstance(self.relations, str) else self.relations
-        object.__setattr__(self, "relations", tuple(given))
-        check_names(self.relations)
-        if self.pairs is not None:
-            if not self.pairs or any(len(pair) != 2 for pair in self.pairs):
+        relations, pairs = self.relations, self.pairs
+        if isinstance(relations, str):  # as on a command line
+            relations = tuple(relations.split(","))
+        if isinstance(pairs, str):  # "LN1:FF,RES1:LN2"
+            pairs = tuple(tuple(pair.split(":")) for pair in pairs.split(","))
+        check_names(tuple(relations))
+        object.__setattr__(self, "relations", tuple(relations))
+        if pairs is not None:
+            if not pairs or any(len(pair) != 2 for pair in pairs):
                 raise InputError(
-                    f"pairs are (before, after) scopes such as ('LN1', 'FF'), not {self.pairs!r}"
+                    f"pairs are (before, after) scopes such as ('LN1', 'FF'), not {pairs!r}"
                 )
-            object.__setattr__(self, "pairs", tuple((str(b), str(a)) for b, a in self.pairs))
+            pairs = tuple((str(before), str(after)) for before, after in pairs)
+            object.__setattr__(self, "pairs", pairs)
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Needs:  # type: ignore[override]
         named = [scope for pair in self.pairs or () for scope in pair]
-        # A short name (LN1) means what it means only among all of the model's scopes.
-        if not named or any(scope != scope.upper() or "-" not in scope for scope in named):
+        # A short name (LN1) means what it means only among all of the model's scopes, and a scope
+        # may be of one stack alone.
+        is_short = any(scope != scope.upper() or "-" not in scope for scope in named)
+        if not named or is_short or self.two_stacks:
             return Needs()
         return Needs(tuple(dict.fromkeys(named)))
 
@@ -169,61 +173,53 @@ class Amplification:
         return {called(name): imported(name, "relation") for name in self.relations}
 
     @property
-    def sql(self) -> Mapping[str, str]:
+    def _stack(self) -> tuple[str, ...]:
+        return ("stack",) if self.two_stacks else ()
+
+    @property
+    def sql(self) -> Mapping[str, str]:  # type: ignore[override]
         """Merge the blocks' sums, and their samples by the sizes of the strata.
 
         Pairs of subwords that occur less often than `least` times, in all relations together, are
         left out.
         """
-        often = f'sum(sum("count")) OVER (PARTITION BY {_PAIR}) >= {self.least}'
-        order = ", ".join(f'"{name}"' for name in ORDER[SAMPLE])
+        pair = quoted((*self._stack, *_PAIR))
+        stratum = quoted((*self._stack, *_SCOPES.names))
+        often = f'QUALIFY sum(sum("count")) OVER (PARTITION BY {pair}) >= {self.least}'
         return {
-            PAIRS: sums_sql(
-                PAIR_KEYS,
-                {
-                    "count": count(),
-                    "sum": "CAST(sum(sum_after) - sum(sum_before) AS DOUBLE)",
-                    "sum_before": total("sum_before"),
-                    "sum_after": total("sum_after"),
-                    "sum_distance": count("sum_distance"),
-                },
-                qualify="" if self.least is None else often,
-            ),
+            PAIRS: self._tables[PAIRS].sql("" if self.least is None else often),
             SAMPLE: (
                 # Whatever columns there are: an older run has fewer.
                 "SELECT * FROM parts QUALIFY row_number() OVER ("
-                f"PARTITION BY before, after, layer, relation, {tokens.strata_sql()} "
+                f"PARTITION BY {stratum}, {tokens.strata_sql()} "
                 'ORDER BY priority, "index", target, source) '
                 f"<= CASE WHEN relation IN {tokens.UNRELATED} THEN {self.keep_other} "
-                f"ELSE {self.keep} END ORDER BY {order}"
+                f"ELSE {self.keep} END ORDER BY {quoted(self.order[SAMPLE])}"
             ),
         }
 
-    def rows(self, item: Item) -> dict[str, pa.Table]:
-        """Sum one sequence's pairs by subwords and by distance; draw sample candidates."""
-        check_square(item, self.name)
-        pairs = TokenPairs.of_text(item, self._user_relations)
-        return self._rows(item, pairs, self._scope_pairs(item.maps), slice(None))
+    def parts(self, item: Item) -> Iterator[dict[str, pa.Table]]:
+        """Sum the pairs of one text by subwords and by distance; draw sample candidates.
 
-    def for_two_stacks(self) -> BothStacks:
-        return BothStacks(self, self._by_stack)
-
-    def _by_stack(self, item: Item) -> Iterator[tuple[str, dict[str, pa.Table]]]:
-        """The rows of each stack's tokens, and those of the encoder's and the decoder's together.
-
-        Only scopes that hold parts of a group of sources have rows of it.
+        Of an encoder–decoder, the pairs of each stack's tokens, and those of the encoder's and the
+        decoder's together. Only scopes that hold parts of a group of sources have rows of it.
         """
+        if not self.two_stacks:
+            check_square(item, self.name)
         if item.maps.encoder is not None:
-            yield ENCODER, self.rows(encoder_item(item))
+            yield from self.parts(encoder_item(item))
         named = self._scope_pairs(item.maps)
-        first = len(item.source or ())
-        own = TokenPairs.of_text(item, self._user_relations)
-        for place, stack, columns, pairs in (
-            (0, DECODER, slice(first, None), own),
-            (1, CROSS, slice(0, first), TokenPairs.across(item)),
+        own = TokenPairs(item, self._user_relations)
+        if item.source is None:
+            yield self._rows(item, own, named, slice(None))
+            return
+        first = len(item.source)
+        for place, one, columns, pairs in (
+            (0, item, slice(first, None), own),
+            (1, replace(item, stack=CROSS), slice(0, first), TokenPairs(item, across=True)),
         ):
             here = [pair for pair in named if all(scopes.holds(scope)[place] for scope in pair)]
-            yield stack, self._rows(item, pairs, here, columns)
+            yield self._rows(one, pairs, here, columns)
 
     def _rows(
         self, item: Item, pairs: TokenPairs, named: Sequence[ScopePair], columns: slice
@@ -231,15 +227,31 @@ class Amplification:
         """The rows of some of a map's columns, whose tokens are the sources of `pairs`."""
         maps = item.maps
         counted = pairs.counted(self.exclude_same_type, self.exclude_special)
-        blocks = {name: RowParts() for name in TABLES}
+        parts = {name: RowParts() for name in TABLES}
         for group in alike(maps):
             layers = np.array(maps.layers, np.int64)[group]
             at = np.flatnonzero(counted & maps.allowed[group[0]][:, columns].ravel())
             often = self._often(item, pairs, at)
+            kept = at[often]
+            distance = np.broadcast_to(pairs.distance[kept].astype(float), (len(group), len(kept)))
+            by_type = Groups(
+                relation=pairs.relation[kept],
+                source_token=pairs.source_type[kept],
+                target_token=pairs.target_type[kept],
+            )
+            by_distance = Groups(
+                relation=pairs.relation[at],
+                same_subword=pairs.same_subword[at],
+                distance=pairs.distance[at],
+            )
             # The same pairs under all scopes, so that their scores can be compared.
             chosen, priority = self._drawn(item, pairs, layers, at)
             place, pair = np.divmod(chosen, max(len(at), 1))
-            drawn = {"priority": priority, "layer": layers[place], **pairs.listed(at[pair])}
+            drawn = {
+                name: getattr(pairs, name)[at[pair]]
+                for name in ("relation", "same_subword", "distance", "target", "source")
+            }
+            drawn |= {"layer": layers[place], "priority": priority}
             for code, scope_pair in enumerate(named):
                 if layers[0] not in maps.layers_of(*scope_pair):
                     continue  # these layers have other components
@@ -250,34 +262,42 @@ class Amplification:
                     for scope in scope_pair
                 )
                 score = after - before
-                whose = {"index": item.index, "sequence": 0}
+                found = {
+                    DISTANCE: by_distance.sums(layers, sum=score, sum_squares=score * score),
+                    SAMPLE: {**drawn, "score": score.ravel()[chosen]},
+                }
                 if self.subwords:
-                    by_type = pairs.by_type(layers, at[often], before[:, often], after[:, often])
-                    blocks[PAIRS].add(before=code, after=code, **by_type)
-                for name, made in (
-                    (DISTANCE, {**whose, **pairs.by_distance(layers, at, score)}),
-                    (SAMPLE, {**whose, **drawn, "score": score.ravel()[chosen]}),
-                ):
-                    blocks[name].add(before=code, after=code, **made)
+                    sums = by_type.sums(
+                        layers,
+                        sum_before=before[:, often],
+                        sum_after=after[:, often],
+                        sum_distance=distance,
+                    )
+                    sums["source_id"] = pairs.sources.ids[sums["source_token"]]
+                    sums["target_id"] = pairs.targets.ids[sums["target_token"]]
+                    found[PAIRS] = sums
+                for name, part in found.items():
+                    parts[name].add(before=code, after=code, **part)
         labels: dict[str, Sequence[str]] = {
             "before": [before for before, _ in named],
             "after": [after for _, after in named],
-            "source_token": pairs.source_types.tokens,
-            "target_token": pairs.target_types.tokens,
+            "source_token": pairs.sources.tokens,
+            "target_token": pairs.targets.tokens,
             "relation": self._relations,
             "sequence": [item.sequence],
         }
+        shared = {**whose(item), "sequence": 0}
+        if pairs.across:
+            shared |= {"distance": np.nan, "sum_distance": np.nan}
+        made = {name: rows.columns() for name, rows in parts.items()}
         return {
-            name: build(TABLES[name], block.columns(), labels) for name, block in blocks.items()
+            name: self.build(name, columns and columns | shared, labels)
+            for name, columns in made.items()
         }
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
         """Sum equal keys, keep each sequence's rows, or keep each stratum's lowest priorities."""
-        if table == PAIRS:
-            return sums(parts, PAIR_KEYS, PAIR_SUMS, ORDER[PAIRS])
-        if table == DISTANCE:
-            return parts
-        return self._combined_sample(parts)
+        return self._combined_sample(parts) if table == SAMPLE else super().combine(table, parts)
 
     def _drawn(
         self, item: Item, pairs: TokenPairs, layers: NDArray[np.int64], at: NDArray[np.intp]
@@ -293,16 +313,13 @@ class Amplification:
 
     def _combined_sample(self, parts: pa.Table) -> pa.Table:
         """Keep each stratum's lowest priorities."""
-        before, after = codes(parts["before"])[0], codes(parts["after"])[0]
-        relation, names = codes(parts["relation"])
-        relation = np.array([self._relations.index(name) for name in names], np.int64)[relation]
-        layer, *keys = (
-            parts[name].to_numpy() for name in ("layer", "priority", "index", "target", "source")
-        )
         distance = parts["distance"].fill_null(0).to_numpy()  # null: of another sequence
+        relation = codes(parts["relation"], self._relations)
         stratum = tokens.strata(relation, distance, self._relations)
-        axes = (before, after, layer, stratum)
+        names = (*self._stack, "before", "after", "layer")
+        axes = (*(codes(parts[name]) for name in names), stratum)
         group = np.ravel_multi_index(axes, [int(axis.max(initial=0)) + 1 for axis in axes])
+        keys = (parts[name].to_numpy() for name in ("priority", "index", "target", "source"))
         kept = tokens.lowest_in_groups(group, self._limits[stratum], *keys)
         return parts.take(kept).unify_dictionaries()
 

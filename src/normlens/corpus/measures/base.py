@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from normlens.inputs.text import Encoded
     from normlens.lens import Lens
 
-# Building and summing columns of tables: labels, exact sums, and groups.
+# Columns of tables: their types, tables built from arrays, and exact sums.
 
 
 #: text that repeats in millions of rows
@@ -34,6 +36,9 @@ EXACT = pa.decimal128(38, 18)
 #: every row of a row table says whose it is
 WHOSE = (pa.field("index", pa.int64()), pa.field("sequence", pa.string()))
 
+#: The stack whose vectors a row is about. CROSS: from tokens of the encoder to the decoder's.
+ENCODER, DECODER, CROSS = STACKS = "encoder", "decoder", "cross"
+STACK = pa.field("stack", LABEL)
 
 INT, LONG, REAL, TEXT, FLAG = pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.bool_()
 
@@ -43,6 +48,42 @@ def schema_of(*fields: pa.Field, **types: pa.DataType) -> pa.Schema:
     return pa.schema([*fields, *(pa.field(name, kind) for name, kind in types.items())])
 
 
+def build(
+    schema: pa.Schema,
+    columns: Mapping[str, Any],
+    labels: Mapping[str, Sequence[str]] | None = None,
+    here: NDArray[np.bool_] | None = None,
+) -> pa.Table:
+    """Build a table from arrays that broadcast together: a row per entry, or per entry of `here`.
+
+    A text column with `labels` is given as integers that index them. NaN becomes null, exact sums
+    are given as floats, and no columns at all make an empty table.
+    """
+    if not columns:
+        return schema.empty_table()
+    shapes = [np.shape(columns[name]) for name in schema.names]
+    shape = np.broadcast_shapes((1,), *shapes, *(() if here is None else (here.shape,)))
+    chosen = None if here is None else np.broadcast_to(here, shape)
+    size = int(np.prod(shape) if chosen is None else np.count_nonzero(chosen))
+    arrays = []
+    for column, given in zip(schema, shapes, strict=True):
+        values, texts = columns[column.name], (labels or {}).get(column.name)
+        if not given and texts is None:
+            value = None if values != values else values
+            arrays.append(pa.repeat(pa.scalar(value, column.type), size))
+            continue
+        values = np.broadcast_to(values, shape)
+        values = values.ravel() if chosen is None else values[chosen]
+        if texts is not None:
+            names = pa.DictionaryArray.from_arrays(values.astype(np.int32), pa.array(texts, TEXT))
+            arrays.append(names if column.type == LABEL else names.dictionary_decode())
+        elif column.type == EXACT:
+            arrays.append(exact(values.astype(np.float64)))
+        else:
+            arrays.append(pa.array(values, column.type, from_pandas=True))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
 def exact(values: NDArray[np.float64]) -> pa.Array:
     """Convert numbers to fixed point, whose sums are the same in any order."""
     if not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 1e19:
@@ -50,106 +91,85 @@ def exact(values: NDArray[np.float64]) -> pa.Array:
     return pa.array(values, pa.float64()).cast(EXACT)
 
 
-def build(
-    schema: pa.Schema, columns: Mapping[str, Any], labels: Mapping[str, Sequence[str]] | None = None
-) -> pa.Table:
-    """Build a table from arrays; a text column with `labels` is given as integers that index them.
-
-    Scalars fill their column, NaN becomes null, exact sums are given as floats, Arrow's arrays are
-    taken as they are, and no columns at all make an empty table.
-    """
-    if not columns:
-        return schema.empty_table()
-    size = max(len(values) for values in columns.values() if _is_column(values))
-    arrays = []
-    for field in schema:
-        values = columns[field.name]
-        if isinstance(values, pa.Array):
-            arrays.append(values)
-        elif not _is_column(values):
-            value = None if values != values else values
-            arrays.append(pa.repeat(pa.scalar(value, field.type), size))
-        elif labels and field.name in labels:
-            indices = pa.array(np.asarray(values, np.int32))
-            names = pa.array(labels[field.name], pa.string())
-            if field.type == LABEL:
-                arrays.append(pa.DictionaryArray.from_arrays(indices, names))
-            else:
-                arrays.append(names.take(indices))
-        elif field.type == EXACT:
-            arrays.append(exact(np.asarray(values, np.float64)))
-        else:
-            arrays.append(pa.array(values, field.type, from_pandas=True))
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _is_column(values: Any) -> bool:
-    """Whether these are the values of all rows, not one for all."""
-    return isinstance(values, pa.Array) or np.ndim(values) > 0
-
-
 class RowParts:
     """Rows that arrive part by part, a scalar filling its part; together one set of columns."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, list[NDArray[Any]]] = {}
+        self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, **columns: Any) -> None:
-        size = max((len(values) for values in columns.values() if np.ndim(values)), default=1)
-        for name, values in columns.items():
-            block = values if np.ndim(values) else np.full(size, values)
-            self._blocks.setdefault(name, []).append(block)
+        for name, part in zip(columns, np.broadcast_arrays(*columns.values()), strict=True):
+            self._parts.setdefault(name, []).append(np.atleast_1d(part))
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        return {name: np.concatenate(blocks) for name, blocks in self._blocks.items()}
+        return {name: np.concatenate(parts) for name, parts in self._parts.items()}
 
 
-def codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
-    """Convert a column of labels to integers, and list the labels in alphabetical order."""
-    chunks = [(chunk.dictionary.to_pylist(), chunk.indices.to_numpy()) for chunk in column.chunks]
-    names = sorted({label for labels, _ in chunks for label in labels})
-    places = {name: place for place, name in enumerate(names)}
-    numbers = [np.array([places[label] for label in labels], np.int64)[i] for labels, i in chunks]
-    return np.concatenate([np.empty(0, np.int64), *numbers]), names
+def codes(column: pa.ChunkedArray, names: Sequence[str] | None = None) -> NDArray[Any]:
+    """The values of a column as numbers that sort like them.
 
-
-def sort(table: pa.Table, by: Sequence[str]) -> pa.Table:
-    """Sort rows by these columns, text alphabetically."""
-    keys = [
-        codes(table[name])[0] if table.schema.field(name).type == LABEL else table[name].to_numpy()
-        for name in reversed(by)
-    ]
-    return table.take(np.lexsort(keys))
-
-
-def sums(
-    parts: pa.Table, keys: Sequence[str], values: Sequence[str], order: Sequence[str]
-) -> pa.Table:
-    """Group by `keys` and sum each value, in the order of some of the keys."""
-    grouped = (
-        parts.unify_dictionaries()
-        .group_by(list(keys), use_threads=False)
-        .aggregate([(value, "sum") for value in values])
-    )
-    grouped = grouped.rename_columns([name.removesuffix("_sum") for name in grouped.column_names])
-    return sort(grouped.select(parts.column_names), order).cast(parts.schema)
-
-
-def sums_sql(
-    keys: Sequence[str],
-    values: Mapping[str, str],
-    order: Sequence[str] | None = None,
-    qualify: str = "",
-) -> str:
-    """Write the same as SQL over all blocks; `values` maps each column to its expression.
-
-    `qualify` is a condition on the sums, which may compare them with others (a window).
+    A label's number is its place among `names`, by default in alphabetical order.
     """
-    columns = [*(f'"{key}"' for key in keys), *(f'{sql} AS "{n}"' for n, sql in values.items())]
-    listed = ", ".join(f'"{key}"' for key in keys)
-    ordered = ", ".join(f'"{key}"' for key in order or keys)
-    kept = f" QUALIFY {qualify}" if qualify else ""
-    return f"SELECT {', '.join(columns)} FROM parts GROUP BY {listed}{kept} ORDER BY {ordered}"
+    if column.type != LABEL:
+        return np.asarray(column.to_numpy())
+    chunks = column.unify_dictionaries().chunks
+    labels = chunks[0].dictionary.to_pylist() if chunks else []
+    places = {name: place for place, name in enumerate(names or sorted(labels))}
+    numbers = np.array([places[label] for label in labels], np.int64)
+    return np.concatenate([numbers[:0], *(numbers[chunk.indices.to_numpy()] for chunk in chunks)])
+
+
+# A table as its measure declares it, and how rows of several blocks become one table.
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of a table and the order of its rows; of a table of sums, what is summed.
+
+    A table of sums has a row for each combination of its other columns, its keys. `sums` writes
+    each further column of the whole table as SQL over the rows of all blocks (`parts`).
+    """
+
+    columns: pa.Schema
+    order: tuple[str, ...]
+    sums: Mapping[str, str] = field(default_factory=dict)
+
+    def without(self, names: Container[str]) -> Table:
+        """The same table with fewer columns."""
+        columns = pa.schema([column for column in self.columns if column.name not in names])
+        return Table(columns, tuple(name for name in self.order if name not in names), self.sums)
+
+    @property
+    def keys(self) -> list[str]:
+        return [name for name in self.columns.names if name not in self.sums]
+
+    def combine(self, parts: pa.Table) -> pa.Table:
+        """Sum the rows with the same keys; rows of a table without sums stay as they are."""
+        if not self.sums:
+            return parts
+        summed = [name for name in self.columns.names if name in self.sums]
+        grouped = (
+            parts.unify_dictionaries()
+            .group_by(self.keys, use_threads=False)
+            .aggregate([(name, "sum") for name in summed])
+            .select([*self.keys, *(f"{name}_sum" for name in summed)])
+            .rename_columns([*self.keys, *summed])
+            .select(self.columns.names)
+        )
+        order = np.lexsort([codes(grouped[name]) for name in reversed(self.order)])
+        return grouped.take(order).cast(self.columns)
+
+    def sql(self, qualify: str = "") -> str:
+        """Write the same as SQL; `qualify` is a clause on the sums."""
+        values = ", ".join(f'{sql} AS "{name}"' for name, sql in self.sums.items())
+        keys = quoted(self.keys)
+        grouped = f"SELECT {keys}, {values} FROM parts GROUP BY {keys}"
+        return f"{grouped} {qualify} ORDER BY {quoted(self.order)}"
+
+
+def quoted(names: Iterable[str]) -> str:
+    """List columns for SQL."""
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def total(column: str) -> str:
@@ -184,6 +204,7 @@ class Item:
     encoded: Encoded
     seed: int = 0
     explanations: tuple[Explanation, ...] = ()
+    stack: str = DECODER  # that the maps are of, in an encoder–decoder
 
     def __len__(self) -> int:
         return len(self.encoded.ids)
@@ -300,6 +321,89 @@ class RowMeasure:
         return parts
 
 
+class TableMeasure(RowMeasure):
+    """A measure of this package: it declares its tables, and builds a sequence's rows.
+
+    A model with one stack lacks the columns `of_pairs`. Of an encoder–decoder, a sequence's rows
+    are those of both stacks.
+    """
+
+    name: str
+    declared: Mapping[str, Table]
+    of_pairs: Container[str] = ("stack",)
+    two_stacks = False
+
+    def for_two_stacks(self) -> Measure:
+        """The same measure for an encoder–decoder."""
+        measure = copy(self)
+        vars(measure).pop("_tables", None)
+        vars(measure)["two_stacks"] = True
+        return measure
+
+    @cached_property
+    def _tables(self) -> dict[str, Table]:
+        removed = () if self.two_stacks else self.of_pairs
+        return {name: table.without(removed) for name, table in self.declared.items()}
+
+    @property
+    def tables(self) -> Mapping[str, pa.Schema]:
+        return {name: table.columns for name, table in self._tables.items()}
+
+    @property
+    def order(self) -> Mapping[str, tuple[str, ...]]:
+        return {name: table.order for name, table in self._tables.items()}
+
+    @property
+    def sql(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {name: table.sql() for name, table in self._tables.items() if table.sums}
+
+    def combine(self, table: str, parts: pa.Table) -> pa.Table:
+        """Sum the rows of a table of sums; keep other rows as they are."""
+        return self._tables[table].combine(parts)
+
+    def rows(self, item: Item) -> dict[str, pa.Table]:
+        """Measure one sequence: its rows, per table."""
+        made = list(self.parts(item))
+        return {
+            name: pa.concat_tables([table.columns.empty_table(), *(part[name] for part in made)])
+            for name, table in self._tables.items()
+        }
+
+    def parts(self, item: Item) -> Iterator[dict[str, pa.Table]]:
+        """The rows of a sequence in parts; by default those of each stack."""
+        if item.maps.encoder is not None:
+            yield self.of_stack(encoder_item(item))
+        yield self.of_stack(item)
+
+    def of_stack(self, item: Item) -> dict[str, pa.Table]:
+        """The rows of one stack's maps."""
+        raise NotImplementedError
+
+    def build(
+        self,
+        table: str,
+        columns: Mapping[str, Any],
+        labels: Mapping[str, Sequence[str]] | None = None,
+        here: NDArray[np.bool_] | None = None,
+    ) -> pa.Table:
+        """Build one of the measure's tables, as `build` does."""
+        labels = {"stack": STACKS, **(labels or {})}
+        return build(self._tables[table].columns, columns, labels, here)
+
+
+def for_two_stacks(measure: Measure) -> Measure:
+    """The form of a measure for an encoder–decoder; a user's own stays as it is."""
+    return measure.for_two_stacks() if isinstance(measure, TableMeasure) else measure
+
+
+def encoder_item(item: Item) -> Item:
+    """What the encoder read and its maps, as a measure of one stack receives them."""
+    source, maps = item.source, item.maps.encoder
+    assert source is not None
+    assert maps is not None
+    return replace(item, encoded=source, maps=maps, stack=ENCODER)
+
+
 def alike(maps: Maps, *scopes: str) -> list[NDArray[np.intp]]:
     """Group layers (by place) to measure at once: few, and with the same pairs and scopes.
 
@@ -338,8 +442,8 @@ def at_layers(maps: Maps, scope: str, group: NDArray[np.intp]) -> NDArray[Any]:
 
 
 def whose(item: Item) -> dict[str, Any]:
-    """What each of a sequence's rows says of it."""
-    return {"index": item.index, "sequence": item.sequence}
+    """What each of a sequence's rows says of it; the stack is a label of `STACKS`."""
+    return {"index": item.index, "sequence": item.sequence, "stack": STACKS.index(item.stack)}
 
 
 def check_square(item: Item, measure: str) -> None:

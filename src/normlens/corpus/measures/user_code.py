@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from normlens.corpus.measures.base import WHOSE, Item, Needs, RowMeasure, schema_of, whose
+from normlens.corpus.measures.base import WHOSE, Item, Needs, RowMeasure, schema_of
 from normlens.corpus.measures.tokens import GROUPS, RELATIONS
 from normlens.errors import InputError, reason_of
+from normlens.inputs import is_table
 
 # Importing a user's functions by the names of their modules.
 
@@ -246,7 +247,8 @@ class CustomMeasure(RowMeasure):
         """Call the function on this sequence, and add its index and id to each row."""
         result = self.function(item if self._argument == "item" else item.maps)
         table = self._table(result)
-        for place, (field, value) in enumerate(zip(WHOSE, whose(item).values(), strict=True)):
+        whose = zip(WHOSE, (item.index, item.sequence), strict=True)
+        for place, (field, value) in enumerate(whose):
             column = pa.repeat(pa.scalar(value, field.type), len(table))
             table = table.add_column(place, field, column)
         return {self.name: table}
@@ -254,29 +256,20 @@ class CustomMeasure(RowMeasure):
     def _table(self, result: Any) -> pa.Table:
         """Convert a list of dicts, dict of columns, DataFrame or Arrow table to the schema."""
         try:
-            if result is None or (isinstance(result, Sequence) and not len(result)):
-                return self.columns.empty_table()
-            if isinstance(result, Mapping):
-                table = pa.table({str(name): _column(values) for name, values in result.items()})
-            elif isinstance(result, pa.Table):
-                table = result
-            elif isinstance(result, Sequence) and all(isinstance(row, Mapping) for row in result):
-                names = dict.fromkeys(str(name) for row in result for name in row)
-                table = pa.table({name: [row[name] for row in result] for name in names})
-            elif hasattr(result, "to_dict") and hasattr(result, "columns"):
-                table = _with_nan(pa.Table.from_pandas(result, preserve_index=False), result)
-            else:
+            columns = _columns(result)
+            if columns is None:
                 raise InputError(
                     f"the measure {self.name!r} returned {type(result).__name__}; return a list of "
                     "dicts, a dict of columns or a DataFrame"
                 )
-            if set(table.column_names) != set(self.columns.names):
+            if not columns:
+                return self.columns.empty_table()
+            if set(columns) != set(self.columns.names):
                 raise InputError(
-                    f"the measure {self.name!r} returned the columns "
-                    f"{', '.join(table.column_names) or 'none'}; its schema says "
-                    f"{', '.join(self.columns.names)}"
+                    f"the measure {self.name!r} returned the columns {', '.join(columns)}; its "
+                    f"schema says {', '.join(self.columns.names)}"
                 )
-            return table.select(self.columns.names).cast(self.columns)
+            return pa.table(columns).select(self.columns.names).cast(self.columns)
         except KeyError as error:
             raise InputError(
                 f"the measure {self.name!r} returned rows without the column {error.args[0]!r}"
@@ -286,6 +279,28 @@ class CustomMeasure(RowMeasure):
                 f"what the measure {self.name!r} returned does not fit its schema: "
                 f"{reason_of(error)}"
             ) from error
+
+
+def _columns(result: Any) -> dict[str, Any] | None:
+    """The columns of a result by their names; None if it has none."""
+    if result is None:
+        return {}
+    if isinstance(result, pa.Table):
+        return dict(zip(result.column_names, result.columns, strict=True))
+    if isinstance(result, Mapping) or is_table(result):
+        return {str(name): _column(values) for name, values in result.items()}
+    if isinstance(result, Sequence) and all(isinstance(row, Mapping) for row in result):
+        names = dict.fromkeys(name for row in result for name in row)
+        return {str(name): [row[name] for row in result] for name in names}
+    return None
+
+
+def _column(values: Any) -> Any:
+    """The values of a column; NaN of pandas is not null: a result that is no number has to show."""
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        return [values]
+    is_float = isinstance(getattr(values, "dtype", None), np.dtype) and values.dtype.kind == "f"
+    return np.asarray(values) if is_float else values
 
 
 def measure(
@@ -329,9 +344,10 @@ def measure(
 
 
 def _schema(name: str, given: Mapping[str, Any] | pa.Schema) -> pa.Schema:
-    pairs = [(f.name, f.type) for f in given] if isinstance(given, pa.Schema) else given.items()
+    if isinstance(given, pa.Schema):
+        given = dict(zip(given.names, given.types, strict=True))
     fields = []
-    for column, kind in pairs:
+    for column, kind in given.items():
         if column in _ADDED:
             raise InputError(
                 f"leave {column!r} out of the schema of {name!r}; it is added to every row"
@@ -346,18 +362,6 @@ def _schema(name: str, given: Mapping[str, Any] | pa.Schema) -> pa.Schema:
                 "bool or an arrow type"
             ) from error
     return pa.schema(fields)
-
-
-def _column(values: Any) -> Any:
-    return [values] if isinstance(values, str) or not hasattr(values, "__len__") else values
-
-
-def _with_nan(table: pa.Table, frame: Any) -> pa.Table:
-    """A DataFrame's table in which NaN is not null: a result that is no number has to show."""
-    for place, (name, column) in enumerate(frame.items()):
-        if isinstance(column.dtype, np.dtype) and column.dtype.kind == "f":
-            table = table.set_column(place, str(name), pa.array(column.to_numpy()))
-    return table
 
 
 def _argument(function: Callable[..., Any]) -> str:

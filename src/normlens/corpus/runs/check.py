@@ -50,8 +50,7 @@ class Verified:
         What is wrong is remembered, too, so that resuming computes it again.
         """
         stamps = self.folder.stamps() if files else {}
-        problems: dict[str, str] = {}
-        learnt = False
+        before, problems = dict(self._verified), dict[str, str]()
         for name, _, size, sha256 in files:
             stamp = stamps.get(name)
             if stamp is None:
@@ -60,21 +59,17 @@ class Verified:
             if stamp.size != size:
                 problems[name] = f"damaged: {stamp.size} bytes where its record says {size}"
                 continue
-            seen = None if stamp.mark is None else _digest(f"{size} {stamp.mark} {sha256}")
-            if seen is not None and self._verified.get(name) == seen and not again:
+            seen = stamp.mark and _digest(f"{size} {stamp.mark} {sha256}")
+            if seen and self._verified.get(name) == seen and not again:
                 continue
             checksum = self.folder.sha256(name)
             if checksum == sha256:
-                if seen is not None and self._verified.get(name) != seen:
-                    self._verified[name], learnt = seen, True
-                continue
-            problems[name] = (
-                "missing" if checksum is None else "damaged: its SHA-256 is not the record's"
-            )
-        for name in problems:
-            learnt |= self._verified.get(name) != _WRONG
-            self._verified[name] = _WRONG
-        if learnt:
+                self._verified |= {name: seen} if seen else {}
+            else:
+                what = "damaged: its SHA-256 is not the record's"
+                problems[name] = "missing" if checksum is None else what
+        self._verified |= dict.fromkeys(problems, _WRONG)
+        if self._verified != before:
             _write(self._path, self._verified)
         return problems
 

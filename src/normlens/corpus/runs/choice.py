@@ -16,7 +16,7 @@ from normlens.corpus.data.readers import NAME, MemoryData, find_data, is_in_memo
 from normlens.corpus.data.records import Data, ReadOptions, sha256_of
 from normlens.corpus.engines.block_rows import schemas
 from normlens.corpus.measures import Measure
-from normlens.corpus.measures.rows import for_two_stacks
+from normlens.corpus.measures.base import for_two_stacks
 from normlens.corpus.measures.user_code import module_sources, sources_of
 from normlens.corpus.runs.folder import (
     OBJECT,

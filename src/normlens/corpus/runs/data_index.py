@@ -72,7 +72,7 @@ class IndexedData:
         if not self._saved:
             contents = io.BytesIO()
             np.savez(contents, **self.index._asdict())
-            folder.write_note(DATA_INDEX, contents.getvalue())
+            folder.write(DATA_INDEX, contents.getvalue())
 
 
 def checksum(records: Iterable[Record], value: int = 0) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import stat
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -152,31 +151,22 @@ class Folder(ABC):
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that nobody has written yet; return False if somebody has."""
 
-    def write_note(self, name: str, data: bytes) -> None:
-        """Replace a file that the run can do without; it may be lost with the machine's power."""
-        self.write(name, data)
-
     def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read the contents of several files; those that are not there are left out."""
         contents = ((name, self.read(name)) for name in names)
         return {name: data for name, data in contents if data is not None}
 
     @abstractmethod
-    def remove(self, name: str) -> None:
-        """Remove a file if it is there."""
+    def remove(self, names: Collection[str]) -> None:
+        """Remove files, as far as they are there."""
 
-    def remove_all(self, names: Collection[str]) -> None:
-        """Remove several files, as far as they are there."""
-        for name in names:
-            self.remove(name)
-
-    @abstractmethod
     def names(self, under: str = "") -> list[str]:
         """List every file, or those under one folder, by its name relative to this, in order."""
+        return sorted(self.stamps(under))
 
     @abstractmethod
-    def stamps(self) -> dict[str, Stamp]:
-        """List every file with its size and time; a store is asked once."""
+    def stamps(self, under: str = "") -> dict[str, Stamp]:
+        """List files with their sizes and times; a store is asked once."""
 
     @abstractmethod
     def _open(self, name: str) -> IO[bytes]:
@@ -279,40 +269,28 @@ class RemoteFolder(Folder):
                 self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
                 put(path)
 
-    def remove(self, name: str) -> None:
-        with self._failing(f"remove {name} in", OutputError), suppress(FileNotFoundError):
-            self.system.rm_file(self._path(name))
-
-    def remove_all(self, names: Collection[str]) -> None:
-        if not names:
-            return
+    def remove(self, names: Collection[str]) -> None:
+        paths = [self._path(name) for name in names]
         with self._failing("remove files in", OutputError):
             try:
                 # Object stores remove up to a thousand with one request.
-                self.system.rm([self._path(name) for name in names])
+                self.system.rm(paths)
             except FileNotFoundError:
-                super().remove_all(names)
+                for path in paths:
+                    with suppress(FileNotFoundError):
+                        self.system.rm_file(path)
 
-    def names(self, under: str = "") -> list[str]:
+    def stamps(self, under: str = "") -> dict[str, Stamp]:
         with self._failing("list", InputError):
             # A listing that was kept from before would hide what another process has written.
             self.system.invalidate_cache()
             try:
-                paths = self.system.find(f"{self.root}/{under}" if under else self.root)
+                found = self.system.find(f"{self.root}/{under}".rstrip("/"), detail=True)
             except FileNotFoundError:
-                paths = []
+                found = {}
             # A store that is down has said so by now.
-            if not paths:
+            if not found:
                 self._check_bucket()
-        return sorted(path[len(self.root) :].lstrip("/") for path in paths)
-
-    def stamps(self) -> dict[str, Stamp]:
-        with self._failing("list", InputError):
-            self.system.invalidate_cache()
-            try:
-                found = self.system.find(self.root, detail=True)
-            except FileNotFoundError:
-                return {}
         return {
             path[len(self.root) :].lstrip("/"): store_stamp(described)
             for path, described in found.items()
@@ -419,19 +397,6 @@ class LocalFolder(Folder):
                 raise
             raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
 
-    def write_note(self, name: str, data: bytes) -> None:
-        # Only the holder of the lock writes it, so the temporary name is always the same, and what
-        # a killed process leaves is written over.
-        path = self.path / name
-        temporary = path.with_name(name + TEMPORARY)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        try:
-            with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
-        except OSError as error:
-            raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
-
     def _make(self, folder: Path) -> None:
         if folder.is_dir():
             return
@@ -446,30 +411,22 @@ class LocalFolder(Folder):
             raise InputError(f"{str(path)!r} leads out of the run's folder; remove the link")
         return path
 
-    def remove(self, name: str) -> None:
-        try:
-            os.unlink(self.path / name)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise OutputError(
-                f"cannot remove {str(self.path / name)!r}: {system_reason(error)}"
-            ) from error
+    def remove(self, names: Collection[str]) -> None:
+        for name in names:
+            try:
+                (self.path / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise OutputError(
+                    f"cannot remove {str(self.path / name)!r}: {system_reason(error)}"
+                ) from error
 
-    def names(self, under: str = "") -> list[str]:
-        return sorted(
-            (Path(folder) / file).relative_to(self.path).as_posix()
-            for folder, _, files in os.walk(self._inside(under))
-            for file in files
-        )
-
-    def stamps(self) -> dict[str, Stamp]:
+    def stamps(self, under: str = "") -> dict[str, Stamp]:
         stamps = {}
-        for name in self.names():
-            with suppress(FileNotFoundError):  # a run that goes on replaces its heartbeat
-                seen = os.lstat(self.path / name)
-                if stat.S_ISREG(seen.st_mode):
-                    stamps[name] = local_stamp(seen)
+        for folder, _, files in os.walk(self._inside(under)):
+            for file in files:
+                path = Path(folder) / file
+                with suppress(FileNotFoundError):  # a run that goes on replaces its heartbeat
+                    stamps[path.relative_to(self.path).as_posix()] = local_stamp(os.lstat(path))
         return stamps
 
     def _open(self, name: str) -> IO[bytes]:

@@ -100,7 +100,7 @@ def save_kept_pairs(folder: Folder, manifest: Manifest, chosen: Choice) -> None:
     if kept is not None:
         contents = io.BytesIO()
         np.savez_compressed(contents, manifest=manifest.digest, **vars(kept))
-        folder.write_note(KEPT_PAIRS, contents.getvalue())
+        folder.write(KEPT_PAIRS, contents.getvalue())
 
 
 def load_kept_pairs(folder: Folder, manifest: Manifest) -> KeptPairs | None:

@@ -337,7 +337,7 @@ class Ledger:
             "manifest": manifest.digest,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "since": _now(),
             "token": uuid.uuid4().hex,
         }
         ledger = cls(folder, manifest, epoch)
@@ -381,7 +381,7 @@ class Ledger:
         stray = strays(state, names, self.epoch)
         if stray:
             self.check()
-            self.folder.remove_all(stray)
+            self.folder.remove(stray)
 
     def _replaced(self) -> RunError:
         return RunError(
@@ -426,27 +426,27 @@ def wrong_files(state: State, stamps: Mapping[str, Stamp]) -> list[str]:
 _ATTEMPTS = 4
 
 
+@dataclass(frozen=True)
 class Lock:
     """The lock of a folder while it is held; a store without locks has one that is always there."""
 
-    def __init__(self, path: Path | None = None, descriptor: int = -1, token: str | None = None):
-        self._path, self._descriptor = path, descriptor
-        #: by which workers recognise the folder, wherever they are; None where there is no lock
-        self.token = token
+    path: Path | None = None
+    descriptor: int = -1
+    #: by which workers recognise the folder, wherever they are; None where there is no lock
+    token: str | None = None
 
     def check(self) -> None:
         """Refuse to go on if the folder is no longer where it was: moved, removed or replaced."""
-        if self._path is None:
+        if self.path is None:
             return
-        try:
-            there = os.stat(self._path, follow_symlinks=False)
-        except OSError:
-            there = None
-        if there is None or not os.path.samestat(there, os.fstat(self._descriptor)):
-            raise OutputError(
-                f"{str(self._path.parent)!r} was moved or removed while the run went on; what was "
-                "done is kept where it is now: go on with normlens run --resume and that folder"
-            )
+        with suppress(OSError):
+            there = os.stat(self.path, follow_symlinks=False)
+            if os.path.samestat(there, os.fstat(self.descriptor)):
+                return
+        raise OutputError(
+            f"{str(self.path.parent)!r} was moved or removed while the run went on; what was done "
+            "is kept where it is now: go on with normlens run --resume and that folder"
+        )
 
 
 @contextmanager
@@ -470,19 +470,21 @@ def locked(folder: Folder) -> Iterator[Lock]:
         raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
     try:
         if not _take(descriptor, path):
-            owner = _owner(_lock_read(descriptor))
             raise RunError(
-                f"another process{owner} is working in {str(folder)!r}; wait until it has ended, "
-                "or end it"
+                f"another process{_owner(descriptor)} is working in {str(folder)!r}; wait until it "
+                "has ended, or end it"
             )
         lock = Lock(path, descriptor, uuid.uuid4().hex)
         lock.check()  # who had it before may have removed the folder
-        _write(descriptor, _self(lock.token))
+        holding = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
+        _write(descriptor, json.dumps({**holding, "token": lock.token}).encode())
         try:
             yield lock
         except BaseException:
-            if is_new:
-                _remove_alone(path)
+            with suppress(OSError):  # among other reasons because the folder is gone
+                if is_new and os.listdir(folder.path) == [LOCK]:
+                    path.unlink()
+                    folder.path.rmdir()
             raise
         finally:
             # The file stays: removing it would let two others lock two files of one name.
@@ -491,23 +493,13 @@ def locked(folder: Folder) -> Iterator[Lock]:
         os.close(descriptor)
 
 
-def _remove_alone(path: Path) -> None:
-    """Remove the lock and the folder around it, unless there are other files."""
-    with suppress(OSError):  # among other reasons because the folder is gone
-        if os.listdir(path.parent) == [LOCK]:
-            path.unlink()
-            path.parent.rmdir()
-
-
 def _take(descriptor: int, path: Path) -> bool:
-    for attempt in range(_ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            # `holder` touches the lock for a moment; a run holds it for longer than that.
-            if attempt + 1 < _ATTEMPTS:
-                time.sleep(0.05)
+            time.sleep(0.05)  # `holder` touches it for a moment; a run holds it for longer
         except OSError as error:
             raise OutputError(f"cannot lock {str(path)!r}: {system_reason(error)}") from error
     return False
@@ -525,7 +517,7 @@ def holder(folder: Folder) -> str | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _owner(_lock_read(descriptor)).strip(" ()") or "another process"
+        return _owner(descriptor).strip(" ()") or "another process"
     except OSError:
         return None
     finally:
@@ -538,10 +530,8 @@ def check_same_folder(folder: Folder, token: str | None) -> None:
 
     A worker on another machine calls it: a path there may be another disk's.
     """
-    if token is None:
-        return
     for attempt in range(_ATTEMPTS):
-        if token.encode() in (folder.read(LOCK) or b""):
+        if token is None or token.encode() in (folder.read(LOCK) or b""):
             return
         if attempt + 1 < _ATTEMPTS:
             time.sleep(1.0)  # a network's disk may show a new file a little later
@@ -552,28 +542,20 @@ def check_same_folder(folder: Folder, token: str | None) -> None:
     )
 
 
-def _self(token: str | None) -> bytes:
-    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    told = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "token": token}
-    return json.dumps(told).encode()
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _owner(contents: bytes) -> str:
+def _owner(descriptor: int) -> str:
     try:
-        owner = parse_json(contents)
+        owner = parse_json(os.pread(descriptor, 4096, 0))
         return f" (pid {owner['pid']} on {owner['host']}, since {owner['since']})"
     except (ValueError, KeyError, TypeError):
         return ""  # it has the lock but has not written its name yet
 
 
-def _lock_read(descriptor: int) -> bytes:
-    return os.pread(descriptor, 4096, 0)
-
-
 def _write(descriptor: int, contents: bytes) -> None:
-    try:
+    with suppress(OSError):  # a courtesy; a full disk must not hide what else went wrong
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, contents, 0)
         os.fsync(descriptor)  # workers on other machines look for it
-    except OSError:
-        pass  # the name is a courtesy; a full disk must not hide what else went wrong

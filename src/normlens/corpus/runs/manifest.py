@@ -31,6 +31,7 @@ FIXED = {
     "data.fingerprint": "the contents of the data",
     "data.sequences": "the number of sequences",
     "measures": "the code of the measures",
+    "tables": "the tables",
     "versions.normlens": "the version of normlens",
 }
 
@@ -151,21 +152,6 @@ def changed_options(manifest: Manifest, given: dict[str, Any]) -> list[Differenc
         for name, value in given.items()
         if value != recorded[name]
     ]
-
-
-def changed_tables(manifest: Manifest, tables: dict[str, dict[str, Any]]) -> list[Difference]:
-    """List the tables whose columns are not those that the measures give now."""
-    differences = []
-    for name in dict.fromkeys((*manifest.tables, *tables)):
-        then, now = (
-            some.get(name, {"columns": {}})["columns"] for some in (manifest.tables, tables)
-        )
-        gone = ", ".join(column for column in then if column not in now)
-        new = ", ".join(column for column in now if column not in then)
-        if gone or new:
-            what = f"columns of the table {name} that are not in both"
-            differences.append(Difference(what, gone or None, new or None))
-    return differences
 
 
 def changes(manifest: Manifest, now: dict[str, Any]) -> list[Difference]:

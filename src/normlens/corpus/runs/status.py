@@ -77,7 +77,7 @@ class Heartbeat:
         return f"pid {self.pid} on {self.host}"
 
     def write(self, folder: Folder) -> None:
-        folder.write_note(HEARTBEAT, sealed(asdict(self)))
+        folder.write(HEARTBEAT, sealed(asdict(self)))
 
 
 def read_heartbeat(folder: Folder) -> Heartbeat | None:
@@ -139,7 +139,7 @@ class HeartbeatWriter:
             with suppress(OSError):
                 self._lines.close()
         with suppress(NormLensError):
-            self._folder.remove(HEARTBEAT)
+            self._folder.remove([HEARTBEAT])
 
     def handed_out(self, number: int) -> None:
         """Note a block that goes out to a worker."""
@@ -344,7 +344,8 @@ def _beat_lines(beat: Heartbeat) -> list[str]:
 def status_of(folder: Folder, manifest: Manifest) -> Status:
     """Read the status of the run in a folder; its tables are not read."""
     state = read_state(folder, manifest, salvage=True)
-    status = Status(
+    running, heartbeat, note = _driver(folder, state.blocks_done == manifest.blocks)
+    return Status(
         model=str(manifest.model["name"]),
         data=str(manifest.data["name"]),
         sequences=manifest.sequences,
@@ -355,31 +356,31 @@ def status_of(folder: Folder, manifest: Manifest) -> Status:
         blocks_done=state.blocks_done,
         seconds=_covered((each.started, each.finished) for each in state.records.values()),
         stages=dict.fromkeys(STAGES, 0.0) | state.seconds,
-        running=holder(folder),
+        running=running,
         attempts={number: count for number, count in sorted(state.deaths.items()) if count},
+        heartbeat=heartbeat,
+        note=note,
     )
-    return _with_heartbeat(status, folder)
 
 
-def _with_heartbeat(status: Status, folder: Folder) -> Status:
-    """Put a driver's last heartbeat beside the status; that of a dead one is left out."""
-    local = isinstance(folder, LocalFolder)
-    if status.running is None and (local or status.complete):
-        return status  # the lock is free: whoever wrote a heartbeat is gone
+def _driver(folder: Folder, complete: bool) -> tuple[str | None, Heartbeat | None, str]:
+    """Who works on a run, its heartbeat unless it is dead, and what to think of it."""
+    running, local = holder(folder), isinstance(folder, LocalFolder)
+    if running is None and (local or complete):
+        return None, None, ""  # the lock is free: whoever wrote a heartbeat is gone
     beat = read_heartbeat(folder)
-    if local:
+    if local and (beat is None or not str(running).startswith(f"{beat.by},")):
         # Who has just taken over may not have written yet.
-        if beat is None or not str(status.running).startswith(f"{beat.by},"):
-            return replace(status, note="it has not written a heartbeat yet")
-    elif beat is None:
-        return replace(status, note="there is no heartbeat, so none works here as far as is known")
-    elif not beat.fresh:
-        note = f"{beat.by} was last heard of {clock(beat.age)} ago; it has probably ended"
-        return replace(status, note=note)
-    else:
-        status = replace(status, running=f"{beat.by}, as it said {clock(beat.age)} ago")
-    late = f"it was last heard of {clock(beat.age)} ago; the process lives, but may hang"
-    return replace(status, heartbeat=beat, note="" if beat.fresh else late)
+        return running, None, "it has not written a heartbeat yet"
+    if beat is None:
+        return None, None, "there is no heartbeat, so none works here as far as is known"
+    ago = clock(beat.age)
+    if local:
+        late = f"it was last heard of {ago} ago; the process lives, but may hang"
+        return running, beat, "" if beat.fresh else late
+    if not beat.fresh:
+        return None, None, f"{beat.by} was last heard of {ago} ago; it has probably ended"
+    return f"{beat.by}, as it said {ago} ago", beat, ""
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

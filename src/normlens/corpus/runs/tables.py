@@ -142,30 +142,16 @@ def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -
         if table in measure.tables:
             return measure.sql.get(table)
     name = str(described["measure"])
-    if _is_built_in(manifest, name):
-        return _built_in(manifest, table).sql[table]
-    raise InputError(
-        f"the table {table!r} is merged by a measure of your own, which is imported only if you "
-        f"name it: --measures {name} (in Python: Run.open(…, measures={name!r}))"
-    )
-
-
-def _is_built_in(manifest: Manifest, name: str) -> bool:
-    return (manifest.measures.get(name) or {}).get("source") is None
-
-
-def _built_in(manifest: Manifest, table: str) -> Measure:
-    """The measure of this package that merges a table, made from its recorded options."""
-    name = str(manifest.tables[table]["measure"])
+    told = manifest.measures.get(name) or {}
+    if told.get("source") is not None:
+        raise InputError(
+            f"the table {table!r} is merged by a measure of your own, which is imported only if "
+            f"you name it: --measures {name} (in Python: Run.open(…, measures={name!r}))"
+        )
     try:
         if name not in MEASURES:
             raise InputError(f"there is no measure {name!r}")
-        measure = _get(name, **_harmless(manifest.measures[name]["options"]))
-        if has_two_stacks(manifest.model):
-            measure = _for_two_stacks(measure)
-        if table not in measure.sql:
-            raise InputError(f"{name!r} merges no table {table!r}")
-        return measure
+        return _made(manifest, name, told["options"]).sql[table]
     except (NormLensError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"the manifest describes a measure that cannot be made: {error}") from error
 
@@ -178,28 +164,18 @@ def named_measures(manifest: Manifest, names: Sequence[str]) -> list[Measure]:
                 f"the run did not take the measure {name!r}; it took: "
                 f"{', '.join(manifest.options.measures)}"
             )
-    return [
-        _get(name, **_harmless(manifest.options.settings.get(name, {})))
-        for name in names
-        if ":" in name
-    ]
+    settings = manifest.options.settings
+    return [_made(manifest, name, settings.get(name, {})) for name in names if ":" in name]
 
 
-def _get(name: str, **options: Any) -> Measure:
+def _made(manifest: Manifest, name: str, options: dict[str, Any]) -> Measure:
+    """Make a measure for a run's model, without the code that its options name."""
     # Measures are slow to import, and a run is mostly asked for its state or for plain tables.
     from normlens.corpus.measures import get
+    from normlens.corpus.measures.base import for_two_stacks
 
-    return get(name, **options)
-
-
-def _for_two_stacks(measure: Measure) -> Measure:
-    from normlens.corpus.measures.rows import for_two_stacks
-
-    return for_two_stacks(measure)
-
-
-def _harmless(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in NAMES_CODE}
+    measure = get(name, **{key: value for key, value in options.items() if key not in NAMES_CODE})
+    return for_two_stacks(measure) if has_two_stacks(manifest.model) else measure
 
 
 # Tables as views over their files.

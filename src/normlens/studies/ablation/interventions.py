@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -19,28 +18,29 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from normlens.corpus.data.records import Record
 from normlens.corpus.data.spans import EncodedRecord, encode_apart, encode_record
-from normlens.corpus.runs.folder import TEMPORARY
-from normlens.errors import InputError, OutputError, UnsupportedModelError, reason_of, system_reason
+from normlens.errors import InputError, UnsupportedModelError, reason_of
 from normlens.frozen.parts import FrozenNorm
 from normlens.inputs.text import Encoded
-from normlens.layers import cast
+from normlens.layers import Norm, cast
 from normlens.measures.bootstrap import draws
 from normlens.models.base import Adapter
 from normlens.pipeline.batches import TOLERANCE, batches
+from normlens.results.store import writing
 from normlens.studies.ablation import options as ablations
 from normlens.studies.ablation.data import AblationData
-from normlens.studies.ablation.losses import Loss, body_pass, model_ready
+from normlens.studies.ablation.losses import Loss
 from normlens.studies.ablation.plan import (
     INPUT,
     OUTPUT,
+    ComponentPlace,
     NoPlace,
     NormPlace,
     Place,
     Plan,
     ResidualPlace,
 )
+from normlens.studies.model_calls import alone, call, first_of, with_input
 from normlens.trace.locking import Change, Hooks, other_forwards
 from normlens.trace.run import model_inputs
 
@@ -94,7 +94,7 @@ class LayerHooks:
                 if self._layer > skip:
                     return forward(*args, **kwargs)
                 output = self._kept[skip]
-                return _with_first(output, _first(output).clone())  # the model may write into it
+                return _with_first(output, first_of(output).clone())  # the model may write into it
 
             return pass_by
 
@@ -124,7 +124,7 @@ class LayerHooks:
             kept = output
             if isinstance(output, (tuple, list)):  # no other tensors are kept
                 kept = type(output)([None if isinstance(one, Tensor) else one for one in output])
-            self._kept[self._layer] = _with_first(kept, _first(output).clone())
+            self._kept[self._layer] = _with_first(kept, first_of(output).clone())
         for key, visitors in self._visitors.items():
             if self._layer in visitors and self._seen[key] != 1:
                 raise UnsupportedModelError(
@@ -132,14 +132,10 @@ class LayerHooks:
                 )
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs), "")
-        changed = self._called((module, INPUT), args[0] if args else kwargs[name])
-        if changed is None:
-            return None
-        return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, name: changed})
+        return with_input(partial(self._called, (module, INPUT)), args, kwargs)
 
     def _behind(self, module: nn.Module, _: Any, __: Any, output: Any) -> Any:
-        changed = self._called((module, OUTPUT), _first(output))
+        changed = self._called((module, OUTPUT), first_of(output))
         return None if changed is None else _with_first(output, changed)
 
     def _called(self, key: tuple[nn.Module, str], given: Tensor) -> Tensor | None:
@@ -151,11 +147,6 @@ class LayerHooks:
             new = visitor(now.reshape(self._shape))
             changed = changed if new is None else new.reshape(given.shape)
         return changed
-
-
-def _first(output: Any) -> Tensor:
-    """Return a module's vectors: its output, or the first element of it."""
-    return output[0] if isinstance(output, (tuple, list)) else output
 
 
 def _with_first(output: Any, vectors: Tensor) -> Any:
@@ -176,31 +167,23 @@ def _with_first(output: Any, vectors: Tensor) -> Any:
 class Interventions:
     """The ablations of one model."""
 
-    def __init__(self, lens: Lens, statistics: Statistics | None = None, seed: int = 0):
+    def __init__(self, lens: Lens, statistics: Statistics, seed: int = 0):
         self.lens, self.seed = lens, seed
         self.plan = Plan(lens.layers, lens.name)
-        self._statistics = statistics
+        self.statistics = statistics
         #: Layers and components whose replacement was compared with the model's vectors already.
         self._compared: set[tuple[int, str]] = set()
 
     def check(self, ablation: ablations.Ablation) -> None:
-        """Raise one line unless the model has this ablation and everything it needs is there."""
-        self.plan.check(ablation)
-        if not ablation.needs_statistics:
-            return
+        """Raise one line where the statistics lack what an ablation needs."""
         frozen = ablation.kind == ablations.FROZEN_SIGMA
         gathered = self.statistics.sigmas if frozen else self.statistics.means
-        for layer in ablation.layers:
+        for layer in ablation.layers if ablation.needs_statistics else ():
             if (layer, ablation.component) not in gathered:
                 raise InputError(
-                    f"statistics lack {ablation.component} of layer {layer}; gather again"
+                    f"{ablation.kind} needs statistics of {ablation.component} in layer {layer}; "
+                    "normlens.ablate gathers them"
                 )
-
-    @property
-    def statistics(self) -> Statistics:
-        if self._statistics is None:
-            raise InputError("such kinds need a first pass over other data; take normlens.ablate")
-        return self._statistics
 
     @contextmanager
     def applied(
@@ -258,7 +241,7 @@ class Interventions:
                 draws(y.shape[1], "resample", self.seed, key, layer, component) % len(sample)
                 for key in keys
             ]
-            places = torch.stack([torch.as_tensor(row.astype("int64")) for row in rows])
+            places = torch.as_tensor(np.stack(rows).astype(np.int64))
             return sample.to(y)[places.to(y.device)]
 
         return resampled
@@ -278,7 +261,7 @@ class Interventions:
         def keep(at: Place, y: Tensor) -> None:
             seen[at] = y.clone()  # some models (Falcon) add to a block's output in place later
 
-        for at in dict.fromkeys((*place.terms, place.branch, *(place.later or ()))):
+        for at in dict.fromkeys((*place.terms, place.branch, *place.later)):
             hooks.visit(layer, at, partial(keep, at))
 
         def sum_of(places: Sequence[Place]) -> Tensor:
@@ -286,18 +269,16 @@ class Interventions:
             return reduce(torch.add, [seen[place] for place in places])
 
         def changed(total: Tensor) -> Tensor:
-            branch = seen[place.branch]
-            self._compare(layer, ablation.component, sum_of(place.terms) + branch, total)
-            return sum_of(place.terms) + replacement(branch)
+            branch, terms = seen[place.branch], sum_of(place.terms)
+            self._compare(layer, ablation.component, terms + branch, total)
+            return terms + replacement(branch)
+
+        def carried(_: Tensor) -> Tensor:
+            return sum_of(place.terms) + replacement(seen[place.branch]) + sum_of(place.later)
 
         for reader in place.readers:
             hooks.visit(layer, reader, changed)
-        if place.later is not None:
-            later = place.later
-
-            def carried(_: Tensor) -> Tensor:
-                return sum_of(place.terms) + replacement(seen[place.branch]) + sum_of(later)
-
+        if place.later:
             hooks.visit(layer, Place(None, OUTPUT), carried)
 
     def _norm(
@@ -323,7 +304,7 @@ class Interventions:
             if kind == ablations.NO_AFFINE:
                 plain = replace(norm, gamma=None, beta=None)
                 return FrozenNorm(plain, real.inverse_deviation).apply(wide).to(y.dtype)
-            inverse = 1 / self.statistics.sigmas[layer, component]
+            inverse = 1 / float(self.statistics.sigmas[layer, component])
             mean = torch.full_like(real.inverse_deviation, inverse)
             return FrozenNorm(norm, mean).apply(wide).to(y.dtype)
 
@@ -355,7 +336,6 @@ class Interventions:
 
 
 FORMAT = "normlens ablation statistics 2"
-_ABOUT = ("model", "sequences", "positions", "seed")
 
 #: Positions that are kept for resampling.
 RESERVOIR = 256
@@ -368,48 +348,36 @@ Where = tuple[int, str]
 class Statistics:
     """Means, deviations and samples of one model's components."""
 
-    model: str
-    sequences: int
-    positions: int
-    seed: int
     means: Mapping[Where, Tensor]  # float64 (d,)
-    sigmas: Mapping[Where, float]
+    sigmas: Mapping[Where, Tensor]  # float64 (1,)
     samples: Mapping[Where, Tensor]  # (sample, d), in the model's precision
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file."""
-        sigmas = {where: torch.tensor([s], dtype=torch.float64) for where, s in self.sigmas.items()}
-        parts = {"mean": self.means, "sigma": sigmas, "sample": self.samples}
+        """Write a safetensors file atomically."""
         tensors = {
-            f"{part}/{layer}/{component}": tensor.detach().cpu().contiguous()
-            for part, values in parts.items()
+            f"{part}/{layer}/{component}": tensor.contiguous()
+            for part, values in vars(self).items()
             for (layer, component), tensor in values.items()
         }
-        # One entry: the order of several would not be the same in every file.
-        about = json.dumps({name: getattr(self, name) for name in _ABOUT})
-        try:
-            save_file(tensors, path, metadata={FORMAT: about})
-        except (OSError, SafetensorError) as error:
-            raise OutputError(f"cannot write {str(path)!r} ({system_reason(error)})") from error
+        with writing(path, overwrite=True) as temporary:
+            save_file(tensors, temporary, metadata={"format": FORMAT})
 
     @classmethod
     def load(cls, path: str | Path, digest: str | None = None) -> Statistics:
         """Read what `save` wrote; refuse a file with another `digest`."""
         if digest is not None and digest_of(path) != digest:
             raise InputError(f"{str(path)!r} is not the run's own file; put that back")
-        parts: dict[str, dict[Where, Tensor]] = {"mean": {}, "sigma": {}, "sample": {}}
+        parts: dict[str, dict[Where, Tensor]] = {"means": {}, "sigmas": {}, "samples": {}}
         try:
             with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})[FORMAT])
+                if (file.metadata() or {}).get("format") != FORMAT:
+                    raise InputError(f"{str(path)!r} holds no ablation statistics")
                 for name in file.keys():  # noqa: SIM118
                     part, layer, component = name.split("/", 2)
                     parts[part][int(layer), component] = file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot read {str(path)!r} ({reason_of(error)})") from error
-        except (LookupError, ValueError) as error:
-            raise InputError(f"{str(path)!r} holds no ablation statistics") from error
-        sigmas = {where: float(sigma) for where, sigma in parts["sigma"].items()}
-        return cls(means=parts["mean"], sigmas=sigmas, samples=parts["sample"], **about)
+        return cls(**parts)
 
 
 def digest_of(path: str | Path) -> str:
@@ -439,73 +407,64 @@ def gather(
     them (`Question.encoded`), with masks where it masks. The result is the same for any order and
     any size of batches but for rounding.
     """
-    if not sequences:
-        raise InputError("there is no sequence to gather statistics from; give at least one")
     names = [str(i) for i in range(len(sequences))] if keys is None else list(keys)
-    sums = _Sums(lens)
+    places = Plan(lens.layers, lens.name).places
+    sums: dict[Where, Tensor] = {}
+    samples: dict[Where, Tensor] = {}
     priorities = np.empty(0, np.uint64)  # of the positions that are kept, the lowest first
-    for places in batches(lens, sequences, batch_size):
-        new = [draws(len(sequences[i]), "position", seed, names[i]) for i in places]
+    for batch in batches(lens, sequences, batch_size):
+        new = [draws(len(sequences[i]), "position", seed, names[i]) for i in batch]
         everything = np.concatenate([priorities, *new])
         kept = np.argsort(everything, kind="stable")[:reservoir]
         priorities = everything[kept]
-        sums.add([sequences[i] for i in places], torch.as_tensor(kept))
+        chosen = torch.as_tensor(kept)
+        _add_batch(lens, places, [sequences[i] for i in batch], chosen, sums, samples)
     positions = sum(map(len, sequences))
+    means = {where: (total / positions).cpu() for where, total in sums.items()}
     return Statistics(
-        model=lens.name,
-        sequences=len(sequences),
-        positions=positions,
-        seed=seed,
-        means={where: (total / positions).cpu() for where, total in sums.vectors.items()},
-        sigmas={where: float(total) / positions for where, total in sums.sigmas.items()},
-        samples={where: rows.cpu() for where, rows in sums.samples.items()},
+        means={where: mean for where, mean in means.items() if where in samples},
+        sigmas={where: mean for where, mean in means.items() if where not in samples},
+        samples={where: rows.cpu() for where, rows in samples.items()},
     )
 
 
-class _Sums:
-    """Running float64 sums over batches, and the vectors at sampled positions."""
+def _add_batch(
+    lens: Lens,
+    places: Sequence[Mapping[str, ComponentPlace | NoPlace]],
+    batch: Sequence[Encoded],
+    kept: Tensor,
+    sums: dict[Where, Tensor],
+    samples: dict[Where, Tensor],
+) -> None:
+    """Run the model on a batch; `kept` indexes the positions to keep, earlier ones first."""
+    inputs = model_inputs(lens.adapter, batch, lens.device)
+    real = inputs["attention_mask"].bool()  # (b, i)
+    hooks = LayerHooks(lens.adapter)
 
-    def __init__(self, lens: Lens):
-        self.lens, self.plan = lens, Plan(lens.layers, lens.name)
-        self.vectors: dict[Where, Tensor] = {}
-        self.sigmas: dict[Where, Tensor] = {}
-        self.samples: dict[Where, Tensor] = {}
-
-    def add(self, batch: Sequence[Encoded], kept: Tensor) -> None:
-        """Run the model on a batch; `kept` indexes the positions to keep, earlier ones first."""
-        inputs = model_inputs(self.lens.adapter, batch, self.lens.device)
-        real = inputs["attention_mask"].bool()  # (b, i)
-        hooks = LayerHooks(self.lens.adapter)
-        for layer, places in enumerate(self.plan.places):
-            for component, place in places.items():
-                where = (layer, component)
-                if isinstance(place, NormPlace):
-                    read = Place(place.module, INPUT)
-                    hooks.visit(layer, read, partial(self._add_sigmas, where, place, real))
-                elif not isinstance(place, NoPlace):
-                    read = place.branch if isinstance(place, ResidualPlace) else place
-                    hooks.visit(layer, read, partial(self._add_vectors, where, real, kept))
-
-        def run() -> None:
-            with hooks.on():
-                body_pass(self.lens, inputs)
-
-        model_ready(self.lens, run)
-
-    def _add_vectors(self, where: Where, real: Tensor, kept: Tensor, y: Tensor) -> None:
+    def add(where: Where, norm: Norm | None, y: Tensor) -> None:
         rows = y[real]
-        _add(self.vectors, where, rows.double().sum(0))
-        before = self.samples.get(where, rows[:0])
-        self.samples[where] = torch.cat([before, rows])[kept.to(y.device)]
+        wide = rows.double()
+        if norm is None:
+            before = samples.get(where, rows[:0])
+            samples[where] = torch.cat([before, rows])[kept.to(y.device)]
+        else:
+            wide = 1 / FrozenNorm.at(cast(norm, wide.dtype), wide).inverse_deviation
+        sums[where] = sums.get(where, 0) + wide.sum(0)
 
-    def _add_sigmas(self, where: Where, place: NormPlace, real: Tensor, x: Tensor) -> None:
-        wide = x[real].double()
-        inverse = FrozenNorm.at(cast(place.norm, wide.dtype), wide).inverse_deviation
-        _add(self.sigmas, where, inverse.reciprocal().sum())
+    for layer, components in enumerate(places):
+        for component, place in components.items():
+            where = (layer, component)
+            if isinstance(place, NormPlace):
+                hooks.visit(layer, Place(place.module, INPUT), partial(add, where, place.norm))
+            elif not isinstance(place, NoPlace):
+                read = place.branch if isinstance(place, ResidualPlace) else place
+                hooks.visit(layer, read, partial(add, where, None))
 
+    def run() -> None:
+        with hooks.on():
+            call(lens, lens.adapter.model, inputs)
 
-def _add(sums: dict[Where, Tensor], where: Where, more: Tensor) -> None:
-    sums[where] = sums[where] + more if where in sums else more
+    alone(lens, run)
 
 
 # The first pass of an ablation, kept in a file beside its runs.
@@ -519,38 +478,21 @@ def first_pass(
     path: Path,
     batch_size: int | str = "auto",
 ) -> None:
-    """Gather a model's statistics and write them atomically."""
-    texts = [
-        text
-        for record in data.reference_records()
-        for text in _texts(lens, loss, data, options, record)
-    ]
-    if not texts:
-        raise InputError(f"the first pass can read none of its sequences ({data.note})")
-    statistics = gather(
-        lens, texts, keys=[text.id for text in texts], seed=options.seed, batch_size=batch_size
-    )
-    temporary = path.with_name(path.name + TEMPORARY)
-    statistics.save(temporary)
-    try:
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
-
-
-def _texts(
-    lens: Lens, loss: Loss, data: AblationData, options: ablations.AblateOptions, record: Record
-) -> Iterator[EncodedRecord]:
-    """Encode a record as the measured ones are encoded; skip unreadable records."""
+    """Gather a model's statistics over the reference data and write them."""
+    texts: list[EncodedRecord] = []
     limits = [n for n in (options.max_length, lens.max_tokens) if n is not None]
     encode = encode_apart if data.apart else encode_record
-    try:
-        encoded = encode(record, lens.tokenizer, max_length=min(limits), causal=lens.causal)
-        if loss.name == ablations.MASKED:
-            asked = loss.question(encoded, record.id).encoded
-            encoded = replace(encoded, ids=asked.ids, tokens=asked.tokens)
-    except InputError:
-        return
-    yield encoded
-    if encoded.second is not None:
-        yield replace(encoded.second, id=f"{record.id}\nsecond")
+    for record in data.reference_records():
+        # Encoded as the measured ones are; unreadable records are skipped.
+        with suppress(InputError):
+            encoded = encode(record, lens.tokenizer, max_length=min(limits), causal=lens.causal)
+            if loss.name == ablations.MASKED:
+                asked = loss.question(encoded, record.id).encoded
+                encoded = replace(encoded, ids=asked.ids, tokens=asked.tokens)
+            texts.append(encoded)
+            if encoded.second is not None:
+                texts.append(replace(encoded.second, id=f"{record.id}\nsecond"))
+    if not texts:
+        raise InputError(f"the first pass can read none of its sequences ({data.note})")
+    keys = [text.id for text in texts]
+    gather(lens, texts, keys=keys, seed=options.seed, batch_size=batch_size).save(path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,45 +20,27 @@ from normlens.layers import FIRST, LAST, MEAN
 from normlens.models.base import NoHead, read_head
 from normlens.pipeline.batches import SCORE_TOLERANCE
 from normlens.studies.ablation.options import AUTO, CLASSES, DRIFT, MASKED, NAMES, NEXT_TOKEN
-from normlens.trace.checks import check_weights, explain_failure
-from normlens.trace.locking import exclusive, other_forwards
-from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
+from normlens.studies.model_calls import call
+from normlens.trace.locking import other_forwards
+from normlens.trace.run import model_inputs, plain_options
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
-# What is asked of the model about one sequence, and what a loss says of the answer.
+# What is asked of the model about one text, and what a loss says of a sequence.
 
 
 @dataclass(frozen=True)
 class Question:
-    """One sequence as the model reads it for a loss; the same for all ablations.
+    """One text as the model reads it for a loss; the same for all ablations.
 
-    `key` names the sequence in the data: masks and resampling depend on it.
+    `key` names the text in the data: masks and resampling depend on it.
     """
 
     key: str
     encoded: Encoded
     places: tuple[int, ...] = ()  # the positions whose scores are read
     targets: tuple[int, ...] = ()  # the token at each of them, or one class
-    second: Encoded | None = None  # the other text of a pair, which is run by itself
-
-    @property
-    def texts(self) -> tuple[Encoded, ...]:
-        """The texts to run."""
-        return (self.encoded,) if self.second is None else (self.encoded, self.second)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """A name for each text."""
-        return (self.key,) if self.second is None else (self.key, f"{self.key}\nsecond")
-
-    @property
-    def parts(self) -> tuple[Question, ...]:
-        """Split the question into one for each text of a pair."""
-        if self.second is None:
-            return (self,)
-        return tuple(Question(key, text) for key, text in zip(self.keys, self.texts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -73,44 +55,7 @@ class Outcome:
     cosine: float | None = None  # of a pair's two vectors
 
 
-# Passes of a model as it stands: through its body, and from there through its head.
-
-
-T = TypeVar("T")
-
-
-def model_ready(lens: Lens, work: Callable[[], T]) -> T:
-    """Call `work` while no other thread uses the model, in evaluation mode and without autograd."""
-    whole: nn.Module = lens.adapter.whole
-    chunked = any(
-        getattr(block, "chunk_size_feed_forward", 0) or 0 for block in lens.adapter.blocks()
-    )
-    if chunked:
-        raise InputError("set chunk_size_feed_forward to 0 in its configuration and load again")
-
-    def ready() -> T:
-        with without_autocast(lens.device), reading(whole, lens.adapter):
-            check_weights(lens.model, lens.layers)
-            return work()
-
-    return exclusive(whole, ready)
-
-
-def body_pass(lens: Lens, inputs: Mapping[str, Tensor]) -> Any:
-    """What the model without its head returns. For use inside `model_ready`."""
-    model = lens.adapter.model
-    try:
-        return model(**inputs, **plain_options(model))
-    except RuntimeError as error:
-        explain_failure(model, error)
-        raise
-
-
-# What every loss does: ask a question about a sequence, read the answer, judge it.
-
-
-#: What the model reads, the positions whose scores are read, and the targets.
-Asked = tuple[Encoded, tuple[int, ...], tuple[int, ...]]
+# What every loss does: ask a question about a text, read the answer, judge it.
 
 
 class Loss:
@@ -122,41 +67,25 @@ class Loss:
         """Refuse a model that does not have this loss."""
         self.lens, self.seed = lens, seed
 
-    def question(
-        self,
-        encoded: Encoded,
-        key: str,
-        *,
-        label: str | int | None = None,
-        second: Encoded | None = None,
-    ) -> Question:
-        """Make a sequence's question; raises InputError where it has no such loss."""
-        # Only drift compares the two texts of a pair.
-        pair = second if self.name == DRIFT else None
-        return Question(key, *self.asked(encoded, key, label), second=pair)
-
-    def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
-        """What the model reads, and where; here all vectors of the text."""
-        return encoded, (), ()
+    def question(self, encoded: Encoded, key: str, label: str | int | None = None) -> Question:
+        """Ask about a text; raises InputError where it has no such loss."""
+        return Question(key, encoded)
 
     def read(
         self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
     ) -> list[Tensor]:
-        """Read one answer per question from the body's output.
-
-        For use inside `normlens.studies.ablation.losses.model_ready`.
-        """
+        """Read one answer per question from the body's output. For use inside `alone`."""
         raise NotImplementedError
 
     def check(self, question: Question) -> None:
-        """Raise unless a whole run of the model gives the same answer.
+        """Raise unless a whole run of the model gives the same answer. For use inside `alone`."""
 
-        For use inside `normlens.studies.ablation.losses.model_ready`.
+    def outcome(self, answers: Sequence[Tensor], intact: Sequence[Tensor], count: int) -> Outcome:
+        """The loss of a sequence: `answers` to its texts, those of the `intact` model, and targets.
+
+        A sequence is one text, or the two of a pair.
         """
-
-    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
-        """Return an answer's loss and its count; `intact` is the intact model's answer."""
-        raise NotImplementedError
+        return Outcome(float(answers[0]), count)
 
 
 class ScoreLoss(Loss):
@@ -189,21 +118,18 @@ class ScoreLoss(Loss):
             return self._whole_scores(inputs)
 
     def check(self, question: Question) -> None:
-        inputs = model_inputs(self.lens.adapter, question.texts, self.lens.device)
+        inputs = model_inputs(self.lens.adapter, [question.encoded], self.lens.device)
         scores = self._whole_scores(inputs)
         targets = torch.tensor(question.targets, device=scores.device)
         rows = scores[0, list(question.places)] if question.places else scores
         expected = negative_log_likelihood(rows, targets).mean()
-        [answer] = self.read([question], inputs, body_pass(self.lens, inputs))
+        [answer] = self.read([question], inputs, call(self.lens, self.lens.adapter.model, inputs))
         error = float((answer - expected).abs() / expected.abs().clamp_min(1))
         tolerance = SCORE_TOLERANCE[self.lens.dtype]
         if not error <= tolerance:
             raise UnsupportedModelError(
                 f"its head alone misses the loss by {error:.1e} (at most {tolerance:.0e})"
             )
-
-    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
-        return Outcome(float(answer), len(question.targets))
 
     def _whole_scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
         whole = self.lens.adapter.whole
@@ -267,10 +193,10 @@ class NextTokenLoss(TokenLoss):
         if not lens.causal:
             raise InputError(f"{lens.name} looks ahead and predicts no next token; ask for drift")
 
-    def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
+    def question(self, encoded: Encoded, key: str, label: str | int | None = None) -> Question:
         if len(encoded) < 2:
             raise InputError("one token alone has no next token")
-        return encoded, tuple(range(len(encoded) - 1)), tuple(encoded.ids[1:])
+        return Question(key, encoded, tuple(range(len(encoded) - 1)), tuple(encoded.ids[1:]))
 
 
 class MaskedLoss(TokenLoss):
@@ -283,13 +209,13 @@ class MaskedLoss(TokenLoss):
         if getattr(lens.tokenizer, "mask_token_id", None) is None:
             raise InputError(f"{lens.name} has no mask token; load its own tokenizer")
 
-    def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
+    def question(self, encoded: Encoded, key: str, label: str | int | None = None) -> Question:
         copied = {item.name: getattr(encoded, item.name) for item in fields(Encoded)}
         masked = mask_tokens(EncodedRecord(**copied, id=key), self.lens.tokenizer, seed=self.seed)
         places = tuple(i for i, token in enumerate(encoded.ids) if masked.ids[i] != token)
         if not places:
             raise InputError("there is no ordinary token that could be masked")
-        return masked, places, tuple(encoded.ids[place] for place in places)
+        return Question(key, masked, places, tuple(encoded.ids[place] for place in places))
 
 
 class ClassLoss(ScoreLoss):
@@ -304,7 +230,7 @@ class ClassLoss(ScoreLoss):
             raise InputError(f"{lens.name} does not choose one of several classes; ask for drift")
         self._labels = {name: index for index, name in self.head.labels.items()}
 
-    def asked(self, encoded: Encoded, key: str, label: str | int | None) -> Asked:
+    def question(self, encoded: Encoded, key: str, label: str | int | None = None) -> Question:
         if label is None:
             raise InputError("it has no label; the data need one for each sequence")
         try:
@@ -314,7 +240,7 @@ class ClassLoss(ScoreLoss):
         if not 0 <= number < self._classes:
             names = ", ".join(self._labels) or f"0 to {self._classes - 1}"
             raise InputError(f"unknown label {label!r}; {self.lens.name} has {names}")
-        return encoded, (), (number,)
+        return Question(key, encoded, (), (number,))
 
     def read(
         self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
@@ -357,19 +283,18 @@ class DriftLoss(Loss):
     def read(
         self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
     ) -> list[Tensor]:
-        texts = [text for question in questions for text in question.texts]
         vectors = []
-        for y, n in zip(output[0], map(len, texts), strict=True):
+        for y, question in zip(output[0], questions, strict=True):
+            n = len(question.encoded)
             read = {MEAN: slice(0, n), FIRST: slice(0, 1), LAST: slice(n - 1, n)}[self._head.reads]
             vectors.append(through_steps(self._head.steps, y[read].double().mean(0)))
-        return list(torch.stack(vectors).cpu().split([len(asked.texts) for asked in questions]))
+        return list(torch.stack(vectors).cpu())
 
-    def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
-        drift = cosine_distance(answer, intact).mean()
-        if question.second is None:
-            return Outcome(float(drift), 1)
-        cosine = F.cosine_similarity(answer[0], answer[1], dim=0)
-        return Outcome(float(drift), 2, float(cosine))
+    def outcome(self, answers: Sequence[Tensor], intact: Sequence[Tensor], count: int) -> Outcome:
+        drift = cosine_distance(torch.stack([*answers]), torch.stack([*intact])).mean()
+        pair = len(answers) == 2
+        cosine = float(F.cosine_similarity(answers[0], answers[1], dim=0)) if pair else None
+        return Outcome(float(drift), len(answers), cosine)
 
 
 # Losses by name: which one a model has, chosen by its head.

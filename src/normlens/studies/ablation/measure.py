@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures import BoundMeasure, Item, ModelMeasure, Needs
-from normlens.corpus.measures.base import LABEL, WHOSE, build
+from normlens.corpus.measures.base import INT, LABEL, REAL, WHOSE, schema_of, whose
 from normlens.corpus.runs.options import parse_names
-from normlens.errors import (
-    InputError,
-    is_out_of_memory,
-)
+from normlens.errors import InputError, is_out_of_memory
 from normlens.options import AnalysisOptions
-from normlens.pipeline.batches import halves, padding_spoils
+from normlens.pipeline.batches import padding_spoils
 from normlens.plan.costs import GIB
 from normlens.studies.ablation.interventions import Interventions, Statistics
-from normlens.studies.ablation.losses import (
-    Loss,
-    Outcome,
-    Question,
-    body_pass,
-    choose_loss,
-    model_ready,
-)
+from normlens.studies.ablation.losses import Loss, Outcome, Question, choose_loss
 from normlens.studies.ablation.options import (
     AUTO,
     DRAWS,
+    DRIFT,
     EACH,
     INTACT,
     Ablation,
     parse_layer_choice,
 )
 from normlens.studies.ablation.plan import Plan
+from normlens.studies.model_calls import call, on_batches
 from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:
-    from normlens.corpus.data.spans import EncodedRecord
     from normlens.corpus.engines.block_rows import Clock
     from normlens.lens import Lens
 
@@ -73,12 +63,12 @@ class Runner:
         seed: int = 0,
         keep: bool = True,
     ):
-        """Refuse ablations that the model does not have, before anything runs.
+        """Refuse ablations that need other statistics, before anything runs.
 
         `keep` false runs all layers for every ablation.
         """
         self.lens, self.loss, self.ablations = lens, loss, list(ablations)
-        self.interventions = Interventions(lens, statistics, seed)
+        self.interventions = Interventions(lens, statistics or Statistics({}, {}, {}), seed)
         for ablation in self.ablations:
             self.interventions.check(ablation)
         #: Whether layers are passed by; None until the first batch has shown that they can be.
@@ -87,42 +77,34 @@ class Runner:
         self.layers_run = self.layers_passed = 0
         self._first = True
 
-    def run(self, questions: Sequence[Question]) -> list[list[Outcome]]:
+    def run(self, asked: Sequence[Sequence[Question]]) -> list[list[Outcome]]:
         """Return the losses of sequences for the intact model, then for each ablation.
 
-        They run as one padded batch, or as halves of it if memory ends.
+        A sequence is one text or two. All texts run as one padded batch, or one by one where
+        padding would change the results, or as halves of it if memory ends.
         """
-        answers: dict[int, Sequence[Tensor]] = {}
-        waiting = [list(range(len(questions)))] if questions else []
-        while waiting:
-            places = waiting.pop(0)
-            some = [questions[place] for place in places]
-            try:
-                found = model_ready(self.lens, partial(self._answers, some))
-            except (RuntimeError, MemoryError) as error:
-                longest = [max(one.texts, key=len) for one in questions]
-                waiting[:0] = halves(self.lens, longest, places, error)
-                continue
-            answers |= zip(places, zip(*found, strict=True), strict=True)
-        columns = [answers[place] for place in range(len(questions))]
-        return [
-            [
-                self.loss.outcome(question, own[number], own[0])
-                for question, own in zip(questions, columns, strict=True)
-            ]
-            for number in range(len(self.ablations) + 1)
-        ]
+        questions = [question for texts in asked for question in texts]
+        encoded = [question.encoded for question in questions]
+        every = list(range(len(questions)))
+        alone = padding_spoils(self.lens.layers, self.lens.dtype, [len(text) for text in encoded])
+        batches = [[place] for place in every] if alone else [every]
+
+        def answers(places: list[int]) -> Iterable[tuple[Tensor, ...]]:
+            return zip(*self._answers([questions[place] for place in places]), strict=True)
+
+        columns = iter(on_batches(self.lens, encoded, batches, answers))
+        outcomes = []
+        for texts in asked:
+            intact, *ablated = zip(*(next(columns) for _ in texts), strict=True)
+            count = len(texts[0].targets)
+            outcomes.append([self.loss.outcome(one, intact, count) for one in (intact, *ablated)])
+        return [list(row) for row in zip(*outcomes, strict=True)]
 
     def _answers(self, questions: Sequence[Question]) -> list[list[Tensor]]:
         """Answer every question with the intact model, then under each ablation."""
         lens = self.lens
-        texts = [text for question in questions for text in question.texts]
-        if len(texts) > 1 and padding_spoils(
-            lens.layers, lens.dtype, [len(text) for text in texts]
-        ):
-            return self._answers_alone(questions)
-        keys = [key for question in questions for key in question.keys]
-        inputs = model_inputs(lens.adapter, texts, lens.device)
+        keys = [question.key for question in questions]
+        inputs = model_inputs(lens.adapter, [one.encoded for one in questions], lens.device)
         if self._first:
             self.loss.check(questions[0])
             self._first = False
@@ -130,7 +112,7 @@ class Runner:
 
         def body(ablation: Ablation | None, skip: int = -1, keep: Sequence[int] = ()) -> Any:
             with self.interventions.applied(ablation, keys, kept=kept, skip=skip, keep=keep):
-                return body_pass(lens, inputs)
+                return call(lens, lens.adapter.model, inputs)
 
         width = lens.layers[0].attention.output.weight.shape[1]
         size = inputs["input_ids"].numel() * width * lens.dtype.itemsize
@@ -148,15 +130,6 @@ class Runner:
             self.layers_passed += skip + 1
             self.layers_run += lens.n_layers - skip - 1
         return answers
-
-    def _answers_alone(self, questions: Sequence[Question]) -> list[list[Tensor]]:
-        """Answer text by text, where padding would change the results."""
-        columns = []
-        for question in questions:
-            parts = [self._answers([part]) for part in question.parts]
-            answers = [[row[0] for row in rows] for rows in zip(*parts, strict=True)]
-            columns.append([torch.cat(both) if len(both) > 1 else both[0] for both in answers])
-        return [list(row) for row in zip(*columns, strict=True)]
 
 
 def layers_to_keep(
@@ -193,14 +166,13 @@ def _same_bits(body: Callable[..., Any], intact: Tensor, kept: dict[int, Any]) -
 
 
 TABLE = "ablations"
-_INT, _REAL = pa.int32(), pa.float64()
 #: `ablation` is its number, 0 for the intact model; `layer` is from 0, null for several; `loss` is
 #: a mean over `count`, null where it is not finite; `gold` is a pair's gold score.
-_COLUMNS = {
-    **{"ablation": _INT, "component": LABEL, "kind": LABEL, "layer": _INT, "layers": LABEL},
-    **{"draw": _INT, "loss": _REAL, "count": _INT, "cosine": _REAL, "gold": _REAL},
-}
-SCHEMA = pa.schema([*WHOSE, *pa.schema(_COLUMNS)])
+SCHEMA = schema_of(
+    *WHOSE,
+    **{"ablation": INT, "component": LABEL, "kind": LABEL, "layer": INT, "layers": LABEL},
+    **{"draw": INT, "loss": REAL, "count": INT, "cosine": REAL, "gold": REAL},
+)
 
 
 @dataclass(frozen=True)
@@ -277,77 +249,68 @@ class _Bound(BoundMeasure):
 
     def __init__(self, measure: AblationMeasure, runner: Runner):
         self.measure, self.runner = measure, runner
-        self._numbered = _numbered(runner.ablations)
+        ablations = runner.ablations
+        #: columns that identify each row's ablation, the intact model first
+        self.columns: dict[str, Any] = {
+            "ablation": list(range(len(ablations) + 1)),
+            "component": [INTACT, *(one.component for one in ablations)],
+            "kind": [INTACT, *(one.kind for one in ablations)],
+            "layer": [None, *(one.layer for one in ablations)],
+            "layers": ["", *(",".join(map(str, one.layers)) for one in ablations)],
+            "draw": [None, *(one.draw for one in ablations)],
+        }
 
     def batch_rows(self, items: Sequence[Item], clock: Clock) -> list[dict[str, pa.Table] | str]:
-        questions: dict[int, Question] = {}
+        asked: list[list[Question]] = []
         rows: list[dict[str, pa.Table] | str] = []
-        for place, item in enumerate(items):
+        for item in items:
             try:
-                questions[place] = self._question(item)
+                self._gold(item)
+                asked.append(self._questions(item))
                 rows.append({})
             except InputError as error:
                 rows.append(str(error))
-        if questions:
+        if asked:
             with clock.on("ablations"):
-                outcomes = self.runner.run(list(questions.values()))
-            for place, of_sequence in zip(questions, zip(*outcomes, strict=True), strict=True):
-                rows[place] = {TABLE: self._table(items[place], of_sequence)}
+                outcomes = zip(*self.runner.run(asked), strict=True)
+            for place, item in enumerate(items):
+                if not rows[place]:
+                    rows[place] = {TABLE: self._table(item, next(outcomes))}
         return rows
 
-    def _question(self, item: Item) -> Question:
-        encoded: EncodedRecord = item.encoded  # type: ignore[assignment]
-        label = None if self.measure.label is None else encoded.extra.get(self.measure.label)
-        self._gold(encoded)
-        return self.runner.loss.question(encoded, item.sequence, label=label, second=encoded.second)
+    def _questions(self, item: Item) -> list[Question]:
+        """Ask about a sequence; of a pair, the drift compares both texts."""
+        loss, name, encoded = self.runner.loss, self.measure.label, item.encoded
+        assert isinstance(encoded, EncodedRecord)
+        label = None if name is None else encoded.extra.get(name)
+        questions = [loss.question(encoded, item.sequence, label)]
+        if encoded.second is not None and loss.name == DRIFT:
+            questions.append(loss.question(encoded.second, f"{item.sequence}\nsecond"))
+        return questions
 
-    def _gold(self, encoded: EncodedRecord) -> float:
+    def _gold(self, item: Item) -> float:
         """The gold score of a pair; NaN where none is asked for."""
-        name = self.measure.score
+        name, encoded = self.measure.score, item.encoded
         if name is None:
-            return float("nan")
+            return math.nan
+        assert isinstance(encoded, EncodedRecord)
         given = encoded.extra.get(name, "")
         try:
             gold = float(given)
         except ValueError:
-            gold = float("nan")
+            gold = math.nan
         if not math.isfinite(gold):
             raise InputError(f"its {name!r} is {given!r}, not a number")
         return gold
 
     def _table(self, item: Item, outcomes: Sequence[Outcome]) -> pa.Table:
-        losses = np.array([outcome.loss for outcome in outcomes])
-        cosines = [np.nan if o.cosine is None else o.cosine for o in outcomes]
-        columns, labels = self._numbered
-        return build(
-            SCHEMA,
-            {
-                "index": item.index,
-                "sequence": item.sequence,
-                **columns,
-                "loss": np.where(np.isfinite(losses), losses, np.nan),
-                "count": np.array([outcome.count for outcome in outcomes]),
-                "cosine": np.array(cosines),
-                "gold": self._gold(item.encoded),  # type: ignore[arg-type]
-            },
-            labels,
-        )
-
-
-def _numbered(ablations: Sequence[Ablation]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Columns that identify each row's ablation, the intact model first, and their labels."""
-    texts = {
-        "component": [INTACT, *(ablation.component for ablation in ablations)],
-        "kind": [INTACT, *(ablation.kind for ablation in ablations)],
-        "layers": ["", *(",".join(map(str, ablation.layers)) for ablation in ablations)],
-    }
-    labels = {name: list(dict.fromkeys(values)) for name, values in texts.items()}
-    columns: dict[str, Any] = {
-        "ablation": np.arange(len(ablations) + 1),
-        # None becomes NaN.
-        "layer": np.array([None, *(ablation.layer for ablation in ablations)], dtype=float),
-        "draw": np.array([None, *(ablation.draw for ablation in ablations)], dtype=float),
-    }
-    for name, values in texts.items():
-        columns[name] = np.array([labels[name].index(value) for value in values])
-    return columns, labels
+        gold = self._gold(item)
+        columns = {
+            **{name: [value] * len(outcomes) for name, value in whose(item).items()},
+            **self.columns,
+            "loss": [one.loss if math.isfinite(one.loss) else None for one in outcomes],
+            "count": [one.count for one in outcomes],
+            "cosine": [one.cosine for one in outcomes],
+            "gold": [gold if gold == gold else None] * len(outcomes),
+        }
+        return pa.Table.from_pydict(columns, schema=SCHEMA)

@@ -70,15 +70,6 @@ class Ablation:
     layers: tuple[int, ...]
     draw: int | None = None  # of random dimensions, counted from 0
 
-    def __post_init__(self) -> None:
-        if self.kind not in kinds_of(self.component):
-            kinds = ", ".join(kinds_of(self.component))
-            raise InputError(f"{self.component} has no {self.kind!r}; choose one of: {kinds}")
-        if not self.layers or tuple(sorted(set(self.layers))) != self.layers or self.layers[0] < 0:
-            raise InputError(f"an ablation needs ascending layers, each once, not {self.layers}")
-        if (self.draw is not None) != (self.kind in CONTROLS.values()):
-            raise InputError(f"a draw belongs to the kinds {', '.join(CONTROLS.values())} alone")
-
     @property
     def first(self) -> int:
         """The first layer that it touches."""

@@ -71,9 +71,9 @@ class ResidualPlace:
     terms: tuple[Place, ...]
     branch: Place
     readers: tuple[Place, ...]
-    #: What the next residual connection adds to the sum; it ends the layer. None: it does not
-    #: branch off there.
-    later: tuple[Place, ...] | None
+    #: What the next residual connection, which ends the layer, adds to the sum if it branches off
+    #: there.
+    later: tuple[Place, ...] = ()
 
 
 #: A block, or the whole layer, is the place of its output.
@@ -135,9 +135,9 @@ def _residual(layer: Layer, index: int) -> ResidualPlace:
     branch = _value_at(layer, start)
     following = layer.steps[index + 1 :]
     if not following:
-        return ResidualPlace(terms, branch, (Place(None, OUTPUT),), None)
+        return ResidualPlace(terms, branch, (Place(None, OUTPUT),))
     if isinstance(following[0], Norm):
-        return ResidualPlace(terms, branch, _readers(layer, index + 1), None)
+        return ResidualPlace(terms, branch, _readers(layer, index + 1))
     if isinstance(following[0], Branch):
         last = len(layer.steps) - 1
         if not isinstance(layer.steps[last], Residual) or _branch_of(layer, last) != index + 1:
@@ -248,8 +248,6 @@ class Plan:
         wanted = list(dict.fromkeys(self.components() if components is None else components))
         for component in wanted:
             self._check_component(component)
-        for layer in layers or ():
-            self._check_layer(layer)
         asked = None if kinds is None else list(dict.fromkeys(kinds))
         self._check_kinds(wanted, asked or [])
         found: list[Ablation] = []
@@ -269,13 +267,6 @@ class Plan:
         if not found:
             raise InputError(f"no chosen layer has such an ablation; {self._having()}")
         return found
-
-    def check(self, ablation: Ablation) -> None:
-        """Raise one line unless every layer of an ablation has its component and its kind."""
-        self._check_component(ablation.component)
-        for layer in ablation.layers:
-            self._check_layer(layer)
-            self._check_kind(layer, ablation.component, ablation.kind)
 
     def place(self, layer: int, component: str) -> ComponentPlace:
         """Where a component of a layer is."""
@@ -306,16 +297,13 @@ class Plan:
     # What is refused ----------------------------------------------------------------------------
 
     def _check_component(self, component: str) -> None:
-        if any(component in places for places in self.places):
-            if not self._layers_with(component):
-                reason = next(p[component] for p in self.places if component in p)
-                raise InputError(f"{component} of {self.name} cannot be ablated: {reason}")
+        if self._layers_with(component):
             return
+        for places in self.places:
+            if component in places:
+                reason = places[component]
+                raise InputError(f"{component} of {self.name} cannot be ablated: {reason}")
         raise InputError(f"{self.name} has no {component}; {self._having()}")
-
-    def _check_layer(self, layer: int) -> None:
-        if not 0 <= layer < len(self.places):
-            raise InputError(f"{self.name} has layers 0 to {len(self.places) - 1}, not {layer}")
 
     def _check_kinds(self, components: list[str], kinds: list[str]) -> None:
         """Raise unless each of these kinds is one of some of these components."""

@@ -48,10 +48,11 @@ def _layer_label(layer: float) -> str:
     return "all" if layer != layer else str(int(layer))
 
 
-def _bars(rows: pd.DataFrame, middle: str = "change") -> list[pd.Series]:
-    """The lengths of error bars from a change to the ends of its interval."""
-    ends = [rows[middle] - rows["low"], rows["high"] - rows[middle]]
-    return [length.clip(lower=0).fillna(0) for length in ends]
+def _error_bars(axes: Any, x: Any, rows: pd.DataFrame, column: str = "change", **how: Any) -> None:
+    """Draw dots at the values of a column, with bars to the ends of its interval."""
+    ends = rows[column] - rows["low"], rows["high"] - rows[column]
+    lengths = [length.clip(lower=0).fillna(0) for length in ends]
+    axes.errorbar(x, rows[column], lengths, **how)
 
 
 def _scale_changes(axes: Any, values: ArrayLike, signed: bool = True) -> None:
@@ -254,8 +255,8 @@ def _draw_scatter(points: pd.DataFrame, cost: Cost, found: dict[str, Any]) -> dr
     axes.axhline(0, color=FAINT, lw=0.6)
     for place, (component, rows) in enumerate(points.groupby("component", sort=False)):
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-        dots: Any = {"fmt": marker, "color": colour, "ms": 4, "lw": 0.8}
-        axes.errorbar(rows["map"], rows["change"], _bars(rows), label=component, **dots)
+        dots: Any = {"fmt": marker, "color": colour, "ms": 4, "lw": 0.8, "label": component}
+        _error_bars(axes, rows["map"], rows, **dots)
         if len(points) <= 40:
             beside: Any = {
                 "xytext": (3, 2),
@@ -293,10 +294,8 @@ def by_kind(evidence: AblationEvidence) -> Result | None:
     for cost in evidence.costs:
         means = means_table(cost.changes)
         if means.shape[1] > 1:
-            said, formats = (
-                _say("table kinds-means", cost=cost.words),
-                dict.fromkeys(map(str, means), _CHANGE),
-            )
+            formats = dict.fromkeys(map(str, means), _CHANGE)
+            said = _say("table kinds-means", cost=cost.words)
             tables[f"kinds-means{cost.suffix}"] = Table(
                 means.reset_index(), said, formats, open=True
             )
@@ -403,8 +402,8 @@ def _draw_special(table: pd.DataFrame, cost: Cost) -> drawing.Drawing:
         places = [rows["layer"].tolist().index(_layer_label(n)) for n in control["layer"]]
         label = "random dimensions"
         panel.plot(places, control["change"], ".", color=drawing.GREY, ms=3, label=label)
-        dots: Any = {"fmt": "o", "color": COLOURS[1], "ms": 4.5, "lw": 1}
-        panel.errorbar(rows.index, rows["change"], _bars(rows), label=_NAMES[kind], **dots)
+        dots: Any = {"fmt": "o", "color": COLOURS[1], "ms": 4.5, "lw": 1, "label": _NAMES[kind]}
+        _error_bars(panel, rows.index, rows, **dots)
         panel.axhline(0, color=drawing.GREY, lw=0.5)
         _scale_changes(panel, [*control["change"], *rows["change"]])
         step = max(1, -(-len(rows) // 14))
@@ -458,7 +457,7 @@ def _draw_redundancy(table: pd.DataFrame, cost: Cost) -> drawing.Drawing:
     figure, (left, right) = drawing.panels(2, 1, width=3.6, height=2.6)
     left.bar(table["layer"], table["undone share"].clip(lower=-1), color=COLOURS[0], width=0.7)
     dots: Any = {"fmt": "o", "ms": 4, "lw": 1, "color": COLOURS[1], "label": "FF"}
-    right.errorbar(table["layer"], table["FF"], _bars(table, "FF"), **dots)
+    _error_bars(right, table["layer"], table, "FF", **dots)
     if table["ATTN"].notna().any():
         right.plot(table["layer"], table["ATTN"], "s", ms=3.5, color=COLOURS[0], label="ATTN")
     _scale_changes(right, table[["FF", "low", "high", "ATTN"]])

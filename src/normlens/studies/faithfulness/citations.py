@@ -45,8 +45,10 @@ from normlens.studies.faithfulness.options import (
     SOURCES_COLUMN,
     ablations_of,
 )
-from normlens.trace.locking import Hooks, exclusive
-from normlens.trace.run import EAGER, model_inputs, plain_options, reading
+from normlens.studies.faithfulness.protocols import tables_of
+from normlens.studies.model_calls import alone
+from normlens.trace.locking import Hooks
+from normlens.trace.run import model_inputs, plain_options
 
 if TYPE_CHECKING:
     from normlens.corpus.engines.block_rows import Clock
@@ -109,15 +111,10 @@ def by_source(prompt: Prompt, scores: Scores) -> Scores:
 
 def _run(prompt: Prompt, work: Callable[[Any], Tensor], **options: Any) -> Tensor:
     """Call `work` on the model's eager forward pass over the prompt and its answer."""
-    lens = prompt.lens
+    lens, whole = prompt.lens, prompt.lens.adapter.whole
     inputs = model_inputs(lens.adapter, [prompt.followed(prompt.read()[0])], lens.device)
-
-    def run() -> Tensor:
-        whole = lens.adapter.whole
-        with reading(whole, lens.adapter, EAGER), torch.inference_mode(False), torch.enable_grad():
-            return work(partial(whole, **inputs, **{**plain_options(whole), **options}))
-
-    return exclusive(lens.adapter.whole, run).detach().double().cpu()
+    model = partial(whole, **inputs, **plain_options(whole), **options)
+    return alone(lens, partial(work, model), gradients=True).detach().double().cpu()
 
 
 def attention(prompt: Prompt) -> Scores:
@@ -159,11 +156,7 @@ def flashtrace(prompt: Prompt) -> Scores:
     encoded, answer = prompt.read()[0], prompt.answer
     assert answer is not None
 
-    def run() -> Any:
-        with reading(prompt.lens.adapter.whole, prompt.lens.adapter, EAGER):
-            return traced.trace(prompt=encoded.text, target=answer.text)
-
-    result = exclusive(prompt.lens.adapter.whole, run)
+    result = alone(prompt.lens, partial(traced.trace, prompt=encoded.text, target=answer.text))
     if len(result.scores) != len(encoded):
         raise InputError(
             f"flashtrace reads the prompt as {len(result.scores)} tokens and the model as "
@@ -290,23 +283,10 @@ class Citations(BoundMeasure):
 
     lens: Lens
     methods: Sequence[str]
-    options: CiteOptions
-    tables: Mapping[str, pa.Schema]
+    batch_size: int | str
 
-    @classmethod
-    def of(
-        cls,
-        lens: Lens,
-        methods: Sequence[str],
-        batch_size: int | str,
-        tables: Mapping[str, pa.Schema],
-    ) -> Citations:
-        """The protocol as ContextCite set it up: whole sources, answers of at most 40 tokens."""
-        check_citations(lens, methods)
-        options = CiteOptions(
-            by=DOCUMENT, parts=DOCUMENT, generate=40, separator=" ", batch_size=batch_size
-        )
-        return cls(lens, methods, options, tables)
+    def __post_init__(self) -> None:
+        check_citations(self.lens, self.methods)
 
     def batch_rows(self, items: Sequence[Item], clock: Clock) -> list[dict[str, pa.Table] | str]:
         return [self._tables(item, clock) for item in items]
@@ -314,6 +294,10 @@ class Citations(BoundMeasure):
     def _tables(self, item: Item, clock: Clock) -> dict[str, pa.Table] | str:
         assert isinstance(item.encoded, EncodedRecord)
         row = item.encoded.extra
+        # As ContextCite set it up: whole sources, answers of at most 40 tokens.
+        options = CiteOptions(
+            by=DOCUMENT, parts=DOCUMENT, generate=40, separator=" ", batch_size=self.batch_size
+        )
         try:
             sources, gold = (
                 json.loads(row.get(name, "[]")) for name in (SOURCES_COLUMN, GOLD_COLUMN)
@@ -322,7 +306,7 @@ class Citations(BoundMeasure):
                 return "it has fewer than two sources, so that there is nothing to choose"
             with clock.on("questions"):
                 question, answer = str(item.encoded.text), row.get(ANSWER_COLUMN)
-                prompt = prepared(self.lens, question, sources, answer, self.options)
+                prompt = prepared(self.lens, question, sources, answer, options)
         except (NormLensError, ValueError) as error:
             return str(error)
         trial = Trial(prompt, (item.seed, item.index), max(map(ablations_of, self.methods)))
@@ -344,30 +328,23 @@ class Citations(BoundMeasure):
             "score": whole,
             "probability": float(np.exp(whole)),
         }
-        rows: dict[str, list[dict[str, Any]]] = {
-            "examples": [example],
-            "method_passes": [
-                dict(
-                    zip(
-                        ("method", "forward", "backward"), (n, *passes(n, trial.count)), strict=True
-                    )
-                )
-                for n in self.methods
+        return tables_of(
+            item,
+            examples=[example],
+            method_passes=[
+                {"method": name, "forward": forward, "backward": backward}
+                for name in self.methods
+                for forward, backward in [passes(name, trial.count)]
             ],
-            "attributions": [
+            attributions=[
                 {"method": name, "position": k, "token": prompt.sources[k], "ordinary": True}
                 | {"evidence": k in gold if gold else None, "score": score}
                 for name, given in scores.items()
                 for k, score in enumerate(given.tolist())
             ],
-            "faithfulness": [
+            faithfulness=[
                 {"protocol": f"{CITATIONS}-{what}", "method": name, "first": MOST, "value": value}
                 for name, of in values.items()
                 for what, value in of.items()
             ],
-        }
-        of = {"index": item.index, "sequence": item.sequence}
-        return {
-            name: pa.Table.from_pylist([{**of, **row} for row in rows.get(name, [])], schema=schema)
-            for name, schema in self.tables.items()
-        }
+        )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,6 @@ from normlens.studies.faithfulness.options import (
     SOURCES_COLUMN,
     Columns,
     EvaluateOptions,
-    ablations_of,
 )
 from normlens.studies.faithfulness.protocols import kind_of
 from normlens.studies.faithfulness.questions import COSINE, NEXT_TOKEN
@@ -61,51 +60,33 @@ READING = ("column", "pair_column", "paragraphs", "limit")
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Which data is read, and how."""
-
-    data: str | os.PathLike[str] | Data
-    column: str | None = None
-    pair_column: str | None = None
-    paragraphs: bool = False
-    limit: int | None = None
-
-    def open(self, extra: tuple[str, ...]) -> Data:
-        """The data with these columns beside its text."""
-        if isinstance(self.data, Data):
-            return self.data
-        reading = {name: getattr(self, name) for name in READING}
-        return open_data(os.fspath(self.data), extra=extra, **reading)
-
-    def has(self, extra: tuple[str, ...]) -> bool:
-        """Whether the data can be read with these columns."""
-        try:
-            first = next(iter(self.open(extra)), None)
-        except InputError:
-            return False
-        return first is not None and all(name in first.extra for name in extra)
-
-
-@dataclass(frozen=True)
 class Plan:
     """The settings of the measure, and how the data is read for it, with which further columns."""
 
     settings: dict[str, Any]
-    reading: Reading
+    column: str | None
     extra: tuple[str, ...]
     whole: bool = False  # whether a text must not be cut
 
 
-def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: Progress) -> Plan:
-    """Fill in defaults; refuse what the model or the data does not allow."""
-    named = options.protocols
+def make_plan(
+    lens: Lens,
+    options: EvaluateOptions,
+    data: GivenData,
+    reading: Mapping[str, Any],
+    progress: Progress,
+) -> Plan:
+    """Fill in defaults; refuse what the model or the data does not allow.
+
+    `reading` says how data that is not open yet is read.
+    """
+    named, columns = options.protocols, options.columns
     kind = kind_of(named) if named else default_kind(lens, pairs=True)
-    columns = options.columns
     if kind == CITATIONS:
-        return _plan_of_citations(lens, options, columns, reading)
+        return _plan_of_citations(lens, options, data, reading)
     if kind == NEXT_TOKEN and columns == Columns():
-        reading, columns = _recognised(reading)
-    first = _first(reading, columns.names)
+        reading, columns = _recognised(data, reading)
+    first = _first(data, reading, columns.names)
     if kind == COSINE and not isinstance(first.text, tuple):
         if named:
             raise InputError(f"{named[0]} needs pairs of texts; give --pair-column")
@@ -116,53 +97,67 @@ def make_plan(lens: Lens, options: EvaluateOptions, reading: Reading, progress: 
     methods, missing = (options.methods, []) if options.methods else default_methods(lens)
     for reason in missing:
         progress.say(f"note: {reason}")
-    for name in methods:
+    for name in options.methods or ():
         method(name).needs(lens)
     settings = {"methods": list(methods), "protocols": list(protocols), "steps": options.steps}
     whole = columns.good is not None  # the next words follow all of it
-    return Plan({**settings, **columns.settings}, reading, columns.names, whole)
+    return Plan({**settings, **columns.settings}, reading.get("column"), columns.names, whole)
 
 
 def _plan_of_citations(
-    lens: Lens, options: EvaluateOptions, columns: Columns, reading: Reading
+    lens: Lens, options: EvaluateOptions, data: GivenData, reading: Mapping[str, Any]
 ) -> Plan:
     """Plan an evaluation of citations; the model answers where the data has no answer."""
-    if columns != Columns():
+    if options.columns != Columns():
         raise InputError("citations read columns of their own; leave others out")
     check_citations(lens, options.methods or ())
-    reading = replace(reading, column=reading.column or QUESTION_COLUMN)
+    column = reading.get("column") or QUESTION_COLUMN
+    reading = {**reading, "column": column}
     known = (SOURCES_COLUMN, GOLD_COLUMN, ANSWER_COLUMN)
-    extra = tuple(name for name in known if reading.has((name,)))
+    extra = tuple(name for name in known if _has(data, reading, (name,)))
     if SOURCES_COLUMN not in extra:
-        raise InputError(
-            f"citations need rows with {reading.column!r} and a list of {SOURCES_COLUMN!r}"
-        )
-    _first(reading, extra)
-    methods = options.methods or CITATION_METHODS
-    for name in methods:
-        ablations_of(name)
-    settings = {"methods": list(methods), "protocols": [CITATIONS], "steps": options.steps}
-    return Plan(settings, reading, extra, whole=True)
+        raise InputError(f"citations need rows with {column!r} and a list of {SOURCES_COLUMN!r}")
+    _first(data, reading, extra)
+    methods = list(options.methods or CITATION_METHODS)
+    settings = {"methods": methods, "protocols": [CITATIONS], "steps": options.steps}
+    return Plan(settings, column, extra, whole=True)
 
 
-def _recognised(reading: Reading) -> tuple[Reading, Columns]:
+def _recognised(data: GivenData, reading: Mapping[str, Any]) -> tuple[Mapping[str, Any], Columns]:
     """Read the data with BLiMP's column names if it has them."""
-    if reading.column is None and reading.pair_column is None and not reading.paragraphs:
-        blimp, (text, *own) = reading, BLIMP
+    if not any(reading.get(name) for name in ("column", "pair_column", "paragraphs")):
+        text, *own = BLIMP
+        blimp = {**reading, "column": text}
         for columns in (own, own[:2]):
-            if (blimp := replace(reading, column=text)).has(tuple(columns)):
+            if _has(data, blimp, columns):
                 return blimp, Columns(None, *columns)
     return reading, Columns()
 
 
-def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
+def _open(data: GivenData, reading: Mapping[str, Any], extra: Sequence[str]) -> Data:
+    """The data with these columns beside its text."""
+    if isinstance(data, Data):
+        return data
+    return open_data(os.fspath(data), extra=tuple(extra), **reading)
+
+
+def _has(data: GivenData, reading: Mapping[str, Any], extra: Sequence[str]) -> bool:
+    """Whether the data can be read with these columns."""
+    try:
+        first = next(iter(_open(data, reading, extra)), None)
+    except InputError:
+        return False
+    return first is not None and all(name in first.extra for name in extra)
+
+
+def _first(data: GivenData, reading: Mapping[str, Any], extra: Sequence[str]) -> Record:
     """Return the first text; refuse data with too few texts for an interval."""
-    data = reading.open(extra)
+    opened = _open(data, reading, extra)
     count, first = 0, None
-    for count, record in enumerate(data, 1):  # noqa: B007
+    for count, record in enumerate(opened, 1):  # noqa: B007
         first = first or (record if record.unreadable is None else None)
     if count < LEAST_SEQUENCES or first is None:
-        raise InputError(f"{data.name} gives {count} sequences; give {LEAST_SEQUENCES} or more")
+        raise InputError(f"{opened.name} gives {count} sequences; give {LEAST_SEQUENCES} or more")
     for name in extra:
         if name not in first.extra:
             raise InputError(f"the data lacks the column {name!r}; open it with extra=")
@@ -173,7 +168,6 @@ def _first(reading: Reading, extra: tuple[str, ...]) -> Record:
 
 
 MEASURE = "faithfulness"
-_OF_CALL = ("model", "data", "page", "progress")
 _NOT_TAKEN = tuple(name for name in names_of(RunOptions) if name not in RUN_FIELDS)
 
 
@@ -197,24 +191,30 @@ def evaluate(
     refused before the run begins.
     """
     check_keywords(evaluate, options)
-    return _evaluated(out, model, data, options, page, progress or for_caller(), new=True)
+    return _evaluated(model, data, out, page, progress or for_caller(), options, new=True)
 
 
-def resume_evaluation(out: str | os.PathLike[str], **given: Any) -> Run:
+def resume_evaluation(
+    out: str | os.PathLike[str],
+    *,
+    model: GivenModel | None = None,
+    data: GivenData | None = None,
+    page: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Run:
     """Finish an evaluation that was stopped; its options may be given again, but no others."""
-    own = {"model": None, "data": None, "page": True, "progress": None} | given
-    model, data, page, progress = (own.pop(name) for name in _OF_CALL)
-    check_keywords(evaluate, own)
-    return _evaluated(out, model, data, own, page, progress or for_caller(), new=False)
+    check_keywords(evaluate, options)
+    return _evaluated(model, data, out, page, progress or for_caller(), options, new=False)
 
 
 def _evaluated(
-    out: str | os.PathLike[str],
     model: GivenModel | None,
     data: GivenData | None,
-    options: Mapping[str, Any],
+    out: str | os.PathLike[str],
     page: bool,
     progress: Progress,
+    options: Mapping[str, Any],
     new: bool,
 ) -> Run:
     if page:
@@ -250,13 +250,13 @@ def _planned(
     # The model that runs here, or one on the CPU to be asked what it allows.
     lens = loaded(model, of_run, of_run.get("revision"), **({} if here else {"device": "cpu"}))
     progress.say(f"choosing methods and protocols for {lens.name}")
-    reading = Reading(data, **{name: of_run[name] for name in READING if name in of_run})
-    plan = make_plan(lens, options, reading, progress)
+    reading = {name: of_run[name] for name in READING if name in of_run}
+    plan = make_plan(lens, options, data, reading, progress)
     if plan.whole and of_run.setdefault("truncate", False):
         raise InputError("the whole text is needed; leave truncate out, or raise --max-length")
     of_run["extra_columns"] = plan.extra
     if not isinstance(data, Data):
-        of_run["column"] = plan.reading.column
+        of_run["column"] = plan.column
     return Planned(lens if here else model, plan.settings, of_run)
 
 

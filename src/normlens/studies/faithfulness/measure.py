@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from normlens.corpus.data.spans import EncodedRecord
-from normlens.corpus.measures.base import LABEL, WHOSE, BoundMeasure, Item, ModelMeasure, Needs
+from normlens.corpus.measures.base import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.errors import InputError, MissingDependencyError, NormLensError
 from normlens.explain.questions import column_of, label_of
+from normlens.inputs.text import Encoded
 from normlens.layers import CAUSAL, SEQUENCES, Head
 from normlens.models.base import NoHead, read_head
 from normlens.scopes import shortest
@@ -29,26 +29,26 @@ from normlens.studies.faithfulness.options import (
     EvaluateOptions,
 )
 from normlens.studies.faithfulness.protocols import (
+    EVIDENCE,
+    ORDER,
     PROTOCOLS,
-    Evidence,
+    TABLES,
+    Drops,
     Example,
-    Protocol,
     deciding_words,
     get,
     kind_of,
+    tables_of,
 )
 from normlens.studies.faithfulness.questions import (
     CLASSES,
     COSINE,
     NEXT_TOKEN,
-    Passes,
     Question,
     Scored,
-    class_head,
-    class_questions,
+    choice_questions,
     cosine_questions,
     counted,
-    next_token_questions,
     score_variants,
     word_question,
 )
@@ -56,53 +56,6 @@ from normlens.studies.faithfulness.questions import (
 if TYPE_CHECKING:
     from normlens.corpus.engines.block_rows import Clock
     from normlens.lens import Lens
-
-# The tables of an evaluation, which need no model to be read.
-#
-# `examples` has a row for each text: the question about it and what the model says of it.
-# `correct` is by the label, or by which of two given words is preferred. `attributions` has a row
-# for each method and token; `word` numbers the words whose tokens' scores are summed, and
-# `evidence` marks the word that must decide. `removals` has a row for each variant of a text that
-# a protocol ran: `first` says which tokens went first, the most or the least important, `share`
-# which share of the ordinary tokens that was (for sufficiency, which share of the most important
-# ones stayed), and `removed` how many are gone. `faithfulness` has a protocol's value for each
-# method and text, null where the text says nothing. `method_passes` counts the rows that a method
-# passed through the model.
-
-
-EXAMPLES, ATTRIBUTIONS, REMOVALS = "examples", "attributions", "removals"
-FAITHFULNESS, PASSES = "faithfulness", "method_passes"
-
-_INT, _REAL, _TEXT, _BOOL = pa.int32(), pa.float64(), pa.string(), pa.bool_()
-# The probability is the target's, and null for a cosine.
-_SCORES = {"score": _REAL, "probability": _REAL, "correct": _BOOL}
-_COLUMNS: dict[str, dict[str, pa.DataType]] = {
-    EXAMPLES: {
-        **{"tokens": _INT, "ordinary": _INT, "target_id": _INT, "target": _TEXT},
-        **{"contrast_id": _INT, "contrast": _TEXT, "label": _TEXT, "evidence": _TEXT, **_SCORES},
-    },
-    ATTRIBUTIONS: {
-        **{"method": LABEL, "position": _INT, "token": LABEL, "ordinary": _BOOL},
-        **{"word": _INT, "evidence": _BOOL, "score": _REAL},  # null: of no word, none given
-    },
-    REMOVALS: {
-        **{"protocol": LABEL, "method": LABEL, "first": LABEL, "share": _REAL, "removed": _INT},
-        **_SCORES,
-    },
-    FAITHFULNESS: {"protocol": LABEL, "method": LABEL, "first": LABEL, "value": _REAL},
-    PASSES: {"method": LABEL, "forward": _REAL, "backward": _REAL},
-}
-TABLES: Mapping[str, pa.Schema] = {
-    name: pa.schema([*WHOSE, *pa.schema(columns)]) for name, columns in _COLUMNS.items()
-}
-ORDER: Mapping[str, tuple[str, ...]] = {
-    EXAMPLES: ("index",),
-    ATTRIBUTIONS: ("index", "method", "position"),
-    REMOVALS: ("index", "protocol", "method", "first", "share"),
-    FAITHFULNESS: ("index", "protocol", "method", "first"),
-    PASSES: ("index", "method"),
-}
-
 
 # From the rows of a corpus to questions about its texts.
 
@@ -130,65 +83,55 @@ class Asking:
     def class_of(self, label: str) -> int:
         """Return the class of a label, given by name or number; raise for unknown ones."""
         assert self.head is not None
-        nothing = EncodedRecord([], [], [])
-        return column_of(label, self.head, None, nothing, None, False, "label")
+        return column_of(label, self.head, None, Encoded([], [], []), None, False, "label")
 
     def of(self, items: Sequence[Item]) -> list[Example | str]:
         """Ask about each text, or say why it cannot be asked about."""
-        encoded: list[Any] = [item.encoded for item in items]
-        problems = [self._problem(text) for text in encoded]
-        usable = [t for t, problem in zip(encoded, problems, strict=True) if problem is None]
-        questions = iter(self._questions(usable))
-        column = self.columns.evidence
-        return [
-            problem
-            or Example(
-                next(questions),
-                item.seed,
-                None if column is None else text.extra[column],
-                self._label(text),
-                prefers=self.columns.good is not None,
-            )
-            for item, text, problem in zip(items, encoded, problems, strict=True)
+        facts = [self._facts(item) for item in items]
+        texts = [
+            item.encoded for item, one in zip(items, facts, strict=True) if not isinstance(one, str)
         ]
+        questions = iter(self._questions(texts) if texts else ())
+        return [one if isinstance(one, str) else Example(next(questions), **one) for one in facts]
 
-    def _problem(self, encoded: EncodedRecord) -> str | None:
+    def _facts(self, item: Item) -> dict[str, Any] | str:
+        """What a text's row says of it, or why it cannot be asked about."""
         try:
-            self._label(encoded)
-            if self.columns.good is not None:
-                self._word_question(encoded)
-            if self.columns.evidence is not None:
-                deciding_words(encoded, _field(encoded, self.columns.evidence))
+            row = self._row(item.encoded)
+            label = self.class_of(row["label"]) if "label" in row else None
+            if "good" in row:
+                self._word_question(item.encoded)
+            if "evidence" in row:
+                deciding_words(item.encoded, row["evidence"])
         except InputError as error:
             return str(error)
-        return "it has no token that could be removed" if all(encoded.special) else None
+        if all(item.encoded.special):
+            return "it has no token that could be removed"
+        facts = {"seed": item.seed, "evidence": row.get("evidence"), "label": label}
+        return {**facts, "prefers": "good" in row}
 
-    def _questions(self, encoded: Sequence[EncodedRecord]) -> list[Question]:
+    def _row(self, text: Any) -> dict[str, str]:
+        """The fields of a text's row, by the columns' names."""
+        row: dict[str, str] = {}
+        for name, column in self.columns.given.items():
+            if column not in text.extra:
+                raise InputError(
+                    f"its row comes without the column {column!r}; name it in extra_columns"
+                )
+            row[name] = text.extra[column]
+        return row
+
+    def _word_question(self, text: Encoded) -> Question:
+        row = self._row(text)
+        return word_question(self.lens, text, row["good"], row["bad"])
+
+    def _questions(self, texts: Sequence[Any]) -> list[Question]:
         if self.kind == COSINE:
-            pairs = [(text, text.second) for text in encoded if text.second is not None]
-            return cosine_questions(self.lens, pairs, batch_size=self.batch_size)
-        if self.kind == CLASSES:
-            return class_questions(self.lens, encoded, batch_size=self.batch_size)
+            pairs = [(text, text.second) for text in texts]
+            return cosine_questions(self.lens, pairs, self.batch_size)
         if self.columns.good is not None:
-            return [self._word_question(text) for text in encoded]
-        return next_token_questions(self.lens, encoded, batch_size=self.batch_size)
-
-    def _word_question(self, encoded: EncodedRecord) -> Question:
-        assert self.columns.good is not None
-        assert self.columns.bad is not None
-        good, bad = _field(encoded, self.columns.good), _field(encoded, self.columns.bad)
-        return word_question(self.lens, encoded, good, bad)
-
-    def _label(self, encoded: EncodedRecord) -> int | None:
-        if self.columns.label is None:
-            return None
-        return self.class_of(_field(encoded, self.columns.label))
-
-
-def _field(encoded: EncodedRecord, column: str) -> str:
-    if column not in encoded.extra:
-        raise InputError(f"its row comes without the column {column!r}; name it in extra_columns")
-    return encoded.extra[column]
+            return [self._word_question(text) for text in texts]
+        return choice_questions(self.lens, texts, self.batch_size)
 
 
 # What is evaluated unless told otherwise, by the model and the data's columns; refusals.
@@ -245,8 +188,9 @@ def choose_protocols(
     (expected, models), task = _MODELS[kind], _task(lens)
     if expected not in (None, task):
         raise InputError(f"{protocols[0]} is for {models}, not for a {task}; leave it out")
-    if kind == CLASSES:
-        class_head(lens)
+    output = None if kind != CLASSES else read_head(lens.adapter).output
+    if output is not None and output.weight.shape[1] < 2:
+        raise InputError(f"{lens.name} gives one number for a text, no choice of classes")
     check_columns(kind, protocols, columns)
     return protocols
 
@@ -254,7 +198,7 @@ def choose_protocols(
 def _default_protocols(lens: Lens, kind: str, columns: Columns) -> list[str]:
     allowed, reasons = [], []
     for name, protocol in PROTOCOLS.items():
-        if protocol.kind != kind or (name == Evidence.name and columns.evidence is None):
+        if protocol.kind != kind or (name == EVIDENCE.name and columns.evidence is None):
             continue
         try:
             protocol.on(lens)
@@ -275,7 +219,7 @@ def check_columns(kind: str, protocols: Sequence[str], columns: Columns) -> None
     ):
         if column is not None and kind != reader:
             raise InputError(f"{what} are for {_MODELS[reader][1]}, not {_MODELS[kind][1]}")
-    if Evidence.name in protocols and columns.evidence is None:
+    if EVIDENCE.name in protocols and columns.evidence is None:
         raise InputError("evidence needs --evidence-column, --good-column and --bad-column")
 
 
@@ -287,14 +231,6 @@ def _task(lens: Lens) -> str:
 
 
 # One text's rows in the tables of an evaluation.
-
-
-@dataclass(frozen=True)
-class Attributed:
-    """A method's scores of a text's tokens, and what they cost."""
-
-    scores: NDArray[np.float64]
-    passes: Passes
 
 
 class Trial:
@@ -309,48 +245,50 @@ class Trial:
         item: Item,
         example: Example,
         intact: Scored,
-        methods: Mapping[str, Attributed],
-        protocols: Sequence[Protocol],
+        scores: Mapping[str, NDArray[np.float64]],
+        protocols: Sequence[Drops],
     ):
-        self.item, self.example, self.intact, self.methods = item, example, intact, methods
+        self.item, self.example, self.intact, self.scores = item, example, intact, scores
         self._plan = [
-            (protocol, name, protocol.removals(example, one.scores))
+            (protocol, name, protocol.removals(example, of_method))
             for protocol in protocols
-            for name, one in methods.items()
+            for name, of_method in scores.items()
         ]
         removals = (removal for _, _, planned in self._plan for removal in planned)
-        whole = example.question.whole
-        #: what has to be run
-        self.variants = [v for v in dict.fromkeys(r.variant for r in removals) if v != whole]
-        self._places = {v: place for place, v in enumerate([whole, *self.variants])}
+        unique = dict.fromkeys([example.question.whole, *(r.variant for r in removals)])
+        self._places = {variant: place for place, variant in enumerate(unique)}
+        _, *self.variants = unique  # what has to be run
 
-    def tables(self, asking: Asking, scored: Scored) -> dict[str, pa.Table]:
+    def tables(
+        self, asking: Asking, scored: Scored, passes: Mapping[str, NDArray[np.float64]]
+    ) -> dict[str, pa.Table]:
         """Build the rows of every table from the scores of the variants."""
-        rows: dict[str, list[dict[str, Any]]] = {
-            EXAMPLES: [self._example(asking)],
-            ATTRIBUTIONS: self._attributions(),
-            REMOVALS: [],
-            FAITHFULNESS: [],
-            PASSES: [{"method": name, **vars(one.passes)} for name, one in self.methods.items()],
-        }
-        known = Scored(*(np.concatenate(both) for both in zip(self.intact, scored, strict=True)))
+        known = np.concatenate([self.intact, scored])
+        values: list[dict[str, Any]] = []
+        removed: list[dict[str, Any]] = []
         for protocol, name, removals in self._plan:
             whose = {"protocol": protocol.name, "method": name}
-            places = np.array([self._places[removal.variant] for removal in removals], np.intp)
-            outcomes = Scored._make(column[places] for column in known)
-            scores = self.methods[name].scores
-            values = protocol.values(self.example, scores, self.intact, removals, outcomes)
-            rows[FAITHFULNESS] += [{**whose, "first": k, "value": v} for k, v in values.items()]
-            rows[REMOVALS] += [
+            places = [self._places[removal.variant] for removal in removals]
+            outcomes = known[places]
+            drops = self.intact[0, protocol.reads] - outcomes[:, protocol.reads]
+            by_first = protocol.values(self.example, self.scores[name], removals, drops)
+            values += [{**whose, "first": k, "value": v} for k, v in by_first.items()]
+            removed += [
                 {**whose, "first": removal.first, "share": removal.share}
-                | {"removed": removal.removed, **self._scores(outcomes, place)}
-                for place, removal in enumerate(removals)
+                | {"removed": removal.removed, **self._said(outcome)}
+                for removal, outcome in zip(removals, outcomes, strict=True)
             ]
-        of = {"index": self.item.index, "sequence": self.item.sequence}
-        return {
-            name: pa.Table.from_pylist([{**of, **row} for row in some], schema=TABLES[name])
-            for name, some in rows.items()
-        }
+        return tables_of(
+            self.item,
+            examples=[self._example(asking)],
+            attributions=self._attributions(),
+            removals=removed,
+            faithfulness=values,
+            method_passes=[
+                {"method": name, "forward": forward, "backward": backward}
+                for name, (forward, backward) in passes.items()
+            ],
+        )
 
     def _example(self, asking: Asking) -> dict[str, Any]:
         question = self.example.question
@@ -363,36 +301,40 @@ class Trial:
             "contrast": asking.name_of(question.contrast),
             "label": asking.name_of(self.example.label),
             "evidence": self.example.evidence,
-            **self._scores(self.intact, 0),
+            **self._said(self.intact[0]),
         }
 
-    def _scores(self, scored: Scored, place: int) -> dict[str, Any]:
-        score, probability, predicted = (column[place].item() for column in scored)
+    def _said(self, outcome: Scored) -> dict[str, Any]:
+        score, probability, predicted = outcome.tolist()
         return {
             "score": score,
-            "probability": None if np.isnan(probability) else probability,
-            "correct": self.example.correct(score, predicted),
+            "probability": probability if probability == probability else None,
+            "correct": self.example.correct(score, int(predicted)),
         }
 
     def _attributions(self) -> list[dict[str, Any]]:
         encoded, evidence = self.example.question.encoded, self.example.evidence
-        ordinary = {*self.example.question.ordinary}
-        words, deciding = list(encoded.words or [None] * len(encoded)), None
+        words: Sequence[Any] = encoded.words or [None] * len(encoded)
+        deciding = None
         if evidence is not None:  # of several words it is one
             numbers, deciding = deciding_words(encoded, evidence)
             words = [None if word < 0 else word for word in numbers.tolist()]
-        return [
+        tokens = [
             {
-                "method": name,
                 "position": place,
-                "token": encoded.tokens[place],
-                "ordinary": place in ordinary,
-                "word": words[place],
-                "evidence": None if deciding is None else words[place] in deciding,
-                "score": score,
+                "token": token,
+                "ordinary": not special,
+                "word": word,
+                "evidence": None if deciding is None else word in deciding,
             }
-            for name, one in self.methods.items()
-            for place, score in enumerate(one.scores.tolist())
+            for place, (token, special, word) in enumerate(
+                zip(encoded.tokens, encoded.special, words, strict=True)
+            )
+        ]
+        return [
+            {"method": name, **token, "score": score}
+            for name, scores in self.scores.items()
+            for token, score in zip(tokens, scores.tolist(), strict=True)
         ]
 
 
@@ -438,7 +380,7 @@ class FaithfulnessMeasure(EvaluateOptions, ModelMeasure):
     def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:
         kind = self.kind or default_kind(lens)
         if kind == CITATIONS:
-            return Citations.of(lens, self.methods or CITATION_METHODS, batch_size, TABLES)
+            return Citations(lens, self.methods or CITATION_METHODS, batch_size)
         protocols = choose_protocols(lens, kind, self.protocols, self.columns)
         methods = [method(name) for name in self.methods or default_methods(lens)[0]]
         for one in methods:
@@ -457,7 +399,7 @@ class _Faithfulness(BoundMeasure):
     lens: Lens
     asking: Asking
     methods: Sequence[Method]
-    protocols: Sequence[Protocol]
+    protocols: Sequence[Drops]
     options: MethodOptions
 
     def batch_rows(self, items: Sequence[Item], clock: Clock) -> list[dict[str, pa.Table] | str]:
@@ -470,34 +412,32 @@ class _Faithfulness(BoundMeasure):
     def _tables(
         self, asked: Sequence[tuple[Item, Example]], clock: Clock
     ) -> list[dict[str, pa.Table]]:
-        examples = [example for _, example in asked]
+        questions = [example.question for _, example in asked]
         size = self.options.batch_size
+        # The seed is the run's, which all examples share.
+        options = replace(self.options, seed=asked[0][1].seed)
         with clock.on("intact"):
-            whole = [(example.question, [example.question.whole]) for example in examples]
+            whole = [(question, [question.whole]) for question in questions]
             intact = score_variants(self.lens, whole, batch_size=size)
-        methods: list[dict[str, Attributed]] = [{} for _ in examples]
+        scores: list[dict[str, NDArray[np.float64]]] = [{} for _ in asked]
+        passes: list[dict[str, NDArray[np.float64]]] = [{} for _ in asked]
         for one in self.methods:
-            with clock.on(f"method {one.name}"):
-                for place, attributed in enumerate(self._attributed(one, examples)):
-                    methods[place][one.name] = attributed
+            with clock.on(f"method {one.name}"), counted(self.lens) as counts:
+                given = one(self.lens, questions, options)
+            for place, question in enumerate(questions):
+                scores[place][one.name] = given[place]
+                # Texts that went together share the passes of the model.
+                frozen = one.frozen_forward * len(question), one.frozen_backward
+                passes[place][one.name] = counts / len(questions) + frozen
         with clock.on("protocols"):
             trials = [
-                Trial(item, example, scored, by_method, self.protocols)
-                for (item, example), scored, by_method in zip(asked, intact, methods, strict=True)
+                Trial(*of_text, whole, by_method, self.protocols)
+                for of_text, whole, by_method in zip(asked, intact, scores, strict=True)
             ]
             # Variants of several texts share batches.
             variants = [(trial.example.question, trial.variants) for trial in trials]
             outcomes = score_variants(self.lens, variants, batch_size=size)
-            pairs = zip(trials, outcomes, strict=True)
-            return [trial.tables(self.asking, scored) for trial, scored in pairs]
-
-    def _attributed(self, one: Method, examples: Sequence[Example]) -> list[Attributed]:
-        questions = [example.question for example in examples]
-        # The seed is the run's, which all examples share.
-        options = replace(self.options, seed=examples[0].seed)
-        with counted(self.lens) as counter:
-            scores = one(self.lens, questions, options)
-        # Texts that went together share the passes of the model.
-        shared = counter.passes.per(len(questions))
-        frozen = [one.frozen_passes(len(question)) for question in questions]
-        return [Attributed(a, shared + passes) for a, passes in zip(scores, frozen, strict=True)]
+            return [
+                trial.tables(self.asking, scored, spent)
+                for trial, scored, spent in zip(trials, outcomes, passes, strict=True)
+            ]

@@ -36,21 +36,19 @@ from normlens.scopes import resolve
 from normlens.studies.faithfulness.options import checked_name
 from normlens.studies.faithfulness.questions import (
     COSINE,
-    Passes,
+    SCORE,
     Question,
     affordable,
     by_batches,
     check_gradients,
-    differentiable,
-    embeddings,
     head_of,
     mask_token,
-    same_kind,
     score_rows,
     score_variants,
     sentence_head,
     text_vectors,
 )
+from normlens.studies.model_calls import alone
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -72,10 +70,6 @@ class MethodOptions:
     seed: int = 0
     steps: int = 50
 
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise InputError(f"integrated gradients take at least 1 step, not {self.steps}")
-
 
 Compute: TypeAlias = Callable[["Lens", Sequence[Question], MethodOptions], Sequence[Any]]
 
@@ -88,17 +82,15 @@ class Method:
     compute: Compute
     #: raises, in one line, for a lens that the method cannot work with
     needs: Callable[[Lens], None] = lambda lens: None
-    #: passes of the frozen network for a text of so many tokens, which no hook on the model sees
-    frozen_passes: Callable[[int], Passes] = lambda tokens: Passes()
+    #: passes of the frozen network, which no hook on the model sees: forward for each token, and
+    #: backward for each text
+    frozen_forward: int = 0
+    frozen_backward: int = 0
 
     def __call__(
         self, lens: Lens, questions: Sequence[Question], options: MethodOptions = MethodOptions()
     ) -> list[Scores]:
         """One score per token of each text, special tokens included, in float64."""
-        self.needs(lens)
-        if not questions:
-            return []
-        same_kind(questions)
         given = list(self.compute(lens, questions, options))
         if len(given) != len(questions):
             raise InputError(
@@ -159,7 +151,11 @@ def earliness(lens: Lens, questions: Sequence[Question], options: MethodOptions)
 def drops(lens: Lens, questions: Sequence[Question], options: MethodOptions) -> list[Scores]:
     """The drops (k,) of each text's score."""
     mask = mask_token(lens)
-    left_out = [_removable(question, mask) for question in questions]
+    # A text's only token cannot be deleted, and has 0.
+    left_out = [
+        question.ordinary if mask is not None or len(question) > 1 else question.ordinary[:0]
+        for question in questions
+    ]
     asked = []
     for question, places in zip(questions, left_out, strict=True):
         changed = [
@@ -171,19 +167,9 @@ def drops(lens: Lens, questions: Sequence[Question], options: MethodOptions) -> 
     scored = score_variants(lens, asked, batch_size=options.batch_size)
     for question, places, one in zip(questions, left_out, scored, strict=True):
         scores = np.zeros(len(question))
-        scores[places] = one.score[0] - one.score[1:]
+        scores[places] = one[0, SCORE] - one[1:, SCORE]
         drops.append(scores)
     return drops
-
-
-def _removable(question: Question, mask: int | None) -> list[int]:
-    """The ordinary tokens; a text's only token cannot be deleted, and has 0."""
-    if mask is None and len(question) == 1:
-        return []
-    if mask is None and question.position == 0:
-        # The score is read at the first token, which sees no other: nothing is left without it.
-        return [place for place in question.ordinary if place > 0]
-    return question.ordinary
 
 
 # ``gradient-x-input``: the score's gradient at a token's embedding, times that embedding.
@@ -226,13 +212,30 @@ def integrals(lens: Lens, questions: Sequence[Question], options: MethodOptions)
 
 
 def _integral(lens: Lens, question: Question, options: MethodOptions) -> Scores:
-    e = embeddings(lens, question)[None]  # (1, k, d)
-    size = options.batch_size
+    whole, vectors = (question, question.whole), list[Tensor]()
+
+    def keep(x: Tensor) -> Tensor:
+        vectors.append(x.detach().to(lens.compute_dtype)[:1])
+        return x
+
+    def scores(embeddings: Tensor) -> Tensor:
+        rows = [whole] * len(embeddings)
+        return alone(lens, lambda: score_rows(lens, rows, embeddings.to)[:, 0], gradients=True)
+
+    alone(lens, lambda: score_rows(lens, [whole], keep))
+    e, size = vectors[0], options.batch_size  # (1, k, d)
     at_once = affordable(lens, len(question), gradients=True) if size == AUTO else int(size)
-    attribute = _captum().IntegratedGradients(partial(differentiable, lens, question)).attribute
-    how: dict[str, Any] = {"n_steps": options.steps, "method": "gausslegendre"}
-    how["internal_batch_size"] = min(at_once, options.steps)
-    attributions = attribute(e, baselines=torch.zeros_like(e), **how)
+    attributions = (
+        _captum()
+        .IntegratedGradients(scores)
+        .attribute(
+            e,
+            baselines=torch.zeros_like(e),
+            n_steps=options.steps,
+            method="gausslegendre",
+            internal_batch_size=min(at_once, options.steps),
+        )
+    )
     return attributions[0].detach().double().sum(-1).cpu().numpy()
 
 
@@ -430,26 +433,22 @@ def _arguments(name: str, function: Callable[..., Any]) -> int:
 # Every method by its name.
 
 
-def _adjoint(tokens: int) -> Passes:
-    return Passes(backward=1.0)
-
-
-def _every_source(tokens: int) -> Passes:
-    """A pass forward for each token, which is pushed through the frozen network alone."""
-    return Passes(forward=float(tokens))
-
-
-_OF_RULES = {"": IG, "-gradient": "gradient", "-ig-bias": "ig-bias"}
+_RULES = {"": IG, "-gradient": "gradient", "-ig-bias": "ig-bias"}
 _LAYERS = partial(contributions, rule=IG, reading=LAYERS)
 _METHODS = {
     one.name: one
     for one in (
         *(
-            Method(f"normlens{name}", partial(contributions, rule=rule), check_network, _adjoint)
-            for name, rule in _OF_RULES.items()
+            Method(
+                f"normlens{name}",
+                partial(contributions, rule=rule),
+                check_network,
+                frozen_backward=1,
+            )
+            for name, rule in _RULES.items()
         ),
-        Method("normlens-layers", _LAYERS, check_network, _adjoint),
-        Method("vectors", lengths, check_network, _every_source),
+        Method("normlens-layers", _LAYERS, check_network, frozen_backward=1),
+        Method("vectors", lengths, check_network, frozen_forward=1),
         Method("gradient-x-input", products, check_gradients),
         Method("integrated-gradients", integrals, check_captum),
         Method("leave-one-out", drops),
@@ -466,8 +465,10 @@ def method(name: str) -> Method:
         return user_method(wanted)
     if wanted in _METHODS:
         return _METHODS[wanted]
-    made = Method(
-        wanted, partial(rows, product=rollout(wanted)), partial(check_product, name=wanted)
-    )
     # ALTI takes the part of every source as a vector; others get norms without that.
-    return replace(made, frozen_passes=_every_source) if wanted == "alti" else made
+    return Method(
+        wanted,
+        partial(rows, product=rollout(wanted)),
+        partial(check_product, name=wanted),
+        frozen_forward=int(wanted == "alti"),
+    )

@@ -104,14 +104,19 @@ class Columns:
             raise InputError("evidence needs two next words; give --good-column and --bad-column")
 
     @property
+    def given(self) -> dict[str, str]:
+        """The columns that are read, by their purpose."""
+        return {name: column for name, column in vars(self).items() if column is not None}
+
+    @property
     def settings(self) -> dict[str, str]:
         """The columns that are read, by the names of their options."""
-        return {f"{name}_column": value for name, value in vars(self).items() if value is not None}
+        return {f"{name}_column": column for name, column in self.given.items()}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns that are read, each once."""
-        return tuple(dict.fromkeys(self.settings.values()))
+        return tuple(dict.fromkeys(self.given.values()))
 
 
 # The names of the methods; nothing here needs torch.

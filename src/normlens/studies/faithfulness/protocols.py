@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from normlens.corpus.measures.base import (
+    FLAG,
+    INT,
+    LABEL,
+    REAL,
+    TEXT,
+    WHOSE,
+    Item,
+    schema_of,
+    whose,
+)
 from normlens.errors import InputError, valid_choice
 from normlens.inputs.text import Encoded
 from normlens.measures.bootstrap import numbers_of_text
@@ -20,6 +31,56 @@ from normlens.studies.faithfulness.options import CITATIONS, LEAST, MOST
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+
+# The tables of an evaluation, which need no model to be read.
+#
+# `examples` has a row for each text: the question about it and what the model says of it.
+# `correct` is by the label, or by which of two given words is preferred. `attributions` has a row
+# for each method and token; `word` numbers the words whose tokens' scores are summed, and
+# `evidence` marks the word that must decide. `removals` has a row for each variant of a text that
+# a protocol ran: `first` says which tokens went first, the most or the least important, `share`
+# which share of the ordinary tokens that was (for sufficiency, which share of the most important
+# ones stayed), and `removed` how many are gone. `faithfulness` has a protocol's value for each
+# method and text, null where the text says nothing. `method_passes` counts the rows that a method
+# passed through the model.
+
+
+# The probability is the target's, and null for a cosine.
+_SCORES = {"score": REAL, "probability": REAL, "correct": FLAG}
+_SCORED_BY = {"protocol": LABEL, "method": LABEL, "first": LABEL}
+TABLES = {
+    "examples": schema_of(
+        *WHOSE,
+        **{"tokens": INT, "ordinary": INT, "target_id": INT, "target": TEXT},
+        **{"contrast_id": INT, "contrast": TEXT, "label": TEXT, "evidence": TEXT, **_SCORES},
+    ),
+    "attributions": schema_of(
+        *WHOSE,
+        **{"method": LABEL, "position": INT, "token": LABEL, "ordinary": FLAG},
+        **{"word": INT, "evidence": FLAG, "score": REAL},  # null: of no word, none given
+    ),
+    "removals": schema_of(*WHOSE, **_SCORED_BY, share=REAL, removed=INT, **_SCORES),
+    "faithfulness": schema_of(*WHOSE, **_SCORED_BY, value=REAL),
+    "method_passes": schema_of(*WHOSE, method=LABEL, forward=REAL, backward=REAL),
+}
+ORDER = {
+    "examples": ("index",),
+    "attributions": ("index", "method", "position"),
+    "removals": ("index", "protocol", "method", "first", "share"),
+    "faithfulness": ("index", "protocol", "method", "first"),
+    "method_passes": ("index", "method"),
+}
+
+
+def tables_of(item: Item, **rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Table]:
+    """A text's rows of every table."""
+    return {
+        name: pa.Table.from_pylist(
+            [{**whose(item), **row} for row in rows.get(name, ())], schema=schema
+        )
+        for name, schema in TABLES.items()
+    }
+
 
 # A text put to the test, and its changed versions.
 
@@ -40,18 +101,13 @@ class Example:
             return predicted == self.label
         return score > 0 if self.prefers else None
 
-    @cached_property
-    def ordinary(self) -> NDArray[np.intp]:
-        """The places of the tokens that may be changed; special tokens never are."""
-        return np.array(self.question.ordinary, np.intp)
-
     def numbers(self, purpose: str, count: int) -> NDArray[np.uint64]:
         """Random numbers that belong to this text; the same for every method."""
         return numbers_of_text(self.seed, self.question.encoded.ids, purpose, count)
 
     def by_importance(self, scores: NDArray[np.float64], first: str) -> NDArray[np.intp]:
         """The places of ordinary tokens, the most or the least important first."""
-        places = self.ordinary
+        places = self.question.ordinary
         return places[
             places_by_score(scores[places], self.numbers("ties", len(places)), first == MOST)
         ]
@@ -74,73 +130,44 @@ class Removal:
 Change: TypeAlias = Callable[[Example, Sequence[int]], questions.Variant]
 
 
-def leave_out(example: Example, places: Sequence[int]) -> questions.Variant:
+def deleting(lens: Lens, protocol: str) -> Change:
     """Leave tokens out."""
-    return example.question.without(places)
+    return lambda example, places: example.question.without(places)
 
 
-def write_over(example: Example, places: Sequence[int], *, token: int) -> questions.Variant:
-    """Replace tokens by one token."""
-    return example.question.replaced(places, token)
-
-
-def draw_over(
-    example: Example, places: Sequence[int], *, vocabulary: NDArray[np.int64]
-) -> questions.Variant:
-    """Replace tokens by random ones; a place gets the same one for every share and method."""
-    drawn = example.numbers("replacements", len(example.question)) % np.uint64(len(vocabulary))
-    tokens = vocabulary[drawn[list(places)].astype(np.intp)].tolist()
-    return example.question.replaced(places, tokens)
-
-
-def _deleting(lens: Lens, protocol: str) -> Change:
-    return leave_out
-
-
-def _masking(lens: Lens, protocol: str) -> Change:
+def masking(lens: Lens, protocol: str) -> Change:
+    """Replace tokens by the mask token."""
     mask = questions.mask_token(lens)
     if mask is None:
         raise InputError(f"{protocol} needs a mask token, which {lens.name} lacks; choose another")
-    return partial(write_over, token=mask)
+    return lambda example, places: example.question.replaced(places, mask)
 
 
-def _ending(lens: Lens, protocol: str) -> Change:
-    end = getattr(lens.tokenizer, "eos_token_id", None)
+def ending(lens: Lens, protocol: str) -> Change:
+    """Replace tokens by the end-of-text token."""
+    end: int | None = getattr(lens.tokenizer, "eos_token_id", None)
     if end is None:
         raise InputError(f"{protocol} needs an end-of-text token; choose contrast-drop-random")
-    return partial(write_over, token=int(end))
+    return lambda example, places: example.question.replaced(places, end)
 
 
-def _drawing(lens: Lens, protocol: str) -> Change:
+def drawing(lens: Lens, protocol: str) -> Change:
+    """Replace tokens by random ones; a place gets the same one for every share and method."""
     tokenizer = lens.tokenizer
     rows = lens.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     special = {*getattr(tokenizer, "all_special_ids", ())}
     special |= {*getattr(tokenizer, "added_tokens_decoder", ())}
     size = min(int(rows), len(tokenizer))  # type: ignore[arg-type]
     ordinary = np.array([i for i in range(size) if i not in special], np.int64)
-    return partial(draw_over, vocabulary=ordinary)
+
+    def draw(example: Example, places: Sequence[int]) -> questions.Variant:
+        drawn = example.numbers("replacements", len(example.question)) % np.uint64(len(ordinary))
+        return example.question.replaced(places, ordinary[drawn[list(places)]].tolist())
+
+    return draw
 
 
 # Drops: how far the model's answer falls as a text loses its tokens, share by share.
-
-
-#: What falls: a field of `Scored`.
-PROBABILITY, SCORE = "probability", "score"
-
-
-def first_of(order: list[int], percent: int) -> list[int]:
-    """The first ⌊K·n⌋ of n tokens."""
-    return order[: percent * len(order) // 100]
-
-
-def rationale(order: list[int], percent: int) -> list[int]:
-    """The first ⌊K·n⌋ of n tokens, and at least one."""
-    return order[: max(1, percent * len(order) // 100)]
-
-
-def all_but_rationale(order: list[int], percent: int) -> list[int]:
-    """All other tokens."""
-    return order[max(1, percent * len(order) // 100) :]
 
 
 @dataclass(frozen=True)
@@ -149,13 +176,13 @@ class Drops:
 
     name: str
     kind: str  # of the question that it is about (`Question.kind`)
-    reads: str
+    reads: int  # the column of `Scored` that falls
     changes: Callable[[Lens, str], Change]
     #: it gives one value for each of these
     firsts: tuple[str, ...] = (MOST, LEAST)
     percents: tuple[int, ...] = tuple(range(0, 100, 10))
-    #: which of the tokens, given in the order of importance, go at a share
-    removed: Callable[[list[int], int], list[int]] = first_of
+    least: int = 0  # how many tokens a share has at least
+    keeps: bool = False  # a share stays, and all other tokens go
     change: Change | None = None  # of the model that it is for
 
     def on(self, lens: Lens) -> Drops:
@@ -165,15 +192,17 @@ class Drops:
     def removals(self, example: Example, scores: NDArray[np.float64]) -> list[Removal]:
         """The variants whose scores the values need."""
         assert self.change is not None
+        question = example.question
         # A text of one token would vanish if that were left out.
-        if not len(example.ordinary) or (self.change is leave_out and len(example.question) == 1):
+        if not len(question.ordinary) or (self.changes is deleting and len(question) == 1):
             return []
         made = []
         for first in self.firsts:
-            order = example.by_importance(scores, first).tolist()
+            order = example.by_importance(scores, first)
             for percent in self.percents:
+                end = max(self.least, percent * len(order) // 100)
                 # In the order of the text, so that one set of tokens is one variant.
-                places = sorted(self.removed(order, percent))
+                places = sorted((order[end:] if self.keeps else order[:end]).tolist())
                 variant = self.change(example, places)
                 made.append(Removal(first, percent / 100, len(places), variant))
         return made
@@ -182,18 +211,15 @@ class Drops:
         self,
         example: Example,
         scores: NDArray[np.float64],
-        intact: questions.Scored,
         removals: Sequence[Removal],
-        outcomes: questions.Scored,
+        drops: NDArray[np.float64],
     ) -> dict[str, float | None]:
         """The value for each of `firsts`; None where the text says nothing about the scores.
 
-        `intact` is what the model says of the text as it is, `outcomes` what it says of each
-        removal.
+        `drops` are how far the model's answer falls by each removal.
         """
         if not removals:
             return dict.fromkeys(self.firsts)
-        drops = getattr(intact, self.reads)[0] - getattr(outcomes, self.reads)
         firsts = np.array([removal.first for removal in removals])
         return {first: float(drops[firsts == first].mean()) for first in self.firsts}
 
@@ -201,7 +227,7 @@ class Drops:
 #: ``mean_K [p(ŷ|x) − p(ŷ|x with the first K masked)]``, K = 0, 10, …, 90 %: the area over the
 #: perturbation curve, by the protocol of DecompX (Modarressi et al. 2023). Most important first,
 #: larger is better; least important first, smaller.
-AOPC = Drops("aopc", questions.CLASSES, PROBABILITY, _masking)
+AOPC = Drops("aopc", questions.CLASSES, questions.PROBABILITY, masking)
 
 #: Shares of the tokens that ERASER takes as the rationale, in percent.
 BINS = (1, 5, 10, 20, 50)
@@ -209,52 +235,39 @@ BINS = (1, 5, 10, 20, 50)
 #: ``mean_K [p(ŷ|x) − p(ŷ|x without the K most important tokens)]``; larger is better. DeYoung et
 #: al. 2020 (ERASER), section 4.
 COMPREHENSIVENESS = Drops(
-    "comprehensiveness", questions.CLASSES, PROBABILITY, _deleting, (MOST,), BINS, rationale
+    "comprehensiveness", questions.CLASSES, questions.PROBABILITY, deleting, (MOST,), BINS, least=1
 )
 
 #: ``mean_K [p(ŷ|x) − p(ŷ|the K most important tokens alone)]``; smaller is better. All other
 #: ordinary tokens are left out; a removal's share is the share that stays.
-SUFFICIENCY = Drops(
-    "sufficiency", questions.CLASSES, PROBABILITY, _deleting, (MOST,), BINS, all_but_rationale
-)
+SUFFICIENCY = replace(COMPREHENSIVENESS, name="sufficiency", keeps=True)
 
 #: ``mean_K [cos(u, v) − cos(u with the first K masked, v)]``. u is the first text's vector and
 #: loses its tokens, v is the second text's and is fixed.
-COSINE_AOPC = Drops("cosine-aopc", questions.COSINE, SCORE, _masking)
+COSINE_AOPC = Drops("cosine-aopc", questions.COSINE, questions.SCORE, masking)
 
 #: ``mean_K [s(x) − s(x with the first K replaced)]`` by the end-of-text token, or by random tokens
 #: that the run's seed draws; s is the difference of two next tokens' logits.
-CONTRAST_DROP_END = Drops("contrast-drop-end", questions.NEXT_TOKEN, SCORE, _ending)
-CONTRAST_DROP_RANDOM = Drops("contrast-drop-random", questions.NEXT_TOKEN, SCORE, _drawing)
+CONTRAST_DROP_END = Drops("contrast-drop-end", questions.NEXT_TOKEN, questions.SCORE, ending)
+CONTRAST_DROP_RANDOM = Drops("contrast-drop-random", questions.NEXT_TOKEN, questions.SCORE, drawing)
 
 
 # Evidence: the rank of the word that must decide between two next words.
 
 
-@dataclass(frozen=True)
-class Evidence:
+class RankOfEvidence(Drops):
     """1 / the rank of the deciding word among the text's words; its mean is the MRR.
 
     A word's score is the sum of its tokens'. Where the deciding word stands several times, its best
-    place counts. A text of one word says nothing.
+    place counts. A text of one word says nothing. No text is changed.
     """
-
-    name: ClassVar[str] = "evidence"
-    kind: ClassVar[str] = questions.NEXT_TOKEN
-
-    def on(self, lens: Lens) -> Evidence:
-        return self
-
-    def removals(self, example: Example, scores: NDArray[np.float64]) -> list[Removal]:
-        return []
 
     def values(
         self,
         example: Example,
         scores: NDArray[np.float64],
-        intact: questions.Scored,
         removals: Sequence[Removal],
-        outcomes: questions.Scored,
+        drops: NDArray[np.float64],
     ) -> dict[str, float | None]:
         assert example.evidence is not None
         words, deciding = deciding_words(example.question.encoded, example.evidence)
@@ -266,6 +279,9 @@ class Evidence:
         order = places_by_score(totals, example.numbers("words", count))
         rank = 1 + int(np.flatnonzero(np.isin(order, sorted(deciding)))[0])
         return {MOST: 1 / rank}
+
+
+EVIDENCE = RankOfEvidence("evidence", questions.NEXT_TOKEN, questions.SCORE, deleting, (MOST,), ())
 
 
 def deciding_words(encoded: Encoded, evidence: str) -> tuple[NDArray[np.intp], set[int]]:
@@ -308,16 +324,13 @@ def _spans(text: str, labels: Sequence[str]) -> list[tuple[int, int]]:
 # Protocols by name, and which of them a question is put to unless told otherwise.
 
 
-#: Turns a method's scores (one per token) into a number that says how true they are.
-Protocol: TypeAlias = Drops | Evidence
-
-PROTOCOLS: dict[str, Protocol] = {
+PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
         AOPC,
         COMPREHENSIVENESS,
         SUFFICIENCY,
-        Evidence(),
+        EVIDENCE,
         CONTRAST_DROP_END,
         CONTRAST_DROP_RANDOM,
         COSINE_AOPC,
@@ -325,7 +338,7 @@ PROTOCOLS: dict[str, Protocol] = {
 }
 
 
-def get(name: str) -> Protocol:
+def get(name: str) -> Drops:
     """The protocol of a name."""
     return PROTOCOLS[valid_choice(name, (*PROTOCOLS, CITATIONS), "protocol")]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 from normlens.errors import InputError
 from normlens.explain.backward import ask_for_places, chooses_positions, rows_read
-from normlens.explain.questions import column_of, label_of, place_of
+from normlens.explain.questions import column_of, label_of
 from normlens.explain.search import check_texts
 from normlens.explain.whole_vectors import text_vector
 from normlens.inputs.text import Encoded
-from normlens.layers import ANY, CAUSAL, LAST, MASKED, SEQUENCES, Head
+from normlens.layers import ANY, CAUSAL, LAST, Head
 from normlens.models.base import read_head
 from normlens.options import AUTO, DEFAULT_LIMIT
-from normlens.pipeline.batches import batches, halves
+from normlens.pipeline.batches import batches
 from normlens.plan.costs import SHARE, device_memory
-from normlens.trace.checks import check_chunks, check_weights
-from normlens.trace.locking import Hooks, exclusive
-from normlens.trace.run import model_inputs, plain_options, reading, without_autocast
+from normlens.studies.model_calls import call, first_of, on_batches, with_input
+from normlens.trace.locking import Hooks
+from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -41,10 +41,6 @@ class Variant:
     ids: tuple[int, ...]
     type_ids: tuple[int, ...] | None = None
     position: int | None = None  # None: the score belongs to the whole text
-
-    def __post_init__(self) -> None:
-        if not self.ids:
-            raise InputError("a variant without any token cannot be scored; leave one token")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,29 +61,12 @@ class Variant:
 # What the model itself says of variants: logits where they are read, and texts' vectors.
 
 
-T = TypeVar("T")
-
 #: Most variants of a batch; a processor gains nothing beyond a few.
 LARGEST, LARGEST_ON_CPU = 512, 32
 ROOM_ON_CPU = 1 << 30
 
 #: Takes the vectors (b, i, d) that are about to enter the first layer and returns what does.
 Entering = Callable[[Tensor], Tensor]
-
-
-def alone(lens: Lens, work: Callable[[], T], *, gradients: bool = False) -> T:
-    """Call `work` with exclusive use of the model, set up as for an analysis."""
-
-    def run() -> T:
-        with ExitStack() as stack:
-            stack.enter_context(without_autocast(lens.device))
-            stack.enter_context(reading(lens.adapter.whole, lens.adapter))
-            if gradients:
-                stack.enter_context(torch.inference_mode(False))
-                stack.enter_context(torch.enable_grad())
-            return work()
-
-    return exclusive(lens.adapter.whole, run)
 
 
 def by_batches(
@@ -101,20 +80,15 @@ def by_batches(
 ) -> Tensor:
     """Run `work` over batches of variants; returns (variant, …) in float64 on the CPU.
 
-    `work` is given the places of the variants in a batch. They are of similar length; where memory
-    runs out, the halves go one after the other.
+    `work` is given the places of the variants in a batch, which are of similar length.
     """
-    rows: dict[int, Tensor] = {}
-    waiting = list(_batches(lens, head, variants, batch_size, gradients))
-    while waiting:
-        places = waiting.pop(0)
-        try:
-            done = alone(lens, partial(work, places), gradients=gradients)
-        except (RuntimeError, MemoryError) as error:
-            waiting[:0] = halves(lens, [variant.encoded for variant in variants], places, error)
-            continue
-        rows |= zip(places, done.double().cpu(), strict=True)
-    return torch.stack([rows[place] for place in range(len(variants))])
+    encoded = [variant.encoded for variant in variants]
+    batches = _batches(lens, head, encoded, batch_size, gradients)
+
+    def rows(batch: list[int]) -> Iterable[Tensor]:
+        return work(batch).double().cpu()
+
+    return torch.stack(on_batches(lens, encoded, batches, rows, gradients=gradients))
 
 
 def logits(lens: Lens, batch: Sequence[Variant], entering: Entering | None = None) -> Tensor:
@@ -168,13 +142,10 @@ def _inputs(lens: Lens, batch: Sequence[Variant]) -> dict[str, Tensor]:
 
 
 def _call(lens: Lens, model: nn.Module, inputs: dict[str, Any], entering: Entering | None) -> Any:
-    blocks = list(lens.adapter.blocks())
-    check_weights(model, lens.layers)
-    check_chunks(blocks, inputs["input_ids"].shape[1])
     with Hooks() as hooks:
         if entering is not None:
-            hooks.before(blocks[0], _first_call(entering))
-        return model(**inputs, **plain_options(model))
+            hooks.before(next(iter(lens.adapter.blocks())), _first_call(entering))
+        return call(lens, model, inputs)
 
 
 def _first_call(entering: Entering) -> Callable[..., Any]:
@@ -182,35 +153,28 @@ def _first_call(entering: Entering) -> Callable[..., Any]:
 
     A block that serves as several layers is changed when it runs as the first of them.
     """
-    is_changed = False
+    waiting = [entering]
 
     def change(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal is_changed
-        if is_changed:
-            return None
-        is_changed = True
-        if args:
-            return (entering(args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": entering(kwargs["hidden_states"])}
+        return with_input(waiting.pop(), args, kwargs) if waiting else None
 
     return change
 
 
 def _batches(
-    lens: Lens, head: Head, variants: Sequence[Variant], batch_size: int | str, gradients: bool
-) -> Iterator[list[int]]:
-    """The places of the variants in each batch."""
+    lens: Lens, head: Head, encoded: Sequence[Encoded], batch_size: int | str, gradients: bool
+) -> Iterable[list[int]]:
+    """The places of the sequences in each batch."""
     if head.reads == LAST and getattr(lens.adapter.config, "pad_token_id", None) is None:
         # Such a classifier cannot tell padding from text.
-        yield from ([place] for place in range(len(variants)))
-        return
-    longest = max(map(len, variants), default=1)
+        return [[place] for place in range(len(encoded))]
+    longest = max(map(len, encoded))
     size = affordable(lens, longest, gradients=gradients) if batch_size == AUTO else int(batch_size)
     if head.output is not None and head.reads == ANY and not chooses_positions(lens.adapter.whole):
         # The model returns the logits of all positions.
         each = longest * head.output.weight.shape[1] * lens.dtype.itemsize
         size = max(1, min(size, DEFAULT_LIMIT // each))
-    yield from batches(lens, [variant.encoded for variant in variants], size)
+    return batches(lens, encoded, size)
 
 
 # Questions: the score of one text that attributions explain and that removals change.
@@ -219,7 +183,7 @@ def _batches(
 # the cosine with another text's vector.
 
 
-CLASSES, NEXT_TOKEN, MASKED_TOKEN, COSINE = "classes", "next-token", "masked-token", "cosine"
+CLASSES, NEXT_TOKEN, COSINE = "classes", "next-token", "cosine"
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,38 +191,25 @@ class Question:
     """One number that a model gives for one text."""
 
     encoded: Encoded
-    target: int | None = None  # class, or vocabulary id
+    target: int | None = None  # class, or vocabulary id; None for a cosine
     contrast: int | None = None  # the score is the target's logit less this one's
     position: int | None = None  # where the score is read; None: it is of the whole text
     other: NDArray[np.float64] | None = None  # unit vector v: the score is u·v / ‖u‖
-    masked: bool = False  # `position` is a mask, which the target fills
-
-    def __post_init__(self) -> None:
-        if (self.target is None) == (self.other is None):
-            raise InputError("a question has a target or another text's vector, one of the two")
-        if self.target is not None and self.target == self.contrast:
-            raise InputError("target and contrast are the same, so there is no difference")
 
     @property
     def kind(self) -> str:
-        """What the score is about: "classes", "next-token", "masked-token" or "cosine"."""
+        """What the score is about: "classes", "next-token" or "cosine"."""
         if self.other is not None:
             return COSINE
-        if self.position is None:
-            return CLASSES
-        return MASKED_TOKEN if self.masked else NEXT_TOKEN
+        return CLASSES if self.position is None else NEXT_TOKEN
 
     def __len__(self) -> int:
         return len(self.encoded)
 
     @cached_property
-    def ordinary(self) -> list[int]:
-        """The tokens that may be removed: those that are not special, nor the mask to fill."""
-        slot = self.position if self.masked else None
-        special = self.encoded.special
-        return [place for place in range(len(self)) if not special[place] and place != slot]
-
-    # Variants of the text ----------------------------------------------------------------------
+    def ordinary(self) -> NDArray[np.intp]:
+        """The places of the tokens that may be changed: those that are not special."""
+        return np.flatnonzero(~np.array(self.encoded.special, bool))
 
     @property
     def whole(self) -> Variant:
@@ -276,32 +227,16 @@ class Question:
     def without(self, places: Collection[int]) -> Variant:
         """Leave the tokens at `places` out.
 
-        Where the token that the score is read at is left out, the one before it is read; a mask
-        cannot be left out.
+        A score that is read at the last token is read at the last one that is left.
         """
-        left_out = set(places)
-        kept = [place for place in range(len(self)) if place not in left_out]
-        whole, position = self.whole, self.position
-        if position is not None:
-            if self.masked and position in left_out:
-                raise InputError(f"the score is read at token {position}, which cannot be left out")
-            position = sum(place <= position for place in kept) - 1
-            if position < 0:
-                raise InputError("no token is left that the score could be read at")
+        kept = sorted(set(range(len(self))).difference(places))
+        whole = self.whole
         types = whole.type_ids
         return Variant(
             tuple(whole.ids[place] for place in kept),
             None if types is None else tuple(types[place] for place in kept),
-            position,
+            None if self.position is None else len(kept) - 1,
         )
-
-
-def same_kind(questions: Iterable[Question]) -> str:
-    """The kind of questions that are answered together; they must be of one."""
-    kinds = sorted({question.kind for question in questions})
-    if len(kinds) != 1:
-        raise InputError(f"questions of several kinds ({', '.join(kinds)}); ask them apart")
-    return kinds[0]
 
 
 def mask_token(lens: Lens) -> int | None:
@@ -313,92 +248,50 @@ def mask_token(lens: Lens) -> int | None:
 # Making questions ---------------------------------------------------------------------------------
 
 
-def class_head(lens: Lens) -> Head:
-    """The head of a classifier of texts, or an error that says why there is no question for it."""
-    head = read_head(lens.adapter)
-    if head.task != SEQUENCES:
-        raise InputError(f"{lens.name} is a {head.task}; classes are asked of a {SEQUENCES}")
-    assert head.output is not None
-    if head.output.weight.shape[1] < 2:
-        raise InputError(f"{lens.name} gives one number for a text, no choice of classes")
-    return head
-
-
-def class_questions(
-    lens: Lens, encoded: Sequence[Encoded], *, batch_size: int | str = AUTO
+def choice_questions(
+    lens: Lens, encoded: Sequence[Encoded], batch_size: int | str
 ) -> list[Question]:
-    """Why each text's predicted class and not the runner-up.
+    """Why each text's class, or next token, is the model's choice and not the runner-up.
 
     Classes that do not exclude each other have no runner-up: the score is the logit alone.
     """
-    head = class_head(lens)
-    best = _two_best(lens, head, [Variant.whole(text) for text in encoded], batch_size)
-    return [
-        Question(text, target, contrast if head.exclusive else None)
-        for text, (target, contrast) in zip(encoded, best, strict=True)
-    ]
-
-
-def next_token_questions(
-    lens: Lens, encoded: Sequence[Encoded], *, batch_size: int | str = AUTO
-) -> list[Question]:
-    """Why each text's most probable next token and not the second."""
-    texts = [Variant.whole(text, len(text) - 1) for text in encoded]
-    best = _two_best(lens, word_head(lens), texts, batch_size)
-    return [
-        Question(text, target, contrast, len(text) - 1)
-        for text, (target, contrast) in zip(encoded, best, strict=True)
-    ]
-
-
-def _two_best(
-    lens: Lens, head: Head, texts: Sequence[Variant], batch_size: int | str
-) -> list[list[int]]:
-    """The two columns with the largest logits of each text, the larger first."""
-    if not texts:
-        return []
-
-    def best(places: list[int]) -> torch.Tensor:
-        scores = logits(lens, [texts[place] for place in places])
-        # Of equal scores the first column comes first, as it does in argmax.
-        order = scores.double().sort(dim=-1, descending=True, stable=True)
-        return order.indices[:, :2]
-
-    columns: list[list[int]] = by_batches(lens, head, texts, batch_size, best).long().tolist()
-    return columns
-
-
-def word_head(lens: Lens) -> Head:
-    """The head of a language model, or an error that says what there is instead."""
     head = read_head(lens.adapter)
-    if head.task not in (CAUSAL, MASKED):
-        raise InputError(f"{lens.name} is a {head.task}; words are asked of a language model")
-    return head
+    places = [len(text) - 1 if head.task == CAUSAL else None for text in encoded]
+    texts = [Variant.whole(text, place) for text, place in zip(encoded, places, strict=True)]
+
+    def best(batch: list[int]) -> Tensor:
+        scores = logits(lens, [texts[number] for number in batch])
+        # Of equal scores the first column comes first, as it does in argmax.
+        return scores.double().sort(dim=-1, descending=True, stable=True).indices[:, :2]
+
+    columns = by_batches(lens, head, texts, batch_size, best).long().tolist()
+    return [
+        Question(text, target, contrast if head.exclusive else None, place)
+        for text, place, (target, contrast) in zip(encoded, places, columns, strict=True)
+    ]
 
 
-def word_question(lens: Lens, encoded: Encoded, good: str | int, bad: str | int) -> Question:
-    """Why `good` and not `bad` comes next, or stands at the mask: by the first token of each.
+def word_question(lens: Lens, encoded: Encoded, good: str, bad: str) -> Question:
+    """Why `good` and not `bad` comes next, by the first token of each.
 
-    Behind a text of a causal model, a word that comes without its space is given one.
+    A word that comes without its space is given one.
     """
-    head = word_head(lens)
-    place = place_of(lens, head, encoded)
+    head, place = read_head(lens.adapter), len(encoded) - 1
     spaced = isinstance(encoded.text, str) and encoded.text[-1:].isspace()
 
-    def column(word: str | int, what: str) -> int:
-        if isinstance(word, str) and head.task == CAUSAL and not spaced and not word[:1].isspace():
-            word = f" {word}"
+    def column(word: str, what: str) -> int:
+        word = word if spaced or word[:1].isspace() else f" {word}"
         return column_of(word, head, lens.tokenizer, encoded, place, True, what)
 
     target, contrast = column(good, "target"), column(bad, "contrast")
     if target == contrast:
         token = label_of(target, head, lens.tokenizer)
         raise InputError(f"{good!r} and {bad!r} begin with the same token, {token}")
-    return Question(encoded, target, contrast, place, masked=head.task == MASKED)
+    return Question(encoded, target, contrast, place)
 
 
 def cosine_questions(
-    lens: Lens, pairs: Sequence[tuple[Encoded, Encoded]], *, batch_size: int | str = AUTO
+    lens: Lens, pairs: Sequence[tuple[Encoded, Encoded]], batch_size: int | str
 ) -> list[Question]:
     """What makes the first text of each pair similar to the second, whose vector is fixed."""
     written = [(a.text, b.text) for a, b in pairs]
@@ -406,13 +299,10 @@ def cosine_questions(
         [(a, b) for a, b in written if isinstance(a, str) and isinstance(b, str)], lens.pooling
     )
     head = sentence_head(lens)
-    others = {Variant.whole(other): None for _, other in pairs}
-    if not others:
-        return []
-    texts = list(others)
+    texts = list(dict.fromkeys(Variant.whole(other) for _, other in pairs))
 
-    def pooled(places: list[int]) -> torch.Tensor:
-        return text_vectors(lens, head, [texts[place] for place in places])
+    def pooled(batch: list[int]) -> Tensor:
+        return text_vectors(lens, head, [texts[number] for number in batch])
 
     vectors = by_batches(lens, head, texts, batch_size, pooled).numpy()
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -428,55 +318,28 @@ def cosine_questions(
 # layers again is charged for those.
 
 
-@dataclass(frozen=True)
-class Passes:
-    """Passes of single texts through all layers."""
-
-    forward: float = 0.0
-    backward: float = 0.0
-
-    def __add__(self, other: Passes) -> Passes:
-        return Passes(self.forward + other.forward, self.backward + other.backward)
-
-    def per(self, texts: int) -> Passes:
-        """Divide by the number of texts that shared the passes."""
-        return Passes(self.forward / texts, self.backward / texts)
-
-
-class Counter:
-    """Counts while `counted` is open."""
-
-    def __init__(self, layers: int):
-        self._layers = layers
-        self._forward = self._backward = 0
-
-    @property
-    def passes(self) -> Passes:
-        """The passes counted so far."""
-        return Passes(self._forward / self._layers, self._backward / self._layers)
-
-    def behind(self, _: nn.Module, __: Any, ___: Any, output: Any) -> None:
-        """Count the rows of a block's call; used as a hook."""
-        vectors: Tensor = output[0] if isinstance(output, (tuple, list)) else output
-        rows = len(vectors)
-        self._forward += rows
-        if vectors.requires_grad:
-            vectors.register_hook(lambda _: self._back(rows))
-
-    def _back(self, rows: int) -> None:
-        # Autograd calls it on a thread of its own.
-        self._backward += rows
-
-
 @contextmanager
-def counted(lens: Lens) -> Iterator[Counter]:
-    """Count the passes through the model that this thread causes while this is open."""
+def counted(lens: Lens) -> Iterator[NDArray[np.float64]]:
+    """Count the passes, forward and backward, that this thread causes while this is open."""
     blocks = list(lens.adapter.blocks())
-    counter = Counter(len(blocks))
+    passes = np.zeros(2)
+
+    def count(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
+        vectors = first_of(output)
+        rows = len(vectors)
+        passes[0] += rows
+
+        def back(_: Tensor) -> None:
+            passes[1] += rows
+
+        if vectors.requires_grad:
+            vectors.register_hook(back)
+
     with Hooks() as hooks:
-        for block in {id(block): block for block in blocks}.values():
-            hooks.behind(block, counter.behind)
-        yield counter
+        for block in dict.fromkeys(blocks):
+            hooks.behind(block, count)
+        yield passes
+    passes /= len(blocks)
 
 
 # Scores of a text's variants, from plain forward passes of the real model.
@@ -484,60 +347,28 @@ def counted(lens: Lens) -> Iterator[Counter]:
 # score = logit(target) − logit(contrast), or u·v / ‖u‖
 
 
-#: What stands for a prediction where there is none, as of a cosine.
-NO_PREDICTION = -1
-
-
-class Scored(NamedTuple):
-    """What the model says of each variant; each array is (variant,)."""
-
-    score: NDArray[np.float64]
-    probability: NDArray[np.float64]  # of the target; NaN for a cosine
-    predicted: NDArray[np.int64]  # the class or token with the largest logit; −1 for a cosine
-
-
-def embeddings(lens: Lens, question: Question) -> Tensor:
-    """What each token owns at the start: the vectors (k, d) that enter the first layer."""
-    check_gradients(lens)
-    vectors: list[Tensor] = []
-
-    def keep(x: Tensor) -> Tensor:
-        vectors.append(x.detach().to(lens.compute_dtype))
-        return x
-
-    alone(lens, lambda: score_rows(lens, [(question, question.whole)], keep))
-    return vectors[0][0]
-
-
-def differentiable(lens: Lens, question: Question, vectors: Tensor) -> Tensor:
-    """The scores (b,) with vectors (b, k, d) in place of the embeddings, for autograd."""
-    check_gradients(lens)
-    rows = [(question, question.whole)] * len(vectors)
-    entering = vectors.to
-    return alone(lens, lambda: score_rows(lens, rows, entering)[:, 0], gradients=True)
+#: What the model says of variants (variant, 3): the score, the target's probability (NaN for a
+#: cosine), and the class or token with the largest logit (−1 for a cosine).
+Scored: TypeAlias = NDArray[np.float64]
+SCORE, PROBABILITY = 0, 1
 
 
 def score_variants(
     lens: Lens, asked: Sequence[tuple[Question, Sequence[Variant]]], *, batch_size: int | str = AUTO
 ) -> list[Scored]:
-    """Score variants of several texts, which share batches; a repeated variant runs once."""
-    rows: dict[tuple[int, Variant], int] = {}
-    places: list[list[int]] = []
-    for number, (_, variants) in enumerate(asked):
-        places.append([rows.setdefault((number, variant), len(rows)) for variant in variants])
-    if not rows:
-        return [_scored(np.empty((0, 3))) for _ in asked]
-    pairs = [(asked[number][0], variant) for number, variant in rows]
-    same_kind(question for question, _ in pairs)
+    """Score variants of several texts, which share batches."""
+    rows = [(question, variant) for question, variants in asked for variant in variants]
+    numbers = np.empty((0, 3))
+    if rows:
+        head, variants = head_of(lens, rows[0][0]), [variant for _, variant in rows]
 
-    def work(batch: list[int]) -> Tensor:
-        return score_rows(lens, [pairs[place] for place in batch])
+        def work(batch: list[int]) -> Tensor:
+            return score_rows(lens, [rows[number] for number in batch])
 
-    head = head_of(lens, pairs[0][0])
-    numbers = by_batches(lens, head, [variant for _, variant in pairs], batch_size, work).numpy()
-    if not np.isfinite(numbers[:, 0]).all():
+        numbers = by_batches(lens, head, variants, batch_size, work).numpy()
+    if not np.isfinite(numbers[:, SCORE]).all():
         raise InputError(f"{lens.name} gives scores that are not finite; load it in float32")
-    return [_scored(numbers[chosen]) for chosen in places]
+    return np.split(numbers, np.cumsum([len(variants) for _, variants in asked])[:-1])
 
 
 def score_rows(
@@ -545,7 +376,7 @@ def score_rows(
 ) -> Tensor:
     """Score, probability and prediction (b, 3) of a batch; the score knows its gradient.
 
-    For use inside `outputs.alone`.
+    For use inside `alone`.
     """
     questions, variants = [question for question, _ in rows], [variant for _, variant in rows]
     if questions[0].kind == COSINE:
@@ -553,7 +384,7 @@ def score_rows(
         v = torch.from_numpy(np.stack([q.other for q in questions if q.other is not None])).to(u)
         cosines = (u * v).sum(-1) / torch.linalg.vector_norm(u, dim=-1)
         nothing = torch.full_like(cosines, float("nan"))
-        return torch.stack([cosines, nothing, torch.full_like(cosines, NO_PREDICTION)], dim=-1)
+        return torch.stack([cosines, nothing, torch.full_like(cosines, -1)], dim=-1)
     head = read_head(lens.adapter)
     own = logits(lens, variants, entering).double()  # (b, c)
     targets = torch.tensor([question.target for question in questions], device=own.device)
@@ -579,7 +410,3 @@ def check_gradients(lens: Lens) -> None:
     """Refuse models whose embeddings reach the score by other ways than through the first layer."""
     if (outside := lens.adapter.outside_scopes()) is not None:
         raise InputError(f"gradients of {lens.name} would miss a way around its layers: {outside}")
-
-
-def _scored(numbers: NDArray[np.float64]) -> Scored:
-    return Scored(numbers[:, 0], numbers[:, 1], numbers[:, 2].astype(np.int64))

@@ -136,22 +136,23 @@ class Ranking:
 def rank(evidence: Evidence, protocol: str, seed: int) -> Ranking:
     """Read a protocol's values and rank the methods by their means."""
     by_first = _by_first(evidence.sql(values_query(protocol)))
-    values = by_first.get(MOST, next(iter(by_first.values())))
-    values = values[[name for name in values if values[name].notna().any()]]
+    values = by_first[MOST].dropna(axis=1, how="all")
     table = averages(values, seed)
     examples = table.pop("examples")
     if LEAST in by_first:
-        least = averages(by_first[LEAST].reindex(columns=values.columns), seed)
+        least = averages(by_first[LEAST][values.columns], seed)
         names = {"value": "least first", "low": "least first low", "high": "least first high"}
         table = table.join(least.rename(columns=names)[list(names.values())])
     # The share of the changed texts that the model still classifies right.
-    right = evidence.sql(
-        f"""SELECT "index", "first", method, avg(CAST(correct AS DOUBLE)) AS value
+    right = _by_first(
+        evidence.sql(
+            f"""SELECT "index", "first", method, avg(CAST(correct AS DOUBLE)) AS value
 FROM removals WHERE protocol = {_literal(protocol)} AND correct IS NOT NULL GROUP BY ALL"""
+        )
     )
-    for first, accuracy in _by_first(right).items():
-        name = "accuracy" if first == MOST else f"accuracy, {first} first"
-        table[name] = accuracy.mean()
+    for first, name in ((MOST, "accuracy"), (LEAST, "accuracy, least first")):
+        if first in right:
+            table[name] = right[first].mean()
     table["examples"] = examples
     # Methods of the same value stand in the order of their names.
     table = table.sort_index().sort_values(
@@ -160,13 +161,9 @@ FROM removals WHERE protocol = {_literal(protocol)} AND correct IS NOT NULL GROU
     return Ranking(protocol, values, table.reset_index(names="method"), seed)
 
 
-def _by_first(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Split values by removal order, most important first; a column per method."""
-    tables = {
-        str(first): some.pivot(index="index", columns="method", values="value").astype(float)
-        for first, some in rows.groupby("first")
-    }
-    return {first: tables[first] for first in sorted(tables, key=lambda first: first != MOST)}
+def _by_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """Values of every example, by removal order and method."""
+    return rows.pivot(index="index", columns=["first", "method"], values="value").astype(float)
 
 
 def averages(values: pd.DataFrame, seed: int) -> pd.DataFrame:

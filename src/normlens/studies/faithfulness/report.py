@@ -189,7 +189,6 @@ def draw_curves(ranking: Ranking, averaged: Curves, styles: Styles) -> Drawing:
 # What each method costs: passes through the model, and time against one forward pass.
 
 
-INTACT, METHOD = "intact", "method "  # stages in the records of blocks
 TIME = "time / forward pass"
 
 
@@ -199,7 +198,10 @@ def costs(evidence: Evidence, ranking: Ranking, styles: Styles) -> Result | None
     table = evidence.sql(PASSES)
     if table.empty:
         return None
-    table[TIME] = table["method"].map(relative_times(evidence)).astype(float)
+    assert evidence.run is not None
+    stages = evidence.run.status().stages
+    seconds = table["method"].map(lambda name: stages.get(f"method {name}", np.nan))
+    table[TIME] = seconds / (stages.get("intact") or np.nan)
     table["passes"] = table["forward"] + table["backward"]
     table = table.sort_values(["passes", "method"], ignore_index=True)
     shown = table[["method", "forward", "backward", TIME, "texts"]]
@@ -209,20 +211,6 @@ def costs(evidence: Evidence, ranking: Ranking, styles: Styles) -> Result | None
         {"costs": Table(shown, _say("table costs"), formats, open=True)},
         {"costs": Figure(draw, _say("figure costs", title=ranking.words.title))},
     )
-
-
-def relative_times(evidence: Evidence) -> dict[str, float]:
-    """Divide each method's seconds by those of the pass over the whole texts."""
-    assert evidence.run is not None
-    stages = evidence.run.status().stages
-    once = stages.get(INTACT, 0.0)
-    if not once:
-        return {}
-    return {
-        name.removeprefix(METHOD): seconds / once
-        for name, seconds in stages.items()
-        if name.startswith(METHOD)
-    }
 
 
 def draw_costs(ranking: Ranking, passes: pd.Series, styles: Styles) -> Drawing:
@@ -262,7 +250,7 @@ class ColouredText:
     methods: Sequence[str]
     scores: NDArray[np.float64]  # (method, token)
     values: Sequence[float]  # of the methods, in the protocol that ranks them
-    evidence: NDArray[np.bool_] | None = None  # tokens of the word that must decide, if one must
+    evidence: NDArray[np.bool_]  # tokens of the word that must decide
 
     def strengths(self) -> NDArray[np.float64]:
         """Scores against each method's largest, −1 to 1; NaN for tokens that stay."""
@@ -276,7 +264,7 @@ def page(text: ColouredText) -> Markup:
     """Write one line of coloured tokens per method."""
     from markupsafe import Markup
 
-    marked = [False] * len(text.tokens) if text.evidence is None else text.evidence.tolist()
+    marked = text.evidence.tolist()
     rows = [
         (method, fixed(value) if value == value else "", list(map(_token, strengths.tolist())))
         for method, value, strengths in zip(
@@ -321,9 +309,8 @@ def draw_matrix(text: ColouredText) -> Drawing:
         size = SMALL if columns <= 48 else 5.0
         panel.set_yticks(range(rows), map(drawable, text.methods), fontsize=SMALL)
         panel.set_xticks(range(columns), map(drawable, labels), fontsize=size, rotation=90)
-        deciding = np.zeros(columns, bool) if text.evidence is None else text.evidence
         for tick, ordinary, decides in zip(
-            panel.get_xticklabels(), text.ordinary, deciding, strict=True
+            panel.get_xticklabels(), text.ordinary, text.evidence, strict=True
         ):
             tick.set(color=INK if ordinary else GREY, parse_math=False)
             tick.set_weight("bold" if decides else "normal")
@@ -399,24 +386,19 @@ ORDER BY "index", method, position"""
 
 
 def _text(ranking: Ranking, scores: pd.DataFrame, index: int) -> ColouredText | None:
-    methods = [
-        name for name in ranking.methods if name not in PRIORS and (scores["method"] == name).any()
-    ]
+    wide = scores.pivot(index="position", columns="method", values="score")
+    methods = [name for name in ranking.methods if name in wide and name not in PRIORS]
     if not methods:
         return None
-    by_method = {name: scores[scores["method"] == name] for name in methods}
-    first = by_method[methods[0]]
-    deciding = first.get("evidence")
+    first = scores[scores["method"] == methods[0]]
     ordinary = first["ordinary"].to_numpy(bool)
     return ColouredText(
         tokens=readable_tokens(list(map(str, first["token"])), (~ordinary).tolist()),
         ordinary=ordinary,
         methods=methods,
-        scores=np.array([by_method[name]["score"].to_numpy(float) for name in methods]),
+        scores=wide[methods].to_numpy(float).T,
         values=[float(ranking.values[name].get(index, np.nan)) for name in methods],
-        evidence=None
-        if deciding is None
-        else pd.array(deciding, dtype="boolean").fillna(False).to_numpy(bool),
+        evidence=pd.array(first["evidence"], dtype="boolean").fillna(False).to_numpy(bool),
     )
 
 

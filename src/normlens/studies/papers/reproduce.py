@@ -27,7 +27,7 @@ from normlens.studies.ablation.data import open_ablation_data
 from normlens.studies.ablation.losses import choose_loss
 from normlens.studies.ablation.options import CLASSES, AblateOptions
 from normlens.studies.driver import GivenModel, Runs, is_begun, save_settings
-from normlens.studies.faithfulness.evaluate import Reading, evaluate, make_plan
+from normlens.studies.faithfulness.evaluate import evaluate, make_plan
 from normlens.studies.faithfulness.options import EvaluateOptions
 from normlens.studies.papers import mixing
 from normlens.studies.papers.reporting import MODEL, RUNS, build_report, load_settings
@@ -74,7 +74,7 @@ def check_model(lens: Lens, settings: Settings, folder: Path) -> None:
     for data, short in short_names(settings.data).items():
         if EVALUATE in settings.kinds and not (folder / EVALUATE / short / NAME).is_file():
             options = EvaluateOptions(methods=settings.methods, label_column=settings.label_column)
-            make_plan(lens, options, Reading(data, **_reading(settings, data)), Progress())
+            make_plan(lens, options, data, _reading(settings, data), Progress())
         if ABLATE in settings.kinds:
             if settings.label_column is not None and choose_loss(lens).name != CLASSES:
                 raise OptionError("label_column", "{option} is for classifiers alone")
