@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,14 @@ from typing import Any
 import pandas as pd
 import pytest
 from heads import headed
+from one_case import in_one_case
 from pair_examples import fast_tokenizer, with_head
 
 import normlens
-from normlens.errors import InputError, MapsFileError, OutputError
+from normlens import cli
+from normlens.cli import tools as pages
+from normlens.errors import InputError, MapsFileError, NormLensError, OptionError, OutputError
+from normlens.models.reading import UnreadableModule
 from normlens.models.tiny import tiny_model
 from normlens.results import exports, store
 from normlens.results.store import Result, TokenResult
@@ -48,18 +54,38 @@ MADE: dict[str, Callable[[Any, Any], Any]] = {
 PARTS = {Result, TokenResult}
 
 
-def kinds() -> set[type]:
-    """Every class of results that the package has."""
-    found, left = set(), [Result]
-    while left:
-        kind = left.pop()
-        found.add(kind)
-        left += [each for each in kind.__subclasses__() if each.__module__.startswith("normlens.")]
-    return found - PARTS
+def kinds(base: type) -> set[type]:
+    """A class of the package, and every one that inherits from it."""
+    each = [kind for kind in base.__subclasses__() if kind.__module__.startswith("normlens.")]
+    return {base}.union(*map(kinds, each))
+
+
+# What a module's reader raises becomes an error that names the module.
+@in_one_case("kind", kinds(NormLensError) - {UnreadableModule}, ids=lambda kind: kind.__name__)
+def test_every_error_is_one_line_and_leads_to_a_page(
+    kind: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("option", "{option} is wrong; do this") if kind is OptionError else ("wrong; do this",)
+    error = pickle.loads(pickle.dumps(kind(*words)))  # as from a worker
+    assert type(error) is kind
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("normlens.loading.doctor.self_check", fail)
+    monkeypatch.setattr("os._exit", lambda status: None)  # behind a thread that is stuck
+    assert cli.main(["check"]) >= 2  # 1 is a check that failed
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"error: .*wrong; do this\n", err)
+    documented = [each for each in kind.__mro__ if each.__name__ in pages.topics()]
+    assert documented
+    text = pages.page(documented[0].__name__)
+    assert "## Cause" in text
+    assert "## Cure" in text
 
 
 def test_every_kind_of_result_is_tried() -> None:
-    names = {kind.__name__ for kind in kinds()}
+    names = {kind.__name__ for kind in kinds(Result) - PARTS}
     assert {name.split()[0] for name in MADE} | {"Score", "Explained", "Results"} >= names
 
 
@@ -85,7 +111,9 @@ def test_every_result(kind: str, minilm: Any, smollm2: Any, tmp_path: Path) -> N
     with pytest.raises(InputError):
         result.save(tmp_path / "it.npz")
 
-    few = {"layers": 0} if kind.startswith("Maps") else {}  # pictures take most of the time
+    few = (
+        {"layers": 0, "scopes": "FF"} if kind.startswith("Maps") else {}
+    )  # pictures take most of the time
     for ending in exports.FORMATS:
         name = tmp_path / f"exported{ending}"
         if ending in exports.PICTURES and kind == "Ranking":

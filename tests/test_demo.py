@@ -29,7 +29,7 @@ def encoder_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_minilm
-@pytest.mark.usefixtures("encoder_only")
+@pytest.mark.usefixtures("encoder_only", "sketched")
 def test_demo_prints_tables_and_writes_maps_and_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +67,6 @@ def test_demo_prints_tables_and_writes_maps_and_pictures(
 
 def test_demo_keeps_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match="--force"):
+    with pytest.raises(OutputError):
         run_demo(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

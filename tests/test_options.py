@@ -7,63 +7,96 @@ import pickle
 import re
 import runpy
 import typing
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from one_case import in_one_case
 
 import normlens
-from normlens.corpus.runs.options import Execution, RunOptions
+from normlens import cli
 from normlens.errors import InputError, OptionError
 from normlens.inputs.encode import RawInput
 from normlens.options import (
     AnalysisOptions,
-    LoadOptions,
+    CiteOptions,
+    CosineOptions,
+    ExplainOptions,
     Option,
     check_keywords,
     options_of,
     shows_fields_of,
 )
 from normlens.studies.papers.reproduce import reproduce
-from normlens.studies.papers.settings import Settings
 from normlens.viewer.pages import ViewerState
 
-#: Fields that calls take by name.
-BY_NAME = {RunOptions: {"model", "data"}, Settings: {"kinds", "model", "data", "limits"}}
+TOOL = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "write_keywords.py"))
+IDS = " ".join([*TOOL["IDS"], "sampling_rate"])
+COSTS = "batch_size memory_limit"
+SCORE = "document_prompt label no nonlinearity query_prompt similarity template truncate_dim yes"
+OF_DATA, OF_WORK = "max_length paragraphs revision seed", "attempts heartbeat verify"
+OF_RUNS = (
+    "address batch_size block_size dtype engine file_minutes file_size resources sequence_timeout "
+    "steps truncate trust_remote_code"
+)
+OF_REPORTS = "ablation_kinds layer min_count others ranks relations resamples sentence top"
+#: Commands: what each calls, and the options of that which can be given in Python alone.
+COMMANDS: dict[str, tuple[Any, str]] = {
+    "map": (normlens.Lens.maps, f"{IDS} batch_size map_dtype precision samples seed statistics"),
+    "explain": (normlens.Lens.explain, f"{IDS} {COSTS} flow heads nonlinearity scopes"),
+    "cite": (
+        normlens.Lens.cite,
+        f"{COSTS} generation nonlinearity prompt score seed separator system",
+    ),
+    "cosine": (normlens.Lens.cosine, f"{COSTS} nonlinearity"),
+    "score": (normlens.Lens.score, f"{COSTS} {SCORE}"),
+    "rank": (normlens.Lens.rank, f"{COSTS} {SCORE}"),
+    "run": (normlens.run, f"{OF_WORK} extra_columns paragraphs precision"),
+    "evaluate": (normlens.evaluate, f"{OF_DATA} {OF_WORK} {OF_RUNS}"),
+    "reproduce": (reproduce, f"{OF_DATA} {OF_REPORTS}"),
+}
+#: What the server is asked for: the dataclass of its options, and those that a request may have.
+REQUESTS = {
+    "AnalysisRequest": (AnalysisOptions, {"heads", "nonlinearity"}),
+    "ExplanationRequest": (ExplainOptions, {"nonlinearity"}),
+    "CitationRequest": (CiteOptions, {"nonlinearity"}),
+    "CosineRequest": (CosineOptions, {"nonlinearity"}),
+}
+
+
+@in_one_case("name", COMMANDS)
+def test_an_option_is_on_the_command_line_or_is_said_to_be_pythons(name: str) -> None:
+    function, python_only = COMMANDS[name]
+    shown = inspect.signature(function).parameters.values()
+    assert not any(each.kind is each.VAR_KEYWORD for each in shown)
+    typed = typer.main.get_command(cli.app).commands[name].params
+    missing = TOOL["options_of"](function).keys() - {parameter.name for parameter in typed}
+    assert missing == {*python_only.split()}
+
+
+@in_one_case("name", REQUESTS)
+def test_the_server_asks_for_options_as_their_dataclass_does(name: str) -> None:
+    kind, served = REQUESTS[name]
+    analyses = pytest.importorskip("normlens.serve.analyses", exc_type=ImportError)
+    asked = getattr(analyses, name).model_fields
+    asked = {"nonlinearity" if key == "rule" else key: field for key, field in asked.items()}
+    options = {item.name: item for item in fields(kind)}
+    assert options.keys() & asked.keys() == served
+    for option in served:
+        assert asked[option].default == options[option].default
+        assert asked[option].description == options_of(kind)[option].help
 
 
 def test_the_stub_is_what_the_signatures_say() -> None:
     """After a change of an option: ``python tools/write_keywords.py``."""
-    tool = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "write_keywords.py"))
-    assert tool["PATH"].read_text("utf-8") == tool["stub"]()
+    assert TOOL["PATH"].read_text("utf-8") == TOOL["stub"]()
     inputs = [item for item in fields(RawInput) if item.name not in ("source", "target")]
-    assert tool["keywords"]()["AnalysisKeywords"] == {
+    assert TOOL["keywords"]()["AnalysisKeywords"] == {
         item.name: item.type for item in (*inputs, *fields(AnalysisOptions))
     }
-    assert tool["keywords"]()["RunKeywords"]["measures"] == "str | Sequence[str | Measure] | None"
-
-
-@pytest.mark.parametrize(
-    ("function", "kinds"),
-    [
-        (normlens.Lens.maps, [AnalysisOptions]),
-        (normlens.run, [RunOptions, Execution]),
-        (normlens.resume, [RunOptions, Execution]),
-        (normlens.Run.resume, [RunOptions, Execution]),
-        (reproduce, [Settings]),
-        (normlens.load, [LoadOptions]),
-    ],
-)
-def test_signatures_show_the_fields_with_their_defaults(function: Any, kinds: list[Any]) -> None:
-    parameters = inspect.signature(function).parameters
-    for kind in kinds:
-        for item in fields(kind):
-            if item.name not in BY_NAME.get(kind, ()):
-                default = None if item.default is MISSING else item.default
-                assert parameters[item.name].default == default
-                assert parameters[item.name].kind is inspect.Parameter.KEYWORD_ONLY
-    assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    assert TOOL["keywords"]()["RunKeywords"]["measures"] == "str | Sequence[str | Measure] | None"
 
 
 def test_a_shown_signature_leaves_the_call_alone() -> None:
@@ -103,15 +136,6 @@ def test_an_option_is_named_as_python_or_the_shell_names_it() -> None:
     assert error.as_typed == "--block-size must be at least 1, not '{option}'"
     arrived = pickle.loads(pickle.dumps(error))  # as from a worker
     assert (str(arrived), arrived.as_typed) == (str(error), error.as_typed)
-
-
-def test_the_server_asks_for_the_rule_as_the_options_do() -> None:
-    pytest.importorskip("fastapi")
-    from normlens.serve.analyses import AnalysisRequest
-
-    asked = AnalysisRequest.model_fields["rule"]
-    assert asked.default == AnalysisOptions().nonlinearity
-    assert asked.description == options_of(AnalysisOptions)["nonlinearity"].help
 
 
 def test_the_viewers_state_has_the_words_of_the_page() -> None:

@@ -63,7 +63,7 @@ def shown_in(path: Path) -> bytes:
 
 
 @in_one_case("kind", ["maps", "explain", "cosine"])
-@in_one_case("ending", [".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"])
+@in_one_case("ending", [".safetensors", ".html", ".csv", ".json", ".svg"])
 def test_no_file_says_where_the_model_lies(kind: str, ending: str, lens, tmp_path: Path) -> None:
     texts = (SENTENCE, "a cat") if kind == "cosine" else (SENTENCE,)
     path = exports.write(getattr(lens, kind)(*texts), tmp_path / f"result{ending}")

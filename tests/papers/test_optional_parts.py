@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import run_examples as examples
 import torch
-from quick_reports import rendering_nothing
+from quick_reports import drawing_nothing
 from run_records import forget
 from shell import Shell
 
@@ -52,9 +52,9 @@ def classifier(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory):
-    """Sixteen texts with one of three labels each."""
+    """Thirteen texts with one of three labels each."""
     folder = tmp_path_factory.mktemp("data")
-    lines = examples.corpus_file(folder / "lines.txt", 16).read_text().splitlines()
+    lines = examples.corpus_file(folder / "lines.txt", 13).read_text().splitlines()
     rows = [f"{line} ab\t{number % 3}" for number, line in enumerate(lines)]
     (folder / "labelled.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     return folder / "labelled.tsv"
@@ -64,14 +64,9 @@ def labelled(tmp_path_factory):
 def results(tmp_path_factory, classifier, labelled):
     """A paper's experiments, an evaluation and ablations of a tiny classifier in one folder."""
     out = tmp_path_factory.mktemp("results") / "out"
-    with rendering_nothing():
+    with drawing_nothing():
         reproduce("ff,evaluate,ablate", classifier, labelled, out, **OPTIONS)
     return out
-
-
-@pytest.fixture(scope="module")
-def described(results):
-    return describe(results)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -126,7 +121,6 @@ def test_the_same_again_computes_nothing_and_keeps_the_options(
     results, classifier, labelled, tmp_path
 ):
     out = Path(shutil.copytree(results, tmp_path / "out"))
-    build_report(out)
     before = contents(out)
     execution = {"device": "cpu"}
     reproduce("ff", classifier, labelled, out, resamples=100, execution=execution)
@@ -182,15 +176,10 @@ def test_options_of_a_part_stay_with_the_folder():
     with pytest.raises(InputError):
         settings("ablate", label_column="label").joined(begun)
     assert settings("ablate", label_column="label").joined(settings("ff")).label_column == "label"
-
-
-def test_code_of_a_folder_is_imported_only_if_it_is_named():
-    begun = Settings(("evaluate",), "m", ("a.txt",), methods=("mine:scores", "random"))
-    again = Settings(("ff",), "m", ("a.txt",))
-    with pytest.raises(InputError):
-        again.joined(begun)
-    named = Settings(("evaluate",), "m", ("a.txt",), methods=("mine:scores", "random"))
-    assert named.joined(begun) == begun
+    with_code = settings("evaluate", methods=("mine:scores", "random"))
+    assert with_code.joined(with_code) == with_code
+    with pytest.raises(InputError):  # code is imported only if it is named again
+        settings("ff").joined(with_code)
 
 
 # Refusals --------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from normlens.plan.costs import (
     group_sources,
     head_product_elements,
     head_products_pay,
-    sequence_memory,
 )
 from normlens.plan.estimate import Estimate
 
@@ -40,10 +39,6 @@ def test_head_products_pay_where_they_take_fewer_operations(n, heads, d_head, d,
     formed = 2 * (d + n) * head_product_elements(heads, d_head, m, k)
     from_vectors = 2 * n * head_product_elements(heads, d, m, k)
     assert head_products_pay(d_head, d, n) == (formed < from_vectors)
-
-
-def test_their_size_is_that_of_what_is_formed():
-    assert head_product_elements(heads=3, d_head=4, m=5, projections=2) == 2 * 3 * 4 * 5
 
 
 def sizes_of(n: int, batch: int) -> VectorSizes:
@@ -86,11 +81,6 @@ GPU = torch.device("cuda")
 def memory(monkeypatch):
     """A device with so many bytes."""
     return lambda size: monkeypatch.setattr(costs, "device_memory", lambda device: size)
-
-
-def test_a_sequence_takes_its_weights_values_and_vectors():
-    n, heads, d = 512, 12, 768
-    assert sequence_memory(n, heads, d, 4) == 4 * (4 * heads * n * n + (3 * heads + 12) * n * d)
 
 
 @pytest.fixture

@@ -60,8 +60,7 @@ def hammer(lenses: list[normlens.Lens], count: int = 60) -> None:
 # Models -------------------------------------------------------------------------------------------
 
 
-@in_one_case("family", ["bert", "gpt2", "llama"])
-@in_one_case("prepare", [False, True])
+@in_one_case(("family", "prepare"), [("bert", False), ("llama", True)])
 def test_one_lens_in_many_threads(family, prepare):
     lens = normlens.load(tiny_model(family))
     hammer([lens.prepare() if prepare else lens])

@@ -113,7 +113,7 @@ def encode_one(lens: Lens, given: RawInput) -> tuple[list[Encoded], bool]:
         for text in texts:
             if isinstance(text, tuple):
                 check_separated(lens)
-            encoded.append(_known(reader, reader.read(text, given.truncate)))
+            encoded.append(_warn_of_unknown(reader, reader.read(text, given.truncate)))
         return encoded, many
     encoded, many = reader.read_ids(given.input_ids, given.attention_mask, given.token_type_ids)
     count = lens.adapter.token_types()
@@ -249,7 +249,7 @@ def encode_target(
 ) -> Encoded:
     """A target alone, as the decoder reads it."""
     reader = reader_of(lens, TARGET, max_length)
-    read = _known(reader, reader.read(target, truncate))
+    read = _warn_of_unknown(reader, reader.read(target, truncate))
     encoded = _shifted(_two_stacks(lens), read, lens.tokenizer)
     reader.check(encoded.ids, "the target with the token that starts it", "; shorten it")
     return encoded
@@ -264,7 +264,7 @@ def _read_source(
             "them, and the text as the target"
         )
     reader = reader_of(lens, SOURCE, max_length)
-    return _known(reader, reader.read(source, truncate))
+    return _warn_of_unknown(reader, reader.read(source, truncate))
 
 
 def _two_stacks(lens: Lens) -> TwoStacks:
@@ -285,7 +285,7 @@ def _source_target(entry: Any) -> SourceTarget:
     )
 
 
-def _known(reader: Reader, encoded: Encoded) -> Encoded:
+def _warn_of_unknown(reader: Reader, encoded: Encoded) -> Encoded:
     """The same text; a warning says which words of it became the token for unknown ones."""
     unknown = getattr(reader.tokenizer, "unk_token_id", None)
     if unknown is not None and unknown in encoded.ids:
@@ -333,7 +333,7 @@ def can_generate(lens: Lens) -> bool:
     return bool(getattr(lens.adapter.whole, "can_generate", lambda: False)())
 
 
-def _likeliest(lens: Lens, what: str, read: Encoded, options: Mapping[str, Any]) -> list[int]:
+def _generate(lens: Lens, what: str, read: Encoded, options: Mapping[str, Any]) -> list[int]:
     """The tokens that a model generates behind what it reads, by default the likeliest ones."""
     adapter, whole = lens.adapter, lens.adapter.whole
     if not can_generate(lens):
@@ -376,7 +376,7 @@ def generated(lens: Lens, source: Encoded, max_length: int | None = None) -> Enc
     labels = None if lens.tokenizer is None else Reader(lens.tokenizer, TARGET).read("a").ids
     options = {"max_new_tokens": limit - 1, **adapter.generation_options(labels)}
     # The source as its own target: only what belongs to the source is taken of these inputs.
-    ids = _likeliest(lens, "a target", replace(source, source=source), options)
+    ids = _generate(lens, "a target", replace(source, source=source), options)
     finished = len(ids) > 1 and ids[-1] in _as_set(adapter.whole.generation_config.eos_token_id)
     said = GENERATED if finished else f"{GENERATED}, cut at {len(ids)} tokens"
     target = _from_ids(ids[:-1] if finished else ids, lens)
@@ -398,7 +398,7 @@ def answered(lens: Lens, prompt: Encoded, count: int, options: Mapping[str, Any]
         )
     if limit is not None and "max_length" not in chosen:
         chosen["max_new_tokens"] = min(chosen["max_new_tokens"], limit - len(prompt))
-    ids = _likeliest(lens, "an answer", prompt, chosen)[len(prompt) :]
+    ids = _generate(lens, "an answer", prompt, chosen)[len(prompt) :]
     config = lens.adapter.whole.generation_config
     special = _as_set(chosen.get("eos_token_id", config.eos_token_id))
     special |= {getattr(lens.tokenizer, "eos_token_id", None), config.pad_token_id}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -418,7 +417,7 @@ def _check_device_map(
         f"device is {str(device)!r}",
     )
     errors.require(part is None, "device_map spreads whole models; leave it out, or leave out part")
-    if importlib.util.find_spec("accelerate") is None:
+    if find_spec("accelerate") is None:
         raise errors.MissingDependencyError(
             "device_map needs accelerate; run: pip install accelerate"
         )

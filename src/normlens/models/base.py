@@ -41,7 +41,7 @@ from normlens.layers import (
 )
 from normlens.models.reading import UnreadableModule, read_tensor, without_idle_adapters
 from normlens.models.reading import linear as linear  # which adapters take from here
-from normlens.models.refusals import UnknownModelType, refusal
+from normlens.models.refusals import refusal, unknown
 from normlens.models.unwrapping import body, composite_refusal, tower_config, unreadable, unwrapped
 from normlens.trace.locking import Change, process_lock
 
@@ -665,7 +665,7 @@ def adapter_class(config: Any, model: nn.Module | None = None) -> type[Adapter]:
         if reason is not None:
             raise UnsupportedModelError(reason)
     if adapter is None or (decoder_too and not adapter.two_stacks):
-        raise UnknownModelType(model_type, two_stacks=decoder_too)
+        raise unknown(model_type, two_stacks=decoder_too)
     return adapter
 
 

@@ -127,14 +127,16 @@ REASONS = {name: reason for reason, names in _GROUPS.items() for name in names.s
 class UnknownModelType(UnsupportedModelError):
     """Nobody has written an adapter yet; the message says how."""
 
-    def __init__(self, model_type: str, *, two_stacks: bool):
-        kind = "is an encoder–decoder and" if two_stacks else "is"
-        base = "normlens.models.parts.TwoStacks" if two_stacks else "normlens.Adapter"
-        super().__init__(
-            f"model type {model_type!r} {kind} not supported; `normlens models` lists the types "
-            f"that are. To add it, subclass {base} and decorate it with "
-            f'@normlens.register("{model_type}") (`normlens help adapters` has an example)'
-        )
+
+def unknown(model_type: str, *, two_stacks: bool) -> UnknownModelType:
+    """The error about a model type that nobody has written an adapter for."""
+    kind = "is an encoder–decoder and" if two_stacks else "is"
+    base = "normlens.models.parts.TwoStacks" if two_stacks else "normlens.Adapter"
+    return UnknownModelType(
+        f"model type {model_type!r} {kind} not supported; `normlens models` lists the types that "
+        f"are. To add it, subclass {base} and decorate it with "
+        f'@normlens.register("{model_type}") (`normlens help adapters` has an example)'
+    )
 
 
 def refusal(model_type: str) -> str | None:
