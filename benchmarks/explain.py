@@ -4,8 +4,9 @@ Ratios of times and of memory that were measured in one run:
 
     time      explain / forward       the model's plain forward pass, sdpa
     captum    captum / explain        integrated gradients of the same number, 50 steps
-    memory    explain / forward       peak of live tensors beside the weights, the last position's
-                                      logits alone; explain without flow maps from 1,024 tokens on
+    memory    explain / forward       peak of live tensors, the weights among them, the last
+                                      position's logits alone; without flow maps where a text is
+                                      too long for them
 
     python benchmarks/explain.py            # MiniLM and SmolLM2 on a CPU
     python benchmarks/explain.py --captum   # and Captum beside it (pip install captum)
@@ -32,12 +33,14 @@ DOCS = Path(__file__).resolve().parents[1] / "docs" / "explain.md"
 
 
 class PeakMemory(TorchDispatchMode):
-    """The peak of what tensors that are made inside hold at once, in bytes."""
+    """The peak of what a model's weights and the tensors made inside hold at once, in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        self.live = self.peak = 0
-        self._seen: set[int] = set()
+        tensors = [*model.parameters(), *model.buffers()]
+        weights = {s._cdata: s.nbytes() for s in (each.untyped_storage() for each in tensors)}
+        self.live = self.peak = sum(weights.values())
+        self._seen = set(weights)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -133,9 +136,9 @@ def on_cpu(captum: bool, repeats: int) -> list[tuple[str, int, float, float, flo
                 for _ in range(repeats)
             ]
             plain, ours = (min(column) for column in zip(*times, strict=True))
-            with PeakMemory() as without:
+            with PeakMemory(case.model) as without:
                 case.forward()
-            with PeakMemory() as with_it:
+            with PeakMemory(case.model) as with_it:
                 case.explain()
             ratio = None
             if captum:

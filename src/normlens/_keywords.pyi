@@ -109,7 +109,7 @@ class ExplainKeywords(TypedDict, total=False):
     sampling_rate: int | None
     truncate: bool
     nonlinearity: str
-    flow: bool | None
+    flow: bool | int | None
     heads: bool
     scopes: str | Iterable[str] | None
     first_piece: bool
@@ -126,7 +126,7 @@ class QuestionKeywords(TypedDict, total=False):
     truncate: bool
     progress: Progress | bool | None
     nonlinearity: str
-    flow: bool | None
+    flow: bool | int | None
     heads: bool
     scopes: str | Iterable[str] | None
     first_piece: bool
@@ -154,7 +154,7 @@ class AnyQuestionKeywords(TypedDict, total=False):
     truncate: bool
     progress: Progress | bool | None
     nonlinearity: str
-    flow: bool | None
+    flow: bool | int | None
     heads: bool
     scopes: str | Iterable[str] | None
     first_piece: bool

@@ -457,7 +457,8 @@ class ExplainOptions:
 
     - `nonlinearity` is the rule for activations: "ig", "ig-bias" or "gradient".
     - `flow` keeps how much of the score goes where in each layer, by default unless a text is so
-      long that these maps would take more than 128 MB; `heads` keeps the same by head, `scopes`
+      long that these maps would take more than 128 MB; a number keeps so many of the strongest
+      edges of each layer (`why.edges`), for long texts. `heads` keeps the same by head, `scopes`
       the same behind each of these scopes.
     - `first_piece` accepts the first token of a target that is several.
     - `batch_size` is how many texts go through the model at a time; "auto" asks the memory.
@@ -466,7 +467,11 @@ class ExplainOptions:
     """
 
     nonlinearity: str = LINEAR_RULE.field(IG)
-    flow: bool | None = None
+    flow: bool | int | None = Option(
+        "Keep so many of each layer's strongest edges: the flow of a long text.",
+        metavar="EDGES",
+        typed=int,
+    ).field(None)
     heads: bool = Option("How much of the score goes where, by head, too.").field(False)
     scopes: str | Iterable[str] | None = None
     first_piece: bool = Option("Accept the first token of a target that is several.").field(False)
@@ -478,6 +483,8 @@ class ExplainOptions:
         if self.nonlinearity == SHAPLEY:
             raise InputError(NOT_LINEAR)
         valid_choice(self.nonlinearity, (*LINEAR_RULES, *OWN_RULES), "rule for the nonlinearity")
+        if self.flow is not None and (not isinstance(self.flow, int) or self.flow < 0):
+            raise InputError(f"flow is True, False, or a number of edges, not {self.flow!r}")
         parse_bytes(self.memory_limit)
         parse_batch_size(self.batch_size)
 

@@ -14,7 +14,7 @@ from largest_tensor import LargestTensor
 from one_case import in_one_case
 
 import normlens
-from normlens.errors import NormLensError
+from normlens.errors import InputError, NormLensError
 from normlens.explain import explainer
 from normlens.frozen import attention, feedforward
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
@@ -32,7 +32,7 @@ def begin_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep queries and keys of every text, and form weights of a few tokens at a time."""
     monkeypatch.setattr(explainer, "ALPHA_BYTES", 0)
     monkeypatch.setitem(attention._TILE, "cpu", 60)
-    monkeypatch.setattr(feedforward, "NEURONS", 100)
+    monkeypatch.setitem(feedforward.NEURONS, "cpu", 100)
 
 
 @pytest.fixture
@@ -166,3 +166,30 @@ def test_the_first_call_of_a_long_text_forms_no_weights():
     torch.cuda.reset_peak_memory_stats()
     lens.explain(input_ids=ids, position=3, layer=1, direction=[1.0] * 512, flow=False)
     assert torch.cuda.max_memory_allocated() < 16 * 16384**2
+
+
+def test_the_strongest_edges_are_those_of_the_flow_map(fast, tmp_path, monkeypatch):
+    """Of long texts and of a batch, kept in a file and folded in a picture."""
+    lens = normlens.load(tiny_model("llama"), tokenizer=False)
+    asked = question(lens)
+    whole = lens.explain(flow=True, **asked)
+    fast()
+    for exact, found in zip(whole, lens.explain(flow=9, **asked), strict=True):
+        found.save(tmp_path / "why.safetensors")
+        found = normlens.Explanation.load(tmp_path / "why.safetensors")
+        assert not found.flows
+        for layer, flow in enumerate(exact.flow):
+            strongest = np.sort(np.abs(flow), axis=None)[-9:]
+            np.testing.assert_allclose(np.sort(np.abs(found.edge_values[layer])), strongest, 1e-4)
+            i, j = found.edges[layer].T
+            np.testing.assert_allclose(found.edge_values[layer], flow[i, j], rtol=1e-4)
+            assert found.edge_totals[layer] == pytest.approx(np.abs(flow).sum(), rel=1e-4)
+        monkeypatch.setattr("normlens.figures.explanations.ROWS", 2)
+        labels = [label.get_text() for label in found.plot_flow().axes[0].get_yticklabels()]
+        assert len(labels) == 4
+        assert labels[2] == f"{len(exact.raw_tokens) - 2} other tokens"
+    with pytest.raises(InputError):
+        lens.explain(flow=-1, **asked)
+    two = normlens.load(tiny_with_head("bart"), tokenizer=False)
+    with pytest.raises(InputError):
+        two.explain(flow=9, **question(two))

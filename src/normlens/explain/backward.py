@@ -194,6 +194,7 @@ class Passed:
     components: dict[str, Blocks]  # (t, b, i)
     heads: dict[str, Blocks]  # (t, b, h, i), by `HEADS` and `CROSS_HEADS`
     flows: dict[str, Blocks]  # (t, b, i, j) by scope, or (t, b, h, i, j)
+    edges: tuple[Tensor, ...] = ()  # places in a flow map (t, b, edge), values, Σ |flow| (t, b)
 
 
 def carry(
@@ -201,7 +202,7 @@ def carry(
     g: Tensor,
     layer: int | None = None,
     *,
-    flow_maps: bool = False,
+    flow_maps: bool | int = False,
     by_head: bool = False,
     scopes: Collection[str] = (),
     progress: Progress | None = None,
@@ -209,7 +210,8 @@ def carry(
     """Carry gradients g (t, b, n, d) behind a layer, or the last, to the first layer's input.
 
     Returns what they left behind in each layer, the first one first. Of a GPU it is on the host
-    when the GPU is done. Flow maps are kept of layers, of each head, and behind some scopes.
+    when the GPU is done. Flow maps are kept of layers, of each head, and behind some scopes; a
+    number keeps so many edges of a layer's map.
     """
     count = len(network) if layer is None else layer + 1
     way: list[Passed] = []
@@ -234,7 +236,7 @@ def _carry_layer(
     network: FrozenNetwork,
     index: int,
     state: Carried,
-    flow_maps: bool,
+    flow_maps: bool | int,
     by_head: bool,
     scopes: Collection[str],
 ) -> Passed:
@@ -265,8 +267,13 @@ def _carry_layer(
         components[RES] = (scores.residual,)
     (own, _), *_ = attentions(frozen)
     flows: dict[str, Blocks] = {}
-    if flow_maps:
+    edges: tuple[Tensor, ...] = ()
+    if flow_maps is True:
         flows[WHOLE] = layer_flow(frozen, scores)
+    elif flow_maps:
+        sizes = layer_flow(frozen, scores)[0].flatten(-2)
+        places = sizes.abs().topk(min(flow_maps, sizes.shape[-1])).indices
+        edges = places, sizes.gather(-1, places), sizes.abs().sum(-1)
     if by_head:
         flows[HEAD_FLOW] = layer_flow(frozen, scores, by_head=True)
     for step, scope in steps.items():
@@ -280,6 +287,7 @@ def _carry_layer(
             HEADS if step == own else CROSS_HEADS: (share,) for step, share in scores.heads.items()
         },
         "flows": flows,
+        "edges": edges,
     }
     return Passed(index, stack, network.errors, **tree_map_only(Tensor, pinned_copy, kept))
 
@@ -345,8 +353,17 @@ class Packer:
             components[RES][place, waiting] = carried
             if WHOLE in flows:
                 flows[WHOLE][place, waiting, waiting] = carried
+        edges: dict[str, Array] = {}
+        if layers[0].edges:
+            places, values, totals = (
+                np.stack([each[self.place].numpy() for each in column])
+                for column in zip(*(layer.edges for layer in layers), strict=True)
+            )
+            ends = np.divmod(places, max(self.network.lengths[-1]))
+            edges = {"edges": np.stack(ends, -1), "edge_values": values, "edge_totals": totals}
         return {
             "biases": biases,
+            **edges,
             "completeness": self._completeness(seed, nodes, biases),
             "nodes": nodes,
             "component_names": list(components),

@@ -140,6 +140,10 @@ class Explainer:
         self.lens, self.items, self.options, self.progress = lens, items, options, progress
         with torch.no_grad():
             self.head = head.to(lens.compute_dtype)
+        if lens.two_stacks and options.flow not in (None, True, False):
+            raise InputError(
+                "the strongest edges are kept of models with one sequence; take flow=True"
+            )
         self.rule, self.limit = options.nonlinearity, parse_bytes(options.memory_limit)
         self.model = lens.adapter.model if head.output is None else lens.adapter.whole
         self.scopes = self._scopes()
@@ -415,8 +419,8 @@ class Explainer:
         size = heads * item.longest**2 * self.lens.dtype.itemsize
         return size > self.alpha_bytes and tracing.can_keep_queries(self.lens.layers)
 
-    def _keeps_flow(self, n: int) -> bool:
-        """Whether flow maps of texts of n tokens are kept."""
+    def _keeps_flow(self, n: int) -> bool | int:
+        """Whether flow maps of texts of n tokens are kept, or how many of their edges."""
         if self.options.flow is not None:
             return self.options.flow
         return self.lens.n_layers * n * n * self.lens.compute_dtype.itemsize <= FLOW_BYTES
@@ -426,8 +430,9 @@ class Explainer:
         layers = self.lens.layers
         widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
         each = n * (4 * widest + 8 * layers[0].width)
-        if self._keeps_flow(n) or self.options.heads:
-            each += 3 * layers[0].attention.heads * n * n
+        if (flow := self._keeps_flow(n)) or self.options.heads:
+            maps = 1 if flow > 1 else layers[0].attention.heads
+            each += 3 * maps * n * n
         each *= 2 * texts * self.lens.compute_dtype.itemsize
         return texts * max(1, (self.limit or DEFAULT_LIMIT) // each)
 

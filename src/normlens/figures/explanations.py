@@ -295,7 +295,7 @@ class Edges(NamedTuple):
 
     places: NDArray[np.intp]  # (edge, 3): layer, target, source
     value: NDArray[np.floating]
-    left_out: int
+    left_out: int | None  # None: nobody counted them
     share_left_out: float  # of Σ |flow|
 
     @classmethod
@@ -312,13 +312,28 @@ class Edges(NamedTuple):
         places = np.stack(np.unravel_index(chosen, flow.shape), axis=1)
         return cls(places, flow.ravel()[chosen], there - count, max(lost, 0.0))
 
+    @classmethod
+    def kept(cls, why: Explanation, row_of: NDArray[np.intp], most: int) -> Edges:
+        """The strongest of the edges that an explanation keeps, between rows of tokens."""
+        assert why.edges is not None
+        assert why.edge_values is not None
+        assert why.edge_totals is not None
+        layer = np.broadcast_to(np.arange(len(why.edges))[:, None], why.edge_values.shape)
+        ends = np.concatenate([layer[..., None], row_of[why.edges]], axis=-1).reshape(-1, 3)
+        places, edge = np.unique(ends, axis=0, return_inverse=True)
+        value: NDArray[Any] = np.bincount(edge.ravel(), why.edge_values.ravel())
+        chosen = np.argsort(-np.abs(value), kind="stable")[:most][::-1]
+        carried = np.abs(value[chosen]).sum() / why.edge_totals.sum(dtype=np.float64)
+        return cls(places[chosen], value[chosen], None, max(1 - float(carried), 0.0))
+
     @property
     def note(self) -> str:
         """What the picture leaves out."""
-        if not self.left_out:
+        if self.left_out == 0:
             return "Every edge is drawn."
+        count = "those" if self.left_out is None else f"the {self.left_out}"
         return (
-            f"The {len(self.value)} strongest edges are drawn; the {self.left_out} left out carry "
+            f"The {len(self.value)} strongest edges are drawn; {count} left out carry "
             f"{100 * self.share_left_out:.1f} % of all that flows (both signs counted)."
         )
 
@@ -352,13 +367,23 @@ def plot_flow(
     canvas.require_matplotlib()
     if max_edges < 1:
         raise InputError(f"max_edges must be at least 1, not {max_edges}")
-    n = why.seen
-    flow = why.flow_behind(scope)[:, :n, :n]
-    edges = Edges.of(flow, max_edges)
-    # What enters each layer, and behind the last what leaves it, (layer + 1, token).
-    leaving = np.nan_to_num(why.flows.get("", flow)[-1, :n, :n]).sum(1)
-    nodes = np.concatenate([why.nodes[:, :n], leaving[None]])
-    labels = canvas.cut_labels(why.tokens[:n], max_label)
+    n, folded = why.seen, ""
+    if scope is None and why.edges is not None:
+        row_of, names = _fold_tokens(why)
+        n, edges = len(names), Edges.kept(why, row_of, max_edges)
+        at_end = edges.places[:, 0] == len(why.nodes) - 1
+        leaving = np.bincount(edges.places[at_end, 1], edges.value[at_end], minlength=n)
+        entering = [np.bincount(row_of, layer, minlength=n) for layer in why.nodes]
+        nodes = np.stack([*entering, leaving])
+        if n < len(why.raw_tokens):
+            folded = f"{names[-1]} are one row, the last. "
+    else:
+        flow, names = why.flow_behind(scope)[:, :n, :n], why.tokens[:n]
+        edges = Edges.of(flow, max_edges)
+        # What enters each layer, and behind the last what leaves it, (layer + 1, token).
+        leaving = np.nan_to_num(why.flows.get("", flow)[-1, :n, :n]).sum(1)
+        nodes = np.concatenate([why.nodes[:, :n], leaving[None]])
+    labels = canvas.cut_labels(names, max_label)
     if ax is not None:
         _draw_flow(ax, why, edges, nodes, 0.2, _BESIDE)
         labels.append("no token")
@@ -389,11 +414,30 @@ def plot_flow(
             "edges, area of nodes: what they carry, red adds to the score, blue takes away; grey "
             "frames: what no token owns, at the layer where it enters."
             + (_TWO_STACKS if why.has_two_sequences else ""),
-            edges.note,
+            folded + edges.note,
             *heat_maps.left_out_note(stride, stride),
         ],
         narrowest=4.7,
     )
+
+
+#: Rows of tokens in the flow of a long text.
+ROWS = 40
+
+
+def _fold_tokens(why: Explanation) -> tuple[NDArray[np.intp], list[str]]:
+    """The row of each token and the rows' names: those that carry most, then all others as one."""
+    assert why.edges is not None
+    assert why.edge_values is not None
+    n = len(why.raw_tokens)
+    if n <= ROWS:
+        return np.arange(n), why.tokens
+    sizes = np.repeat(np.abs(why.edge_values).ravel(), 2)
+    carried = np.bincount(why.edges.reshape(-1), sizes, minlength=n)
+    shown = np.sort(np.argsort(-carried, kind="stable")[:ROWS])
+    row_of = np.full(n, ROWS)
+    row_of[shown] = np.arange(ROWS)
+    return row_of, [*(why.tokens[k] for k in shown), f"{n - ROWS} other tokens"]
 
 
 def _draw_flow(
@@ -413,7 +457,7 @@ def _draw_flow(
     from matplotlib.collections import PathCollection
     from matplotlib.path import Path
 
-    layers, n = len(why.nodes), why.seen
+    layers, n = len(why.nodes), nodes.shape[1]
     # What a layer adds leaves it; at the end it joins what stands behind the last layer.
     *of_layers, at_the_end = biases_by_layer(why)
     biases = np.array([0.0, *of_layers])

@@ -176,8 +176,13 @@ class FrozenFeedForward(FeedForwardBlock):
         return matrices
 
 
-#: Numbers in a tensor of neurons; beyond it slopes are formed for some tokens at a time.
-NEURONS = 1 << 25
+#: Numbers in a tensor of neurons, on a CPU and on a GPU; beyond them slopes are formed for some
+#: tokens at a time.
+NEURONS = {"cpu": 1 << 21, "cuda": 1 << 25}
+
+
+def _most_neurons(y: Tensor) -> int:
+    return NEURONS.get(y.device.type, NEURONS["cpu"])
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,7 @@ class ChunkedFeedForward(FrozenBlock):
 
     def _rows(self) -> Iterator[slice]:
         b, n, _ = self.y.shape
-        count = max(1, NEURONS // (b * self.ff.down.weight.shape[0]))
+        count = max(1, _most_neurons(self.y) // (b * self.ff.down.weight.shape[0]))
         for first in range(0, n, count):
             yield slice(first, first + count)
 
@@ -264,7 +269,7 @@ def frozen_feed_forward(
     ff: FeedForward, y: Tensor, bias: Tensor | None, rule: str, parts: bool = False
 ) -> FrozenFeedForward | ChunkedFeedForward:
     """The block at input `y` (b, i, d); without `parts`, a large one in chunks."""
-    is_large = y.shape[:-1].numel() * ff.down.weight.shape[0] > NEURONS
+    is_large = y.shape[:-1].numel() * ff.down.weight.shape[0] > _most_neurons(y)
     if not parts and (is_large or is_rounded_once()):
         return ChunkedFeedForward(ff, y, bias, rule)
     return FrozenFeedForward.at(ff, y, bias, rule)

@@ -61,6 +61,9 @@ EXPLANATION: Mapping[str, Axes] = {
     "flow": ("layer", "target", "source"),
     "head_flow": ("layer", "head", "target", "source"),
     "cross_heads": ("layer", "cross_head", "target"),
+    "edges": ("layer", "edge", "two"),
+    "edge_values": ("layer", "edge"),
+    "edge_totals": ("layer",),
 }
 #: Those of routing: `expert` counts the experts that a token uses.
 ROUTING: Mapping[str, Axes] = {

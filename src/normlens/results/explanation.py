@@ -148,6 +148,9 @@ class Explanation(Explained, TokenResult):
     biases: list[tuple[int | str, str, float]]  # layer or "head", component, value
     flows: dict[str, NDArray[np.floating]]  # scope → [layer, target, source]
     head_flow: NDArray[np.floating] | None = None  # [layer, head, target, source]
+    edges: NDArray[np.integer] | None = None  # [layer, edge, two]: target and source, of `flow`
+    edge_values: NDArray[np.floating] | None = None  # [layer, edge]: what each carries
+    edge_totals: NDArray[np.floating] | None = None  # [layer]: Σ |flow| of all edges
     position: int | None = None  # where the score is read; None: everywhere
     layer: int | None = None  # behind which layer; None: at the end
     target: str | None = None
@@ -186,6 +189,11 @@ class Explanation(Explained, TokenResult):
             check_shape(name, array.shape, axes, sizes)
             require(array.size, f"{name!r} has shape {array.shape}")
         check_scopes(scope for scope in self.flows if scope != WHOLE)
+        kept = self.edges, self.edge_values, self.edge_totals
+        require(len({each is None for each in kept}) == 1, "'edges' lack values or totals")
+        if self.edges is not None:
+            ends = np.unique(self.edges)
+            require(set(ends) <= set(range(n)), "'edges' name tokens that are not there")
         alike = two == (self.cross_heads is not None) == bool(self.encoder_layers)
         require(alike, "'cross_heads' and 'encoder_layers' belong to two sequences")
         first = self.encoder_tokens or 0
@@ -258,6 +266,11 @@ class Explanation(Explained, TokenResult):
         return table.set_index(names if self.has_two_sequences else names[1:])["bias"]
 
     @property
+    def has_flow(self) -> bool:
+        """Whether it keeps what flows through the layers: whole maps, or the strongest edges."""
+        return WHOLE in self.flows or self.edges is not None
+
+    @property
     def flow(self) -> NDArray[np.floating]:
         """How much of the score goes from source to target in each layer, [layer, target, source].
 
@@ -271,7 +284,7 @@ class Explanation(Explained, TokenResult):
             if WHOLE not in self.flows:
                 raise InputError(
                     "this explanation was made without flow maps (its text may be very long); ask "
-                    "for them with flow=True"
+                    "for them with flow=True, or for the strongest edges with flow=1000"
                 )
             return self.flows[WHOLE]
         known = [name for name in self.flows if name != WHOLE]
@@ -289,9 +302,13 @@ class Explanation(Explained, TokenResult):
         """The same by words: contributions and flows of a word's tokens are summed."""
         members = self.axis.word_groups()
         merged: dict[str, Any] = {
-            name: measures.sum_words(array, members, len({"target", "source"} & {*axes}))
+            name: measures.sum_words(array, members, ends)
             for name, (axes, array) in self._arrays.items()
+            if (ends := len({"target", "source"} & {*axes}))
         }
+        if self.edges is not None:
+            word_of = np.repeat(np.arange(len(members)), [len(group) for group in members])
+            merged["edges"] = word_of[self.edges]
         merged["flows"] = {scope: merged.pop(f"flow/{scope}") for scope in self.flows}
         position, first = self.read_at, self.encoder_tokens
         if first is not None:

@@ -323,6 +323,8 @@ def _one_explanation(why: explanation.Explanation) -> dict[str, Any]:
     }
     if why.has_two_sequences:
         fields |= {"shares": asdict(why.shares), "cross_heads": why.cross_heads}
+    if why.edges is not None:
+        fields |= _named(why, "edges", "edge_values", "edge_totals")
     if why.answer_ids is not None:
         fields |= _named(why, "answer_ids", "score", "log_probability")
     return fields
@@ -335,7 +337,7 @@ def _draw_explanation(
     if isinstance(result, explanation.Explanations):
         drawers, lacking = _OF_SEVERAL, "" if result.has_two_sequences else "shares"
     else:
-        drawers, lacking = _OF_ONE, "" if explanation.WHOLE in result.flows else "flow"
+        drawers, lacking = _OF_ONE, "" if result.has_flow else "flow"
     kinds = [kind for kind in drawers if kind != lacking]
     if picture is not None:
         kinds = [valid_choice(picture, tuple(drawers), "picture")]
