@@ -311,7 +311,7 @@ class Lens:
         progress: Progress | bool | None = None,
         **options: Unpack[keywords.ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
-        """Trace a score to every input token, exactly for the frozen network, in one backward pass.
+        """Trace a score to every input token in one backward pass, exact for the frozen network.
 
         `target` is what the score is about: the next token of a causal model, the token at the
         mask of a masked one, a classifier's label; a word, a label or an index; by default what the
@@ -393,7 +393,7 @@ class Lens:
         progress: Progress | bool | None = None,
         **options: Unpack[keywords.CiteKeywords],
     ) -> Citation:
-        """Which sources made an answer, exactly for the frozen network, in one backward pass.
+        """Which sources made an answer, in one backward pass that is exact for the frozen network.
 
         `sources` is a list of texts, or one text, which is split; the model answers where no
         `answer` is given. Sources and question are a message of the user in the model's chat

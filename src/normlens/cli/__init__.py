@@ -54,9 +54,9 @@ class Group(_PlainFlags, TyperGroup):
 
 app = typer.Typer(
     name="normlens",
-    help="How every component of a Transformer layer mixes its tokens, and which tokens made a "
-    "prediction: exactly for the frozen network, whose attention weights, deviations of norms and "
-    "slopes of activations are those of the text.",
+    help="Which tokens made a Transformer's prediction, and how each layer mixes its tokens: exact "
+    "for the frozen network, in which attention weights, deviations of norms and slopes of "
+    "activations keep their values for the text.",
     cls=Group,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -197,10 +197,11 @@ def explain_command(
     output: common.Output,
     picture: str | None = None,
 ) -> None:
-    """Which tokens made the model say this: its score, traced back to every token, exactly for the
-    frozen network (attention weights, deviations of norms and slopes of activations as they are for
-    this text). Without --out it prints the tokens with what each contributes, what no token owns,
-    and the strongest components. A model that sees takes an --image; its tokens are patches.
+    """Which tokens made the model say this: its score, traced back to every token. The parts are
+    exact for the frozen network (attention weights, deviations of norms and slopes of activations
+    keep their values for this text). Without --out it prints the tokens with what each contributes,
+    what no token owns, and the strongest components. A model that sees takes an --image; its tokens
+    are patches.
 
     In the list: Which tokens made the model say this: printed here, or written to a file.
 

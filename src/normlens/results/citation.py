@@ -30,7 +30,7 @@ REST = ("template and question", "answer so far", "no token")
 
 @dataclass(frozen=True, eq=False)
 class Citation(TokenResult):
-    """Which sources made an answer, exactly, and sharpened by ablations where there were some.
+    """Which sources made an answer, for the frozen network or sharpened by ablations.
 
     Of every part of the answer, ``matrix[part].sum() + rest[part].sum() == values[part]``, to
     `completeness`; of a log-probability, the value is Σ_t (z_{t,y_t} − Σ_v p_{t,v} z_{t,v}) with
