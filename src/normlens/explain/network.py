@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normlens.errors import UnsupportedModelError
+from normlens.errors import MemoryLimitError, UnsupportedModelError
 from normlens.frozen.activations import Nonlinearity, activation
 from normlens.frozen.attention import QueryKey
 from normlens.frozen.layer import FrozenLayer, freeze
@@ -82,11 +82,16 @@ class FrozenNetwork:
     def _room(self, limit: int | None) -> int:
         """How many bytes may be kept beside the layers' inputs, of which none is given up."""
         lens = self.lens
+        width = max(layer.width for layer in lens.layers)
+        inputs = lens.n_layers * self.texts * self.tokens * width * lens.dtype.itemsize
+        if limit is not None and inputs > limit:
+            raise MemoryLimitError(
+                f"the inputs of {lens.n_layers} layers, which a backward pass reads, take "
+                f"{inputs >> 20} MB; raise memory_limit or shorten the text"
+            )
         if limit is not None or lens.device.type != "cuda":
             return (limit or DEFAULT_LIMIT) // KEPT_SHARE
         model = sum(parameter.nbytes for parameter in lens.model.parameters())
-        width = max(layer.width for layer in lens.layers)
-        inputs = lens.n_layers * self.texts * self.tokens * width * lens.dtype.itemsize
         if torch.cuda.is_current_stream_capturing():
             return model // 2
         reserved = torch.cuda.memory_reserved(lens.device)
