@@ -1,10 +1,10 @@
 """What a run of up to ten million sequences costs its driver, with maps that cost nothing.
 
 The run is a real one: its data is a file that is read, its pool hands blocks to a hundred workers
-and takes in what they finish, its log, its compaction and its folder are those of any run. Only the
-workers are simulated: they live in another process, and write made-up tables instead of computing
-maps. They and the driver share the processor; CPU times are those of the driver's own threads, and
-memory is that of the driver's process.
+and takes in what they finish, its records and its folder are those of any run. Only the workers are
+simulated: they live in other processes, and write made-up tables instead of computing maps.
+They and the driver share the processor; CPU times are those of the driver's own threads, and memory
+is that of the driver's process.
 
     driver      the thread that hands out blocks and commits files, milliseconds of CPU per block
     memory      resident MiB of the driver at a tenth of the run and at its end, and its peak

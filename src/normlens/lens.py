@@ -50,14 +50,8 @@ from normlens.options import (
     shows_fields_of,
     split_keywords,
 )
-from normlens.pipeline.batches import (
-    Progress,
-    check_finite,
-    components_in_words,
-    layers_by_stack,
-    layers_shown,
-    scopes_of,
-)
+from normlens.pipeline import batches
+from normlens.pipeline.batches import Progress
 from normlens.pipeline.call import Call, check_memory_limit, check_out, stacks_of
 from normlens.pipeline.comparisons import Float32Check, warn_of_padding
 from normlens.pipeline.recordings import Recordings
@@ -70,21 +64,7 @@ from normlens.results.search import Ranking, Score
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from normlens._keywords import (
-        AnalysisKeywords,
-        AnyQuestionKeywords,
-        CiteKeywords,
-        CosineKeywords,
-        EncodeKeywords,
-        EncodePairsKeywords,
-        ExplainKeywords,
-        IdKeywords,
-        NoTextKeywords,
-        PairKeywords,
-        QuestionKeywords,
-        ScoreKeywords,
-        TextKeywords,
-    )
+    from normlens import _keywords as keywords
 
 
 # What a lens explains: scores and cosines, traced back to tokens.
@@ -134,7 +114,7 @@ class Lens:
         self.recordings = Recordings()
         #: What was compared with float32, where the model runs in half precision.
         self.float32_check = Float32Check(self)
-        check_finite(self.model, self.name)
+        batches.check_finite(self.model, self.name)
 
     # What the model is --------------------------------------------------------------------------
 
@@ -163,13 +143,13 @@ class Lens:
     @property
     def scopes(self) -> list[str]:
         """Every scope that any of this model's layers has."""
-        return scopes_of(self.layers)
+        return batches.scopes_of(self.layers)
 
     @cached_property
     def component_sequence(self) -> str:
         """The order of a layer's components; of each kind of layer where they differ."""
-        stacks = layers_by_stack(self.adapter, self.layers).items()
-        words = {name: components_in_words(each) for name, each in stacks}
+        stacks = batches.layers_by_stack(self.adapter, self.layers).items()
+        words = {name: batches.components_in_words(each) for name, each in stacks}
         return words.get("") or "; ".join(f"{said} ({name})" for name, said in words.items())
 
     @property
@@ -207,27 +187,29 @@ class Lens:
 
     @overload
     def maps(  # type: ignore[overload-overlap] # a text is an iterable of texts, too
-        self, text: Text | Chat | Signal, **options: Unpack[TextKeywords]
+        self, text: Text | Chat | Signal, **options: Unpack[keywords.TextKeywords]
     ) -> Maps: ...
 
     @overload
-    def maps(self, text: Side, target: Side, **options: Unpack[TextKeywords]) -> Maps: ...
+    def maps(self, text: Side, target: Side, **options: Unpack[keywords.TextKeywords]) -> Maps: ...
 
     @overload
     def maps(
         self,
         text: Texts | list[SourceTarget] | list[Signal],
-        **options: Unpack[TextKeywords],
+        **options: Unpack[keywords.TextKeywords],
     ) -> list[Maps]: ...
 
     @overload
-    def maps(self, *, input_ids: list[int], **options: Unpack[IdKeywords]) -> Maps: ...
+    def maps(self, *, input_ids: list[int], **options: Unpack[keywords.IdKeywords]) -> Maps: ...
 
     @overload
-    def maps(self, *, input_ids: list[list[int]], **options: Unpack[IdKeywords]) -> list[Maps]: ...
+    def maps(
+        self, *, input_ids: list[list[int]], **options: Unpack[keywords.IdKeywords]
+    ) -> list[Maps]: ...
 
     @overload
-    def maps(self, **options: Unpack[NoTextKeywords]) -> Maps | list[Maps]: ...
+    def maps(self, **options: Unpack[keywords.NoTextKeywords]) -> Maps | list[Maps]: ...
 
     @shows_fields_of(AnalysisOptions)
     @shows_fields_of(RawInput, without=("source",), before="out")
@@ -239,7 +221,7 @@ class Lens:
         out: str | PathLike[str] | None = None,
         overwrite: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[AnalysisKeywords],
+        **options: Unpack[keywords.AnalysisKeywords],
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair (a tuple); any other iterable gives a list.
 
@@ -273,7 +255,7 @@ class Lens:
         warn_of_padding(self, items)
         if out is not None and many:
             raise InputError("`out` takes the maps of one text; call it for each of several")
-        with layers_shown(progress, self.device.type) as advance:
+        with batches.layers_shown(progress, self.device.type) as advance:
             results = self.analyse(items, chosen, out=out, overwrite=overwrite, progress=advance)
         return results if many else results[0]
 
@@ -286,12 +268,12 @@ class Lens:
         contrast: Target | None = ...,
         position: int | None = ...,
         direction: Direction | None = ...,
-        **options: Unpack[QuestionKeywords],
+        **options: Unpack[keywords.QuestionKeywords],
     ) -> Explanation: ...
 
     @overload
     def explain(
-        self, text: Text, *, position: Literal["all"], **options: Unpack[QuestionKeywords]
+        self, text: Text, *, position: Literal["all"], **options: Unpack[keywords.QuestionKeywords]
     ) -> Explanations: ...
 
     @overload
@@ -301,12 +283,12 @@ class Lens:
         *,
         target: Side | None = ...,
         token: Literal["all"],
-        **options: Unpack[QuestionKeywords],
+        **options: Unpack[keywords.QuestionKeywords],
     ) -> Explanations: ...
 
     @overload
     def explain(
-        self, text: Given | None = ..., **options: Unpack[AnyQuestionKeywords]
+        self, text: Given | None = ..., **options: Unpack[keywords.AnyQuestionKeywords]
     ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
 
     @shows_fields_of(ExplainOptions)
@@ -327,7 +309,7 @@ class Lens:
         generate: int | None = None,
         generation: Mapping[str, object] | None = None,
         progress: Progress | bool | None = None,
-        **options: Unpack[ExplainKeywords],
+        **options: Unpack[keywords.ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
         """Trace a score to every input token, exactly for the frozen network, in one backward pass.
 
@@ -385,7 +367,7 @@ class Lens:
             given = replace(given, target=None)  # here it is the word that is explained
         items, many = encode_input(self, given)
         warn_of_padding(self, items)
-        with layers_shown(progress, self.device.type) as advance:
+        with batches.layers_shown(progress, self.device.type) as advance:
             return ask(
                 self,
                 items,
@@ -409,7 +391,7 @@ class Lens:
         answer: str | None = None,
         *,
         progress: Progress | bool | None = None,
-        **options: Unpack[CiteKeywords],
+        **options: Unpack[keywords.CiteKeywords],
     ) -> Citation:
         """Which sources made an answer, exactly for the frozen network, in one backward pass.
 
@@ -423,14 +405,16 @@ class Lens:
         """
         check_keywords(Lens.cite, options)
         prompt = prepared(self, question, sources, answer, CiteOptions(**options))
-        with layers_shown(progress, self.device.type) as advance:
+        with batches.layers_shown(progress, self.device.type) as advance:
             return cite(prompt, advance)
 
     @overload
-    def cosine(self, a: str, b: str, **options: Unpack[PairKeywords]) -> Cosine: ...
+    def cosine(self, a: str, b: str, **options: Unpack[keywords.PairKeywords]) -> Cosine: ...
 
     @overload
-    def cosine(self, a: list[tuple[str, str]], **options: Unpack[PairKeywords]) -> list[Cosine]: ...
+    def cosine(
+        self, a: list[tuple[str, str]], **options: Unpack[keywords.PairKeywords]
+    ) -> list[Cosine]: ...
 
     @shows_fields_of(CosineOptions)
     @shortage_explained("this cosine", SMALLER)
@@ -441,7 +425,7 @@ class Lens:
         *,
         truncate: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[CosineKeywords],
+        **options: Unpack[keywords.CosineKeywords],
     ) -> Cosine | list[Cosine]:
         """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
 
@@ -459,7 +443,7 @@ class Lens:
             raise InputError(f"{self.name} reads pictures or sound; cosines are of two texts")
         encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
-        with layers_shown(progress, self.device.type) as advance:
+        with batches.layers_shown(progress, self.device.type) as advance:
             results = search.cosines(self, self.pooling, together, chosen, advance)
         return results if many else results[0]
 
@@ -472,7 +456,7 @@ class Lens:
         document_lens: Lens | None = None,
         truncate: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[ScoreKeywords],
+        **options: Unpack[keywords.ScoreKeywords],
     ) -> Score:
         """Which words made the score of a query and a document, as a search model computes it.
 
@@ -502,7 +486,7 @@ class Lens:
         document_lens: Lens | None = None,
         truncate: bool = False,
         progress: Progress | bool | None = None,
-        **options: Unpack[ScoreKeywords],
+        **options: Unpack[keywords.ScoreKeywords],
     ) -> Ranking:
         """The scores (`score`) of several documents, the best first, and why one is above another.
 
@@ -510,7 +494,7 @@ class Lens:
         """
         check_keywords(Lens.rank, options)
         chosen, listed = ScoreOptions(**options), search.check_documents(query, documents)
-        with layers_shown(progress, self.device.type) as advance:
+        with batches.layers_shown(progress, self.device.type) as advance:
             found = search.scores(
                 self,
                 query,
@@ -529,7 +513,7 @@ class Lens:
     def encode(
         self,
         text: Text | Texts | Chat | Signal | list[Signal] | None = None,
-        **options: Unpack[EncodeKeywords],
+        **options: Unpack[keywords.EncodeKeywords],
     ) -> list[Encoded]:
         """Texts, token ids, pictures or sounds as `analyse` takes them."""
         check_keywords(Lens.encode, options)
@@ -542,7 +526,7 @@ class Lens:
         self,
         source: Side | list[str] | list[SourceTarget] | SourceTarget | None = None,
         target: Side | None = None,
-        **options: Unpack[EncodePairsKeywords],
+        **options: Unpack[keywords.EncodePairsKeywords],
     ) -> list[Encoded]:
         """Sources and targets of an encoder–decoder as `analyse` takes them; see `maps`."""
         check_keywords(Lens.encode_pairs, options)

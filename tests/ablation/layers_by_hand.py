@@ -60,17 +60,6 @@ def bert(block: Any, do: Replaced, x: Tensor, *args: Any, **kwargs: Any) -> Tens
     return y
 
 
-def albert(block: Any, do: Replaced, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    outputs: list[Tensor] = []
-    handle = block.attention.dense.register_forward_hook(lambda _, __, y: outputs.append(y))
-    block.attention(x, *args, **kwargs)
-    handle.remove()
-    a = do.vector("ATTN", outputs[0])
-    y = do.norm("LN1", block.attention.LayerNorm, a + do.vector("RES1", x))
-    f = do.vector("FF", block.ffn_output(block.activation(block.ffn(y))))
-    return do.norm("LN2", block.full_layer_layer_norm, f + do.vector("RES2", y))
-
-
 def gpt2(block: Any, do: Replaced, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     kwargs |= {"past_key_values": None}
     names = ("past_key_values", "attention_mask", "encoder_hidden_states", "encoder_attention_mask")
@@ -79,16 +68,6 @@ def gpt2(block: Any, do: Replaced, x: Tensor, *args: Any, **kwargs: Any) -> Tens
     a = do.vector("ATTN", block.attn(do.norm("(LN)", block.ln_1, x), **given)[0])
     y = a + do.vector("RES1", x)
     f = do.vector("FF", block.mlp(do.norm("LN", block.ln_2, y)))
-    return f + do.vector("RES2", y)
-
-
-def llama(block: Any, do: Replaced, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    s = do.norm("(LN)", block.input_layernorm, x, centred=False)
-    a = do.vector("ATTN", block.self_attn(s, *args, **kwargs)[0])
-    y = a + do.vector("RES1", x)
-    s = do.norm("LN", block.post_attention_layernorm, y, centred=False)
-    mlp = block.mlp
-    f = do.vector("FF", mlp.down_proj(mlp.act_fn(mlp.gate_proj(s)) * mlp.up_proj(s)))
     return f + do.vector("RES2", y)
 
 
@@ -102,38 +81,19 @@ def gemma2(block: Any, do: Replaced, x: Tensor, *args: Any, **kwargs: Any) -> Te
     return do.vector("FF", f) + do.vector("RES2", y)
 
 
-def olmo2(block: Any, do: Replaced, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    a = block.self_attn(x, *args, **kwargs)[0]
-    a = do.vector("ATTN", do.norm("LN1", block.post_attention_layernorm, a, centred=False))
-    y = a + do.vector("RES1", x)
-    f = do.norm("LN2", block.post_feedforward_layernorm, block.mlp(y), centred=False)
-    return do.vector("FF", f) + do.vector("RES2", y)
-
-
-def gptj(block: Any, do: Replaced, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    s = do.norm("(LN)", block.ln_1, x)
-    a = do.vector("ATTN", block.attn(s, *args, **kwargs)[0])
-    return a + do.vector("FF", block.mlp(s)) + do.vector("RES", x)
-
-
 def gpt_neox(block: Any, do: Replaced, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     a = block.attention(do.norm("(LN)", block.input_layernorm, x), *args, **kwargs)[0]
     f = block.mlp(do.norm("(LN)FF", block.post_attention_layernorm, x))
     return do.vector("ATTN", a) + do.vector("FF", f) + do.vector("RES", x)
 
 
-#: A layer by hand, and whether its block returns a tuple.
+#: A layer by hand, for each way in which layers are built.
 LAYERS: dict[str, Callable[..., Tensor]] = {
     "bert": bert,
-    "albert": albert,
     "gpt2": gpt2,
-    "llama": llama,
     "gemma2": gemma2,
-    "olmo2": olmo2,
-    "gptj": gptj,
     "gpt_neox": gpt_neox,
 }
-TUPLES = ("gptj",)
 
 
 def by_hand(model: Any, blocks: Callable[[Any], list[Any]], do: Replaced) -> Any:
@@ -145,10 +105,8 @@ def by_hand(model: Any, blocks: Callable[[Any], list[Any]], do: Replaced) -> Any
     def forward_of(block: Any) -> Callable[..., Any]:
         def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
             do.layer = (do.layer + 1) % len(listed)
-            output = do.end(
-                hidden_states, LAYERS[family](block, do, hidden_states, *args, **kwargs)
-            )
-            return (output, None) if family in TUPLES else output
+            y = LAYERS[family](block, do, hidden_states, *args, **kwargs)
+            return do.end(hidden_states, y)
 
         return forward
 

@@ -177,28 +177,14 @@ def test_an_alignment_is_not_mixed_with_another(lens, data, gold, tmp_path):
         with pytest.raises(RunError):
             normlens.align(lens, data, out, **other)
     gold.write_text("\n".join(["1-1", *GOLD[1:]]))
-    with pytest.raises(RunError):
-        normlens.align(lens, data, out, gold=gold)
-
-
-def test_another_run_is_not_taken_for_an_alignment(lens, data, tmp_path):
     normlens.run(lens, data, tmp_path / "run", measures="mixing")
-    with pytest.raises(RunError):
-        normlens.align(lens, data, tmp_path / "run")
+    for folder in (out, tmp_path / "run"):
+        with pytest.raises(RunError):
+            normlens.align(lens, data, folder, gold=gold)
 
 
 def test_the_command_prints_error_rates(checkpoint, data, gold, shell, tmp_path):
-    words = [
-        "reproduce",
-        "align",
-        "--model",
-        checkpoint,
-        "--data",
-        data,
-        "--out",
-        tmp_path / "run",
-        "--quiet",
-    ]
+    words = ("reproduce", "align", "-m", checkpoint, "-d", data, "-o", tmp_path / "run", "--quiet")
     out = shell(*words, "--gold", gold, "--scope", "CROSS-N", "--layers", "0,2")
     header, *rows = out.splitlines()
     assert header.split() == ["scope", "way", "layer", "aer", "precision", "recall"]

@@ -61,7 +61,7 @@ def test_every_deeper_scope_gives_links(reads_along):
 
 def test_places_of_words_with_and_without_tokens(reads_along):
     (pair,) = reads_along.encode_pairs(("ab c", "x yz"))
-    places = WordPlaces.of(pair.source, pair)
+    places = WordPlaces.of(pair.source.words, pair.words)
     assert (places.columns, places.no_word) == ([[0, 1], [2]], [3])
     assert places.rows("input") == [[1], [2, 3]]
     assert places.rows("output") == [[0], [1, 2]]

@@ -19,7 +19,6 @@ from normlens.explain.citations import (
     RIDGE,
     SHARE,
     ablation_masks,
-    cite,
     prepared,
     random_masks,
     sharpened,
@@ -82,33 +81,22 @@ def test_scores_are_sums_of_an_explanation(smollm2, citation):
     assert citation.log_probability == pytest.approx(why.log_probability, rel=1e-5)
 
 
-@in_one_case("batch_size, limit", [(1, 1 << 28), (4, 1 << 24)])
-def test_subsets_leave_sources_out_and_keep_the_answer(smollm2, batch_size, limit, monkeypatch):
-    monkeypatch.setattr(citations, "LOGIT_BYTES", limit)
-    options = CiteOptions(by="sentence", batch_size=batch_size)
-    prompt = prepared(smollm2, QUESTION, DOCUMENTS, ANSWER, options)
-    masks = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0], [0] * 6, [0, 0, 1, 1, 0, 0]], bool)
-    texts = [
-        message([" ".join(s for s in part if s) for part in parts if any(part)])
-        for parts in [
-            [document.replace(". ", ".|").split("|") for document in DOCUMENTS],
-            [["It was finished in 1889."], ["Lima lies on the coast."], ["Bananas are yellow."]],
-            [],
-            [["The capital of Peru is Lima.", "Lima lies on the coast."]],
-        ]
-    ]
-    expected = []
-    for text in texts:
-        ids = smollm2.tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
-        answer = smollm2.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
-        with torch.no_grad():
-            logits = smollm2.adapter.whole(torch.tensor([ids + answer])).logits[0].double()
-        rows = logits[len(ids) - 1 : -1].log_softmax(-1)
-        expected.append(float(rows[range(len(answer)), answer].sum()))
-    np.testing.assert_allclose(subset_scores(prompt, masks), expected, rtol=1e-4)
-    assert cite(prompt).log_probability == pytest.approx(expected[0], rel=1e-4)
+def test_subsets_leave_sources_out_and_keep_paragraphs(smollm2):
+    prompt = prepared(smollm2, QUESTION, DOCUMENTS, ANSWER, CiteOptions(by="sentence"))
+    for mask, kept in (
+        ([1, 1, 1, 1, 1, 1], DOCUMENTS),
+        (
+            [0, 1, 0, 1, 1, 0],
+            ["It was finished in 1889.", "Lima lies on the coast.", "Bananas are yellow."],
+        ),
+        ([0] * 6, []),
+        ([0, 0, 1, 1, 0, 0], [DOCUMENTS[1]]),
+    ):
+        encoded, spans = prompt.read(mask)
+        assert encoded.text[slice(*encoded.contents[-1])] == message(kept).strip()
+        sources = [source for source, on in zip(prompt.sources, mask, strict=True) if on]
+        assert [encoded.text[slice(*span)] for span in spans] == sources
+        assert prompt.followed(encoded).ids == [*encoded.ids, *prompt.ids]
 
 
 def test_a_ridge_around_the_exact_scores():
@@ -208,8 +196,10 @@ def test_what_a_template_strips_of_an_answer_stays(smollm2):
 
 @in_one_case("sources", [["a mat"], ["a mat", "the cats sat", "a mat"]])
 @in_one_case("side", ["left", "right"])
-def test_single_and_equal_sources_behind_a_first_token(side, sources):
+@in_one_case("limit", [1 << 28, 1 << 10])
+def test_single_and_equal_sources_behind_a_first_token(side, sources, limit, monkeypatch):
     """A model whose tokenizer puts [CLS] first, wherever it pads, a subset at a time or several."""
+    monkeypatch.setattr(citations, "LOGIT_BYTES", limit)
     tokenizer = tiny_tokenizer()
     tokenizer.padding_side = side
     model = tiny_of("GPT2LMHeadModel", of="gpt2")

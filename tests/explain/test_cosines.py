@@ -83,6 +83,7 @@ def test_pairs_add_up_to_the_models_cosine_and_are_what_they_are_alone(family, t
     lens = normlens.load(tiny(family))
     pairs = [(A, B), (B, [9, 5, 60, 22, 51, 30]), (A, A)]
     together = cosine_of(lens, Pooling(), pairs)
+    assert cosine_of(lens, Pooling(), []) == []
     for pair, found in zip(pairs, together, strict=True):
         total = found.matrix.sum() + sum(found.remainder.values())
         assert found.completeness == pytest.approx(abs(total - found.value))

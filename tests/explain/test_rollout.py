@@ -48,6 +48,11 @@ def test_what_windows_reach_grows_with_the_layers():
         np.testing.assert_array_equal(found[layer], expected)
 
 
+def test_what_is_reached_through_many_layers_is_no_overflow():
+    apart = np.kron(np.eye(2), np.ones((40, 40))) > 0
+    np.testing.assert_array_equal(reachable(np.stack([apart] * 250))[-1], apart)
+
+
 # Maps ---------------------------------------------------------------------------------------------
 
 

@@ -10,13 +10,10 @@ from method_examples import CASES, Maskable, asked, real_score, score_of
 
 import normlens
 from normlens.errors import InputError
-from normlens.explain.search import cosines
-from normlens.explain.whole_vectors import pooled, sentence_parts
 from normlens.models.tiny import tiny_model
-from normlens.options import CosineOptions
 from normlens.studies.faithfulness.methods import MethodOptions, explanations, method, place_read
 from normlens.studies.faithfulness.options import NAMES
-from normlens.studies.faithfulness.questions import Question, choice_questions, sentence_head
+from normlens.studies.faithfulness.questions import Question, choice_questions
 
 every_case = pytest.mark.parametrize("case", CASES)
 EVERY_METHOD = [*NAMES, "rollout-LN1", "rollout-ATTN-N"]
@@ -63,26 +60,6 @@ def test_contributions_and_biases_are_the_real_score(case, name, rule):
     for question, given, (explanation, scale) in zip(questions, scores, explained, strict=True):
         total = given.sum() + explanation.remainder / scale
         assert total == pytest.approx(real_score(lens, question), abs=1e-5)
-
-
-@pytest.mark.parametrize("case", ["mean cosine", "first cosine", "last cosine", "dense cosine"])
-def test_a_cosines_contributions_are_the_margins_of_its_matrix(case):
-    lens, questions = asked(case)
-    (other,) = lens.encode(input_ids=[7, 12, 60, 22])
-    pairs = [(question.encoded, other) for question in questions]
-    matrices = cosines(lens, lens.pooling, pairs, CosineOptions())
-    for scores, pair in zip(method("normlens")(lens, questions), matrices, strict=True):
-        np.testing.assert_allclose(scores, pair.margins.a, atol=1e-6)
-
-
-@pytest.mark.parametrize("case", ["mean cosine", "dense cosine"])
-def test_lengths_of_a_texts_parts(case):
-    lens, questions = asked(case)
-    for question, scores in zip(questions, method("vectors")(lens, questions), strict=True):
-        readings = [pooled(sentence_head(lens))]
-        (parts,) = sentence_parts(lens, readings, [question.encoded], "ig", 1 << 24)
-        expected = [np.sqrt((part**2).sum()) for part in parts.tokens]
-        np.testing.assert_allclose(scores, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("case", ["pooler", "next token", "last token's class"])

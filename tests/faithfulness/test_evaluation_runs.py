@@ -112,10 +112,3 @@ def test_a_users_method_is_in_the_manifest_and_named_again(places, tmp_path, mon
     module.write_text(OWN.replace("FACTOR", "2"))
     with pytest.raises(RunError):
         resume_evaluation(out, methods=methods)
-
-
-def test_a_text_that_cannot_be_asked_about_is_a_failure(preferred):
-    (failure,) = preferred.table("failures").to_dict("records")
-    assert failure["index"] == examples.N - 2
-    assert failure["reason"] == "faithfulness: its evidence 'NA' is not a word of the text"
-    assert failure["index"] not in preferred.table("examples")["index"].tolist()

@@ -22,7 +22,7 @@ from normlens.studies.faithfulness.protocols import (
     Example,
     deciding_words,
 )
-from normlens.studies.faithfulness.questions import Question, Scored, Variant
+from normlens.studies.faithfulness.questions import Question, Variant
 
 LENS: Any = SimpleNamespace(tokenizer=None)
 
@@ -46,10 +46,9 @@ def asked(
     return Question(encoded, 0, 1, len(ids) - 1)
 
 
-def scored(variants: Sequence[Variant], worth: Mapping[int, float]) -> Scored:
-    """The toy: score and probability are the sum of what the tokens are worth."""
-    sums = np.array([sum(worth.get(i, 0.0) for i in variant.ids) for variant in variants])
-    return np.column_stack([sums, sums, sums < 0.5]).astype(np.float64)
+def scored(variants: Sequence[Variant], worth: Mapping[int, float]) -> list[float]:
+    """The toy: a score is the sum of what the tokens are worth."""
+    return [sum(worth.get(i, 0.0) for i in variant.ids) for variant in variants]
 
 
 def value(
@@ -58,10 +57,8 @@ def value(
     """What a protocol makes of scores, with the toy as the model."""
     given, protocol = np.array(scores, np.float64), protocol.on(LENS)
     removals = protocol.removals(example, given)
-    outcomes = scored([removal.variant for removal in removals], worth)
-    return protocol.values(
-        example, given, scored([example.question.whole], worth), removals, outcomes
-    )
+    whole, *outcomes = scored([example.question.whole, *(r.variant for r in removals)], worth)
+    return protocol.values(example, given, removals, whole - np.array(outcomes))
 
 
 TEXT = "The keys to the cabinet, keys"

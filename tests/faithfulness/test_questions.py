@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 from evaluate_examples import IDS, SHORT, lens_of, model_of, plain_logits, rows_run, text
+from transformers import AutoModelForSequenceClassification
 
 import normlens
 from normlens.errors import InputError
+from normlens.models.tiny import tiny_config
+from normlens.studies.faithfulness.measure import choose_protocols
+from normlens.studies.faithfulness.options import Columns
 from normlens.studies.faithfulness.questions import (
     Question,
     Variant,
@@ -95,3 +99,10 @@ def test_equal_logits_have_the_first_class_first():
             model.classifier.weight.copy_(weight)
             model.classifier.bias.copy_(bias)
     assert (question.target, question.contrast) == (0, 1)
+
+
+def test_one_number_is_no_choice():
+    config = tiny_config("bert", num_labels=1)
+    lens = normlens.load(AutoModelForSequenceClassification.from_config(config))
+    with pytest.raises(InputError):
+        choose_protocols(lens, "classes", ["comprehensiveness"], Columns())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from one_case import in_one_case
-from reference import kept_parts, largest_error, observe
+from reference import assert_same_maps, kept_parts, largest_error, observe
 
 import normlens
 from normlens.errors import InputError
@@ -76,6 +76,13 @@ def test_a_result_holds_them_like_any_scope(tiny, tmp_path):
     rho = back.similarity("LN1", "GLOBENC")
     assert ((rho > -1) & (rho < 1)).all()
     assert set(back.to_pandas()["scope"]) == set(maps.scopes)
+
+
+def test_padded_texts_are_as_alone(tiny):
+    normlens.register_scope("kept", "ATTN RES1 LN1 LN2")
+    lens, batch = normlens.load(tiny("bert")), [IDS, IDS[:3], IDS[2:]]
+    for found, ids in zip(lens.maps(input_ids=batch, scopes="kept"), batch, strict=True):
+        assert_same_maps(found, lens.maps(input_ids=ids, scopes="kept"), 1e-9)
 
 
 @in_one_case(

@@ -176,15 +176,10 @@ def test_options_of_a_part_stay_with_the_folder():
     with pytest.raises(InputError):
         settings("ablate", label_column="label").joined(begun)
     assert settings("ablate", label_column="label").joined(settings("ff")).label_column == "label"
-
-
-def test_code_of_a_folder_is_imported_only_if_it_is_named():
-    begun = Settings(("evaluate",), "m", ("a.txt",), methods=("mine:scores", "random"))
-    again = Settings(("ff",), "m", ("a.txt",))
-    with pytest.raises(InputError):
-        again.joined(begun)
-    named = Settings(("evaluate",), "m", ("a.txt",), methods=("mine:scores", "random"))
-    assert named.joined(begun) == begun
+    with_code = settings("evaluate", methods=("mine:scores", "random"))
+    assert with_code.joined(with_code) == with_code
+    with pytest.raises(InputError):  # code is imported only if it is named again
+        settings("ff").joined(with_code)
 
 
 # Refusals --------------------------------------------------------------------------------------

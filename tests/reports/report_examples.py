@@ -22,33 +22,10 @@ from normlens.studies.reports.contents import (
 from normlens.studies.reports.drawing import panels, style
 from normlens.studies.reports.words import Comparison, Published
 
-NASTY = [
-    "<script>alert(1)</script>",
-    "##s",
-    "a|b",
-    "$x_1$",
-    "한국어",
-    "🙂",
-    "\"quoted\" 'single'",
-    "`tick`",
-    "\\textbf{%&~^}",
-    "[CLS]",
-    "*",
-    "--",
-    "Ġthe",
-    "▁der",
-]
-MODEL = Model(
-    name="tiny/bert-<b>",
-    type="bert",
-    components="ATTN RES LN FF RES LN",
-    layers=2,
-    scopes=("ATTN-W", "ATTN-N"),
-    dtype="float32",
-    device="cpu",
-    revision="main",
-    weights="sha256:" + "7a40" * 16,
-)
+NASTY = ["<script>alert(1)</script>", "##s", "a|b", "$x_1$", "한국어", "🙂", "\"quoted\" 'single'"]
+NASTY += ["`tick`", "\\textbf{%&~^}", "[CLS]", "*", "--", "Ġthe", "▁der"]
+_PLACE = ("ATTN RES LN FF RES LN", 2, ("ATTN-W", "ATTN-N"), "float32", "cpu", "main")
+MODEL = Model("tiny/bert-<b>", "bert", *_PLACE, weights="sha256:" + "7a40" * 16)
 NOTES = [("Layers", "counted from 1 in this report, as in the papers")]
 RUN = Measured("sst2", "sst2:dev.tsv", 10, 1234, 1, 3.14e-7, 0.12, "2026-01-31T10:00:00")
 
@@ -74,51 +51,35 @@ def lines(values: list[float]) -> Any:
     return figure
 
 
+def similarities(rho: Any, **keys: Any) -> pd.DataFrame:
+    """ρ of FF, and half of it of LN2, with intervals."""
+    halves = [("FF", rho), ("LN2", rho / 2)]
+    parts = [
+        pd.DataFrame({"component": name, **keys, "rho": of, "low": of - 0.1, "high": of + 0.1})
+        for name, of in halves
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
 def result(scale: float = 1.0, layers: int = 2) -> Result:
     rho = scale * np.linspace(0.9, 0.5, layers)
-    by_layer = pd.DataFrame(
-        {
-            "component": ["FF"] * layers + ["LN2"] * layers,
-            "layer": [*range(1, layers + 1)] * 2,
-            "rho": [*rho, *(rho / 2)],
-            "low": [*(rho - 0.1), *(rho / 2 - 0.1)],
-            "high": [*(rho + 0.1), *(rho / 2 + 0.1)],
-        }
-    )
-    table = pd.DataFrame(
-        {
-            "component": ["FF", "LN2"],
-            "rho": [rho.mean(), rho.mean() / 2],
-            "low": [rho.mean() - 0.1, rho.mean() / 2 - 0.1],
-            "high": [rho.mean() + 0.1, rho.mean() / 2 + 0.1],
-        }
-    )
-    pairs = pd.DataFrame(
-        {
-            "layer": 1,
-            "source": NASTY,
-            "amp": [-0.5, np.nan, *np.linspace(0, 1, len(NASTY) - 2)],
-            "both": [True, False] * (len(NASTY) // 2),
-        }
-    )
+    pairs = pd.DataFrame({"layer": 1, "source": NASTY})
+    pairs["amp"] = [-0.5, np.nan, *np.linspace(0, 1, len(NASTY) - 2)]
+    pairs["both"] = [True, False] * (len(NASTY) // 2)
+    by_layer = similarities(rho, layer=range(1, layers + 1))
+    wiki = Published("t/FF", "FF", 0.79, "bert-base-uncased", "wiki", "Wikipedia", "Table 1")
     return Result(
         tables={
-            "similarity": Table(table, "By component (Table 1).", {"rho": ".2f"}),
-            "similarity-layers": Table(by_layer, "By layer. Of one report.", {"rho": ".3f"}),
-            "pairs": Table(pairs, "Pairs such as <b>, | and 100 % of _x_", {"amp": ".2f"}),
-            "many": Table(pd.DataFrame({"row": range(60)}), "Sixty rows.", shown=20),
+            "similarity": Table(similarities(rho[:1] * 0 + rho.mean()), ".2f", "By component."),
+            "similarity-layers": Table(by_layer, ".3f", "By layer. Of one report."),
+            "pairs": Table(pairs, ".2f", "Pairs such as <b>, | and 100 % of _x_"),
+            "many": Table(pd.DataFrame({"row": range(60)}), "", "Sixty rows.", shown=30),
         },
         figures={
             "similarity": Figure(lambda: lines(list(rho)), 'A "figure" of <b> & ρ'),
             "again": Figure(lambda: lines(list(rho)), "The same once more"),
         },
-        comparisons=[
-            Comparison(
-                Published("t/FF", "FF", 0.79, "bert-base-uncased", "wiki", "Wikipedia", "Table 1"),
-                0.5,
-                False,
-            )
-        ],
+        comparisons=[Comparison(wiki, 0.5, False)],
         summary={"ρ of FF": float(rho.mean()), "undefined": float("nan")},
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -377,8 +377,12 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
 PREFIX = "rollout-"
 
 
-#: A lens and a text, or several, make maps through all layers.
-Method: TypeAlias = Callable[..., Maps | list[Maps]]
+class Method(Protocol):
+    """A lens and a text, or several, make maps through all layers."""
+
+    def __call__(
+        self, lens: Lens, text: Given, options: RolloutOptions = ...
+    ) -> Maps | list[Maps]: ...
 
 
 def rollout_of_scope(

@@ -168,7 +168,7 @@ def _pooled_scores(
 
     A text that comes several times is run once.
     """
-    sides = [{_key(text): text for text in texts} for texts in zip(*pairs, strict=True)]
+    sides = [{_key(pair[side]): pair[side] for pair in pairs} for side in range(2)]
     if towers.lenses[0] is towers.lenses[1]:
         sides = [sides[0] | sides[1]]
     found: list[dict[Hashable, SentenceParts]] = []

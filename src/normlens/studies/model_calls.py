@@ -70,3 +70,22 @@ def call(lens: Lens, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
     except RuntimeError as error:
         explain_failure(model, error)
         raise
+
+
+def with_input(
+    change: Callable[[Tensor], Tensor | None], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """The arguments of a module's call with its vectors changed; None where they stay.
+
+    For hooks before a module, which takes its vectors first or by name.
+    """
+    name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs), "")
+    changed = change(args[0] if args else kwargs[name])
+    if changed is None:
+        return None
+    return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, name: changed})
+
+
+def first_of(output: Any) -> Tensor:
+    """A module's vectors: its output, or the first element of it."""
+    return output[0] if isinstance(output, (tuple, list)) else output

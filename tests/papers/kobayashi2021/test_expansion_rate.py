@@ -1,25 +1,19 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
+from frame_runs import FrameRun, evidence_of
 
 from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.measures.tensors import expansion_rates
 from normlens.models.tiny import tiny_families
 from normlens.studies.papers import mixing
-from normlens.studies.papers.mixing import EXPANSION, expansion_rate
-from normlens.studies.papers.published import Evidence
+from normlens.studies.papers.mixing import expansion_rate
 from normlens.studies.papers.reproduce import write_from_model
-from normlens.studies.papers.settings import Settings
-from normlens.studies.reports.words import LAYER
-
-WORK = expansion_rate
 
 
 def linear(module: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -57,10 +51,6 @@ PROJECTIONS = {
         linear(m.layers[k].attention.dense),
     ),
     "llama": lambda m, k: (
-        linear(m.layers[k].self_attn.v_proj),
-        linear(m.layers[k].self_attn.o_proj),
-    ),
-    "mistral": lambda m, k: (
         linear(m.layers[k].self_attn.v_proj),
         linear(m.layers[k].self_attn.o_proj),
     ),
@@ -133,26 +123,12 @@ def test_every_family_has_a_rate_per_layer(family, tiny):
     assert (np.array(rates) > 0).all()
 
 
-def evidence(folder: Path, model: str = "tiny") -> Evidence:
-    return Evidence(
-        "", None, folder, settings=Settings(kinds=("mixing",), model=model, data=("x",))
-    )
-
-
-def saved(folder: Path, rates: list[float], published: list[float] | None = None) -> Path:
-    frame = pd.DataFrame(
-        {LAYER: range(1, len(rates) + 1), "rate": rates, "as_published": published or rates}
-    )
-    frame.to_csv(folder / EXPANSION, index=False)
-    return folder
-
-
 def test_experiment_shows_what_was_written(tmp_path, tiny, monkeypatch):
     lens = Lens(tiny("bert"))
     monkeypatch.setattr(mixing, "write_sentence", lambda *_: None)
     for _ in range(2):  # a second time replaces it
-        write_from_model(lens, evidence(tmp_path).settings, None, tmp_path)
-    result = WORK(evidence(tmp_path))
+        write_from_model(lens, evidence_of(FrameRun({}, []), "", tmp_path).settings, None, tmp_path)
+    result = expansion_rate(evidence_of(FrameRun({}, []), "", tmp_path))
     assert result is not None
     table = result.tables["expansion"].frame
     rates = expansion_rates(lens)

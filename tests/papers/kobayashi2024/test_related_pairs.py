@@ -1,26 +1,20 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from types import SimpleNamespace
-from typing import Any
+from itertools import permutations, product
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
 import run_examples as examples
+from frame_runs import FrameRun, evidence_of
 
 import normlens
 from normlens.corpus import run
 from normlens.studies.papers import published
-from normlens.studies.papers.published import Evidence
-from normlens.studies.papers.related_pairs import ALL, OCCURRENCES, TYPES, figures_7_8, histogram
-from normlens.studies.papers.related_pairs import RELATED as RELATED_COLOUR
-from normlens.studies.papers.settings import Settings
+from normlens.studies.papers.related_pairs import ALL, OCCURRENCES, TYPES, figures_7_8
 from normlens.studies.reports.contents import Result
 from normlens.studies.reports.words import Published
-
-duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
 POST = ["ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N", "ATTNRESLNFFRES-N"]
 POST += ["ATTNRESLNFFRESLN-N"]
@@ -30,40 +24,8 @@ SEQUENCES = 40
 FIRST = 100_000  # the lowest id of a source, unless it is the target's
 
 
-@dataclass
-class FrameRun:
-    """A run whose tables are frames."""
-
-    frames: dict[str, pd.DataFrame]
-    scopes: list[str] = field(default_factory=lambda: POST)
-
-    @property
-    def manifest(self) -> Any:
-        return SimpleNamespace(model={"name": "tiny", "scopes": self.scopes, "layers": 4})
-
-    @property
-    def tables(self) -> list[str]:
-        return list(self.frames)
-
-    @cached_property
-    def _connection(self) -> Any:
-        """Opened at the first question, and then kept: an experiment asks many."""
-        connection = duckdb.connect(":memory:")
-        for name, frame in self.frames.items():
-            connection.register(name, frame)
-        return connection
-
-    def sql(self, query: str) -> pd.DataFrame:
-        return self._connection.sql(query).df()
-
-
-def evidence(run: Any, **settings: Any) -> Evidence:
-    asked = Settings(("ff",), "tiny", ("here",), **{"resamples": 400, **settings})
-    return Evidence("here", run, settings=asked)
-
-
 def work(run: Any, **settings: Any) -> Result:
-    found = figures_7_8(evidence(run, **settings))
+    found = figures_7_8(evidence_of(run, **{"resamples": 400, **settings}))
     assert found is not None
     return found
 
@@ -263,13 +225,8 @@ def test_adjacent_pairs_stand_beside_pairs_further_apart(planted_run, planted):
 
 def test_shuffled_relations_are_seldom_significant():
     """20 layers without any effect: by the paper's criterion 5 % of them, adjusted none."""
-    pairs = pairs_frame(
-        {"word_outside_entity": [0.0] * 20},
-        {"word_outside_entity": 200, "other": 1_500},
-        (FF,),
-        seed=3,
-    )
-    found = work(run_of(pairs))
+    counts = {"word_outside_entity": 200, "other": 1_500}
+    found = work(run_of(pairs_frame({"word_outside_entity": [0.0] * 20}, counts, (FF,), seed=3)))
     for procedure in (TYPES, OCCURRENCES, ALL):
         frame = rows_of(found, "relations-ff-same_word", procedure)
         assert (frame["p"] < 0.05).sum() <= 5  # 99.9 % of the binomial distribution
@@ -290,23 +247,11 @@ def test_pairs_at_distances_without_others_are_left_out_and_counted():
 
 
 def test_published_layers_stand_beside_the_measured_ones(planted_run, monkeypatch):
-    entries = tuple(
-        Published(
-            key=f"significance/{key}",
-            label=key,
-            value=1.0,
-            model="owner/tiny",
-            data="here",
-            data_label=None,
-            source="a paper",
-        )
-        for key in (
-            "same_word/layer-1",
-            "same_word/layer-2",
-            "same_word/layer-4",
-            "same_entity/layer-1",
-        )
-    )
+    layers = ("same_word/layer-1", "same_word/layer-2", "same_word/layer-4", "same_entity/layer-1")
+    entries = [
+        Published(f"significance/{key}", key, 1.0, "owner/tiny", "here", None, "a paper")
+        for key in layers
+    ]
     monkeypatch.setattr(published, "published", lambda: entries)
     found = work(planted_run).comparisons
     assert [entry.measured for entry in found] == [0.0, 1.0, 0.0, None]  # layer 4: lower
@@ -317,14 +262,8 @@ def test_entities_and_own_relations_have_their_tables():
     counts = COUNTS | {"entity_across_words": 200, "subject_verb": 150}
     found = work(run_of(pairs_frame(PLANTED | {"subject_verb": [1.0] * 4}, counts)))
     names = [name for name in found.tables if name.startswith("relations-ff-")]
-    assert [name.removeprefix("relations-ff-") for name in names] == [
-        "same_word",
-        "same_entity",
-        "entity_across_words",
-        "same_type",
-        "adjacent",
-        "subject_verb",
-    ]
+    kinds = "same_word same_entity entity_across_words same_type adjacent subject_verb"
+    assert [name.removeprefix("relations-ff-") for name in names] == kinds.split()
     own = verdicts(rows_of(found, "relations-ff-subject_verb"))
     assert own == dict.fromkeys((1, 2, 3, 4), 1)
     apart = "Pairs that are of a relation of yours as well are counted there alone."
@@ -354,15 +293,9 @@ def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test():
 )
 def test_nothing_to_compare(counts):
     nothing = run_of(pairs_frame({"word_outside_entity": [0.0]}, counts, reach={"other": 1}))
-    assert figures_7_8(evidence(nothing)) is None
-
-
-def test_no_tables():
-    masked = FrameRun({"similarity": pd.DataFrame({"layer": [0]})})
-    assert figures_7_8(evidence(masked)) is None
-    empty = run_of(pairs_frame(PLANTED, COUNTS).iloc[:0])
-    assert figures_7_8(evidence(empty)) is None
-    assert figures_7_8.absent
+    assert figures_7_8(evidence_of(nothing)) is None
+    empty = {name: frame.iloc[:0] for name, frame in nothing.frames.items()}
+    assert figures_7_8(evidence_of(FrameRun(empty, POST))) is None
 
 
 # What they are compared with, by loops over the pairs of a run ------------------------------------
@@ -370,8 +303,7 @@ def test_no_tables():
 KINDS = {"same_word": "word", "same_entity": "entity"}
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A token of a sentence that is spelled letter by letter."""
 
     name: str
@@ -393,9 +325,8 @@ def tokens_of(rows: list[tuple[str, str]]) -> list[Token]:
     tokens, entity = [Token("[CLS]")], -1
     for word, (letters, tag) in enumerate(rows):
         entity += tag.startswith("B")
-        for place, letter in enumerate(letters):
-            name = f"##{letter}" if place else letter
-            tokens.append(Token(name, word, None if tag == "O" else entity))
+        names = [f"##{letter}" if place else letter for place, letter in enumerate(letters)]
+        tokens += [Token(name, word, None if tag == "O" else entity) for name in names]
     return [*tokens, Token("[SEP]")]
 
 
@@ -410,47 +341,33 @@ def spelled(tmp_path_factory):
     data.write_text("\n".join("".join(f"{w} {t}\n" for w, t in rows) for rows in sentences))
     lens = normlens.load(model, device="cpu")
     pairs = []
-    for index, rows in enumerate(sentences):
+    for rows in sentences:
         tokens = tokens_of(rows)
         maps = lens.maps(" ".join(word for word, _ in rows))
         assert maps.raw_tokens == [token.name for token in tokens]
         for layer in maps.layers:
             before, after = (maps.at(scope, layer).astype(float) for scope in FF)
-            for i, target in enumerate(tokens):
-                for j, source in enumerate(tokens):
-                    if i == j:
-                        continue
-                    score = after[i, j] / sum(after[:, j]) - before[i, j] / sum(before[:, j])
-                    pairs.append(
-                        {
-                            "index": index,
-                            "layer": layer,
-                            "distance": abs(i - j),
-                            "score": score,
-                            "types": (source.name, target.name),
-                            "one subword": source.name == target.name,
-                            "ordinary": None not in (source.word, target.word),
-                            "word": source.word is not None and source.word == target.word,
-                            "entity": source.entity is not None and source.entity == target.entity,
-                        }
-                    )
+            for (i, target), (j, source) in permutations(enumerate(tokens), 2):
+                score = after[i, j] / sum(after[:, j]) - before[i, j] / sum(before[:, j])
+                pairs.append(
+                    {
+                        "layer": layer,
+                        "distance": abs(i - j),
+                        "score": score,
+                        "one subword": source.name == target.name,
+                        "ordinary": None not in (source.word, target.word),
+                        "word": source.word is not None and source.word == target.word,
+                        "entity": source.entity is not None and source.entity == target.entity,
+                    }
+                )
     return run(lens, f"conll2003:{data}", folder / "run", measures="amplification"), pairs
 
 
-def apart(pairs: list[dict[str, Any]], kind: str, others: str) -> tuple[Any, Any]:
-    """The pairs of a kind, and those that they are compared with."""
+def is_other(pair: dict[str, Any], kind: str, others: str) -> bool:
+    """Whether a pair is among those that the pairs of a kind are compared with."""
     if others == "paper":
-        different = [pair for pair in pairs if not pair["one subword"]]
-        return (
-            [pair for pair in different if pair[kind]],
-            [pair for pair in different if not pair[kind]],
-        )
-    unrelated = [
-        pair
-        for pair in pairs
-        if pair["ordinary"] and not (pair["word"] or pair["entity"] or pair["one subword"])
-    ]
-    return [pair for pair in pairs if pair[kind]], unrelated
+        return not (pair["one subword"] or pair[kind])
+    return pair["ordinary"] and not (pair["word"] or pair["entity"] or pair["one subword"])
 
 
 @pytest.mark.parametrize("others", ["paper", "unrelated"])
@@ -461,7 +378,9 @@ def test_others_are_found_by_loops_over_all_pairs(name, others, spelled):
     found = rows_of(work(done, **given), f"relations-ff-{name}").set_index("layer")
     for layer in sorted({pair["layer"] for pair in every}):
         here = [pair for pair in every if pair["layer"] == layer]
-        related, rest = apart(here, KINDS[name], others)
+        kind, of_paper = KINDS[name], others == "paper"
+        related = [p for p in here if p[kind] and not (of_paper and p["one subword"])]
+        rest = [pair for pair in here if is_other(pair, kind, others)]
         at = {
             distance: [pair["score"] for pair in rest if pair["distance"] == distance]
             for distance in {pair["distance"] for pair in here}
@@ -474,9 +393,8 @@ def test_others_are_found_by_loops_over_all_pairs(name, others, spelled):
         assert row["others"] == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "by"), [("bert", "LN1, FF, RES2 and LN2"), ("gpt2", "LN, FF")])
-def test_runs_of_both_kinds_of_layers(kind, by, tmp_path, letters):
-    model = examples.tiny_checkpoint(tmp_path / "model", model_type=kind)
+def test_a_decoders_run(tmp_path, letters):
+    model = examples.tiny_checkpoint(tmp_path / "model", model_type="gpt2")
     done = run(str(model), str(letters), tmp_path / "run", measures="amplification")
     found = work(done)
     layers = list(range(1, done.manifest.model["layers"] + 1))
@@ -485,13 +403,8 @@ def test_runs_of_both_kinds_of_layers(kind, by, tmp_path, letters):
         frame = rows_of(found, name)
         assert frame["layer"].tolist() == layers
         assert frame["p"].between(0, 1).all()
-    pairs = done.sql(
-        "SELECT count(*) AS n FROM amplification_sample WHERE relation = 'other' AND distance = 1"
-    )
-    per_layer = pairs["n"].iloc[0] / len(layers) / 2
-    assert (rows_of(found, "relations-ff-adjacent")["pairs"] == per_layer).all()
     caption = found.tables["relations-layer-adjacent"].caption
-    assert caption.startswith(f"Amplification by {by}")
+    assert caption.startswith("Amplification by all behind the first residual")
     for figure in found.figures.values():
         figure.draw().canvas.draw()
 
@@ -503,46 +416,26 @@ def titles(figure: Any) -> list[str]:
 def test_both_procedures_are_drawn_and_filled_where_they_are_significant(planted):
     shown = planted.figures["relations-ff"]
     figure = shown.draw()
-    assert titles(figure) == [
-        "(a) word-split pairs: as in the paper",
-        "(b) word-split pairs: all occurrences",
-        "(c) same-subword pairs: as in the paper",
-        "(d) same-subword pairs: all occurrences",
-        "(e) adjacent pairs: as in the paper",
-        "(f) adjacent pairs: all occurrences",
-    ]
+    kinds = ("word-split", "same-subword", "adjacent")
+    sides = ("as in the paper", "all occurrences")
+    named = zip("abcdef", product(kinds, sides), strict=True)
+    assert titles(figure) == [f"({letter}) {kind} pairs: {side}" for letter, (kind, side) in named]
     assert "the paper's procedure (Figure 7)" in shown.caption
     assert "Figure 7" not in planted.figures["relations-layer"].caption
     for panel, procedure in zip(figure.axes[:2], (TYPES, ALL), strict=True):
-        filled = [
-            line.get_xdata().tolist()
-            for line in panel.lines
-            if line.get_marker() == "o" and line.get_markerfacecolor() != "white"
-        ]
-        assert filled == [[2, 3, 4]]
-        [means] = [
-            line.get_ydata()
-            for line in panel.lines
-            if line.get_marker() == "None" and line.get_color() == RELATED_COLOUR
-        ]
+        circles = [line for line in panel.lines if line.get_marker() == "o"]
+        filled = [line for line in circles if line.get_markerfacecolor() != "white"]
+        assert [line.get_xdata().tolist() for line in filled] == [[2, 3, 4]]
+        (means,) = [line for line in panel.lines if line.get_label() == "related pairs"]
         expected = rows_of(planted, "relations-ff-same_word", procedure)["mean"]
-        np.testing.assert_allclose(means, expected)
+        np.testing.assert_allclose(means.get_ydata(), expected)
 
 
-def test_histograms_of_a_chosen_layer(planted_run):
+def test_histograms_of_a_chosen_layer(planted_run, planted):
     found = work(planted_run, layer=4).figures["relations-ff-histograms"]
     assert all(title.endswith("layer 4 (counted from 1)") for title in titles(found.draw()))
     assert "in layer 4 (counted from 1):" in found.caption
-    beyond = work(planted_run, layer=9).figures["relations-ff-histograms"]
-    assert "in the layer with the largest effect:" in beyond.caption
-    assert titles(beyond.draw())
-
-
-def test_histogram_shares_bins():
-    chance = np.random.default_rng(0)
-    target, others = chance.normal(1, 1, 3_000), chance.normal(0, 1, 1_000)
-    edges, first, second = histogram(target, others)
-    assert len(edges) == 32
-    assert len(first) == len(second) == 31
-    assert first @ (edges[:-1] + edges[1:]) / 2 > second @ (edges[:-1] + edges[1:]) / 2
-    assert (3_000 * first.sum() + 1_000 * second.sum()) / 4_000 == pytest.approx(0.99, abs=0.001)
+    assert "relations-ff-histograms" not in work(planted_run, layer=9).figures
+    strongest = planted.figures["relations-ff-histograms"]
+    assert "in the layer with the largest effect" in strongest.caption
+    assert titles(strongest.draw())

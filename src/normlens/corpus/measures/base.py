@@ -80,7 +80,9 @@ def build(
         elif column.type == EXACT:
             arrays.append(exact(values.astype(np.float64)))
         else:
-            arrays.append(pa.array(values, column.type, from_pandas=True))
+            # Arrow makes dictionaries of lists alone.
+            plain = values.tolist() if column.type == LABEL else values
+            arrays.append(pa.array(plain, column.type, from_pandas=True))
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from normlens.corpus.data.readers import open_data
@@ -18,39 +19,28 @@ from normlens.studies.reports.files import damaged, read_settings
 LABEL, SCORE = "label", "score"
 
 
-class Rest(Data):
-    """A data set without its first sequences."""
+class Derived(Data):
+    """The records of another data set, changed; `how` stands for the change in the fingerprint."""
 
-    def __init__(self, whole: Data, first: int):
+    def __init__(
+        self, whole: Data, how: str, change: Callable[[Iterable[Record]], Iterator[Record]]
+    ):
         super().__init__(whole.name)
-        self.whole, self.first = whole, first
+        self.whole, self.how, self.change = whole, how, change
 
     def _records(self) -> Iterator[Record]:
-        return islice(self.whole, self.first, None)
+        return self.change(self.whole)
 
     def _fingerprint(self) -> str:
-        return _hashed(self.whole.fingerprint, "without the first", self.first)
+        return hashlib.sha256(f"{self.whole.fingerprint}\n{self.how}".encode()).hexdigest()
 
 
-class Apart(Data):
+def texts_apart(pairs: Iterable[Record]) -> Iterator[Record]:
     """Split pairs into single texts: those of pair k are sequences 2k and 2k + 1."""
-
-    def __init__(self, pairs: Data):
-        super().__init__(pairs.name)
-        self.pairs = pairs
-
-    def _records(self) -> Iterator[Record]:
-        for record in self.pairs:
-            texts = record.text if isinstance(record.text, tuple) else (record.text, record.text)
-            for letter, text in zip("ab", texts, strict=True):
-                yield replace(record, id=f"{record.id}{letter}", text=text)
-
-    def _fingerprint(self) -> str:
-        return _hashed(self.pairs.fingerprint, "apart")
-
-
-def _hashed(*parts: object) -> str:
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+    for record in pairs:
+        texts = record.text if isinstance(record.text, tuple) else (record.text, record.text)
+        for letter, text in zip("ab", texts, strict=True):
+            yield replace(record, id=f"{record.id}{letter}", text=text)
 
 
 @dataclass(frozen=True)
@@ -68,7 +58,7 @@ class AblationData:
     @property
     def of_maps(self) -> Data:
         """The same sequences for the maps, with the two texts of a pair one by one."""
-        return Apart(self.measured) if self.apart else self.measured
+        return Derived(self.measured, "apart", texts_apart) if self.apart else self.measured
 
     def reference_records(self) -> Iterator[Record]:
         return islice(self.reference or (), self.reference_size)
@@ -89,7 +79,8 @@ def open_ablation_data(options: AblateOptions, loss: str | None = None) -> Ablat
     note = "nothing: no ablation needs other data"
     if options.gathers and options.reference is None:
         size = min(options.reference_size, total // LARGEST_PART)
-        measured, reference = Rest(whole, size), whole
+        rest = partial(_without_first, size)
+        measured, reference = Derived(whole, f"without the first\n{size}", rest), whole
         note = f"the first {size} of the {total} sequences of {whole.name}, which are not measured"
         total, beside = total - size, f" beside {size} that are set apart"
     elif options.gathers and options.reference is not None:
@@ -101,6 +92,10 @@ def open_ablation_data(options: AblateOptions, loss: str | None = None) -> Ablat
     if total < FEWEST:
         raise InputError(f"{whole.name!r} has {total} sequences{beside}; give {FEWEST} or more")
     return AblationData(measured, reference, size, loss == DRIFT and pairs, extra, note)
+
+
+def _without_first(count: int, records: Iterable[Record]) -> Iterator[Record]:
+    return islice(records, count, None)
 
 
 def _open(

@@ -40,7 +40,7 @@ from normlens.studies.ablation.plan import (
     Plan,
     ResidualPlace,
 )
-from normlens.studies.model_calls import alone, call
+from normlens.studies.model_calls import alone, call, first_of, with_input
 from normlens.trace.locking import Change, Hooks, other_forwards
 from normlens.trace.run import model_inputs
 
@@ -94,7 +94,7 @@ class LayerHooks:
                 if self._layer > skip:
                     return forward(*args, **kwargs)
                 output = self._kept[skip]
-                return _with_first(output, _first(output).clone())  # the model may write into it
+                return _with_first(output, first_of(output).clone())  # the model may write into it
 
             return pass_by
 
@@ -124,7 +124,7 @@ class LayerHooks:
             kept = output
             if isinstance(output, (tuple, list)):  # no other tensors are kept
                 kept = type(output)([None if isinstance(one, Tensor) else one for one in output])
-            self._kept[self._layer] = _with_first(kept, _first(output).clone())
+            self._kept[self._layer] = _with_first(kept, first_of(output).clone())
         for key, visitors in self._visitors.items():
             if self._layer in visitors and self._seen[key] != 1:
                 raise UnsupportedModelError(
@@ -132,14 +132,10 @@ class LayerHooks:
                 )
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs), "")
-        changed = self._called((module, INPUT), args[0] if args else kwargs[name])
-        if changed is None:
-            return None
-        return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, name: changed})
+        return with_input(partial(self._called, (module, INPUT)), args, kwargs)
 
     def _behind(self, module: nn.Module, _: Any, __: Any, output: Any) -> Any:
-        changed = self._called((module, OUTPUT), _first(output))
+        changed = self._called((module, OUTPUT), first_of(output))
         return None if changed is None else _with_first(output, changed)
 
     def _called(self, key: tuple[nn.Module, str], given: Tensor) -> Tensor | None:
@@ -151,11 +147,6 @@ class LayerHooks:
             new = visitor(now.reshape(self._shape))
             changed = changed if new is None else new.reshape(given.shape)
         return changed
-
-
-def _first(output: Any) -> Tensor:
-    """Return a module's vectors: its output, or the first element of it."""
-    return output[0] if isinstance(output, (tuple, list)) else output
 
 
 def _with_first(output: Any, vectors: Tensor) -> Any:
@@ -250,7 +241,7 @@ class Interventions:
                 draws(y.shape[1], "resample", self.seed, key, layer, component) % len(sample)
                 for key in keys
             ]
-            places = torch.stack([torch.as_tensor(row.astype("int64")) for row in rows])
+            places = torch.as_tensor(np.stack(rows).astype(np.int64))
             return sample.to(y)[places.to(y.device)]
 
         return resampled

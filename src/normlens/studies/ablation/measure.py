@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures import BoundMeasure, Item, ModelMeasure, Needs
-from normlens.corpus.measures.base import INT, LABEL, REAL, WHOSE, build, schema_of, whose
+from normlens.corpus.measures.base import INT, LABEL, REAL, WHOSE, schema_of, whose
 from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, is_out_of_memory
 from normlens.options import AnalysisOptions
@@ -252,7 +252,7 @@ class _Bound(BoundMeasure):
         ablations = runner.ablations
         #: columns that identify each row's ablation, the intact model first
         self.columns: dict[str, Any] = {
-            "ablation": range(len(ablations) + 1),
+            "ablation": list(range(len(ablations) + 1)),
             "component": [INTACT, *(one.component for one in ablations)],
             "kind": [INTACT, *(one.kind for one in ablations)],
             "layer": [None, *(one.layer for one in ablations)],
@@ -304,11 +304,13 @@ class _Bound(BoundMeasure):
         return gold
 
     def _table(self, item: Item, outcomes: Sequence[Outcome]) -> pa.Table:
-        losses = [one.loss if math.isfinite(one.loss) else None for one in outcomes]
+        gold = self._gold(item)
         columns = {
+            **{name: [value] * len(outcomes) for name, value in whose(item).items()},
             **self.columns,
-            "loss": losses,
+            "loss": [one.loss if math.isfinite(one.loss) else None for one in outcomes],
             "count": [one.count for one in outcomes],
             "cosine": [one.cosine for one in outcomes],
+            "gold": [gold if gold == gold else None] * len(outcomes),
         }
-        return build(SCHEMA, {**whose(item), "gold": self._gold(item), **columns})
+        return pa.Table.from_pydict(columns, schema=SCHEMA)

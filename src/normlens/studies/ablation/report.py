@@ -30,15 +30,13 @@ from normlens.studies.reports.contents import (
     Table,
     experiment,
     measured,
-    model_of,
 )
 from normlens.studies.reports.files import finished_run, write
 from normlens.studies.reports.words import LAYER, caption, fixed, signed
 
 _say = partial(caption, "ablation")
-#: The format of changes and of the ends of their intervals.
-_CHANGE = "+.3f"
-_ENDS = dict.fromkeys(("change", "low", "high"), _CHANGE)
+_CHANGE = "+.3f"  # the format of changes and of the ends of their intervals
+_ENDS = ["change", "low", "high"]
 #: From here on the largest value hides the middle one on a linear axis.
 _SKEWED = 25
 
@@ -102,7 +100,7 @@ def worth(evidence: AblationEvidence) -> Result | None:
         frame = listed[["component", "kind", "layers", *_ENDS]].assign(layers=ranges)
         said = _say("table ablations", cost=cost.words, intact=fixed(cost.intact, 3))
         frame = frame.reset_index(drop=True)
-        tables[f"ablations{cost.suffix}"] = Table(frame, said, _ENDS, shown=60)
+        tables[f"ablations{cost.suffix}"] = Table(frame, _CHANGE, said, shown=60)
     means = taken(loss.changes, way).groupby("component", sort=False)["change"].mean()
     summary = {
         f"Δ loss of {name} ({SHORT[way]}), mean over layers": float(mean)
@@ -206,8 +204,7 @@ def prediction(evidence: AblationEvidence) -> Result | None:
             partial(_draw_scatter, points, cost, found),
             _say("figure prediction", cost=cost.name, way=SHORT[way]),
         )
-    formats = dict.fromkeys(_CORRELATION, "+.2f")
-    table = Table(pd.DataFrame(rows), _say("table correlations"), formats)
+    table = Table(pd.DataFrame(rows), "+.2f")
     summary = {
         f"ρ of {row['quantity']} with the {row['with']} ({row['ablation']})": row["rho"]
         for row in main
@@ -268,7 +265,7 @@ def _draw_scatter(points: pd.DataFrame, cost: Cost, found: dict[str, Any]) -> dr
     _scale_changes(axes, points[["change", "low", "high"]])
     behind = "1 − ρ of the maps before and behind the component"
     drawing.style(axes, x=behind, y=f"{cost.symbol} ({cost.unit})")
-    drawing.legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     title = "too few cells for a correlation"
     if found["rho"] == found["rho"]:
         rho, *ends = [fixed(found[name]) for name in _CORRELATION]
@@ -294,10 +291,9 @@ def by_kind(evidence: AblationEvidence) -> Result | None:
     for cost in evidence.costs:
         means = means_table(cost.changes)
         if means.shape[1] > 1:
-            formats = dict.fromkeys(map(str, means), _CHANGE)
             said = _say("table kinds-means", cost=cost.words)
             tables[f"kinds-means{cost.suffix}"] = Table(
-                means.reset_index(), said, formats, open=True
+                means.reset_index(), _CHANGE, said, open=True
             )
         for name, kinds in _GROUPS.items():
             rows = cost.changes[cost.changes["kind"].isin(kinds)]
@@ -305,7 +301,7 @@ def by_kind(evidence: AblationEvidence) -> Result | None:
             if len(there) < 2:
                 continue
             key, facts = f"kinds-{name}{cost.suffix}", {"cost": cost.words, "what": name}
-            tables[key] = Table(side_by_side(rows, there), _say("table kinds", **facts))
+            tables[key] = Table(side_by_side(rows, there), "", _say("table kinds", **facts))
             single = rows[rows["layer"].notna()]
             if single["layer"].nunique() > 1:
                 draw = partial(_draw_kinds, single, there, cost)
@@ -315,7 +311,7 @@ def by_kind(evidence: AblationEvidence) -> Result | None:
 
 def side_by_side(rows: pd.DataFrame, kinds: list[str]) -> pd.DataFrame:
     """A row per component and layer ("all": at once); a column per kind, intervals as text."""
-    ends = [[signed(value, 3) for value in row] for row in rows[list(_ENDS)].to_numpy()]
+    ends = [[signed(value, 3) for value in row] for row in rows[_ENDS].to_numpy()]
     texts = [f"{change} [{low}, {high}]" for change, low, high in ends]
     cells = rows.assign(text=texts, layer=rows["layer"].map(_layer_label))
     cells = cells.pivot_table("text", ["component", "layer"], "kind", aggfunc="first", sort=False)
@@ -338,14 +334,13 @@ def _draw_kinds(rows: pd.DataFrame, kinds: list[str], cost: Cost) -> drawing.Dra
         for number, kind in enumerate(kinds):
             one = some[some["kind"] == kind]
             if len(one):
-                drawing.line(
-                    panel, one["layer"], one["change"], one["low"], one["high"], number, kind
-                )
+                points = one[["layer", *_ENDS]].to_numpy(float)
+                drawing.line(panel, *points.T, place=number, label=kind)
         drawing.layer_ticks(panel, int(rows["layer"].max()))
         _scale_changes(panel, some["change"], signed=False)
         below, left = place + columns >= len(names), place % columns == 0
         drawing.style(panel, x=LAYER if below else "", y=cost.symbol if left else "", title=name)
-    drawing.legend(axes[0])
+    axes[0].legend()
     return figure
 
 
@@ -362,12 +357,11 @@ def special(evidence: AblationEvidence) -> Result | None:
     frame = compared(cost.changes)
     if frame.empty:
         return None
-    numbers = ("change", "low", "high", "random mean", "random largest")
-    formats, facts = {**dict.fromkeys(numbers, "+.4f"), "p": ".3f"}, {"cost": cost.words}
-    name = "special-dimensions"
-    table = Table(frame, _say(f"table {name}", **facts), formats)
-    figure = Figure(partial(_draw_special, frame, cost), _say(f"figure {name}", **facts))
-    return Result({name: table}, {name: figure})
+    return Result(
+        {"special-dimensions": Table(frame, "+.4f", formats={"p": ".3f"})},
+        {"special-dimensions": Figure(partial(_draw_special, frame, cost))},
+        facts={"cost": cost.words},
+    )
 
 
 def compared(changes: pd.DataFrame) -> pd.DataFrame:
@@ -409,7 +403,7 @@ def _draw_special(table: pd.DataFrame, cost: Cost) -> drawing.Drawing:
         step = max(1, -(-len(rows) // 14))
         panel.set_xticks(rows.index[::step], rows["layer"][::step])
         drawing.style(panel, x=LAYER, y=f"{cost.symbol} ({cost.unit})" if panel is axes[0] else "")
-        drawing.legend(panel, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+        panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return figure
 
 
@@ -432,12 +426,12 @@ def redundancy(evidence: AblationEvidence) -> Result | None:
     )
     if frame.empty:
         return None
-    facts = {"cost": cost.words, "way": SHORT[way]}
-    formats = dict.fromkeys(("FF", "low", "high", "ATTN"), _CHANGE)
-    formats |= dict.fromkeys(("ρ behind FF", "ρ at the end", "undone share"), ".2f")
-    table = Table(frame, _say("table redundancy", **facts), formats)
-    figure = Figure(partial(_draw_redundancy, frame, cost), _say("figure redundancy", **facts))
-    return Result({"redundancy": table}, {"redundancy": figure})
+    formats = dict.fromkeys(("ρ behind FF", "ρ at the end", "undone share"), ".2f")
+    return Result(
+        {"redundancy": Table(frame, _CHANGE, formats=formats)},
+        {"redundancy": Figure(partial(_draw_redundancy, frame, cost))},
+        facts={"cost": cost.words, "way": SHORT[way]},
+    )
 
 
 def layer_table(behind: pd.Series, end: pd.Series | None, rows: pd.DataFrame) -> pd.DataFrame:
@@ -463,7 +457,7 @@ def _draw_redundancy(table: pd.DataFrame, cost: Cost) -> drawing.Drawing:
     _scale_changes(right, table[["FF", "low", "high", "ATTN"]])
     drawing.style(left, x=LAYER, y="undone share of FF's change")
     drawing.style(right, x=LAYER, y=f"{cost.symbol} ({cost.unit})")
-    drawing.legend(right)
+    right.legend()
     for panel in (left, right):
         panel.axhline(0, color=FAINT, lw=0.6)
         drawing.layer_ticks(panel, int(table["layer"].max()))
@@ -490,17 +484,11 @@ def describe(folder: Path) -> Report:
     evidence = AblationEvidence(options, told, runs[ABLATION], runs[MAPS])
     if evidence.losses.empty:
         raise InputError(f"{str(folder / ABLATION)!r} has no losses; query its failures")
-    shown = {
-        name.replace("_", " "): value
-        for name, value in vars(options).items()
-        if name not in _HIDDEN and value not in (None, (), False)
-    }
-    header = Header(
-        model=model_of(runs[ABLATION]),
-        runs=[measured(run, name.rpartition("/")[2], name) for name, run in runs.items()],
-        settings=shown,
-        versions=dict(runs[ABLATION].manifest.versions),
-        notes=[
+    header = Header.of(
+        runs[ABLATION],
+        [measured(run, name.rpartition("/")[2], name) for name, run in runs.items()],
+        {name: value for name, value in vars(options).items() if name not in _HIDDEN},
+        [
             ("Loss", told.loss),
             ("Ablations", f"{len(evidence.plan) - 1} of the real model, beside the intact one"),
             ("First pass", f"reads {told.reference}"),

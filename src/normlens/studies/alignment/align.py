@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from normlens.corpus.runs.folder import fixed_path
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
-from normlens.errors import TABLES, InputError, check_installed
+from normlens.errors import TABLES, InputError, check_installed, require
 from normlens.lens import Lens
 from normlens.measures.alignment import count_links
 from normlens.options import (
@@ -85,18 +85,19 @@ class AlignmentMeasure(AlignOptions, ModelMeasure):
             lens = copy.copy(lens).prepare()
         return _Alignment(self, lens, chosen, batch_size)
 
-    def gold_of(self, item: Item, lengths: tuple[int, int]) -> standard.GoldLinks | None:
-        """The gold links of a sentence pair of so many words, from 0; None without a gold file."""
-        gold, first = self.gold_links, self.gold_first or 0
+    def gold_of(self, item: Item) -> standard.GoldLinks | None:
+        """The gold links of a sentence pair, from 0; None without a gold file."""
+        gold, first, encoded = self.gold_links, self.gold_first or 0, cast(Any, item.encoded)
         if gold is None:
             return None
-        if getattr(item.encoded, "generated", None) is not None:
-            raise InputError("gold links are of a given target; this one was generated")
-        if item.index >= len(gold):
-            raise InputError(f"{gold.path!r} has no line for it, only {len(gold)}")
+        require(
+            encoded.generated is None, "gold links are of a given target; this one was generated"
+        )
+        fits = item.index < len(gold.lines)
+        require(fits, f"{gold.path!r} has no line for it, only {len(gold.lines)}")
         line = gold.lines[item.index]
-        if not line.fits(first, lengths):
-            raise InputError("its gold links are of words that it does not have")
+        lengths = len(encoded.source.word_labels), len(encoded.word_labels)
+        require(line.fits(first, lengths), "its gold links are of words that it does not have")
         return line.counted_from(first)
 
 
@@ -151,8 +152,8 @@ class _Alignment(BoundMeasure):
     ) -> dict[str, pa.Table] | str:
         encoded: Any = item.encoded
         try:
-            places = WordPlaces.of(encoded.source, encoded)
-            gold = self.measure.gold_of(item, (len(places.columns), len(places.tokens)))
+            places = WordPlaces.of(encoded.source.words, encoded.words)
+            gold = self.measure.gold_of(item)
         except InputError as error:
             return str(error)
         whose = {"index": item.index, "sequence": item.sequence}

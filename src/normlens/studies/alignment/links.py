@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.errors import InputError, check_choice
+from normlens.errors import InputError, check_choice, require
 from normlens.explain.explainer import ask
 from normlens.inputs.text import Encoded
 from normlens.measures.alignment import NO_WORD, Link, aligned_words
@@ -37,25 +37,14 @@ class WordPlaces:
     tokens: Sequence[Sequence[int]]  # of each target word, as the decoder reads them
 
     @classmethod
-    def of(cls, source: Encoded, target: Encoded) -> WordPlaces:
-        """The places of a pair's words; every word counts, with or without tokens."""
-        for name, side in (("source", source), ("target", target)):
-            if side.words is None:
-                raise InputError(f"the {name}'s words are unknown; put spaces between them")
-        sources, targets = len(source.word_labels), len(target.word_labels)
-        return cls.of_words(source.words or [], sources, target.words or [], targets)
-
-    @classmethod
-    def of_words(
-        cls,
-        source: Sequence[int | None],
-        sources: int | None,
-        target: Sequence[int | None],
-        targets: int,
+    def of(
+        cls, source: Sequence[int | None] | None, target: Sequence[int | None] | None
     ) -> WordPlaces:
-        """Build from each token's word number and the number of words on either side."""
+        """Build from the word of each token on either side."""
+        if source is None or target is None:
+            raise InputError("the words are not known; give both texts as lists of words")
         no_word = [place for place, word in enumerate(source) if word is None]
-        return cls(_places(source, sources), no_word, _places(target, targets))
+        return cls(_places(source), no_word, _places(target))
 
     def rows(self, way: str) -> list[list[int]]:
         """The rows of each target word."""
@@ -80,22 +69,15 @@ def word_links(maps: Maps, scope: str = "CROSS-N", layer: int = -1, way: str = I
     with the largest score, or to none if a special token (the end of the source) has a larger one.
     """
     of_encoder = maps.sources_of(OTHER_SEQUENCE)
-    sources, targets = of_encoder.sources.token_words, maps.token_words
-    if sources is None or targets is None:
-        raise InputError("the words of these maps are not known; give both texts as lists of words")
-    places = WordPlaces.of_words(sources, None, targets, len(maps.word_labels))
+    places = WordPlaces.of(of_encoder.sources.token_words, maps.token_words)
     (links,) = places.links(of_encoder.at(scope, layer)[None], way)
     return links
 
 
-def _places(words: Sequence[int | None], count: int | None) -> list[list[int]]:
-    """The tokens of each word; `count` words, or up to the last that has a token."""
+def _places(words: Sequence[int | None]) -> list[list[int]]:
+    """The tokens of each word, up to the last that has a token."""
     last = max((word for word in words if word is not None), default=-1)
-    places: list[list[int]] = [[] for _ in range(last + 1 if count is None else count)]
-    for place, word in enumerate(words):
-        if word is not None:
-            places[word].append(place)
-    return places
+    return [[place for place, own in enumerate(words) if own == word] for word in range(last + 1)]
 
 
 def pharaoh(links: Iterable[Link]) -> str:
@@ -152,18 +134,16 @@ def choose(
     explains = len(of_maps) < len(scopes)
     if explains:
         read_head(lens.adapter)  # raises for a model without one
-        if OUTPUT not in ways:
-            raise InputError("contributions are of the row that predicts a word; choose way output")
-        if head not in (None, ALL):
-            raise InputError("contributions to a logit are of the whole model; leave head out")
+        by_output = "contributions are of the row that predicts a word; choose way output"
+        require(OUTPUT in ways, by_output)
+        whole = "contributions to a logit are of the whole model; leave head out"
+        require(head in (None, ALL), whole)
     named: set[str] = set()
     for scope in of_maps:
         full = None if scope == ALL else resolve(scope, available)
-        if full is not None and full not in reached.values():
-            raise InputError(
-                f"the source does not reach {full}; choose: {', '.join(reached)}, explain"
-            )
-        named |= set(reached) if full is None else {_name(full)}
+        found = set(reached) if full is None else {_name(full)} & set(reached)
+        require(found, f"the source does not reach {full}; choose: {', '.join(reached)}, explain")
+        named |= found
     wanted = AnalysisOptions(layers=layers).layers_of(len(decoder), f"the decoder of {lens.name}")
     count = min(
         step.heads
@@ -173,12 +153,12 @@ def choose(
     )
     every = range(count)
     heads = [] if head is None else list(every) if head == ALL else [head]
-    if any(one not in every for one in heads):
-        raise InputError(f"head {head!r} is out of range; {lens.name} has heads 0 to {count - 1}")
+    is_there = all(one in every for one in heads)
+    require(is_there, f"head {head!r} is out of range; {lens.name} has heads 0 to {count - 1}")
     ordered = {name: full for name, full in reached.items() if name in named}
     together = head in (None, ALL)
-    if not together and not {*ordered} <= {WEIGHTS, NORMS}:
-        raise InputError(f"single heads have {WEIGHTS} and {NORMS} alone; leave head out")
+    have_heads = together or {*ordered} <= {WEIGHTS, NORMS}
+    require(have_heads, f"single heads have {WEIGHTS} and {NORMS} alone; leave head out")
     return Chosen(ordered, wanted, [int(one) for one in heads], together, explains)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ import pandas as pd
 
 from normlens.corpus.runs.results import Run
 from normlens.figures.canvas import COLOURS
-from normlens.measures.alignment import Rates
+from normlens.measures.alignment import Link, Rates
 from normlens.scopes import components_of
 from normlens.studies.alignment.gold import SUMS, ErrorRates, error_rates, of_maps
 from normlens.studies.alignment.options import EXPLAIN, INPUT, OUTPUT, WAYS
@@ -26,8 +26,17 @@ from normlens.studies.reports.contents import (
     Section,
     Table,
     experiment,
+    measured,
 )
-from normlens.studies.reports.drawing import GREY, SMALL, Drawing, layer_ticks, line, panels, style
+from normlens.studies.reports.drawing import (
+    GREY,
+    Drawing,
+    layer_ticks,
+    legend,
+    line,
+    panels,
+    style,
+)
 from normlens.studies.reports.files import check_finished, write_run_report
 from normlens.studies.reports.words import Comparison, caption, power, short_names
 
@@ -47,13 +56,9 @@ def comparisons(rates: pd.DataFrame) -> list[Comparison]:
     found = []
     for entry in (entry for entry in published() if entry.key.startswith("alignment/")):
         _, scope, *way = entry.key.split("/")
-        some = (
-            rates[(rates["scope"] == scope) & (rates["way"] == way[0]) & (rates["head"] < 0)]
-            if way
-            else rates
-        )
-        best = None if some.empty else 100 * float(some["aer"].min())
-        found.append(Comparison(entry, best, same=False))
+        of_map = (rates["scope"] == scope) & rates["way"].isin(way) & (rates["head"] < 0)
+        best = 100 * (rates[of_map] if way else rates)["aer"].min()
+        found.append(Comparison(entry, None if np.isnan(best) else float(best), same=False))
     return found
 
 
@@ -65,34 +70,35 @@ _POINTS = ["change", "low", "high"]
 
 
 def per_cent(rates: pd.DataFrame) -> pd.DataFrame:
-    """The rates and their intervals in per cent, layers from 1."""
-    shown = rates.copy()
+    """The rates and their intervals in per cent, layers and heads from 1."""
+    shown = rates.reset_index(drop=True)
     shown[_RATES] *= 100
-    shown["layer"] += 1
+    shown[["layer", "head"]] += 1
     return shown
 
 
-def change_of(rates: ErrorRates, before: int, after: int) -> dict[str, float]:
-    """How AER changes from the map of one row to another's, in points with its interval."""
-    change = (100 * float(part[0]) for part in rates.difference(before, after))
-    return dict(zip(_POINTS, change, strict=True))
+def changes(rates: ErrorRates, before: Sequence[int], after: Sequence[int]) -> pd.DataFrame:
+    """How AER changes from the maps of some rows to those of others, in points, with intervals."""
+    rows = [
+        [100 * float(part[0]) for part in rates.difference(*pair)]
+        for pair in zip(before, after, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=_POINTS)
 
 
 def paired_table(rates: ErrorRates, pairs: Sequence[tuple[int, int]]) -> Table:
     """Maps (by their rows) with others on the same pairs."""
-    table = rates.table
 
-    def named(row: int) -> str:
-        scope, layer = table["scope"][row], int(table["layer"][row])
-        return f"{scope}, layer {layer + 1}" if layer >= 0 else str(scope)
+    def named(rows: Sequence[int]) -> list[str]:
+        some = rates.table.loc[list(rows)]
+        layers = (some["layer"] + 1).astype(str)
+        return some["scope"].where(some["layer"] < 0, some["scope"] + ", layer " + layers).tolist()
 
-    rows = [
-        {"way": table["way"][row], "map": named(row), "against": named(against)}
-        | change_of(rates, against, row)
-        for row, against in pairs
-    ]
-    formats = dict.fromkeys(_POINTS, "+.1f")
-    return Table(pd.DataFrame(rows), _say("table paired"), formats, open=True)
+    maps, against = zip(*pairs, strict=True)
+    table = pd.DataFrame({"way": rates.table.loc[list(maps), "way"].tolist()})
+    table = table.assign(map=named(maps), against=named(against))
+    table = table.join(changes(rates, against, maps))
+    return Table(table, "+.1f", _say("table paired"), open=True)
 
 
 @experiment("alignment", "alignment")
@@ -100,22 +106,19 @@ def rate_result(rates: ErrorRates) -> Result:
     """Every map's error rates, heads together, and the best scope against the best weights."""
     together = of_maps(rates.table)
     table = per_cent(together)
-    ways = [way for way in WAYS if (table["way"] == way).any()]
-    tables = {f"aer-{way}": _wide(table[table["way"] == way], way) for way in ways}
-    shown = table[["scope", "way", "layer", *_RATES, "best"]].reset_index(drop=True)
-    formats = dict.fromkeys(_RATES, ".1f")
-    tables["alignment-rates"] = Table(shown, _say("table alignment-rates"), formats)
-    weights = together["scope"] == "CROSS-W"
-    best = [
-        (_best(together[of_way & ~weights]), _best(together[of_way & weights]))
-        for of_way in (together["way"] == way for way in ways)
-        if (of_way & weights).any() and (of_way & ~weights).any()
-    ]
+    tables, best = {}, []
+    for way in (way for way in WAYS if way in set(table["way"])):
+        tables[f"aer-{way}"] = _wide(table[table["way"] == way], way)
+        weights = together["scope"] == "CROSS-W"
+        of_way = [together[(together["way"] == way) & chosen] for chosen in (~weights, weights)]
+        if not any(some.empty for some in of_way):
+            best.append(tuple(map(_best, of_way)))
+    tables["alignment-rates"] = Table(table[["scope", "way", "layer", *_RATES, "best"]], ".1f")
     if best:
         tables["alignment-weights"] = paired_table(rates, best)
     return Result(
         tables=tables,
-        figures={"aer-layers": Figure(lambda: _draw_rates(table), _say("figure aer-layers"))},
+        figures={"aer-layers": Figure(lambda: _draw_rates(table))},
         comparisons=comparisons(rates.table),
         summary={
             f"AER {way}, {scope}, best layer": float(some["aer"].min())
@@ -131,29 +134,22 @@ def _best(table: pd.DataFrame) -> int:
 
 def _wide(table: pd.DataFrame, way: str) -> Table:
     wide = table.pivot(index="scope", columns="layer", values="aer")
-    wide = wide.reindex(table["scope"].unique())
-    wide.columns = [f"layer {layer}" for layer in wide.columns]
-    said, formats = _say("table aer", way=WAY_WORDS[way]), dict.fromkeys(wide.columns, ".1f")
-    return Table(wide.reset_index(), said, formats, open=True)
+    wide = wide.reindex(table["scope"].unique()).add_prefix("layer ").rename_axis(columns=None)
+    return Table(wide.reset_index(), ".1f", _say("table aer", way=WAY_WORDS[way]), open=True)
 
 
 def _draw_rates(table: pd.DataFrame) -> Drawing:
-    ways = [way for way in WAYS if (table["way"] == way).any()]
+    ways, scopes = table["way"].unique(), list(table["scope"].unique())
     figure, axes = panels(len(ways), width=4.2, height=3.9, sharey=True)
-    scopes = list(table["scope"].unique())
     for panel, way in zip(axes, ways, strict=True):
         for place, scope in enumerate(scopes):
             some = table[(table["way"] == way) & (table["scope"] == scope)].sort_values("layer")
-            bands = some["aer_low"].fillna(some["aer"]), some["aer_high"].fillna(some["aer"])
-            line(panel, some["layer"], some["aer"], *bands, place, scope)
+            points = some[["layer", "aer", "aer_low", "aer_high"]].ffill(axis=1).to_numpy(float)
+            line(panel, *points.T, place=place, label=scope)
         layer_ticks(panel, int(table["layer"].max()))
-        first = panel is axes[0]
-        style(panel, x="layer", y="AER (%)" if first else "", title=WAY_WORDS[way])
+        style(panel, x="layer", y="AER (%)" if panel is axes[0] else "", title=WAY_WORDS[way])
         panel.set_ylim(0, 100)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=2, fontsize=SMALL, frameon=False
-    )
+    legend(figure, axes)
     return figure
 
 
@@ -167,37 +163,23 @@ _NOTHING = 1e-9
 @experiment("alignment", "alignment-components")
 def component_result(rates: ErrorRates) -> Result | None:
     """The difference that every component makes, layer by layer; None for a single scope."""
-    rows = _differences(rates)
-    if not rows:
+    maps = of_maps(rates.table)
+    maps = maps[maps["scope"] != "CROSS-W"].reset_index(names="row")
+    following = dict(pairwise(maps["scope"].unique()))
+    before = maps[maps["scope"].isin(following)].replace({"scope": following})
+    pairs = before.merge(maps, on=["way", "scope", "layer"], suffixes=("_before", "_after"))
+    if pairs.empty:
         return None
-    name, formats = "alignment-components", dict.fromkeys(("before", *_POINTS), ".1f")
-    return Result({name: Table(pd.DataFrame(rows), _say(f"table {name}"), formats)})
-
-
-def _differences(rates: ErrorRates) -> list[dict[str, object]]:
-    together = of_maps(rates.table)
-    together = together[together["scope"] != "CROSS-W"]
-    places = {(row["way"], row["scope"], row["layer"]): place for place, row in together.iterrows()}
-    rows: list[dict[str, object]] = []
-    for way in WAYS:
-        for before, after in pairwise(together["scope"].unique()):
-            for layer in sorted(together["layer"].unique()):
-                first, second = (places.get((way, scope, layer)) for scope in (before, after))
-                if first is None or second is None:
-                    continue
-                changed = change_of(rates, first, second)
-                if abs(changed["change"]) <= _NOTHING:
-                    changed["change"] = 0.0
-                rows.append(
-                    {
-                        "way": way,
-                        "layer": int(layer) + 1,
-                        "component": _component(after),
-                        "before": 100 * float(rates.table["aer"][first]),
-                        **changed,
-                    }
-                )
-    return rows
+    table = pd.DataFrame(
+        {
+            "way": pairs["way"],
+            "layer": pairs["layer"] + 1,
+            "component": pairs["scope"].map(_component),
+            "before": 100 * pairs["aer_before"],
+        }
+    ).join(changes(rates, pairs["row_before"], pairs["row_after"]))
+    table.loc[table["change"].abs() <= _NOTHING, "change"] = 0.0
+    return Result({"alignment-components": Table(table, ".1f")})
 
 
 def _component(scope: str) -> str:
@@ -209,6 +191,9 @@ def _component(scope: str) -> str:
 # Links from contributions to logits, beside the best map by output.
 
 
+_SHOWN_RATES = ["aer", "aer_low", "aer_high", "precision", "recall"]
+
+
 @experiment("alignment", "alignment-explain")
 def explanation_result(rates: ErrorRates) -> Result | None:
     """The error rates of contributions, and how far they are from the best map's by output."""
@@ -216,22 +201,15 @@ def explanation_result(rates: ErrorRates) -> Result | None:
     explained = table[table["scope"] == EXPLAIN]
     if explained.empty:
         return None
-    columns = ["aer", "aer_low", "aer_high", "precision", "recall"]
-    shown, formats = per_cent(explained)[columns], dict.fromkeys(columns, ".1f")
-    said = _say("table alignment-explain")
-    tables = {"alignment-explain": Table(shown.reset_index(drop=True), said, formats, open=True)}
+    shown = per_cent(explained)[_SHOWN_RATES]
+    tables = {"alignment-explain": Table(shown, ".1f", open=True)}
     maps = of_maps(table[table["way"] == OUTPUT])
     if not maps.empty:
         tables["alignment-explain-map"] = paired_table(rates, [(_best(explained), _best(maps))])
-    return Result(
-        tables=tables, summary={"AER of contributions": 100 * float(explained["aer"].iloc[0])}
-    )
+    return Result(tables=tables, summary={"AER of contributions": float(shown["aer"].iloc[0])})
 
 
 # Single heads of the cross-attention, the best first.
-
-
-_SHOWN = 12
 
 
 @experiment("alignment", "alignment-heads")
@@ -240,12 +218,8 @@ def head_result(rates: ErrorRates) -> Result | None:
     heads = rates.table[rates.table["head"] >= 0].sort_values("aer", kind="stable")
     if heads.empty:
         return None
-    shown = per_cent(heads)
-    shown["head"] += 1
-    columns = ["scope", "way", "layer", "head", "aer", "aer_low", "aer_high", "precision", "recall"]
-    said, formats = _say("table alignment-heads"), dict.fromkeys(columns[4:], ".1f")
-    frame = shown[columns].reset_index(drop=True)
-    return Result({"alignment-heads": Table(frame, said, formats, shown=_SHOWN)})
+    shown = per_cent(heads)[["scope", "way", "layer", "head", *_SHOWN_RATES]]
+    return Result({"alignment-heads": Table(shown, ".1f", shown=12)})
 
 
 # One sentence pair: the best map's links, those of weights, and the gold links.
@@ -254,79 +228,59 @@ def head_result(rates: ErrorRates) -> Result | None:
 _SHORT, _LONG = 6, 16
 _SURE = "#d6d6d6"
 _TEXTS = 'SELECT * FROM alignment_texts WHERE gold_sure IS NOT NULL ORDER BY "index"'
+Links = Collection[Link]
 
 
 @experiment("alignment", "alignment-example")
 def example_result(evidence: Evidence, rates: ErrorRates) -> Result | None:
     """The first pair that is neither too short nor too long to be read as a picture."""
-    for text in evidence.sql(_TEXTS).to_dict("records"):
+    maps = of_maps(rates.table)
+    maps = rates.table[rates.table["layer"] >= 0] if maps.empty else maps
+    # The best map of weights and the best of all.
+    some = [some for some in (maps[maps["scope"] == "CROSS-W"], maps) if not some.empty]
+    for text in evidence.sql(_TEXTS).to_dict("records") if some else ():
         source, target = str(text["source"]).split(), str(text["target"]).split()
         if all(_SHORT <= len(words) <= _LONG for words in (source, target)):
             break
     else:
         return None
-    links = {
-        str(row["scope"]): _links(evidence, int(text["index"]), row) for row in _chosen(rates.table)
-    }
-    if not links:
-        return None
-    gold = {name: _parsed(str(text[f"gold_{name}"])) for name in ("sure", "possible")}
-    draw = partial(_draw_links, source, target, links, gold)
-    return Result(figures={"alignment-example": Figure(draw, _say("figure alignment-example"))})
-
-
-def _chosen(table: pd.DataFrame) -> list[pd.Series]:
-    """The best map of weights and the best of all, heads together."""
-    together = of_maps(table)
-    if together.empty:
-        together = table[table["layer"] >= 0]
-    weights = together[together["scope"] == "CROSS-W"]
-    best = [
-        some.sort_values("aer", kind="stable").iloc[0]
-        for some in (weights, together)
-        if not some.empty
-    ]
-    return best[:1] if len(best) == 2 and best[0].equals(best[1]) else best
-
-
-def _links(evidence: Evidence, index: int, row: pd.Series) -> tuple[str, set[tuple[int, int]]]:
-    head = "IS NULL" if row["head"] < 0 else f"= {int(row['head'])}"
-    (written,) = evidence.sql(
-        f"""SELECT alignment FROM alignment WHERE "index" = {index}
-  AND scope = '{row["scope"]}' AND way = '{row["way"]}' AND layer = {int(row["layer"])}
+    links = {}
+    for row in (maps.loc[_best(of_scope)] for of_scope in some):
+        head = "IS NULL" if row["head"] < 0 else f"= {row['head']}"
+        (written,) = evidence.sql(
+            f"""SELECT alignment FROM alignment WHERE "index" = {text["index"]}
+  AND scope = '{row["scope"]}' AND way = '{row["way"]}' AND layer = {row["layer"]}
   AND head {head}"""
-    )["alignment"]
-    return f"{row['scope']}, layer {row['layer'] + 1}, by {row['way']}", _parsed(str(written))
+        )["alignment"]
+        links[f"{row['scope']}, layer {row['layer'] + 1}, by {row['way']}"] = _parsed(written)
+    gold = [_parsed(text[f"gold_{name}"]) for name in ("sure", "possible")]
+    draw = partial(_draw_links, source, target, links, *gold)
+    return Result(figures={"alignment-example": Figure(draw)})
 
 
-def _parsed(written: str) -> set[tuple[int, int]]:
-    pairs = (link.split("-") for link in written.split())
-    return {(int(source), int(target)) for source, target in pairs}
+def _parsed(written: object) -> list[Link]:
+    pairs = (link.split("-") for link in str(written).split())
+    return [(int(source), int(target)) for source, target in pairs]
 
 
 def _draw_links(
-    source: list[str],
-    target: list[str],
-    links: dict[str, tuple[str, set[tuple[int, int]]]],
-    gold: dict[str, set[tuple[int, int]]],
+    source: list[str], target: list[str], links: dict[str, Links], sure: Links, possible: Links
 ) -> Drawing:
     from matplotlib.patches import Rectangle
 
     width = 1.4 + 0.24 * len(source)
     figure, axes = panels(len(links), width=width, height=1.4 + 0.2 * len(target), sharey=True)
-    for place, (panel, (label, found)) in enumerate(zip(axes, links.values(), strict=True)):
-        for i, j in gold["possible"]:
-            filled = _SURE if (i, j) in gold["sure"] else "none"
+    for place, (panel, (label, found)) in enumerate(zip(axes, links.items(), strict=True)):
+        for i, j in possible:
+            filled = _SURE if (i, j) in sure else "none"
             corner = (i - 0.45, j - 0.45)
             panel.add_patch(Rectangle(corner, 0.9, 0.9, facecolor=filled, edgecolor=GREY, lw=0.6))
-        dots = np.array(sorted(found)).reshape(-1, 2)
-        panel.plot(dots[:, 0], dots[:, 1], "o", color=COLOURS[place % len(COLOURS)], ms=4)
-        style(panel, title=label, grid=False, y="" if place else "target")
-        panel.set_xticks(range(len(source)), source, rotation=90, fontsize=SMALL)
-        panel.set_yticks(range(len(target)), target, fontsize=SMALL)
-        panel.set_xlim(-0.6, len(source) - 0.4)
-        panel.set_ylim(len(target) - 0.4, -0.6)
-        panel.set_xlabel("source", fontsize=SMALL)
+        dots = np.array(found).reshape(-1, 2)
+        panel.plot(*dots.T, "o", color=COLOURS[place], ms=4)
+        style(panel, x="source", y="" if place else "target", title=label, grid=False)
+        panel.set_xticks(range(len(source)), source, rotation=90)
+        panel.set_yticks(range(len(target)), target)
+        panel.set(xlim=(-0.6, len(source) - 0.4), ylim=(len(target) - 0.4, -0.6))
     return figure
 
 
@@ -338,22 +292,15 @@ def describe(run: Run) -> Report:
     check_finished(run)
     rates = error_rates(run, seed=run.manifest.options.seed)
     data = next(iter(short_names([str(run.manifest.data["name"])]).values()))
-    evidence = Evidence(data, run)
-    sections = []
+    chosen = [explanation_result, head_result]
     if not of_maps(rates.table).empty:
-        sections += [
-            Section(rate_result, [(data, rate_result(rates))], queries=[SUMS]),
-            Section(component_result, [(data, component_result(rates))]),
-        ]
-    sections += [
-        *(Section(each, [(data, each(rates))]) for each in (explanation_result, head_result)),
-        Section(example_result, [(data, example_result(evidence, rates))]),
+        chosen = [rate_result, component_result, *chosen]
+    sections = [
+        Section(each, [(data, each(rates))], queries=[SUMS] if each is rate_result else ())
+        for each in chosen
     ]
-    header = _header(run, data)
-    return Report(f"{header.model.name}: word alignment", header, sections)
-
-
-def _header(run: Run, data: str) -> Header:
+    example = example_result(Evidence(data, run), rates)
+    sections.append(Section(example_result, [(data, example)]))
     worst = run.sql("SELECT max(completeness) AS worst FROM alignment_texts")["worst"].iloc[0]
     settings = run.manifest.options.settings["alignment"]
     notes = [
@@ -362,7 +309,8 @@ def _header(run: Run, data: str) -> Header:
         ("Published numbers", "are of other models, and the paper's of other data"),
     ]
     shown = {name: settings.get(name) for name in ("scopes", "layers", "ways", "head")}
-    return Header.of_run(run, data, shown, notes)
+    header = Header.of(run, [measured(run, data)], shown, notes, decomposed=False)
+    return Report(f"{header.model.name}: word alignment", header, sections)
 
 
 #: Writes the page of an alignment with gold links; by default into the run's folder ``report``.

@@ -270,8 +270,8 @@ class Trial:
             whose = {"protocol": protocol.name, "method": name}
             places = [self._places[removal.variant] for removal in removals]
             outcomes = known[places]
-            given = self.example, self.scores[name], self.intact, removals, outcomes
-            by_first = protocol.values(*given)
+            drops = self.intact[0, protocol.reads] - outcomes[:, protocol.reads]
+            by_first = protocol.values(self.example, self.scores[name], removals, drops)
             values += [{**whose, "first": k, "value": v} for k, v in by_first.items()]
             removed += [
                 {**whose, "first": removal.first, "share": removal.share}

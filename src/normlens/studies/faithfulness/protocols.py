@@ -211,18 +211,15 @@ class Drops:
         self,
         example: Example,
         scores: NDArray[np.float64],
-        intact: questions.Scored,
         removals: Sequence[Removal],
-        outcomes: questions.Scored,
+        drops: NDArray[np.float64],
     ) -> dict[str, float | None]:
         """The value for each of `firsts`; None where the text says nothing about the scores.
 
-        `intact` is what the model says of the text as it is, `outcomes` what it says of each
-        removal.
+        `drops` are how far the model's answer falls by each removal.
         """
         if not removals:
             return dict.fromkeys(self.firsts)
-        drops = intact[0, self.reads] - outcomes[:, self.reads]
         firsts = np.array([removal.first for removal in removals])
         return {first: float(drops[firsts == first].mean()) for first in self.firsts}
 
@@ -269,9 +266,8 @@ class RankOfEvidence(Drops):
         self,
         example: Example,
         scores: NDArray[np.float64],
-        intact: questions.Scored,
         removals: Sequence[Removal],
-        outcomes: questions.Scored,
+        drops: NDArray[np.float64],
     ) -> dict[str, float | None]:
         assert example.evidence is not None
         words, deciding = deciding_words(example.question.encoded, example.evidence)

@@ -24,7 +24,7 @@ from normlens.models.base import read_head
 from normlens.options import AUTO, DEFAULT_LIMIT
 from normlens.pipeline.batches import batches
 from normlens.plan.costs import SHARE, device_memory
-from normlens.studies.model_calls import call, on_batches
+from normlens.studies.model_calls import call, first_of, on_batches, with_input
 from normlens.trace.locking import Hooks
 from normlens.trace.run import model_inputs
 
@@ -153,16 +153,10 @@ def _first_call(entering: Entering) -> Callable[..., Any]:
 
     A block that serves as several layers is changed when it runs as the first of them.
     """
-    is_changed = False
+    waiting = [entering]
 
     def change(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal is_changed
-        if is_changed:
-            return None
-        is_changed = True
-        if args:
-            return (entering(args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": entering(kwargs["hidden_states"])}
+        return with_input(waiting.pop(), args, kwargs) if waiting else None
 
     return change
 
@@ -331,7 +325,7 @@ def counted(lens: Lens) -> Iterator[NDArray[np.float64]]:
     passes = np.zeros(2)
 
     def count(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
-        vectors: Tensor = output[0] if isinstance(output, (tuple, list)) else output
+        vectors = first_of(output)
         rows = len(vectors)
         passes[0] += rows
 

@@ -186,8 +186,7 @@ def ranking_table(ranking: Ranking) -> Table:
         examples=ranking.examples,
         least=LEAST_EXAMPLES,
     )
-    formats = {str(name): ".3f" for name in table if name not in ("method", "examples")}
-    return Table(table, said, formats, open=True)
+    return Table(table, ".3f", said, open=True)
 
 
 # Paired differences between methods: the winner and NormLens against every other.
@@ -241,7 +240,7 @@ def difference_tables(ranking: Ranking) -> dict[str, Table]:
         return {}
     shown = {"winner": winner} | ({NORMLENS: NORMLENS} if NORMLENS in others else {})
     differences = compare_methods(ranking)
-    formats = {"difference": "+.3f", "low": "+.3f", "high": "+.3f", "p": ".5f", HOLM: ".5f"}
+    formats = {"p": ".5f", HOLM: ".5f"}
     facts = {
         "family": count(len(differences), "comparison"),
         "side": "below" if ranking.words.lower_is_better else "above",
@@ -249,6 +248,7 @@ def difference_tables(ranking: Ranking) -> dict[str, Table]:
     return {
         f"{ranking.protocol}-{name}": Table(
             comparisons_of(method, differences).drop(columns="method"),
+            "+.3f",
             _say("table differences", method=method, **facts),
             formats,
             open=True,

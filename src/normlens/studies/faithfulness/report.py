@@ -42,6 +42,7 @@ from normlens.studies.reports.contents import (
     Section,
     Table,
     experiment,
+    measured,
 )
 from normlens.studies.reports.drawing import GREY, SMALL, Drawing, bare, panels, style
 from normlens.studies.reports.files import check_finished, rendered, write_run_report
@@ -93,8 +94,7 @@ def overview(rankings: Sequence[Ranking], methods: Sequence[str]) -> Result:
         for ranking in rankings
     }
     frame = pd.DataFrame(columns).reindex(methods).reset_index(names="method")
-    formats = dict.fromkeys(columns, ".3f")
-    return Result({"overview": Table(frame, _say("table overview"), formats, open=True)})
+    return Result({"overview": Table(frame, ".3f", open=True)})
 
 
 # Score, probability and accuracy against the share of tokens removed: one line per method.
@@ -181,8 +181,7 @@ def draw_curves(ranking: Ranking, averaged: Curves, styles: Styles) -> Drawing:
             title=_TITLES.get(first, first) if place < len(orders) > 1 else "",
         )
     handles, methods = axes[0].get_legend_handles_labels()
-    beside: Any = {"loc": "outside right upper", "fontsize": SMALL, "frameon": False}
-    figure.legend(handles[::-1], methods[::-1], handlelength=2.6, **beside)
+    figure.legend(handles[::-1], methods[::-1], handlelength=2.6, loc="outside right upper")
     return figure
 
 
@@ -205,11 +204,11 @@ def costs(evidence: Evidence, ranking: Ranking, styles: Styles) -> Result | None
     table["passes"] = table["forward"] + table["backward"]
     table = table.sort_values(["passes", "method"], ignore_index=True)
     shown = table[["method", "forward", "backward", TIME, "texts"]]
-    formats = dict.fromkeys(("forward", "backward", TIME), ".1f")
     draw = partial(draw_costs, ranking, table.set_index("method")["passes"], styles)
     return Result(
-        {"costs": Table(shown, _say("table costs"), formats, open=True)},
-        {"costs": Figure(draw, _say("figure costs", title=ranking.words.title))},
+        {"costs": Table(shown, ".1f", open=True)},
+        {"costs": Figure(draw)},
+        facts={"title": ranking.words.title},
     )
 
 
@@ -230,7 +229,7 @@ def draw_costs(ranking: Ranking, passes: pd.Series, styles: Styles) -> Drawing:
     panel.minorticks_off()
     panel.set_xlim(left=-0.3)
     style(panel, x="passes per text", y=ranking.words.value)
-    figure.legend(loc="outside right upper", fontsize=SMALL, frameon=False)
+    figure.legend(loc="outside right upper")
     return figure
 
 
@@ -381,8 +380,7 @@ ORDER BY "index", method, position"""
             )
     columns = ["sequence", "method", "position", "token", "ordinary", "score"]
     listed = scores[~scores["method"].isin(PRIORS)][columns].reset_index(drop=True)
-    table = Table(listed, _say("table examples"), {"score": ".4g"}, shown=40)
-    return Result({"examples": table}, figures)
+    return Result({"examples": Table(listed, ".4g", shown=40)}, figures)
 
 
 def _text(ranking: Ranking, scores: pd.DataFrame, index: int) -> ColouredText | None:
@@ -467,10 +465,11 @@ def _protocol(evidence: Evidence, ranking: Ranking, styles: Styles) -> Section:
             "label": words.label[0].upper() + words.label[1:],
         }
         facts |= {"examples": int(averaged.frame["examples"].max()), "least": LEAST_EXAMPLES}
-        formats = {"share": ".2f", **dict.fromkeys(("value", "low", "high"), ".3f")}
         key, draw = f"{name}-curves", partial(draw_curves, ranking, averaged, styles)
         figures[key] = Figure(draw, _say("figure curves", **facts))
-        tables[key] = Table(averaged.frame, _say("table curves", **facts), formats, shown=40)
+        tables[key] = Table(
+            averaged.frame, ".3f", _say("table curves", **facts), {"share": ".2f"}, shown=40
+        )
         asked.append(curves_query(name))
     values = zip(ranking.methods, ranking.table["value"], strict=True)
     summary = {f"{words.value} of {method}": float(value) for method, value in values}
@@ -491,7 +490,7 @@ def _header(run: Run, evidence: Evidence, methods: Sequence[str]) -> Header:
     ]
     options = run.manifest.options
     shown = {name: getattr(options, name) for name in ("limit", "max_length", "seed")}
-    return Header.of_run(run, evidence.data, shown, notes)
+    return Header.of(run, [measured(run, evidence.data)], shown, notes, decomposed=False)
 
 
 #: Writes the page of an evaluation; by default into the run's folder ``report``.

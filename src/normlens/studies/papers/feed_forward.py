@@ -6,7 +6,7 @@ Figures 7 and 8 are in `related_pairs`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -21,13 +21,10 @@ from normlens.studies.papers.published import Evidence, compare
 from normlens.studies.reports import drawing, words
 from normlens.studies.reports.contents import Figure, Result, Table, experiment
 
-_say = partial(words.caption, "papers")
-
 # Means over sequences from a run's tables, with bootstrap intervals.
 
 
 RHO = "Spearman's ρ"
-FORMATS = dict.fromkeys(("rho", "low", "high"), ".3f")
 
 
 def with_intervals(evidence: Evidence, wide: pd.DataFrame) -> pd.DataFrame:
@@ -47,19 +44,18 @@ def similarities(
     The first has a row per pair, the others one per layer; all have columns rho, low and high.
     """
     ordered = [(a, b) for pair in pairs for a, b in [sorted(pair, key=evidence.scopes.index)]]
-    named = ", ".join(f"('{a}', '{b}')" for a, b in ordered)
-    means = []
-    for layer in ([], ["layer"]):
-        rows = evidence.sql(
-            f'SELECT "index", scope_a, scope_b, {"layer + 1 AS layer," if layer else ""} '
-            f"avg(rho) AS rho FROM similarity WHERE (scope_a, scope_b) IN ({named}) GROUP BY ALL"
-        )
-        keys = ["scope_a", "scope_b", *layer]
-        wide = rows.pivot_table(index="index", columns=keys, values="rho", dropna=False)
-        means.append(with_intervals(evidence, wide).rename(columns={"mean": "rho"}))
-    overall, by_layer = means
+    rows = evidence.sql(
+        'SELECT "index", scope_a, scope_b, layer + 1 AS layer, rho FROM similarity '
+        f"WHERE (scope_a, scope_b) IN ({', '.join(map(str, ordered))})"
+    )
+
+    def means(*keys: str) -> pd.DataFrame:
+        wide = rows.pivot_table("rho", "index", ["scope_a", "scope_b", *keys], dropna=False)
+        return with_intervals(evidence, wide).rename(columns={"mean": "rho"})
+
+    by_layer = means("layer")
     per_pair = [by_layer.loc[pair].reset_index() for pair in ordered]
-    return overall.loc[ordered].reset_index(drop=True), per_pair
+    return means().loc[ordered].reset_index(drop=True), per_pair
 
 
 def layer_means(evidence: Evidence, table: str, columns: Sequence[str]) -> pd.DataFrame:
@@ -97,33 +93,24 @@ def table_1_figure_5(evidence: Evidence) -> Result | None:
     if not chain:
         return None
     overall, by_layer = similarities(evidence, [(step.before, step.after) for step in chain])
-    table = pd.DataFrame(chain)[["component", "before", "after"]].join(overall)
-    labelled = zip(chain, by_layer, strict=True)
-    layers = pd.concat([frame.assign(component=step.component) for step, frame in labelled])
-    layers = layers[["component", "layer", "rho", "low", "high"]].reset_index(drop=True)
+    steps = pd.DataFrame(chain)[["component", "before", "after"]]
+    table = steps.join(overall)
+    layers = pd.concat(by_layer, keys=steps["component"]).reset_index("component")
+    layers = layers.reset_index(drop=True)
     pair = feed_forward_pair(evidence.scopes)
-    begin = [step.after for step in chain].index(pair[1]) if pair else 0
-    late = [step.component for step in chain[begin:]]
+    late = steps["component"].iloc[steps["after"].tolist().index(pair[1]) if pair else 0 :].tolist()
     measured = {f"table1/{row.component}": row.rho for row in table.itertuples()}
     for component, rho in layers.groupby("component")["rho"]:
         measured |= {f"figure5/{component}/min": rho.min(), f"figure5/{component}/max": rho.max()}
     return Result(
-        tables={
-            "similarity": Table(table, _say("table similarity"), FORMATS),
-            "similarity-layers": Table(layers, _say("table similarity-layers"), FORMATS),
-        },
+        tables={"similarity": Table(table, ".3f"), "similarity-layers": Table(layers, ".3f")},
         figures={
-            "similarity": Figure(lambda: _draw_table_1(table), _say("figure similarity")),
-            "similarity-layers": Figure(
-                lambda: _draw_figure_5(layers, late),
-                _say("figure similarity-layers", components=listed(late)),
-            ),
+            "similarity": Figure(lambda: _draw_table_1(table)),
+            "similarity-layers": Figure(lambda: _draw_figure_5(layers, late)),
         },
-        comparisons=[
-            *compare("table1/", measured, evidence.model, evidence.data),
-            *compare("figure5/", measured, evidence.model, evidence.data),
-        ],
+        comparisons=compare(measured, evidence),
         summary={f"ρ before and after {row.component}": row.rho for row in table.itertuples()},
+        facts={"components": listed(late)},
     )
 
 
@@ -131,7 +118,7 @@ def _draw_table_1(table: pd.DataFrame) -> drawing.Drawing:
     figure, (axes,) = drawing.panels(width=3.6, height=2.4)
     drawing.bars(axes, table.index, table, width=0.62, color=COLOURS[0])
     for place, value in table["rho"].items():
-        axes.text(place, max(value, 0) + 0.03, f"{value:.2f}", ha="center", fontsize=drawing.SMALL)
+        axes.text(place, max(value, 0) + 0.03, f"{value:.2f}", ha="center")
     axes.set_xticks(table.index, table["component"])
     axes.set_ylim(min(0.0, table["rho"].min() - 0.05), 1.1)
     drawing.style(axes, x="component", y=f"{RHO} before / after")
@@ -142,7 +129,7 @@ def _draw_figure_5(layers: pd.DataFrame, components: list[str]) -> drawing.Drawi
     figure, axes = drawing.panels(columns=len(components), width=2.3, height=2.2, sharey=True)
     for place, (panel, component) in enumerate(zip(axes, components, strict=True)):
         rows = layers[layers["component"] == component]
-        drawing.line(panel, rows["layer"], rows["rho"], rows["low"], rows["high"], place)
+        drawing.line(panel, *rows.drop(columns="component").to_numpy(float).T, place=place)
         drawing.layer_ticks(panel, int(layers["layer"].max()))
         drawing.correlation_limits(panel, layers["low"].min())
         title = f"({'abcdefgh'[place]}) {component}"
@@ -162,23 +149,21 @@ def figure_9(evidence: Evidence) -> Result | None:
     chain = [scope for scope in evidence.scopes if scope.endswith("-N")]
     later, names = chain[chain.index(pair[1]) :], shortest(evidence.scopes)
     overall, by_layer = similarities(evidence, [(pair[0], scope) for scope in later])
-    labelled = zip(later, by_layer, strict=True)
     layers = pd.concat(
-        [frame.assign(scope=scope, through=names[scope]) for scope, frame in labelled],
+        [
+            frame.assign(scope=scope, through=names[scope])
+            for scope, frame in zip(later, by_layer, strict=True)
+        ],
         ignore_index=True,
     )[["through", "scope", "layer", "rho", "low", "high"]]
-    name = "similarity-from-before"
     return Result(
-        tables={name: Table(layers, _say(f"table {name}", before=pair[0]), FORMATS)},
-        figures={
-            name: Figure(
-                lambda: _draw_figure_9(layers, pair[0]), _say(f"figure {name}", before=pair[0])
-            )
-        },
+        tables={"similarity-from-before": Table(layers, ".3f")},
+        figures={"similarity-from-before": Figure(lambda: _draw_figure_9(layers, pair[0]))},
         summary={
             f"ρ of the map before FF and behind {names[scope]}": rho
             for scope, rho in zip(later, overall["rho"].tolist(), strict=True)
         },
+        facts={"before": pair[0]},
     )
 
 
@@ -189,7 +174,7 @@ def _draw_figure_9(layers: pd.DataFrame, before: str) -> drawing.Drawing:
     }
     figure, axes = drawing.layer_lines(curves, f"{RHO} with {before}", width=4.2, height=2.7)
     drawing.correlation_limits(axes, layers["low"].min())
-    drawing.legend(axes, loc="lower left")
+    axes.legend(loc="lower left")
     return figure
 
 
@@ -200,21 +185,18 @@ def _draw_figure_9(layers: pd.DataFrame, before: str) -> drawing.Drawing:
 def figure_12(evidence: Evidence) -> Result | None:
     """Compare the maps of every two scopes."""
     pairs = evidence.sql("SELECT scope_a, scope_b, avg(rho) AS rho FROM similarity GROUP BY ALL")
-    scopes, summary, comparisons = evidence.scopes, {}, []
+    scopes, pair = evidence.scopes, whole_block_pair(evidence.scopes)
     square = pd.DataFrame(np.eye(len(scopes)), index=scopes, columns=scopes)
     for row in pairs.itertuples():
         square.loc[row.scope_a, row.scope_b] = square.loc[row.scope_b, row.scope_a] = row.rho
-    if (pair := whole_block_pair(scopes)) is not None:
+    summary, measured = {}, {}
+    if pair is not None:
         rho = float(square.loc[pair[0], pair[1]])
-        summary = {"ρ of ATTNRES and the whole layer": rho}
-        measured = {"figure12/RES1~LN2": rho}
-        comparisons = compare("figure12/", measured, evidence.model, evidence.data)
-    table = square.rename_axis("scope").reset_index()
-    name, formats = "similarity-matrix", dict.fromkeys(scopes, ".2f")
+        summary, measured = {"ρ of ATTNRES and the whole layer": rho}, {"figure12/RES1~LN2": rho}
     return Result(
-        tables={name: Table(table, _say(f"table {name}"), formats)},
-        figures={name: Figure(lambda: _draw_figure_12(square), _say(f"figure {name}"))},
-        comparisons=comparisons,
+        tables={"similarity-matrix": Table(square.rename_axis("scope").reset_index(), ".2f")},
+        figures={"similarity-matrix": Figure(lambda: _draw_figure_12(square))},
+        comparisons=compare(measured, evidence),
         summary=summary,
     )
 
@@ -223,11 +205,8 @@ def _draw_figure_12(square: pd.DataFrame) -> drawing.Drawing:
     side = 1.9 + 0.36 * len(square)
     figure, (axes,) = drawing.panels(width=side + 0.5, height=side)
     image = drawing.heat_map(axes, square, vmin=np.floor(10 * square.min(axis=None)) / 10, vmax=1)
-    axes.set_xticks(range(len(square)), square.columns, rotation=45, ha="right")
-    drawing.style(axes, grid=False)
-    bar = figure.colorbar(image, ax=axes, shrink=0.7)
-    bar.ax.tick_params(labelsize=drawing.SMALL)
-    bar.set_label(RHO, fontsize=drawing.SMALL)
+    axes.tick_params(axis="x", rotation=90)
+    figure.colorbar(image, ax=axes, shrink=0.7, label=RHO)
     return figure
 
 
@@ -240,6 +219,7 @@ def tables_2_3(evidence: Evidence) -> Result | None:
     if not has_pairs(evidence):
         return None
     scopes, settings = evidence.scopes, evidence.settings
+    facts = {"top": settings.top, "min_count": settings.min_count}
     around = {
         "amplified-by-ff": feed_forward_pair(scopes),
         "amplified-by-layer": whole_block_pair(scopes),
@@ -253,13 +233,8 @@ def tables_2_3(evidence: Evidence) -> Result | None:
     for (name, frame), own in zip(frames.items(), pairs, strict=True):
         frame["in both"] = len(frames) == 2 and own.isin(pairs[0]) & own.isin(pairs[1])
         before, after = around[name] or ("", "")
-        facts = {"top": settings.top, "min_count": settings.min_count}
-        tables[name] = Table(
-            frame,
-            _say(f"table {name}", before=before, after=after, **facts),
-            {"amplification": ".4f", "before": ".4f", "after": ".4f"},
-            shown=3 * settings.top,
-        )
+        said = words.caption("papers", f"table {name}", before=before, after=after, **facts)
+        tables[name] = Table(frame, ".4f", said, shown=3 * settings.top)
     return Result(tables=tables)
 
 
@@ -302,10 +277,9 @@ def figure_10(evidence: Evidence) -> Result | None:
     if means.empty:
         return None
     ratio = means["ff_output_norm"] / means["bypassed_norm"]
-    formats = dict.fromkeys(means.columns, ".2f")
     return Result(
-        tables={"norms": Table(means.reset_index(), _say("table norms"), formats)},
-        figures={"norms": Figure(lambda: _draw_figure_10(means), _say("figure norms"))},
+        tables={"norms": Table(means.reset_index(), ".2f")},
+        figures={"norms": Figure(lambda: _draw_figure_10(means))},
         summary={"‖FF output‖ ÷ ‖bypassed‖, mean over layers": float(ratio.mean())},
     )
 
@@ -318,7 +292,7 @@ def _draw_figure_10(means: pd.DataFrame) -> drawing.Drawing:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    drawing.legend(axes)
+    axes.legend()
     return figure
 
 
@@ -342,11 +316,10 @@ def figure_11(evidence: Evidence) -> Result | None:
         return None
     shown = thinned(sorted(values["layer"].unique()), _SHOWN)
     drawn = values[values["layer"].isin(shown)]
-    said = _say("figure dimensions", layers=layers_in_words(shown))
-    formats = dict.fromkeys(("input", "output", "gamma"), ".4f")
     return Result(
-        tables={"dimensions": Table(values, _say("table dimensions"), formats, shown=20)},
-        figures={"dimensions": Figure(lambda: _draw_figure_11(drawn), said)},
+        tables={"dimensions": Table(values, ".4f", shown=20)},
+        figures={"dimensions": Figure(lambda: _draw_figure_11(drawn))},
+        facts={"layers": layers_in_words(shown)},
     )
 
 
@@ -355,19 +328,18 @@ def _draw_figure_11(values: pd.DataFrame) -> drawing.Drawing:
     rows += [("gamma", "γ of LN")] if values["gamma"].notna().any() else []
     layers = sorted(values["layer"].unique())
     figure, axes = drawing.panels(columns=len(layers), rows=len(rows), width=2.4, height=1.5)
-    for place, panel in enumerate(axes):
-        (column, label), layer = rows[place // len(layers)], layers[place % len(layers)]
+    for panel, ((column, label), layer) in zip(axes, product(rows, layers), strict=True):
         some = values[values["layer"] == layer]
-        panel.vlines(some["dimension"], 0, some[column], color="#b8b8b8", lw=0.5)
         special = some[some["special"]]
+        panel.vlines(some["dimension"], 0, some[column], color="#b8b8b8", lw=0.5)
         panel.vlines(special["dimension"], 0, special[column], color=COLOURS[1], lw=0.9)
         panel.plot(special["dimension"], special[column], "o", color=COLOURS[1], ms=2)
         panel.margins(x=0.01)
         drawing.style(
             panel,
-            x="dimension" if place // len(layers) == len(rows) - 1 else "",
-            y=label if place % len(layers) == 0 else "",
-            title=f"layer {layer} (counted from 1)" if place < len(layers) else "",
+            x="dimension" if column == rows[-1][0] else "",
+            y=label if layer == layers[0] else "",
+            title=f"layer {layer} (counted from 1)" if column == "input" else "",
         )
     return figure
 
@@ -387,11 +359,10 @@ def section_6_2(evidence: Evidence) -> Result | None:
         for layer in means.index
         for which in ("with", "without")
     }
-    name, formats = "special-dimensions", dict.fromkeys(means.columns, ".3f")
     return Result(
-        tables={name: Table(means.reset_index(), _say(f"table {name}"), formats)},
-        figures={name: Figure(lambda: _draw_section_6_2(means), _say(f"figure {name}"))},
-        comparisons=compare("special/", measured, evidence.model, evidence.data),
+        tables={"special-dimensions": Table(means.reset_index(), ".3f")},
+        figures={"special-dimensions": Figure(lambda: _draw_section_6_2(means))},
+        comparisons=compare(measured, evidence),
         summary={"gain in ρ without special dimensions, mean over layers": float(gain.mean())},
     )
 
@@ -400,5 +371,5 @@ def _draw_section_6_2(means: pd.DataFrame) -> drawing.Drawing:
     labels = {"rho_with": "all dimensions", "rho_without": "without special dimensions"}
     figure, axes = drawing.layer_lines(curves_of(means, labels), "Spearman's ρ before / behind FF")
     drawing.correlation_limits(axes, float(means.min(axis=None)))
-    drawing.legend(axes, loc="lower left")
+    axes.legend(loc="lower left")
     return figure

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +11,19 @@ import pandas as pd
 
 from normlens.corpus.measures.tokens import CATEGORIES
 from normlens.errors import InputError, listed, quoted
-from normlens.figures.canvas import COLOURS, FRAME, INK, cut_labels
-from normlens.figures.heat_maps import Panel, draw_panel, label_tokens
+from normlens.figures.canvas import COLOURS, INK
 from normlens.measures.bootstrap import ratio_intervals
 from normlens.measures.maps import normalise
 from normlens.measures.ranks import grouped_spearman, spearman_matrix
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, layers_in_words, thinned
 from normlens.studies.papers.published import Evidence, compare
-from normlens.studies.papers.settings import Settings
 from normlens.studies.reports import drawing, words
 from normlens.studies.reports.contents import Figure, Result, Table, experiment
 
 if TYPE_CHECKING:
     from normlens.inputs.text import Text
     from normlens.lens import Lens
-
-_say = partial(words.caption, "papers")
 
 # Shared by the experiments on mixing ratios: categories of tokens, and scopes to name.
 
@@ -41,6 +35,7 @@ _NAMES = {
     "sep": "[SEP]",
     "other-special": "other special",
 }
+_COLOURS = dict(zip((name for name in CATEGORIES if name != "mask"), COLOURS, strict=False))
 #: A decoder's sequence is framed by its beginning and its end.
 _CAUSAL_NAMES = {**_NAMES, "cls": "BOS", "sep": "EOS"}
 
@@ -72,12 +67,6 @@ def attention_block(scopes: list[str]) -> str:
 # Section 4: how much of a token's vector comes from other tokens.
 
 
-MEAN, LOW, HIGH = "mean", "95 % low", "95 % high"
-LAYER_MAX, LAYER_MIN = "highest layer mean", "lowest layer mean"
-TOKEN_MAX, TOKEN_MIN = "highest token", "lowest token"
-_COLUMNS = ("method", MEAN, LOW, HIGH, LAYER_MAX, LAYER_MIN, TOKEN_MAX, TOKEN_MIN)
-
-
 @experiment("papers", "mixing", needs="masked")
 def section_4(evidence: Evidence) -> Result | None:
     """Take mean, maximum and minimum per method, and means per layer and category of tokens."""
@@ -90,24 +79,15 @@ def section_4(evidence: Evidence) -> Result | None:
     scopes = in_model_order(evidence, set(cells["scope"]))
     if not scopes:
         return None
-    layers = _means(cells, ["scope", "layer"]).unstack("layer").loc[scopes]
-    table = _mixing_table(evidence, cells, layers, scopes)
+    table = _mixing_table(evidence, cells, scopes)
     grid = _grid(cells, scopes, category_names(evidence))
-    means = dict(zip(table["method"], table[MEAN], strict=True))
+    means = dict(zip(table["method"], table["mean"], strict=True))
     groups = ("mixing", "mixing-poster")
-    measured = {f"{group}/{scope}": mean for scope, mean in means.items() for group in groups}
-    formats = dict.fromkeys(_COLUMNS[1:], ".2f"), dict.fromkeys(list(grid)[2:], ".1f")
+    measured = {f"{group}/{scope}": mean for group in groups for scope, mean in means.items()}
     return Result(
-        tables={
-            "mixing": Table(table, _say("table mixing"), formats[0]),
-            "mixing-layers": Table(grid, _say("table mixing-layers"), formats[1]),
-        },
-        figures={"mixing": Figure(lambda: _draw_grid(grid, scopes), _say("figure mixing"))},
-        comparisons=[
-            item
-            for group in groups
-            for item in compare(f"{group}/", measured, evidence.model, evidence.data)
-        ],
+        tables={"mixing": Table(table, ".2f"), "mixing-layers": Table(grid, ".1f")},
+        figures={"mixing": Figure(lambda: _draw_grid(grid, scopes))},
+        comparisons=compare(measured, evidence),
         summary={f"Mean mixing ratio, {scope} (%)": value for scope, value in means.items()},
     )
 
@@ -118,10 +98,8 @@ def _means(cells: pd.DataFrame, keys: list[str]) -> pd.Series:
     return 100 * sums["total"] / sums["tokens"]
 
 
-def _mixing_table(
-    evidence: Evidence, cells: pd.DataFrame, layers: pd.DataFrame, scopes: list[str]
-) -> pd.DataFrame:
-    single = cells.groupby("scope").agg(low=("low", "min"), high=("high", "max")).loc[scopes]
+def _mixing_table(evidence: Evidence, cells: pd.DataFrame, scopes: list[str]) -> pd.DataFrame:
+    layers = _means(cells, ["scope", "layer"]).unstack("layer")
     sums = evidence.sql(
         'SELECT "index", scope, 100 * sum(ratio) AS total, count(*) AS tokens FROM mixing '
         "WHERE NOT isnan(ratio) GROUP BY ALL"
@@ -131,10 +109,18 @@ def _mixing_table(
         for name in ("total", "tokens")
     )
     settings = evidence.settings
-    means = ratio_intervals(total, tokens, settings.resamples, settings.seed)
-    ends = (layers.max(axis=1), layers.min(axis=1), 100 * single["high"], 100 * single["low"])
-    columns = [scopes, *means, *(end.to_numpy() for end in ends)]
-    return pd.DataFrame(dict(zip(_COLUMNS, columns, strict=True)))
+    mean, low, high = ratio_intervals(total, tokens, settings.resamples, settings.seed)
+    by_scope = cells.groupby("scope")
+    columns = {
+        "mean": mean,
+        "95 % low": low,
+        "95 % high": high,
+        "highest layer mean": layers.max(axis=1),
+        "lowest layer mean": layers.min(axis=1),
+        "highest token": 100 * by_scope["high"].max(),
+        "lowest token": 100 * by_scope["low"].min(),
+    }
+    return pd.DataFrame(columns, index=scopes).rename_axis("method").reset_index()
 
 
 def _grid(cells: pd.DataFrame, scopes: list[str], names: dict[str, str]) -> pd.DataFrame:
@@ -157,28 +143,17 @@ def _draw_grid(grid: pd.DataFrame, scopes: list[str]) -> drawing.Drawing:
     else:
         by_method = {s: grid[grid["method"] == s].set_index("layer") for s in scopes}
         shown = {scope: rows[categories].T for scope, rows in by_method.items()}
-    columns = 1 if len(shown) == 1 else 2
-    high = len(next(iter(shown.values())))
-    width = 4.6 if len(shown) == 1 else 3.4
+    columns = min(2, len(shown))
+    width, high = 4.6 if columns == 1 else 3.4, len(next(iter(shown.values())))
     figure, axes = drawing.tiles(len(shown), columns, width, 0.42 + 0.19 * high)
     image: Any = None
-    for place, (panel, title) in enumerate(zip(axes, shown, strict=True)):
-        layers = len(shown[title].columns)
-        image = drawing.heat_map(
-            panel,
-            shown[title],
-            ".0f" if layers <= 12 else None,
-            vmin=0,
-            vmax=100,
-            aspect="auto",
-            extent=(0.5, layers + 0.5, high - 0.5, -0.5),
-        )
-        panel.set_xticks(range(1, layers + 1, max(1, -(-layers // 12))))
+    for place, (panel, (title, rows)) in enumerate(zip(axes, shown.items(), strict=True)):
+        form = ".0f" if len(rows.columns) <= 12 else None
+        image = drawing.heat_map(panel, rows, form, vmin=0, vmax=100)
         label = words.LAYER if place >= len(shown) - columns else ""
-        drawing.style(panel, x=label, title=title, grid=False)
+        drawing.style(panel, x=label, title=title)
         if place % columns:
             panel.set_yticklabels([])
-        drawing.bare(panel)
     drawing.colour_bar(
         figure, image, "mixing ratio (%)", ax=axes, fraction=0.03, pad=0.01, aspect=30
     )
@@ -192,31 +167,19 @@ def _draw_grid(grid: pd.DataFrame, scopes: list[str]) -> drawing.Drawing:
 RANKS = "ranks.txt"
 
 
-def read_ranks(path: str | Path) -> dict[int, int]:
+def read_ranks(path: str | Path) -> pd.Series:
     """Read each subword id's rank from a file of `rank count id` lines (rank 1: most frequent)."""
-    path = Path(path)
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        lines = pd.read_csv(path, sep=r"\s+", header=None, dtype="int64")
+        rank, _, token = (lines[column] for column in lines)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not every line is `rank count id`"
         raise InputError(f"cannot read the ranks in {str(path)!r}: {reason}") from error
-    ranks: dict[int, int] = {}
-    for place, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            rank, _, token = (int(field) for field in line.split())
-        except ValueError:
-            shown = line.strip() if len(line.strip()) <= 40 else line.strip()[:39] + "…"
-            raise InputError(f"{shown!r} in {str(path)!r} is no line of: rank count id") from None
-        if rank < 1 or token < 0:
-            raise InputError(f"line {place} of {str(path)!r} has a rank below 1 or an id below 0")
-        if token in ranks:
-            raise InputError(f"line {place} of {str(path)!r} gives id {token} a second rank")
-        ranks[token] = rank
-    if not ranks:
-        raise InputError(f"{str(path)!r} has no line `rank count id`")
-    return ranks
+    wrong = lines[(rank < 1) | (token < 0) | token.duplicated()]
+    if len(wrong):
+        shown = " ".join(map(str, wrong.iloc[0]))
+        raise InputError(f"{str(path)!r} has {shown!r}; give each id from 0 one rank from 1")
+    return rank.set_axis(token)
 
 
 def subword_ranks(evidence: Evidence, groups: pd.DataFrame) -> tuple[pd.Series, int]:
@@ -229,11 +192,11 @@ def subword_ranks(evidence: Evidence, groups: pd.DataFrame) -> tuple[pd.Series, 
         return counts.rank(ascending=False), 0
     kept = evidence.folder / RANKS
     ranked = read_ranks(kept if kept.is_file() else evidence.settings.ranks)
-    ranks = pd.Series([ranked.get(token, math.nan) for token in counts.index], index=counts.index)
+    ranks = ranked.reindex(counts.index)
     unranked = int(ranks.isna().sum())
     if unranked == len(ranks):
         raise InputError(f"{str(evidence.settings.ranks)!r} ranks no subword of this run")
-    return ranks.fillna(max(ranked.values()) + 1), unranked
+    return ranks.fillna(ranked.max() + 1), unranked
 
 
 # The scatter plot of mixing ratio against frequency rank.
@@ -288,31 +251,24 @@ def _draw_frequency(
             y="" if place % columns else "mixing ratio (%)",
             title=f"{scope}   ρ = {values[0]}{beside}",
         )
-        panel.tick_params(which="minor", length=1.5, width=0.4)
-    handles, labels = axes[0].get_legend_handles_labels()
-    if len(labels) > 1:
-        named = dict(zip(labels, handles, strict=True))
-        drawing.legend_outside(figure, named, "lower", markerscale=1.6, handletextpad=0.1)
+    if points["category"].nunique() > 1:
+        drawing.legend(figure, axes[:1], ncols=5, markerscale=1.6, handletextpad=0.1)
     return figure
 
 
 def _draw_points(panel: Any, points: pd.DataFrame, names: dict[str, str]) -> None:
-    colours = dict(zip(CATEGORIES, (COLOURS[0], "", *COLOURS[1:4]), strict=True))
     ordinary = points[points["category"] == "ordinary"]
     alpha = float(np.clip(800 / max(1, len(ordinary)), 0.08, 0.6))
-    for category in CATEGORIES:
+    for category, colour in _COLOURS.items():
         group = points[points["category"] == category]
-        if not len(group):
-            continue
         faint = alpha if category == "ordinary" else min(0.5, 3 * alpha)
-        dots: Any = {"lw": 0, "color": colours[category]}
+        dots: Any = {"lw": 0, "color": colour}
         panel.scatter(group["rank"], group["ratio"], s=4, alpha=faint, rasterized=True, **dots)
-        panel.scatter([], [], s=8, label=names[category], **dots)
+        if len(group):
+            panel.scatter([], [], s=8, label=names[category], **dots)
     if ordinary["rank"].nunique() > 1:
-        ends = np.log10([ordinary["rank"].min(), ordinary["rank"].max()])
-        bins = np.unique(np.logspace(*ends, 13))
-        bins[-1] *= 1 + 1e-9
-        median = ordinary.groupby(np.digitize(ordinary["rank"], bins))[["rank", "ratio"]].median()
+        bins = pd.cut(np.log10(ordinary["rank"]), 12)
+        median = ordinary.groupby(bins, observed=True)[["rank", "ratio"]].median()
         panel.plot(median["rank"], median["ratio"], color=INK, lw=1.2)
 
 
@@ -337,32 +293,28 @@ def section_5(evidence: Evidence) -> Result | None:
     occurrences = int(groups["all"].loc[groups["all"]["scope"] == scopes[0], "occurrences"].sum())
     measured = {
         f"frequency/{kind}/{row['method']}": float(row[COLUMNS[kind, "occurrences"]])
-        for _, row in table.iterrows()
         for kind in KINDS
+        for _, row in table.iterrows()
     }
     given = evidence.settings.ranks
     origin = f"ranks from {Path(given).name}" if given else "ranks of the subwords in this corpus"
     drawn, share = drawn_scopes(scopes), min(1.0, _POINTS / occurrences)
-    said = _say("table frequency", origin=origin, unranked=unranked)
     ordinary = table[COLUMNS["ordinary", "occurrences"]].astype(float)
     return Result(
-        tables={"frequency": Table(table, said, dict.fromkeys(COLUMNS.values(), ".3f"))},
+        tables={"frequency": Table(table, ".3f")},
         figures={
-            "frequency": Figure(
-                lambda: _draw_frequency(evidence, drawn, ranks, table, share),
-                _say("figure frequency", origin=origin, points=_POINTS),
-            )
+            "frequency": Figure(lambda: _draw_frequency(evidence, drawn, ranks, table, share))
         },
         # The published figures have ranks from BERT's training data.
         comparisons=[
             replace(comparison, same=comparison.same and given is not None)
-            for part in KINDS
-            for comparison in compare(f"frequency/{part}/", measured, evidence.model, evidence.data)
+            for comparison in compare(measured, evidence)
         ],
         summary={
             f"ρ of mixing ratio and frequency rank, {scope}": rho
             for scope, rho in zip(table["method"], ordinary.tolist(), strict=True)
         },
+        facts={"origin": origin, "unranked": unranked, "points": _POINTS},
     )
 
 
@@ -436,33 +388,23 @@ def expansion_rate(evidence: Evidence) -> Result | None:
     measured["expansion/mean"] = float(table.iloc[:, -1].mean())
     mean = {"layer": "mean", **table.drop(columns="layer").mean()}
     table = pd.concat([table, pd.DataFrame([mean])], ignore_index=True)
-    formats = dict.fromkeys(("rate", _AS_PUBLISHED), f".{_DIGITS}f")
     return Result(
-        tables={"expansion": Table(table, _say("table expansion"), formats)},
-        figures={
-            "expansion": Figure(
-                lambda: _draw_expansion(layers.to_numpy(), rates.to_numpy()),
-                _say("figure expansion"),
-            )
-        },
-        comparisons=compare("expansion/", measured, {"name": evidence.settings.model}, ""),
+        tables={"expansion": Table(table, f".{_DIGITS}f")},
+        figures={"expansion": Figure(lambda: _draw_expansion(rates))},
+        comparisons=compare(measured, evidence),
         summary={"Expansion rate, mean over layers": float(rates.mean())},
     )
 
 
-def _draw_expansion(layers: np.ndarray, rates: np.ndarray) -> drawing.Drawing:
-    figure, (axes,) = drawing.panels(width=max(3.0, min(6.8, 0.9 + 0.27 * len(layers))), height=2.3)
-    axes.bar(layers, rates, width=0.62, color=COLOURS[0])
+def _draw_expansion(rates: pd.Series) -> drawing.Drawing:
+    layers = range(1, len(rates) + 1)
+    figure, (axes,) = drawing.panels(width=max(3.0, min(6.8, 0.9 + 0.27 * len(rates))), height=2.3)
+    bars = axes.bar(layers, rates, width=0.62, color=COLOURS[0])
     axes.axhline(1, color="black", lw=0.8, ls=(0, (4, 2)))
-    top = max(float(rates.max()), 1.0)
-    if len(layers) <= 12:
-        for layer, rate in zip(layers, rates, strict=True):
-            axes.text(
-                layer, rate + 0.02 * top, f"{rate:.2f}", ha="center", fontsize=drawing.SMALL - 0.5
-            )
-    axes.set_ylim(0, 1.1 * top)
-    drawing.layer_ticks(axes, int(layers.max()))
-    axes.set_xlim(0.3, layers.max() + 0.7)
+    if len(rates) <= 12:
+        axes.bar_label(bars, fmt="%.2f", padding=1)
+    axes.set_ylim(0, 1.1 * max(float(rates.max()), 1.0))
+    drawing.layer_ticks(axes, len(rates))
     drawing.style(axes, x=words.LAYER, y="expansion rate")
     return figure
 
@@ -474,8 +416,6 @@ SENTENCE = "sentence.safetensors"
 PAIR = ("The clock stopped at noon.", "Nobody noticed it.")
 SINGLE = "The clock stopped at noon, and nobody noticed it."
 _LAYERS = 12  # in the figure, at most
-_ROWS = 6  # layers below each other; more stand in a second block beside the first
-_AXES = "rows: target i (output), columns: source j (input); layers counted from 1"
 
 
 def methods(scopes: list[str]) -> list[str]:
@@ -501,9 +441,9 @@ def _takes_pairs(lens: Lens) -> bool:
     return not lens.causal and added is not None and added(pair=True) > added(pair=False)
 
 
-def write_sentence(lens: Lens, settings: Settings, folder: Path) -> Path:
+def write_sentence(lens: Lens, sentence: str | None, folder: Path) -> Path:
     """Write the maps of the sentence (or pair) under the four methods, all layers."""
-    text = chosen_text(lens, settings.sentence)
+    text = chosen_text(lens, sentence)
     maps = lens.maps(text, scopes=methods(lens.scopes))
     # Where layers differ, those that all methods can be compared in.
     maps = maps.choose(maps.layers_of(*maps.scopes))
@@ -516,18 +456,14 @@ def example_sentence(evidence: Evidence) -> Result | None:
     if not (evidence.folder / SENTENCE).is_file():
         return None
     maps = Maps.load(evidence.folder / SENTENCE)
-    table, shown = shares(maps), thinned(maps.layers, _LAYERS)
-    said = {
-        "text": listed(quoted(maps.text)) or "a text",
-        "scopes": listed(maps.scopes),
-        "layers": f"{layers_in_words(layer + 1 for layer in shown)} of {len(maps.layers)}, counted "
-        "from 1",
-    }
-    formats = dict.fromkeys(list(table)[1:], ".1f")
+    shown = thinned(maps.layers, _LAYERS)
     return Result(
-        tables={"sentence": Table(table, _say("table sentence"), formats)},
-        figures={
-            "sentence": Figure(lambda: _draw_sentence(maps, shown), _say("figure sentence", **said))
+        tables={"sentence": Table(shares(maps), ".1f")},
+        figures={"sentence": Figure(lambda: _draw_sentence(maps.choose(shown)))},
+        facts={
+            "text": listed(quoted(maps.text)) or "a text",
+            "scopes": listed(maps.scopes),
+            "layers": f"{layers_in_words(layer + 1 for layer in shown)} of {len(maps.layers)}",
         },
     )
 
@@ -547,45 +483,11 @@ def shares(maps: Maps) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _draw_sentence(maps: Maps, layers: list[int]) -> drawing.Drawing:
-    """Draw layers below each other and methods side by side; deep models in two blocks."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import PowerNorm
+def _draw_sentence(maps: Maps) -> drawing.Drawing:
+    """Draw layers below each other and methods side by side."""
+    from matplotlib import style
 
-    tokens = cut_labels(maps.tokens, 12)
-    blocks = 1 if len(layers) <= _ROWS else 2
-    rows = -(-len(layers) // blocks)
-    side = min(max(0.07 * len(tokens), 1.2 if blocks == 1 else 0.95), 1.9)
-    norm = PowerNorm(0.5, 0, 1)
-    with drawing.fonts_for(tokens):
-        columns = blocks * len(maps.scopes)
-        figure, grid = drawing.panels(columns, rows, width=side + 0.3, height=side + 0.15)
-        for axes in grid:
-            axes.set_visible(False)
-        for place, layer in enumerate(layers):
-            block, row = divmod(place, rows)
-            lowest = row == rows - 1 or place == len(layers) - 1
-            for number, scope in enumerate(maps.scopes):
-                axes = grid[row * columns + block * len(maps.scopes) + number]
-                axes.set_visible(True)
-                k = maps.layers.index(layer)
-                values = normalise(maps[scope][k].astype(np.float64), "target")
-                draw_panel(axes, Panel(np.ma.masked_where(~maps.allowed[k], values), norm, "Blues"))
-                axes.set(facecolor="#e9e4dc", xticks=[], yticks=[])
-                axes.spines[:].set(linewidth=0.5, color=FRAME)
-                if row == 0:
-                    axes.set_title(scope, fontsize=drawing.TEXT, color=INK, loc="left", pad=3)
-                if number == 0:
-                    label_tokens(axes.yaxis, tokens, side, drawing.SMALL)
-                    axes.set_ylabel(f"layer {layer + 1}", fontsize=drawing.TEXT, color=INK)
-                if lowest:
-                    label_tokens(axes.xaxis, tokens, side, drawing.SMALL)
-        bar = figure.colorbar(ScalarMappable(norm, "Blues"), ax=grid, aspect=30, fraction=0.02)
-        bar.set_ticks([0, 0.05, 0.2, 0.5, 1], labels=["0", "0.05", "0.2", "0.5", "1"])
-        bar.set_label("share of the target's row", fontsize=drawing.SMALL, color=INK)
-        bar.ax.tick_params(
-            labelsize=drawing.SMALL - 0.5, length=1.5, width=0.5, pad=1.5, colors=INK
-        )
-        bar.outline.set_linewidth(0.4)
-        figure.supxlabel(_AXES, fontsize=drawing.SMALL, color=INK)
-    return figure
+    counted_from_1 = replace(maps, layers=[layer + 1 for layer in maps.layers])
+    look: Any = {"normalise": "target", "colour": "sqrt", "cmap": "Blues", "scale": "scope"}
+    with style.context("default"):
+        return counted_from_1.plot_overview(**look)

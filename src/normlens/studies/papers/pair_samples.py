@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from normlens.corpus.measures.tokens import EDGES, GROUPS, RELATIONS, UNRELATED, ScopePair
 from normlens.measures.reweighting import TESTED, DistanceSums, matched, proportional
@@ -36,7 +36,7 @@ class Sample:
 Groups = tuple[Sample, Sample]  # related pairs and as many others
 
 
-def strata(distance: NDArray[Any]) -> NDArray[np.intp]:
+def strata(distance: ArrayLike) -> NDArray[np.intp]:
     """Return the stratum of each distance |i − j|; long distances share strata."""
     return np.searchsorted(EDGES, distance)
 
@@ -59,7 +59,7 @@ def near_and_far(others: Sample, counts: NDArray[Any]) -> Groups:
     return others.where(near[:size]), others.where(far[:size])
 
 
-def stratum_counts(distance: NDArray[Any], count: NDArray[Any] | None = None) -> NDArray[Any]:
+def stratum_counts(distance: ArrayLike, count: ArrayLike | None = None) -> NDArray[Any]:
     """Count the pairs (`count` of them each) in each of the sample's strata of distances."""
     return np.bincount(strata(distance), count, minlength=len(EDGES) + 1)
 
@@ -121,58 +121,55 @@ def layers_of(evidence: Evidence) -> list[int]:
 
 @dataclass(frozen=True)
 class LayerPairs:
-    """One layer's pairs under all pairs of scopes; a column tells those of one subword."""
+    """One layer's pairs under k pairs of scopes; a column tells those of one subword.
+
+    Scores and their sums and squares have a column for each pair of scopes, named by its number.
+    """
 
     sums: pd.DataFrame  # a row per sequence, relation, distance and whether they are of one subword
-    totals: NDArray[np.float64]  # (rows of sums, 2, scope pairs): sums and sums of squares
     drawn: pd.DataFrame  # sampled pairs, by priority
-    scores: NDArray[np.float64]  # (rows of drawn, scope pairs)
     types: pd.DataFrame  # a row per relation and ordered pair of subwords
-    type_sums: NDArray[np.float64]  # (rows of types, scope pairs)
+    scope_pairs: int
     min_count: int  # occurrences of a pair of subwords, to be compared
     seed: tuple[int, int]  # of the order of the pairs of subwords
 
     @classmethod
     def read(cls, evidence: Evidence, layer: int, scope_pairs: list[ScopePair]) -> LayerPairs:
-        settings, k = evidence.settings, len(scope_pairs)
-        of_paper = settings.others == PAPER
-        place = "CASE {} END AS place".format(
-            " ".join(
-                f"WHEN before = '{before}' AND after = '{after}' THEN {number}"
+        settings = evidence.settings
+
+        def scored(column: str) -> str:
+            return ", ".join(
+                f"sum({column}) FILTER (before = '{before}' AND after = '{after}') "
+                f"AS {column}_{number}"
                 for number, (before, after) in enumerate(scope_pairs)
             )
-        )
-        where = f"WHERE layer = {layer}" + ("" if of_paper else " AND relation <> 'special'")
+
+        where = f"WHERE layer = {layer}"
+        where += "" if settings.others == PAPER else " AND relation <> 'special'"
+        keys = f'"index", relation, {_SAME_SUBWORD}, distance'
         sums = evidence.sql(
-            f'SELECT "index", relation, {_SAME_SUBWORD}, distance, count, sum, sum_squares, '
-            f"{place} FROM amplification_distance {where} "
-            f'ORDER BY "index", relation, {_SAME_SUBWORD}, distance, place'
+            f"SELECT {keys}, any_value(count) AS count, {scored('sum')}, {scored('sum_squares')} "
+            f"FROM amplification_distance {where} GROUP BY ALL ORDER BY {keys}"
         )
         drawn = evidence.sql(
-            f"SELECT relation, {_SAME_SUBWORD}, distance, priority, score, {place} "
-            f'FROM amplification_sample {where} ORDER BY priority, "index", target, source, place'
+            f"SELECT {keys}, target, source, priority, {scored('score')} "
+            f"FROM amplification_sample {where} GROUP BY ALL "
+            'ORDER BY priority, "index", target, source'
         )
         # Rarer ones cannot be compared, whatever the relations that are taken together.
         types = evidence.sql(
-            "SELECT relation, source_id, target_id, count, sum, sum_distance, "
-            f"source_id = target_id AS {_SAME_SUBWORD}, {place} FROM amplification_pairs {where} "
-            "QUALIFY sum(count) OVER (PARTITION BY before, after, source_id, target_id) "
-            f">= {settings.min_count} ORDER BY relation, source_id, target_id, place"
+            f"SELECT relation, source_id, target_id, source_id = target_id AS {_SAME_SUBWORD}, "
+            "any_value(count) AS count, any_value(sum_distance) AS sum_distance, "
+            f"{scored('sum')} FROM amplification_pairs {where} "
+            "GROUP BY relation, source_id, target_id "
+            "QUALIFY sum(any_value(count)) OVER (PARTITION BY source_id, target_id) "
+            f">= {settings.min_count}"
         )
-        # Every pair is there under all scopes, one row after the other.
-        return cls(
-            sums=sums[::k].reset_index(drop=True),
-            totals=np.stack(
-                [sums[name].to_numpy(np.float64).reshape(-1, k) for name in ("sum", "sum_squares")],
-                axis=1,
-            ),
-            drawn=drawn[::k].reset_index(drop=True),
-            scores=drawn["score"].to_numpy(np.float64).reshape(-1, k),
-            types=types[::k].reset_index(drop=True),
-            type_sums=types["sum"].to_numpy(np.float64).reshape(-1, k),
-            min_count=settings.min_count,
-            seed=(settings.seed, layer),
-        )
+        seed = settings.seed, layer
+        return cls(sums, drawn, types, len(scope_pairs), settings.min_count, seed)
+
+    def _columns(self, name: str) -> list[str]:
+        return [f"{name}_{number}" for number in range(self.scope_pairs)]
 
     def distance_sums(
         self, pairs: Pairs, together: tuple[int, float] | None = None
@@ -181,28 +178,18 @@ class LayerPairs:
 
         `together` takes the distances from its first to its second end as if they were one.
         """
-        chosen = _are(self.sums, pairs)
-        distance = self.sums["distance"].to_numpy(np.int64)
-        width = int(distance.max(initial=1))
+        rows, width = _of(self.sums, pairs), int(self.sums["distance"].max())
         if together is not None:
-            chosen = chosen & (distance >= together[0]) & (distance <= together[1])
-            distance, width = np.ones_like(distance), 1
-        number, sequence = np.unique(self.sums["index"], return_inverse=True)
-        cell = (sequence * width + distance - 1)[chosen]
-        shape = (len(number), width)
-
-        def summed(values: NDArray[Any]) -> NDArray[np.float64]:
-            flat = np.bincount(cell, values[chosen], minlength=shape[0] * width)
-            return flat.reshape(shape).astype(np.float64)
-
-        columns = range(self.totals.shape[2])
-        return DistanceSums(
-            summed(self.sums["count"].to_numpy(np.float64)),
-            *(
-                np.stack([summed(self.totals[:, part, k]) for k in columns], axis=2)
-                for part in (0, 1)
-            ),
-        )
+            rows, width = rows[rows["distance"].between(*together)].assign(distance=1), 1
+        sequences = self.sums["index"].unique()
+        cells = pd.MultiIndex.from_product([sequences, range(1, width + 1)])
+        added = rows.groupby(["index", "distance"])[
+            ["count", *self._columns("sum"), *self._columns("sum_squares")]
+        ].sum()
+        found = added.reindex(cells, fill_value=0).to_numpy(np.float64)
+        found = found.reshape(len(sequences), width, -1)
+        scores = np.split(found[..., 1:], 2, axis=-1)
+        return DistanceSums(found[..., 0], *scores)
 
     def sampled(self, pairs: Pairs) -> Sample:
         """Take a sample of some pairs, in a random order.
@@ -210,10 +197,12 @@ class LayerPairs:
         It is uniform; where unrelated pairs are among them, which are sampled from each distance
         apart, it is uniform for each distance.
         """
-        kept = _are(self.drawn, pairs)
+        rows = _of(self.drawn, pairs)
         if len(pairs.relations) > 1:
-            kept &= self._priority <= self._cuts(pairs.relations)[self._stratum]
-        return Sample(self.drawn["distance"].to_numpy(np.int64)[kept], self.scores[kept])
+            cuts = self._cuts(pairs.relations)[strata(rows["distance"])]
+            rows = rows[rows["priority"].to_numpy(np.uint64) <= cuts]
+        scores = rows[self._columns("score")].to_numpy(np.float64)
+        return Sample(rows["distance"].to_numpy(np.int64), scores)
 
     @cached_property
     def drawable(self) -> Callable[[Pairs], tuple[Sample, Sample]]:
@@ -225,30 +214,21 @@ class LayerPairs:
 
         Of a stratum of the sample that was cut, only low priorities are there.
         """
-        cuts = np.full(len(EDGES) + 1, np.iinfo(np.uint64).max)
+        every = np.arange(len(EDGES) + 1)
+        cuts = np.full(len(every), np.iinfo(np.uint64).max)
         for relation in relations:
-            drawn = (self.drawn["relation"] == relation).to_numpy()
-            rows = self.sums[self.sums["relation"] == relation]
-            there = stratum_counts(rows["distance"].to_numpy(np.int64), rows["count"].to_numpy())
-            apart = relation in UNRELATED
-            for strata in np.arange(len(cuts))[:, None] if apart else [np.arange(len(cuts))]:
-                here = self._priority[drawn & np.isin(self._stratum, strata)]
-                if len(here) < there[strata].sum():
-                    cuts[strata] = np.minimum(cuts[strata], here.max())
+            rows = self.drawn[self.drawn["relation"] == relation]
+            stratum, there = strata(rows["distance"]), self.counts(relation)
+            for together in every[:, None] if relation in UNRELATED else [every]:
+                here = rows["priority"].to_numpy(np.uint64)[np.isin(stratum, together)]
+                if len(here) < there[together].sum():
+                    cuts[together] = np.minimum(cuts[together], here.max())
         return cuts
 
-    @cached_property
-    def _priority(self) -> NDArray[np.uint64]:
-        return self.drawn["priority"].to_numpy(np.uint64)
-
-    @cached_property
-    def _stratum(self) -> NDArray[np.intp]:
-        return strata(self.drawn["distance"].to_numpy(np.int64))
-
-    def other_counts(self) -> NDArray[Any]:
-        """Count the other pairs in each stratum of the sample."""
-        rows = self.sums[self.sums["relation"] == "other"]
-        return stratum_counts(rows["distance"].to_numpy(np.int64), rows["count"].to_numpy())
+    def counts(self, relation: str) -> NDArray[Any]:
+        """Count the pairs of a relation in each stratum of the sample."""
+        rows = self.sums[self.sums["relation"] == relation]
+        return stratum_counts(rows["distance"], rows["count"])
 
     def typed(self, pairs: Pairs) -> Sample:
         """Average each ordered pair of subwords over its occurrences among some pairs.
@@ -256,26 +236,16 @@ class LayerPairs:
         Those that occur less than `min_count` times are left out. A pair's distance is its mean
         distance, rounded. The order is random.
         """
-        chosen = _are(self.types, pairs)
-        rows = self.types[chosen]
-        source, target = (rows[name].to_numpy(np.int64) for name in ("source_id", "target_id"))
-        kinds, kind = np.unique(source << 32 | target, return_inverse=True)
-
-        def summed(values: NDArray[Any]) -> NDArray[np.float64]:
-            return np.bincount(kind, values, minlength=len(kinds)).astype(np.float64)
-
-        count = summed(rows["count"].to_numpy(np.float64))
+        columns = ["sum_distance", *self._columns("sum")]
+        rows = _of(self.types, pairs).groupby(["source_id", "target_id"])
+        count, sums = rows["count"].sum().to_numpy(), rows[columns].sum().to_numpy(np.float64)
         often = np.flatnonzero(count >= self.min_count)
         often = np.random.default_rng(self.seed).permutation(often)
-        distance = summed(rows["sum_distance"].to_numpy(np.float64))[often] / count[often]
-        sums = self.type_sums[chosen]
-        means = [summed(sums[:, k])[often] / count[often] for k in range(sums.shape[1])]
-        return Sample(np.floor(distance + 0.5).astype(np.int64), np.stack(means, axis=1))
+        means = sums[often] / count[often, None]
+        return Sample(np.floor(means[:, 0] + 0.5).astype(np.int64), means[:, 1:])
 
 
-def _are(rows: pd.DataFrame, pairs: Pairs) -> NDArray[np.bool_]:
-    """Which rows of a table are of these pairs."""
+def _of(rows: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
+    """The rows of a table that are of these pairs."""
     chosen = rows["relation"].isin(pairs.relations)
-    if not pairs.same_subword:
-        chosen &= ~rows[_SAME_SUBWORD].astype(bool)
-    return chosen.to_numpy(bool, copy=True)
+    return rows[chosen if pairs.same_subword else chosen & ~rows[_SAME_SUBWORD].astype(bool)]

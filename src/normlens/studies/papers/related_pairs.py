@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from normlens.errors import listed
 from normlens.figures.canvas import COLOURS, FAINT
 from normlens.measures.bootstrap import MeanComparison, benjamini_hochberg, compare_means
 from normlens.measures.reweighting import Reweighted, compare_reweighted
-from normlens.scopes import consecutive
 from normlens.studies.papers.pair_samples import (
     UNRELATED_PAIRS,
     Groups,
@@ -65,19 +64,14 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The comparison of one kind of pairs with others under one pair of scopes.
-
-    `frames` has a row per layer for each procedure that could be applied; `related` and `others`
-    hold the scores that `TYPES` compares.
-    """
+    """The comparison of one kind of pairs with others under one pair of scopes."""
 
     name: str
-    frames: dict[str, pd.DataFrame]
-    related: NDArray[np.float64]  # (pairs, layers)
-    others: NDArray[np.float64]
+    frame: pd.DataFrame  # a row per layer and procedure that could be applied
+    #: the scores of related and of other pairs that `TYPES` compares, (pairs, layers)
+    scores: Sequence[NDArray[np.float64]]
     left_out: int  # pairs at distances where there are no others
     sequences: int  # that hold such pairs
-    near: bool  # adjacent tokens, to which no distance can be matched
 
     @property
     def label(self) -> str:
@@ -86,18 +80,15 @@ class Finding:
     @property
     def robust(self) -> pd.DataFrame:
         """The rows of `ALL`; layers without an answer have no p."""
-        return self.frames[ALL]
+        return self._rows(ALL)
 
     @property
-    def paper(self) -> pd.DataFrame | None:
-        """The rows of the paper's procedure, if it could be applied."""
-        return self.frames.get(TYPES)
+    def paper(self) -> pd.DataFrame:
+        """The rows of the paper's procedure; none where it could not be applied."""
+        return self._rows(TYPES)
 
-    @property
-    def frame(self) -> pd.DataFrame:
-        """All procedures, layer by layer."""
-        together = pd.concat(self.frames.values(), ignore_index=True)
-        return together.sort_values("layer", kind="stable", ignore_index=True)
+    def _rows(self, procedure: str) -> pd.DataFrame:
+        return self.frame[self.frame["procedure"] == procedure].reset_index(drop=True)
 
 
 def strongest(frame: pd.DataFrame) -> int | None:
@@ -111,21 +102,19 @@ def strongest(frame: pd.DataFrame) -> int | None:
 
 def findings(evidence: Evidence, scope_pairs: list[ScopePair]) -> dict[ScopePair, list[Finding]]:
     """Compare every kind of pairs that occurs with other pairs, for each pair of scopes."""
-    user_groups = user_relation_groups(evidence)
+    user_groups, settings = user_relation_groups(evidence), evidence.settings
     near: dict[str, None] = {} if ADJACENT in user_groups else {ADJACENT: None}
     groups: dict[str, tuple[str, ...] | None] = {**GROUPS, **near, **user_groups}
-    settings = evidence.settings
-    collected = {name: _PairsByLayer({}, {}, {}) for name in groups}
+    collected: dict[str, _PairsByLayer] = {name: _PairsByLayer({}, {}, {}) for name in groups}
     for layer in layers_of(evidence):
         pairs = LayerPairs.read(evidence, layer, scope_pairs)
         for name, relations in groups.items():
             kinds = None if relations is None else compared(name, relations, settings.others)
             collected[name].add(layer + 1, pairs, kinds, settings)
     by_scopes: dict[ScopePair, list[Finding]] = {}
-    for name, relations in groups.items():
-        for pair, finding in zip(
-            scope_pairs, collected[name].findings(name, relations is None, settings), strict=False
-        ):
+    for name, by_layer in collected.items():
+        found = by_layer.findings(name, len(scope_pairs), settings)
+        for pair, finding in zip(scope_pairs, found, strict=False):
             by_scopes.setdefault(pair, []).append(finding)
     return by_scopes
 
@@ -145,7 +134,7 @@ class _PairsByLayer:
         if kinds is None:
             others = pairs.drawable(UNRELATED_PAIRS)
             sums = [pairs.distance_sums(UNRELATED_PAIRS, ends) for ends in ((1, 1), (2, np.inf))]
-            counts = [stratum_counts(others[0].distance), pairs.other_counts()]
+            counts = [stratum_counts(others[0].distance), pairs.counts("other")]
             drawn = [near_and_far(*given) for given in zip(others, counts, strict=True)]
         else:
             sums = [pairs.distance_sums(kind) for kind in kinds]
@@ -158,69 +147,55 @@ class _PairsByLayer:
             if len(groups[0]) > 1:
                 kept[layer] = groups
 
-    def findings(self, name: str, near: bool, settings: Settings) -> list[Finding]:
+    def findings(self, name: str, scope_pairs: int, settings: Settings) -> list[Finding]:
         """Compare for each pair of scopes; nothing where no procedure has pairs."""
         if not (self.types or self.occurrences or any(r.pairs > 1 for r in self.robust.values())):
             return []
-        robust = list(self.robust.values())
-        scope_pairs = robust[0].comparison.p.size
-        frames: list[dict[str, pd.DataFrame]] = [{} for _ in range(scope_pairs)]
-        compared = [np.empty((0, 0, scope_pairs))] * 2  # by `TYPES`: (pairs, layers, scope pairs)
+        parts, scores = [], {TYPES: [np.empty((0, 0, scope_pairs))] * 2}
         for procedure, groups in ((TYPES, self.types), (OCCURRENCES, self.occurrences)):
             if not groups:
                 continue
             # One draw of others, as many as there are related pairs in every layer.
             size = min(len(related) for related, _ in groups.values())
-            scores = [
+            scores[procedure] = [
                 np.stack([group[side].score[:size] for group in groups.values()], axis=1)
                 for side in (0, 1)
             ]
-            if procedure == TYPES:
-                compared = scores
-            related, others = (side.reshape(size, -1) for side in scores)
+            related, others = (side.reshape(size, -1) for side in scores[procedure])
             tested = compare_means(related, others, settings.resamples, settings.seed)
-            for place, of_scopes in enumerate(frames):
-                rows = _rows(tested, slice(place, None, scope_pairs))
-                of_scopes[procedure] = _adjusted(rows, procedure, groups, size)
-        for place, of_scopes in enumerate(frames):
-            rows = [_rows(result.comparison, slice(place, place + 1)) for result in robust]
-            together, counts = pd.concat(rows, ignore_index=True), [it.pairs for it in robust]
-            of_scopes[ALL] = _adjusted(together, ALL, self.robust, counts)
+            parts.append(_rows(tested, [*groups], scope_pairs, procedure, size))
+        for layer, result in self.robust.items():
+            parts.append(_rows(result.comparison, [layer], scope_pairs, ALL, result.pairs))
+        frame = pd.concat(parts, ignore_index=True)
+        of_layers = frame.groupby(["scopes", "procedure"])["p"]
+        frame["p adjusted"] = of_layers.transform(benjamini_hochberg)
+        frame["significant"] = frame["p adjusted"] < ALPHA
+        frame = frame.sort_values("layer", kind="stable")
         return [
             Finding(
                 name=name,
-                frames=of_scopes,
-                related=compared[0][:, :, place],
-                others=compared[1][:, :, place],
-                left_out=max(result.left_out for result in robust),
-                sequences=max(result.sequences for result in robust),
-                near=near,
+                frame=frame.loc[frame["scopes"] == place, COLUMNS].reset_index(drop=True),
+                scores=[side[:, :, place] for side in scores[TYPES]],
+                left_out=max(result.left_out for result in self.robust.values()),
+                sequences=max(result.sequences for result in self.robust.values()),
             )
-            for place, of_scopes in enumerate(frames)
+            for place in range(scope_pairs)
         ]
 
 
-def _rows(tested: MeanComparison, columns: slice) -> pd.DataFrame:
-    values = {}
-    for name, means in zip(_MEANS, (tested.first, tested.second, tested.difference), strict=True):
-        values[name] = means.mean[columns]
-        values[f"{name} low"], values[f"{name} high"] = means.low[columns], means.high[columns]
-    return pd.DataFrame({**values, "g": tested.effect[columns], "p": tested.p[columns]})
-
-
-def _adjusted(
-    rows: pd.DataFrame, procedure: str, layers: Iterable[int], pairs: int | list[int]
+def _rows(
+    tested: MeanComparison, layers: list[int], scope_pairs: int, procedure: str, pairs: int
 ) -> pd.DataFrame:
-    adjusted = benjamini_hochberg(rows["p"])
-    return rows.assign(
-        layer=list(layers),
-        procedure=procedure,
-        pairs=pairs,
-        **{"p adjusted": adjusted, "significant": adjusted < ALPHA},
-    )[COLUMNS]
+    """A row per layer and pair of scopes, in that order."""
+    rows = pd.DataFrame({"layer": np.repeat(layers, scope_pairs)})
+    rows["scopes"] = np.tile(np.arange(scope_pairs), len(layers))
+    rows["procedure"], rows["pairs"] = procedure, pairs
+    for name, means in zip(_MEANS, (tested.first, tested.second, tested.difference), strict=True):
+        rows[name], rows[f"{name} low"], rows[f"{name} high"] = means
+    return rows.assign(g=tested.effect, p=tested.p)
 
 
-# What Figures 7 and 8 share: colours, letters of panels and the legend.
+# What Figures 7 and 8 share: colours, letters of panels and facts of captions.
 
 
 FF_AMP = "FF-amp"
@@ -230,24 +205,6 @@ WIDTH = 6.9  # inches
 
 def letter(place: int) -> str:
     return "abcdefghijklmnopqrstuvwxyz"[place % 26]
-
-
-def legend(figure: drawing.Drawing, significance: bool) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    kinds = (("related pairs (as titled)", RELATED, "o"), ("other pairs", OTHERS, "s"))
-    handles: list[Any]
-    if significance:
-        line = partial(Line2D, [], [], ms=4)
-        fills = ((f"significant (p < {ALPHA})", FAINT), ("not significant", "white"))
-        handles = [line(color=c, marker=m, lw=1.2, label=name) for name, c, m in kinds]
-        handles += [line(ls="none", marker="o", mec=FAINT, mfc=f, label=it) for it, f in fills]
-    else:
-        handles = [Patch(facecolor=colour, alpha=0.5, label=name) for name, colour, _ in kinds]
-        handles.append(Line2D([], [], color=FAINT, ls="--", lw=1, label="mean"))
-    named = {handle.get_label(): handle for handle in handles}
-    drawing.legend_outside(figure, named, "lower", handlelength=1.8)
 
 
 def _shown(amp: str, others: str, figure: str) -> dict[str, str]:
@@ -265,7 +222,7 @@ _DEEP = 16  # layers, above which markers are smaller
 
 def _draw_figure_7(rows: Sequence[Finding], amp: str, of_paper: bool) -> drawing.Drawing:
     sides = ("as in the paper" if of_paper else "one draw", "all occurrences")
-    axis = f"mean {amp}" if amp.endswith("-amp") else "mean amplification"
+    axis = f"mean {amp if amp == FF_AMP else 'amplification'}"
     depth = max(int(relation.robust["layer"].max()) for relation in rows)
     figure, axes = drawing.panels(2, len(rows), width=WIDTH / 2, height=1.9, sharey="row")
     for place, relation in enumerate(rows):
@@ -279,26 +236,26 @@ def _draw_figure_7(rows: Sequence[Finding], amp: str, of_paper: bool) -> drawing
                 y="" if side else axis,
                 title=f"({letter(2 * place + side)}) {relation.label}: {sides[side]}",
             )
-    legend(figure, significance=True)
+    drawing.legend(figure, axes, ncols=4)
     return figure
 
 
-def _draw_panel(panel: Any, frame: pd.DataFrame | None, small: bool) -> None:
+def _draw_panel(panel: Any, frame: pd.DataFrame, small: bool) -> None:
     panel.axhline(0, color=FAINT, lw=0.6)
-    if frame is None:
-        centred: Any = {"transform": panel.transAxes, "ha": "center", "va": "center"}
+    if frame.empty:
         said = "too few subword pairs occur often enough"
-        panel.text(0.5, 0.5, said, fontsize=drawing.SMALL, color=FAINT, **centred)
+        panel.annotate(said, (0.5, 0.5), xycoords="axes fraction", ha="center", color=FAINT)
         return
-    for name, colour, marker in (("others", OTHERS, "s"), ("mean", RELATED, "o")):
+    groups = (("others", "other pairs", OTHERS, "s"), ("mean", "related pairs", RELATED, "o"))
+    for name, label, colour, marker in groups:
         low, high = frame[f"{name} low"], frame[f"{name} high"]
         panel.fill_between(frame["layer"], low, high, color=colour, alpha=0.25, lw=0)
-        panel.plot(frame["layer"], frame[name], color=colour, lw=1.2)
-        for filled in (True, False):
+        panel.plot(frame["layer"], frame[name], color=colour, lw=1.2, label=label)
+        dots: Any = {"ls": "none", "marker": marker, "ms": 3 if small else 4, "mec": colour}
+        for filled, said in ((True, f"significant (p < {ALPHA})"), (False, "not significant")):
             some = frame[frame["significant"] == filled]
-            dots: Any = {"ls": "none", "marker": marker, "ms": 3 if small else 4, "mew": 0.9}
             fill = colour if filled else "white"
-            panel.plot(some["layer"], some[name], mec=colour, mfc=fill, **dots)
+            panel.plot(some["layer"], some[name], mfc=fill, label=said, **dots)
 
 
 # Figure 8: the distribution of FF-amp in one layer.
@@ -310,25 +267,22 @@ BINS = (10, 40)  # of a histogram, at least and at most
 def figure_8(rows: Sequence[Finding], amp: str, settings: Settings) -> Figure | None:
     """Draw the scores that the paper's procedure compares, in one layer or the largest effect's."""
     layer = settings.layer
-    tested = [relation for relation in rows if _row(relation, None) is not None]
-    if not tested:
+    drawn = [(relation, _row(relation.paper, layer)) for relation in rows]
+    drawn = [(relation, row) for relation, row in drawn if row is not None]
+    if not drawn:
         return None
-    which = f"layer {layer} (counted from 1)"
-    if layer is None or any(_row(relation, layer) is None for relation in tested):
-        layer, which = None, "the layer with the largest effect"
+    which = (
+        "the layer with the largest effect" if layer is None else f"layer {layer} (counted from 1)"
+    )
     facts = {"amp": amp, "which": which, **_shown(amp, settings.others, "8")}
-    said = _say("figure histograms", **facts)
-    return Figure(lambda: _draw_figure_8(tested, amp, layer), said)
+    return Figure(lambda: _draw_figure_8(drawn, amp), _say("figure histograms", **facts))
 
 
-def _row(relation: Finding, layer: int | None) -> int | None:
-    """Find the paper's row of a layer, or of the largest effect; None if there is none."""
-    if relation.paper is None:
-        return None
+def _row(frame: pd.DataFrame, layer: int | None) -> int | None:
+    """Find the row of a layer, or of the largest effect; None if there is none."""
     if layer is None:
-        return strongest(relation.paper)
-    places = np.flatnonzero(relation.paper["layer"] == layer)
-    return int(places[0]) if len(places) else None
+        return strongest(frame)
+    return next(iter(frame.index[frame["layer"] == layer]), None)
 
 
 def histogram(
@@ -342,18 +296,18 @@ def histogram(
     return edges, shares[0], shares[1]
 
 
-def _draw_figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> drawing.Drawing:
+def _draw_figure_8(rows: Sequence[tuple[Finding, int]], amp: str) -> drawing.Drawing:
     columns = len(rows) if len(rows) < 4 else 2
     width = WIDTH / (2 if len(rows) == 1 else columns)
     figure, axes = drawing.tiles(len(rows), columns, width, 2.2)
-    for place, (panel, relation) in enumerate(zip(axes, rows, strict=True)):
-        row = _row(relation, layer) or 0
-        groups = relation.related[:, row], relation.others[:, row]
+    for place, (panel, (relation, row)) in enumerate(zip(axes, rows, strict=True)):
+        groups = [scores[:, row] for scores in relation.scores]
         edges, *shares = histogram(*groups)
-        for share, group, colour in zip(shares, groups, (RELATED, OTHERS), strict=True):
-            panel.stairs(share, edges, fill=True, color=colour, alpha=0.35)
+        kinds = (("related pairs", RELATED), ("other pairs", OTHERS))
+        for share, group, (label, colour) in zip(shares, groups, kinds, strict=True):
+            panel.stairs(share, edges, fill=True, color=colour, alpha=0.35, label=label)
             panel.stairs(share, edges, color=colour, lw=1)
-            panel.axvline(group.mean(), color=colour, ls="--", lw=1)
+            panel.axvline(group.mean(), color=colour, ls="--", lw=1, label=f"mean of {label}")
         panel.locator_params(axis="x", nbins=5)
         drawing.style(
             panel,
@@ -362,16 +316,14 @@ def _draw_figure_8(rows: Sequence[Finding], amp: str, layer: int | None) -> draw
             title=f"({letter(place)}) {relation.label},\n"
             f"layer {relation.paper['layer'].iloc[row]} (counted from 1)",
         )
-        panel.title.set_fontsize(drawing.TEXT)
-    legend(figure, significance=False)
+    drawing.legend(figure, axes, ncols=2)
     return figure
 
 
 # Figures 7 and 8: are related pairs amplified more than others?
 
 
-_FORMATS = {**dict.fromkeys(COLUMNS, ".5f"), "g": ".3f", "p": ".4f", "p adjusted": ".4f"}
-_FORMATS |= {"layer": "", "procedure": "", "pairs": "d", "significant": ""}
+_FORMATS = {"g": ".3f", "p": ".4f", "p adjusted": ".4f"}
 
 
 @experiment("papers", "ff-relations", needs="plain")
@@ -385,7 +337,7 @@ def figures_7_8(evidence: Evidence) -> Result | None:
         return None
     tables, figures, others = {}, {}, evidence.settings.others
     for pair, rows in by_scopes.items():
-        amp, slug = _amp(evidence, pair), _slug(evidence, pair)
+        amp, slug = _names(evidence, pair)
         facts = {"amp": amp, "before": pair[0], "after": pair[1], "alpha": ALPHA}
         for relation in rows:
             tables[f"relations-{slug}-{relation.name}"] = _table(relation, evidence, facts)
@@ -395,12 +347,11 @@ def figures_7_8(evidence: Evidence) -> Result | None:
             _say("figure relations", kinds=kinds, **facts, **_shown(amp, others, "7")),
         )
     main = next(iter(by_scopes))
-    amp, slug = _amp(evidence, main), _slug(evidence, main)
+    amp, slug = _names(evidence, main)
     if (histograms := figure_8(by_scopes[main], amp, evidence.settings)) is not None:
         figures[f"relations-{slug}-histograms"] = histograms
-    measured = _measured(by_scopes[main])
-    is_ff = feed_forward_pair(evidence.scopes) in by_scopes
-    found = compare("significance/", measured, evidence.model, evidence.data) if is_ff else []
+    measured = _measured(by_scopes[main]) if slug == "ff" else {}
+    found = compare(measured, evidence)
     return Result(tables, figures, found, _summary(by_scopes[main], amp))
 
 
@@ -419,7 +370,6 @@ def _measured(rows: Sequence[Finding]) -> dict[str, float]:
             row.p < ALPHA and row.difference > 0
         )
         for relation in rows
-        if relation.paper is not None
         for row in relation.paper.itertuples()
     }
 
@@ -437,24 +387,13 @@ def _summary(rows: Sequence[Finding], amp: str) -> dict[str, float]:
     return summary
 
 
-def _amp(evidence: Evidence, pair: ScopePair) -> str:
-    """Name the amplification between two scopes: FF-amp, or by the components it passes."""
-    steps = consecutive(evidence.scopes)
-    before, after = ([getattr(step, side) for step in steps] for side in ("before", "after"))
-    if pair[0] not in before or pair[1] not in after:
-        return f"amplification from {pair[0]} to {pair[1]}"
-    passed = [step.component for step in steps[before.index(pair[0]) : after.index(pair[1]) + 1]]
-    if len(passed) == 1:
-        return f"{passed[0]}-amp"
-    return f"amplification by {listed(passed)} together"
-
-
-def _slug(evidence: Evidence, pair: ScopePair) -> str:
+def _names(evidence: Evidence, pair: ScopePair) -> tuple[str, str]:
+    """Name the amplification between two scopes, in words and in names of files."""
     if pair == feed_forward_pair(evidence.scopes):
-        return "ff"
+        return FF_AMP, "ff"
     if pair == whole_block_pair(evidence.scopes):
-        return "layer"
-    return "-".join(pair).lower()
+        return "amplification by all behind the first residual", "layer"
+    return f"amplification from {pair[0]} to {pair[1]}", "-".join(pair).lower()
 
 
 def _table(relation: Finding, evidence: Evidence, facts: dict[str, Any]) -> Table:
@@ -463,11 +402,12 @@ def _table(relation: Finding, evidence: Evidence, facts: dict[str, Any]) -> Tabl
     amp = facts["amp"]
     facts = {**facts, "title": amp[0].upper() + amp[1:], "label": relation.label}
     facts |= {"left_out": relation.left_out, "sequences": relation.sequences}
-    others = "near" if relation.near else settings.others
+    is_near = relation.name == ADJACENT and ADJACENT not in own
+    others = "near" if is_near else settings.others
     parts = [
         _say("table relations", min_count=settings.min_count, longest=EDGES[-3], **facts),
         _say(f"others {others}"),
     ]
     if own and relation.name not in own:
         parts.append(_say("others user"))
-    return Table(relation.frame, " ".join(parts), _FORMATS)
+    return Table(relation.frame, ".5f", " ".join(parts), _FORMATS)

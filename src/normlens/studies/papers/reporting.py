@@ -77,41 +77,27 @@ def describe(folder: Path) -> contents.Report:
     """Describe the report of a folder: every experiment on every data set, then further parts."""
     settings = load_settings(folder)
     runs = _runs(folder, settings)
-    every = [
-        (run, contents.measured(run, short, _folder(short, way)))
-        for (short, way), run in runs.items()
-    ]
-    sections = [
-        contents.Section(
-            experiment=experiment,
-            results=[
+    every = [(run, contents.measured(run, short, _folder(short, way))) for short, way, run in runs]
+    sections = []
+    for kind in (kind for kind in KINDS if kind in settings.kinds):
+        for experiment in EXPERIMENTS[kind]:
+            chosen = _runs_for(experiment, runs)
+            results = [
                 (short, experiment(Evidence(short, run, folder / MODEL, settings=settings)))
                 for short, _, run in chosen
-            ],
-            part=HEADINGS[kind],
-            runs=[_folder(short, way) for short, way, _ in chosen if short],
-        )
-        for kind in KINDS
-        if kind in settings.kinds
-        for experiment in EXPERIMENTS[kind]
-        for chosen in [_runs_for(experiment, runs)]
-    ]
+            ]
+            folders = [_folder(short, way) for short, way, _ in chosen if short]
+            sections.append(contents.Section(experiment, results, HEADINGS[kind], runs=folders))
     for kind in (kind for kind in PARTS if kind in settings.kinds):
         of_part, more = _part(kind, folder, list(short_names(settings.data).values()))
         sections += of_part
         every += more
     hidden = _HIDDEN if set(KINDS) & set(settings.kinds) else (*_HIDDEN, *_OF_PAPERS)
-    first = every[0][0]
-    header = contents.Header(
-        model=contents.model_of(first),
-        runs=[of_header for _, of_header in every],
-        settings={
-            name.replace("_", " "): value
-            for name, value in vars(settings).items()
-            if name not in hidden and value not in (None, (), False)
-        },
-        versions=dict(first.manifest.versions),
-        notes=[("Layers", "counted from 1 in this report, as in the papers")],
+    header = contents.Header.of(
+        every[0][0],
+        [of_header for _, of_header in every],
+        {name: value for name, value in vars(settings).items() if name not in hidden},
+        [("Layers", "counted from 1 in this report, as in the papers")],
         # Evaluations do not take the model apart; every other experiment has runs that do.
         decomposed=settings.kinds != (EVALUATE,),
     )
@@ -123,33 +109,30 @@ def _folder(short: str, way: str) -> str:
     return f"{RUNS}/{short}-{way}"
 
 
-def _runs(folder: Path, settings: Settings) -> dict[tuple[str, str], Run]:
+def _runs(folder: Path, settings: Settings) -> list[tuple[str, str, Run]]:
     """Open the runs of each data set, by its name and by whether they are "masked" or "plain"."""
-    runs = {
-        (short, way): finished_run(folder / _folder(short, way), "reproduce")
+    runs = [
+        (short, way, finished_run(folder / _folder(short, way), "reproduce"))
         for short in short_names(settings.data).values()
         for way in ("masked", "plain")
         if (folder / _folder(short, way) / NAME).is_file()
-    }
+    ]
     if not runs and set(KINDS) & set(settings.kinds):
         raise InputError(f"{str(folder)!r} holds no runs; run the same normlens reproduce again")
     return runs
 
 
 def _runs_for(
-    experiment: contents.Experiment, runs: Mapping[tuple[str, str], Run]
+    experiment: contents.Experiment, runs: Sequence[tuple[str, str, Run]]
 ) -> list[tuple[str, str, Run]]:
     """Choose each data set's run that an experiment reads, or any run without a data set's name.
 
     A causal model has only runs without masks.
     """
     if experiment.needs == "model":
-        return [("", way, run) for (_, way), run in runs.items()][:1]
-    return [
-        (short, way, run)
-        for (short, way), run in runs.items()
-        if way == experiment.needs or (way == "plain" and (short, "masked") not in runs)
-    ]
+        return [("", way, run) for _, way, run in runs[:1]]
+    masked = {short for short, way, _ in runs if way == "masked"}
+    return [one for one in runs if one[1] == experiment.needs or one[0] not in masked]
 
 
 # The optional parts of a reproduction: the pages of evaluations and ablations.
@@ -159,54 +142,44 @@ def _part(
     kind: str, folder: Path, data: Sequence[str]
 ) -> tuple[list[contents.Section], list[tuple[Run, contents.Measured]]]:
     """The sections of a part on every data set, one for each experiment, and its runs."""
-    runs, notes = [], {}
-    by_experiment: dict[str, dict[str, contents.Section]] = {}
+    runs, facts = [], [(_PUBLISHED, _NONE_EXIST)]
+    joined: dict[str, contents.Section] = {}
     for short in data:
-        place = folder / kind / short
+        place, folders = folder / kind / short, []
         for name, purpose in _PURPOSES[kind].items():
             run = finished_run(place / name, "reproduce")
-            of_header = contents.measured(run, short, str(PurePosixPath(kind, short, name)))
+            folders.append(str(PurePosixPath(kind, short, name)))
+            of_header = contents.measured(run, short, folders[-1])
             runs.append((run, replace(of_header, purpose=purpose)))
         described = (
             evaluation.describe(Run.open(place)) if kind == EVALUATE else ablation.describe(place)
         )
-        notes[short] = dict(described.header.notes)
+        of_data = f", {short}" if len(data) > 1 else ""
+        facts += [
+            (label + of_data, text) for label, text in described.header.notes if label not in _TOLD
+        ]
         for section in described.sections:
-            by_experiment.setdefault(section.experiment.name, {})[short] = section
-    facts = _facts(notes)
-    return [_joined(kind, sections, facts) for sections in by_experiment.values()], runs
+            name = f"{kind}-{section.experiment.name}"
+            empty = contents.Section(replace(section.experiment, name=name), ())
+            before = joined.get(name, empty)
+            joined[name] = replace(
+                before,
+                results=[
+                    *before.results,
+                    *((short, _named(kind, it)) for _, it in section.results),
+                ],
+                part=HEADINGS[kind],
+                of_part=facts,
+                runs=[*before.runs, *folders],
+                queries=list(dict.fromkeys([*before.queries, *section.queries])),
+            )
+    return list(joined.values()), runs
 
 
-def _joined(
-    kind: str, sections: Mapping[str, contents.Section], facts: Sequence[tuple[str, str]]
-) -> contents.Section:
-    """One experiment's sections on several data sets as one, with names of the part."""
+def _named(kind: str, result: contents.Result | None) -> contents.Result | None:
+    """A result whose tables and figures have names of the part."""
 
     def named(items: Mapping[str, Any]) -> dict[str, Any]:
         return {f"{kind}-{name}": item for name, item in items.items()}
 
-    own = next(iter(sections.values())).experiment
-    return contents.Section(
-        experiment=replace(own, name=f"{kind}-{own.name}"),
-        results=[
-            (data, it and replace(it, tables=named(it.tables), figures=named(it.figures)))
-            for data, section in sections.items()
-            for _, it in section.results
-        ],
-        part=HEADINGS[kind],
-        of_part=facts,
-        runs=[str(PurePosixPath(kind, it, run)) for it in sections for run in _PURPOSES[kind]],
-        queries=list(dict.fromkeys(query for one in sections.values() for query in one.queries)),
-    )
-
-
-def _facts(notes: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
-    """The facts below a part's heading; those that differ between data sets name theirs."""
-    facts = [(_PUBLISHED, _NONE_EXIST)]
-    for label in dict.fromkeys(label for own in notes.values() for label in own):
-        texts = {data: own[label] for data, own in notes.items()}
-        if label not in _TOLD and len(set(texts.values())) == 1:
-            facts.append((label, next(iter(texts.values()))))
-        elif label not in _TOLD:
-            facts += [(f"{label}, {data}", text) for data, text in texts.items()]
-    return facts
+    return result and replace(result, tables=named(result.tables), figures=named(result.figures))

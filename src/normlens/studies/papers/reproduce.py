@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,14 @@ from normlens.corpus.runs.folder import fixed_path, model_name
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
-from normlens.errors import OptionError, UnsupportedModelError
+from normlens.errors import UnsupportedModelError
 from normlens.lens import Lens
 from normlens.measures.tensors import expansion_rates
-from normlens.options import check_keywords, shows_fields_of
+from normlens.options import check_keywords, shows_fields_of, split_keywords
 from normlens.results.store import writing
 from normlens.results.words import write_csv
 from normlens.studies.ablation.ablate import ablate, prepare
-from normlens.studies.ablation.data import open_ablation_data
-from normlens.studies.ablation.losses import choose_loss
-from normlens.studies.ablation.options import CLASSES, AblateOptions
+from normlens.studies.ablation.options import AblateOptions
 from normlens.studies.driver import GivenModel, Runs, is_begun, save_settings
 from normlens.studies.faithfulness.evaluate import evaluate, make_plan
 from normlens.studies.faithfulness.options import EvaluateOptions
@@ -54,46 +52,60 @@ def write_from_model(lens: Lens, settings: Settings, ranks: bytes | None, folder
     frame = pd.DataFrame({words.LAYER: layers, "rate": rates, "as_published": published})
     with writing(folder / mixing.EXPANSION, overwrite=True) as temporary:
         write_csv(frame, temporary)
-    mixing.write_sentence(lens, settings, folder)
+    mixing.write_sentence(lens, settings.sentence, folder)
 
 
 # The runs of a reproduction's optional parts, and whether model and data allow them.
 
 
-def check_data(settings: Settings) -> None:
-    """Refuse options and data that no model could be ablated with."""
-    if ABLATE in settings.kinds:
-        for data in settings.data:
-            open_ablation_data(AblateOptions(settings.model, data, **_of_ablation(settings, data)))
+#: The settings that each optional part has beside those of all, by its own names of them.
+_OF_PARTS = {
+    EVALUATE: {"methods": "methods", "label_column": "label_column"},
+    ABLATE: {
+        "components": "components",
+        "kinds": "ablation_kinds",
+        "label": "label_column",
+        "resamples": "resamples",
+    },
+}
+
+
+def _parts(settings: Settings, folder: Path) -> Iterator[tuple[str, str, Path, dict[str, Any]]]:
+    """Yield every part on every data set, with its folder and its options."""
+    for kind in (kind for kind in PARTS if kind in settings.kinds):
+        for data, short in short_names(settings.data).items():
+            common = {name: name for name in ("max_length", "seed", "revision")}
+            named = (common | _OF_PARTS[kind]).items()
+            options = {own: getattr(settings, name) for own, name in named}
+            options |= _reading(settings, data)
+            given = {name: value for name, value in options.items() if value is not None}
+            yield kind, data, folder / kind / short, given
 
 
 def check_model(lens: Lens, settings: Settings, folder: Path) -> None:
     """Refuse parts that the model, or the data with this model, does not allow."""
     if lens.two_stacks:
         raise UnsupportedModelError(f"{lens.name} is an encoder–decoder; use normlens run")
-    for data, short in short_names(settings.data).items():
-        if EVALUATE in settings.kinds and not (folder / EVALUATE / short / NAME).is_file():
-            options = EvaluateOptions(methods=settings.methods, label_column=settings.label_column)
-            make_plan(lens, options, data, _reading(settings, data), Progress())
-        if ABLATE in settings.kinds:
-            if settings.label_column is not None and choose_loss(lens).name != CLASSES:
-                raise OptionError("label_column", "{option} is for classifiers alone")
-            prepare(lens, AblateOptions(settings.model, data, **_of_ablation(settings, data)))
+    for kind, data, place, options in _parts(settings, folder):
+        if kind == ABLATE:
+            prepare(lens, AblateOptions(settings.model, data, **options))
+        elif not (place / NAME).is_file():
+            own, _ = split_keywords(options, EvaluateOptions)
+            reading = _reading(settings, data)
+            make_plan(lens, EvaluateOptions(**own), data, reading, Progress())
 
 
 def do_parts(runs: Runs, settings: Settings, folder: Path) -> None:
     """Do the runs of every part on every data set, or finish those that were begun."""
-    for kind in (kind for kind in PARTS if kind in settings.kinds):
-        for data, short in short_names(settings.data).items():
-            place = folder / kind / short
-            runs.progress.say(f"{short}, {kind}: {place}")
-            common: dict[str, Any] = {"page": False, "progress": runs.progress}
-            if kind == EVALUATE:
-                options = _of_evaluation(settings, data, isinstance(runs.model, Lens))
-                evaluate(runs.model, data, place, **common, **options, **runs.how)
-            else:
-                options = {"execution": runs.execution, **_of_ablation(settings, data)}
-                ablate(runs.model, data, place, **common, **options)
+    for kind, data, place, options in _parts(settings, folder):
+        runs.progress.say(f"{place.name}, {kind}: {place}")
+        common: dict[str, Any] = {"page": False, "progress": runs.progress}
+        if kind == ABLATE:
+            ablate(runs.model, data, place, execution=runs.execution, **common, **options)
+        else:
+            if isinstance(runs.model, Lens):
+                options.pop("revision", None)
+            evaluate(runs.model, data, place, **common, **options, **runs.how)
 
 
 def _reading(settings: Settings, data: str) -> dict[str, Any]:
@@ -104,21 +116,6 @@ def _reading(settings: Settings, data: str) -> dict[str, Any]:
         "paragraphs": settings.paragraphs,
         "limit": settings.limits.get(data),
     }
-
-
-def _of_evaluation(settings: Settings, data: str, loaded: bool) -> dict[str, Any]:
-    """The keywords of `evaluate`; what is left open is chosen there."""
-    names = ("methods", "label_column", "max_length", "seed", *(() if loaded else ("revision",)))
-    options = {**_reading(settings, data), **{name: getattr(settings, name) for name in names}}
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _of_ablation(settings: Settings, data: str) -> dict[str, Any]:
-    """The keywords of `ablate`, which are fields of `AblateOptions`."""
-    names = ("components", "max_length", "seed", "resamples", "revision")
-    named = {"kinds": settings.ablation_kinds, "label": settings.label_column}
-    own = {name: getattr(settings, name) for name in names}
-    return {**_reading(settings, data), **named, **own}
 
 
 # From a model and data to a report: plan the runs that the experiments need, and do them.
@@ -201,7 +198,6 @@ def reproduce(
     if settings.ranks is not None and "mixing" in settings.kinds:
         mixing.read_ranks(settings.ranks)  # refused before hours are spent on runs
         ranks = Path(settings.ranks).read_bytes()
-    check_data(settings)
     runs = Runs(model, settings.revision, execution, progress)
     check_model(runs.lens, settings, folder)
     save_settings(folder, asdict(settings))

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normlens.corpus.runs.options import code_named, parse_names
-from normlens.errors import InputError, OptionError, check_choice, listed, valid_choice
-from normlens.options import REVISION, Option, check_same, options_of
+from normlens.errors import (
+    InputError,
+    OptionError,
+    check_choice,
+    listed,
+    require,
+    valid_choice,
+)
+from normlens.options import REVISION, Option, check_same, options_of, whole_number
 from normlens.studies.faithfulness.options import EvaluateOptions
 
 # The settings of a reproduction.
@@ -20,6 +27,7 @@ ALL = "all"  # of the papers
 #: Experiments that no paper has, and that are done only where they are asked for by name.
 EVALUATE, ABLATE = "evaluate", "ablate"
 PARTS = (EVALUATE, ABLATE)
+EVERY = (*KINDS, *PARTS)
 MASK = 0.12  # Kobayashi et al. 2021 and 2024
 #: What related pairs are compared with: all other pairs, as in the paper, or unrelated ones alone.
 PAPER, UNRELATED = "paper", "unrelated"
@@ -91,19 +99,15 @@ class Settings:
         for name in _LISTS_OF_PARTS:  # they may be given as "first,second"
             if (named := getattr(self, name)) is not None:
                 object.__setattr__(self, name, parse_names(named))
+        require(self.kinds, f"name the experiments: some of {listed(EVERY)}")
+        require(self.data, "a reproduction needs --data")
         for kind in self.kinds:
-            valid_choice(kind, (*KINDS, *PARTS), "experiments")
+            valid_choice(kind, EVERY, "experiments")
         check_choice(self.others, (PAPER, UNRELATED), "others")
-        if not self.kinds:
-            raise InputError(f"name the experiments: some of {listed((*KINDS, *PARTS))}")
-        if not self.data:
-            raise InputError("a reproduction needs --data")
         for name, least in (("resamples", 100), ("min_count", 1), ("top", 1), ("max_length", 2)):
-            value = getattr(self, name)
-            if value < least:
-                raise OptionError(name, f"{{option}} must be at least {least}, not {value}")
-        if self.layer is not None and self.layer < 1:
-            raise OptionError("layer", "{option} counts from 1, as the papers do")
+            whole_number(getattr(self, name), name, least)
+        if self.layer is not None:
+            whole_number(self.layer, "layer", 1)
         for name, parts in OF_PARTS.items():
             value = getattr(self, name)
             # The flag has the short name, which the experiments have in Python.
@@ -147,9 +151,8 @@ class Settings:
 def parse_kinds(kinds: str | Sequence[str]) -> tuple[str, ...]:
     """Experiments by name, in the report's order: "all" is both papers', "ff,evaluate" is two."""
     named = parse_names(kinds)
-    every = [kind for name in named for kind in (KINDS if name == ALL else (name,))]
-    order = {name: place for place, name in enumerate((*KINDS, *PARTS))}
-    return tuple(sorted(dict.fromkeys(every), key=lambda name: order.get(name, len(order))))
+    every = {kind for name in named for kind in (KINDS if name == ALL else (name,))}
+    return tuple(sorted(every, key=(*EVERY, *named).index))
 
 
 def _sequences(limit: int | None) -> str:

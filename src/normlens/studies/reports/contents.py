@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 from normlens.corpus.runs.folder import shown_data
 from normlens.corpus.runs.results import Run
 from normlens.loading.hub import shown_name
-from normlens.studies.reports import words
+from normlens.studies.reports import drawing, words
 from normlens.studies.reports.words import Comparison, count, fixed, power, shortened, signed, slug
 
 if TYPE_CHECKING:
@@ -47,40 +47,34 @@ class Evidence:
         return self.run.sql(query)
 
 
-FOLD, FOLD_FIRST = 14, 40  # tables with more rows are folded; the second: if it comes first
-FOLD_FROM = 4  # tables behind so many others (figures count as two) are folded
-DENSE = 100  # letters; wider tables are set smaller
+FOLD = 20  # tables with more rows are folded on a page
+DENSE = 8  # tables with more columns are set smaller
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a report. `formats` are format specifications (".2f") of columns."""
+    """A table of a report: `form` formats its decimal numbers, `formats` single columns.
+
+    Its caption is that of its name among the study's words, unless one is given; `file` is set when
+    a report is written.
+    """
 
     frame: pd.DataFrame
-    caption: str
+    form: str = ""  # a format specification: ".2f"
+    caption: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
-    shown: int | None = None  # rows that a report shows; files hold all of them
+    shown: int | None = None  # rows that a page shows; files hold all of them
     open: bool = False  # never folded, however long it is
+    file: str = ""
 
     def text(self) -> pd.DataFrame:
         """Format every cell as text; missing values become a dash."""
-        columns = {
-            name: [self._cell(str(name), value) for value in self.frame[name]]
-            for name in self.frame
-        }
+        columns = {}
+        for name, column in self.frame.items():
+            own = self.form if pd.api.types.is_float_dtype(column) else ""
+            form = self.formats.get(str(name), own)
+            columns[str(name)] = [_cell(value, form) for value in column]
         return pd.DataFrame(columns, dtype=object)
-
-    def _cell(self, column: str, value: Any) -> str:
-        if pd.isna(value):
-            return words.DASH
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        text = format(value, self.formats.get(column, ""))
-        return text if isinstance(value, str) else text.replace("-", "−")
-
-    @property
-    def columns(self) -> list[str]:
-        return [str(name) for name in self.frame]
 
     @property
     def numeric(self) -> list[bool]:
@@ -88,47 +82,74 @@ class Table:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows that a report shows, as text."""
-        shown = replace(self, frame=self.frame.head(self.shown or len(self.frame))).text()
-        return list(shown.itertuples(index=False, name=None))
+        """The rows that a page shows, as text."""
+        return list(self.text().head(self.shown).itertuples(index=False, name=None))
 
     @property
     def more(self) -> int:
         """Rows that only the files hold."""
         return max(0, len(self.frame) - (self.shown or len(self.frame)))
 
-    def folded(self, place: int) -> bool:
-        """Whether it is folded on a page where `place` other things of its finding come first."""
-        many = len(self.frame) - self.more > (FOLD if place else FOLD_FIRST)
-        return not self.open and (many or place >= FOLD_FROM)
+    @property
+    def folded(self) -> bool:
+        return not self.open and len(self.frame) - self.more > FOLD
 
     @property
     def dense(self) -> bool:
-        rows = [self.columns, *self.rows]
-        return sum(max(map(len, cells)) + 3 for cells in zip(*rows, strict=True)) > DENSE
+        return len(self.frame.columns) > DENSE
+
+
+def _cell(value: Any, form: str) -> str:
+    if pd.isna(value):
+        return words.DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else format(value, form).replace("-", "−")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a report, drawn only when its `draw` is called.
+    """A figure of a report, drawn only when its `draw` is called; captioned as tables are.
 
-    `page` gives HTML for the page to show in the drawing's place; Markdown links to the drawing.
+    `page` gives HTML for the page to show in the drawing's place.
     """
 
-    draw: Callable[[], Drawing]
-    caption: str
+    make: Callable[[], Drawing]
+    caption: str = ""
     page: Callable[[], Markup] | None = None
+    file: str = ""
+
+    def draw(self) -> Drawing:
+        with drawing.styled():
+            return self.make()
 
 
 @dataclass(frozen=True)
 class Result:
-    """An experiment's tables and figures on one data set, by their file names without endings."""
+    """An experiment's tables and figures on one data set, by name."""
 
     tables: Mapping[str, Table] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
     comparisons: Sequence[Comparison] = ()
     #: numbers to set beside those of other models: name → value
     summary: Mapping[str, float] = field(default_factory=dict)
+    #: what {fields} of captions stand for
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    def captioned(self, study: str) -> Result:
+        """Caption the tables and figures that have no caption."""
+
+        def named(kind: str, items: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                name: item
+                if item.caption
+                else replace(item, caption=words.caption(study, f"{kind} {name}", **self.facts))
+                for name, item in items.items()
+            }
+
+        return replace(
+            self, tables=named("table", self.tables), figures=named("figure", self.figures)
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +166,7 @@ class Experiment:
     question: str
     method: str  # how the answer was obtained
     read: str = ""  # how tables and figures are read
-    absent: str = ""
+    absent: str = "the experiment does not apply here"
     needs: str = ""
     work: Callable[..., Result | None] | None = field(default=None, repr=False)
 
@@ -159,17 +180,17 @@ def experiment(
 ) -> Callable[[Callable[..., Result | None]], Experiment]:
     """Decorator: make an experiment of a function, with the words of this name in `texts.ini`."""
 
-    own = words.texts(study)[name]
-    texts = {key: own[key] for key in Experiment.__dataclass_fields__ if key in own}
-    return lambda work: Experiment(name, **texts, needs=needs, work=work)
+    def made(work: Callable[..., Result | None]) -> Experiment:
+        def captioned(*evidence: Any) -> Result | None:
+            result = work(*evidence)
+            return result and result.captioned(study)
+
+        return Experiment(name, **words.texts(study)[name], needs=needs, work=captioned)
+
+    return made
 
 
 # A run as a report's header describes it: its model, its data and how much was analysed.
-
-
-def model_of(run: Run) -> Model:
-    """Describe the run's model; of a model in a folder, the name is the folder's last part."""
-    return Model.of({**run.manifest.model, "name": shown_name(run.manifest.model["name"])})
 
 
 def measured(run: Run, data: str, folder: str = "") -> Measured:
@@ -205,8 +226,9 @@ class Model:
     causal: bool = False
 
     @classmethod
-    def of(cls, described: Mapping[str, Any]) -> Model:
-        """Read the `model` part of a manifest, which may hold more than a report shows."""
+    def of(cls, run: Run) -> Model:
+        """Describe a run's model; of a model in a folder, the name is the folder's last part."""
+        described = {**run.manifest.model, "name": shown_name(run.manifest.model["name"])}
         return cls(**{name: described[name] for name in cls.__dataclass_fields__})
 
 
@@ -240,13 +262,22 @@ class Header:
     decomposed: bool = True
 
     @classmethod
-    def of_run(
-        cls, run: Run, data: str, settings: Mapping[str, Any], notes: Sequence[tuple[str, str]]
+    def of(
+        cls,
+        run: Run,
+        runs: Sequence[Measured],
+        settings: Mapping[str, Any],
+        notes: Sequence[tuple[str, str]],
+        decomposed: bool = True,
     ) -> Header:
-        """The header of a single run that does not take the model apart."""
-        given = {name: value for name, value in settings.items() if value is not None}
+        """The header of a report on `runs`, one of which says what all have in common."""
+        given = {
+            name.replace("_", " "): value
+            for name, value in settings.items()
+            if not (value is None or value is False or value == ())
+        }
         versions = dict(run.manifest.versions)
-        return cls(model_of(run), [measured(run, data)], given, versions, notes, decomposed=False)
+        return cls(Model.of(run), runs, given, versions, notes, decomposed)
 
     @property
     def completeness(self) -> str:
@@ -271,40 +302,41 @@ class Header:
             ("Weights", shortened(model.weights or "")),
             *self.notes,
             ("Completeness error", self.completeness if self.decomposed else ""),
-            ("Settings", " · ".join(_settings(self.settings))),
-            ("Versions", " · ".join(f"{name} {text}" for name, text in self.versions.items())),
+            ("Settings", _in_words(self.settings)),
+            ("Versions", _in_words(self.versions)),
             ("Date of the runs", " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))),
         ]
         return [(label, text) for label, text in every if text]
 
     @property
-    def run_table(self) -> tuple[list[str], list[list[str]], list[bool]]:
-        """The runs as a table: columns, rows of text, and which columns are numbers."""
-        columns = ["data", "", "sequences", "tokens", "failures", "completeness error"]
-        shown = [self.decomposed or name not in ("", "completeness error") for name in columns]
-        rows = [list(compress(_run_row(run), shown)) for run in self.runs]
-        return list(compress(columns, shown)), rows, list(compress([False] * 2 + [True] * 4, shown))
+    def run_table(self) -> Table:
+        """The runs, one row each."""
+        table = pd.DataFrame([_run_row(run) for run in self.runs])
+        if not self.decomposed:
+            table = table.drop(columns=["", "completeness error"])
+        return Table(table, formats=dict.fromkeys(("sequences", "tokens", "failures"), ","))
 
 
-def _settings(settings: Mapping[str, Any]) -> Iterable[str]:
-    for name, value in settings.items():
-        if name in ("model", "data", "revision") or value is None or value == () or value == []:
-            continue
-        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        yield f"{name.replace('_', ' ')} {text}"
+def _in_words(facts: Mapping[str, Any]) -> str:
+    lists = {
+        name: ", ".join(map(str, it)) for name, it in facts.items() if isinstance(it, list | tuple)
+    }
+    return " · ".join(f"{name} {text}" for name, text in {**facts, **lists}.items())
 
 
-def _run_row(run: Measured) -> list[str]:
+def _run_row(run: Measured) -> dict[str, object]:
     masked = "" if run.mask is None else f"{100 * run.mask:g} % masked"
-    return [
-        run.data if run.source in ("", run.data) else f"{run.data} ({run.source})",
-        ", ".join(filter(None, (run.purpose, masked))) or "unmasked",
-        *(f"{number:,}" for number in (run.sequences, run.tokens, run.failures)),
-        power(run.completeness),
-    ]
+    return {
+        "data": run.data if run.source in ("", run.data) else f"{run.data} ({run.source})",
+        "": ", ".join(filter(None, (run.purpose, masked))) or "unmasked",
+        "sequences": run.sequences,
+        "tokens": run.tokens,
+        "failures": run.failures,
+        "completeness error": power(run.completeness),
+    }
 
 
-# The layout of a report: order, file names, and published numbers beside measured ones.
+# The sections of a report, and the names of its files.
 
 
 @dataclass(frozen=True)
@@ -323,6 +355,21 @@ class Section:
     runs: Sequence[str] = ()
     queries: Sequence[str] = ()
 
+    @property
+    def found(self) -> list[tuple[str, Result]]:
+        """The results on data where the experiment applies."""
+        return [(data, result) for data, result in self.results if result is not None]
+
+    @property
+    def absent_note(self) -> str:
+        """Why there is no result on some or on all data."""
+        absent = [data for data, result in self.results if result is None]
+        if not absent and self.found:
+            return ""
+        where = ", ".join(filter(None, absent))
+        what = f"Not on {where}" if where and self.found else "No result"
+        return f"{what}: {self.experiment.absent.rstrip('.')}."
+
 
 @dataclass(frozen=True)
 class Report:
@@ -332,126 +379,59 @@ class Report:
     header: Header
     sections: Sequence[Section]
 
-    @property
-    def data(self) -> list[str]:
-        """Short names of the data sets, in their order."""
-        names = [run.data for run in self.header.runs]
-        names += [data for section in self.sections for data, _ in section.results if data]
-        return list(dict.fromkeys(names))
+    def with_files(self) -> Report:
+        """Name the files of all tables and figures, and label columns of layers."""
+        data = [run.data for run in self.header.runs]
+        data += [name for section in self.sections for name, _ in section.results if name]
+        several = len(set(data)) > 1
+        taken: dict[type, set[str]] = {Table: set(), Figure: set()}
+
+        def named(items: Mapping[str, Any], data: str) -> dict[str, Any]:
+            found = {}
+            for name, item in items.items():
+                whole = slug(f"{name}-{data}" if several and data else name)
+                found[name] = replace(item, file=words.unique(whole, taken[type(item)]))
+                if isinstance(item, Table):
+                    frame = item.frame.rename(columns={"layer": words.LAYER})
+                    found[name] = replace(found[name], frame=frame)
+            return found
+
+        sections = []
+        for section in self.sections:
+            results = [
+                (
+                    data,
+                    result
+                    and replace(
+                        result,
+                        figures=named(result.figures, data),
+                        tables=named(result.tables, data),
+                    ),
+                )
+                for data, result in section.results
+            ]
+            sections.append(replace(section, results=results))
+        return replace(self, sections=sections)
 
 
-@dataclass(frozen=True)
-class Against:
-    """Published numbers of one source beside the measured ones, each with its model's name."""
-
-    source: str
-    same: bool  # whether they are of this model and data, and may be compared
-    rows: Sequence[tuple[str, ...]]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("", "published", "measured", *(("difference",) if self.same else ()))
-
-    @property
-    def numeric(self) -> list[bool]:
-        return [False] + [True] * (len(self.columns) - 1)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """An experiment's result on one data set; tables and figures by the names of their files."""
-
-    data: str
-    result: Result
-    figures: Mapping[str, Figure]
-    tables: Mapping[str, Table]
-    against: Sequence[Against]
-
-
-@dataclass(frozen=True)
-class PlacedSection:
-    number: int
-    anchor: str
-    section: Section
-    findings: Sequence[Finding]
-    absent: Sequence[str]  # data sets on which the experiment does not apply
-    part: str  # a heading above this section; empty inside a part
-
-    @property
-    def files(self) -> list[str]:
-        """The section's files, relative to the report's folder."""
-        return [
-            f"{folder}/{name}.{ending}"
-            for finding in self.findings
-            for folder, names, endings in (
-                ("figures", finding.figures, ("svg", "png")),
-                ("tables", finding.tables, ("csv", "tex")),
-            )
-            for name in names
-            for ending in endings
-        ]
-
-    @property
-    def absent_note(self) -> str:
-        """Why there is no result on some or on all data."""
-        if not self.absent and self.findings:
-            return ""
-        reason = self.section.experiment.absent or "the experiment does not apply here"
-        where = ", ".join(filter(None, self.absent))
-        what = f"Not on {where}" if where and self.findings else "No result"
-        return f"{what}: {reason.rstrip('.')}."
-
-
-def arrange(report: Report) -> list[PlacedSection]:
-    """Give every section its number, its anchor and the names of its files."""
-    several, model = len(report.data) > 1, report.header.model.name
-    figures, tables, anchors = set[str](), set[str](), set[str]()
-
-    def file(name: str, data: str, taken: set[str]) -> str:
-        return words.unique(slug(f"{name}-{data}" if several and data else name), taken)
-
-    def finding(data: str, result: Result) -> Finding:
-        named = {file(name, data, figures): figure for name, figure in result.figures.items()}
-        # Their headers say how layers are counted.
-        labelled = {
-            file(name, data, tables): replace(
-                table, frame=table.frame.rename(columns={"layer": words.LAYER})
-            )
-            for name, table in result.tables.items()
-        }
-        return Finding(data, result, named, labelled, _against(result.comparisons, model))
-
-    placed: list[PlacedSection] = []
-    for position, section in enumerate(report.sections, start=1):
-        before = report.sections[position - 2].part if position > 1 else ""
-        placed.append(
-            PlacedSection(
-                number=position,
-                anchor=words.unique("experiment-" + slug(section.experiment.name), anchors),
-                section=section,
-                findings=[finding(data, it) for data, it in section.results if it is not None],
-                absent=[data for data, result in section.results if result is None],
-                part=section.part if section.part != before else "",
-            )
-        )
-    return placed
-
-
-def _against(comparisons: Sequence[Comparison], model: str) -> list[Against]:
-    """Group comparisons that follow each other and share where they stand."""
+def against(comparisons: Sequence[Comparison], model: str) -> list[tuple[str, bool, Table]]:
+    """Tables of published numbers beside those of `model`: the source, and whether it is alike."""
 
     def origin(item: Comparison) -> tuple[str, bool]:
         data = item.published.data_label or item.published.data
         return item.published.source + (f" ({data})" if data else ""), item.same
 
-    def row(item: Comparison) -> tuple[str, ...]:
-        digits, theirs = item.published.digits, item.published.model
-        published = f"{fixed(item.published.value, digits)} ({theirs})"
-        cells = (item.published.label, published, f"{fixed(item.measured, digits)} ({model})")
-        return (*cells, signed(item.difference, digits)) if item.same else cells
+    def row(item: Comparison) -> dict[str, str]:
+        published, digits = item.published, item.published.digits
+        cells = {
+            "": published.label,
+            "published": f"{fixed(published.value, digits)} ({published.model})",
+            "measured": f"{fixed(item.measured, digits)} ({model})",
+        }
+        return cells | ({"difference": signed(item.difference, digits)} if item.same else {})
 
     return [
-        Against(source, same, [row(item) for item in items])
+        (source, same, Table(pd.DataFrame([row(item) for item in items])))
         for (source, same), items in groupby(comparisons, key=origin)
     ]
 

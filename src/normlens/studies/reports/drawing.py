@@ -18,14 +18,43 @@ if TYPE_CHECKING:
 Drawing: TypeAlias = "Figure"
 GREY = "#8c8c8c"
 TEXT, SMALL = 8.0, 7.0  # points
+#: How every figure looks, as Matplotlib's settings.
+STYLE: dict[str, Any] = {
+    "font.size": SMALL,
+    "axes.labelsize": TEXT,
+    "axes.titlesize": TEXT,
+    "axes.titlelocation": "left",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.edgecolor": FRAME,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.4,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+}
+_TICKS = {
+    "color": INK,
+    "major.width": 0.6,
+    "major.size": 2.5,
+    "minor.width": 0.4,
+    "minor.size": 1.5,
+}
+STYLE |= {f"{axis}tick.{name}": value for axis in "xy" for name, value in _TICKS.items()}
 
 
-def fonts_for(texts: Iterable[str]) -> AbstractContextManager[None]:
-    """Draw in fonts that have all letters of `texts`."""
+def styled(texts: Iterable[str] = ()) -> AbstractContextManager[None]:
+    """Draw as in every figure, in fonts that have all letters of `texts`."""
     require_matplotlib()
     from matplotlib import rc_context
 
-    return rc_context({"font.family": families_for(texts)})
+    return rc_context(STYLE | {"font.family": families_for(texts)})
 
 
 def panels(
@@ -55,34 +84,25 @@ def tiles(
 
 
 def bare(axes: Any) -> None:
-    """Remove spines and ticks, for heat maps."""
+    """Remove spines, ticks and grid, for heat maps."""
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    axes.grid(False)
 
 
 def colour_bar(figure: Figure, image: Any, label: str, **options: Any) -> Any:
     """Draw the key of a heat map's colours."""
-    bar = figure.colorbar(image, **options)
-    bar.set_label(label, fontsize=TEXT, color=INK)
-    bar.ax.tick_params(labelsize=SMALL, width=0.5, length=2)
+    bar = figure.colorbar(image, label=label, **options)
+    bar.ax.tick_params(width=0.5, length=2)
     bar.outline.set_visible(False)
     return bar
 
 
 def style(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: bool = True) -> None:
-    """Label the axes, and draw thin lines and small ticks."""
-    axes.set_xlabel(x, fontsize=TEXT, color=INK)
-    axes.set_ylabel(y, fontsize=TEXT, color=INK)
-    if title:
-        axes.set_title(title, fontsize=TEXT, color=INK, loc="left")
-    axes.tick_params(labelsize=SMALL, colors=INK, width=0.6, length=2.5)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(FRAME)
-        spine.set_linewidth(0.6)
-    if grid:
-        axes.grid(axis="y", linewidth=0.4, color="#dddddd")
-        axes.set_axisbelow(True)
+    """Label the axes."""
+    axes.set(xlabel=x, ylabel=y, title=title)
+    if not grid:
+        axes.grid(False)
 
 
 def layer_ticks(axes: Any, layers: int) -> None:
@@ -92,25 +112,22 @@ def layer_ticks(axes: Any, layers: int) -> None:
     axes.set_xlim(0.6, layers + 0.4)
 
 
-def legend(axes: Any, **options: Any) -> None:
-    """Draw a frameless legend in small type."""
-    axes.legend(fontsize=SMALL, frameon=False, handlelength=1.8, **options)
-
-
-def legend_outside(figure: Figure, handles: Mapping[str, Any], where: str, **options: Any) -> None:
+def legend(figure: Figure, axes: Iterable[Any], where: str = "lower", **options: Any) -> None:
     """Draw one legend for all panels, above ("upper") or below ("lower") them."""
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc=f"outside {where} center",
-        **{"ncols": len(handles), "fontsize": SMALL, "frameon": False, **options},
-    )
+    handles: dict[str, Any] = {}
+    for panel in axes:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    place = {"loc": f"outside {where} center", "ncols": min(3, len(handles))}
+    figure.legend(handles.values(), handles.keys(), **{**place, **options})
 
 
-def line(axes: Any, x: Any, y: Any, low: Any, high: Any, place: int, label: str = "") -> None:
+def line(
+    axes: Any, x: Any, y: Any, low: Any = None, high: Any = None, *, place: int, label: str = ""
+) -> None:
     """Draw the `place`-th line of a panel, with its interval as a band if it has one."""
     colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-    if low is not None and high is not None:
+    if low is not None:
         axes.fill_between(x, low, high, color=colour, alpha=0.25, lw=0)
     axes.plot(x, y, marker=marker, color=colour, ms=3.5, lw=1.2, label=label or None)
 
@@ -121,8 +138,7 @@ def layer_lines(
     """Draw curves over layers in one panel: frames of layer, value, low and high by label."""
     figure, (axes,) = panels(width=width, height=height)
     for place, (label, frame) in enumerate(curves.items()):
-        layer, value, low, high = (frame[column] for column in frame)
-        line(axes, layer, value, low, high, place, label)
+        line(axes, *frame.to_numpy(float).T, place=place, label=label)
     layer_ticks(axes, max(int(frame.iloc[:, 0].max()) for frame in curves.values()))
     style(axes, x=LAYER, y=y)
     return figure, axes
@@ -142,16 +158,16 @@ def bars(axes: Any, places: Any, frame: pd.DataFrame, **options: Any) -> None:
 
 
 def heat_map(axes: Any, values: pd.DataFrame, form: str | None = ".2f", **options: Any) -> Any:
-    """Draw a table as a heat map and label its rows; `form` formats the numbers in its cells."""
+    """Draw a table as a heat map with its labels; `form` formats the numbers in its cells."""
     cells = np.ma.masked_invalid(values.to_numpy(float))
-    image = axes.imshow(cells, cmap="cividis", **options)
-    left, right, _, _ = image.get_extent()
-    columns = left + (np.arange(len(values.columns)) + 0.5) * (right - left) / len(values.columns)
-    if form is not None:
-        for (row, column), value in np.ndenumerate(cells):
-            if np.isfinite(value):
-                how = {"ha": "center", "va": "center", "fontsize": SMALL - 0.5}
-                ink = "white" if image.norm(value) < 0.5 else "black"
-                axes.text(columns[column], row, format(value, form), color=ink, **how)
+    image = axes.imshow(cells, cmap="cividis", aspect="auto", **options)
+    for (row, column), value in np.ndenumerate(cells):
+        if form is not None and np.isfinite(value):
+            how = {"ha": "center", "va": "center", "fontsize": SMALL - 0.5}
+            ink = "white" if image.norm(value) < 0.5 else "black"
+            axes.text(column, row, format(value, form), color=ink, **how)
+    step = -(-len(values.columns) // 12)
+    axes.set_xticks(range(0, len(values.columns), step), values.columns[::step])
     axes.set_yticks(range(len(values)), values.index)
+    bare(axes)
     return image

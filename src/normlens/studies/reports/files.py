@@ -21,20 +21,11 @@ import pandas as pd
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.results import Run
-from normlens.errors import InputError, MissingDependencyError, listed, parse_json
+from normlens.errors import InputError, listed, parse_json
 from normlens.results.axes import plain
 from normlens.results.words import write_csv
-from normlens.studies.reports.contents import (
-    FOLD,
-    Figure,
-    Finding,
-    PlacedSection,
-    Report,
-    Table,
-    arrange,
-    is_numeric,
-)
-from normlens.studies.reports.words import Comparison, count
+from normlens.studies.reports.contents import Figure, Report, Result, Table, against
+from normlens.studies.reports.words import check_packages, count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -42,49 +33,24 @@ if TYPE_CHECKING:
 # Figures as SVG and PNG: the same bytes every time, and small enough for a page.
 
 
-RESOLUTION = 200  # pixels per inch
-PATHS = 300_000  # bytes; larger SVG files name their letters instead of drawing them
-LARGEST = 1_500_000  # bytes; larger ones hold one picture of pixels
+LARGEST = 1_500_000  # bytes; larger SVG files hold one picture of pixels
 ENLARGED = 1.15  # on a screen, against the size in print
 COLUMN = 860  # pixels that a page's column has for a figure
 
-_UNDATED = {"Date": None, "Creator": None, "Format": None, "Type": None}
-
 
 def png(figure: Drawing) -> bytes:
-    """Render the figure in pixels, at 200 dpi."""
-    return _saved(figure, "png", dpi=RESOLUTION, metadata={"Software": None})
+    return _saved(figure, "png", dpi=200, metadata={"Software": None})
 
 
 def svg(figure: Drawing) -> bytes:
-    """Render the figure as SVG, its letters as paths, so that it looks the same everywhere.
-
-    Beyond `PATHS` letters are text, beyond `LARGEST` the whole figure is one picture of pixels.
-    """
-    drawn = _svg(figure, "path")
-    if len(drawn) > PATHS:
-        drawn = min(drawn, _svg(figure, "none"), key=len)
-    return drawn if len(drawn) <= LARGEST else _pixels(figure)
-
-
-def embedded(picture: bytes, description: str) -> str:
-    """Turn an SVG file into an element of an HTML page that needs no other file."""
-    width = re.search(rb'width="([\d.]+)pt"', picture)
-    pixels = float(width[1]) * 96 / 72 * ENLARGED if width else COLUMN
-    style = f"width:{pixels:.0f}px;min-width:{min(0.7 * pixels, COLUMN):.0f}px"
-    source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
-    return f'<img src="{source}" alt={quoteattr(description)} style="{style}">'
-
-
-def _svg(figure: Drawing, letters: str) -> bytes:
+    """Render the figure as SVG, its letters as paths, so that it looks the same everywhere."""
     import matplotlib
 
-    with matplotlib.rc_context({"svg.fonttype": letters, "svg.hashsalt": "normlens"}):
-        return _saved(figure, "svg", metadata=_UNDATED)
-
-
-def _pixels(figure: Drawing) -> bytes:
-    """Wrap the figure's pixels in an SVG."""
+    undated = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "normlens"}):
+        drawn = _saved(figure, "svg", metadata=undated)
+    if len(drawn) <= LARGEST:
+        return drawn
     width, height = (72 * inches for inches in figure.get_size_inches())
     picture = base64.b64encode(png(figure)).decode()
     return (
@@ -101,17 +67,26 @@ def _saved(figure: Drawing, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-# A report as one HTML page that needs nothing beside it, and as Markdown, for GitHub and for notes.
+def embedded(picture: bytes, description: str) -> str:
+    """Turn an SVG file into an element of an HTML page that needs no other file."""
+    width = re.search(rb'width="([\d.]+)pt"', picture)
+    pixels = float(width[1]) * 96 / 72 * ENLARGED if width else COLUMN
+    style = f"width:{pixels:.0f}px;min-width:{min(0.7 * pixels, COLUMN):.0f}px"
+    source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
+    return f'<img src="{source}" alt={quoteattr(description)} style="{style}">'
+
+
+# The page, which needs nothing beside it.
 
 
 def rendered(template: str, pictures: Mapping[str, bytes] | None = None, **values: Any) -> str:
-    """Fill a template. In HTML everything is escaped but the style sheet and the pictures."""
+    """Fill a template. Everything is escaped but the style sheet and the pictures."""
     from markupsafe import Markup
 
-    def picture(name: str, caption: str) -> Markup:
-        return Markup(embedded((pictures or {})[name], caption))
+    def picture(figure: Figure) -> Markup:
+        return Markup(embedded((pictures or {})[figure.file], figure.caption))
 
-    values |= {"picture": picture, "style": Markup(_read("style.css")), "fold": FOLD}
+    values |= {"picture": picture, "style": Markup(_read("style.css")), "against": against}
     return _environment().get_template(template).render(**values).rstrip() + "\n"
 
 
@@ -121,43 +96,18 @@ def _read(name: str) -> str:
 
 @cache
 def _environment() -> Any:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingDependencyError("no jinja2; pip install 'normlens[reproduce]'") from error
+    check_packages()
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_read),
-        autoescape=lambda name: ".html" in (name or ""),
+        autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"count": count, "md": escaped, "code": code}
+    environment.filters["count"] = count
     return environment
-
-
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|$~&#@:])")
-# A colon is a sign only in :emoji: and in addresses.
-_SIGN = re.compile(r":(//|[\w+-]+:)")
-
-
-def escaped(text: str) -> str:
-    """Escape text for Markdown, in a table's cell too."""
-    return _SPECIAL.sub(
-        lambda match: (
-            match[0]
-            if match[0] == ":" and not _SIGN.match(text, match.start())
-            else "\\" + match[0]
-        ),
-        " ".join(text.splitlines()),
-    )
-
-
-def code(text: str) -> str:
-    """Write text as a code span of Markdown, whatever backticks it holds."""
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    padding = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{fence}{padding}{text}{padding}{fence}"
 
 
 # Tables for LaTeX: pandas writes them, with booktabs, over several pages if they are long.
@@ -183,22 +133,22 @@ def latex_escaped(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text).translate(_LATEX)
 
 
-def latex(table: Table, name: str) -> str:
+def latex(table: Table) -> str:
     """Write the whole table for LaTeX."""
     text = table.text().map(latex_escaped).rename(columns=latex_escaped)
     long = len(text) > LONG
     return _PACKAGES + text.to_latex(
         index=False,
         escape=False,  # pandas escapes no captions, and brackets nowhere
-        column_format="".join("lr"[is_numeric(table.frame[column])] for column in table.frame),
+        column_format="".join("lr"[numeric] for numeric in table.numeric),
         longtable=long,
         position=None if long else "htbp",
         caption=latex_escaped(table.caption),
-        label=f"tab:{name}",
+        label=f"tab:{table.file}",
     )
 
 
-# A report's folder: figures, tables, the page, the Markdown and every number as JSON.
+# A report's folder: figures, tables, the page, and every number as JSON.
 
 
 FORMAT, VERSION = "normlens-report", 1
@@ -212,6 +162,7 @@ class Writer:
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = LocalFolder(folder)
         self.names: list[str] = []
+        self.drawn: dict[str, bytes] = {}  # each figure's SVG
 
     @property
     def paths(self) -> list[Path]:
@@ -226,13 +177,15 @@ class Writer:
         write_csv(frame, rows)
         self.put(name, rows.getvalue())
 
-    def put_figure(self, name: str, figure: Figure) -> bytes:
-        """Draw the figure into two files; returns the SVG."""
+    def put_figure(self, figure: Figure) -> None:
+        """Draw the figure into two files."""
         drawing = figure.draw()
-        picture = svg(drawing)
-        self.put(f"figures/{name}.svg", picture)
-        self.put(f"figures/{name}.png", png(drawing))
-        return picture
+        self.drawn[figure.file] = svg(drawing)
+        self.put(f"figures/{figure.file}.svg", self.drawn[figure.file])
+        self.put(f"figures/{figure.file}.png", png(drawing))
+
+    def put_page(self, name: str, template: str, **values: Any) -> None:
+        self.put(name, rendered(template, self.drawn, **values))
 
 
 def write(report: Report, folder: str | os.PathLike[str]) -> Path:
@@ -242,27 +195,23 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
     """
     writer = Writer(folder)
     earlier = _earlier(writer.folder)
-    sections = arrange(report)
-    drawn: dict[str, bytes] = {}
-    for finding in (finding for placed in sections for finding in placed.findings):
-        for name, figure in finding.figures.items():
-            drawn[name] = writer.put_figure(name, figure)
-        for name, table in finding.tables.items():
-            writer.put_table(f"tables/{name}.csv", table.frame)
-            writer.put(f"tables/{name}.tex", latex(table, name))
-    shown = {"title": report.title, "header": report.header, "sections": sections}
-    writer.put("report.md", rendered("report.md.j2", **shown))
-    writer.put("report.html", rendered("report.html.j2", drawn, **shown))
-    contents = results(report, sections, [*writer.names, RESULTS])
+    report = report.with_files()
+    for section in report.sections:
+        for _, result in section.found:
+            for figure in result.figures.values():
+                writer.put_figure(figure)
+            for table in result.tables.values():
+                writer.put_table(f"tables/{table.file}.csv", table.frame)
+                writer.put(f"tables/{table.file}.tex", latex(table))
+    writer.put_page("report.html", "report.html.j2", **vars(report))
+    contents = results(report, [*writer.names, RESULTS])
     writer.put(RESULTS, json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False))
     for name in earlier.difference(writer.names):
         writer.folder.remove(name)
     return writer.folder.path / "report.html"
 
 
-def results(
-    report: Report, sections: Sequence[PlacedSection], names: Sequence[str]
-) -> dict[str, Any]:
+def results(report: Report, names: Sequence[str]) -> dict[str, Any]:
     """Collect every number of a report, for other programs and for comparisons."""
     header = report.header
     contents = {
@@ -276,48 +225,44 @@ def results(
         "versions": dict(header.versions),
         "experiments": [
             {
-                **{name: getattr(placed.section.experiment, name) for name in _OF_EXPERIMENT},
-                "absent": placed.absent_note or None,
-                "results": [_result(finding) for finding in placed.findings],
+                **{name: getattr(section.experiment, name) for name in _OF_EXPERIMENT},
+                "absent": section.absent_note or None,
+                "results": [_result(data, result) for data, result in section.found],
             }
-            for placed in sections
+            for section in report.sections
         ],
         "files": list(names),
     }
     return plain(contents)
 
 
-def _result(finding: Finding) -> dict[str, Any]:
-    result = finding.result
-    figures = zip(result.figures, finding.figures.items(), strict=True)
-    tables = zip(result.tables, finding.tables.items(), strict=True)
+def _result(data: str, result: Result) -> dict[str, Any]:
     return {
-        "data": finding.data,
+        "data": data,
         "summary": dict(result.summary),
-        "comparisons": [_comparison(item) for item in result.comparisons],
+        "comparisons": [
+            asdict(item.published)
+            | {"measured": item.measured, "difference": item.difference, "same": item.same}
+            for item in result.comparisons
+        ],
         "figures": {
-            name: {"caption": figure.caption, **_paths("figures", file, "svg", "png")}
-            for name, (file, figure) in figures
+            name: {"caption": figure.caption, **_paths("figures", figure.file, "svg", "png")}
+            for name, figure in result.figures.items()
         },
         "tables": {
             name: {
                 "caption": table.caption,
-                "columns": table.columns,
+                "columns": list(map(str, table.frame)),
                 "rows": len(table.frame),
-                **_paths("tables", file, "csv", "tex"),
+                **_paths("tables", table.file, "csv", "tex"),
             }
-            for name, (file, table) in tables
+            for name, table in result.tables.items()
         },
     }
 
 
 def _paths(folder: str, name: str, *endings: str) -> dict[str, str]:
     return {ending: f"{folder}/{name}.{ending}" for ending in endings}
-
-
-def _comparison(item: Comparison) -> dict[str, Any]:
-    published = asdict(item.published)
-    return published | {"measured": item.measured, "difference": item.difference, "same": item.same}
 
 
 def _earlier(place: LocalFolder) -> set[str]:
@@ -338,13 +283,12 @@ def _earlier(place: LocalFolder) -> set[str]:
 FOLDER = "report"
 #: The settings of a study of several runs, beside its page.
 SETTINGS = "settings.json"
-PAPERS = "normlens.studies.papers.reporting:build_report"
-#: The function that builds a report, by what the settings of a folder say that it is of.
-BUILDERS = {"ablation": "normlens.studies.ablation.report:build_report"}
-#: The function that builds the report of a single run, by a table that the run has.
-RUN_BUILDERS = {
-    "faithfulness": "normlens.studies.faithfulness.report:build_report",
-    "alignment": "normlens.studies.alignment.report:build_report",
+#: The function that builds a report, by a table of the run, or by what settings say they are of.
+BUILDERS = {
+    "faithfulness": "normlens.studies.faithfulness.report",
+    "alignment": "normlens.studies.alignment.report",
+    "ablation": "normlens.studies.ablation.report",
+    "": "normlens.studies.papers.reporting",
 }
 
 
@@ -404,22 +348,14 @@ def damaged(folder: str | os.PathLike[str], error: Exception) -> InputError:
 def builder(folder: str | os.PathLike[str]) -> Callable[[str | os.PathLike[str]], Path]:
     """Return the function that builds a folder's report; the papers' by default."""
     place = Path(folder)
-    module, _, name = (
-        _of_run(place) if (place / MANIFEST).is_file() else BUILDERS.get(_kind(place), PAPERS)
-    ).partition(":")
-    return getattr(import_module(module), name)
-
-
-def _of_run(folder: Path) -> str:
-    tables = Run.open(folder).tables
-    for table, function in RUN_BUILDERS.items():
-        if table in tables:
-            return function
-    raise InputError(f"{str(folder)!r} has no report; query its tables: {listed(tables)}")
-
-
-def _kind(folder: Path) -> str:
-    try:
-        return str(parse_json((folder / SETTINGS).read_text("utf-8"))["report"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return ""
+    if (place / MANIFEST).is_file():
+        tables = Run.open(place).tables
+        kind = next((name for name in BUILDERS if name in tables), None)
+        if kind is None:
+            raise InputError(f"{str(folder)!r} has no report; query its tables: {listed(tables)}")
+    else:
+        try:
+            kind = parse_json((place / SETTINGS).read_text("utf-8"))["report"]
+        except (OSError, ValueError, TypeError, KeyError):
+            kind = ""
+    return import_module(BUILDERS.get(kind, BUILDERS[""])).build_report
