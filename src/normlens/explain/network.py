@@ -6,6 +6,7 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normlens.errors import MemoryLimitError, UnsupportedModelError
+from normlens.errors import UnsupportedModelError
 from normlens.frozen.activations import Nonlinearity, activation
 from normlens.frozen.attention import QueryKey
 from normlens.frozen.layer import FrozenLayer, freeze
@@ -84,11 +85,6 @@ class FrozenNetwork:
         lens = self.lens
         width = max(layer.width for layer in lens.layers)
         inputs = lens.n_layers * self.texts * self.tokens * width * lens.dtype.itemsize
-        if limit is not None and inputs > limit:
-            raise MemoryLimitError(
-                f"the inputs of {lens.n_layers} layers, which a backward pass reads, take "
-                f"{inputs >> 20} MB; raise memory_limit or shorten the text"
-            )
         if limit is not None or lens.device.type != "cuda":
             return (limit or DEFAULT_LIMIT) // KEPT_SHARE
         model = sum(parameter.nbytes for parameter in lens.model.parameters())
@@ -113,7 +109,7 @@ class FrozenNetwork:
         `face` is what will be read of the frozen layers.
         """
         output = run_traced(
-            self.lens.adapter, model, inputs, range(self.lens.n_layers), self._visit
+            self.lens.adapter, model, inputs, range(self.lens.n_layers), self._visit, rows=False
         )
         kept: dict[Hashable, Seen] = {}
         for index, ran in enumerate(self.visited):
@@ -141,7 +137,7 @@ class FrozenNetwork:
         for name, vectors in trace.sources.items():
             if name not in self.sources:  # all layers read the same
                 self.sources[name] = vectors.detach().to(self.dtype)
-        trace = replace(trace, rows={}, output=trace.output.detach())
+        trace = replace(trace, output=trace.output.detach())
         kept = sum(alpha.nbytes for alpha in trace.alphas)
         if any(isinstance(alpha, QueryKey) for alpha in trace.alphas):
             # Vectors are no longer small beside what stands for the weights.
@@ -198,17 +194,21 @@ class FrozenNetwork:
         ``‖g_i‖ ‖e‖ / √d``: so the root mean square of ``√d (g_i · e) / (‖g_i‖ ‖y_i‖)`` is about
         ``‖e‖ / ‖y_i‖``.
         """
+        steps, misses, sizes = list[int](), list[Tensor](), list[Tensor]()
         for step, passed in scores.passed.items():
-            if step not in self.real:
-                continue
-            g, y = scores.gradients[step], self.real[step]
-            missed = (g * y).sum(-1) - plus(passed, scores.bias_part.get(step))
-            sizes = torch.linalg.vector_norm(g, dim=-1)
-            sizes = sizes * torch.linalg.vector_norm(y, dim=-1, dtype=g.dtype)
-            read = sizes > 0
-            relative = torch.where(read, missed / sizes, 0)
-            mean = relative.square().sum() / read.sum().clamp_min(1)
-            error = (y.shape[-1] * mean).sqrt().nan_to_num(nan=float("inf"))
+            if step in self.real:
+                g, y = scores.gradients[step], self.real[step]
+                missed = (g * y).sum(-1) - plus(passed, scores.bias_part.get(step))
+                size = torch.linalg.vector_norm(y, dim=-1, dtype=g.dtype)
+                sizes.append(torch.linalg.vector_norm(g, dim=-1) * size)
+                misses.append(missed * math.sqrt(y.shape[-1]))
+                steps.append(step)
+        if not steps:
+            return
+        size = torch.stack(sizes).flatten(1)
+        relative = torch.where(size > 0, torch.stack(misses).flatten(1) / size, 0)
+        mean = relative.square().sum(-1) / (size > 0).sum(-1).clamp_min(1)
+        for step, error in zip(steps, mean.sqrt().nan_to_num(nan=float("inf")), strict=True):
             self._note(frozen.layer.scope_of_step[step], error)
 
     def _note(self, scope: str, error: Tensor) -> None:
