@@ -105,3 +105,12 @@ def test_sums_of_products_are_exact_for_512_tokens():
     square = sum(rank * rank for rank in ranks)
     # Neighbours that change places add 2 · 2 to the sum of products, which was minus the square.
     assert found[0, 0, 1].item() == (4 - square) / square
+
+
+def test_the_order_of_pairs_changes_nothing():
+    chance = np.random.default_rng(1)
+    values = chance.integers(0, 300, (6, 2000)).astype(np.float32)
+    shuffled = spearman_matrix(values[:, chance.permutation(2000)])
+    np.testing.assert_array_equal(spearman_matrix(values), shuffled)
+    values[2, 5] = np.nan
+    assert np.isnan(spearman_matrix(values)[2]).all()
