@@ -27,7 +27,7 @@ from normlens.layers import Head, HeadStep, cast
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import DEFAULT_LIMIT
 from normlens.pipeline.comparisons import Seen, end_in_float32
-from normlens.trace.checks import check_tokens
+from normlens.trace.checks import check_fast_attention, check_tokens
 from normlens.trace.run import LayerTrace, run_again, run_traced
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class FrozenNetwork:
                 "through that"
             )
         check_tokens(adapter, trace, self.lengths[stack])
+        check_fast_attention(trace)
         if self.watch is not None:
             self.watch(trace)
         for name, vectors in trace.sources.items():
