@@ -462,8 +462,8 @@ class ExplainOptions:
       the same behind each of these scopes.
     - `first_piece` accepts the first token of a target that is several.
     - `batch_size` is how many texts go through the model at a time; "auto" asks the memory.
-    - `memory_limit` ("512MB") bounds what an explanation takes beside the model's own memory:
-      beyond it layers run twice, and fewer scores are carried back together.
+    - `memory_limit` ("512MB") bounds what an explanation takes beside the model and each layer's
+      input: beyond it layers run twice, and fewer scores are carried back together.
     """
 
     nonlinearity: str = LINEAR_RULE.field(IG)

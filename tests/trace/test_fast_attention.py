@@ -14,7 +14,7 @@ from largest_tensor import LargestTensor
 from one_case import in_one_case
 
 import normlens
-from normlens.errors import InputError, NormLensError
+from normlens.errors import InputError, NormLensError, UnsupportedModelError
 from normlens.explain import explainer
 from normlens.frozen import attention, feedforward
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
@@ -62,7 +62,11 @@ def test_both_ways_agree(family, monkeypatch):
         asked = question(lens)
         formed = lens.explain(heads=True, **asked)
         begin_fast(monkeypatch)
-        kept = lens.explain(heads=True, **asked)
+        try:
+            kept = lens.explain(heads=True, **asked)
+        except UnsupportedModelError:  # of transformers 5.17
+            assert family == "umt5"
+            return
     pairs = zip(
         *[each if isinstance(each, list) else [each] for each in (formed, kept)], strict=True
     )
@@ -193,3 +197,16 @@ def test_the_strongest_edges_are_those_of_the_flow_map(fast, tmp_path, monkeypat
     two = normlens.load(tiny_with_head("bart"), tokenizer=False)
     with pytest.raises(InputError):
         two.explain(flow=9, **question(two))
+
+
+def test_a_decoder_that_looks_ahead_is_refused(fast, monkeypatch):
+    lens = normlens.load(tiny_model("llama"), tokenizer=False)
+    fast()
+    init = attention.QueryKey.__init__
+    monkeypatch.setattr(
+        attention.QueryKey,
+        "__init__",
+        lambda *args, **given: init(*args, **{**given, "causal": False}),
+    )
+    with pytest.raises(UnsupportedModelError):
+        lens.explain(**question(lens) | {"input_ids": TEXTS[0]})

@@ -6,6 +6,7 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from normlens.layers import Head, HeadStep, cast
 from normlens.models.parts import DECODER, ENCODER, TwoStacks
 from normlens.options import DEFAULT_LIMIT
 from normlens.pipeline.comparisons import Seen, end_in_float32
-from normlens.trace.checks import check_tokens
+from normlens.trace.checks import check_fast_attention, check_tokens
 from normlens.trace.run import LayerTrace, run_again, run_traced
 
 if TYPE_CHECKING:
@@ -82,11 +83,11 @@ class FrozenNetwork:
     def _room(self, limit: int | None) -> int:
         """How many bytes may be kept beside the layers' inputs, of which none is given up."""
         lens = self.lens
+        width = max(layer.width for layer in lens.layers)
+        inputs = lens.n_layers * self.texts * self.tokens * width * lens.dtype.itemsize
         if limit is not None or lens.device.type != "cuda":
             return (limit or DEFAULT_LIMIT) // KEPT_SHARE
         model = sum(parameter.nbytes for parameter in lens.model.parameters())
-        width = max(layer.width for layer in lens.layers)
-        inputs = lens.n_layers * self.texts * self.tokens * width * lens.dtype.itemsize
         if torch.cuda.is_current_stream_capturing():
             return model // 2
         reserved = torch.cuda.memory_reserved(lens.device)
@@ -108,7 +109,7 @@ class FrozenNetwork:
         `face` is what will be read of the frozen layers.
         """
         output = run_traced(
-            self.lens.adapter, model, inputs, range(self.lens.n_layers), self._visit
+            self.lens.adapter, model, inputs, range(self.lens.n_layers), self._visit, rows=False
         )
         kept: dict[Hashable, Seen] = {}
         for index, ran in enumerate(self.visited):
@@ -131,12 +132,13 @@ class FrozenNetwork:
                 "through that"
             )
         check_tokens(adapter, trace, self.lengths[stack])
+        check_fast_attention(trace)
         if self.watch is not None:
             self.watch(trace)
         for name, vectors in trace.sources.items():
             if name not in self.sources:  # all layers read the same
                 self.sources[name] = vectors.detach().to(self.dtype)
-        trace = replace(trace, rows={}, output=trace.output.detach())
+        trace = replace(trace, output=trace.output.detach())
         kept = sum(alpha.nbytes for alpha in trace.alphas)
         if any(isinstance(alpha, QueryKey) for alpha in trace.alphas):
             # Vectors are no longer small beside what stands for the weights.
@@ -193,17 +195,21 @@ class FrozenNetwork:
         ``‖g_i‖ ‖e‖ / √d``: so the root mean square of ``√d (g_i · e) / (‖g_i‖ ‖y_i‖)`` is about
         ``‖e‖ / ‖y_i‖``.
         """
+        steps, misses, sizes = list[int](), list[Tensor](), list[Tensor]()
         for step, passed in scores.passed.items():
-            if step not in self.real:
-                continue
-            g, y = scores.gradients[step], self.real[step]
-            missed = (g * y).sum(-1) - plus(passed, scores.bias_part.get(step))
-            sizes = torch.linalg.vector_norm(g, dim=-1)
-            sizes = sizes * torch.linalg.vector_norm(y, dim=-1, dtype=g.dtype)
-            read = sizes > 0
-            relative = torch.where(read, missed / sizes, 0)
-            mean = relative.square().sum() / read.sum().clamp_min(1)
-            error = (y.shape[-1] * mean).sqrt().nan_to_num(nan=float("inf"))
+            if step in self.real:
+                g, y = scores.gradients[step], self.real[step]
+                missed = (g * y).sum(-1) - plus(passed, scores.bias_part.get(step))
+                size = torch.linalg.vector_norm(y, dim=-1, dtype=g.dtype)
+                sizes.append(torch.linalg.vector_norm(g, dim=-1) * size)
+                misses.append(missed * math.sqrt(y.shape[-1]))
+                steps.append(step)
+        if not steps:
+            return
+        size = torch.stack(sizes).flatten(1)
+        relative = torch.where(size > 0, torch.stack(misses).flatten(1) / size, 0)
+        mean = relative.square().sum(-1) / (size > 0).sum(-1).clamp_min(1)
+        for step, error in zip(steps, mean.sqrt().nan_to_num(nan=float("inf")), strict=True):
             self._note(frozen.layer.scope_of_step[step], error)
 
     def _note(self, scope: str, error: Tensor) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens.errors import InputError, NormLensError, UnsupportedModelError
-from normlens.frozen.attention import alpha_of
+from normlens.frozen.attention import QueryKey, alpha_of
 from normlens.gpu.matmul import LazyTensor, matmul_rows
 from normlens.gpu.transfer import DeviceTransfer, on_device, pinned_copy
 from normlens.layers import Layer, Linear, Reach
@@ -251,6 +251,18 @@ def check_tokens(adapter: Adapter, traced: LayerTrace, lengths: Sequence[int]) -
             f"{type(adapter).__name__} counts {max(lengths)}; it must say what the model does "
             "(normlens help adapters)"
         )
+
+
+def check_fast_attention(traced: LayerTrace) -> None:
+    """Raise where a decoder's fast attention looks ahead, as umt5's does in transformers 5.17."""
+    for attention, alpha in zip(traced.layer.attentions, traced.alphas, strict=True):
+        if attention.source is None and traced.layer.reach.ahead == 0:
+            is_open = isinstance(alpha, QueryKey) and alpha.mask is None and not alpha.causal
+            if is_open and traced.x.shape[1] > 1:
+                raise UnsupportedModelError(
+                    f"layer {traced.index} looks ahead under sdpa, which its eager attention does "
+                    "not; upgrade transformers"
+                )
 
 
 def real_tokens(lengths: Sequence[int], n: int, device: torch.device) -> Tensor:

@@ -578,10 +578,11 @@ def run_traced(
     consume: Consumer,
     *,
     spread: bool = False,
+    rows: bool = True,
 ) -> Any:
     """Call `model`, which is the adapter's or holds it, and trace the layers; returns its output.
 
-    For use inside `reading`.
+    For use inside `reading`. `rows` keeps some rows of what linear modules read and return.
     """
     blocks = list(adapter.blocks())
     if "input_ids" in inputs:  # sound has frames, which no family cuts into chunks
@@ -593,7 +594,7 @@ def run_traced(
     with Hooks() as hooks:
         described = []
         for block in dict.fromkeys(blocks):
-            described.append(recorder.watch(block, hooks))
+            described.append(recorder.watch(block, hooks, rows))
         check_weights(model, described, blocks if spread else None)
         try:
             with nullcontext() if splitting is None else splitting:
