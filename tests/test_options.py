@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "cosine": (normlens.Lens.cosine, f"{COSTS} nonlinearity"),
     "score": (normlens.Lens.score, f"{COSTS} {SCORE}"),
     "rank": (normlens.Lens.rank, f"{COSTS} {SCORE}"),
-    "run": (normlens.run, f"{OF_WORK} extra_columns paragraphs precision"),
+    "run": (normlens.run, f"{OF_WORK} extra_columns file_size paragraphs precision"),
     "evaluate": (normlens.evaluate, f"{OF_DATA} {OF_WORK} {OF_RUNS}"),
     "reproduce": (reproduce, f"{OF_DATA} {OF_REPORTS}"),
 }

@@ -74,6 +74,8 @@ def test_a_likelier_spelling_is_said(smollm2):
     assert ["' are' likelier" in lines[0], "' is' likelier" in lines[1]] == [True, True]
     with pytest.warns(NormLensWarning, match="finds ' the' likelier"):
         smollm2.explain(TEXT, target=" The", flow=False)
+    with pytest.warns(NormLensWarning, match="finds ' are' likelier"):
+        smollm2.explain(TEXT, target=" ARE", flow=False)
 
 
 def test_every_next_token(smollm2):

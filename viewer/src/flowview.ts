@@ -48,7 +48,7 @@ function layoutOf(picture: FlowPicture, room: number): Layout {
   const widest = Math.max(...rows.map((k) => textWidth(cut(explained.labels[k], LONGEST), font)), textWidth("no token", font));
   const left = Math.ceil(widest) + 16;
   const right = Math.min(150, Math.ceil(textWidth(cut(reads, 18), 12)) + 34);
-  const step = Math.max(13, Math.min(110, (room - left - right) / explained.layers));
+  const step = Math.max(7, Math.min(110, (room - left - right) / explained.layers));
   return {
     rows,
     at: new Map(rows.map((token, k) => [token, k])),

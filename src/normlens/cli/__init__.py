@@ -31,6 +31,10 @@ _COMMANDS = (
     "map explain cite cosine score rank view serve models help run status check query evaluate "
     "reproduce"
 )
+#: What people type for a command that has another name.
+_INSTEAD = {"page": "view"} | {
+    name: f"reproduce {name}" for name in ("ablate", "align", "report", "compare", "demo")
+}
 
 
 class _PlainFlags:
@@ -50,6 +54,13 @@ class Command(_PlainFlags, TyperCommand):
 
 class Group(_PlainFlags, TyperGroup):
     """All commands together."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in _INSTEAD:
+            raise errors.InputError(
+                f"there is no command {args[0]!r}; type: normlens {_INSTEAD[args[0]]} …"
+            )
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(

@@ -97,7 +97,7 @@ SOME_FAILED = 3
 #: takes the others, too.
 _HOW = (
     *("device", "dtype", "engine", "workers", "batch_size", "trust_remote_code"),
-    *("sequence_timeout", "address", "resources", "file_size", "file_minutes"),
+    *("sequence_timeout", "address", "resources", "file_minutes"),
 )
 _TABLES = (
     *("measures", "settings", "mask", "seed", "limit", "max_length", "truncate", "column"),

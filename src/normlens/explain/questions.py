@@ -416,13 +416,13 @@ def column_of(
 def _other_spellings(
     word: str, column: int, head: Head, tokenizer: Any, sequence: Encoded, position: int | None
 ) -> list[tuple[str, int]]:
-    """The same word with or without a space before it and with its other case, as other tokens."""
+    """The same word with or without a space before it and in other cases, as other tokens."""
     if head.task not in OF_TOKENS:
         return []
     bare = word.lstrip()
-    other_case = bare[:1].swapcase() + bare[1:]
+    cases = dict.fromkeys((bare, bare.lower(), bare[:1].upper() + bare[1:], bare.upper()))
     found: dict[int, str] = {}
-    for spelling in (f" {bare}", bare, f" {other_case}", other_case):
+    for spelling in (space + case for case in cases for space in (" ", "")):
         pieces = _pieces(spelling, head, tokenizer, sequence, position) if bare else []
         if len(pieces) == 1 and pieces[0] not in (column, getattr(tokenizer, "unk_token_id", None)):
             found.setdefault(pieces[0], spelling)

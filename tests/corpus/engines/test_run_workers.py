@@ -111,7 +111,7 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on(
         2,
         "--block-size",
         3,
-        "--file-size",
+        "--file-minutes",
         0,
         "--measures",
         "waiting_measure:slow",

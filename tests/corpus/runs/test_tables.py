@@ -55,7 +55,7 @@ def start(folder: Path, out: Path, *more: Any) -> int:
 
 @pytest.fixture(scope="module")
 def done(folder: Path) -> Run:
-    options = ("--block-size", 4, "--file-size", 0, "--quiet")
+    options = ("--block-size", 4, "--file-minutes", 0, "--quiet")
     assert start(folder, folder / "run", *options) == 0
     return Run.open(folder / "run")
 
