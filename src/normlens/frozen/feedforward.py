@@ -32,7 +32,7 @@ from normlens.frozen.parts import (
     plus,
 )
 from normlens.frozen.tiles import FeedForwardBlock, Job
-from normlens.gpu.matmul import is_rounded_once, splits, times
+from normlens.gpu.matmul import is_rounded_once, splits, times, wide_product
 from normlens.layers import Experts, FeedForward, ParallelFeedForward
 from normlens.options import NOT_LINEAR, SHAPLEY
 
@@ -224,7 +224,7 @@ class ChunkedFeedForward(FrozenBlock):
             if (found := nonlinearity(self.ff).scored(self.rule, z, at_neurons)) is not None:
                 weighted, passed = found
                 arriving = [
-                    torch.mm(each.flatten(0, -2), linear.weight.T, out_dtype=g.dtype)
+                    wide_product(each.flatten(0, -2), linear.weight.T)
                     for each, linear in zip(weighted, inputs, strict=True)
                 ]
                 total = arriving[0].add_(arriving[1]).view(g.shape)

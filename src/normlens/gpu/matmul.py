@@ -114,11 +114,18 @@ def times(v: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         return _split(v, weight) if is_split(v, weight) else v @ weight
     if is_rounded_once():
         rounded = (v if scale is None else v * scale).bfloat16().flatten(0, -2)
-        return torch.mm(rounded, weight, out_dtype=v.dtype).unflatten(0, v.shape[:-1])
+        return wide_product(rounded, weight).unflatten(0, v.shape[:-1])
     high, low = (half.flatten(0, -2) for half in halves(v, scale))
-    product = torch.mm(high, weight, out_dtype=v.dtype)
-    product += torch.mm(low, weight, out_dtype=v.dtype)
+    product = wide_product(high, weight)
+    product += wide_product(low, weight)
     return product.unflatten(0, v.shape[:-1])
+
+
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x W`` of numbers in half precision, (t, d) and (d, e), in float32."""
+    if HAS_WIDE_PRODUCTS and x.is_cuda:
+        return torch.mm(x, weight, out_dtype=torch.float32)
+    return x.float() @ weight.float()
 
 
 def times_plus(v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from normlens.gpu.matmul import wide_product
 from normlens.gpu.operands import Operand, source_sizes
 from normlens.gpu.pieces import (
     is_void,
@@ -77,7 +78,7 @@ class Matrices(Method):
         step = at_once(limit, 2 * stage.precision.products * stage.d * stage.m)
         for first in range(first_tile * tile, (first_tile + tiles) * tile, step):
             some = slice(first, min(first + step, (first_tile + tiles) * tile))
-            product = self._scaled_projections(some).float() @ self._down.float()
+            product = wide_product(self._scaled_projections(some), self._down)
             whole = product.view(-1, stage.d, stage.width)
             place = slice(first - first_tile * tile, some.stop - first_tile * tile)
             made.high[place] = whole
