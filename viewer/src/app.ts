@@ -96,14 +96,9 @@ export class App implements Context, Page {
     this.kept.clear();
     this.state = read(words, this.headers);
     this.chrome.show(this);
-    const aside = ["direction", "form", "scale", "diagonal", "head", "norm", "range", "sources", "special", "level", "names", "zoom", "pin"];
-    this.showMore(this.more.hidden || this.picturesFirst || aside.some((name) => name in words));
+    const aside = ["form", "scale", "diagonal", "head", "norm", "range", "sources", "special", "level", "names", "zoom", "pin"];
+    this.showMore(this.more.hidden || aside.some((name) => name in words));
     this.update({});
-  }
-
-  /** Pictures open on the row of a token, which is chosen below them. */
-  private get picturesFirst(): boolean {
-    return this.itemOf(this.state).header.grid !== null;
   }
 
   /** One more analysis beside those at hand. */
@@ -383,6 +378,7 @@ export class App implements Context, Page {
       "div",
       { class: "toolbar" },
       this.controls.view.el,
+      this.controls.direction.el,
       this.controls.amplification,
       this.controls.stack.el,
       h(
@@ -405,11 +401,11 @@ export class App implements Context, Page {
 
   /** The other controls. A page that travels alone opens without them, unless its state is about them. */
   private toolbar(): HTMLElement {
-    const { direction, form, head, scale, diagonal, norm, range, sources, special, level, names, zoom } = this.controls;
+    const { form, head, scale, diagonal, norm, range, sources, special, level, names, zoom } = this.controls;
     return h(
       "div",
       { class: "toolbar" },
-      direction.el, form.el, head.el, scale.el, diagonal.el, range.el, norm.el, sources.el, special.el, level.el, names.el, this.search.el, zoom,
+      form.el, head.el, scale.el, diagonal.el, range.el, norm.el, sources.el, special.el, level.el, names.el, this.search.el, zoom,
     );
   }
 

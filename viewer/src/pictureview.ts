@@ -9,7 +9,7 @@ import type { Mask } from "./measures";
 import { beside, drawnPicture, lineOf, meeting, MIDDLE, patchesOf, patchName, type Drawn, type Patches } from "./patches";
 import type { Row } from "./save";
 import { scaleEnd, type Pairs } from "./scale";
-import { unit } from "./scopes";
+import { scopeWords, unit } from "./scopes";
 import type { Shown } from "./shown";
 import { layerWords } from "./stacks";
 import type { Context, Panel } from "./view";
@@ -110,7 +110,7 @@ export class PictureView implements Panel {
       patches, picture, token, direction, map, mask, values, seen,
       labels: shown.rows.labels,
       colouring: (dark) => sequential(values, pairs, { scale, palette, top, what, dark, reach, nouns: PATCHES }),
-      title: `${state.scope}, ${layerWords(header, header.layers[state.layer])}`,
+      title: `${scopeWords(state.scope)[state.names === "papers" ? 1 : 0]}, ${layerWords(header, header.layers[state.layer])}`,
     };
     this.drawOnPage(this.overlay, ink);
     this.renderOthers(this.overlay, width);
