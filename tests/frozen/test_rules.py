@@ -61,15 +61,16 @@ def linearise(ff: FeedForward, total: torch.Tensor, bias: torch.Tensor, rule: st
     """Slopes and real h, and the share of h that no token owns if `bias` of the input is such."""
     block = FrozenFeedForward.at(ff, total, bias, rule)
     share = torch.zeros_like(block.neurons.hidden) if block.own is None else block.own
-    for w, slope in zip(ff.projections, block.neurons.slopes, strict=True):
-        share = share + (bias @ w) * slope
+    for linear, slope in zip(ff.inputs, block.neurons.slopes, strict=True):
+        share = share + (bias @ linear.weight) * slope
     return SimpleNamespace(slopes=block.neurons.slopes, hidden=block.neurons.hidden, bias=share)
 
 
 def rest(ff: FeedForward, total: torch.Tensor, bias: torch.Tensor, rule: str) -> torch.Tensor:
     """What `h = Σ_k ((y − b) W_k) r^k + h^b` misses, relative to the largest term of the sum."""
     at = linearise(ff, total, bias, rule)
-    terms = [((total - bias) @ w) * r for w, r in zip(ff.projections, at.slopes, strict=True)]
+    pairs = zip(ff.inputs, at.slopes, strict=True)
+    terms = [((total - bias) @ linear.weight) * r for linear, r in pairs]
     terms.append(at.bias)
     size = torch.stack([at.hidden, *terms]).abs().amax(0).clamp_min(1.0)
     return ((sum(terms) - at.hidden) / size).abs()

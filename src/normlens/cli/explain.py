@@ -190,7 +190,7 @@ def explain_command(
     score: str | None = None,
     by: str | None = None,
     generate: int | None = None,
-    options: Annotated[ExplainOptions, Fields(only=("first_piece",))],
+    options: Annotated[ExplainOptions, Fields(only=("flow", "first_piece"))],
     words: bool = False,
     loading: Annotated[LoadOptions, Fields(without=("part",))],
     truncate: bool = False,

@@ -206,8 +206,7 @@ def write(report: Report, folder: str | os.PathLike[str]) -> Path:
     writer.put_page("report.html", "report.html.j2", **vars(report))
     contents = results(report, [*writer.names, RESULTS])
     writer.put(RESULTS, json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False))
-    for name in earlier.difference(writer.names):
-        writer.folder.remove(name)
+    writer.folder.remove(earlier.difference(writer.names))
     return writer.folder.path / "report.html"
 
 
