@@ -45,7 +45,7 @@ OF_REPORTS = "ablation_kinds layer min_count others ranks relations resamples se
 #: Commands: what each calls, and the options of that which can be given in Python alone.
 COMMANDS: dict[str, tuple[Any, str]] = {
     "map": (normlens.Lens.maps, f"{IDS} batch_size map_dtype precision samples seed statistics"),
-    "explain": (normlens.Lens.explain, f"{IDS} {COSTS} flow heads nonlinearity scopes"),
+    "explain": (normlens.Lens.explain, f"{IDS} {COSTS} heads nonlinearity scopes"),
     "cite": (
         normlens.Lens.cite,
         f"{COSTS} generation nonlinearity prompt score seed separator system",
