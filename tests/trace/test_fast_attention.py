@@ -195,8 +195,17 @@ def test_the_strongest_edges_are_those_of_the_flow_map(fast, tmp_path, monkeypat
     with pytest.raises(InputError):
         lens.explain(flow=-1, **asked)
     two = normlens.load(tiny_with_head("bart"), tokenizer=False)
-    with pytest.raises(InputError):
-        two.explain(flow=9, **question(two))
+    for edges in (1, 9):
+        with pytest.raises(InputError):
+            two.explain(flow=edges, **question(two))
+
+
+def test_edges_by_words_end_at_the_words_of_their_tokens(smollm2):
+    why = smollm2.explain("unbelievably long words", flow=5)
+    words, members = why.words(), why.axis.word_groups()
+    assert len(members) < len(why.raw_tokens)
+    for before, after in zip(why.edges.reshape(-1), words.edges.reshape(-1), strict=True):
+        assert before in members[after]
 
 
 def test_a_decoder_that_looks_ahead_is_refused(fast, monkeypatch):

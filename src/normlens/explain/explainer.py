@@ -140,7 +140,7 @@ class Explainer:
         self.lens, self.items, self.options, self.progress = lens, items, options, progress
         with torch.no_grad():
             self.head = head.to(lens.compute_dtype)
-        if lens.two_stacks and options.flow not in (None, True, False):
+        if lens.two_stacks and not isinstance(options.flow, (bool, type(None))):
             raise InputError(
                 "the strongest edges are kept of models with one sequence; take flow=True"
             )

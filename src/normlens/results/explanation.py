@@ -307,7 +307,9 @@ class Explanation(Explained, TokenResult):
             if (ends := len({"target", "source"} & {*axes}))
         }
         if self.edges is not None:
-            word_of = np.repeat(np.arange(len(members)), [len(group) for group in members])
+            word_of = np.empty(len(self.raw_tokens), dtype=np.int64)
+            for word, group in enumerate(members):
+                word_of[group] = word
             merged["edges"] = word_of[self.edges]
         merged["flows"] = {scope: merged.pop(f"flow/{scope}") for scope in self.flows}
         position, first = self.read_at, self.encoder_tokens
